@@ -1,0 +1,58 @@
+"""What holds for every test: a private home, no blocking calls in the loop, no leaks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from blockbuster import blockbuster_ctx
+from hypothesis import HealthCheck, settings
+from tests.support.leaks import Held, held_now, leaked_since
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+# Bounded by pytest-timeout instead: a deadline for each example would be a wall-clock assertion.
+settings.register_profile(
+    "indus",
+    deadline=None,
+    database=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("indus")
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def _private_home(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """Keep tests out of the files of whoever runs them."""
+    home = tmp_path_factory.mktemp("home")
+    monkeypatch.setenv("HOME", str(home))
+    for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    return home
+
+
+@pytest.fixture(autouse=True)
+def _no_leaks() -> Iterator[None]:
+    """Compare what the process holds before and after: descriptors, threads, children, tasks."""
+    before: Held = held_now()
+    yield
+    leaked = leaked_since(before)
+    if leaked:
+        pytest.fail("left behind: " + "; ".join(leaked))
+
+
+@pytest.fixture(autouse=True)
+def _no_blocking_calls() -> Iterator[None]:
+    """Let a blocking call inside the event loop fail its test."""
+    with blockbuster_ctx("indusagi"):
+        yield

@@ -1,0 +1,40 @@
+"""Running the installed commands as a person would."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+NAMES = ("indus", "indusr", "indusagir")
+
+
+def command(name: str = "indus") -> str:
+    """Give the path of an installed command."""
+    path = Path(sys.executable).parent / name
+    assert path.exists(), f"{path} is missing: run make setup"
+    return str(path)
+
+
+def unmeasured() -> dict[str, str]:
+    """Give the environment for a process that coverage must not look into."""
+    return {name: value for name, value in os.environ.items() if "COVERAGE" not in name}
+
+
+def run(
+    *arguments: str | bytes, name: str = "indus", cwd: Path | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    return subprocess.run(
+        [command(name), *arguments],
+        capture_output=True,
+        encoding="utf-8",
+        errors="surrogateescape",
+        timeout=20,
+        check=False,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, **variables},
+    )

@@ -1,0 +1,33 @@
+"""Waiting for something to become true, when nothing can announce it."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING
+
+import anyio
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+LIMIT_S = 20
+"""Far beyond what anything here takes: reached only by a test that fails."""
+
+
+async def until(condition: Callable[[], bool | Awaitable[bool]]) -> None:
+    """Wait for a condition that another process brings about."""
+    with anyio.fail_after(LIMIT_S):
+        while True:
+            met = condition()
+            if await met if inspect.isawaitable(met) else met:
+                return
+            await anyio.sleep(0.005)
+
+
+def is_alive(pid: int) -> bool:
+    """Tell whether a process runs; one that ended and was not collected does not."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+            return file.read().rpartition(") ")[2][0] not in "ZX"
+    except FileNotFoundError:
+        return False
