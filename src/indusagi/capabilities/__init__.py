@@ -1,0 +1,33 @@
+"""The tool kernel: what a tool is, what it is given, and how it is run."""
+
+from indusagi.capabilities.backends import STOP_GRACE_MS as STOP_GRACE_MS
+from indusagi.capabilities.backends import DirEntry as DirEntry
+from indusagi.capabilities.backends import Ended as Ended
+from indusagi.capabilities.backends import FileKind as FileKind
+from indusagi.capabilities.backends import FileStat as FileStat
+from indusagi.capabilities.backends import Fs as Fs
+from indusagi.capabilities.backends import Shell as Shell
+from indusagi.capabilities.backends import ShellProcess as ShellProcess
+from indusagi.capabilities.backends import ShellResult as ShellResult
+from indusagi.capabilities.budget import OutputBudget as OutputBudget
+from indusagi.capabilities.budget import standard_budget as standard_budget
+from indusagi.capabilities.context import ContextId as ContextId
+from indusagi.capabilities.context import Framework as Framework
+from indusagi.capabilities.context import PerContext as PerContext
+from indusagi.capabilities.context import ToolContext as ToolContext
+from indusagi.capabilities.local import make_local_context as make_local_context
+from indusagi.capabilities.local_fs import LocalFs as LocalFs
+from indusagi.capabilities.local_shell import LocalShell as LocalShell
+from indusagi.capabilities.read_state import ReadState as ReadState
+from indusagi.capabilities.read_state import ReadStateHandle as ReadStateHandle
+from indusagi.capabilities.registry import ToolRegistry as ToolRegistry
+from indusagi.capabilities.spill import SessionDir as SessionDir
+from indusagi.capabilities.tool import DefinedTool as DefinedTool
+from indusagi.capabilities.tool import InvalidTool as InvalidTool
+from indusagi.capabilities.tool import ToolSpec as ToolSpec
+from indusagi.capabilities.tool import define_tool as define_tool
+from indusagi.runtime.content import JsonContentBlock as JsonContentBlock
+from indusagi.runtime.content import TextContentBlock as TextContentBlock
+from indusagi.runtime.content import ToolContentBlock as ToolContentBlock
+from indusagi.runtime.contract import ToolBox as ToolBox
+from indusagi.runtime.contract import ToolResult as ToolResult

@@ -1,0 +1,153 @@
+"""Check the arguments of a call against the tool's schema, and say what is wrong to a model.
+
+A model that reads what it gave, what is accepted and which key it probably meant gets the next
+call right. A tool never sees arguments that do not fit.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, cast
+
+from indusagi.core.json import compact_json, is_json_object
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import ValidationError
+
+    from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.runtime.contract import JsonSchema
+
+_SHOWN_PROBLEMS = 8
+_SHOWN_CHARACTERS = 80
+"""How much of a value, or of somebody else's sentence, an error repeats."""
+
+
+class ArgumentChecker:
+    """Checks arguments against one schema; the validator is made when the first call comes."""
+
+    def __init__(self, schema: JsonSchema) -> None:
+        self._schema = schema
+        self._validator: Draft202012Validator | None = None
+
+    def problems(self, arguments: JsonValue) -> list[str]:
+        """List what does not fit, a sentence each; an empty list means that everything does.
+
+        Raises:
+            Exception: The schema itself is broken, in one of the validator's many ways.
+        """
+        if not is_json_object(arguments):
+            return [f"the arguments must be an object, got {_shown(arguments)}"]
+        found = cast("Iterator[ValidationError]", self._check().iter_errors(arguments))  # pyright: ignore[reportUnknownMemberType] — its stub is half typed
+        errors = sorted(found, key=_by_place)
+        # `required` is reported once for each key, each time with all of them.
+        sentences = list(dict.fromkeys(s for error in errors for s in _sentences(error)))
+        if len(sentences) > _SHOWN_PROBLEMS:
+            more = len(sentences) - _SHOWN_PROBLEMS
+            sentences = [*sentences[:_SHOWN_PROBLEMS], f"and {more} more"]
+        return sentences
+
+    def _check(self) -> Draft202012Validator:
+        if self._validator is None:
+            # Ten times the start of Python: paid by the first call, not by every import.
+            from jsonschema import Draft202012Validator  # noqa: PLC0415
+            from referencing import Registry  # noqa: PLC0415
+
+            # The default registry would go and fetch a remote $ref by itself.
+            self._validator = Draft202012Validator(self._schema, registry=Registry())
+        return self._validator
+
+
+def near(name: str, names: Iterable[str]) -> str | None:
+    """Find the name that was probably meant, however its words were joined and capitalised."""
+    known = {_bare(candidate): candidate for candidate in names}
+    found = difflib.get_close_matches(_bare(name), known, n=1)
+    return known[found[0]] if found else None
+
+
+def _bare(name: str) -> str:
+    return name.replace("_", "").replace("-", "").casefold()
+
+
+def _by_place(error: ValidationError) -> list[str]:
+    return [str(step) for step in error.absolute_path]
+
+
+def _sentences(error: ValidationError) -> Iterator[str]:
+    if error.validator == "required":
+        yield from _missing(error)
+    elif error.validator == "additionalProperties" and error.validator_value is False:
+        yield from _unknown(error)
+    elif expected := _expected(error.validator, error.validator_value):
+        yield f"{_place(error)} must be {expected}, got {_shown(error.instance)}"
+    else:
+        yield f"{_place(error)}: {_clipped(error.message)}"
+
+
+def _missing(error: ValidationError) -> Iterator[str]:
+    given = cast("JsonObject", error.instance)
+    strangers = [key for key in given if key not in _properties(error)]
+    for key in cast("list[str]", error.validator_value):
+        if key in given:
+            continue
+        meant = near(key, strangers)
+        hint = f"; {meant!r} was given, which is not its name" if meant else ""
+        yield f"{_place(error, key)} is missing and required{hint}"
+
+
+def _unknown(error: ValidationError) -> Iterator[str]:
+    accepted = _properties(error)
+    for key in cast("JsonObject", error.instance):
+        if key in accepted:
+            continue
+        meant = near(key, accepted)
+        hint = f"did you mean {meant!r}? " if meant else ""
+        listed = ", ".join(accepted) or "none"
+        yield f"{_place(error, key)} is not accepted; {hint}Accepted: {_clipped(listed)}"
+
+
+def _expected(keyword: object, value: object) -> str | None:
+    """Say what a keyword asks for, where that can be said in few words."""
+    if keyword == "type":
+        names = cast("list[str]", value) if isinstance(value, list) else [str(value)]
+        return " or ".join(names)
+    if keyword == "enum":
+        return f"one of {_shown(value)}"
+    if keyword == "const":
+        return _shown(value)
+    if keyword in {"anyOf", "oneOf"}:
+        branches = [_branch(branch) for branch in cast("list[object]", value)]
+        return " or ".join(b for b in branches if b) if all(branches) else None
+    return None
+
+
+def _branch(branch: object) -> str | None:
+    """Say what one branch of a union asks for, if its first constraint tells."""
+    if not is_json_object(branch):
+        return None
+    for keyword in ("const", "enum", "type"):
+        if keyword in branch:
+            return _expected(keyword, branch[keyword])
+    return None
+
+
+def _properties(error: ValidationError) -> list[str]:
+    schema = cast("JsonObject", error.schema)
+    properties = schema.get("properties")
+    return list(properties) if isinstance(properties, dict) else []
+
+
+def _place(error: ValidationError, key: str | None = None) -> str:
+    steps = [*error.absolute_path, *([key] if key is not None else [])]
+    text = "".join(f"[{s}]" if isinstance(s, int) else f".{s}" for s in steps)
+    return repr(text.removeprefix(".")) if text else "the arguments"
+
+
+def _shown(value: object) -> str:
+    return _clipped(compact_json(cast("JsonValue", value)))
+
+
+def _clipped(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"

@@ -1,0 +1,166 @@
+"""The two doors through which a tool reaches the machine: files and commands. Shapes only.
+
+Tools touch the machine through `ctx.fs` and `ctx.shell` and nowhere else, so that a host can put
+something else behind a door: another root, a sandbox, a recording, or nothing at all.
+Doors raise `OSError`; the tool turns that into an answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from indusagi.core.cancel import CancelToken
+
+STOP_GRACE_MS = 3_000
+"""Between SIGTERM and SIGKILL: time for a program to put its affairs in order."""
+
+
+class FileKind(StrEnum):
+    """What stands at a path; `OTHER` is a pipe, a socket or a device."""
+
+    FILE = "file"
+    DIRECTORY = "directory"
+    SYMLINK = "symlink"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileStat:
+    """What is known of a path without opening it."""
+
+    kind: FileKind
+    size: int
+    mode: int
+    """The permission bits."""
+    mtime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class DirEntry:
+    """One name in a directory; a symbolic link is told as such, not as what it points to."""
+
+    name: str
+    kind: FileKind
+
+
+class Fs(Protocol):
+    """Files. A relative path starts at the working directory of whoever made the door."""
+
+    async def stat(self, path: str, *, follow: bool = True) -> FileStat:
+        """Look at a path; a dangling link is not found unless `follow` is off."""
+        ...
+
+    async def exists(self, path: str) -> bool:
+        """Tell whether `stat` would find something."""
+        ...
+
+    async def read_bytes(self, path: str, *, offset: int = 0, limit: int | None = None) -> bytes:
+        """Read a regular file from `offset`, `limit` bytes at most; nothing else is ever opened."""
+        ...
+
+    async def read_text(self, path: str) -> str:
+        """Read a whole file as strict UTF-8."""
+        ...
+
+    async def write_file(self, path: str, data: bytes | str) -> None:
+        """Replace or create a file in one step: a reader sees the old content or the new."""
+        ...
+
+    async def mkdir(self, path: str) -> None:
+        """Make a directory and those above it; one that is there is fine."""
+        ...
+
+    async def readdir(self, path: str) -> Sequence[DirEntry]:
+        """List a directory, sorted by name."""
+        ...
+
+    async def rm(self, path: str) -> None:
+        """Remove a file, a link or an empty directory."""
+        ...
+
+
+class Ended(StrEnum):
+    """Why a command is no longer running."""
+
+    EXITED = "exited"
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+    OUTPUT_LIMIT = "output_limit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShellResult:
+    """How a command went. `exit_code` is negative for a signal, as Python has it."""
+
+    ended: Ended
+    exit_code: int
+    output: bytes
+    """Standard output and error in the order they came; the middle is left out when it is long."""
+    output_bytes: int
+    """How many bytes the command wrote in all."""
+
+
+class ShellProcess(Protocol):
+    """A command that was started and is still somebody's to stop."""
+
+    @property
+    def pid(self) -> int:
+        """The process, which leads a process group of its own."""
+        ...
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        ...
+
+    async def wait(self) -> int:
+        """Wait for the command itself to exit, not for what it left in the background."""
+        ...
+
+    async def stop(self, *, grace_ms: int = STOP_GRACE_MS) -> int:
+        """End the whole process group: SIGTERM, then SIGKILL; safe to call twice."""
+        ...
+
+    async def aclose(self) -> None:
+        """End the group and give the output up; safe to call twice."""
+        ...
+
+    def read_output(self, offset: int = 0, limit: int | None = None) -> bytes:
+        """Read what it wrote so far, from a byte offset."""
+        ...
+
+    def output_size(self) -> int:
+        """Tell how many bytes it wrote so far."""
+        ...
+
+
+class Shell(Protocol):
+    """Commands. Standard input is empty, output and errors are captured as one stream."""
+
+    async def exec(
+        self,
+        command: str,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout_ms: int | None = None,
+        cancel: CancelToken | None = None,
+    ) -> ShellResult:
+        """Run a command to its end and leave nothing of its process group behind."""
+        ...
+
+    async def spawn(
+        self,
+        command: str,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        output_path: str | None = None,
+    ) -> ShellProcess:
+        """Start a command and return at once; the caller must `aclose` it."""
+        ...

@@ -1,0 +1,87 @@
+"""What a tool is given besides its arguments.
+
+A context lives as long as the box it was made for. Each call gets a copy with its own cancel
+token and progress sink; the id stays, so that a store keyed on it lives through the session.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Generic, TypeVar
+from weakref import WeakKeyDictionary
+
+from indusagi.capabilities.spill import SessionDir
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from indusagi.capabilities.backends import Fs, Shell
+    from indusagi.capabilities.budget import OutputBudget
+    from indusagi.capabilities.read_state import ReadStateHandle
+    from indusagi.core.cancel import CancelToken
+    from indusagi.runtime.contract import ProgressSink, ToolProgress
+
+StoreT = TypeVar("StoreT")
+
+
+class ContextId(str):
+    """The identity of a context: text to show, and an object whose end frees what hangs on it."""
+
+    __slots__ = ("__weakref__",)
+
+
+def _new_context_id() -> ContextId:
+    return ContextId(f"ctx_{os.urandom(10).hex()}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Framework:
+    """Handles that a host may inject; a tool does without those that are None."""
+
+    read_state: ReadStateHandle | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolContext:
+    """The working directory, the two doors, and what binds a call to its session."""
+
+    cwd: str
+    fs: Fs
+    shell: Shell
+    cancel: CancelToken
+    budget: OutputBudget
+    framework: Framework = field(default_factory=Framework)
+    session_dir: SessionDir = field(default_factory=SessionDir)
+    on_progress: ProgressSink | None = None
+    context_id: ContextId = field(default_factory=_new_context_id)
+
+    def with_cancel(self, cancel: CancelToken) -> ToolContext:
+        """Give the context for one call; the identity stays."""
+        return replace(self, cancel=cancel)
+
+    def with_progress(self, on_progress: ProgressSink | None) -> ToolContext:
+        """Give the context for one call whose progress somebody follows."""
+        return replace(self, on_progress=on_progress)
+
+    def report(self, progress: ToolProgress) -> None:
+        """Tell whoever follows how far the call has come; nobody may be there."""
+        if self.on_progress is not None:
+            self.on_progress(progress)
+
+
+class PerContext(Generic[StoreT]):
+    """One store for each context, made on first use and freed with the context."""
+
+    def __init__(self, make: Callable[[], StoreT]) -> None:
+        self._make = make
+        self._stores: WeakKeyDictionary[ContextId, StoreT] = WeakKeyDictionary()
+
+    def of(self, ctx: ToolContext) -> StoreT:
+        """Give the store of this context; calls on one box share one."""
+        if ctx.context_id not in self._stores:
+            self._stores[ctx.context_id] = self._make()
+        return self._stores[ctx.context_id]
+
+    def __len__(self) -> int:
+        return len(self._stores)

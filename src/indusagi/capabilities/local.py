@@ -1,0 +1,38 @@
+"""The context of a session on this machine."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from indusagi.capabilities.budget import standard_budget
+from indusagi.capabilities.context import Framework, ToolContext
+from indusagi.capabilities.local_fs import LocalFs
+from indusagi.capabilities.local_shell import LocalShell
+from indusagi.core.cancel import CancelToken
+
+if TYPE_CHECKING:
+    from indusagi.capabilities.backends import Fs, Shell
+
+
+def make_local_context(
+    cwd: str | os.PathLike[str],
+    fs: Fs | None = None,
+    shell: Shell | None = None,
+    framework: Framework | None = None,
+) -> ToolContext:
+    """Make a context that works in `cwd` with this machine's files and commands.
+
+    Nothing is opened or made here. Use `dataclasses.replace` for another budget or session
+    directory.
+    """
+    # Only a relative path needs a look at the system, which is not for the event loop.
+    root = os.path.normpath(cwd) if os.path.isabs(cwd) else os.path.abspath(cwd)
+    return ToolContext(
+        cwd=root,
+        fs=fs or LocalFs(root),
+        shell=shell or LocalShell(root),
+        cancel=CancelToken(),
+        budget=standard_budget(),
+        framework=framework or Framework(),
+    )

@@ -1,0 +1,106 @@
+"""A registry of tools, and the box a loop calls them through."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from indusagi.capabilities.arguments import near
+from indusagi.capabilities.spill import fit_result
+from indusagi.core.json import NotJson
+from indusagi.core.notes import Note
+from indusagi.runtime.contract import ToolOutcome, ToolResult
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from indusagi.capabilities.context import ToolContext
+    from indusagi.capabilities.tool import DefinedTool
+    from indusagi.core.cancel import CancelToken
+    from indusagi.runtime.contract import ProgressSink, ToolCall, ToolDescriptor
+
+
+class ToolRegistry:
+    """Tools by name. The last registration of a name wins, and a note says so."""
+
+    def __init__(self) -> None:
+        self._tools: dict[str, DefinedTool] = {}
+        self._notes: list[Note] = []
+
+    @property
+    def notes(self) -> Sequence[Note]:
+        """What was replaced."""
+        return tuple(self._notes)
+
+    def register(self, tool: DefinedTool) -> None:
+        """Add a tool; one that takes the place of another leaves a note."""
+        known = self._tools.get(tool.name)
+        if known is not None and known is not tool:
+            message = "registered more than once; the last registration is used"
+            self._notes.append(Note(f"tool {tool.name!r}", message, "give one another name"))
+        self._tools[tool.name] = tool
+
+    def register_all(self, tools: Iterable[DefinedTool]) -> None:
+        """Add several tools in order."""
+        for tool in tools:
+            self.register(tool)
+
+    def get(self, name: str) -> DefinedTool | None:
+        """Find a tool by its name."""
+        return self._tools.get(name)
+
+    def has(self, name: str) -> bool:
+        """Tell whether there is a tool of this name."""
+        return name in self._tools
+
+    def names(self) -> Sequence[str]:
+        """List the names in the order they were first registered."""
+        return tuple(self._tools)
+
+    def to_tool_box(self, ctx: ToolContext) -> RegistryToolBox:
+        """Put the tools there are now into a box that runs them in this context."""
+        return RegistryToolBox(RegistryRunner(dict(self._tools), ctx))
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryRunner:
+    """Finds the tool of a call, runs it in the box's context, and keeps to the budget."""
+
+    tools: Mapping[str, DefinedTool]
+    context: ToolContext
+
+    async def run(
+        self,
+        call: ToolCall,
+        cancel: CancelToken | None = None,
+        *,
+        on_progress: ProgressSink | None = None,
+    ) -> ToolOutcome:
+        """Run one call; an unknown tool is an error outcome."""
+        tool = self.tools.get(call.name)
+        if tool is None:
+            return ToolOutcome(call.id, _unknown_tool(call.name, self.tools))
+        ctx = self.context.with_progress(on_progress)
+        result = await tool.run(call.input, ctx.with_cancel(cancel) if cancel else ctx)
+        try:
+            fitted = await fit_result(result, ctx.budget, ctx.session_dir, call.name)
+        except NotJson as exc:
+            fitted = ToolResult.error(f"{call.name} answered with what is {exc}", code="bad_result")
+        return ToolOutcome(call.id, fitted)
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryToolBox:
+    """The tools of a registry, as they were when the box was made."""
+
+    runner: RegistryRunner
+
+    def descriptors(self) -> Sequence[ToolDescriptor]:
+        """List the tools in the order of their registration."""
+        return tuple(tool.descriptor for tool in self.runner.tools.values())
+
+
+def _unknown_tool(name: str, names: Iterable[str]) -> ToolResult:
+    meant = near(name, names)
+    hint = f" Did you mean {meant!r}?" if meant else ""
+    return ToolResult.error(f"There is no tool named {name!r}.{hint}", code="unknown_tool")

@@ -1,0 +1,185 @@
+"""A tool: a name, a description, a schema, and the coroutine that does the work.
+
+`define_tool` turns a `ToolSpec` into a `DefinedTool` whose doors never raise: whatever goes wrong
+comes back as an error result that a model can read. Only the cancellation of the running task
+passes through; a cancelled token ends the tool and comes back as a result too.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+from indusagi.capabilities.arguments import ArgumentChecker
+from indusagi.core.faults import CoreError
+from indusagi.core.json import NotJson, compact_json
+from indusagi.runtime.contract import ToolDescriptor, ToolOutcome, ToolResult
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from indusagi.capabilities.context import ToolContext
+    from indusagi.core.json import JsonLike, JsonObject, JsonValue
+    from indusagi.runtime.contract import JsonSchema, ToolCall
+
+ToolAnswer: TypeAlias = "ToolResult | JsonLike"
+"""What a tool may return: a result, or a plain value (a string becomes text, the rest JSON)."""
+
+_log = logging.getLogger(__name__)
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+"""What every model provider accepts as the name of a tool."""
+
+
+class InvalidTool(CoreError):
+    """A tool whose definition cannot work."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """Everything there is to know about a tool."""
+
+    name: str
+    description: str
+    parameters: JsonSchema
+    run: Callable[[JsonObject, ToolContext], Awaitable[ToolAnswer]]
+    title: str | None = field(default=None, kw_only=True)
+    read_only: bool = field(default=False, kw_only=True)
+    """Whether it leaves everything as it was; such tools may run side by side."""
+    annotations: Mapping[str, JsonValue] = field(
+        default_factory=dict[str, "JsonValue"], kw_only=True
+    )
+    output_schema: JsonSchema | None = field(default=None, kw_only=True)
+
+
+def define_tool(spec: ToolSpec) -> DefinedTool:
+    """Make a tool from its specification.
+
+    Raises:
+        InvalidTool: No provider would accept the name, or the parameters describe no object.
+    """
+    if not _NAME.fullmatch(spec.name):
+        raise InvalidTool(
+            f"{spec.name!r} cannot be the name of a tool: use 1 to 64 of letters, digits, _ and -"
+        )
+    for part, schema in (("parameters", spec.parameters), ("output schema", spec.output_schema)):
+        _check_schema(spec.name, part, schema)
+    if spec.parameters.get("type") != "object":
+        raise InvalidTool(f"the parameters of {spec.name!r} must have the type 'object'")
+    return DefinedTool(spec)
+
+
+def _check_schema(name: str, part: str, schema: JsonSchema | None) -> None:
+    try:
+        compact_json(schema)
+    except NotJson as exc:
+        raise InvalidTool(f"the {part} of {name!r}: {exc}") from exc
+    if schema is not None and not isinstance(schema, dict):
+        raise InvalidTool(f"the {part} of {name!r} must be an object, not {schema!r}")
+
+
+class DefinedTool:
+    """A tool that can be called. Make it with `define_tool`."""
+
+    def __init__(self, spec: ToolSpec) -> None:
+        self.spec = spec
+        self.descriptor = ToolDescriptor(
+            spec.name,
+            spec.description,
+            spec.parameters,
+            title=spec.title,
+            annotations={**spec.annotations, "readOnlyHint": spec.read_only},
+            output_schema=spec.output_schema,
+        )
+        self._arguments = ArgumentChecker(spec.parameters)
+
+    def __repr__(self) -> str:
+        return f"DefinedTool({self.name!r})"
+
+    @property
+    def name(self) -> str:
+        """The name a model calls it by."""
+        return self.spec.name
+
+    @property
+    def label(self) -> str:
+        """The name for people."""
+        return self.spec.title or self.spec.name
+
+    @property
+    def description(self) -> str:
+        """What a model is told about it."""
+        return self.spec.description
+
+    @property
+    def parameters(self) -> JsonSchema:
+        """The schema of its arguments."""
+        return self.spec.parameters
+
+    @property
+    def read_only(self) -> bool:
+        """Whether it leaves everything as it was."""
+        return self.spec.read_only
+
+    async def invoke(self, call: ToolCall, ctx: ToolContext) -> ToolOutcome:
+        """Run a call and answer it under its id."""
+        return ToolOutcome(call.id, await self.run(call.input, ctx))
+
+    async def run(self, arguments: JsonValue, ctx: ToolContext) -> ToolResult:
+        """Check the arguments, run the tool, and answer; never raises but for cancellation."""
+        refusal = self._refusal(arguments)
+        if refusal is not None:
+            return refusal
+        given: JsonObject = {**arguments} if isinstance(arguments, dict) else {}
+        try:
+            with ctx.cancel.guard():
+                return await self._answer(given, ctx)
+        except (Exception, SystemExit) as exc:  # noqa: BLE001 — boundary: the tool's own code
+            _log.debug("tool %s failed", self.name, exc_info=exc)
+            return ToolResult.error(f"{self.name} failed: {_reason(exc)}", code="failed")
+        return ToolResult.error(f"{self.name} was stopped: {ctx.cancel.reason}", code="cancelled")
+
+    execute = run
+
+    def _refusal(self, arguments: JsonValue) -> ToolResult | None:
+        """Say why the tool cannot be run with these arguments, or give None."""
+        if arguments is None:  # how some models call a tool that takes nothing
+            arguments = {}
+        try:
+            problems = self._arguments.problems(arguments)
+        except Exception as exc:  # noqa: BLE001 — boundary: a schema that the validator chokes on
+            return ToolResult.error(
+                f"{self.name} cannot check its arguments: {_reason(exc)}", code="bad_schema"
+            )
+        if not problems:
+            return None
+        listed = "".join(f"\n- {problem}" for problem in problems)
+        return ToolResult.error(
+            f"{self.name} was not run, the arguments do not fit:{listed}", code="invalid_arguments"
+        )
+
+    async def _answer(self, arguments: JsonObject, ctx: ToolContext) -> ToolResult:
+        running = self.spec.run(arguments, ctx)
+        if not inspect.isawaitable(running):
+            raise InvalidTool("its run function is not async")
+        answer = await running
+        if isinstance(answer, ToolResult):
+            return answer
+        if answer is None:
+            return ToolResult(())
+        if isinstance(answer, str):
+            return ToolResult.text(answer)
+        compact_json(answer)
+        return ToolResult.json(cast("JsonValue", answer))
+
+
+def _reason(exc: BaseException) -> str:
+    """Say what went wrong; our own errors and the system's are sentences already."""
+    if isinstance(exc, BaseExceptionGroup):
+        group = cast("BaseExceptionGroup[BaseException]", exc)
+        return "; ".join(_reason(inner) for inner in group.exceptions)
+    if isinstance(exc, (CoreError, OSError)):
+        return str(exc)
+    return f"{type(exc).__name__}: {exc}"

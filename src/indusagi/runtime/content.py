@@ -1,0 +1,51 @@
+"""The blocks a tool answers with, and the one flat value that stands for several of them.
+
+There are two kinds. Text is text; everything else is JSON, and an image, a resource or a block
+type nobody has heard of yet rides in a JSON block as the object it arrived as.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from indusagi.core.json import JsonValue
+
+
+@dataclass(frozen=True, slots=True)
+class TextContentBlock:
+    """Text for the model, exactly as given."""
+
+    kind: ClassVar[Literal["text"]] = "text"
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class JsonContentBlock:
+    """Any JSON value; a block of the MCP protocol is kept here verbatim."""
+
+    kind: ClassVar[Literal["json"]] = "json"
+    value: JsonValue
+
+
+ToolContentBlock: TypeAlias = "TextContentBlock | JsonContentBlock"
+
+
+def project_content(content: Sequence[ToolContentBlock]) -> JsonValue:
+    """Fold blocks into one value: a lone text is its string, a lone JSON its value.
+
+    None or several become an array of tagged fragments, so that nothing is dropped.
+    """
+    if len(content) == 1:
+        (block,) = content
+        return block.text if isinstance(block, TextContentBlock) else block.value
+    return [_fragment(block) for block in content]
+
+
+def _fragment(block: ToolContentBlock) -> JsonValue:
+    if isinstance(block, TextContentBlock):
+        return {"type": block.kind, "text": block.text}
+    return {"type": block.kind, "value": block.value}

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from indusagi.capabilities.budget import OutputBudget, clip, count_lines, standard_budget
+from indusagi.runtime.contract import Keep
+
+texts = st.text(st.sampled_from("ab\n é€🙂"), max_size=60)
+budgets = st.builds(OutputBudget, st.integers(0, 40), st.integers(0, 8))
+
+
+def size(text: str) -> int:
+    return len(text.encode())
+
+
+def test_the_standard_budget_is_50_kib_and_2000_lines() -> None:
+    assert standard_budget() == OutputBudget(51_200, 2_000)
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"), [("", 0), ("a", 1), ("a\n", 1), ("a\nb", 2), ("\n", 1), ("\n\n", 2)]
+)
+def test_lines_are_counted_as_an_editor_counts_them(text: str, lines: int) -> None:
+    assert count_lines(text) == lines == len(text.splitlines())
+
+
+@given(texts, budgets, st.sampled_from(Keep))
+def test_what_is_shown_keeps_to_the_budget_and_comes_from_the_ends(
+    text: str, budget: OutputBudget, keep: Keep
+) -> None:
+    cut = clip(text, budget, keep)
+    assert size(cut.head) + size(cut.tail) <= budget.max_bytes
+    assert count_lines(cut.head) + count_lines(cut.tail) <= budget.max_lines
+    assert text.startswith(cut.head)
+    assert text.endswith(cut.tail)
+    assert len(cut.head) + len(cut.tail) <= len(text)
+    assert (cut.lines, cut.size) == (count_lines(text), size(text))
+
+
+@given(texts, budgets)
+def test_a_text_within_its_budget_is_shown_whole(text: str, budget: OutputBudget) -> None:
+    if budget.admits(text):
+        assert clip(text, budget, Keep.HEAD).head == text
+        assert clip(text, budget, Keep.TAIL).tail == text
+
+
+@given(texts, budgets)
+def test_the_head_is_cut_after_a_whole_line_unless_the_first_one_is_too_long(
+    text: str, budget: OutputBudget
+) -> None:
+    head = clip(text, budget, Keep.HEAD).head
+    first_line = text.partition("\n")[0] + "\n"
+    if head and head != text and size(first_line) <= budget.max_bytes:
+        assert head.endswith("\n")
+
+
+@given(texts, budgets)
+def test_the_tail_starts_with_a_whole_line_unless_the_last_one_is_too_long(
+    text: str, budget: OutputBudget
+) -> None:
+    tail = clip(text, budget, Keep.TAIL).tail
+    last_line = text.removesuffix("\n").rpartition("\n")[2]
+    if tail and tail != text and size(last_line) + 1 <= budget.max_bytes:
+        assert text[: -len(tail)].endswith("\n")
+
+
+def test_the_head_holds_as_many_lines_as_fit() -> None:
+    text = "".join(f"line {n}\n" for n in range(100))
+    cut = clip(text, OutputBudget(10_000, 3), Keep.HEAD)
+    assert (cut.head, cut.next_line) == ("line 0\nline 1\nline 2\n", 4)
+
+
+def test_the_tail_holds_as_many_lines_as_fit() -> None:
+    text = "".join(f"line {n}\n" for n in range(100))
+    assert clip(text, OutputBudget(10_000, 2), Keep.TAIL).tail == "line 98\nline 99\n"
+
+
+def test_both_ends_share_the_budget_and_the_tail_gets_more() -> None:
+    text = "".join(f"line {n:02}\n" for n in range(100))
+    cut = clip(text, OutputBudget(80, 100), Keep.ENDS)
+    assert (count_lines(cut.head), count_lines(cut.tail)) == (2, 8)
+
+
+@pytest.mark.parametrize("keep", list(Keep))
+def test_one_endless_line_is_cut_between_characters(keep: Keep) -> None:
+    cut = clip("🙂" * 100, OutputBudget(50, 10), keep)
+    assert 40 <= size(cut.head) + size(cut.tail) <= 50
+
+
+def test_the_notice_stands_where_the_text_was_cut() -> None:
+    text = "".join(f"{n}\n" for n in range(10))
+    budget = OutputBudget(1_000, 5)
+    assert clip(text, budget, Keep.ENDS).render(lambda _: "[…]") == "0\n[…]\n6\n7\n8\n9\n"
+    assert clip(text, budget, Keep.HEAD).render(lambda _: "[…]") == "0\n1\n2\n3\n4\n[…]"
+    assert clip(text, budget, Keep.TAIL).render(lambda _: "[…]").startswith("[…]\n5\n")

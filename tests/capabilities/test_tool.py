@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+from tests.support.tools import NOTHING, context, returning, tool
+
+from indusagi.capabilities.tool import InvalidTool, ToolSpec, define_tool
+from indusagi.core.cancel import CancelToken
+from indusagi.runtime.content import JsonContentBlock
+from indusagi.runtime.contract import ToolCall, ToolResult
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from indusagi.capabilities.context import ToolContext
+    from indusagi.core.json import JsonObject, JsonValue
+
+pytestmark = pytest.mark.anyio
+
+
+async def nothing(arguments: JsonObject, ctx: ToolContext) -> None:
+    """Do nothing."""
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a.b", "é", "x" * 65, "a\n"])
+def test_a_name_that_a_provider_would_reject_is_refused(name: str) -> None:
+    with pytest.raises(InvalidTool, match="cannot be the name of a tool: use 1 to 64"):
+        tool(nothing, name=name)
+
+
+@pytest.mark.parametrize("name", ["a", "bg-process", "github__create_issue", "x" * 64])
+def test_names_that_every_provider_accepts_are_accepted(name: str) -> None:
+    assert tool(nothing, name=name).name == name
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"type": "string"}, "the parameters of 'probe' must have the type 'object'"),
+        ({}, "must have the type 'object'"),
+        (["object"], "the parameters of 'probe' must be an object"),
+        ({"type": "object", "x": {1}}, r"the parameters of 'probe': not JSON: \$.x is of type set"),
+    ],
+)
+def test_parameters_that_describe_no_object_are_refused(schema: Any, message: str) -> None:
+    with pytest.raises(InvalidTool, match=message):
+        tool(nothing, parameters=schema)
+
+
+def test_an_output_schema_that_is_no_object_is_refused() -> None:
+    spec = ToolSpec("probe", "", NOTHING, nothing, output_schema="text")  # type: ignore[arg-type]
+    with pytest.raises(InvalidTool, match="the output schema of 'probe'"):
+        define_tool(spec)
+
+
+def test_the_descriptor_tells_a_model_everything_about_the_tool() -> None:
+    spec = ToolSpec(
+        "probe",
+        "Looks.",
+        NOTHING,
+        nothing,
+        title="Probe",
+        read_only=True,
+        annotations={"openWorldHint": False},
+        output_schema={"type": "object"},
+    )
+    made = define_tool(spec)
+    descriptor = made.descriptor
+    assert (made.label, made.description, made.parameters, made.read_only) == (
+        "Probe",
+        "Looks.",
+        NOTHING,
+        True,
+    )
+    assert (descriptor.title, descriptor.output_schema) == ("Probe", {"type": "object"})
+    assert descriptor.annotations == {"openWorldHint": False, "readOnlyHint": True}
+
+
+def test_a_tool_without_a_title_is_labelled_by_its_name() -> None:
+    assert repr(tool(nothing)) == "DefinedTool('probe')"
+    assert tool(nothing).label == "probe"
+
+
+@pytest.mark.parametrize(
+    ("answer", "output"),
+    [("text", "text"), ({"a": [1]}, {"a": [1]}), (3, 3), (None, []), (ToolResult.json(1), 1)],
+)
+async def test_a_tool_may_answer_with_a_result_or_with_a_plain_value(
+    tmp_path: Path, answer: Any, output: JsonValue
+) -> None:
+    outcome = await returning(answer).invoke(ToolCall("7", "probe", {}), context(tmp_path))
+    assert (outcome.id, outcome.output, outcome.is_error) == ("7", output, False)
+
+
+async def test_run_and_execute_give_the_result_with_its_blocks(tmp_path: Path) -> None:
+    made = returning({"a": 1})
+    assert (await made.run({}, context(tmp_path))).content == (JsonContentBlock({"a": 1}),)
+    assert await made.execute({}, context(tmp_path)) == await made.run({}, context(tmp_path))
+
+
+async def test_a_tool_is_not_run_with_arguments_that_do_not_fit(tmp_path: Path) -> None:
+    ran: list[JsonObject] = []
+
+    async def run(arguments: JsonObject, ctx: ToolContext) -> None:
+        ran.append(arguments)
+
+    schema: JsonObject = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    result = await tool(run, parameters=schema).run({"n": "x"}, context(tmp_path))
+    assert ran == []
+    assert result.details == {"code": "invalid_arguments"}
+    assert result == ToolResult.error(
+        "probe was not run, the arguments do not fit:\n- 'n' must be integer, got \"x\"",
+        code="invalid_arguments",
+    )
+
+
+async def test_no_arguments_at_all_are_an_empty_object(tmp_path: Path) -> None:
+    async def run(arguments: JsonObject, ctx: ToolContext) -> JsonValue:
+        return arguments
+
+    assert (await tool(run).run(None, context(tmp_path))).content == (JsonContentBlock({}),)
+
+
+async def test_a_tool_cannot_change_the_arguments_of_its_caller(tmp_path: Path) -> None:
+    async def run(arguments: JsonObject, ctx: ToolContext) -> None:
+        arguments.clear()
+
+    given: JsonObject = {"a": 1}
+    await tool(run).run(given, context(tmp_path))
+    assert given == {"a": 1}
+
+
+class Odd(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (ValueError("bad"), "probe failed: ValueError: bad"),
+        (FileNotFoundError(2, "No such file", "x"), "probe failed: [Errno 2] No such file: 'x'"),
+        (SystemExit(3), "probe failed: SystemExit: 3"),
+        (Odd(), "probe failed: Odd: "),
+        (RecursionError("deep"), "probe failed: RecursionError: deep"),
+        (
+            ExceptionGroup("two", [ValueError("a"), OSError("b")]),
+            "probe failed: ValueError: a; b",
+        ),
+    ],
+)
+async def test_whatever_a_tool_raises_comes_back_as_an_error(
+    tmp_path: Path, error: BaseException, message: str
+) -> None:
+    async def run(arguments: JsonObject, ctx: ToolContext) -> None:
+        raise error
+
+    result = await tool(run).run({}, context(tmp_path))
+    assert result == ToolResult.error(message, code="failed")
+
+
+async def test_an_answer_that_is_no_json_is_an_error(tmp_path: Path) -> None:
+    result = await returning({"when": object()}).run({}, context(tmp_path))  # type: ignore[dict-item]
+    assert result.is_error
+    assert "not JSON: $.when is of type object" in str(result.content)
+
+
+async def test_a_function_that_is_not_async_is_told_so(tmp_path: Path) -> None:
+    made = tool(lambda arguments, ctx: "x")  # type: ignore[arg-type, return-value]
+    result = await made.run({}, context(tmp_path))
+    assert result == ToolResult.error("probe failed: its run function is not async", code="failed")
+
+
+async def test_a_schema_the_validator_cannot_use_is_told_without_running(tmp_path: Path) -> None:
+    made = tool(nothing, parameters={"type": "object", "properties": {"a": {"$ref": "#/nowhere"}}})
+    result = await made.run({"a": 1}, context(tmp_path))
+    assert result.details == {"code": "bad_schema"}
+
+
+async def test_a_cancelled_token_ends_the_tool_and_comes_back_as_a_result(tmp_path: Path) -> None:
+    cleaned: list[str] = []
+    started = anyio.Event()
+
+    async def run(arguments: JsonObject, ctx: ToolContext) -> None:
+        try:
+            started.set()
+            await anyio.sleep_forever()
+        finally:
+            cleaned.append("up")
+
+    token = CancelToken()
+    results: list[ToolResult] = []
+
+    async def use() -> None:
+        results.append(await tool(run).run({}, context(tmp_path).with_cancel(token)))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(use)
+        await started.wait()
+        token.cancel("Ctrl-C")
+    assert cleaned == ["up"]
+    assert results == [ToolResult.error("probe was stopped: Ctrl-C", code="cancelled")]
+
+
+async def test_a_token_cancelled_beforehand_stops_the_tool_at_its_first_wait(
+    tmp_path: Path,
+) -> None:
+    async def run(arguments: JsonObject, ctx: ToolContext) -> None:
+        await anyio.sleep_forever()
+
+    token = CancelToken()
+    token.cancel("early")
+    result = await tool(run).run({}, context(tmp_path).with_cancel(token))
+    assert result.details == {"code": "cancelled"}
+
+
+async def test_a_tool_that_finishes_although_it_was_cancelled_is_believed(tmp_path: Path) -> None:
+    token = CancelToken()
+
+    async def run(arguments: JsonObject, ctx: ToolContext) -> str:
+        token.cancel()
+        return "done"
+
+    result = await tool(run).run({}, context(tmp_path).with_cancel(token))
+    assert result == ToolResult.text("done")
+
+
+async def test_the_cancellation_of_the_running_task_passes_through(tmp_path: Path) -> None:
+    async def run(arguments: JsonObject, ctx: ToolContext) -> None:
+        await anyio.sleep_forever()
+
+    returned: list[ToolResult] = []
+    with anyio.move_on_after(0.01) as scope:
+        returned.append(await tool(run).run({}, context(tmp_path)))
+    assert scope.cancelled_caught
+    assert returned == []
+
+
+async def test_an_interrupt_from_the_keyboard_passes_through(tmp_path: Path) -> None:
+    async def run(arguments: JsonObject, ctx: ToolContext) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        await tool(run).run({}, context(tmp_path))

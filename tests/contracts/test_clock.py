@@ -1,0 +1,29 @@
+"""What every `Clock` promises, tried on each of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from indusagi.core.clock import Clock, ManualClock, SystemClock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@pytest.mark.parametrize("make", [SystemClock, ManualClock])
+def test_the_time_is_told_in_whole_milliseconds_and_does_not_run_backwards_by_itself(
+    make: Callable[[], Clock],
+) -> None:
+    clock = make()
+    told = [clock.now_ms() for _ in range(100)]
+    assert all(isinstance(ms, int) for ms in told)
+    assert told == sorted(told)
+
+
+def test_a_manual_clock_moves_when_told_and_only_then() -> None:
+    clock = ManualClock(1_000)
+    clock.advance(500)
+    clock.advance(-200)
+    assert (clock.now_ms(), clock.now_ms()) == (1_300, 1_300)
