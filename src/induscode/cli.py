@@ -1,0 +1,61 @@
+"""The entry point of the commands `indus`, `indusr` and `indusagir`: one program, three names.
+
+It answers `--version` without loading anything, hands the rest to the program, and sees to it that
+whatever ends it early is one line and an exit code: 2 for bad input, 1 for a failure, 128 + n for
+signal n.
+"""
+
+import os
+import signal
+import sys
+from io import TextIOWrapper
+
+from indusagi import __version__
+from induscode.terminal import complain, tell
+
+_FAILED = 1
+
+
+def main() -> int:
+    """Run the program with the arguments of this process and return its exit code."""
+    try:
+        _write_anything()
+        code = _run(sys.argv[1:])
+        _flush()
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BrokenPipeError:  # the reader left, as `head` does
+        _drop_output()
+        return 128 + signal.SIGPIPE
+    except OSError as exc:
+        _drop_output()
+        complain(str(exc))
+        return _FAILED
+    return code
+
+
+def _run(arguments: list[str]) -> int:
+    if arguments in (["--version"], ["-V"]):
+        tell(f"indus {__version__}")
+        return 0
+    from induscode.program import run  # noqa: PLC0415 — brings click, which the version can spare
+
+    return run(arguments)
+
+
+def _write_anything() -> None:
+    """Escape what the terminal's encoding lacks, rather than fail on it."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _drop_output() -> None:
+    """Send what is still to be written nowhere: at exit, Python would try and fail once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _flush() -> None:
+    # Started with its output closed, Python has no standard output at all.
+    if sys.stdout is not None:
+        sys.stdout.flush()

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.support.scripts import NAMES, ROOT, command, run, unmeasured
+
+from indusagi import __version__
+from induscode import cli, program, terminal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.process
+
+
+@pytest.mark.parametrize("flag", ["--version", "-V"])
+@pytest.mark.parametrize("name", NAMES)
+def test_three_names_start_one_program(name: str, flag: str) -> None:
+    done = run(flag, name=name)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"indus {__version__}\n", "")
+
+
+def test_the_version_beside_other_options_is_the_same_answer(tmp_path: Path) -> None:
+    assert run("--cwd", str(tmp_path), "--version").stdout == f"indus {__version__}\n"
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_lists_every_option(flag: str) -> None:
+    done = run(flag)
+    assert done.returncode == 0
+    for option in ("--version", "--cwd DIRECTORY", "--help"):
+        assert option in done.stdout
+
+
+def test_bare_indus_says_what_there_is_and_where_it_works(tmp_path: Path) -> None:
+    done = run(cwd=tmp_path)
+    assert done.returncode == 0
+    assert f"Working directory: {os.path.realpath(tmp_path)}\n" in done.stdout
+    assert "indus --help" in done.stdout
+
+
+def test_another_directory_can_be_given(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    done = run("-C", "sub", cwd=tmp_path)
+    assert f"Working directory: {os.path.realpath(tmp_path)}/sub\n" in done.stdout
+
+
+def test_the_module_is_the_command() -> None:
+    done = subprocess.run(
+        [command("python"), "-m", "induscode", "--version"],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=True,
+    )
+    assert done.stdout == f"indus {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--frobnicate"], "No such option '--frobnicate'. See"),
+        (["--vers"], "No such option '--vers'. Did you mean '--version'? See"),
+        (["-x"], "No such option '-x'. See"),
+        (["stray"], "Got unexpected extra argument (stray). See"),
+        (["--cwd"], "Option '--cwd' requires an argument. See"),
+        (["--cwd", "nowhere"], "'--cwd': 'nowhere': No such file or directory. See"),
+        (["--cwd", "file"], "'--cwd': 'file': Not a directory. See"),
+        (["--cwd", "loop"], "'--cwd': 'loop': Too many levels of symbolic links. See"),
+        (["--cwd", "x" * 5000], "File name too long. See"),
+        (["--cwd", ""], "'--cwd': '': No such file or directory. See"),
+        (["--\x1b[31mred"], "No such option '--\\x1b[31mred'. See"),
+        (["two\nlines"], "Got unexpected extra argument (two lines). See"),
+        ([b"\xff\xfe"], "Got unexpected extra argument"),
+    ],
+)
+def test_bad_input_is_one_clear_line_and_exit_code_2(
+    tmp_path: Path, arguments: list[str | bytes], message: str
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    done = run(*arguments, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert done.stderr.startswith("indus: ")
+    assert done.stderr.endswith(" See 'indus --help'.\n")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o111, 0o444])
+def test_a_directory_that_cannot_be_read_or_entered_is_bad_input(mode: int) -> None:
+    with tempfile.TemporaryDirectory() as closed:
+        os.chmod(closed, mode)
+        done = _run_as_nobody("--cwd", closed)
+        os.chmod(closed, 0o700)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"'{closed}': Permission denied. See" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def _run_as_nobody(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run without root's right to enter everything."""
+    if os.geteuid() != 0:
+        return run(*arguments)
+    code = (
+        "import os, sys; os.setgid(65534); os.setuid(65534); "
+        "from induscode.cli import main; sys.exit(main())"
+    )
+    # Imported as root first: the packages themselves may lie in a directory closed to others.
+    warm = "import indusagi, induscode.cli, induscode.program, encodings.unicode_escape; "
+    return subprocess.run(
+        [command("python"), "-c", warm + code, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+        env=unmeasured(),  # nobody may not write the figures
+    )
+
+
+def test_a_working_directory_that_is_gone_is_bad_input(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    script = f'rmdir "{gone}" && exec "{command()}"'
+    done = subprocess.run(
+        ["/bin/sh", "-c", script], cwd=gone, capture_output=True, text=True, timeout=20, check=False
+    )
+    assert done.returncode == 2
+    assert "Invalid value for '-C' / '--cwd': '.': No such file or directory. See" in done.stderr
+
+
+def test_a_full_disk_is_a_failure_told_in_one_line() -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = subprocess.run(
+            [command(), "--version"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (done.returncode, done.stderr) == (1, "indus: [Errno 28] No space left on device\n")
+
+
+def test_output_that_nobody_has_opened_is_no_failure() -> None:
+    done = subprocess.run(
+        ["/bin/sh", "-c", f'"{command()}" --version >&-'],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("arguments", ["--version", ""])
+def test_a_reader_that_leaves_early_is_no_traceback(arguments: str) -> None:
+    script = f'"{command()}" {arguments} | true; exit 0'
+    done = subprocess.run(["/bin/sh", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+
+
+def test_a_terminal_without_unicode_gets_escapes(tmp_path: Path) -> None:
+    (tmp_path / "é").mkdir()
+    done = run(cwd=tmp_path / "é", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0
+    assert "\\xe9\n" in done.stdout
+
+
+class TestWithinTheProcess:
+    """What a process of its own cannot show."""
+
+    def test_an_interrupt_is_130(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(program, "tell", _interrupted)
+        monkeypatch.setattr("sys.argv", ["indus"])
+        assert cli.main() == 130
+
+    def test_an_interrupt_of_the_fast_path_is_130(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(cli, "tell", _interrupted)
+        monkeypatch.setattr("sys.argv", ["indus", "--version"])
+        assert cli.main() == 130
+
+    def test_what_a_terminal_would_obey_is_shown(self) -> None:
+        assert terminal.printable("a\x1b]0;x\x07\u202eé") == "a\\x1b]0;x\\x07\\u202eé"
+
+
+def _interrupted(text: str) -> None:
+    raise KeyboardInterrupt
+
+
+def test_the_root_of_this_clone_is_found() -> None:
+    assert (ROOT / "pyproject.toml").exists()
