@@ -1,0 +1,49 @@
+"""The names that others import, and where from. A name may be added; none may go."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+import pytest
+
+NAMES = {
+    "indusagi.core": """
+        CancelToken CoreError JsonLike JsonObject JsonValue Note NotJson compact_json content_hash
+        iso_utc new_ulid now_ms
+    """,
+    "indusagi.runtime": """
+        JsonContentBlock JsonSchema Keep ProgressSink TextContentBlock ToolBox ToolCall
+        ToolContentBlock ToolDescriptor ToolOutcome ToolProgress ToolResult ToolRunner
+        project_content
+    """,
+    "indusagi.capabilities": """
+        ContextId DefinedTool DirEntry Ended FileKind FileStat Framework Fs InvalidTool
+        JsonContentBlock LocalFs LocalShell OutputBudget PerContext ReadState ReadStateHandle
+        STOP_GRACE_MS SessionDir Shell ShellProcess ShellResult TextContentBlock ToolBox
+        ToolContentBlock ToolContext ToolRegistry ToolResult ToolSpec define_tool
+        make_local_context standard_budget
+    """,
+}
+
+
+def public_names(module: ModuleType) -> set[str]:
+    return {
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and not isinstance(value, ModuleType)
+    }
+
+
+@pytest.mark.parametrize("module", list(NAMES))
+def test_a_documented_surface_exports_its_names_and_no_others(module: str) -> None:
+    assert public_names(importlib.import_module(module)) == set(NAMES[module].split())
+
+
+@pytest.mark.parametrize("module", list(NAMES))
+def test_a_name_means_the_same_wherever_it_is_imported_from(module: str) -> None:
+    here = importlib.import_module(module)
+    for other in NAMES:
+        there = importlib.import_module(other)
+        for name in public_names(here) & public_names(there):
+            assert getattr(here, name) is getattr(there, name)

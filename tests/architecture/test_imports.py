@@ -1,0 +1,58 @@
+"""What may be loaded by what, seen in a fresh interpreter."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from tests.support.scripts import unmeasured
+
+pytestmark = pytest.mark.process
+
+HEAVY = {"mcp", "mcp_types", "pydantic", "httpx", "httpx2", "rich", "jsonschema", "ulid"}
+LOOP = {"asyncio", "anyio"}
+
+
+def loaded_by(code: str) -> set[str]:
+    """Run code in a fresh interpreter and name the top-level packages it has loaded."""
+    script = f"{code}\nimport json, sys; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=20,
+        env=unmeasured(),
+    )
+    return {name.partition(".")[0] for name in json.loads(done.stdout.splitlines()[-1])}
+
+
+def run_cli(*arguments: str) -> str:
+    return (
+        f"import sys; sys.argv = ['indus', *{list(arguments)!r}]\n"
+        "from induscode.cli import main; assert main() == 0"
+    )
+
+
+def test_the_version_loads_nothing() -> None:
+    assert loaded_by(run_cli("--version")) & (HEAVY | LOOP | {"click", "dataclasses"}) == set()
+
+
+def test_help_loads_the_command_line_and_no_more() -> None:
+    assert loaded_by(run_cli("--help")) & (HEAVY | LOOP) == set()
+
+
+@pytest.mark.parametrize("module", ["indusagi.core", "indusagi.runtime"])
+def test_the_vocabulary_loads_no_event_loop(module: str) -> None:
+    assert loaded_by(f"import {module}") & (HEAVY | LOOP) == set()
+
+
+def test_the_kernel_loads_nothing_heavy() -> None:
+    assert loaded_by("import indusagi.capabilities") & HEAVY == set()
+
+
+def test_the_framework_does_not_load_the_product() -> None:
+    code = "import indusagi.core, indusagi.runtime, indusagi.capabilities"
+    assert loaded_by(code) & {"induscode", "click"} == set()

@@ -1,0 +1,153 @@
+"""What users were promised: the list that the tests in this folder are held against.
+
+An id names the page and the section of the specification it comes from; `kernel` and `command` are
+promises of this project's own pages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TestT = TypeVar("TestT", bound="Callable[..., object]")
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """One behaviour somebody may rely on."""
+
+    id: str
+    sentence: str
+    source: str
+
+
+REQUIREMENTS = (
+    Requirement(
+        "deck/runtime-adapter/one-text",
+        "A single text block is the string itself.",
+        "Capability deck, the runtime tool box adapter: project_result",
+    ),
+    Requirement(
+        "deck/runtime-adapter/one-json",
+        "A single JSON block is its value.",
+        "Capability deck, the runtime tool box adapter: project_result",
+    ),
+    Requirement(
+        "deck/runtime-adapter/many",
+        "No block or several become an array of tagged fragments; nothing is dropped.",
+        "Capability deck, the runtime tool box adapter: project_result",
+    ),
+    Requirement(
+        "deck/runtime-adapter/unknown-tool",
+        "A call of a tool that does not exist is an error outcome, never an exception.",
+        "Capability deck, the runtime tool box adapter: DeckRunner::run",
+    ),
+    Requirement(
+        "deck/runtime-adapter/one-context",
+        "Calls on one box share one context identity, whatever token each of them carries.",
+        "Capability deck, the runtime tool box adapter: with_cancel",
+    ),
+    Requirement(
+        "deck/runtime-adapter/read-state",
+        "The read-state handle that a host injects is the one a tool sees.",
+        "Capability deck, the runtime tool box adapter: make_local_context, Framework",
+    ),
+    Requirement(
+        "deck/card/never-raises",
+        "A run that fails gives an error result; it does not raise.",
+        "Capability deck, the Card trait: run",
+    ),
+    Requirement(
+        "deck/card/cancelled",
+        "A run whose token is cancelled gives an error result.",
+        "Capability deck, the Card trait: run",
+    ),
+    Requirement(
+        "deck/stores/per-session",
+        "Two sessions never share the state of a tool.",
+        "Capability deck, parity notes: per-session isolation",
+    ),
+    Requirement(
+        "deck/keys/content-hash",
+        "content_hash is the first 32 hexadecimal digits of sha256 over compact JSON.",
+        "Capability deck, bridge keys",
+    ),
+    Requirement(
+        "deck/keys/insertion-order",
+        "content_hash keeps the order of keys; sorting comes before it, where it is wanted.",
+        "MCP page, bridge keys: sort_keys",
+    ),
+    Requirement(
+        "deck/keys/ulid",
+        "Ids made in the same millisecond still rise.",
+        "Capability deck, bridge keys: bridge_ulid_key",
+    ),
+    Requirement(
+        "deck/ledger/iso-time",
+        "A time in a record is ISO 8601 in UTC.",
+        "MCP page, the bridge ledger: iso_now",
+    ),
+    Requirement(
+        "interop/neighbours/core-error",
+        "Every error of the project has one root.",
+        "Interop (Rust), relationship to neighbours: CoreError",
+    ),
+    Requirement(
+        "interop/fleet/last-registration-wins",
+        "Of two tools with one name the later one is used, and a note says so.",
+        "Interop (Rust), the server fleet: the registry's convention",
+    ),
+    Requirement(
+        "interop/mounting/content",
+        "Text becomes a text block, everything else a JSON block that holds it untouched.",
+        "Interop (Python), mounting external servers",
+    ),
+    Requirement(
+        "interop/host/catalog",
+        "A box lists its tools with the parameters they were defined with, in a stable order.",
+        "Interop (Python), the provider host: catalog",
+    ),
+    Requirement(
+        "mcp-page/flag/two-binaries",
+        "The commands are one program under several names.",
+        "MCP page, the --mcp flag: the two binaries are equivalent",
+    ),
+    Requirement(
+        "kernel/arguments",
+        "Arguments that do not fit never reach the tool, and the answer says what would.",
+        "README, what the box promises",
+    ),
+    Requirement(
+        "kernel/budget",
+        "An answer past the budget is cut, and kept in full where only its owner can read it.",
+        "README, what the box promises",
+    ),
+    Requirement(
+        "kernel/cancel-reaches-commands",
+        "Cancelling a call ends the command it runs, with everything that command started.",
+        "README, what the box promises",
+    ),
+    Requirement(
+        "kernel/task-cancellation",
+        "The cancellation of the caller's own task passes through.",
+        "README, what the box promises",
+    ),
+    Requirement(
+        "command/bad-input",
+        "Bad input is one line on standard error and exit code 2.",
+        "README, when something is wrong",
+    ),
+)
+
+
+def requirement(*ids: str) -> Callable[[TestT], TestT]:
+    """Say which requirements a test shows."""
+
+    def mark(test: TestT) -> TestT:
+        test.__dict__["requirements"] = ids
+        return test
+
+    return mark
