@@ -56,3 +56,25 @@ def test_the_kernel_loads_nothing_heavy() -> None:
 def test_the_framework_does_not_load_the_product() -> None:
     code = "import indusagi.core, indusagi.runtime, indusagi.capabilities"
     assert loaded_by(code) & {"induscode", "click"} == set()
+
+
+def test_the_first_call_does_not_load_the_validator_in_the_event_loop() -> None:
+    code = """
+import asyncio, sys, threading
+from indusagi.capabilities import ToolSpec, define_tool, make_local_context
+
+async def run(arguments, ctx):
+    return "done"
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "jsonschema":
+            found.append(threading.current_thread() is threading.main_thread())
+
+found = []
+sys.meta_path.insert(0, Watch())
+tool = define_tool(ToolSpec("probe", "", {"type": "object"}, run))
+asyncio.run(tool.run({}, make_local_context("/")))
+assert found == [False], found
+"""
+    assert "jsonschema" in loaded_by(code)

@@ -125,15 +125,16 @@ async def test_when_the_whole_cannot_be_kept_the_answer_says_so(
 
 def test_a_full_disk_leaves_no_half_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session = SessionDir(str(tmp_path / "session"))
-    monkeypatch.setattr(spill, "create_private_file", _always_full)
-    with pytest.raises(OSError, match="No space left"):
+    monkeypatch.setattr(spill, "create_private_file", _unwritable)
+    with pytest.raises(OSError, match="Bad file descriptor"):
         session.save("probe", "x" * 100_000)
     assert list((tmp_path / "session" / "tool-output").iterdir()) == []
 
 
-def _always_full(path: str) -> int:
+def _unwritable(path: str) -> int:
+    """Create the file and give a descriptor that fails when it is written to."""
     Path(path).touch()
-    return os.open("/dev/full", os.O_WRONLY)
+    return os.open(path, os.O_RDONLY)
 
 
 async def test_what_is_past_the_limit_of_one_file_is_cut_off_and_said_so(

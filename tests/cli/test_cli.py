@@ -133,6 +133,7 @@ def test_a_working_directory_that_is_gone_is_bad_input(tmp_path: Path) -> None:
     assert "Invalid value for '-C' / '--cwd': '.': No such file or directory. See" in done.stderr
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has an always-full device")
 def test_a_full_disk_is_a_failure_told_in_one_line() -> None:
     with open("/dev/full", "w", encoding="utf-8") as full:
         done = subprocess.run(

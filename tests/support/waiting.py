@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
 from typing import TYPE_CHECKING
 
 import anyio
@@ -26,8 +27,7 @@ async def until(condition: Callable[[], bool | Awaitable[bool]]) -> None:
 
 def is_alive(pid: int) -> bool:
     """Tell whether a process runs; one that ended and was not collected does not."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
-            return file.read().rpartition(") ")[2][0] not in "ZX"
-    except FileNotFoundError:
-        return False
+    listed = subprocess.run(
+        ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False
+    )
+    return listed.stdout.strip()[:1] not in {"", "Z", "X"}

@@ -7,7 +7,11 @@ call right. A tool never sees arguments that do not fit.
 from __future__ import annotations
 
 import difflib
+import importlib
+import sys
 from typing import TYPE_CHECKING, cast
+
+from anyio import to_thread
 
 from indusagi.core.json import compact_json, is_json_object
 
@@ -51,13 +55,22 @@ class ArgumentChecker:
 
     def _check(self) -> Draft202012Validator:
         if self._validator is None:
-            # Ten times the start of Python: paid by the first call, not by every import.
-            from jsonschema import Draft202012Validator  # noqa: PLC0415
-            from referencing import Registry  # noqa: PLC0415
+            from jsonschema import Draft202012Validator  # noqa: PLC0415 — see load_validator
+            from referencing import Registry  # noqa: PLC0415 — see load_validator
 
             # The default registry would go and fetch a remote $ref by itself.
             self._validator = Draft202012Validator(self._schema, registry=Registry())
         return self._validator
+
+
+async def load_validator() -> None:
+    """Load the validator in a thread, once.
+
+    It takes ten times as long as starting Python: too long for every import of this module, and
+    too long for the event loop to stand still at the first call.
+    """
+    if "jsonschema.validators" not in sys.modules:
+        await to_thread.run_sync(importlib.import_module, "jsonschema.validators")
 
 
 def near(name: str, names: Iterable[str]) -> str | None:

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from indusagi.capabilities.arguments import ArgumentChecker
+from indusagi.capabilities.arguments import ArgumentChecker, load_validator
 from indusagi.core.faults import CoreError
 from indusagi.core.json import NotJson, compact_json
 from indusagi.runtime.contract import ToolDescriptor, ToolOutcome, ToolResult
@@ -129,6 +129,7 @@ class DefinedTool:
 
     async def run(self, arguments: JsonValue, ctx: ToolContext) -> ToolResult:
         """Check the arguments, run the tool, and answer; never raises but for cancellation."""
+        await load_validator()
         refusal = self._refusal(arguments)
         if refusal is not None:
             return refusal
