@@ -54,5 +54,12 @@ def _no_leaks() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _no_blocking_calls() -> Iterator[None]:
     """Let a blocking call inside the event loop fail its test."""
-    with blockbuster_ctx("indusagi"):
+    with blockbuster_ctx("indusagi") as blockers:
+        # A child is started in the loop's own thread, which it is to die with; that waits for the
+        # exec, a few milliseconds.
+        blockers.functions["os.read"].can_block_in("subprocess.py", "_execute_child")
+        # Coverage locks its own data, whoever's callback it happens to be in.
+        blockers.functions["threading.Lock.acquire"].can_block_in(
+            "coverage/collector.py", "lock_data"
+        )
         yield

@@ -2,18 +2,19 @@
 
 It answers `--version` without loading anything, hands the rest to the program, and sees to it that
 whatever ends it early is one line and an exit code: 2 for bad input, 1 for a failure, 128 + n for
-signal n.
+signal n. A reader who leaves before the end counts as SIGPIPE. An error that cannot be told keeps
+its code.
 """
 
-import os
 import signal
 import sys
 from io import TextIOWrapper
 
 from indusagi import __version__
-from induscode.terminal import complain, tell
+from induscode.terminal import complain, drop, tell
 
 _FAILED = 1
+_STANDARD_OUTPUT = 1
 
 
 def main() -> int:
@@ -25,10 +26,10 @@ def main() -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BrokenPipeError:  # the reader left, as `head` does
-        _drop_output()
+        drop(_STANDARD_OUTPUT)
         return 128 + signal.SIGPIPE
     except OSError as exc:
-        _drop_output()
+        drop(_STANDARD_OUTPUT)
         complain(str(exc))
         return _FAILED
     return code
@@ -48,11 +49,6 @@ def _write_anything() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-
-
-def _drop_output() -> None:
-    """Send what is still to be written nowhere: at exit, Python would try and fail once more."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _flush() -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
 from typing import TYPE_CHECKING
 
 import click
 
 from indusagi import __version__
-from induscode.terminal import complain, tell
+from induscode.terminal import complain, printable, tell
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,9 +23,11 @@ The options are listed by `indus --help`."""
 def run(arguments: Sequence[str]) -> int:
     """Run `indus` with these arguments and return its exit code."""
     try:
-        _indus.main(list(arguments), prog_name="indus", standalone_mode=False)
-    except click.exceptions.Abort:
-        return 128 + signal.SIGINT
+        # Not by click's own `main`, which turns a broken pipe into a plain failure.
+        with _indus.make_context("indus", list(arguments)) as context:
+            _indus.invoke(context)
+    except click.exceptions.Exit as exc:  # how click ends after the help
+        return exc.exit_code
     except click.ClickException as exc:
         message = exc.format_message()
         stop = "" if message.endswith((".", "?")) else "."
@@ -57,4 +58,5 @@ def _directory(_ctx: click.Context, _option: click.Parameter, path: str) -> str:
 )
 def _indus(cwd: str) -> None:
     """Every tool a model may call, in one deck."""
-    tell(_OVERVIEW.format(version=__version__, cwd=cwd))
+    # A directory's name may hold line ends: made visible here, it cannot forge a line.
+    tell(_OVERVIEW.format(version=__version__, cwd=printable(cwd)))

@@ -1,6 +1,9 @@
 """Speaking to the person at the terminal."""
 
+import os
 import sys
+
+_STANDARD_ERROR = 2
 
 
 def printable(text: str) -> str:
@@ -9,12 +12,25 @@ def printable(text: str) -> str:
 
 
 def complain(message: str) -> None:
-    """Put one line on standard error."""
+    """Put one line on standard error; when nobody can be told, that is no trouble of its own."""
+    # Started with it closed, Python has no standard error at all, and `print` would take the other.
+    if sys.stderr is None:
+        return
     line = printable(" ".join(message.split()))
-    print(f"indus: {line}", file=sys.stderr)  # noqa: T201 — standard error is for people
+    try:
+        print(f"indus: {line}", file=sys.stderr)  # noqa: T201 — standard error is for people
+    except OSError:
+        drop(_STANDARD_ERROR)
 
 
 def tell(text: str) -> None:
-    """Put text on standard output, line by line."""
-    for line in text.splitlines():
+    """Put text on standard output, line by line; only a newline ends a line."""
+    for line in text.split("\n"):
         print(printable(line))  # noqa: T201 — the answer of a command goes to standard output
+
+
+def drop(descriptor: int) -> None:
+    """Send what is still to be written nowhere: at exit, Python would try and fail once more."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)

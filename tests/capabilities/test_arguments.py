@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from tests.support.strategies import json_values
 
+from indusagi.capabilities import arguments
 from indusagi.capabilities.arguments import ArgumentChecker, near
 
 if TYPE_CHECKING:
-    from indusagi.core.json import JsonValue
+    from indusagi.core.json import JsonLike, JsonValue
 
 CHECKER = ArgumentChecker(
     {
@@ -69,7 +70,7 @@ def test_arguments_that_fit_raise_no_problem() -> None:
         ({"path": "a", "mode": "x"}, '\'mode\' must be one of ["content","files"], got "x"'),
         ({"path": "a", "filter": 3}, "'filter' must be string or null, got 3"),
         ({"path": "a", "kind": 3}, "'kind' must be \"a\" or one of [1,2], got 3"),
-        ({"path": "a", "odd": "ab"}, "'odd': 'ab' is not valid under any of the given schemas"),
+        ({"path": "a", "odd": "ab"}, "'odd': 'ab' is too short"),
         ({"path": "a", "exact": 1}, "'exact' must be {\"v\":1}, got 1"),
         ({"path": "a", "size": 1.5}, "'size' must be string or integer, got 1.5"),
         (
@@ -100,9 +101,64 @@ def test_a_tool_that_accepts_nothing_says_so() -> None:
     assert checker.problems({"x": 1}) == ["'x' is not accepted; Accepted: none"]
 
 
-def test_a_union_with_a_branch_that_is_no_object_is_told_in_the_validators_words() -> None:
-    checker = ArgumentChecker({"type": "object", "properties": {"a": {"anyOf": [False]}}})
-    assert checker.problems({"a": 1}) == ["'a': 1 is not valid under any of the given schemas"]
+def problems_of(schema: JsonLike, value: JsonValue) -> list[str]:
+    return ArgumentChecker({"type": "object", "properties": {"a": schema}}).problems({"a": value})
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "problem"),
+    [
+        ({"anyOf": [False]}, 1, "'a': False schema does not allow 1"),
+        (
+            {"anyOf": [{"type": "object", "required": ["name"]}, {"type": "null"}]},
+            {},
+            "'a.name' is missing and required",
+        ),
+        ({"anyOf": [{"type": "string", "minLength": 5}, {"type": "null"}]}, "abc", "too short"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, 5, "valid under each of"),
+        ({"anyOf": [{"type": "string"}, {"pattern": "x", "type": "null"}]}, 5, "string or null"),
+    ],
+)
+def test_of_a_union_the_branch_that_was_meant_is_told(
+    schema: JsonLike, value: JsonValue, problem: str
+) -> None:
+    (said,) = problems_of(schema, value)
+    assert problem in said
+
+
+def test_a_key_that_fits_a_pattern_is_not_called_a_stranger() -> None:
+    checker = ArgumentChecker(
+        {"type": "object", "patternProperties": {"^x-": {}}, "additionalProperties": False}
+    )
+    assert checker.problems({"x-one": 1, "other": 2}) == ["'other' is not accepted; Accepted: none"]
+
+
+def test_problems_are_told_in_the_order_of_their_places() -> None:
+    problems = CHECKER.problems({"size": 1.5, "limit": "3", "path": 3})
+    assert [problem.split()[0] for problem in problems] == ["'limit'", "'path'", "'size'"]
+
+
+def test_exactly_as_many_problems_as_are_shown_are_not_cut() -> None:
+    problems = CHECKER.problems({"path": "a", **{f"strange{n}": n for n in range(8)}})
+    assert len(problems) == 8
+    assert "more" not in problems[-1]
+
+
+def test_many_misspelt_keys_are_told_without_comparing_each_with_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared: list[str] = []
+
+    def counted(name: str, names: object) -> None:
+        compared.append(name)
+
+    monkeypatch.setattr(arguments, "near", counted)
+    checker = ArgumentChecker(
+        {"type": "object", "required": [f"key{n}" for n in range(500)], "properties": {}}
+    )
+    problems = checker.problems({f"kye{n}": n for n in range(500)})
+    assert problems[-1] == "and 492 more"
+    assert len(compared) == 8
 
 
 def test_a_long_value_is_not_repeated_in_full() -> None:

@@ -95,3 +95,13 @@ def test_the_notice_stands_where_the_text_was_cut() -> None:
     assert clip(text, budget, Keep.ENDS).render(lambda _: "[…]") == "0\n[…]\n6\n7\n8\n9\n"
     assert clip(text, budget, Keep.HEAD).render(lambda _: "[…]") == "0\n1\n2\n3\n4\n[…]"
     assert clip(text, budget, Keep.TAIL).render(lambda _: "[…]").startswith("[…]\n5\n")
+
+
+def test_a_text_of_exactly_the_budget_fits() -> None:
+    assert OutputBudget(3, 2).admits("a\nb")
+    assert not OutputBudget(2, 2).admits("a\nb")
+    assert not OutputBudget(3, 1).admits("a\nb")
+
+
+def test_the_end_of_one_long_last_line_is_shown() -> None:
+    assert clip("x" * 100 + "\n", OutputBudget(10, 5), Keep.TAIL).tail == "x" * 9 + "\n"

@@ -1,16 +1,22 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Any
 
+import anyio
 import pytest
-from tests.support.tools import box_of, call, context, returning
+from tests.support.tools import box_of, call, context, returning, tool
 
 from indusagi.capabilities.registry import ToolRegistry
+from indusagi.core.cancel import CancelToken
 from indusagi.runtime.content import JsonContentBlock
-from indusagi.runtime.contract import ToolResult
+from indusagi.runtime.contract import ToolCall, ToolProgress, ToolResult
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from indusagi.capabilities.context import ToolContext
+    from indusagi.core.json import JsonObject, JsonValue
 
 pytestmark = pytest.mark.anyio
 
@@ -73,3 +79,55 @@ async def test_a_block_that_is_no_json_is_an_error_outcome(tmp_path: Path) -> No
         "probe answered with what is not JSON: $.raw is of type bytes, which JSON does not have",
         code="bad_result",
     )
+
+
+async def test_an_answer_that_is_a_schema_itself_is_passed_on(tmp_path: Path) -> None:
+    schema: JsonValue = {"type": ["string", "null"], "resource": "x"}
+    outcome = await call(box_of(context(tmp_path), returning(schema)), "probe")
+    assert (outcome.is_error, outcome.output) == (False, schema)
+
+
+@pytest.mark.parametrize("where", ["structured", "details"])
+async def test_facts_that_are_no_json_are_an_error_outcome(tmp_path: Path, where: str) -> None:
+    facts: Any = {"structured": math.nan} if where == "structured" else {"details": {"x": {1}}}
+    outcome = await call(box_of(context(tmp_path), returning(ToolResult((), **facts))), "probe")
+    assert outcome.details["code"] == "bad_result"
+
+
+async def test_the_end_of_the_session_ends_a_call_that_has_a_token_of_its_own(
+    tmp_path: Path,
+) -> None:
+    async def wait(arguments: JsonObject, ctx: ToolContext) -> None:
+        ctx_of_box.cancel.cancel("the session is over")
+        await anyio.sleep_forever()
+
+    ctx_of_box = context(tmp_path)
+    box = box_of(ctx_of_box, tool(wait))
+    outcome = await box.runner.run(ToolCall("1", "probe", {}), CancelToken())
+    assert outcome.output == "probe was stopped: the session is over"
+
+
+async def test_a_progress_listener_of_the_context_hears_calls_that_have_none(
+    tmp_path: Path,
+) -> None:
+    async def report(arguments: JsonObject, ctx: ToolContext) -> str:
+        ctx.report(ToolProgress(1))
+        return "done"
+
+    heard: list[ToolProgress] = []
+    box = box_of(context(tmp_path).with_progress(heard.append), tool(report))
+    await call(box, "probe")
+    assert heard == [ToolProgress(1)]
+
+
+async def test_a_progress_listener_that_fails_does_not_fail_the_tool(tmp_path: Path) -> None:
+    async def report(arguments: JsonObject, ctx: ToolContext) -> str:
+        ctx.report(ToolProgress(1))
+        return "done"
+
+    def broken(progress: ToolProgress) -> None:
+        raise ValueError("listener")
+
+    box = box_of(context(tmp_path), tool(report))
+    outcome = await box.runner.run(ToolCall("1", "probe", {}), on_progress=broken)
+    assert outcome.output == "done"

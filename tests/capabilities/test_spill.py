@@ -149,32 +149,3 @@ async def test_what_is_past_the_limit_of_one_file_is_cut_off_and_said_so(
 async def test_half_a_surrogate_pair_is_kept_as_an_escape(tmp_path: Path) -> None:
     outcome = await outcome_of(tmp_path, "\ud800" + LONG)
     assert spilled(outcome).read_text(encoding="utf-8").startswith("\\ud800line 1\n")
-
-
-def aged(path: Path, days: float) -> Path:
-    path.mkdir(parents=True)
-    moment = path.stat().st_mtime - days * 24 * 3600
-    os.utime(path, (moment, moment))
-    return path
-
-
-def test_sessions_older_than_a_week_are_swept_out_and_younger_ones_stay() -> None:
-    sessions = Path(state_dir()) / "sessions"
-    old, young = aged(sessions / "old", 7.1), aged(sessions / "young", 6.9)
-    (sessions / "link").symlink_to(young)
-    SessionDir().make()
-    assert (old.exists(), young.exists(), (sessions / "link").exists()) == (False, True, True)
-
-
-def test_a_session_that_wrote_lately_stays_however_old_it_is() -> None:
-    session = Path(state_dir()) / "sessions" / "old"
-    (session / "tool-output").mkdir(parents=True)
-    os.utime(session, (0, 0))
-    SessionDir().make()
-    assert session.exists()
-
-
-def test_one_session_keeps_to_one_directory() -> None:
-    session = SessionDir()
-    assert session.make() == session.make()
-    assert Path(session.save("a", "x")).parent == Path(session.save("b", "y")).parent

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+import math
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -9,9 +11,10 @@ from tests.support.tools import NOTHING, context, returning, tool
 from indusagi.capabilities.tool import InvalidTool, ToolSpec, define_tool
 from indusagi.core.cancel import CancelToken
 from indusagi.runtime.content import JsonContentBlock
-from indusagi.runtime.contract import ToolCall, ToolResult
+from indusagi.runtime.contract import Keep, ToolCall, ToolResult
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from indusagi.capabilities.context import ToolContext
@@ -24,8 +27,8 @@ async def nothing(arguments: JsonObject, ctx: ToolContext) -> None:
     """Do nothing."""
 
 
-@pytest.mark.parametrize("name", ["", "a b", "a.b", "é", "x" * 65, "a\n"])
-def test_a_name_that_a_provider_would_reject_is_refused(name: str) -> None:
+@pytest.mark.parametrize("name", [None, 7, "", "a b", "a.b", "é", "x" * 65, "a\n"])
+def test_a_name_that_a_provider_would_reject_is_refused(name: Any) -> None:
     with pytest.raises(InvalidTool, match="cannot be the name of a tool: use 1 to 64"):
         tool(nothing, name=name)
 
@@ -40,6 +43,7 @@ def test_names_that_every_provider_accepts_are_accepted(name: str) -> None:
     [
         ({"type": "string"}, "the parameters of 'probe' must have the type 'object'"),
         ({}, "must have the type 'object'"),
+        (None, "the parameters of 'probe' must be an object"),
         (["object"], "the parameters of 'probe' must be an object"),
         ({"type": "object", "x": {1}}, r"the parameters of 'probe': not JSON: \$.x is of type set"),
     ],
@@ -63,7 +67,7 @@ def test_the_descriptor_tells_a_model_everything_about_the_tool() -> None:
         nothing,
         title="Probe",
         read_only=True,
-        annotations={"openWorldHint": False},
+        annotations={"openWorldHint": False, "readOnlyHint": False},
         output_schema={"type": "object"},
     )
     made = define_tool(spec)
@@ -125,14 +129,26 @@ async def test_no_arguments_at_all_are_an_empty_object(tmp_path: Path) -> None:
 
 async def test_a_tool_cannot_change_the_arguments_of_its_caller(tmp_path: Path) -> None:
     async def run(arguments: JsonObject, ctx: ToolContext) -> None:
+        inner = arguments["a"]
+        assert isinstance(inner, dict)
+        inner.clear()
         arguments.clear()
 
-    given: JsonObject = {"a": 1}
+    given: JsonObject = {"a": {"b": [1]}}
     await tool(run).run(given, context(tmp_path))
-    assert given == {"a": 1}
+    assert given == {"a": {"b": [1]}}
 
 
 class Odd(Exception):
+    pass
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+class Own(BaseException):
     pass
 
 
@@ -144,6 +160,9 @@ class Odd(Exception):
         (SystemExit(3), "probe failed: SystemExit: 3"),
         (Odd(), "probe failed: Odd: "),
         (RecursionError("deep"), "probe failed: RecursionError: deep"),
+        (Mute(), "probe failed: Mute"),
+        (Own("odd"), "probe failed: Own: odd"),
+        (BaseExceptionGroup("one", [SystemExit(1)]), "probe failed: SystemExit: 1"),
         (
             ExceptionGroup("two", [ValueError("a"), OSError("b")]),
             "probe failed: ValueError: a; b",
@@ -160,10 +179,81 @@ async def test_whatever_a_tool_raises_comes_back_as_an_error(
     assert result == ToolResult.error(message, code="failed")
 
 
-async def test_an_answer_that_is_no_json_is_an_error(tmp_path: Path) -> None:
-    result = await returning({"when": object()}).run({}, context(tmp_path))  # type: ignore[dict-item]
-    assert result.is_error
-    assert "not JSON: $.when is of type object" in str(result.content)
+@pytest.mark.parametrize("answer", [{"when": object()}, math.nan, ("a", "b")])
+async def test_an_answer_that_is_no_json_is_an_error(tmp_path: Path, answer: Any) -> None:
+    result = await returning(answer).run({}, context(tmp_path))
+    assert result.details["code"] == "bad_result"
+    assert "not JSON: $" in str(result.content)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ToolResult(["x"]),  # type: ignore[list-item]
+        lambda: ToolResult([{"type": "text"}]),  # type: ignore[list-item]
+        lambda: ToolResult.text(None),  # type: ignore[arg-type]
+        lambda: ToolResult((), keep="middle"),  # type: ignore[arg-type]
+        lambda: ToolResult((), details=None),  # type: ignore[arg-type]
+    ],
+)
+async def test_a_result_that_is_none_is_the_tools_failure(
+    tmp_path: Path, make: Callable[[], ToolResult]
+) -> None:
+    async def run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
+        return make()
+
+    assert (await tool(run).run({}, context(tmp_path))).details["code"] == "failed"
+
+
+def test_which_part_to_keep_may_be_said_as_text() -> None:
+    assert ToolResult((), keep="tail").keep is Keep.TAIL  # type: ignore[arg-type]
+
+
+async def test_a_task_of_its_own_that_was_cancelled_is_the_tools_failure(tmp_path: Path) -> None:
+    async def run(arguments: JsonObject, ctx: ToolContext) -> None:
+        own = asyncio.get_running_loop().create_task(anyio.sleep_forever())
+        own.cancel()
+        await own
+
+    result = await tool(run).run({}, context(tmp_path))
+    assert result.details["code"] == "failed"
+
+
+@pytest.mark.parametrize("arguments", [{"a": math.nan}, {1: 2}, {"a": {1, 2}}])
+async def test_arguments_that_are_no_json_are_told_so(tmp_path: Path, arguments: Any) -> None:
+    result = await tool(nothing).run(arguments, context(tmp_path))
+    assert result.details["code"] == "invalid_arguments"
+    assert "the arguments are not JSON: $" in str(result.content)
+
+
+async def test_large_arguments_are_checked_beside_the_event_loop(tmp_path: Path) -> None:
+    schema: JsonObject = {
+        "type": "object",
+        "properties": {"rows": {"type": "array", "uniqueItems": True}},
+    }
+    rows: list[JsonValue] = [{"n": n} for n in range(300)]
+    ticks: list[int] = []
+
+    async def tick() -> None:
+        while True:
+            ticks.append(1)
+            await anyio.sleep(0.001)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(tick)
+        await tool(nothing, parameters=schema).run(
+            {"rows": [*rows, "x" * 20_000]}, context(tmp_path)
+        )
+        tasks.cancel_scope.cancel()
+    assert len(ticks) > 2
+
+
+async def test_a_tool_whose_arguments_somebody_else_checks_gets_any_object(tmp_path: Path) -> None:
+    spec = ToolSpec(
+        "probe", "", {"type": "object", "required": ["a"]}, nothing, check_arguments=False
+    )
+    assert not (await define_tool(spec).run({"b": 1}, context(tmp_path))).is_error
+    assert (await define_tool(spec).run("x", context(tmp_path))).is_error
 
 
 async def test_a_function_that_is_not_async_is_told_so(tmp_path: Path) -> None:

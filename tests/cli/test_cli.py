@@ -49,6 +49,35 @@ def test_another_directory_can_be_given(tmp_path: Path) -> None:
     assert f"Working directory: {os.path.realpath(tmp_path)}/sub\n" in done.stdout
 
 
+def test_a_directory_is_shown_by_its_real_path(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    done = run("-C", "link", cwd=tmp_path)
+    assert f"Working directory: {os.path.realpath(tmp_path)}/real\n" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("end", "shown"),
+    [
+        ("\n", "\\n"),
+        ("\r", "\\r"),
+        ("\u2028", "\\u2028"),
+        ("\u2029", "\\u2029"),
+        ("\x85", "\\x85"),
+        ("\x1c", "\\x1c"),
+        ("\x1b[1A", "\\x1b[1A"),
+    ],
+)
+def test_the_name_of_a_directory_cannot_forge_a_line(tmp_path: Path, end: str, shown: str) -> None:
+    name = f"evil{end}Working directory: "
+    (tmp_path / name / "etc").mkdir(parents=True)
+    told = [run(cwd=tmp_path), run("-C", f"{name}/etc", cwd=tmp_path)]
+    plain, forged = (done.stdout.splitlines() for done in told)
+    assert len(forged) == len(plain)
+    real = os.path.realpath(tmp_path)
+    assert forged[1] == f"Working directory: {real}/evil{shown}Working directory: /etc"
+
+
 def test_the_module_is_the_command() -> None:
     done = subprocess.run(
         [command("python"), "-m", "induscode", "--version"],
@@ -152,11 +181,56 @@ def test_output_that_nobody_has_opened_is_no_failure() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("arguments", ["--version", ""])
-def test_a_reader_that_leaves_early_is_no_traceback(arguments: str) -> None:
-    script = f'"{command()}" {arguments} | true; exit 0'
-    done = subprocess.run(["/bin/sh", "-c", script], capture_output=True, text=True, check=True)
-    assert done.stderr == ""
+@pytest.mark.parametrize(
+    "arguments", [["--version"], ["-C", ".", "--version"], ["--help"], ["-h"], []]
+)
+def test_a_reader_that_has_left_is_141_and_no_traceback(arguments: list[str]) -> None:
+    done = _run_into_nothing(*arguments, stdout=True)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def _run_into_nothing(
+    *arguments: str, stdout: bool = False, stderr: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Run with pipes that nobody reads any more."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        return subprocess.run(
+            [command(), *arguments],
+            stdout=writer if stdout else subprocess.PIPE,
+            stderr=writer if stderr else subprocess.PIPE,
+            text=True,
+            timeout=20,
+            check=False,
+        )
+    finally:
+        os.close(writer)
+
+
+@pytest.mark.parametrize("stdout", [False, True])
+def test_an_error_whose_reader_has_left_keeps_its_exit_code(stdout: bool) -> None:
+    assert _run_into_nothing("--bad", stdout=stdout, stderr=True).returncode == 2
+
+
+def test_an_error_that_nobody_wants_to_hear_goes_nowhere_and_keeps_its_exit_code() -> None:
+    done = subprocess.run(
+        ["/bin/sh", "-c", f'"{command()}" --bad 2>&-'],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has an always-full device")
+@pytest.mark.parametrize(("script", "code"), [("--bad 2>&1", 2), ("--version 2>&1", 1)])
+def test_an_error_that_cannot_be_written_keeps_its_exit_code(script: str, code: int) -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = subprocess.run(
+            ["/bin/sh", "-c", f'"{command()}" {script}'], stdout=full, timeout=20, check=False
+        )
+    assert done.returncode == code
 
 
 def test_a_terminal_without_unicode_gets_escapes(tmp_path: Path) -> None:
@@ -181,6 +255,12 @@ class TestWithinTheProcess:
 
     def test_what_a_terminal_would_obey_is_shown(self) -> None:
         assert terminal.printable("a\x1b]0;x\x07\u202eé") == "a\\x1b]0;x\\x07\\u202eé"
+
+    def test_only_a_newline_ends_a_line_and_nothing_else_reaches_the_terminal(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        terminal.tell("one\x1b[31m\r\u2028\ntwo\x0b")
+        assert capsys.readouterr().out == "one\\x1b[31m\\r\\u2028\ntwo\\x0b\n"
 
 
 def _interrupted(text: str) -> None:

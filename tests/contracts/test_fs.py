@@ -2,27 +2,47 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import stat
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
 import pytest
+from tests.support.scripts import unmeasured
 
 from indusagi.capabilities.backends import DirEntry, FileKind, Fs
 from indusagi.capabilities.local_fs import LocalFs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 pytestmark = pytest.mark.anyio
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+NOBODY = 65534
 
 
 @pytest.fixture(params=[LocalFs])
 def fs(request: pytest.FixtureRequest, tmp_path: Path) -> Fs:
     make: Callable[[str], Fs] = request.param
     return make(str(tmp_path))
+
+
+def _always(answer: object) -> Callable[..., object]:
+    def give(*_args: object, **_more: object) -> object:
+        return answer
+
+    return give
+
+
+def _refuse(*_args: object, **_more: object) -> object:
+    raise PermissionError(errno.EPERM, "Operation not permitted")
 
 
 async def test_what_was_written_is_read_back(fs: Fs) -> None:
@@ -42,12 +62,38 @@ async def test_bytes_that_are_no_text_are_refused_with_their_place(fs: Fs) -> No
         await fs.read_text("latin")
 
 
+async def test_characters_that_are_no_text_are_refused_with_their_place(
+    fs: Fs, tmp_path: Path
+) -> None:
+    with pytest.raises(OSError, match="at character 3 is not text") as caught:
+        await fs.write_file("a", "abc\ud800")
+    assert (caught.value.errno, caught.value.filename) == (errno.EILSEQ, "a")
+    assert os.listdir(tmp_path) == []
+
+
 async def test_a_part_of_a_file_can_be_read(fs: Fs) -> None:
     await fs.write_file("a", b"0123456789")
     assert await fs.read_bytes("a", offset=2, limit=3) == b"234"
     assert await fs.read_bytes("a", offset=8, limit=100) == b"89"
     assert await fs.read_bytes("a", offset=10) == b""
     assert await fs.read_bytes("a", limit=0) == b""
+
+
+@pytest.mark.parametrize(
+    ("offset", "limit"), [(-1, None), (0, -1), (2**63, None), (2**70, 1), (-(2**70), None)]
+)
+async def test_a_part_that_no_file_can_have_is_an_os_error(
+    fs: Fs, offset: int, limit: int | None
+) -> None:
+    await fs.write_file("a", b"0123456789")
+    with pytest.raises(OSError, match="no such part") as caught:
+        await fs.read_bytes("a", offset=offset, limit=limit)
+    assert caught.value.errno == errno.EINVAL
+
+
+async def test_a_limit_may_be_larger_than_any_file(fs: Fs) -> None:
+    await fs.write_file("a", b"0123456789")
+    assert await fs.read_bytes("a", offset=5, limit=2**70) == b"56789"
 
 
 async def test_a_large_file_is_read_whole(fs: Fs) -> None:
@@ -73,7 +119,33 @@ async def test_a_missing_file_is_not_found(fs: Fs) -> None:
 
 async def test_a_path_below_a_file_does_not_exist(fs: Fs) -> None:
     await fs.write_file("file", b"")
+    assert await fs.exists("file")
     assert not await fs.exists("file/below")
+
+
+async def test_nothing_exists_where_nothing_can_be(fs: Fs, tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    assert not await fs.exists("x" * 300)
+    assert not await fs.exists("loop")
+    assert not await fs.exists("loop/below")
+
+
+async def test_where_one_may_not_look_nobody_says_that_nothing_exists(
+    fs: Fs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "stat", _refuse)  # root may look everywhere
+        with pytest.raises(PermissionError):
+            await fs.exists("closed/a")
+
+
+async def test_a_link_that_leads_to_itself_cannot_be_written_through(
+    fs: Fs, tmp_path: Path
+) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(OSError, match="symbolic links"):
+        await fs.write_file("loop", b"x")
+    assert (tmp_path / "loop").is_symlink()
 
 
 @pytest.mark.parametrize("path", ["a\0b", "\ud800"])
@@ -117,6 +189,193 @@ async def test_writing_keeps_the_mode_of_the_file(fs: Fs, tmp_path: Path) -> Non
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o750
 
 
+@pytest.mark.parametrize("mode", [0o000, 0o040, 0o400, 0o600, 0o640, 0o777])
+async def test_a_file_that_is_being_written_is_never_open_to_more_than_the_finished_one(
+    fs: Fs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
+) -> None:
+    (tmp_path / "a").touch()
+    (tmp_path / "a").chmod(mode)
+    fchmod, first = os.fchmod, list[int]()
+
+    def watched(handle: int, mode: int) -> None:
+        first.append(stat.S_IMODE(os.fstat(handle).st_mode))
+        fchmod(handle, mode)
+
+    monkeypatch.setattr(os, "fchmod", watched)
+    await fs.write_file("a", b"new")
+    assert [found & ~mode for found in first] == [0]
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == mode
+
+
+@as_root
+async def test_writing_keeps_the_owner_and_the_group(fs: Fs, tmp_path: Path) -> None:
+    await fs.write_file("a", b"old")
+    os.chown(tmp_path / "a", NOBODY, 12345)
+    (tmp_path / "a").chmod(0o6755)
+    await fs.write_file("a", b"new")
+    found = (tmp_path / "a").stat()
+    assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (NOBODY, 12345, 0o6755)
+    assert await fs.read_bytes("a") == b"new"
+
+
+@as_root
+@pytest.mark.parametrize(
+    ("owner", "group", "former", "narrowed"),
+    [
+        (0, NOBODY, 0o6755, 0o755),  # the file is no longer root's: it must not act for root
+        (0, 0, 0o6775, 0o755),
+        (NOBODY, 0, 0o2660, 0o600),  # what root's group could do, the group of nobody cannot
+        (NOBODY, 0, 0o674, 0o644),
+        (NOBODY, NOBODY, 0o6770, 0o6770),
+    ],
+)
+def test_a_file_that_changes_hands_gives_nobody_new_rights(
+    owner: int, group: int, former: int, narrowed: int
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        os.chown(folder, NOBODY, NOBODY)
+        path = Path(folder, "a")
+        path.write_bytes(b"old")
+        os.chown(path, owner, group)
+        path.chmod(former)
+        assert _as_nobody(folder, "await fs.write_file('a', b'new')") == ""
+        found = path.stat()
+        assert (found.st_uid, found.st_gid) == (NOBODY, NOBODY)
+        assert (stat.S_IMODE(found.st_mode), path.read_bytes()) == (narrowed, b"new")
+
+
+@as_root
+async def test_a_file_whose_owner_and_group_cannot_stay_loses_what_was_meant_for_them(
+    fs: Fs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fs.write_file("a", b"old")
+    os.chown(tmp_path / "a", NOBODY, NOBODY)
+    (tmp_path / "a").chmod(0o6775)
+    monkeypatch.setattr(os, "fchown", _refuse)
+    await fs.write_file("a", b"new")
+    found = (tmp_path / "a").stat()
+    assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (0, 0, 0o755)
+
+
+@as_root
+def test_the_group_stays_where_only_the_owner_cannot() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        os.chown(folder, NOBODY, 12345)
+        path = Path(folder, "a")
+        path.write_bytes(b"old")
+        os.chown(path, 0, 12345)
+        path.chmod(0o664)
+        assert _as_nobody(folder, "await fs.write_file('a', b'new')", groups=[12345]) == ""
+        found = path.stat()
+        assert (found.st_uid, found.st_gid) == (NOBODY, 12345)
+        assert stat.S_IMODE(found.st_mode) == 0o664
+
+
+@as_root
+def test_a_write_that_the_directory_forbids_names_the_file_and_not_another_one() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        path = os.path.join(folder, "a")
+        told = _as_nobody(folder, "await fs.write_file('a', b'new')", tell="exc.filename")
+        assert told == os.path.realpath(path)
+
+
+def _as_nobody(
+    folder: str, code: str, *, groups: list[int] | None = None, tell: str = "type(exc).__name__"
+) -> str:
+    """Use a door as a user who is not root; give what was printed or what is to be told."""
+    script = f"""
+import asyncio, os
+from indusagi.capabilities.local_fs import LocalFs
+
+async def main():
+    fs = LocalFs({folder!r})
+    # A thread started now, as root: the packages may lie in a directory closed to others.
+    await fs.exists(".")
+    os.setgroups({groups or []}); os.setgid({NOBODY}); os.setuid({NOBODY})
+    try:
+        {code}
+    except OSError as exc:
+        print({tell})
+
+asyncio.run(main())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=True,
+        env=unmeasured(),  # nobody may not write the figures
+    )
+    return done.stdout.strip()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has them in Python")
+async def test_writing_keeps_extended_attributes(fs: Fs, tmp_path: Path) -> None:
+    await fs.write_file("a", b"old")
+    try:
+        os.setxattr(tmp_path / "a", "user.origin", b"here")
+    except OSError:
+        pytest.skip("this file system has none")
+    await fs.write_file("a", b"new")
+    assert os.getxattr(tmp_path / "a", "user.origin") == b"here"
+    assert await fs.read_bytes("a") == b"new"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has them in Python")
+async def test_a_file_whose_attributes_cannot_be_kept_is_written_all_the_same(
+    fs: Fs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[object] = []
+
+    def refuse(*args: object) -> object:
+        tried.extend(args[1:2])
+        raise OSError(errno.ENOTSUP, "Operation not supported")
+
+    await fs.write_file("a", b"old")
+    monkeypatch.setattr(os, "listxattr", _always(["security.capability", "user.a", "trusted.b"]))
+    monkeypatch.setattr(os, "getxattr", _always(b"value"))
+    monkeypatch.setattr(os, "setxattr", refuse)
+    await fs.write_file("a", b"new")
+    assert tried == ["user.a"]
+    monkeypatch.setattr(os, "listxattr", refuse)
+    await fs.write_file("a", b"newer")
+    assert await fs.read_bytes("a") == b"newer"
+
+
+@pytest.mark.parametrize("name", ["first", "second", "link"])
+async def test_all_names_of_a_file_see_what_is_written_to_one_of_them(
+    fs: Fs, tmp_path: Path, name: str
+) -> None:
+    await fs.write_file("first", b"a longer text")
+    (tmp_path / "first").chmod(0o640)
+    os.link(tmp_path / "first", tmp_path / "second")
+    (tmp_path / "link").symlink_to("second")
+    await fs.write_file(name, b"short")
+    assert [await fs.read_bytes(each) for each in ("first", "second")] == [b"short"] * 2
+    assert (tmp_path / "first").samefile(tmp_path / "second")
+    assert stat.S_IMODE((tmp_path / "first").stat().st_mode) == 0o640
+
+
+async def test_a_pipe_in_the_place_of_a_file_of_two_names_is_refused(
+    fs: Fs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fs.write_file("first", b"x")
+    os.link(tmp_path / "first", tmp_path / "second")
+    before = (tmp_path / "first").stat()
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "stat", _always(before))
+            with anyio.fail_after(5), pytest.raises(OSError, match="not a regular file"):
+                await fs.write_file("pipe", b"new")
+        assert os.read(reader, 1) == b""
+    finally:
+        os.close(reader)
+
+
 async def test_a_new_file_gets_the_usual_mode(fs: Fs, tmp_path: Path) -> None:
     await fs.write_file("a", b"x")
     (tmp_path / "usual").touch()
@@ -132,6 +391,55 @@ async def test_a_write_that_fails_leaves_the_old_content_and_nothing_else(
     with pytest.raises(FileNotFoundError):
         await fs.write_file("nowhere/a", b"x")
     assert sorted(os.listdir(tmp_path)) == ["folder"]
+
+
+async def test_a_write_for_which_there_is_no_room_leaves_the_old_content_and_nothing_else(
+    fs: Fs, tmp_path: Path
+) -> None:
+    await fs.write_file("a", b"old")
+    former, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024 * 1024, hard))
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            await fs.write_file("a", bytes(2 * 1024 * 1024))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (former, hard))
+    assert caught.value.filename == str(tmp_path / "a")
+    assert await fs.read_bytes("a") == b"old"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+async def test_a_failure_stays_the_same_when_the_half_written_file_is_gone_already(
+    fs: Fs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(source: str, target: str) -> None:
+        os.unlink(source)
+        raise OSError(errno.EBUSY, "Device or resource busy", source, None, target)
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="busy") as caught:
+        await fs.write_file("a", b"x")
+    assert (caught.value.errno, caught.value.filename2) == (errno.EBUSY, None)
+    assert caught.value.filename == str(tmp_path / "a")
+
+
+async def test_a_write_is_on_the_disk_before_it_takes_the_place_of_the_old_one(
+    fs: Fs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    for name in ("fsync", "replace"):
+        really: Callable[..., None] = getattr(os, name)
+
+        def noted(*args: object, name: str = name, really: Callable[..., None] = really) -> None:
+            done.append(name)
+            really(*args)
+
+        monkeypatch.setattr(os, name, noted)
+    await fs.write_file("a", b"x")
+    assert done == ["fsync", "replace"]
+    os.link(tmp_path / "a", tmp_path / "b")
+    await fs.write_file("a", b"y")
+    assert done == ["fsync", "replace", "fsync"]
 
 
 async def test_a_reader_never_sees_half_a_write(fs: Fs) -> None:
@@ -158,6 +466,47 @@ async def test_r44_a_pipe_is_refused_and_does_not_hang(fs: Fs, tmp_path: Path, d
     with pytest.raises(OSError, match="not a regular file"):
         await fs.write_file("pipe", b"x")
     assert (await fs.stat("pipe")).kind is FileKind.OTHER
+
+
+async def test_r44_whoever_waits_to_write_into_a_pipe_is_not_disturbed(
+    fs: Fs, tmp_path: Path
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    written: list[str] = []
+
+    def write() -> None:
+        try:
+            with open(pipe, "wb") as file:
+                file.write(b"for somebody else")
+            written.append("whole")
+        except BrokenPipeError:
+            written.append("broken")
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    for _ in range(100):  # nothing tells when the writer has begun to wait
+        with pytest.raises(OSError, match="not a regular file"):
+            await fs.read_bytes("pipe")
+        await anyio.sleep(0.001)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        await anyio.to_thread.run_sync(thread.join)
+        assert (written, os.read(reader, 100)) == (["whole"], b"for somebody else")
+    finally:
+        os.close(reader)
+
+
+async def test_r44_a_pipe_that_takes_the_place_of_a_file_is_refused_and_does_not_hang(
+    fs: Fs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fs.write_file("a", b"x")
+    before = (tmp_path / "a").stat()
+    os.mkfifo(tmp_path / "pipe")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "stat", _always(before))
+        with anyio.fail_after(5), pytest.raises(OSError, match="not a regular file"):
+            await fs.read_bytes("pipe")
 
 
 @pytest.mark.parametrize("device", ["/dev/zero", "/dev/null"])
@@ -203,3 +552,8 @@ async def test_a_directory_with_something_in_it_is_not_removed(fs: Fs) -> None:
     await fs.mkdir("folder/inner")
     with pytest.raises(OSError, match="not empty"):
         await fs.rm("folder")
+
+
+async def test_a_path_with_more_parts_than_the_stack_has_frames_is_an_os_error(fs: Fs) -> None:
+    with pytest.raises(OSError, match="File name too long"):
+        await fs.mkdir("x" * 300 + "/d" * 2 * sys.getrecursionlimit())

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import os
+import resource
 import signal
 import stat
+import sys
+import threading
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
+from tests.support.scripts import unmeasured
 from tests.support.waiting import is_alive, until
 
 from indusagi.capabilities import local_shell
-from indusagi.capabilities.backends import Ended, Shell
-from indusagi.capabilities.local_shell import LocalShell
+from indusagi.capabilities.backends import STOP_GRACE_MS, Ended, Shell
+from indusagi.capabilities.local_shell import LocalProcess, LocalShell
 from indusagi.core.cancel import CancelToken
 
 if TYPE_CHECKING:
@@ -71,14 +77,57 @@ async def test_standard_input_is_empty(shell: Shell) -> None:
     assert (await shell.exec("cat; echo end", timeout_ms=5_000)).output == b"end\n"
 
 
+async def test_the_standard_input_of_the_program_is_not_for_its_commands(
+    shell: Shell, tmp_path: Path
+) -> None:
+    kind = type(shell)
+    code = f"""
+import asyncio
+from {kind.__module__} import {kind.__name__} as Kind
+print(asyncio.run(Kind({str(tmp_path)!r}).exec("cat; echo end")).output)
+"""
+    done = await anyio.run_process(
+        [sys.executable, "-c", code], input=b"a secret", env=unmeasured(), check=True
+    )
+    assert done.stdout == b"b'end\\n'\n"
+
+
 async def test_a_directory_that_is_not_there_is_an_os_error(shell: Shell) -> None:
     with pytest.raises(FileNotFoundError):
         await shell.exec("true", cwd="nowhere")
 
 
-async def test_a_command_with_a_nul_is_an_os_error(shell: Shell) -> None:
-    with pytest.raises(OSError, match="NUL"):
-        await shell.exec("echo \0")
+@pytest.mark.parametrize(
+    ("command", "options", "said"),
+    [
+        ("echo \0", {}, "a command cannot hold a NUL"),
+        ("echo \ud800", {}, "a command cannot hold half a surrogate pair"),
+        ("true", {"cwd": "a\0b"}, "a working directory cannot hold a NUL"),
+        ("true", {"cwd": "\udbff"}, "a working directory cannot hold half"),
+        ("true", {"env": {"A": "b\0"}}, "the variable 'A' cannot hold a NUL"),
+        ("true", {"env": {"A": "\ud800"}}, "the variable 'A' cannot hold half"),
+        ("true", {"env": {"\ud800": "b"}}, "the name of a variable cannot hold half"),
+        ("true", {"env": {"A\0": "b"}}, "the name of a variable cannot hold a NUL"),
+        ("true", {"env": {"A=B": "c"}}, "'A=B' cannot be the name of a variable"),
+        ("true", {"env": {"": "c"}}, "'' cannot be the name of a variable"),
+        ("true", {"output_path": "a\0b"}, "the path of an output file cannot hold a NUL"),
+        ("true", {"output_path": "\ud800"}, "the path of an output file cannot hold half"),
+    ],
+)
+async def test_what_the_system_cannot_be_given_is_an_os_error(
+    shell: Shell, command: str, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(OSError, match=said) as caught:
+        await shell.spawn(command, **options)
+    assert caught.value.errno == errno.EINVAL
+
+
+async def test_a_directory_whose_name_is_no_text_can_be_worked_in(
+    shell: Shell, tmp_path: Path
+) -> None:
+    name = os.fsdecode(b"caf\xe9")
+    (tmp_path / name).mkdir()
+    assert (await shell.exec("basename $(pwd)", cwd=name)).output == b"caf\xe9\n"
 
 
 async def test_r46_a_command_is_over_when_it_exits_and_its_background_child_is_ended(
@@ -196,3 +245,327 @@ async def test_many_commands_run_side_by_side(shell: Shell) -> None:
         for n in range(20):
             tasks.start_soon(run, n)
     assert outputs == {n: b"%d\n" % n for n in range(20)}
+
+
+# -- the output comes out whole ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "output"),
+    [
+        ("echo one; echo two > /dev/stderr; echo three", b"one\ntwo\nthree\n"),
+        ("echo one; echo two >> /dev/stderr; echo three", b"one\ntwo\nthree\n"),
+        ("echo first; echo hello | tee /dev/stderr; echo last", b"first\nhello\nhello\nlast\n"),
+        ("echo a; truncate -s 10G /proc/self/fd/1 2> /dev/null; echo b", b"a\nb\n"),
+    ],
+)
+async def test_a_command_that_opens_its_own_output_again_loses_nothing(
+    shell: Shell, command: str, output: bytes
+) -> None:
+    result = await shell.exec(command)
+    assert (result.ended, result.output) == (Ended.EXITED, output)
+
+
+async def test_all_that_was_written_before_the_exit_is_there_after_it(shell: Shell) -> None:
+    result = await shell.exec("head -c 3000000 /dev/zero; sleep 600 &", timeout_ms=20_000)
+    assert (result.ended, result.output_bytes) == (Ended.EXITED, 3_000_000)
+
+
+async def test_what_a_background_child_writes_later_is_taken_too(shell: Shell) -> None:
+    command = "(until [ -e go ]; do sleep 0.01; done; echo late) & echo now"
+    async with started(shell, command) as process:
+        assert await process.wait() == 0
+        assert process.read_output() == b"now\n"
+        assert await process.wait() == 0
+        assert (await shell.exec("touch go")).exit_code == 0
+        await until(lambda: process.read_output() == b"now\nlate\n")
+
+
+async def test_what_is_written_on_sigterm_is_kept(shell: Shell) -> None:
+    command = "trap 'sleep 0.2; echo tidied; exit 7' TERM; echo ready; while :; do sleep 0.02; done"
+    async with started(shell, command) as process:
+        await until(lambda: b"ready" in process.read_output())
+        assert await process.stop() == 7
+        assert process.read_output().endswith(b"tidied\n")
+
+
+async def test_output_over_the_cap_is_not_kept_while_the_command_tidies_up(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_shell, "OUTPUT_CAP_BYTES", 100_000)
+    result = await shell.exec(
+        "trap 'head -c 5000000 /dev/zero; exit 7' TERM; while :; do echo; done"
+    )
+    assert (result.ended, result.exit_code) == (Ended.OUTPUT_LIMIT, 7)
+    assert 100_000 < result.output_bytes < 1_000_000
+
+
+class SlowDisk:
+    """A disk that writes nothing until it is told to go on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.going = threading.Event()
+        self.asked = threading.Event()
+        self.largest = 0
+        self._append = local_shell._append
+        monkeypatch.setattr(local_shell, "_append", self.append)
+
+    def append(self, descriptor: int, data: bytes) -> int:
+        self.asked.set()
+        self.largest = max(self.largest, len(data))
+        assert self.going.wait(20)
+        return self._append(descriptor, data)
+
+
+async def test_what_a_slow_disk_keeps_waiting_is_not_lost(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    disk = SlowDisk(monkeypatch)
+    async with started(shell, "echo first; until [ -e go ]; do sleep 0.01; done; echo last") as it:
+        await until(disk.asked.is_set)
+        assert it.output_size() == 0
+        await anyio.Path(tmp_path / "go").touch()
+        await until(lambda: it.exit_code is not None)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(it.stop)
+            # The pipe is emptied when the patience with it ends, while the disk still writes.
+            await anyio.sleep(0.3)
+            disk.going.set()
+        assert it.read_output() == b"first\nlast\n"
+
+
+async def test_waiting_for_a_command_is_waiting_for_its_output(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SlowDisk(monkeypatch)
+    async with started(shell, "echo word") as process:
+        asyncio.get_running_loop().call_later(0.5, disk.going.set)
+        assert await process.wait() == 0
+        assert process.read_output() == b"word\n"
+
+
+async def test_a_command_has_to_wait_for_a_slow_disk_instead_of_filling_the_memory(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SlowDisk(monkeypatch)
+    async with started(shell, "head -c 5000000 /dev/zero") as process:
+        asyncio.get_running_loop().call_later(0.5, disk.going.set)
+        await until(lambda: process.output_size() == 5_000_000)
+    assert disk.largest <= 1024 * 1024
+
+
+async def test_a_helper_that_is_a_little_late_is_waited_for(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(local_shell, "_DRAIN_S", 20)
+    command = "(until [ -e go ]; do sleep 0.01; done; echo late) & echo now"
+    async with started(shell, command) as process:
+        await until(lambda: process.exit_code == 0)
+        asyncio.get_running_loop().call_later(0.1, (tmp_path / "go").touch)
+        await process.wait()
+        assert process.read_output() == b"now\nlate\n"
+
+
+async def test_an_output_that_is_given_up_is_closed_after_the_last_write(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SlowDisk(monkeypatch)
+    process = await shell.spawn("echo first")
+    await until(disk.asked.is_set)
+    with anyio.move_on_after(0.5) as scope:
+        await process.aclose()
+    assert scope.cancelled_caught
+    disk.going.set()  # whether the file is closed now is seen by the check for leaks
+
+
+async def test_a_limit_that_is_passed_already_is_told_at_once(shell: Shell) -> None:
+    async with started(shell, "echo word; exec sleep 600") as process:
+        assert isinstance(process, LocalProcess)
+        await until(lambda: process.output_size() == 5)
+        told: list[bool] = []
+        process.limit_output(5, lambda: told.append(False))
+        process.limit_output(4, lambda: told.append(True))
+        assert told == [True]
+
+
+async def test_output_that_cannot_be_kept_is_an_os_error(shell: Shell) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            await shell.exec("yes", timeout_ms=20_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+# -- nothing is left behind -------------------------------------------------------------------
+
+
+def carriers(value: str) -> list[str]:
+    """List the processes that were started with a variable of this value."""
+    found: list[str] = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                if value.encode() in file.read():
+                    found.append(pid)
+        except OSError:
+            continue
+    return found
+
+
+PROBE = "PROBE_OF_THIS_TEST"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "timeout 600 sleep 600; echo done",
+        "set -m; sleep 600 & wait",
+        "set -m; (trap '' TERM; while :; do sleep 0.1; done) & wait",
+        "setsid sleep 600 & sleep 600",
+        "setsid setsid sh -c 'sleep 600 & sleep 600' & exec sleep 600",
+    ],
+)
+async def test_whoever_the_command_has_started_is_ended_with_it(
+    shell: Shell, command: str, tmp_path: Path
+) -> None:
+    probe = f"{PROBE}={tmp_path}"
+    process = await shell.spawn(f"{command} #", env={PROBE: str(tmp_path)})
+    await until(lambda: len(carriers(probe)) > 1)
+    await process.stop(grace_ms=300)
+    assert carriers(probe) == []
+    await process.aclose()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "set -m; sleep 600 > /dev/null 2>&1 &",
+        "setsid sleep 600 &",
+        "setsid sleep 600 &> /dev/null &",
+    ],
+)
+async def test_whoever_a_command_leaves_when_it_exits_is_ended(
+    shell: Shell, command: str, tmp_path: Path
+) -> None:
+    result = await shell.exec(command, env={PROBE: str(tmp_path)})
+    assert (result.ended, result.exit_code) == (Ended.EXITED, 0)
+    assert carriers(f"{PROBE}={tmp_path}") == []
+
+
+@pytest.mark.parametrize("step_s", [0, 0.0005])
+async def test_a_start_that_is_cancelled_at_any_step_leaves_nothing(
+    shell: Shell, step_s: float, tmp_path: Path
+) -> None:
+    await shell.exec("true")
+    before = len(os.listdir("/proc/self/fd"))
+    for steps in range(41):
+        work = shell.spawn("sleep 600 & setsid sleep 600 & wait", env={PROBE: str(tmp_path)})
+        task = asyncio.create_task(work)  # noqa: TID251 — cancelled as a stranger would
+        for _ in range(steps):
+            await asyncio.sleep(step_s)
+        task.cancel()
+        try:
+            await (await task).aclose()
+        except asyncio.CancelledError:
+            pass
+    assert carriers(f"{PROBE}={tmp_path}") == []
+    await until(lambda: len(os.listdir("/proc/self/fd")) <= before)
+
+
+async def test_a_task_that_is_cancelled_again_and_again_still_ends_the_command(
+    shell: Shell, tmp_path: Path
+) -> None:
+    command = "trap '' TERM; echo ready; while :; do sleep 0.05; done"
+    process = await shell.spawn(command, env={PROBE: str(tmp_path)})
+    await until(lambda: b"ready" in process.read_output())
+    task = asyncio.create_task(process.stop(grace_ms=300))  # noqa: TID251 — as above
+    for _ in range(5):
+        await asyncio.sleep(0.01)
+        task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert carriers(f"{PROBE}={tmp_path}") == []
+    await process.aclose()
+
+
+async def test_a_cancelled_scope_does_not_cut_the_end_of_a_command_short(
+    shell: Shell, tmp_path: Path
+) -> None:
+    command = "trap 'sleep 0.2; touch tidied; exit' TERM; echo ready; while :; do sleep 0.02; done"
+    process = await shell.spawn(command)
+    await until(lambda: b"ready" in process.read_output())
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await process.stop()
+    assert (tmp_path / "tidied").exists()
+    assert not is_alive(process.pid)
+    await process.aclose()
+
+
+@pytest.mark.parametrize("first", ["", "set -m; "])
+async def test_stopping_waits_for_all_that_was_started_not_for_the_command_alone(
+    shell: Shell, first: str, tmp_path: Path
+) -> None:
+    slow = "trap 'sleep 0.3; touch tidied; exit' TERM; echo ready; while :; do sleep 0.02; done"
+    async with started(shell, f"{first}({slow}) & exec sleep 600") as process:
+        await until(lambda: b"ready" in process.read_output())
+        assert await process.stop() == -signal.SIGTERM
+        assert (tmp_path / "tidied").exists()
+
+
+def test_the_times_are_those_that_are_documented() -> None:
+    assert STOP_GRACE_MS == 3_000
+    assert local_shell.DEFAULT_TIMEOUT_MS == 120_000
+    assert local_shell.OUTPUT_CAP_BYTES == 64 * 1024 * 1024
+
+
+# -- whom a signal reaches --------------------------------------------------------------------
+
+
+@pytest.fixture
+def signals(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Collect the signals that are sent from here on."""
+    sent: list[int] = []
+    for module, name in ((os, "kill"), (os, "killpg"), (signal, "pidfd_send_signal")):
+        monkeypatch.setattr(module, name, lambda target, number: sent.append(number))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    return sent
+
+
+async def test_when_nobody_is_left_nobody_is_signalled(shell: Shell, signals: list[int]) -> None:
+    async with started(shell, "exit 3") as process:
+        assert await process.wait() == 3
+        assert await process.stop() == 3
+    assert signals == []
+
+
+async def test_after_the_end_nobody_is_signalled(
+    shell: Shell, request: pytest.FixtureRequest
+) -> None:
+    process = await shell.spawn("sleep 600 & wait")
+    await process.stop()
+    signals: list[int] = request.getfixturevalue("signals")
+    await process.stop()
+    await process.aclose()
+    assert signals == []
+
+
+async def test_a_deadline_holds_against_what_may_not_be_signalled(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As root one may signal everybody, so the refusal of the system is played here."""
+
+    def refuse(target: int, number: int) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    kill = os.kill
+    for module, name in ((os, "kill"), (os, "killpg"), (signal, "pidfd_send_signal")):
+        monkeypatch.setattr(module, name, refuse)
+    with anyio.fail_after(20):
+        result = await shell.exec("echo $$; exec sleep 600", timeout_ms=200)
+    assert (result.ended, result.exit_code) == (Ended.TIMEOUT, -signal.SIGKILL)
+    pid = int(result.output)
+    assert is_alive(pid)
+    kill(pid, signal.SIGKILL)
+    await until(lambda: not os.path.exists(f"/proc/{pid}"))  # it is collected all the same

@@ -1,13 +1,22 @@
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ulid import ULID
 
 from indusagi.core.clock import ManualClock, now_ms
-from indusagi.core.ids import UlidMint, new_ulid
+from indusagi.core.ids import UlidMint, is_ulid, new_ulid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
 
 
 def test_an_id_is_a_ulid_to_an_outside_reader() -> None:
@@ -42,3 +51,82 @@ def test_each_thread_sees_its_own_ids_rise() -> None:
         jobs = [pool.submit(lambda: [mint.mint() for _ in range(500)]) for _ in range(8)]
         runs = [job.result() for job in jobs]
     assert all(run == sorted(run) for run in runs)
+
+
+class Interrupted:
+    """A clock that goes back in time, and has something happen while it is first read."""
+
+    def __init__(self) -> None:
+        self.happens: Callable[[], object] = lambda: None
+        self._times = iter([1_000, 2_000])
+
+    def now_ms(self) -> int:
+        time = next(self._times)
+        if time == 1_000:
+            self.happens()
+        return time
+
+
+def test_a_signal_handler_can_make_an_id_while_one_is_made() -> None:
+    clock = Interrupted()
+    mint = UlidMint(clock)
+    inner: list[str] = []
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        inner.append(mint.mint())
+
+    former = signal.signal(signal.SIGUSR1, handler)
+    clock.happens = lambda: os.kill(os.getpid(), signal.SIGUSR1)
+    try:
+        outer = mint.mint()
+    finally:
+        signal.signal(signal.SIGUSR1, former)
+    assert inner[0] < outer
+
+
+class Switching(int):
+    """A number that lets another thread have its turn before it is added to."""
+
+    turn: Callable[[], object]
+
+    def __add__(self, other: int) -> int:
+        self.turn()
+        return int(self) + other
+
+
+def test_no_thread_takes_the_last_id_while_another_one_adds_to_it() -> None:
+    mint = UlidMint(ManualClock(-1))  # so that every id is the last one and one more
+    made: list[str] = []
+    thread = threading.Thread(target=lambda: made.append(mint.mint()))
+
+    def turn() -> None:
+        thread.start()
+        thread.join(0.1)  # in vain, unless both can have the number at once
+
+    mint._last = Switching(7)
+    mint._last.turn = turn
+    made.append(mint.mint())
+    thread.join()
+    assert sorted(made) == ["0" * 25 + "8", "0" * 25 + "9"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "sessions",
+        "0" * 25,
+        "0" * 27,
+        "8" + "Z" * 25,
+        "0" * 25 + "U",
+        "0" * 25 + "a",
+        "0" * 25 + "\n",
+        "0" * 25 + "\uff11",
+    ],
+)
+def test_what_is_not_written_as_an_id_is_none(text: str) -> None:
+    assert not is_ulid(text)
+
+
+def test_the_smallest_the_largest_and_a_new_id_are_ids() -> None:
+    assert all(is_ulid(text) for text in ("0" * 26, "7" + "Z" * 25, new_ulid()))

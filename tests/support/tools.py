@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.runtime.contract import JsonSchema
 
+ANYTHING: JsonSchema = {"type": "object"}
 NOTHING: JsonSchema = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -28,12 +29,11 @@ def tool(
     run: Callable[[JsonObject, ToolContext], Awaitable[ToolAnswer]],
     *,
     name: str = "probe",
-    parameters: JsonSchema | None = None,
+    parameters: JsonSchema = ANYTHING,
     read_only: bool = False,
 ) -> DefinedTool:
     """Define a tool with as little ceremony as possible."""
-    schema: JsonSchema = {"type": "object"} if parameters is None else parameters
-    return define_tool(ToolSpec(name, "A tool for tests.", schema, run, read_only=read_only))
+    return define_tool(ToolSpec(name, "A tool for tests.", parameters, run, read_only=read_only))
 
 
 def returning(answer: ToolAnswer, *, name: str = "probe") -> DefinedTool:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import re
 import sys
+from itertools import islice
 from typing import TYPE_CHECKING, cast
 
 from anyio import to_thread
@@ -25,16 +27,42 @@ if TYPE_CHECKING:
     from indusagi.runtime.contract import JsonSchema
 
 _SHOWN_PROBLEMS = 8
+_EXAMINED_ERRORS = 200
+"""How many failures of the validator are looked at: it can find as many as there are values."""
+_COMPARED_NAMES = 50
+"""With how many names a misspelt one is compared."""
+_QUICK_BYTES = 16 * 1024
+"""Larger arguments are checked in a thread."""
+_UNIONS = frozenset({"anyOf", "oneOf"})
+_IN_A_WORD = frozenset({"type", "enum", "const"})
 _SHOWN_CHARACTERS = 80
 """How much of a value, or of somebody else's sentence, an error repeats."""
 
 
 class ArgumentChecker:
-    """Checks arguments against one schema; the validator is made when the first call comes."""
+    """Checks arguments against one schema; the validator is made when the first call comes.
 
-    def __init__(self, schema: JsonSchema) -> None:
+    Without a schema, any object is accepted.
+    """
+
+    def __init__(self, schema: JsonSchema | None) -> None:
         self._schema = schema
         self._validator: Draft202012Validator | None = None
+
+    async def check(self, arguments: JsonValue) -> list[str]:
+        """List what does not fit, as `problems` does, without holding up the event loop.
+
+        Raises:
+            NotJson: The arguments are no JSON.
+            Exception: The schema itself is broken, in one of the validator's many ways.
+        """
+        if self._schema is None:
+            return self.problems(arguments)
+        size = len(compact_json(arguments))
+        await load_validator()
+        if size <= _QUICK_BYTES:
+            return self.problems(arguments)
+        return await to_thread.run_sync(self.problems, arguments)
 
     def problems(self, arguments: JsonValue) -> list[str]:
         """List what does not fit, a sentence each; an empty list means that everything does.
@@ -44,23 +72,36 @@ class ArgumentChecker:
         """
         if not is_json_object(arguments):
             return [f"the arguments must be an object, got {_shown(arguments)}"]
-        found = cast("Iterator[ValidationError]", self._check().iter_errors(arguments))  # pyright: ignore[reportUnknownMemberType] — its stub is half typed
-        errors = sorted(found, key=_by_place)
-        # `required` is reported once for each key, each time with all of them.
+        if self._schema is None:
+            return []
+        found = cast("Iterator[ValidationError]", self._check(self._schema).iter_errors(arguments))  # pyright: ignore[reportUnknownMemberType] — its stub is half typed
+        errors = sorted(_distinct(found), key=_by_place)
         sentences = list(dict.fromkeys(s for error in errors for s in _sentences(error)))
         if len(sentences) > _SHOWN_PROBLEMS:
             more = len(sentences) - _SHOWN_PROBLEMS
             sentences = [*sentences[:_SHOWN_PROBLEMS], f"and {more} more"]
         return sentences
 
-    def _check(self) -> Draft202012Validator:
+    def _check(self, schema: JsonSchema) -> Draft202012Validator:
         if self._validator is None:
             from jsonschema import Draft202012Validator  # noqa: PLC0415 — see load_validator
             from referencing import Registry  # noqa: PLC0415 — see load_validator
 
             # The default registry would go and fetch a remote $ref by itself.
-            self._validator = Draft202012Validator(self._schema, registry=Registry())
+            self._validator = Draft202012Validator(schema, registry=Registry())
         return self._validator
+
+
+def _distinct(found: Iterator[ValidationError]) -> Iterator[ValidationError]:
+    """Give each place's missing keys once, though the validator repeats them for every key."""
+    told: set[tuple[str | int, ...]] = set()
+    for error in islice(found, _EXAMINED_ERRORS):
+        if error.validator == "required":
+            place = tuple(error.absolute_path)
+            if place in told:
+                continue
+            told.add(place)
+        yield error
 
 
 async def load_validator() -> None:
@@ -93,35 +134,56 @@ def _sentences(error: ValidationError) -> Iterator[str]:
         yield from _missing(error)
     elif error.validator == "additionalProperties" and error.validator_value is False:
         yield from _unknown(error)
-    elif expected := _expected(error.validator, error.validator_value):
+    elif error.validator in _UNIONS and error.context and not _all_at_once(error):
+        # One branch was meant and almost met: what is wrong there tells more than the list of all.
+        yield from _sentences(max(error.context, key=_closeness))
+    elif expected := _expected(error.validator, error.validator_value, error):
         yield f"{_place(error)} must be {expected}, got {_shown(error.instance)}"
     else:
         yield f"{_place(error)}: {_clipped(error.message)}"
 
 
+def _all_at_once(union: ValidationError) -> bool:
+    """Tell whether every branch fails at what can be said in a word: its type or its values."""
+    return all(
+        error.validator in _IN_A_WORD and not error.relative_path for error in union.context or ()
+    )
+
+
+def _closeness(error: ValidationError) -> tuple[bool, int]:
+    """Rank the failures of branches: of the right type first, then the deeper ones."""
+    return error.validator != "type" or bool(error.relative_path), len(error.relative_path)
+
+
 def _missing(error: ValidationError) -> Iterator[str]:
     given = cast("JsonObject", error.instance)
-    strangers = [key for key in given if key not in _properties(error)]
-    for key in cast("list[str]", error.validator_value):
-        if key in given:
-            continue
-        meant = near(key, strangers)
+    strangers = [key for key in given if key not in _properties(error)][:_COMPARED_NAMES]
+    missing = [key for key in cast("list[str]", error.validator_value) if key not in given]
+    for number, key in enumerate(missing):
+        meant = near(key, strangers) if number < _SHOWN_PROBLEMS else None
         hint = f"; {meant!r} was given, which is not its name" if meant else ""
         yield f"{_place(error, key)} is missing and required{hint}"
 
 
 def _unknown(error: ValidationError) -> Iterator[str]:
     accepted = _properties(error)
-    for key in cast("JsonObject", error.instance):
-        if key in accepted:
-            continue
-        meant = near(key, accepted)
+    listed = _clipped(", ".join(accepted) or "none")
+    strangers = [
+        key for key in cast("JsonObject", error.instance) if not _is_accepted(key, error, accepted)
+    ]
+    for number, key in enumerate(strangers):
+        meant = near(key, accepted[:_COMPARED_NAMES]) if number < _SHOWN_PROBLEMS else None
         hint = f"did you mean {meant!r}? " if meant else ""
-        listed = ", ".join(accepted) or "none"
-        yield f"{_place(error, key)} is not accepted; {hint}Accepted: {_clipped(listed)}"
+        yield f"{_place(error, key)} is not accepted; {hint}Accepted: {listed}"
 
 
-def _expected(keyword: object, value: object) -> str | None:
+def _is_accepted(key: str, error: ValidationError, accepted: list[str]) -> bool:
+    patterns = cast("JsonObject", error.schema).get("patternProperties")
+    by_pattern = patterns if isinstance(patterns, dict) else {}
+    return key in accepted or any(re.search(pattern, key) for pattern in by_pattern)
+
+
+def _expected(keyword: object, value: object, error: ValidationError | None = None) -> str | None:
     """Say what a keyword asks for, where that can be said in few words."""
     if keyword == "type":
         names = cast("list[str]", value) if isinstance(value, list) else [str(value)]
@@ -130,7 +192,7 @@ def _expected(keyword: object, value: object) -> str | None:
         return f"one of {_shown(value)}"
     if keyword == "const":
         return _shown(value)
-    if keyword in {"anyOf", "oneOf"}:
+    if keyword in _UNIONS and error is not None and error.context:
         branches = [_branch(branch) for branch in cast("list[object]", value)]
         return " or ".join(b for b in branches if b) if all(branches) else None
     return None

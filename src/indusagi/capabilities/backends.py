@@ -56,7 +56,7 @@ class Fs(Protocol):
         ...
 
     async def exists(self, path: str) -> bool:
-        """Tell whether `stat` would find something."""
+        """Tell whether `stat` would find something; where one may not look, that is an error."""
         ...
 
     async def read_bytes(self, path: str, *, offset: int = 0, limit: int | None = None) -> bytes:
@@ -68,7 +68,10 @@ class Fs(Protocol):
         ...
 
     async def write_file(self, path: str, data: bytes | str) -> None:
-        """Replace or create a file in one step: a reader sees the old content or the new."""
+        """Replace or create a file in one step: a reader sees the old content or the new.
+
+        A file that has several names is written where it is, so that all of them see it.
+        """
         ...
 
     async def mkdir(self, path: str) -> None:
@@ -95,14 +98,16 @@ class Ended(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShellResult:
-    """How a command went. `exit_code` is negative for a signal, as Python has it."""
+    """How a command went."""
 
     ended: Ended
     exit_code: int
+    """Negative for a signal, as Python has it. That of SIGKILL is also told of a command that
+    could not be ended, because it may not be signalled or because the kernel holds it."""
     output: bytes
     """Standard output and error in the order they came; the middle is left out when it is long."""
     output_bytes: int
-    """How many bytes the command wrote in all."""
+    """How many bytes the command wrote; after an `OUTPUT_LIMIT`, how many were taken."""
 
 
 class ShellProcess(Protocol):
@@ -110,7 +115,7 @@ class ShellProcess(Protocol):
 
     @property
     def pid(self) -> int:
-        """The process, which leads a process group of its own."""
+        """The process, which leads a session and a process group of its own."""
         ...
 
     @property
@@ -123,11 +128,14 @@ class ShellProcess(Protocol):
         ...
 
     async def stop(self, *, grace_ms: int = STOP_GRACE_MS) -> int:
-        """End the whole process group: SIGTERM, then SIGKILL; safe to call twice."""
+        """End all that the command has started: SIGTERM, then SIGKILL; safe to call twice.
+
+        A caller that is cancelled meanwhile waits for the end all the same.
+        """
         ...
 
     async def aclose(self) -> None:
-        """End the group and give the output up; safe to call twice."""
+        """End all that the command has started and give the output up; safe to call twice."""
         ...
 
     def read_output(self, offset: int = 0, limit: int | None = None) -> bytes:
@@ -151,7 +159,7 @@ class Shell(Protocol):
         timeout_ms: int | None = None,
         cancel: CancelToken | None = None,
     ) -> ShellResult:
-        """Run a command to its end and leave nothing of its process group behind."""
+        """Run a command to its end and leave nothing behind of what it started."""
         ...
 
     async def spawn(

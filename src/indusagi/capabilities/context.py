@@ -6,6 +6,7 @@ token and progress sink; the id stays, so that a store keyed on it lives through
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from indusagi.core.cancel import CancelToken
     from indusagi.runtime.contract import ProgressSink, ToolProgress
 
+_log = logging.getLogger(__name__)
 StoreT = TypeVar("StoreT")
 
 
@@ -66,8 +68,12 @@ class ToolContext:
 
     def report(self, progress: ToolProgress) -> None:
         """Tell whoever follows how far the call has come; nobody may be there."""
-        if self.on_progress is not None:
+        if self.on_progress is None:
+            return
+        try:
             self.on_progress(progress)
+        except Exception:  # noqa: BLE001 — boundary: a listener's defect is not the tool's failure
+            _log.exception("a progress listener failed")
 
 
 class PerContext(Generic[StoreT]):

@@ -1,7 +1,9 @@
 """The files of this machine as a door for tools.
 
 Only regular files are opened, so a pipe or a device can neither hang a tool nor feed it without
-end. Writing puts a finished file in the place of the old one: nobody ever sees half of it.
+end, nor lose what somebody waits to write into it. Writing puts a finished file in the place of the
+old one, with its owner and mode: nobody ever sees half of it. A file of several names is the
+exception: it is written in place, since a new file would be under one of the names only.
 """
 
 from __future__ import annotations
@@ -9,6 +11,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,11 +20,18 @@ from anyio import to_thread
 
 from indusagi.capabilities.backends import DirEntry, FileKind, FileStat
 from indusagi.core.ids import new_ulid
+from indusagi.core.places import make_dirs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
 
 _CHUNK_BYTES = 1024 * 1024
+_LARGEST_OFFSET = 2**63 - 1
+_NOWHERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
+"""What `stat` says of a path at which nothing is, or can be."""
+_SPECIAL_BITS = stat.S_ISUID | stat.S_ISGID
+_KEPT_ATTRIBUTES = ("user.", "system.posix_acl_access", "security.selinux")
+"""Not `security.capability`: the system too takes it from a file that is written to."""
 
 
 class LocalFs:
@@ -40,15 +51,19 @@ class LocalFs:
         )
 
     async def exists(self, path: str) -> bool:
-        """Tell whether `stat` would find something."""
+        """Tell whether `stat` would find something; where one may not look, that is an error."""
         try:
             await self.stat(path)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
+        except OSError as exc:
+            if exc.errno in _NOWHERE:
+                return False
+            raise
         return True
 
     async def read_bytes(self, path: str, *, offset: int = 0, limit: int | None = None) -> bytes:
         """Read a regular file from `offset`, `limit` bytes at most; nothing else is ever opened."""
+        if not 0 <= offset <= _LARGEST_OFFSET or (limit is not None and limit < 0):
+            raise OSError(errno.EINVAL, f"no such part: offset {offset}, limit {limit}", path)
         return await to_thread.run_sync(_read, self._at(path), offset, limit)
 
     async def read_text(self, path: str) -> str:
@@ -60,13 +75,23 @@ class LocalFs:
             raise OSError(errno.EILSEQ, f"not UTF-8 at byte {exc.start}", path) from exc
 
     async def write_file(self, path: str, data: bytes | str) -> None:
-        """Replace or create a file in one step: a reader sees the old content or the new."""
-        content = data.encode("utf-8") if isinstance(data, str) else data
-        await to_thread.run_sync(_replace, self._at(path), content)
+        """Replace or create a file in one step: a reader sees the old content or the new.
+
+        Owner, group, mode and extended attributes stay where the system permits it; where the
+        owner or the group cannot stay, the mode is narrowed so that nobody gains by it. A file
+        with several names (hard links) is written in place instead, so that all of them see the
+        new content: a reader may then see a part of it, and a failure may leave a part behind.
+        """
+        try:
+            content = data.encode("utf-8") if isinstance(data, str) else data
+        except UnicodeEncodeError as exc:
+            message = f"half a surrogate pair at character {exc.start} is not text"
+            raise OSError(errno.EILSEQ, message, path) from exc
+        await to_thread.run_sync(_write, self._at(path), content)
 
     async def mkdir(self, path: str) -> None:
         """Make a directory and those above it; one that is there is fine."""
-        await to_thread.run_sync(partial(os.makedirs, self._at(path), exist_ok=True))
+        await to_thread.run_sync(make_dirs, self._at(path))
 
     async def readdir(self, path: str) -> Sequence[DirEntry]:
         """List a directory, sorted by name."""
@@ -103,7 +128,9 @@ def _require_regular(mode: int, path: str) -> None:
 
 
 def _read(path: str, offset: int, limit: int | None) -> bytes:
-    # Opening a pipe would wait for a writer; with O_NONBLOCK it returns, and is then refused.
+    # Opening a pipe, even for a moment, would break it for a writer who waits at the other end.
+    _require_regular(os.stat(path).st_mode, path)
+    # Should there be a pipe by now all the same: with O_NONBLOCK this does not wait for a writer.
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         _require_regular(os.fstat(handle).st_mode, path)
@@ -122,34 +149,101 @@ def _read(path: str, offset: int, limit: int | None) -> bytes:
     return b"".join(chunks)
 
 
-def _replace(path: str, data: bytes) -> None:
-    # The file a link points to is replaced, not the link.
+def _write(path: str, data: bytes) -> None:
+    former = _regular_at(path)
+    # The file a link points to is written, not the link.
     target = os.path.realpath(path)
-    mode = _mode_of(target)
+    with _naming(target):
+        if former is not None and former.st_nlink > 1:
+            _overwrite(target, data)
+        else:
+            _replace(target, data, former)
+
+
+def _regular_at(path: str) -> os.stat_result | None:
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    _require_regular(found.st_mode, path)
+    return found
+
+
+@contextmanager
+def _naming(target: str) -> Generator[None]:
+    """Let a failure name the file that was to be written, not one the caller never heard of."""
+    try:
+        yield
+    except OSError as exc:
+        raise OSError(exc.errno, exc.strerror, target) from exc
+
+
+def _overwrite(target: str, data: bytes) -> None:
+    flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(target, flags), "wb") as file:
+        _require_regular(os.fstat(file.fileno()).st_mode, target)
+        file.write(data)
+        file.truncate()
+        os.fsync(file.fileno())
+
+
+def _replace(target: str, data: bytes, former: os.stat_result | None) -> None:
     temporary = os.path.join(os.path.dirname(target), f".indus-{new_ulid()}.tmp")
-    # A file that was closed to others must not be open to them while it is being written.
-    first_mode = 0o666 if mode is None else 0o600
+    # Nobody may read in it while it is written who may not read the file that it becomes.
+    first_mode = 0o666 if former is None else former.st_mode & 0o600
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, first_mode)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
-            if mode is not None:
-                os.fchmod(handle, mode)
+            if former is not None:
+                _take_after(handle, target, former)
             os.fsync(handle)
         os.replace(temporary, target)
     except BaseException:
-        os.unlink(temporary)
+        with suppress(OSError):
+            os.unlink(temporary)
         raise
 
 
-def _mode_of(target: str) -> int | None:
+def _take_after(handle: int, target: str, former: os.stat_result) -> None:
+    """Give a new file the owner, attributes and mode of the one that it replaces.
+
+    In this order: a change of the owner takes bits from the mode, and an access list changes it.
+    """
+    _keep_owner(handle, former)
+    _keep_attributes(handle, target)
+    os.fchmod(handle, _fitting_mode(former, os.fstat(handle)))
+
+
+def _keep_owner(handle: int, former: os.stat_result) -> None:
+    # Only root may give a file away; its owner may give it to a group of theirs.
     try:
-        found = os.lstat(target)
-    except FileNotFoundError:
-        return None
-    _require_regular(found.st_mode, target)
-    return stat.S_IMODE(found.st_mode)
+        os.fchown(handle, former.st_uid, former.st_gid)
+    except OSError:
+        with suppress(OSError):
+            os.fchown(handle, -1, former.st_gid)
+
+
+def _keep_attributes(handle: int, target: str) -> None:
+    if sys.platform != "linux":
+        return
+    with suppress(OSError):
+        for name in os.listxattr(target):
+            if name.startswith(_KEPT_ATTRIBUTES):
+                with suppress(OSError):
+                    os.setxattr(handle, name, os.getxattr(target, name))
+
+
+def _fitting_mode(former: os.stat_result, now: os.stat_result) -> int:
+    """Give the former mode, without the rights that were meant for another owner or group."""
+    mode = stat.S_IMODE(former.st_mode)
+    if now.st_gid != former.st_gid:
+        # The new group may do no more than everybody else.
+        mode &= ~0o070 | (mode & 0o007) << 3
+    if (now.st_uid, now.st_gid) != (former.st_uid, former.st_gid):
+        mode &= ~_SPECIAL_BITS
+    return mode
 
 
 def _list(path: str) -> tuple[DirEntry, ...]:

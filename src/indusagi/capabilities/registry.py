@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from indusagi.capabilities.arguments import near
 from indusagi.capabilities.spill import fit_result
-from indusagi.core.json import NotJson
+from indusagi.core.json import NotJson, compact_json
 from indusagi.core.notes import Note
 from indusagi.runtime.contract import ToolOutcome, ToolResult
 
@@ -80,13 +80,27 @@ class RegistryRunner:
         tool = self.tools.get(call.name)
         if tool is None:
             return ToolOutcome(call.id, _unknown_tool(call.name, self.tools))
-        ctx = self.context.with_progress(on_progress)
-        result = await tool.run(call.input, ctx.with_cancel(cancel) if cancel else ctx)
+        base = self.context
+        ctx = base if on_progress is None else base.with_progress(on_progress)
+        if cancel is None:
+            result = await tool.run(call.input, ctx)
+        else:
+            token = cancel.child()
+            # Whoever ends the session ends its calls, also those with a token of their own.
+            forget = base.cancel.on_cancel(lambda: _follow(token, base.cancel))
+            try:
+                result = await tool.run(call.input, ctx.with_cancel(token))
+            finally:
+                forget()
+        return ToolOutcome(call.id, await self._fitted(call.name, result))
+
+    async def _fitted(self, name: str, result: ToolResult) -> ToolResult:
         try:
-            fitted = await fit_result(result, ctx.budget, ctx.session_dir, call.name)
+            if result.structured is not None or result.details:
+                compact_json([result.structured, dict(result.details)])
+            return await fit_result(result, self.context.budget, self.context.session_dir, name)
         except NotJson as exc:
-            fitted = ToolResult.error(f"{call.name} answered with what is {exc}", code="bad_result")
-        return ToolOutcome(call.id, fitted)
+            return ToolResult.error(f"{name} answered with what is {exc}", code="bad_result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +112,10 @@ class RegistryToolBox:
     def descriptors(self) -> Sequence[ToolDescriptor]:
         """List the tools in the order of their registration."""
         return tuple(tool.descriptor for tool in self.runner.tools.values())
+
+
+def _follow(token: CancelToken, above: CancelToken) -> None:
+    token.cancel(above.reason or "cancelled")
 
 
 def _unknown_tool(name: str, names: Iterable[str]) -> ToolResult:

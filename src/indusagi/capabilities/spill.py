@@ -8,6 +8,7 @@ written the result says that instead. Files are kept for a week.
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from anyio import to_thread
 
 from indusagi.capabilities.budget import Clipping, clip
 from indusagi.core.clock import now_ms
-from indusagi.core.ids import new_ulid
+from indusagi.core.ids import is_ulid, new_ulid
 from indusagi.core.json import compact_json
 from indusagi.core.places import create_private_file, make_private_dir, state_dir
 from indusagi.runtime.content import JsonContentBlock, TextContentBlock
@@ -34,10 +35,14 @@ _MEDIA = frozenset({"image", "audio"})
 
 
 class SessionDir:
-    """A directory for one session's files, made when the first one is written."""
+    """A directory for one session's files, made when the first one is written.
+
+    Long answers are saved by several threads at once; they get one directory all the same.
+    """
 
     def __init__(self, path: str | None = None) -> None:
         self._path = path
+        self._lock = threading.Lock()
 
     def make(self) -> str:
         """Make the directory if need be, sweep out sessions long gone, and return its path.
@@ -45,12 +50,15 @@ class SessionDir:
         Raises:
             OSError: It cannot be made.
         """
-        if self._path is None:
-            sessions = os.path.join(make_private_dir(state_dir()), "sessions")
-            make_private_dir(sessions)
-            _sweep(sessions)
-            self._path = os.path.join(sessions, new_ulid())
-        return make_private_dir(self._path)
+        with self._lock:
+            if self._path is None:
+                sessions = os.path.join(make_private_dir(state_dir()), "sessions")
+                make_private_dir(sessions)
+                _sweep(sessions)
+                self._path = os.path.join(sessions, new_ulid())
+            # Absolute from now on: a session does not move with the working directory.
+            self._path = make_private_dir(self._path)
+            return self._path
 
     def save(self, stem: str, text: str) -> str:
         """Keep `text` in a new file and return its path; what is past the limit is cut off.
@@ -72,24 +80,39 @@ class SessionDir:
 
 
 def _sweep(sessions: str) -> None:
-    """Remove the directories of sessions that wrote nothing for the time of retention."""
+    """Remove the directories of sessions that wrote nothing for the time of retention.
+
+    Only what bears the name of a session is ours to remove. What cannot be looked at or removed
+    stays: another session may be sweeping, and the next one tries again.
+    """
     from shutil import rmtree  # noqa: PLC0415 — only the first long answer of a session pays
 
     oldest_ns = (now_ms() - _RETENTION_MS) * 1_000_000
-    with os.scandir(sessions) as entries:
-        for entry in entries:
-            if not entry.is_dir(follow_symlinks=False):
-                continue
-            newest = max((_mtime_ns(path) for path, _, _ in os.walk(entry.path)), default=0)
-            if newest < oldest_ns:
-                rmtree(entry.path, ignore_errors=True)
-
-
-def _mtime_ns(path: str) -> int:
     try:
-        return os.lstat(path).st_mtime_ns
-    except FileNotFoundError:  # another session sweeps at the same time
-        return 0
+        names = os.listdir(sessions)
+    except OSError:
+        return
+    for path in (os.path.join(sessions, name) for name in names if is_ulid(name)):
+        if _is_left(path, oldest_ns):
+            rmtree(path, ignore_errors=True)
+
+
+def _is_left(folder: str, oldest_ns: int) -> bool:
+    """Tell whether this is a directory in which nothing, itself included, is that young."""
+    waiting = [folder]
+    try:
+        if os.path.islink(folder) or os.lstat(folder).st_mtime_ns >= oldest_ns:
+            return False
+        while waiting:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    if entry.stat(follow_symlinks=False).st_mtime_ns >= oldest_ns:
+                        return False
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+    except OSError:  # gone meanwhile, not a directory, or closed to us
+        return False
+    return True
 
 
 async def fit_result(
@@ -141,9 +164,9 @@ def _notice(cut: Clipping, where: _Saved, keep: Keep) -> str:
 def _is_media(block: ToolContentBlock) -> bool:
     if not isinstance(block, JsonContentBlock) or not isinstance(block.value, dict):
         return False
-    resource = block.value.get("resource")
+    kind, resource = block.value.get("type"), block.value.get("resource")
     is_blob = isinstance(resource, dict) and "blob" in resource
-    return block.value.get("type") in _MEDIA or is_blob
+    return (isinstance(kind, str) and kind in _MEDIA) or is_blob
 
 
 def _as_text(block: ToolContentBlock) -> str:

@@ -7,13 +7,14 @@ passes through; a cancelled token ends the tool and comes back as a result too.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import logging
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from indusagi.capabilities.arguments import ArgumentChecker, load_validator
+from indusagi.capabilities.arguments import ArgumentChecker
 from indusagi.core.faults import CoreError
 from indusagi.core.json import NotJson, compact_json
 from indusagi.runtime.contract import ToolDescriptor, ToolOutcome, ToolResult
@@ -52,6 +53,8 @@ class ToolSpec:
         default_factory=dict[str, "JsonValue"], kw_only=True
     )
     output_schema: JsonSchema | None = field(default=None, kw_only=True)
+    check_arguments: bool = field(default=True, kw_only=True)
+    """Off for a tool that passes its arguments on to whoever checks them, and leaves them alone."""
 
 
 def define_tool(spec: ToolSpec) -> DefinedTool:
@@ -60,23 +63,24 @@ def define_tool(spec: ToolSpec) -> DefinedTool:
     Raises:
         InvalidTool: No provider would accept the name, or the parameters describe no object.
     """
-    if not _NAME.fullmatch(spec.name):
+    if not isinstance(spec.name, str) or not _NAME.fullmatch(spec.name):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidTool(
             f"{spec.name!r} cannot be the name of a tool: use 1 to 64 of letters, digits, _ and -"
         )
-    for part, schema in (("parameters", spec.parameters), ("output schema", spec.output_schema)):
-        _check_schema(spec.name, part, schema)
+    _check_schema(spec.name, "parameters", spec.parameters)
+    if spec.output_schema is not None:
+        _check_schema(spec.name, "output schema", spec.output_schema)
     if spec.parameters.get("type") != "object":
         raise InvalidTool(f"the parameters of {spec.name!r} must have the type 'object'")
     return DefinedTool(spec)
 
 
-def _check_schema(name: str, part: str, schema: JsonSchema | None) -> None:
+def _check_schema(name: str, part: str, schema: JsonSchema) -> None:
     try:
         compact_json(schema)
     except NotJson as exc:
         raise InvalidTool(f"the {part} of {name!r}: {exc}") from exc
-    if schema is not None and not isinstance(schema, dict):
+    if not isinstance(schema, dict):
         raise InvalidTool(f"the {part} of {name!r} must be an object, not {schema!r}")
 
 
@@ -93,7 +97,7 @@ class DefinedTool:
             annotations={**spec.annotations, "readOnlyHint": spec.read_only},
             output_schema=spec.output_schema,
         )
-        self._arguments = ArgumentChecker(spec.parameters)
+        self._arguments = ArgumentChecker(spec.parameters if spec.check_arguments else None)
 
     def __repr__(self) -> str:
         return f"DefinedTool({self.name!r})"
@@ -129,27 +133,33 @@ class DefinedTool:
 
     async def run(self, arguments: JsonValue, ctx: ToolContext) -> ToolResult:
         """Check the arguments, run the tool, and answer; never raises but for cancellation."""
-        await load_validator()
-        refusal = self._refusal(arguments)
+        given: JsonValue = {} if arguments is None else arguments  # how some call without any
+        refusal = await self._refusal(given)
         if refusal is not None:
             return refusal
-        given: JsonObject = {**arguments} if isinstance(arguments, dict) else {}
         try:
             with ctx.cancel.guard():
-                return await self._answer(given, ctx)
-        except (Exception, SystemExit) as exc:  # noqa: BLE001 — boundary: the tool's own code
+                return await self._answer(self._own(given), ctx)
+        except BaseException as exc:  # boundary: the tool's own code, whatever it raises
+            if _passes(exc):
+                raise
             _log.debug("tool %s failed", self.name, exc_info=exc)
             return ToolResult.error(f"{self.name} failed: {_reason(exc)}", code="failed")
         return ToolResult.error(f"{self.name} was stopped: {ctx.cancel.reason}", code="cancelled")
 
     execute = run
 
-    def _refusal(self, arguments: JsonValue) -> ToolResult | None:
+    def _own(self, arguments: JsonValue) -> JsonObject:
+        """Give the tool arguments of its own: what it does to them must not reach the caller's."""
+        given = cast("JsonObject", arguments)
+        return copy.deepcopy(given) if self.spec.check_arguments else given
+
+    async def _refusal(self, arguments: JsonValue) -> ToolResult | None:
         """Say why the tool cannot be run with these arguments, or give None."""
-        if arguments is None:  # how some models call a tool that takes nothing
-            arguments = {}
         try:
-            problems = self._arguments.problems(arguments)
+            problems = await self._arguments.check(arguments)
+        except NotJson as exc:
+            problems = [f"the arguments are {exc}"]
         except Exception as exc:  # noqa: BLE001 — boundary: a schema that the validator chokes on
             return ToolResult.error(
                 f"{self.name} cannot check its arguments: {_reason(exc)}", code="bad_schema"
@@ -172,8 +182,28 @@ class DefinedTool:
             return ToolResult(())
         if isinstance(answer, str):
             return ToolResult.text(answer)
-        compact_json(answer)
+        try:
+            compact_json(answer)
+        except NotJson as exc:
+            return ToolResult.error(f"{self.name} answered with what is {exc}", code="bad_result")
         return ToolResult.json(cast("JsonValue", answer))
+
+
+def _passes(exc: BaseException) -> bool:
+    """Tell what is not the tool's failure: an interrupt, or the cancellation of the caller's task.
+
+    A tool that awaits a task of its own which was cancelled ends with the same exception, but then
+    nobody has cancelled the task it runs in.
+    """
+    if isinstance(exc, BaseExceptionGroup):
+        group = cast("BaseExceptionGroup[BaseException]", exc)
+        return any(_passes(inner) for inner in group.exceptions)
+    import asyncio  # noqa: PLC0415 — loaded wherever a tool runs, and dear everywhere else
+
+    if isinstance(exc, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is not None and task.cancelling() > 0
+    return isinstance(exc, (KeyboardInterrupt, GeneratorExit))
 
 
 def _reason(exc: BaseException) -> str:
@@ -181,6 +211,8 @@ def _reason(exc: BaseException) -> str:
     if isinstance(exc, BaseExceptionGroup):
         group = cast("BaseExceptionGroup[BaseException]", exc)
         return "; ".join(_reason(inner) for inner in group.exceptions)
-    if isinstance(exc, (CoreError, OSError)):
-        return str(exc)
-    return f"{type(exc).__name__}: {exc}"
+    try:
+        said = str(exc)
+    except Exception:  # noqa: BLE001 — boundary: somebody's __str__
+        return type(exc).__name__
+    return said if isinstance(exc, (CoreError, OSError)) else f"{type(exc).__name__}: {said}"

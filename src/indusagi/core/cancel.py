@@ -7,14 +7,13 @@ nothing by itself: work looks at it, awaits it, hangs a callback on it, or runs 
 
 from __future__ import annotations
 
-import itertools
-from contextlib import contextmanager
 from threading import RLock
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Iterable
+    from types import TracebackType
 
     from anyio import CancelScope
 
@@ -24,27 +23,21 @@ DEFAULT_REASON = "cancelled"
 class CancelToken:
     """Ask work to stop: once, with a reason, and for every token derived from this one."""
 
-    def __init__(self) -> None:
-        self._parent: CancelToken | None = None
-        # Re-entrant, because a signal handler may cancel while this thread holds the lock.
-        self._lock = RLock()
-        self._fired = False
-        self._reason: str | None = None
-        self._callbacks: dict[int, Callable[[], None]] = {}
-        self._places = itertools.count()
-        self._unlink: Callable[[], None] | None = None
+    def __init__(self, *, _above: _Node | None = None) -> None:
+        self._node = _Node(_above)
 
     @property
     def cancelled(self) -> bool:
         """Whether `cancel` was called, here or on a token above."""
-        return self._fired or (self._parent is not None and self._parent.cancelled)
+        return self._node.cause() is not None
 
     @property
     def reason(self) -> str | None:
         """Why, as told by whoever cancelled; None until then."""
-        if self._fired or self._parent is None:
-            return self._reason
-        return self._parent.reason
+        # Without the lock this token could be cancelled after the look at it, and the one above
+        # before the look at that: the answer would be the later reason.
+        with self._node.lock:
+            return self._node.cause()
 
     def child(self) -> CancelToken:
         """Derive a token that is cancelled with this one, and can be cancelled alone.
@@ -52,66 +45,45 @@ class CancelToken:
         The parent refers to the child only while somebody listens to the child, so a token that
         lives long collects nothing of the work that came and went under it.
         """
-        derived = CancelToken()
-        derived._parent = self
-        return derived
+        return CancelToken(_above=self._node)
 
     def cancel(self, reason: str = DEFAULT_REASON) -> bool:
         """Cancel, and tell whether this call was the one that did; later ones change nothing.
 
         Raises:
-            ExceptionGroup: Callbacks that failed, after all of them were called.
+            BaseExceptionGroup: What callbacks raised, be it one and be it `SystemExit`, after all
+                of them were called.
         """
-        return False if self.cancelled else self._fire(reason)
-
-    def _fire(self, reason: str) -> bool:
-        with self._lock:
-            if self._fired:
+        with self._node.lock:
+            if self.cancelled or not self._node.claim(reason):
                 return False
-            self._reason = reason
-            self._fired = True
-            callbacks, self._callbacks = list(self._callbacks.values()), {}
-        failures: list[Exception] = []
-        for callback in callbacks:
-            try:
-                callback()
-            except Exception as exc:  # noqa: BLE001 — boundary: a listener's defect, raised below
-                failures.append(exc)
-        if failures:
-            raise ExceptionGroup("cancel callbacks failed", failures)
+            callbacks = self._node.take_all(reason)
+            self._node.unlink()
+        _call(callbacks)
         return True
 
     def on_cancel(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` once on cancellation, at once if it has happened; return the way out.
 
-        The callback runs in the thread that cancels, so it must be quick. What is returned takes
-        the callback off again and may be called any number of times.
+        The callback runs in the thread that cancels, so it must be quick; other threads can use
+        the token meanwhile. What is returned takes the callback off again and may be called any
+        number of times.
+
+        Raises:
+            BaseExceptionGroup: What the callback raised when it was called at once.
         """
-        with self._lock:
-            place = next(self._places)
-            self._callbacks[place] = callback
-            if self._parent is not None and self._unlink is None:
-                self._unlink = self._parent.on_cancel(self._fire_with_parent)
-        # Either `_fire` took the callback, or it comes too late for that and is called here.
-        if self.cancelled and self._take(place):
-            callback()
-        return lambda: self._forget(place)
+        place = object()
+        with self._node.lock:
+            self._node.listeners[place] = callback
+            self._node.link()
 
-    def _fire_with_parent(self) -> None:
-        if self._parent is not None:
-            self._fire(self._parent.reason or DEFAULT_REASON)
+        def forget() -> None:
+            self._node.take(place)
 
-    def _take(self, place: int) -> bool:
-        with self._lock:
-            return self._callbacks.pop(place, None) is not None
-
-    def _forget(self, place: int) -> None:
-        with self._lock:
-            self._callbacks.pop(place, None)
-            if self._callbacks or self._unlink is None:
-                return
-            unlink, self._unlink = self._unlink, None
-        unlink()
+        # Either `cancel` took the callback, or it comes too late for that and is called here.
+        if self.cancelled and self._node.take(place):
+            _call([callback])
+        return forget
 
     async def wait(self) -> str:
         """Wait for cancellation and return its reason."""
@@ -124,29 +96,134 @@ class CancelToken:
     def __await__(self) -> Generator[object, None, str]:
         return self.wait().__await__()
 
-    @contextmanager
-    def guard(self) -> Generator[CancelScope]:
-        """Run the block in a cancel scope that ends when this token is cancelled.
+    def guard(self) -> Guard:
+        """Run a block in a cancel scope that ends when this token is cancelled.
 
         `scope.cancelled_caught` tells afterwards whether the block was cut short. Cancellation
         from outside (of the task, or of a scope further out) passes through as always.
         """
+        return Guard(self)
+
+
+class Guard:
+    """The block that `CancelToken.guard` makes; entered once."""
+
+    __slots__ = ("_forget", "_scope", "_token")
+
+    def __init__(self, token: CancelToken) -> None:
+        self._token = token
+
+    def __enter__(self) -> CancelScope:
         from asyncio import get_running_loop  # noqa: PLC0415 — loaded wherever a loop runs
 
         from anyio import CancelScope  # noqa: PLC0415 — see wait()
 
-        loop = get_running_loop()
-        with CancelScope() as scope:
-            if self.cancelled:
-                scope.cancel()
-            # Through the loop, since the one who cancels may be a thread or a signal handler:
-            # neither may touch the scope, nor would the loop wake up for it.
-            forget = self.on_cancel(lambda: _wake(loop, scope))
-            try:
-                yield scope
-            finally:
-                forget()
+        loop, scope = get_running_loop(), CancelScope()
+        self._scope = scope
+        scope.__enter__()
+        if self._token.cancelled:
+            scope.cancel()
+        # Through the loop, since the one who cancels may be a thread or a signal handler:
+        # neither may touch the scope, nor would the loop wake up for it.
+        self._forget = self._token.on_cancel(lambda: _wake(loop, scope))
+        return scope
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        self._forget()
+        return self._scope.__exit__(kind, error, trace)
+
+
+class _Node:
+    """A token's place among those it was derived from. The chain may be long: no recursion.
+
+    Whatever changes a node happens under the lock; only callbacks never do.
+    """
+
+    def __init__(self, above: _Node | None) -> None:
+        self.above = above
+        # One for a token and all that are derived from it, so that who was first is never in
+        # doubt. Re-entrant, because a signal handler may cancel while this thread holds it.
+        self.lock = RLock() if above is None else above.lock
+        self.reason: str | None = None
+        # Callbacks, and the nodes below that somebody listens to, in the order they came.
+        self.listeners: dict[object, Callable[[], None] | _Node] = {}
+
+    def cause(self) -> str | None:
+        """Give the reason that holds here, this node's own before one from above."""
+        node: _Node | None = self
+        while node is not None:
+            if node.reason is not None:
+                return node.reason
+            node = node.above
+        return None
+
+    def claim(self, reason: str) -> bool:
+        """Set the reason unless there is one."""
+        # A signal handler runs where a function is called: between look and write none is.
+        if self.reason is not None:
+            return False
+        self.reason = reason
+        return True
+
+    def take_all(self, reason: str) -> list[Callable[[], None]]:
+        """Take the callbacks of this node and of those below, which get the reason on the way."""
+        callbacks: list[Callable[[], None]] = []
+        waiting = self.take_listeners()
+        while waiting:
+            listener = waiting.pop()
+            if not isinstance(listener, _Node):
+                callbacks.append(listener)
+            elif listener.claim(reason):
+                waiting.extend(listener.take_listeners())
+        return callbacks
+
+    def take_listeners(self) -> list[Callable[[], None] | _Node]:
+        """Take the listeners of this node, the first one last."""
+        taken, self.listeners = self.listeners, {}
+        return list(reversed(taken.values()))
+
+    def link(self) -> None:
+        """Let every node above know of the one below it; a second time changes nothing."""
+        node = self
+        while (above := node.above) is not None:
+            above.listeners.setdefault(node, node)
+            node = above
+
+    def unlink(self) -> None:
+        """Let go of every node on the way up that nobody listens to any more."""
+        node = self
+        while not node.listeners and (above := node.above) is not None:
+            above.listeners.pop(node, None)
+            node = above
+
+    def take(self, place: object) -> bool:
+        """Take one callback off, and tell whether it was still there."""
+        with self.lock:
+            taken = self.listeners.pop(place, None) is not None
+            self.unlink()
+        return taken
+
+
+def _call(callbacks: Iterable[Callable[[], None]]) -> None:
+    """Call all of them, then raise what some of them raised."""
+    failures: list[BaseException] = []
+    for callback in callbacks:
+        try:
+            callback()
+        except BaseException as exc:  # noqa: BLE001 — boundary: the others are called first
+            failures.append(exc)
+    if failures:
+        raise BaseExceptionGroup("cancel callbacks failed", failures)
 
 
 def _wake(loop: AbstractEventLoop, scope: CancelScope) -> None:
-    loop.call_soon_threadsafe(scope.cancel)
+    try:
+        loop.call_soon_threadsafe(scope.cancel)
+    except RuntimeError:
+        # Closed since the callback was taken: the guard was left, and nobody is to be woken.
+        pass

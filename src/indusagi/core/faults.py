@@ -2,7 +2,8 @@
 
 CoreError                  anything of ours that a caller may want to catch
 ├── NotJson                a value that JSON cannot carry, with the place where it stands
-└── InvalidTool            a tool whose definition cannot work, found when it is defined
+├── InvalidTool            a tool that cannot work as it is defined
+└── ProtocolFault          anything that goes wrong between us and a server; branch on its kind
 
 A class is added to the drawing in the commit that adds the class; a test compares the two.
 What is skipped but does not stop the work is no error: it is a `Note` (see `core.notes`).

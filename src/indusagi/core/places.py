@@ -4,6 +4,7 @@ State goes to `$XDG_STATE_HOME/indus` (by default `~/.local/state/indus`). Direc
 files 0600, made so that nobody else can have prepared the name beforehand.
 """
 
+import errno
 import os
 import stat
 
@@ -12,21 +13,39 @@ _PRIVATE_FILE = 0o600
 
 
 def state_dir() -> str:
-    """Name the directory for state; it is not made here."""
+    """Name the directory for state; it is not made here.
+
+    Raises:
+        OSError: There is no home directory to put it in.
+    """
     root = os.environ.get("XDG_STATE_HOME", "")
     # The XDG specification: a relative path here is to be ignored.
     if not os.path.isabs(root):
-        root = os.path.join(os.path.expanduser("~"), ".local", "state")
+        root = os.path.join(_home(), ".local", "state")
     return os.path.join(root, "indus")
 
 
+def _home() -> str:
+    # `expanduser` makes "/" of an empty HOME, and gives back "~" when nobody knows this user.
+    home = os.environ["HOME"] if "HOME" in os.environ else os.path.expanduser("~")
+    if not os.path.isabs(home):
+        raise OSError(f"no home directory ({home!r}): set HOME or XDG_STATE_HOME to a full path")
+    return home
+
+
 def make_private_dir(path: str) -> str:
-    """Make `path` a directory that only this user can enter, and return it.
+    """Make `path` a directory that only this user can enter, and return its absolute path.
+
+    What is missing above it is made for this user alone as well; what is there stays as it is.
 
     Raises:
         OSError: It cannot be made, or it is a link or somebody else's.
     """
-    os.makedirs(os.path.dirname(path), mode=_PRIVATE_DIR, exist_ok=True)
+    if not path:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    # Absolute, and so without a slash at the end, which would look through a link.
+    path = os.path.abspath(path)
+    make_dirs(os.path.dirname(path), _PRIVATE_DIR)
     try:
         os.mkdir(path, _PRIVATE_DIR)
     except FileExistsError:
@@ -37,6 +56,26 @@ def make_private_dir(path: str) -> str:
     if stat.S_IMODE(found.st_mode) & 0o077:
         os.chmod(path, _PRIVATE_DIR)
     return path
+
+
+def make_dirs(path: str, mode: int = 0o777) -> None:
+    """Make a directory and those missing above it, all of one mode; one that is there is fine.
+
+    `os.makedirs` gives the mode to the last one only, and runs out of stack on a very deep path.
+
+    Raises:
+        OSError: One cannot be made, or something else stands in its place.
+    """
+    missing: list[str] = []
+    while path and not os.path.isdir(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    for directory in reversed(missing):
+        try:
+            os.mkdir(directory, mode)
+        except FileExistsError:
+            if not os.path.isdir(directory):
+                raise
 
 
 def create_private_file(path: str) -> int:

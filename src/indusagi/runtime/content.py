@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from indusagi.core.json import JsonValue
+    from indusagi.core.json import JsonObject, JsonValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,13 @@ class TextContentBlock:
 
     kind: ClassVar[Literal["text"]] = "text"
     text: str
+    extra: JsonObject | None = None
+    """What a block of the MCP protocol carried besides its text (annotations, `_meta`)."""
+
+    def __post_init__(self) -> None:
+        # Refused where it is made, not where somebody trips over it.
+        if not isinstance(self.text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"a text block holds text, not {type(self.text).__name__}")
 
 
 @dataclass(frozen=True, slots=True)

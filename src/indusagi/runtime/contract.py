@@ -75,7 +75,13 @@ class ToolResult:
 
     def __post_init__(self) -> None:
         # A caller's list must not be able to change a result that was already handed out.
-        object.__setattr__(self, "content", tuple(self.content))
+        content = tuple(self.content)
+        object.__setattr__(self, "content", content)
+        object.__setattr__(self, "keep", Keep(self.keep))
+        object.__setattr__(self, "details", MappingProxyType(dict(self.details)))
+        for block in content:
+            if not isinstance(block, (TextContentBlock, JsonContentBlock)):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(f"a result holds content blocks, not {type(block).__name__}")
 
     @classmethod
     def text(cls, text: str, **details: JsonValue) -> ToolResult:

@@ -1,0 +1,157 @@
+"""The processes that a process has left behind: in its group, in its session, and beyond.
+
+A program may give its children groups of their own (`timeout` does, and a shell with job control),
+but they stay in the session of the first. A descendant that starts a session of its own is found by
+a variable that the first process was started with, where the system shows the environment of a
+process. Where there is no `/proc`, the group is all that can be known.
+
+All of this but `signal_group` reads the process list: not for the event loop.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MARK = "INDUS_CHILD"
+"""The variable. It holds the marks of all processes of ours that stand above, so that those of an
+inner program of ours are found by the outer one too."""
+_GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
+"""What looking at a process raises when it has just ended, or when it is not for us to see."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A process that runs."""
+
+    pid: int
+    group: int
+    session: int
+    started: int
+    """In ticks of the system; with the pid it names a process for good."""
+
+
+def signal_group(group: int, number: int) -> bool:
+    """Signal every process of a group, and tell whether there is one.
+
+    One that may not be signalled is there all the same.
+    """
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def session_of(leader: int) -> list[Found]:
+    """List who still runs in the session or group of `leader`; zombies do not run."""
+    try:
+        return [found for found in _running() if leader in {found.session, found.group}]
+    except OSError:
+        return [_unseen(leader)] if signal_group(leader, 0) else []
+
+
+def left_behind(leader: int | None, mark: str) -> list[Found]:
+    """List who still runs of a session, if one is given, and who carries the mark anywhere."""
+    try:
+        born = _born(leader)
+        return [
+            found
+            for found in _running()
+            if leader in {found.session, found.group}
+            # Older than the leader is no descendant: most of the machine need not be asked.
+            or (found.started >= born and _is_marked(found.pid, mark))
+        ]
+    except OSError:
+        return [] if leader is None or not signal_group(leader, 0) else [_unseen(leader)]
+
+
+def signal_each(processes: list[Found], number: int) -> None:
+    """Signal processes that were found, each only if it is still the one that was found."""
+    for found in processes:
+        try:
+            _signal(found, number)
+        except _GONE:
+            continue
+
+
+def _signal(found: Found, number: int) -> None:
+    try:
+        # A descriptor stays with its process: what is checked is what is signalled.
+        handle = os.pidfd_open(found.pid)
+    except (AttributeError, OSError):
+        handle = None
+    try:
+        now = _look(found.pid)
+        if now is None or now.started != found.started:
+            return
+        if handle is None:
+            os.kill(found.pid, number)
+        else:
+            signal.pidfd_send_signal(handle, number)
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _unseen(leader: int) -> Found:
+    """Stand for a group of which nothing is known but that it is there."""
+    return Found(leader, leader, leader, -1)
+
+
+def _running() -> Iterator[Found]:
+    """Look at every process there is.
+
+    Raises:
+        OSError: There is no `/proc`, or it cannot be read now.
+    """
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (found := _look(int(name))) is not None:
+            yield found
+
+
+def _born(leader: int | None) -> int:
+    fields = None if leader is None else _stat(leader)
+    return 0 if fields is None else int(fields[19])
+
+
+def _look(pid: int) -> Found | None:
+    fields = _stat(pid)
+    if fields is None or fields[0] in {b"Z", b"X"}:
+        return None
+    return Found(pid, int(fields[2]), int(fields[3]), int(fields[19]))
+
+
+def _stat(pid: int) -> list[bytes] | None:
+    # The name of the program stands in brackets and may hold any character.
+    said = _read(pid, "stat")
+    return None if said is None else said.rpartition(b") ")[2].split(None, 20)
+
+
+def _is_marked(pid: int, mark: str) -> bool:
+    prefix, wanted = f"{MARK}=".encode(), mark.encode()
+    variables = (_read(pid, "environ") or b"").split(b"\0")
+    return any(entry.startswith(prefix) and wanted in entry for entry in variables)
+
+
+def _read(pid: int, name: str) -> bytes | None:
+    """Read what `/proc` says of a process; None when it has ended or is not for us to see."""
+    try:
+        # Without a file object: this is done for every process of the machine.
+        descriptor = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            parts: list[bytes] = []
+            while part := os.read(descriptor, 64 * 1024):
+                parts.append(part)
+            return b"".join(parts)
+        finally:
+            os.close(descriptor)
+    except _GONE:
+        return None

@@ -1,0 +1,274 @@
+"""A child process: its pipes, its exit, and the end of all that it has started."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.support.waiting import is_alive, until
+
+from indusagi.core import child as child_module
+from indusagi.core.child import Child
+from indusagi.core.groups import MARK
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+pytestmark = [pytest.mark.anyio, pytest.mark.process]
+
+
+class Listener:
+    """Notes what it hears."""
+
+    def __init__(self) -> None:
+        self.output = b""
+        self.errors = b""
+
+    def wrote(self, data: bytes) -> None:
+        self.output += data
+
+    def complained(self, data: bytes) -> None:
+        self.errors += data
+
+    def changed(self) -> None:
+        pass
+
+
+@asynccontextmanager
+async def running(script: str, **options: Any) -> AsyncGenerator[tuple[Child, Listener]]:
+    """Start a script of the shell, and kill what is left of it afterwards."""
+    listener = Listener()
+    child = Child(listener)
+    await child.start(["/bin/sh", "-c", script], os.environ, None, **options)
+    try:
+        yield child, listener
+    finally:
+        await child.end(0)
+
+
+def is_collected(pid: int) -> bool:
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+    except ChildProcessError:
+        return True
+    return False
+
+
+async def test_the_three_pipes_are_three() -> None:
+    async with running("read line; echo got $line; echo error >&2; exit 3") as (child, heard):
+        child.write(b"this\n")
+        await child.exited.wait()
+        await until(lambda: not child.output_open and not child.errors_open)
+        assert (heard.output, heard.errors, child.exit_code) == (b"got this\n", b"error\n", 3)
+
+
+async def test_two_pipes_can_be_one_and_the_input_empty() -> None:
+    options = {"with_input": False, "merged": True}
+    async with running("cat; echo out; echo error >&2; echo out", **options) as (child, heard):
+        await child.output_ended.wait()
+        assert (heard.output, heard.errors) == (b"out\nerror\nout\n", b"")
+        assert not child.input_open
+        assert not child.errors_open
+        child.write(b"to nobody")
+
+
+async def test_every_child_has_a_mark_of_its_own_beside_those_above(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    marks: list[bytes] = []
+    for above in (None, None, "OUTER"):
+        if above is not None:
+            monkeypatch.setenv(MARK, above)
+        async with running(f'printf %s "${MARK}"') as (child, heard):
+            await child.output_ended.wait()
+            marks.append(heard.output)
+    assert len({*marks}) == 3
+    assert marks[2].startswith(b"OUTER ")
+
+
+async def test_a_process_is_collected_last_so_that_nobody_else_gets_its_number() -> None:
+    async with running("sleep 600 & exit 5") as (child, _):
+        await child.exited.wait()
+        assert child.exit_code == 5
+        assert not is_collected(child.pid)
+        await child.end(1)
+        assert is_collected(child.pid)
+
+
+async def test_a_process_that_somebody_else_collects_has_exited_and_its_number_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running("read line; sleep 600 & echo $!; exit 3") as (child, heard):
+        child.write(b"\n")
+        os.waitpid(child.pid, 0)  # noqa: ASYNC222 — before the loop can look
+        await child.exited.wait()
+        await until(lambda: heard.output.endswith(b"\n"))
+        assert child.exit_code == 255
+        sent: list[int] = []
+        monkeypatch.setattr(child_module, "signal_group", lambda group, number: sent.append(number))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+        await child.end(0)
+        assert sent == []
+        assert not is_alive(int(heard.output))
+
+
+async def test_the_end_of_input_is_the_first_that_is_tried() -> None:
+    async with running("cat > /dev/null; exit 4") as (child, _):
+        await child.end(10)
+        assert child.exit_code == 4
+
+
+async def test_the_first_to_end_it_decides_and_the_others_wait() -> None:
+    async with running("trap '' TERM; echo ready; exec sleep 600", with_input=False) as (
+        child,
+        heard,
+    ):
+        await until(lambda: heard.output == b"ready\n")
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(3):
+                tasks.create_task(child.end(0.2))
+        assert child.exit_code == -signal.SIGKILL
+
+
+async def test_a_child_that_was_never_started_can_be_ended() -> None:
+    await Child(Listener()).end(1)
+
+
+async def test_output_that_is_held_back_comes_when_it_is_released() -> None:
+    async with running("echo first; read line; echo second") as (child, heard):
+        await until(lambda: heard.output == b"first\n")
+        child.hold_output()
+        child.write(b"\n")
+        await child.exited.wait()
+        assert heard.output == b"first\n"
+        child.release_output()
+        await child.output_ended.wait()
+        assert heard.output == b"first\nsecond\n"
+
+
+@pytest.mark.parametrize("written", [100, 60_000])
+async def test_what_is_still_in_the_pipe_at_the_end_is_read_if_that_is_wanted(written: int) -> None:
+    script = f"read line; head -c {written} /dev/zero"
+    async with running(script) as (child, heard):
+        child.hold_output()
+        child.write(b"\n")
+        await child.exited.wait()
+        await child.end(0, drain_s=0.01)
+        assert len(heard.output) == written
+
+
+async def test_an_output_that_somebody_fills_without_end_is_given_up() -> None:
+    async with running("echo; exec yes", with_input=False) as (child, heard):
+        await until(lambda: len(heard.output) > 0)
+        child.hold_output()
+        await child.end(0, drain_s=0.01)
+        assert len(heard.output) < 4 * 1024 * 1024
+
+
+async def test_one_that_can_neither_be_signalled_nor_reads_is_left_with_nothing_of_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(target: int, number: int) -> None:
+        raise PermissionError
+
+    async with running("exec sleep 600") as (child, _):
+        child.write(bytes(1_000_000))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "killpg", refuse)
+            patch.setattr(signal, "pidfd_send_signal", refuse)
+            await child.end(0)
+        assert child.exit_code is None
+        assert is_alive(child.pid)
+        await until(lambda: not child.input_open and not child.output_open)
+        os.kill(child.pid, signal.SIGKILL)
+        await child.exited.wait()
+        assert child.exit_code == -signal.SIGKILL
+        assert is_collected(child.pid)
+
+
+async def test_a_start_that_fails_half_way_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: object) -> None:
+        raise OSError("no more pipes")
+
+    child = Child(Listener())
+    monkeypatch.setattr(asyncio.get_running_loop(), "connect_read_pipe", fail)
+    with pytest.raises(OSError, match="no more pipes"):
+        await child.start(["/bin/sleep", "600"], os.environ, None)
+    assert not is_alive(child.pid)
+    assert is_collected(child.pid)
+
+
+# -- where a process has no descriptor --------------------------------------------------------
+
+
+@pytest.fixture
+def _no_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "pidfd_open")
+
+
+@pytest.mark.usefixtures("_no_descriptors")
+async def test_the_exit_is_told_without_a_descriptor_of_the_process() -> None:
+    async with running("exit 3") as (child, _):
+        await child.exited.wait()
+        assert child.exit_code == 3
+
+
+@pytest.mark.usefixtures("_no_descriptors")
+async def test_a_collected_process_whose_group_lives_on_has_it_ended() -> None:
+    async with running("sleep 600 & echo $!; exit 3") as (child, heard):
+        await child.exited.wait()
+        await until(lambda: heard.output.endswith(b"\n"))
+        await child.end(1)
+        assert not is_alive(int(heard.output))
+
+
+@pytest.mark.usefixtures("_no_descriptors")
+async def test_a_collected_process_without_a_group_is_never_signalled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running("exit 3") as (child, _):
+        await child.exited.wait()
+        sent: list[int] = []
+        monkeypatch.setattr(child_module, "signal_group", lambda group, number: sent.append(number))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+        monkeypatch.setattr(os, "kill", lambda pid, number: sent.append(number))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+        await child.end(0)
+        assert sent == []
+
+
+# -- the end of the loop ----------------------------------------------------------------------
+
+
+async def test_the_kill_comes_before_anything_that_can_be_cancelled() -> None:
+    script = "trap '' TERM; echo ready; while :; do sleep 0.05; done"
+    async with running(script, with_input=False) as (child, heard):
+        await until(lambda: heard.output == b"ready\n")
+        task = asyncio.create_task(child.end(600))  # noqa: TID251 — cancelled below
+        await asyncio.sleep(0.05)
+        while not task.done():
+            child._ender.cancel()
+            await asyncio.sleep(0)
+        await child.exited.wait()
+        assert child.exit_code == -signal.SIGKILL
+        assert is_collected(child.pid)
+
+
+def test_the_end_of_the_loop_kills_what_was_still_being_asked_to_end() -> None:
+    pids: list[int] = []
+
+    async def leave_it() -> None:
+        heard = Listener()
+        child = Child(heard)
+        script = "trap '' TERM; echo ready; while :; do sleep 0.05; done"
+        await child.start(["/bin/sh", "-c", script], os.environ, None, with_input=False)
+        await until(lambda: heard.output == b"ready\n")
+        pids.append(child.pid)
+        task = asyncio.create_task(child.end(600))  # noqa: TID251 — left to the loop on purpose
+        await asyncio.sleep(0.05)
+        assert not task.done()
+
+    asyncio.run(leave_it())
+    assert not is_alive(pids[0])
+    assert is_collected(pids[0])

@@ -1,0 +1,103 @@
+"""Configurations of the servers in `tests/servers`, and limits under which they are tested."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tests.support.scripts import ROOT
+
+from indusagi.interop.protocol_bridge.contract import (
+    ServerLimits,
+    SseServerConfig,
+    StdioServerConfig,
+    StreamableHttpServerConfig,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from tests.support.http_peer import HttpServer
+
+SERVERS = ROOT / "tests" / "servers"
+HONEST_TOOLS = (
+    "echo", "add", "media", "fail", "refuse", "env", "pid", "big", "slow", "mutate", "grow", "ask",
+)  # fmt: skip
+"""What the honest server lists before the tools it was told to generate."""
+
+FAST = ServerLimits(
+    connect_s=10.0,
+    probe_s=0.2,
+    list_s=5.0,
+    call_idle_s=0.3,
+    call_hard_s=1.0,
+    close_s=0.3,
+    relist_gap_s=0.1,
+)
+"""Short where a test waits for a deadline in a call or at the end; long where a busy machine may be
+slow to start a process. A call that should succeed may need more: `ServerLimits()`."""
+SOON = replace(FAST, connect_s=0.5, list_s=0.5)
+"""For servers that never come up or never list: it does not matter then why they are late."""
+
+
+def honest(
+    *flags: object,
+    id: str = "honest",
+    limits: ServerLimits | None = None,
+    env: Mapping[str, str] | None = None,
+) -> StdioServerConfig:
+    """Configure the server without faults; the flags are those of its file."""
+    return _script("honest.py", flags, id, limits or ServerLimits(), env or {})
+
+
+def fault(
+    mode: str,
+    *args: object,
+    id: str | None = None,
+    limits: ServerLimits | None = None,
+) -> StdioServerConfig:
+    """Configure a server with that fault; the modes and their words are those of its file."""
+    return _script("fault.py", (mode, *args), id or mode, limits or FAST, {})
+
+
+def remote(
+    server: HttpServer,
+    *,
+    id: str = "remote",
+    limits: ServerLimits | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> StreamableHttpServerConfig:
+    """Configure a server that runs behind HTTP."""
+    return StreamableHttpServerConfig(id, server.url, headers or {}, limits=limits or FAST)
+
+
+def remote_sse(
+    server: HttpServer,
+    *,
+    id: str = "remote",
+    limits: ServerLimits | None = None,
+) -> SseServerConfig:
+    """Configure a server that runs behind the old HTTP transport."""
+    return SseServerConfig(id, server.url, limits=limits or FAST)
+
+
+def diary(path: Path, event: str = "") -> list[str]:
+    """Read what a server wrote to the file of its `--log`: the lines of an event, without it.
+
+    `diary(path, "start")` gives the process ids of its starts, `diary(path, "heard tools/list")`
+    the ids of these requests, `diary(path, "child")` and `diary(path, "cancelled")` likewise.
+    """
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [line[len(event) :].strip() for line in lines if line.startswith(event)]
+
+
+def _script(
+    name: str, args: tuple[object, ...], server: str, limits: ServerLimits, env: Mapping[str, str]
+) -> StdioServerConfig:
+    # Isolated and without site packages: it starts in half the time.
+    argv = ["-I", "-S", str(SERVERS / name), *map(str, args)]
+    return StdioServerConfig(server, sys.executable, argv, env, limits=limits)
