@@ -1,0 +1,3 @@
+"""Speaking to other systems: the MCP bridge."""
+
+from indusagi.interop.protocol_bridge import *

@@ -1,0 +1,176 @@
+"""A fleet becomes tools of the kernel: the join between the two halves of the bridge.
+
+A mounted tool carries its reference. At every call it asks the fleet for the endpoint that stands
+behind that server then, so it works again after the server was brought back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from indusagi.capabilities.registry import ToolRegistry
+from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
+from indusagi.core.notes import Note
+from indusagi.interop.protocol_bridge.content import to_tool_result
+from indusagi.interop.protocol_bridge.contract import ProtocolFault, is_usable_phase
+from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl, start_server_fleet
+from indusagi.interop.protocol_bridge.inert import inert_context
+from indusagi.interop.protocol_bridge.names import model_name
+from indusagi.interop.protocol_bridge.output_check import mismatch
+from indusagi.runtime.contract import ToolResult
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from indusagi.capabilities.context import ToolContext
+    from indusagi.core.json import JsonObject
+    from indusagi.interop.protocol_bridge.contract import (
+        BridgeConfig,
+        RemoteCallResult,
+        RemoteTool,
+        RemoteToolRef,
+    )
+    from indusagi.interop.protocol_bridge.handlers import Handlers
+    from indusagi.interop.protocol_bridge.supervision import Supervision
+    from indusagi.runtime.contract import ToolBox
+
+
+@dataclass(frozen=True, slots=True)
+class MountedTool:
+    """A remote tool that can be called like any other."""
+
+    remote: RemoteTool
+    tool: DefinedTool
+
+    @property
+    def ref(self) -> RemoteToolRef:
+        """Which tool of which server it is."""
+        return self.remote.ref
+
+
+@dataclass(frozen=True, slots=True)
+class MountedProtocolBridge:
+    """The tools of a fleet as they were when it was mounted, and the fleet that runs them."""
+
+    box: ToolBox
+    fleet: ServerFleetImpl
+    tools: Sequence[MountedTool]
+    notes: Sequence[Note] = ()
+    """What was left out, replaced or renamed, of the configuration and of the tools."""
+
+
+async def mount_protocol_bridge(
+    config: BridgeConfig,
+    *,
+    supervision: Supervision | None = None,
+    handlers: Handlers | None = None,
+) -> MountedProtocolBridge:
+    """Connect to the servers of a configuration and make their tools callable.
+
+    Returns when every server has come up, failed, or met its deadline; one that failed contributes
+    no tools and says why in `fleet.status()`. Nothing a server does makes this raise.
+    """
+    fleet = await start_server_fleet(config, supervision=supervision, handlers=handlers)
+    try:
+        remotes, notes = await _remote_tools(fleet)
+    except BaseException:
+        await fleet.tear_down()
+        raise
+    tools = tuple(mount_tool(fleet, remote) for remote in remotes)
+    registry = ToolRegistry()
+    registry.register_all(mounted.tool for mounted in tools)
+    box = registry.to_tool_box(inert_context())
+    return MountedProtocolBridge(box, fleet, tools, (*fleet.notes, *notes))
+
+
+async def _remote_tools(fleet: ServerFleetImpl) -> tuple[list[RemoteTool], list[Note]]:
+    """Collect the tools in the order of the configuration, each under a name of its own."""
+    remotes: list[RemoteTool] = []
+    notes: list[Note] = []
+    taken: set[str] = set()
+    for endpoint in fleet.endpoints():
+        if not is_usable_phase(endpoint.phase):
+            continue
+        try:
+            listed = await endpoint.list_tools()
+        except ProtocolFault:
+            continue  # the fault stands in the status
+        for remote in listed:
+            named = _named(remote, taken, notes)
+            taken.add(named.descriptor.name)
+            remotes.append(named)
+        notes.extend(endpoint.status().notes)
+    return remotes, notes
+
+
+def _named(remote: RemoteTool, taken: set[str], notes: list[Note]) -> RemoteTool:
+    name = remote.descriptor.name
+    if name in taken:
+        name = model_name(remote.ref, taken)
+        owner = f"server {remote.ref.server!r}, tool {remote.ref.name!r}"
+        notes.append(Note(owner, f"another tool has its name; it is called {name!r}"))
+        return replace(remote, descriptor=replace(remote.descriptor, name=name))
+    return remote
+
+
+def mount_tool(fleet: ServerFleetImpl, remote: RemoteTool) -> MountedTool:
+    """Make one remote tool callable through a fleet."""
+
+    async def run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
+        return await _call(fleet, remote, arguments, ctx)
+
+    descriptor = remote.descriptor
+    spec = ToolSpec(
+        descriptor.name,
+        descriptor.description,
+        descriptor.parameters,
+        run,
+        title=descriptor.title,
+        annotations=descriptor.annotations or {},
+        output_schema=descriptor.output_schema,
+        # The server checks them against the schema it really has; the model saw a wider view.
+        check_arguments=False,
+    )
+    return MountedTool(remote, define_tool(spec))
+
+
+async def _call(
+    fleet: ServerFleetImpl, remote: RemoteTool, arguments: JsonObject, ctx: ToolContext
+) -> ToolResult:
+    ref = remote.ref
+    endpoint = fleet.endpoint(ref.server)
+    if endpoint is None:
+        return ToolResult.error(
+            f"server {ref.server!r} is not there any more", code="not_connected"
+        )
+    try:
+        # Cancellation needs no token here: the tool runs in the scope of the call's token.
+        answer = await endpoint.invoke(ref.name, arguments, on_progress=ctx.on_progress)
+    except ProtocolFault as fault:
+        return _failure(fault)
+    return to_tool_result(await _checked(answer, remote))
+
+
+async def _checked(answer: RemoteCallResult, remote: RemoteTool) -> RemoteCallResult:
+    """Note a structured answer that is not what the tool promised; it is passed on all the same."""
+    schema = remote.descriptor.output_schema
+    if schema is None or answer.is_error:
+        return answer
+    problem = await mismatch(schema, answer.structured)
+    if problem is None:
+        return answer
+    owner = f"server {remote.ref.server!r}, tool {remote.ref.name!r}"
+    return replace(answer, notes=(*answer.notes, Note(owner, problem)))
+
+
+def _failure(fault: ProtocolFault) -> ToolResult:
+    detail = fault.detail
+    return ToolResult.error(
+        str(fault),
+        code=fault.kind,
+        server=detail.server,
+        reason=detail.reason,
+        httpStatus=detail.http_status,
+        rpcCode=detail.rpc_code,
+    )

@@ -1,0 +1,94 @@
+"""From a configuration to a connected peer, and back to nothing when the block is left."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, TypeAlias
+
+from indusagi.core.hashing import content_hash
+from indusagi.interop.protocol_bridge.protocol import Peer
+from indusagi.interop.protocol_bridge.stdio import spawn_link
+from indusagi.interop.protocol_bridge.wire import WireClosed
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+    from contextlib import AbstractAsyncContextManager
+
+    from indusagi.core.json import JsonObject
+    from indusagi.interop.protocol_bridge.contract import ServerConfig, StdioServerConfig
+    from indusagi.interop.protocol_bridge.handlers import Handlers
+    from indusagi.interop.protocol_bridge.protocol import Era
+
+SessionFactory: TypeAlias = "Callable[[], AbstractAsyncContextManager[object]]"
+"""Yields what to speak through: an SDK `ClientSession` that is connected, a `(read, write)` pair of
+streams, or a low-level `Server`."""
+InjectedTransport: TypeAlias = SessionFactory
+
+CLIENT_NAME = "indus-protocol-bridge"
+CLIENT_VERSION = "0.1.0"
+
+_eras: dict[str, Era] = {}
+"""What each configuration's server was found to speak, so that it is asked right the next time."""
+
+
+def client_info() -> JsonObject:
+    """Say who we are, as servers see it."""
+    return {"name": CLIENT_NAME, "version": CLIENT_VERSION}
+
+
+@asynccontextmanager
+async def open_peer(
+    config: ServerConfig, handlers: Handlers, session_factory: SessionFactory | None
+) -> AsyncGenerator[Peer]:
+    """Connect to the server of a configuration, and disconnect when the block is left."""
+    if session_factory is not None:
+        sdk = await asyncio.to_thread(_loaded_sdk)
+        opening = sdk.injected_peer(config, handlers, client_info(), session_factory)
+    elif config.kind == "stdio":
+        opening = _stdio_peer(config, handlers)
+    else:
+        sdk = await asyncio.to_thread(_loaded_sdk)
+        opening = sdk.remote_peer(config, handlers, client_info())
+    async with opening as peer:
+        yield peer
+
+
+def _loaded_sdk():
+    # The SDK takes longer to load than most servers to start: only those who need it pay.
+    from indusagi.interop.protocol_bridge import _sdk  # noqa: PLC0415
+
+    return _sdk
+
+
+@asynccontextmanager
+async def _stdio_peer(config: StdioServerConfig, handlers: Handlers) -> AsyncGenerator[Peer]:
+    digest = content_hash([config.command, [*config.args], {**config.env}, config.cwd])
+    known = _eras.get(digest)
+    async with AsyncExitStack() as stack:
+        try:
+            peer = await stack.enter_async_context(_spawned(config, handlers, known or "modern"))
+        except WireClosed:
+            if known is not None:
+                raise
+            # Some exit at a method they do not know: once more, in the old way from the start.
+            peer = await stack.enter_async_context(_spawned(config, handlers, "legacy"))
+        if peer.facts is not None:
+            _eras[digest] = peer.facts.era
+        yield peer
+
+
+@asynccontextmanager
+async def _spawned(
+    config: StdioServerConfig, handlers: Handlers, first: Era
+) -> AsyncGenerator[Peer]:
+    link = await spawn_link(config)
+    try:
+        peer = Peer(link, config.limits, handlers, client_info())
+        await peer.connect(first)
+        try:
+            yield peer
+        finally:
+            await peer.close()
+    finally:
+        await link.close()

@@ -1,0 +1,385 @@
+"""The vocabulary of the bridge to MCP servers. Shapes, and the few questions one may ask of them.
+
+Every module of the bridge takes its nouns from here. Nothing in this file connects to anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeAlias, TypeGuard
+
+from indusagi.core.faults import CoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from indusagi.core.cancel import CancelToken
+    from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.core.notes import Note
+    from indusagi.runtime.contract import ProgressSink, ToolBox, ToolDescriptor
+
+QUALIFIER = "__"
+"""Joins a server's id and a tool's name: `github__create_issue`."""
+
+FaultKind: TypeAlias = Literal[
+    "transport", "protocol", "timeout", "tool_error", "not_connected", "spawn_failed"
+]
+FAULT_KINDS: tuple[FaultKind, ...] = (
+    "transport",
+    "protocol",
+    "timeout",
+    "tool_error",
+    "not_connected",
+    "spawn_failed",
+)
+FaultReason: TypeAlias = Literal[
+    "auth",
+    "cancelled",
+    "closed",
+    "exited",
+    "frame_too_large",
+    "malformed",
+    "not_found",
+    "outcome_unknown",
+    "rate_limited",
+    "redirect",
+    "refused",
+    "untrusted",
+    "upstream",
+    "version",
+]
+"""The finer cause of a fault. The set is closed; a new cause is added here or not at all."""
+TransportKind: TypeAlias = Literal["stdio", "sse", "streamable_http"]
+TrustState: TypeAlias = Literal["trusted", "untrusted"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultDetail:
+    """What is known about a fault besides its kind; each fact may be missing."""
+
+    server: str | None = None
+    reason: FaultReason | None = None
+    http_status: int | None = None
+    retry_after_s: float | None = None
+    rpc_code: int | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    stderr: tuple[str, ...] = ()
+    """The last lines the process wrote to its standard error."""
+
+
+FaultCause: TypeAlias = BaseException
+
+
+class ProtocolFault(CoreError):
+    """Anything that goes wrong between us and a server. Branch on `kind`."""
+
+    def __init__(
+        self,
+        kind: FaultKind,
+        message: str,
+        cause: FaultCause | None = None,
+        *,
+        detail: FaultDetail | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.kind: FaultKind = kind
+        self.message = message
+        self.detail = detail or FaultDetail()
+        self.__cause__ = cause
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _remade, (self.kind, self.message, self.__cause__, self.detail)
+
+    @property
+    def cause(self) -> BaseException | None:
+        """What triggered it; the same as `__cause__`."""
+        return self.__cause__
+
+    def __repr__(self) -> str:
+        return f"ProtocolFault({self.kind!r}, {self.message!r})"
+
+
+def _remade(
+    kind: FaultKind, message: str, cause: FaultCause | None, detail: FaultDetail
+) -> ProtocolFault:
+    """Make a fault again that was copied or came out of a pickle."""
+    return ProtocolFault(kind, message, cause, detail=detail)
+
+
+def protocol_fault(kind: FaultKind, message: str, cause: FaultCause | None = None) -> ProtocolFault:
+    """Make a fault in few words."""
+    return ProtocolFault(kind, message, cause)
+
+
+def is_protocol_fault(value: object) -> TypeGuard[ProtocolFault]:
+    """Tell whether a value is a `ProtocolFault`."""
+    return isinstance(value, ProtocolFault)
+
+
+class EndpointPhase(StrEnum):
+    """Where a connection stands: idle → connecting → ready → closing → closed, or faulted."""
+
+    IDLE = "idle"
+    CONNECTING = "connecting"
+    READY = "ready"
+    CLOSING = "closing"
+    CLOSED = "closed"
+    FAULTED = "faulted"
+
+
+def is_usable_phase(phase: EndpointPhase) -> bool:
+    """Tell whether tools can be called in this phase."""
+    return phase is EndpointPhase.READY
+
+
+def is_terminal_phase(phase: EndpointPhase) -> bool:
+    """Tell whether this phase is the last one of its endpoint."""
+    return phase in {EndpointPhase.CLOSED, EndpointPhase.FAULTED}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLimits:
+    """Every deadline and cap that holds for one server."""
+
+    connect_s: float = 10.0
+    """From the start of the process, or the first request, to the end of the handshake."""
+    probe_s: float = 2.0
+    """How long the question for the modern protocol may stay unanswered before the old one."""
+    list_s: float = 10.0
+    call_idle_s: float = 60.0
+    """Progress starts this one anew."""
+    call_hard_s: float = 600.0
+    close_s: float = 2.0
+    """For each of: leave by itself, obey SIGTERM."""
+    frame_bytes: int = 16 * 1024 * 1024
+    in_flight: int = 64
+    inbound: int = 8
+    pages: int = 50
+    tools: int = 1_000
+    description_chars: int = 2_048
+    stderr_lines: int = 200
+    stderr_line_bytes: int = 500
+    relist_gap_s: float = 1.0
+    """The least time between two listings that the server asks for."""
+
+
+def _frozen(mapping: Mapping[str, str]) -> Mapping[str, str]:
+    return MappingProxyType(dict(mapping))
+
+
+def _freeze_filters(config: StdioServerConfig | _RemoteServerConfig) -> None:
+    if config.include_tools is not None:
+        object.__setattr__(config, "include_tools", tuple(config.include_tools))
+    object.__setattr__(config, "exclude_tools", tuple(config.exclude_tools))
+
+
+@dataclass(frozen=True, slots=True)
+class StdioServerConfig:
+    """A server that is a process of ours, spoken to through its standard input and output."""
+
+    kind: ClassVar[Literal["stdio"]] = "stdio"
+    id: str
+    command: str
+    args: Sequence[str] = ()
+    env: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    """Added to a small set of harmless variables; nothing else of ours reaches the process."""
+    cwd: str | None = field(default=None, kw_only=True)
+    limits: ServerLimits = field(default_factory=ServerLimits, kw_only=True)
+    include_tools: Sequence[str] | None = field(default=None, kw_only=True)
+    """None: all of them."""
+    exclude_tools: Sequence[str] = field(default=(), kw_only=True)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "args", tuple(self.args))
+        object.__setattr__(self, "env", _frozen(self.env))
+        _freeze_filters(self)
+
+
+@dataclass(frozen=True, slots=True)
+class _RemoteServerConfig:
+    id: str
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    limits: ServerLimits = field(default_factory=ServerLimits, kw_only=True)
+    include_tools: Sequence[str] | None = field(default=None, kw_only=True)
+    """None: all of them."""
+    exclude_tools: Sequence[str] = field(default=(), kw_only=True)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "headers", _frozen(self.headers))
+        _freeze_filters(self)
+
+
+@dataclass(frozen=True, slots=True)
+class SseServerConfig(_RemoteServerConfig):
+    """A server behind the old HTTP transport with a standing event stream."""
+
+    kind: ClassVar[Literal["sse"]] = "sse"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamableHttpServerConfig(_RemoteServerConfig):
+    """A server behind the present HTTP transport."""
+
+    kind: ClassVar[Literal["streamable_http"]] = "streamable_http"
+
+
+ServerConfig: TypeAlias = "StdioServerConfig | SseServerConfig | StreamableHttpServerConfig"
+
+
+@dataclass(frozen=True, slots=True)
+class BridgeConfig:
+    """The servers to connect to."""
+
+    servers: Sequence[ServerConfig] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "servers", tuple(self.servers))
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteToolRef:
+    """One tool of one server, as the configuration and the server name them."""
+
+    server: str
+    name: str
+
+
+def qualify_tool_name(ref: RemoteToolRef) -> str:
+    """Join server and tool. The result is to be read, never to be taken apart again."""
+    return f"{ref.server}{QUALIFIER}{ref.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteTool:
+    """A tool of a server, and what a model is told about it."""
+
+    ref: RemoteToolRef
+    descriptor: ToolDescriptor
+    raw: JsonObject = field(default_factory=dict[str, "JsonValue"], kw_only=True)
+    """The definition as the server gave it, key order, nulls and vendor keys included."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteCallResult:
+    """What a server answered to a call: its blocks, untouched."""
+
+    content: Sequence[JsonValue]
+    is_error: bool = False
+    structured: JsonValue = field(default=None, kw_only=True)
+    meta: JsonObject | None = field(default=None, kw_only=True)
+    notes: Sequence[Note] = field(default=(), kw_only=True)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "content", tuple(self.content))
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointStatus:
+    """How a server is at this moment."""
+
+    server: str
+    phase: EndpointPhase
+    tool_count: int
+    fault: ProtocolFault | None = None
+    restarts: int = field(default=0, kw_only=True)
+    next_try_s: float | None = field(default=None, kw_only=True)
+    """Seconds until the next attempt to start it; None when none is planned."""
+    trust: TrustState = field(default="trusted", kw_only=True)
+    notes: Sequence[Note] = field(default=(), kw_only=True)
+
+
+FleetStatus: TypeAlias = "Mapping[str, EndpointStatus]"
+
+
+class ServerEndpoint(Protocol):
+    """A connection to one server. It is opened once; after its end another one is needed."""
+
+    @property
+    def config(self) -> ServerConfig:
+        """What it was made from."""
+        ...
+
+    @property
+    def phase(self) -> EndpointPhase:
+        """Where it stands."""
+        ...
+
+    async def open(self) -> None:
+        """Connect; those who call at the same time share one attempt.
+
+        Raises:
+            ProtocolFault: It could not be opened, or was closed before.
+        """
+        ...
+
+    async def list_tools(self) -> Sequence[RemoteTool]:
+        """List the tools; what was listed once is remembered.
+
+        Raises:
+            ProtocolFault: Not ready, or the listing failed.
+        """
+        ...
+
+    async def invoke(
+        self,
+        name: str,
+        args: JsonValue,
+        *,
+        cancel: CancelToken | None = None,
+        on_progress: ProgressSink | None = None,
+    ) -> RemoteCallResult:
+        """Call a tool by the name the server has for it.
+
+        Raises:
+            ProtocolFault: Not ready, refused, timed out, cancelled, or the connection was lost.
+        """
+        ...
+
+    def status(self) -> EndpointStatus:
+        """Tell how it is."""
+        ...
+
+    async def close(self) -> None:
+        """End the connection and everything that belongs to it; never raises."""
+        ...
+
+
+class ServerFleet(Protocol):
+    """Several endpoints by id, in the order of the configuration, each failing alone."""
+
+    async def spin_up(self) -> None:
+        """Start the last configuration anew.
+
+        Raises:
+            ProtocolFault: There was none yet.
+        """
+        ...
+
+    async def tear_down(self) -> None:
+        """Close every endpoint; never raises."""
+        ...
+
+    def endpoint(self, server: str) -> ServerEndpoint | None:
+        """Find an endpoint by the id of its server."""
+        ...
+
+    def endpoints(self) -> Sequence[ServerEndpoint]:
+        """List the endpoints there are now."""
+        ...
+
+    def status(self) -> FleetStatus:
+        """Tell how every server is."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MountedBridge:
+    """A fleet, the box of its tools, and how many there are."""
+
+    fleet: ServerFleet
+    tool_box: ToolBox
+    tool_count: int

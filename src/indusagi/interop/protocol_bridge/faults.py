@@ -1,0 +1,102 @@
+"""What went wrong, told by where it happened: any exception → one `ProtocolFault`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import Enum
+from typing import TYPE_CHECKING, cast
+
+from indusagi.core.text import clean_text, cut_text
+from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
+from indusagi.interop.protocol_bridge.protocol import VersionMismatch
+from indusagi.interop.protocol_bridge.wire import BadAnswer, RpcError, WireClosed, WireTimeout
+
+if TYPE_CHECKING:
+    from indusagi.interop.protocol_bridge.contract import FaultKind, ServerConfig
+
+_SHOWN_CHARACTERS = 2_000
+"""How much of a server's own words a message repeats."""
+
+
+class Site(Enum):
+    """Where something went wrong."""
+
+    CONNECT = "connect"
+    HELD = "held"
+    """Ready, and nobody was asking for anything."""
+    LIST = "list"
+    CALL = "call"
+
+
+def classify(
+    exc: BaseException, config: ServerConfig, site: Site, *, subject: str = ""
+) -> ProtocolFault:
+    """Make a fault of an exception; one that is a fault already stays what it is."""
+    exc = _innermost(exc)
+    if isinstance(exc, ProtocolFault):
+        return exc
+    detail = replace(_detail(exc), server=config.id)
+    if site is Site.CALL and (isinstance(exc, WireClosed) or detail.reason == "closed"):
+        detail = replace(detail, reason="outcome_unknown")
+    message = f"server {config.id!r}: {_said(exc, config, site, subject)}"
+    message += _in_doubt(detail) + _last_words(detail)
+    return ProtocolFault(_kind(exc, config, site), message, exc, detail=detail)
+
+
+def _innermost(exc: BaseException) -> BaseException:
+    while isinstance(exc, BaseExceptionGroup):
+        exc = cast("BaseExceptionGroup[BaseException]", exc).exceptions[0]
+    return exc
+
+
+def _kind(exc: BaseException, config: ServerConfig, site: Site) -> FaultKind:
+    if isinstance(exc, (TimeoutError, WireTimeout)):
+        return "timeout"
+    made_by_link = exc.detail.reason if isinstance(exc, RpcError) and exc.detail else None
+    if isinstance(exc, (VersionMismatch, BadAnswer)) or made_by_link == "malformed":
+        return "protocol"
+    if site is Site.CONNECT:
+        return "spawn_failed" if config.kind == "stdio" else "transport"
+    if isinstance(exc, RpcError) and made_by_link is None:
+        return "protocol" if site is Site.LIST else "tool_error"
+    return "transport"
+
+
+def _detail(exc: BaseException) -> FaultDetail:
+    if isinstance(exc, WireClosed):
+        return exc.end.detail
+    if isinstance(exc, VersionMismatch):
+        return FaultDetail(reason="version")
+    if isinstance(exc, BadAnswer):
+        return FaultDetail(reason="malformed")
+    if isinstance(exc, RpcError):
+        # With a reason it was the link that failed the request, and the code says nothing.
+        known = exc.detail or FaultDetail()
+        return known if known.reason else replace(known, rpc_code=exc.code)
+    return FaultDetail()
+
+
+def _said(exc: BaseException, config: ServerConfig, site: Site, subject: str) -> str:
+    what = {
+        Site.CONNECT: "the connection could not be made",
+        Site.HELD: "the connection was lost",
+        Site.LIST: "its tools could not be listed",
+        Site.CALL: f"the call of {subject!r} failed",
+    }[site]
+    if isinstance(exc, WireClosed):
+        return f"{what}: it {exc.end.message}"
+    if isinstance(exc, TimeoutError):
+        return f"{what}: no answer within {config.limits.connect_s:g} s"
+    said = cut_text(clean_text(str(exc) or type(exc).__name__)[0], _SHOWN_CHARACTERS)
+    return f"{what}: {said}"
+
+
+def _in_doubt(detail: FaultDetail) -> str:
+    unknown = detail.reason == "outcome_unknown"
+    return "; whether the call took effect is unknown" if unknown else ""
+
+
+def _last_words(detail: FaultDetail) -> str:
+    """Repeat the last line the process wrote to its standard error: it mostly says why."""
+    words = [line for line in detail.stderr if line.strip()]
+    return f" (its last words: {clean_text(words[-1])[0].strip()})" if words else ""

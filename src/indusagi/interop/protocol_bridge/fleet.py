@@ -1,0 +1,276 @@
+"""Several servers at once: connected together, each failing alone, and brought back when they die.
+
+Every endpoint is registered before any of them connects, so a server that never comes up is still
+there to be asked about. Behind each id stands a keeper with a task of its own: it opens an
+endpoint, lists its tools, waits for its end, and opens the next one when the rules of supervision
+say so. The endpoint under an id therefore changes; ask for it when you need it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from indusagi.core.notes import Note
+from indusagi.core.owner import Owner
+from indusagi.interop.protocol_bridge.contract import (
+    BridgeConfig,
+    EndpointPhase,
+    FaultDetail,
+    ProtocolFault,
+    is_usable_phase,
+)
+from indusagi.interop.protocol_bridge.endpoint import ServerEndpointImpl
+from indusagi.interop.protocol_bridge.supervision import Record, Supervision
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from indusagi.interop.protocol_bridge.contract import (
+        EndpointStatus,
+        FleetStatus,
+        ServerConfig,
+    )
+    from indusagi.interop.protocol_bridge.endpoint import EndpointEvent
+    from indusagi.interop.protocol_bridge.handlers import Handlers
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetEvent:
+    """Something changed at a server: its phase, or its tools."""
+
+    server: str
+    event: EndpointEvent
+    status: EndpointStatus
+
+
+async def start_server_fleet(
+    config: BridgeConfig,
+    *,
+    supervision: Supervision | None = None,
+    handlers: Handlers | None = None,
+) -> ServerFleetImpl:
+    """Connect to every server of a configuration, and return when each has come up or failed."""
+    fleet = ServerFleetImpl(supervision=supervision, handlers=handlers)
+    await fleet.start(config)
+    return fleet
+
+
+class ServerFleetImpl:
+    """The one kind of fleet there is; it starts empty."""
+
+    def __init__(
+        self, *, supervision: Supervision | None = None, handlers: Handlers | None = None
+    ) -> None:
+        self._supervision = supervision or Supervision()
+        self._handlers = handlers
+        self._config: BridgeConfig | None = None
+        self._keepers: dict[str, _Keeper] = {}
+        self._notes: tuple[Note, ...] = ()
+        self._listeners: list[Callable[[FleetEvent], None]] = []
+
+    @property
+    def notes(self) -> Sequence[Note]:
+        """What was left out of the configuration."""
+        return self._notes
+
+    async def start(self, config: BridgeConfig) -> None:
+        """Connect to the servers of a configuration, in place of those there were."""
+        await self.tear_down()
+        self._config = config
+        wanted = {server.id: server for server in config.servers}
+        self._notes = _duplicates(config)
+        self._keepers = {
+            identity: _Keeper(server, self._supervision, self._handlers, self._tell)
+            for identity, server in wanted.items()
+        }
+        for keeper in self._keepers.values():
+            keeper.start()
+        try:
+            for keeper in self._keepers.values():
+                await keeper.settled.wait()
+        except asyncio.CancelledError:
+            await self.tear_down()
+            raise
+
+    async def spin_up(self) -> None:
+        """Start the last configuration anew.
+
+        Raises:
+            ProtocolFault: There was none yet.
+        """
+        if self._config is None:
+            raise ProtocolFault("not_connected", "the fleet was never started")
+        await self.start(self._config)
+
+    async def tear_down(self) -> None:
+        """Close every server, all at once; never raises, and keeps to the limits of each."""
+        closer = Owner("fleet tear-down")
+        closer.start(_close_all(list(self._keepers.values())))
+        await closer.ended()
+
+    def endpoint(self, server: str) -> ServerEndpointImpl | None:
+        """Find the present endpoint of a server."""
+        keeper = self._keepers.get(server)
+        return None if keeper is None else keeper.endpoint
+
+    def endpoints(self) -> Sequence[ServerEndpointImpl]:
+        """List the endpoints there are now, in the order of the configuration."""
+        return tuple(keeper.endpoint for keeper in self._keepers.values())
+
+    def status(self) -> FleetStatus:
+        """Tell how every server is, in the order of the configuration."""
+        statuses = {identity: keeper.status() for identity, keeper in self._keepers.items()}
+        return MappingProxyType(statuses)
+
+    async def restart(self, server: str) -> None:
+        """Start a server anew, whatever the rules say, and wait until it has come up or failed.
+
+        Raises:
+            ProtocolFault: There is no server of this id.
+        """
+        keeper = self._require(server)
+        await keeper.close()
+        fresh = _Keeper(keeper.config, self._supervision, self._handlers, self._tell)
+        fresh.restarts = keeper.restarts + 1
+        self._keepers[server] = fresh
+        fresh.start()
+        await fresh.settled.wait()
+
+    async def stop(self, server: str) -> None:
+        """Close one server and leave it closed; the others go on.
+
+        Raises:
+            ProtocolFault: There is no server of this id.
+        """
+        await self._require(server).close()
+
+    def follow(self, listener: Callable[[FleetEvent], None]) -> Callable[[], None]:
+        """Tell a listener of every change, in the event loop; returns the way out."""
+        self._listeners.append(listener)
+
+        def leave() -> None:
+            if listener in self._listeners:
+                self._listeners.remove(listener)
+
+        return leave
+
+    def _tell(self, server: str, event: EndpointEvent) -> None:
+        told = FleetEvent(server, event, self._keepers[server].status())
+        for listener in tuple(self._listeners):
+            try:
+                listener(told)
+            except Exception:  # noqa: BLE001 — boundary: a listener's defect is not the server's
+                _log.exception("a listener of the fleet failed")
+
+    def _require(self, server: str) -> _Keeper:
+        keeper = self._keepers.get(server)
+        if keeper is None:
+            detail = FaultDetail(server=server, reason="not_found")
+            known = ", ".join(self._keepers) or "none"
+            message = f"there is no server {server!r}; there are: {known}"
+            raise ProtocolFault("not_connected", message, detail=detail)
+        return keeper
+
+
+class _Keeper:
+    """Keeps one server up."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        supervision: Supervision,
+        handlers: Handlers | None,
+        tell: Callable[[str, EndpointEvent], None],
+    ) -> None:
+        self.config = config
+        self.settled = asyncio.Event()
+        self.restarts = 0
+        self._handlers = handlers
+        self._tell = tell
+        self._record = Record(supervision)
+        self._next_try_at: float | None = None
+        self._owner = Owner(f"keeper {config.id}")
+        self.endpoint = self._fresh()
+
+    def _fresh(self) -> ServerEndpointImpl:
+        return ServerEndpointImpl(
+            self.config,
+            handlers=self._handlers,
+            on_event=lambda event: self._tell(self.config.id, event),
+        )
+
+    def start(self) -> None:
+        self._owner.start(self._keep())
+
+    async def close(self) -> None:
+        self._owner.cancel()
+        await self._owner.ended()
+        await self.endpoint.close()
+
+    def status(self) -> EndpointStatus:
+        next_try_s = None
+        if self._next_try_at is not None:
+            next_try_s = max(0.0, self._next_try_at - asyncio.get_running_loop().time())
+        return replace(self.endpoint.status(), restarts=self.restarts, next_try_s=next_try_s)
+
+    async def _keep(self) -> None:
+        """Bring the server up again and again, until it is closed or there is no hope."""
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                begun = loop.time()
+                await self._bring_up()
+                self.settled.set()
+                await self.endpoint.ended()
+                status, up_s = self.endpoint.status(), loop.time() - begun
+                wait_s = self._record.delay(status.fault, up_s, loop.time())
+                if status.phase is EndpointPhase.CLOSED or wait_s is None:
+                    return
+                self._next_try_at = loop.time() + wait_s
+                await asyncio.sleep(wait_s)
+                self._next_try_at = None
+                self.restarts += 1
+                self.endpoint = self._fresh()
+        finally:
+            self._next_try_at = None
+            self.settled.set()
+            await self.endpoint.close()
+
+    async def _bring_up(self) -> None:
+        """Open the endpoint and list its tools; a failed listing is tried again while it lives."""
+        rules = self._record.rules
+        wait_s = rules.first_s
+        try:
+            await self.endpoint.open()
+        except ProtocolFault:
+            return
+        while is_usable_phase(self.endpoint.phase):
+            try:
+                await self.endpoint.list_tools()
+            except ProtocolFault:
+                self.settled.set()
+                await asyncio.sleep(wait_s)
+                wait_s = min(wait_s * rules.factor, rules.longest_s)
+            else:
+                return
+
+
+async def _close_all(keepers: Sequence[_Keeper]) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        for keeper in keepers:
+            tasks.create_task(keeper.close())
+
+
+def _duplicates(config: BridgeConfig) -> tuple[Note, ...]:
+    last = {server.id: server for server in config.servers}
+    said = "configured more than once; the last configuration is used"
+    return tuple(
+        Note(f"server {server.id!r}", said, "give one another id")
+        for server in config.servers
+        if last[server.id] is not server
+    )

@@ -1,0 +1,236 @@
+"""A server process as a link: its environment, its framing, its last words.
+
+It gets a small environment plus what its configuration declares. Its output is cut into lines in
+linear time under a cap; its standard error is drained into a ring, so that it can neither stall nor
+reach the terminal. `close` always ends within the limits and always collects the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import json
+import os
+import signal
+from typing import TYPE_CHECKING
+
+from indusagi.core.child import Child
+from indusagi.interop.protocol_bridge.contract import FaultDetail, FaultReason, ProtocolFault
+from indusagi.interop.protocol_bridge.wire import LinkEnd
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.interop.protocol_bridge.contract import ServerLimits, StdioServerConfig
+    from indusagi.interop.protocol_bridge.wire import RequestId
+
+INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "LANG")
+"""What a server sees of our environment, besides LC_*: enough to run, nothing to steal."""
+_SETTLE_S = 0.05
+"""How long the end of the output waits for the exit code and the last words."""
+_SHOWN_LINES = 20
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False)
+
+
+def child_environment(declared: Mapping[str, str]) -> dict[str, str]:
+    """Build the environment of a server."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name in INHERITED or name.startswith("LC_")
+    }
+    return {**kept, **declared}
+
+
+async def spawn_link(config: StdioServerConfig) -> StdioLink:
+    """Start the server process of a configuration.
+
+    Raises:
+        ProtocolFault: It cannot be started; the message says why.
+    """
+    link = StdioLink(config.id, config.limits)
+    try:
+        argv = [config.command, *config.args]
+        await link.child.start(argv, child_environment(config.env), config.cwd)
+    except (OSError, ValueError) as exc:
+        raise _spawn_fault(config, exc) from exc
+    return link
+
+
+def _spawn_fault(config: StdioServerConfig, exc: OSError | ValueError) -> ProtocolFault:
+    reason: FaultReason | None = None
+    if isinstance(exc, ValueError):
+        said, reason = f"the command line cannot be used: {exc}", "malformed"
+    elif config.cwd is not None and exc.filename == config.cwd:
+        said, reason = f"its working directory {config.cwd!r}: {exc.strerror}", "not_found"
+    elif isinstance(exc, FileNotFoundError):
+        said = f"the command {config.command!r} was not found: check its spelling and PATH"
+        reason = "not_found"
+    elif isinstance(exc, PermissionError):
+        said = f"the command {config.command!r} may not be executed: {exc.strerror}"
+        reason = "refused"
+    else:
+        said = f"the command {config.command!r} could not be started: {exc.strerror}"
+    detail = FaultDetail(server=config.id, reason=reason)
+    return ProtocolFault("spawn_failed", f"server {config.id!r}: {said}", exc, detail=detail)
+
+
+class StdioLink:
+    """The standard streams of one process as a link."""
+
+    def __init__(self, server: str, limits: ServerLimits) -> None:
+        self.child = Child(self)
+        self._server = server
+        self._limits = limits
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._early: list[bytes] = []
+        self._outgoing: list[bytes] = []
+        self._on_frame: Callable[[bytes | JsonValue], None] | None = None
+        self._on_end: Callable[[LinkEnd], None] | None = None
+        self._end: LinkEnd | None = None
+        self._stderr: collections.deque[bytes] = collections.deque(maxlen=limits.stderr_lines)
+        self._stderr_rest = b""
+
+    # -- for the wire -----------------------------------------------------------------------
+
+    def attach(
+        self, on_frame: Callable[[bytes | JsonValue], None], on_end: Callable[[LinkEnd], None]
+    ) -> None:
+        """Deliver what comes, also what came before; `on_end` is called once."""
+        self._on_frame, self._on_end = on_frame, on_end
+        early, self._early = self._early, []
+        for line in early:
+            on_frame(line)
+        if self._end is not None:
+            on_end(self._end)
+
+    def send(self, frame: JsonObject) -> None:
+        """Write one line, together with the others of this turn of the loop.
+
+        Each write wakes the other process: with many callers that costs more than all the rest.
+        """
+        if not self._outgoing:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._outgoing.append(_ENCODER.encode(frame).encode("utf-8", "backslashreplace"))
+
+    def _flush(self) -> None:
+        if self._outgoing:
+            self._outgoing.append(b"")
+            data = b"\n".join(self._outgoing)
+            self._outgoing.clear()
+            self.child.write(data)
+
+    async def drained(self) -> None:
+        """Wait until the process has read enough of what was written."""
+        await self.child.writable.wait()
+
+    def detail(self, request_id: RequestId) -> FaultDetail | None:
+        """Know nothing of single requests: a process answers or ends."""
+        return None
+
+    # -- for the child ----------------------------------------------------------------------
+
+    def wrote(self, data: bytes) -> None:
+        """Cut its output into lines."""
+        start = 0
+        while (newline := data.find(b"\n", start)) >= 0 and self._end is None:
+            self._parts.append(data[start:newline])
+            line = b"".join(self._parts)
+            self._parts.clear()
+            self._size = 0
+            start = newline + 1
+            self._line(line)
+        if start < len(data) and self._end is None:
+            self._parts.append(data[start:])
+            self._size += len(data) - start
+            if self._size > self._limits.frame_bytes:
+                self._too_large()
+
+    def complained(self, data: bytes) -> None:
+        """Keep the last lines of its standard error."""
+        *lines, rest = (self._stderr_rest + data).split(b"\n")
+        cap = self._limits.stderr_line_bytes
+        kept = lines[-self._limits.stderr_lines :]
+        self._stderr.extend(line[:cap] for line in kept if line.strip())
+        self._stderr_rest = rest[:cap]
+
+    def changed(self) -> None:
+        """Declare the end once all is known, or after a moment if something stays open."""
+        child = self.child
+        ending = child.exited.is_set() or not child.output_open or not child.input_open
+        if self._end is not None or not ending:
+            return  # a server may close its standard error and live on
+        if child.exited.is_set() and not child.output_open and not child.errors_open:
+            self._declare()
+        else:
+            asyncio.get_running_loop().call_later(_SETTLE_S, self._declare)
+
+    # -- framing ----------------------------------------------------------------------------
+
+    def _line(self, line: bytes) -> None:
+        if len(line) > self._limits.frame_bytes:
+            self._too_large()
+        elif not line or line.isspace():
+            return
+        elif self._on_frame is None:
+            self._early.append(line)
+        else:
+            self._on_frame(line)
+
+    def _too_large(self) -> None:
+        self._parts.clear()
+        limit = self._limits.frame_bytes
+        self._finish(f"sent a message of more than {limit:,} bytes", "frame_too_large")
+        self.child.stop_reading()
+
+    # -- the end ----------------------------------------------------------------------------
+
+    def _declare(self) -> None:
+        code = self.child.exit_code
+        if code is None:
+            did = "stopped reading" if self.child.output_open else "closed its output"
+            self._finish(did, "closed")
+        elif code < 0:
+            self._finish(f"was ended by {_signal_name(-code)}", "exited")
+        else:
+            self._finish(f"exited with code {code}", "exited")
+
+    def _finish(self, message: str, reason: FaultReason) -> None:
+        if self._end is not None:
+            return
+        code = self.child.exit_code
+        detail = FaultDetail(
+            server=self._server,
+            reason=reason,
+            exit_code=code if code is not None and code >= 0 else None,
+            signal=-code if code is not None and code < 0 else None,
+            stderr=self._last_words(),
+        )
+        self._end = LinkEnd(message, detail)
+        if self._on_end is not None:
+            self._on_end(self._end)
+
+    def _last_words(self) -> tuple[str, ...]:
+        rest = [self._stderr_rest] if self._stderr_rest else []
+        tail = [*self._stderr, *rest][-_SHOWN_LINES:]
+        return tuple(line.decode("utf-8", "replace") for line in tail)
+
+    async def close(self) -> None:
+        """End the process and all of its group; safe to call twice, and from any task.
+
+        A caller that is cancelled meanwhile waits for the end all the same.
+        """
+        self._flush()
+        # One that has broken off already is not waited for.
+        await self.child.end(
+            self._limits.close_s if self._end is None else self._limits.close_s / 4
+        )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

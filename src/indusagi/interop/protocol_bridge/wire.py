@@ -1,0 +1,385 @@
+"""JSON-RPC over a link, on plain dicts: ids, deadlines, progress, cancellation, inbound requests.
+
+It knows nothing of MCP but the two notifications that belong to a request (progress, cancelled) and
+`ping`. A frame is read once and handed on as it came. A frame that is odd but can be understood
+(a batch, an id sent back as text, a missing version) is understood; one that cannot is counted, and
+if it was meant as an answer, the one who waits for it is told at once instead of at the deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import logging
+import math
+import re
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.interop.protocol_bridge.contract import FaultDetail
+
+_log = logging.getLogger(__name__)
+
+RequestId: TypeAlias = "int | str"
+OnProgress: TypeAlias = "Callable[[JsonObject], None]"
+OnRequest: TypeAlias = "Callable[[str, JsonObject], Awaitable[JsonObject]]"
+OnNotify: TypeAlias = "Callable[[str, JsonObject], None]"
+
+METHOD_NOT_FOUND = -32601
+INTERNAL_ERROR = -32603
+PARSE_ERROR = -32700
+_BOM = b"\xef\xbb\xbf"
+_NUMBER = re.compile(r"[0-9]{1,15}")
+_ANSWER = re.compile(
+    rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d{1,15})\s*,\s*"(?:result|error)"'
+)
+"""How an answer begins, as everybody writes it: its id is known even if the rest cannot be read."""
+
+
+class RpcError(Exception):
+    """The peer answered with an error."""
+
+    def __init__(self, code: int, message: str, data: JsonValue = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.data = data
+        self.detail: FaultDetail | None = None
+        """What the link knows about it, such as the status of an HTTP response."""
+
+
+class BadAnswer(Exception):
+    """The peer answered with something that is no answer."""
+
+
+class WireTimeout(Exception):
+    """No answer within the deadline; the peer was told that nobody waits any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkEnd:
+    """Why a link carries nothing any more."""
+
+    message: str
+    detail: FaultDetail
+
+
+class WireClosed(Exception):
+    """The link ended before the answer came."""
+
+    def __init__(self, end: LinkEnd) -> None:
+        super().__init__(end.message)
+        self.end = end
+
+
+class Link(Protocol):
+    """Carries frames to one peer and back."""
+
+    def attach(
+        self, on_frame: Callable[[bytes | JsonValue], None], on_end: Callable[[LinkEnd], None]
+    ) -> None:
+        """Deliver what comes, also what came before; `on_end` is called once."""
+        ...
+
+    def send(self, frame: JsonObject) -> None:
+        """Put a frame on its way; nothing happens on a link that has ended."""
+        ...
+
+    async def drained(self) -> None:
+        """Wait until the link can take more."""
+        ...
+
+    def detail(self, request_id: RequestId) -> FaultDetail | None:
+        """Tell what is known about a request that failed on the way, and forget it."""
+        ...
+
+
+@dataclass(slots=True)
+class _Waiting:
+    answer: asyncio.Future[JsonObject]
+    on_progress: Callable[[JsonObject], None] | None
+
+
+class Wire:
+    """One conversation over a link."""
+
+    def __init__(
+        self,
+        link: Link,
+        *,
+        on_request: OnRequest | None = None,
+        on_notify: OnNotify | None = None,
+        in_flight: int = 64,
+        inbound: int = 8,
+    ) -> None:
+        self.noise = 0
+        """Frames that could not be understood."""
+        self.ended: asyncio.Future[LinkEnd] = asyncio.get_running_loop().create_future()
+        self._link = link
+        self._on_request = on_request
+        self._on_notify = on_notify
+        self._slots = asyncio.Semaphore(in_flight)
+        self._inbound_limit = inbound
+        self._ids = itertools.count(1)
+        self._waiting: dict[RequestId, _Waiting] = {}
+        self._inbound: dict[RequestId, asyncio.Task[None]] = {}
+        link.attach(self._received, self._end)
+
+    # -- outbound ---------------------------------------------------------------------------
+
+    async def request(
+        self,
+        method: str,
+        params: JsonObject | None = None,
+        *,
+        idle_s: float,
+        hard_s: float | None = None,
+        on_progress: OnProgress | None = None,
+        request_id: RequestId | None = None,
+        cancellable: bool = True,
+    ) -> JsonObject:
+        """Ask and wait for the answer; progress starts the idle deadline anew.
+
+        Whoever stops waiting, by deadline or by cancellation, has the peer told so.
+
+        Raises:
+            RpcError: The peer answered with an error.
+            BadAnswer: It answered with something else.
+            WireTimeout: It did not answer in time; waiting for a free slot counts.
+            WireClosed: The link ended.
+        """
+        loop = asyncio.get_running_loop()
+        hard_at = loop.time() + (idle_s if hard_s is None else hard_s)
+        first_at = min(hard_at, loop.time() + idle_s)
+        identity = next(self._ids) if request_id is None else request_id
+        try:
+            async with asyncio.timeout_at(None if math.isinf(first_at) else first_at) as deadline:
+
+                def progressed(notice: JsonObject) -> None:
+                    deadline.reschedule(min(hard_at, loop.time() + idle_s))
+                    if on_progress is not None:
+                        on_progress(notice)
+
+                async with self._slots:
+                    follow = progressed if hard_s is not None else None
+                    return await self._ask(identity, method, params, follow, cancellable)
+        except TimeoutError:
+            limit = f"{hard_s:g} s in all" if hard_s and loop.time() >= hard_at else f"{idle_s:g} s"
+            raise WireTimeout(f"{method} was not answered within {limit}") from None
+
+    async def _ask(
+        self,
+        identity: RequestId,
+        method: str,
+        params: JsonObject | None,
+        on_progress: OnProgress | None,
+        cancellable: bool,
+    ) -> JsonObject:
+        if self.ended.done():
+            raise WireClosed(self.ended.result())
+        if on_progress is not None:
+            params = {**(params or {})}
+            meta = params.get("_meta")
+            params["_meta"] = {
+                **(meta if isinstance(meta, dict) else {}),
+                "progressToken": identity,
+            }
+        frame: JsonObject = {"jsonrpc": "2.0", "id": identity, "method": method}
+        if params is not None:
+            frame["params"] = params
+        answer: asyncio.Future[JsonObject] = asyncio.get_running_loop().create_future()
+        self._waiting[identity] = _Waiting(answer, on_progress)
+        sent = False
+        try:
+            await self._link.drained()
+            self._link.send(frame)
+            sent = True
+            return await answer
+        except asyncio.CancelledError:
+            if cancellable and sent:
+                notice: JsonObject = {"requestId": identity, "reason": "no longer wanted"}
+                self.notify("notifications/cancelled", notice)
+            raise
+        finally:
+            self._waiting.pop(identity, None)
+            # An error that arrives in the moment of a cancellation has no reader, and is no defect.
+            if answer.done() and not answer.cancelled():
+                answer.exception()
+
+    def notify(self, method: str, params: JsonObject | None = None) -> None:
+        """Tell the peer something that needs no answer."""
+        frame: JsonObject = {"jsonrpc": "2.0", "method": method}
+        if params is not None:
+            frame["params"] = params
+        self._link.send(frame)
+
+    async def close(self) -> None:
+        """Stop answering; the link is closed by whoever opened it."""
+        tasks = list(self._inbound.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    # -- inbound ----------------------------------------------------------------------------
+
+    def _end(self, end: LinkEnd) -> None:
+        if self.ended.done():
+            return
+        self.ended.set_result(end)
+        for waiting in self._waiting.values():
+            if not waiting.answer.done():
+                waiting.answer.set_exception(WireClosed(end))
+        for task in self._inbound.values():
+            task.cancel()
+
+    def _received(self, data: bytes | JsonValue) -> None:
+        frame = self._parsed(data) if isinstance(data, bytes) else data
+        if isinstance(frame, list) and frame:
+            for one in frame:
+                self._frame(one)
+        else:
+            self._frame(frame)
+
+    def _parsed(self, line: bytes) -> JsonValue:
+        try:
+            text = line.removeprefix(_BOM).decode("utf-8", "replace")
+            return cast("JsonValue", _DECODER.decode(text))
+        except (ValueError, RecursionError) as exc:
+            found = _ANSWER.match(line.removeprefix(_BOM))
+            if found:
+                self._resolve(int(found[1]), BadAnswer(f"the answer cannot be read: {exc}"))
+            return None
+
+    def _frame(self, frame: JsonValue) -> None:
+        if not isinstance(frame, dict):
+            self.noise += 1
+            return
+        method, identity = frame.get("method"), frame.get("id")
+        if isinstance(method, str):
+            params = frame.get("params")
+            given = params if isinstance(params, dict) else {}
+            if identity is None:
+                self._notified(method, given)
+            elif isinstance(identity, (int, str)):
+                self._requested(identity, method, given)
+        elif "result" in frame:
+            self._answered(identity, frame["result"])
+        elif "error" in frame:
+            self._resolve(identity, _rpc_error(frame["error"]))
+        else:
+            self.noise += 1
+
+    def _answered(self, identity: JsonValue, result: JsonValue) -> None:
+        if isinstance(result, dict):
+            self._resolve(identity, result)
+        else:
+            shown = type(result).__name__ if result is not None else "null"
+            self._resolve(identity, BadAnswer(f"the result is {shown}, not an object"))
+
+    def _resolve(self, identity: JsonValue, outcome: JsonObject | Exception) -> None:
+        waiting = self._find(identity)
+        if waiting is None or waiting.answer.done():
+            return
+        if not isinstance(outcome, Exception):
+            waiting.answer.set_result(outcome)
+            return
+        if isinstance(outcome, RpcError) and isinstance(identity, (int, str)):
+            outcome.detail = self._link.detail(identity)
+        waiting.answer.set_exception(outcome)
+
+    def _find(self, identity: JsonValue) -> _Waiting | None:
+        """Find who waits, also where a number comes back as `1.0` or `"1"`."""
+        if isinstance(identity, float) and identity.is_integer():
+            identity = int(identity)
+        if not isinstance(identity, (int, str)) or isinstance(identity, bool):
+            return None
+        found = self._waiting.get(identity)
+        if found is None and isinstance(identity, str) and _NUMBER.fullmatch(identity):
+            found = self._waiting.get(int(identity))
+        return found
+
+    def _notified(self, method: str, params: JsonObject) -> None:
+        if method == "notifications/progress":
+            waiting = self._find(params.get("progressToken"))
+            if waiting is not None and waiting.on_progress is not None:
+                self._tell(waiting.on_progress, params)
+            return
+        if method == "notifications/cancelled":
+            identity = params.get("requestId")
+            task = self._inbound.get(identity) if isinstance(identity, (int, str)) else None
+            if task is not None:
+                task.cancel()
+            return
+        if self._on_notify is not None:
+            self._tell(partial(self._on_notify, method), params)
+
+    def _tell(self, listener: Callable[[JsonObject], None], params: JsonObject) -> None:
+        try:
+            listener(params)
+        except Exception:  # noqa: BLE001 — boundary: a listener's defect must not stop the reading
+            _log.exception("a listener failed")
+
+    def _requested(self, identity: RequestId, method: str, params: JsonObject) -> None:
+        if method == "ping":
+            self._link.send({"jsonrpc": "2.0", "id": identity, "result": {}})
+        elif self._on_request is None or identity in self._inbound:
+            self._refuse(identity, METHOD_NOT_FOUND, f"{method} is not supported")
+        elif len(self._inbound) >= self._inbound_limit:
+            self._refuse(identity, INTERNAL_ERROR, "too many requests at once")
+        else:
+            # Owned by this wire: kept until it is done, ended by close() and by the link's end.
+            task = asyncio.create_task(  # noqa: TID251
+                self._answer(identity, self._on_request, method, params)
+            )
+            self._inbound[identity] = task
+            task.add_done_callback(lambda _: self._inbound.pop(identity, None))
+
+    async def _answer(
+        self, identity: RequestId, on_request: OnRequest, method: str, params: JsonObject
+    ) -> None:
+        try:
+            result = await on_request(method, params)
+            self._link.send({"jsonrpc": "2.0", "id": identity, "result": result})
+        except RpcError as exc:
+            self._refuse(identity, exc.code, exc.message)
+        except Exception:  # noqa: BLE001 — boundary: the handler is the user's; the peer learns no more
+            self._refuse(identity, INTERNAL_ERROR, "internal error")
+
+    def _refuse(self, identity: RequestId, code: int, message: str) -> None:
+        error: JsonObject = {"code": code, "message": message}
+        self._link.send({"jsonrpc": "2.0", "id": identity, "error": error})
+
+
+def _no_such_number(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_such_number)
+
+
+def _rpc_error(error: JsonValue) -> Exception:
+    if not isinstance(error, dict):
+        return BadAnswer("the error is no object")
+    code, message = error.get("code"), error.get("message")
+    return RpcError(
+        code if isinstance(code, int) else INTERNAL_ERROR,
+        message if isinstance(message, str) else "the server gave no reason",
+        error.get("data"),
+    )
+
+
+def is_final(exc: BaseException | None) -> bool:
+    """Tell whether a question was answered, or no other one would get through either."""
+    detail = exc.detail if isinstance(exc, RpcError) else None
+    if detail is None:
+        return exc is None
+    # A refusal with a status may mean this question only; a refused connection means all.
+    never_met = detail.reason == "refused" and detail.http_status is None
+    return never_met or detail.reason in {"auth", "rate_limited", "redirect"}

@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+from tests.support.opened import QUICK, fleet_of
+from tests.support.servers import FAST, SOON, diary, fault, honest
+from tests.support.waiting import is_alive, until
+
+from indusagi.interop import (
+    BridgeConfig,
+    EndpointPhase,
+    FleetEvent,
+    ProtocolFault,
+    ServerFleetImpl,
+    ServerLimits,
+    StdioServerConfig,
+    Supervision,
+    start_server_fleet,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.anyio, pytest.mark.process]
+
+
+async def test_a_faulted_server_leaves_its_peers_usable() -> None:
+    bad = StdioServerConfig("bad", "no-such-command")
+    async with fleet_of(honest(id="a"), bad, honest(id="b")) as fleet:
+        phases = {identity: status.phase for identity, status in fleet.status().items()}
+        assert phases == {
+            "a": EndpointPhase.READY,
+            "bad": EndpointPhase.FAULTED,
+            "b": EndpointPhase.READY,
+        }
+        assert [endpoint.config.id for endpoint in fleet.endpoints()] == ["a", "bad", "b"]
+        assert fleet.endpoint("nobody") is None
+        assert fleet.status()["a"].tool_count > 0
+
+
+async def test_servers_are_connected_at_once_and_told_in_the_order_of_the_configuration() -> None:
+    slow = [fault("slow-start", 0.4, id=f"s{n}") for n in range(4)]
+    heard: list[str] = []
+    fleet = ServerFleetImpl(supervision=QUICK)
+    fleet.follow(lambda told: heard.append(f"{told.server} {told.status.phase}"))
+    await fleet.start(BridgeConfig(slow))
+    assert heard[:4] == [f"s{n} connecting" for n in range(4)]
+    assert list(fleet.status()) == ["s0", "s1", "s2", "s3"]
+    await fleet.tear_down()
+
+
+async def test_of_two_servers_with_one_id_the_last_is_used_and_the_other_never_started(
+    tmp_path: Path,
+) -> None:
+    loser, winner = tmp_path / "loser", tmp_path / "winner"
+    async with fleet_of(honest("--log", loser, id="x"), honest("--log", winner, id="x")) as fleet:
+        assert [str(note) for note in fleet.notes] == [
+            "server 'x': configured more than once; the last configuration is used "
+            "(give one another id)"
+        ]
+        assert (len(diary(loser, "start")), len(diary(winner, "start"))) == (0, 1)
+
+
+async def test_an_empty_fleet_starts_and_ends() -> None:
+    fleet = await start_server_fleet(BridgeConfig())
+    assert (list(fleet.endpoints()), dict(fleet.status())) == ([], {})
+    await fleet.tear_down()
+
+
+async def test_a_fleet_that_was_never_started_cannot_be_spun_up() -> None:
+    with pytest.raises(ProtocolFault) as caught:
+        await ServerFleetImpl().spin_up()
+    assert caught.value.kind == "not_connected"
+
+
+async def test_spinning_up_again_never_leaks_the_former_generation(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    async with fleet_of(honest("--log", log)) as fleet:
+        await fleet.spin_up()
+        first, second = (int(pid) for pid in diary(log, "start"))
+        assert not is_alive(first)
+        assert is_alive(second)
+    assert not is_alive(second)
+
+
+async def test_snapshots_do_not_change() -> None:
+    async with fleet_of(honest()) as fleet:
+        status = fleet.status()
+        with pytest.raises(TypeError):
+            status["x"] = status["honest"]  # type: ignore[index]
+    assert status["honest"].phase is EndpointPhase.READY
+    assert fleet.status()["honest"].phase is EndpointPhase.CLOSED
+
+
+async def test_one_server_can_be_stopped_and_restarted_while_the_others_go_on() -> None:
+    async with fleet_of(honest(id="a"), honest(id="b")) as fleet:
+        await fleet.stop("a")
+        phases = [status.phase for status in fleet.status().values()]
+        assert phases == [EndpointPhase.CLOSED, EndpointPhase.READY]
+        await fleet.restart("a")
+        assert fleet.status()["a"].phase is EndpointPhase.READY
+        assert list(fleet.status()) == ["a", "b"]
+        for asked in (fleet.stop("nobody"), fleet.restart("nobody")):
+            with pytest.raises(ProtocolFault, match="there is no server 'nobody'; there are: a, b"):
+                await asked
+
+
+async def test_a_server_that_fails_at_first_is_brought_up_later(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    async with fleet_of(fault("crash-loop", 2, "--log", log)) as fleet:
+        await until(lambda: fleet.status()["crash-loop"].phase is EndpointPhase.READY)
+        await until(lambda: fleet.status()["crash-loop"].restarts == 2)
+
+
+async def test_a_server_that_cannot_be_found_is_not_tried_again() -> None:
+    async with fleet_of(StdioServerConfig("bad", "no-such-command")) as fleet:
+        await asyncio.sleep(0.2)
+        status = fleet.status()["bad"]
+        assert (status.restarts, status.next_try_s) == (0, None)
+
+
+async def test_when_the_next_try_comes_is_told() -> None:
+    rules = Supervision(first_s=30, jitter=0)
+    async with fleet_of(fault("exits", 1, "no"), supervision=rules) as fleet:
+        await until(lambda: fleet.status()["exits"].next_try_s is not None)
+        assert 25 < (fleet.status()["exits"].next_try_s or 0) <= 30
+
+
+async def test_a_listener_hears_of_changes_until_it_leaves() -> None:
+    limits = ServerLimits(relist_gap_s=0.05)
+    heard: list[FleetEvent] = []
+    async with fleet_of(honest(limits=limits)) as fleet:
+
+        def broken(told: FleetEvent) -> None:
+            raise ValueError("listener")
+
+        leave = [fleet.follow(broken), fleet.follow(heard.append)]
+        endpoint = fleet.endpoint("honest")
+        assert endpoint is not None
+        await endpoint.invoke("mutate", {"kind": "add"})
+        await until(lambda: any(told.event == "tools" for told in heard))
+        for way_out in leave:
+            way_out()
+            way_out()
+        count = len(heard)
+        await fleet.restart("honest")
+        assert len(heard) == count
+
+
+async def test_r34_a_start_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    fleet = ServerFleetImpl()
+    limits = replace(FAST, connect_s=20)
+    config = BridgeConfig([fault("mute", "--log", log, limits=limits), honest("--log", log)])
+    with anyio.move_on_after(0.3):
+        await fleet.start(config)
+    await fleet.tear_down()
+    assert not any(is_alive(int(pid)) for pid in diary(log, "start"))
+
+
+async def test_tearing_down_twice_and_being_cancelled_meanwhile_is_fine(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    fleet = ServerFleetImpl(supervision=QUICK)
+    await fleet.start(BridgeConfig([fault("stubborn", "--log", log), honest("--log", log)]))
+    task = asyncio.get_running_loop().create_task(fleet.tear_down())
+    await asyncio.sleep(0.01)
+    task.cancel()
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait({task})
+    await fleet.tear_down()
+    assert not any(is_alive(int(pid)) for pid in diary(log, "start"))
+
+
+async def test_r32_many_servers_some_of_them_bad_come_up_together() -> None:
+    bad = [
+        StdioServerConfig("missing", "no-such-command"),
+        fault("exits", 3, "no", limits=SOON),
+        fault("mute", limits=SOON),
+        fault("version", "1999-01-01", limits=SOON),
+    ]
+    good = [honest(id=f"s{n}") for n in range(16)]
+    before = threading.active_count()
+    async with fleet_of(*good, *bad, supervision=Supervision(first_s=60)) as fleet:
+        phases = [status.phase for status in fleet.status().values()]
+        assert phases.count(EndpointPhase.READY) == 16
+        assert phases.count(EndpointPhase.FAULTED) == 4
+        assert threading.active_count() - before < 20
+
+
+async def test_a_listing_that_fails_is_tried_again_while_the_server_lives(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    async with fleet_of(fault("lists", "error", "--log", log)) as fleet:
+        await until(lambda: len(diary(log, "heard tools/list")) >= 3)
+        assert fleet.status()["lists"].phase is EndpointPhase.READY
