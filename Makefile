@@ -1,7 +1,7 @@
 # Recipes use relative paths only: the clone's own path may hold spaces.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types arrows unit format bench lock clean
+.PHONY: help setup demo test lint types arrows unit format bench interop conformance lock clean
 # The steps of `test` run in the order given, also under -j.
 .NOTPARALLEL:
 
@@ -17,7 +17,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 unexport PYRIGHT_PYTHON_FORCE_VERSION PYRIGHT_PYTHON_PYLANCE_VERSION
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
 
 setup:  ## make or update .venv
 	@sh scripts/setup
@@ -55,10 +55,16 @@ format: setup  ## format, and mend what can be mended
 bench: setup  ## measure
 	@.venv/bin/python -m bench
 
+interop: setup  ## connect to servers that others wrote (installs them into .outside)
+	@.venv/bin/python -m outside.interop
+
+conformance: setup  ## have the official suite judge our client (installs it into .outside)
+	@.venv/bin/python -m outside.conformance
+
 lock: setup  ## write the locks anew (scripts/lock --upgrade takes newer versions)
 	@sh scripts/lock
 
 clean:  ## remove all that was made here
-	rm -rf .venv .bench .coverage .coverage.* .hypothesis .pytest_cache .ruff_cache
+	rm -rf .venv .bench .outside .coverage .coverage.* .hypothesis .pytest_cache .ruff_cache
 	rm -rf .import_linter_cache build dist
-	find src tests bench docs_src scripts -name __pycache__ -prune -exec rm -rf {} +
+	find src tests bench docs_src scripts outside -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,69 @@
+"""`python -m outside.pin`: write the pins of this folder anew.
+
+Keeps the Python versions that are pinned already; `--upgrade` takes the newest. The node packages
+are those that `package.json` names, in the versions it names; what they bring along is pinned in
+`package-lock.json`. Neither file holds an address: whoever installs has a registry of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from outside.install import PINS, ROOT, find_node
+from outside.say import complain
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PYTHON = {
+    "servers": "mcp<2 mcp-server-time mcp-server-git mcp-server-fetch mcp-server-sqlite",
+    "modern": "mcp>=2 mcp-server-motherduck",
+}
+"""What is installed together; the SDK is named where another version would be taken."""
+_UNWANTED = ("resolved", "funding", "license", "deprecated")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write both files and return the exit code."""
+    node = find_node()
+    if node is None:
+        complain("outside.pin: no node 22 or newer with npm")
+        return 2
+    for name, wanted in PYTHON.items():
+        pin_python(name, wanted.split(), *arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        pin_node(node.npm, Path(folder))
+    return 0
+
+
+def pin_python(name: str, wanted: Sequence[str], *options: str) -> None:
+    """Write the versions and hashes of Python packages."""
+    uv = [str(Path(sys.executable).parent / "uv"), "pip", "compile", "--quiet", *options]
+    how = ["--universal", "--python-version", "3.11", "--generate-hashes", "--no-annotate"]
+    told = ["--no-emit-index-url", "--custom-compile-command", "python -m outside.pin"]
+    target = ["-", "--output-file", str(PINS / f"{name}.txt")]
+    command = [*uv, *how, *told, *target]
+    subprocess.run(command, cwd=ROOT, input="\n".join(wanted), text=True, check=True)
+
+
+def pin_node(npm: Sequence[str], folder: Path) -> None:
+    """Write the versions and hashes of the node packages."""
+    shutil.copy(PINS / "package.json", folder)
+    options = ("--package-lock-only", "--ignore-scripts", "--no-audit", "--no-fund")
+    subprocess.run([*npm, "install", *options], cwd=folder, check=True)
+    lock = json.loads((folder / "package-lock.json").read_text("utf-8"))
+    for package in lock["packages"].values():
+        for key in _UNWANTED:
+            package.pop(key, None)
+    text = json.dumps(lock, indent=1, ensure_ascii=False)
+    (PINS / "package-lock.json").write_text(f"{text}\n", "utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

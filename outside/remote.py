@@ -1,0 +1,92 @@
+"""Servers behind an address of this machine, for as long as a block lasts."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import http.server
+import os
+import socket
+import subprocess
+import threading
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Generator, Sequence
+    from pathlib import Path
+
+LOOPBACK = "127.0.0.1"
+_START_S = 20
+_STOP_S = 5
+
+
+@asynccontextmanager
+async def listening(command: Sequence[str]) -> AsyncGenerator[int]:
+    """Run a command that listens on the port it is given: as `{port}`, and in the variable PORT.
+
+    Raises:
+        TimeoutError: It does not come to listen.
+    """
+    port = _free_port()
+    process = await asyncio.create_subprocess_exec(
+        *(word.replace("{port}", str(port)) for word in command),
+        env={**os.environ, "PORT": str(port)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        async with asyncio.timeout(_START_S):
+            await _until_open(port)
+        yield port
+    finally:
+        await _stop(process)
+
+
+async def _until_open(port: int) -> None:
+    while True:
+        try:
+            _, writer = await asyncio.open_connection("localhost", port)
+        except OSError:
+            await asyncio.sleep(0.02)
+        else:
+            writer.close()
+            await writer.wait_closed()
+            return
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        process.terminate()
+    try:
+        async with asyncio.timeout(_STOP_S):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return probe.getsockname()[1]
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing: the pages are for a program."""
+
+
+@contextmanager
+def pages(folder: Path) -> Generator[str]:
+    """Serve the files of a folder, and give the address they are at."""
+    handler = functools.partial(_Quiet, directory=str(folder))
+    with http.server.ThreadingHTTPServer((LOOPBACK, 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, name="pages")
+        thread.start()
+        try:
+            yield f"http://{LOOPBACK}:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
