@@ -5,11 +5,15 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 from bench.__main__ import main
+from bench.bridge import FASTMCP, Big, big_check, compare_calls, floor_s, memory_check
+from bench.bridge_fresh import Fresh, fresh
 from bench.measure import Pair, Sample, calls, compare
 from bench.process import console_script, output_of, python, surroundings
 from bench.row import CannotMeasure, Check, Row
 from bench.rows import ROWS
 from bench.start import loaded_by
+
+from indusagi.runtime import ToolOutcome, ToolResult
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,6 +38,12 @@ KEYS = {
 def twice_as_long(name: str, *, budget: float) -> Row:
     pair = Pair(Sample(0.002, 0.001), Sample(0.001, 0.0005))
     return Row(name, "ours", "theirs", lambda: pair, budget=budget)
+
+
+def connected(
+    *, connect_s: float = 1.0, resident: int = 1, sdk: bool = False, children_s: float = 0.0
+) -> Fresh:
+    return Fresh(connect_s, connect_s, resident, sdk, children_s)
 
 
 def written(path: "Path") -> dict[str, object]:
@@ -197,3 +207,76 @@ def test_a_batch_calls_the_work_as_often_as_it_is_told() -> None:
     done: list[int] = []
     assert calls(lambda: done.append(1))(5) >= 0
     assert len(done) == 5
+
+
+@pytest.mark.process
+def test_a_fresh_process_tells_of_each_time_it_has_connected() -> None:
+    one, two = fresh("ours", 1, 2)
+    assert not one.sdk
+    assert not two.sdk
+    assert two.since_start_s > one.since_start_s >= one.connect_s > 0
+    assert min(one.resident, one.children_s, two.children_s) > 0
+    # The SDK's way is the one that loads it: else two equal things would be compared.
+    assert [theirs.sdk for theirs in fresh("sdk", 1) + fresh("sdk-one-by-one", 2)] == [True, True]
+
+
+@pytest.mark.process
+def test_a_fresh_process_that_fails_is_told_with_its_reason() -> None:
+    with pytest.raises(CannotMeasure, match=r"\(magic\) failed: KeyError: 'magic'"):
+        fresh("magic", 1)
+
+
+def test_mounting_cannot_beat_the_slowest_server_nor_the_work_of_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("bench.bridge._cores", lambda: 4)
+    alone = connected(connect_s=0.5)
+    assert floor_s(alone, connected(children_s=1.0)) == 0.5
+    assert floor_s(alone, connected(children_s=4.0)) == 1.0
+
+
+def test_the_bridge_must_need_less_memory_than_the_sdk_and_not_load_it() -> None:
+    theirs = connected(resident=70_000_000, sdk=True)
+    fine = memory_check(connected(resident=30_000_000), theirs)
+    assert fine == Check(ok=True, note="30.0 MB beside 70.0 MB; does not load the SDK")
+    assert not memory_check(connected(resident=30_000_000, sdk=True), theirs).ok
+    assert not memory_check(connected(resident=80_000_000), theirs).ok
+
+
+def test_a_big_result_is_judged_by_its_best_try_and_by_its_neighbour() -> None:
+    delivered = [Big(2.0, 2.0)]
+    check = big_check([Big(3.0, 0.01), Big(0.5, 0.04), Big(0.2, 0.06)], delivered)
+    assert check.ok
+    assert "refused in 500 ms, neighbour 40.0 ms" in check.note
+    assert "delivered in 2000 ms, neighbour 2000.0 ms" in check.note
+    assert not big_check([Big(0.2, 0.06)], delivered).ok
+    assert not big_check([Big(1.2, 0.01)], delivered).ok
+
+
+def test_a_rival_that_is_not_installed_is_named_and_not_passed_over(
+    tmp_path: "Path", monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(FASTMCP, raising=False)
+    target = str(tmp_path / "results.json")
+    assert main(["--only", "start-3-fastmcp", "--json", target, "--check"]) == 0
+    assert f"not compared: {FASTMCP}" in capsys.readouterr().out
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("callers", [1, 64])
+def test_both_clients_are_timed_while_they_call_the_same_tool(callers: int) -> None:
+    pair = compare_calls(callers, rounds=1)
+    assert min(pair.ours.least, pair.baseline.least) > 0
+
+
+@pytest.mark.process
+def test_a_call_that_fails_is_told_and_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail() -> ToolOutcome:
+        return ToolOutcome("call-1", ToolResult.error("not today", code="failed"))
+
+    def echo(_bridge: object, _name: str) -> object:
+        return fail
+
+    monkeypatch.setattr("bench.bridge._echo", echo)
+    with pytest.raises(CannotMeasure, match="a call failed: not today"):
+        compare_calls(2, rounds=1)
