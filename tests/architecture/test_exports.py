@@ -17,6 +17,16 @@ NAMES = {
         ToolContentBlock ToolDescriptor ToolOutcome ToolProgress ToolResult ToolRunner
         project_content
     """,
+    "indusagi.interop": """
+        BridgeConfig CLIENT_NAME CLIENT_VERSION EndpointPhase EndpointStatus FAULT_KINDS FaultCause
+        FaultDetail FaultKind FaultReason FleetEvent FleetStatus Handlers InjectedTransport
+        MountedBridge MountedProtocolBridge MountedTool ProtocolFault QUALIFIER RemoteCallResult
+        RemoteTool RemoteToolRef ServerConfig ServerEndpoint ServerEndpointImpl ServerFleet
+        ServerFleetImpl ServerLimits SseServerConfig StdioServerConfig StreamableHttpServerConfig
+        Supervision TransportKind create_server_endpoint is_protocol_fault is_terminal_phase
+        is_usable_phase model_schema mount_protocol_bridge normalize_schema protocol_fault
+        qualify_tool_name start_server_fleet
+    """,
     "indusagi.capabilities": """
         ContextId DefinedTool DirEntry Ended FileKind FileStat Framework Fs InvalidTool
         JsonContentBlock LocalFs LocalShell OutputBudget PerContext ReadState ReadStateHandle

@@ -53,8 +53,12 @@ def test_the_kernel_loads_nothing_heavy() -> None:
     assert loaded_by("import indusagi.capabilities") & HEAVY == set()
 
 
+def test_the_bridge_loads_nothing_heavy_until_it_connects_by_http() -> None:
+    assert loaded_by("import indusagi.interop") & HEAVY == set()
+
+
 def test_the_framework_does_not_load_the_product() -> None:
-    code = "import indusagi.core, indusagi.runtime, indusagi.capabilities"
+    code = "import indusagi.core, indusagi.runtime, indusagi.capabilities, indusagi.interop"
     assert loaded_by(code) & {"induscode", "click"} == set()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,16 @@ def test_every_link_between_the_pages_leads_somewhere(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("example", ["mount_servers", "drive_endpoint"])
+def test_the_page_on_servers_shows_what_its_examples_print(example: str) -> None:
+    page = (ROOT / "docs/mcp-servers.md").read_text(encoding="utf-8")
+    assert python(f"docs_src/{example}.py").stdout in page
+
+
+def test_the_page_on_servers_shows_lines_of_its_example() -> None:
+    page = (ROOT / "docs/mcp-servers.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    source = (ROOT / "docs_src/mount_servers.py").read_text(encoding="utf-8")
+    assert textwrap.indent(shown, "    ") in source

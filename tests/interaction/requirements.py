@@ -111,6 +111,71 @@ REQUIREMENTS = (
         "Interop (Python), the provider host: catalog",
     ),
     Requirement(
+        "interop/public-exports/import",
+        "Every documented name of the bridge is imported from `indusagi.interop`.",
+        "Interop (Python), public exports",
+    ),
+    Requirement(
+        "interop/mounting/snippet",
+        "Mounting gives a box of `<server>__<tool>` names and a fleet with a status per server.",
+        "Interop (Python), mounting external servers",
+    ),
+    Requirement(
+        "interop/endpoint/snippet",
+        "An endpoint is idle, then ready, lists its tools, and answers by the server's own names.",
+        "Interop (Python), driving a single endpoint",
+    ),
+    Requirement(
+        "interop/endpoint/single-flight",
+        "Concurrent openings share one attempt, and one caller's cancellation does not end it.",
+        "Interop (Python), key concepts: owner-task pattern",
+    ),
+    Requirement(
+        "interop/endpoint/single-shot",
+        "A closed endpoint cannot be opened; a faulted one gives its fault again.",
+        "Interop (Rust), driving a single endpoint",
+    ),
+    Requirement(
+        "interop/fleet/isolation",
+        "A server that fails stays in the status with its fault, and its peers serve.",
+        "Interop (Rust), the server fleet",
+    ),
+    Requirement(
+        "interop/fleet/last-id-wins",
+        "Of two servers with one id the later is used.",
+        "Interop (Rust), the server fleet",
+    ),
+    Requirement(
+        "interop/fleet/spin-up",
+        "spin_up before any start is a not_connected fault.",
+        "Interop (Rust), the server fleet",
+    ),
+    Requirement(
+        "interop/schema/snippet",
+        "normalize_schema strips annotations, filters required, collapses tuple items.",
+        "Interop (Python), schema normalization",
+    ),
+    Requirement(
+        "interop/faults/by-site",
+        "The kind of a fault follows from where it happened.",
+        "Interop (Python), the fault model",
+    ),
+    Requirement(
+        "interop/faults/cause",
+        "A fault's message is its text alone; what triggered it is its cause.",
+        "Interop (Rust), the fault model",
+    ),
+    Requirement(
+        "interop/phases",
+        "There are six phases; ready alone is usable, closed and faulted are terminal.",
+        "Interop (Python), key concepts: EndpointPhase machine",
+    ),
+    Requirement(
+        "mcp-page/naming",
+        "Remote tools are called `<server>__<tool>`.",
+        "MCP page, tool naming and filtering",
+    ),
+    Requirement(
         "mcp-page/flag/two-binaries",
         "The commands are one program under several names.",
         "MCP page, the --mcp flag: the two binaries are equivalent",
