@@ -305,3 +305,30 @@ async def test_a_loop_that_ends_takes_its_servers_along(tmp_path: Path) -> None:
 
     await anyio.to_thread.run_sync(lambda: asyncio.run(forget()))
     await until(lambda: not is_alive(int(diary(log, "start")[0])))
+
+
+async def test_a_listing_that_fails_later_keeps_the_old_tools_and_says_so(tmp_path: Path) -> None:
+    limits = ServerLimits(relist_gap_s=0.02, list_s=0.2)
+    async with opened(honest(limits=limits)) as endpoint:
+        before = await endpoint.list_tools()
+        assert endpoint._peer is not None
+        endpoint._peer.pages = _failing
+        await endpoint.invoke("mutate", {"kind": "add"})
+        await until(lambda: endpoint.status().fault is not None)
+        assert (await endpoint.list_tools()) == before
+        assert endpoint.phase is EndpointPhase.READY
+
+
+async def _failing(method: str, key: str) -> Sequence[JsonValue]:
+    raise TimeoutError
+
+
+async def test_an_owner_that_is_cancelled_by_others_is_a_fault() -> None:
+    endpoint = create_server_endpoint(honest())
+    await endpoint.open()
+    endpoint._owner.cancel()
+    await endpoint.ended()
+    assert endpoint.phase is EndpointPhase.FAULTED
+    failure = endpoint.status().fault
+    assert failure is not None
+    assert failure.kind == "transport"

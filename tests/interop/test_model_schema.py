@@ -11,7 +11,14 @@ from jsonschema.exceptions import UnknownType
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 from tests.interop.test_schema import anything
-from tests.support.schemas import levels, likely_object, randoms, rich_schema, subset_schema
+from tests.support.schemas import (
+    levels,
+    likely_object,
+    neighbour,
+    randoms,
+    rich_schema,
+    subset_schema,
+)
 from tests.support.strategies import json_values
 
 from indusagi.core.json import compact_json
@@ -77,13 +84,15 @@ def depth(schema: JsonValue) -> int:
 def test_arguments_that_fit_the_schema_fit_the_view() -> None:
     seen: Counter[str] = Counter()
 
-    @settings(max_examples=300)
+    @settings(max_examples=600)
     @given(randoms)
     def check(rng: Random) -> None:
         raw = rich_schema(rng)
         view = model_view(raw)
-        arguments = [likely_object(rng, raw, raw) for _ in range(6)]
+        arguments = [likely_object(rng, raw, raw) for _ in range(5)]
         fitting = [argument for argument in arguments if fits(raw, argument)]
+        near = [neighbour(rng, argument) for argument in fitting for _ in range(3)]
+        fitting += [argument for argument in near if fits(raw, argument)]
         seen["schemas"] += 1
         seen["widened"] += bool(view.widened)
         seen["with an argument that fits"] += bool(fitting)
@@ -312,6 +321,11 @@ CASES: dict[str, tuple[JsonValue, JsonValue, list[JsonValue]]] = {
         {"anyOf": [False, {"type": "string"}], "allOf": [True, {"minLength": 1}]},
         {"anyOf": [{"type": "string"}], "allOf": [{"minLength": 1}]},
         ["a"],
+    ),
+    "anything in a union": (
+        {"anyOf": [True, {"type": "string"}]},
+        {"anyOf": [{}, {"type": "string"}]},
+        [5],
     ),
     "a union of nothing": ({"anyOf": [False]}, {}, []),
     "parts that must all hold, each closed": (
@@ -616,6 +630,23 @@ def test_a_property_that_a_branch_does_not_mention_can_hold_anything() -> None:
     assert view == {"type": "object", "properties": properties}
     assert fits(raw, {"q": 5, "r": 5, "s": 5})
     assert fits(view, {"q": 5, "r": 5, "s": 5})
+
+
+def test_a_union_at_the_top_is_open_if_a_branch_is() -> None:
+    closed: JsonObject = {"properties": {"a": {}}, "additionalProperties": False}
+    by_pattern: JsonObject = {**closed, "patternProperties": {"^x": {}}}
+    for other in (by_pattern, cast("JsonObject", {"required": ["xb"]})):
+        raw: JsonObject = {"type": "object", "anyOf": [closed, other]}
+        assert fits(raw, {"xb": 1})
+        assert fits(model_schema(raw), {"xb": 1})
+
+
+def test_a_branch_that_is_not_looked_at_allows_anything() -> None:
+    first: JsonObject = {"properties": {"a": {"const": 1}}, "required": ["a"]}
+    branches: list[JsonValue] = [first for _ in range(1_000)]
+    raw: JsonObject = {"type": "object", "anyOf": [*branches, {"required": ["b"]}]}
+    assert fits(raw, {"b": 1, "a": 2})
+    assert fits(model_schema(raw), {"b": 1, "a": 2})
 
 
 def test_a_union_of_required_names_at_the_top_leaves_the_properties() -> None:

@@ -52,6 +52,8 @@ REFERENCES = (
     "#",
     "#/$defs/missing",
 )
+DRAFT_7 = "http://json-schema.org/draft-07/schema#"
+DRAFT_2020 = "https://json-schema.org/draft/2020-12/schema"
 COMBINATORS = (
     *("$ref", "anyOf", "oneOf", "allOf") * 2,
     "const",
@@ -153,6 +155,8 @@ def rich_level(rng: Random, depth: int) -> JsonValue:
     for _ in range(rng.choice((0, 0, 1, 1, 2))):
         level.update(combinator(rng, child))
     level.update(some_of(rng, REMARKS, 1))
+    if rng.randrange(50) == 0:
+        level.update(some_of(rng, {"$schema": DRAFT_7, "$id": "urn:inner"}, 1))
     return shuffled(rng, level)
 
 
@@ -166,7 +170,7 @@ def array_parts(rng: Random, child: Callable[[], JsonValue]) -> JsonObject:
         parts["contains"] = child()
         parts.update(some_of(rng, {"minContains": rng.randrange(2), "maxContains": 1}, 2))
     if rng.randrange(7) == 0:
-        parts["unevaluatedItems"] = child()
+        parts["unevaluatedItems"] = False if rng.randrange(2) else child()
     return parts
 
 
@@ -184,27 +188,38 @@ def combinator(rng: Random, child: Callable[[], JsonValue]) -> JsonObject:
         return {part: child() for part in ("if", "then", "else") if rng.randrange(5)}
     if key in {"patternProperties", "dependentSchemas"}:
         return {key: {rng.choice(("a", "b", "^c")): child()}}
+    if key == "unevaluatedProperties":
+        return {key: False if rng.randrange(2) else child()}
     return {key: "other" if key == "$anchor" else child()}
 
 
 def rich_schema(rng: Random) -> JsonObject:
     """Make the schema of a tool, with definitions to refer to, that a validator can use."""
     while True:
-        raw = object_parts(rng, lambda: rich_level(rng, 3))
-        if rng.randrange(4):
-            raw["type"] = rng.choice(["object", "object", ["object", "null"]])
-        if rng.randrange(2):
-            raw.update(combinator(rng, lambda: rich_level(rng, 2)))
+        raw = _top(rng)
         raw["$defs"] = {
             "one": rich_level(rng, 2),
             "two": rich_level(rng, 1),
             "three": {"$anchor": "named", "type": "array", "items": rich_level(rng, 1)},
         }
         raw["definitions"] = {"old": rich_level(rng, 1)}
-        draft = rng.choice(("draft/2020-12/schema", "draft-07/schema#"))
-        raw.update(some_of(rng, {"$schema": f"http://json-schema.org/{draft}"}, 1))
+        raw.update(some_of(rng, {"$schema": rng.choice((DRAFT_7, DRAFT_2020))}, 1))
         if not is_endless(raw):
             return raw
+
+
+def _top(rng: Random) -> JsonObject:
+    """Make a small top level, most often: much of what is large is fitted by nothing."""
+    raw: JsonObject = {"properties": {"a": rich_level(rng, 2)}, "required": ["a"]}
+    form = rng.randrange(4)
+    if form == 0:
+        raw = object_parts(rng, lambda: rich_level(rng, 3))
+    elif form == 1:
+        raw = object_parts(rng, lambda: rich_level(rng, 1))
+        raw.update(combinator(rng, lambda: object_parts(rng, lambda: rich_level(rng, 1))))
+    if rng.randrange(4):
+        raw["type"] = rng.choice(["object", "object", ["object", "null"]])
+    return raw
 
 
 def is_endless(root: JsonObject) -> bool:
@@ -307,3 +322,25 @@ def likely_object(rng: Random, root: JsonObject, level: JsonValue, depth: int = 
         name: likely_value(rng, root, found.get(name, True), depth - 1)
         for name in dict.fromkeys([*chosen, *extra])
     }
+
+
+def neighbour(rng: Random, argument: JsonObject) -> JsonObject:
+    """Change one thing about an argument: what fits it may still, and says more than others."""
+    near = dict(argument)
+    name = rng.choice([*near, *NAMES])
+    form = rng.randrange(3)
+    if form == 0:
+        near.pop(name, None)
+    elif form == 1:
+        near[name] = plain_value(rng)
+    else:
+        near[name] = _near_value(rng, near.get(name))
+    return near
+
+
+def _near_value(rng: Random, value: JsonValue) -> JsonValue:
+    if isinstance(value, dict):
+        return neighbour(rng, value)
+    if isinstance(value, list):
+        return [*value[: rng.randrange(3)], *[plain_value(rng)] * rng.randrange(2)]
+    return rng.choice(CONSTANTS)
