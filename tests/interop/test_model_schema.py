@@ -84,7 +84,7 @@ def depth(schema: JsonValue) -> int:
 def test_arguments_that_fit_the_schema_fit_the_view() -> None:
     seen: Counter[str] = Counter()
 
-    @settings(max_examples=600)
+    @settings(max_examples=1_000)
     @given(randoms)
     def check(rng: Random) -> None:
         raw = rich_schema(rng)
@@ -441,6 +441,15 @@ CASES: dict[str, tuple[JsonValue, JsonValue, list[JsonValue]]] = {
             "properties": {},
         },
         [{"value": 1, "next": {"value": 2}}],
+    ),
+    "unevaluated properties beside a reference that is not followed": (
+        {
+            "$ref": "https://json-schema.org/draft/2020-12/schema",
+            "unevaluatedProperties": False,
+            "minProperties": 1,
+        },
+        {"minProperties": 1},
+        [{"maxLength": 2}],
     ),
     "unevaluated items": (
         {"type": "array", "prefixItems": [{"type": "string"}], "unevaluatedItems": False},

@@ -169,8 +169,12 @@ class _Viewer:
             rest = {key: value for key, value in level.items() if key not in STRIPPED}
             if "$ref" in level:
                 inner = self._target(level["$ref"], spot, trail)
+                if not inner:
+                    # What it would have evaluated is not known.
+                    level = {key: value for key, value in rest.items() if key not in _UNEVALUATED}
+                    continue
                 if not rest.keys() <= ANNOTATIONS:
-                    level = with_part(rest, {"$ref": level["$ref"]}) if inner else rest
+                    level = with_part(rest, {"$ref": level["$ref"]})
                     continue
             else:
                 alone = _only_part(rest)

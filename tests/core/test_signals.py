@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+from tests.support.scripts import ROOT
+from tests.support.servers import diary
+from tests.support.waiting import is_alive, until
+
+from indusagi.core.signals import ENDING, ending_signals
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.anyio, pytest.mark.process]
+
+
+@pytest.mark.parametrize("number", ENDING)
+async def test_a_signal_cancels_the_token_and_is_its_reason(number: signal.Signals) -> None:
+    async with ending_signals() as token:
+        os.kill(os.getpid(), number)
+        with anyio.fail_after(5):
+            assert await token == number.name
+
+
+async def test_after_the_block_the_signals_do_what_they_did_before() -> None:
+    async with ending_signals():
+        pass
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("number", ENDING)
+def test_a_program_that_is_told_to_end_takes_its_servers_and_their_children_along(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    log = tmp_path / "log"
+    script = f"""
+import asyncio
+from tests.support.servers import fault, honest
+from indusagi.core.signals import ending_signals
+from indusagi.interop import BridgeConfig, start_server_fleet
+async def main():
+    log = {str(log)!r}
+    servers = [honest("--log", log), fault("forks", "stubborn", "--log", log)]
+    async with ending_signals() as token:
+        fleet = await start_server_fleet(BridgeConfig(servers))
+        try:
+            print("ready", flush=True)
+            await token
+        finally:
+            await fleet.tear_down()
+asyncio.run(main())
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, cwd=ROOT
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        anyio.run(until, lambda: bool(diary(log, "child")))
+        process.send_signal(number)
+        assert process.wait(timeout=20) == 0
+    pids = [int(pid) for event in ("start", "child") for pid in diary(log, event)]
+    assert len(pids) == 3
+    assert not any(is_alive(pid) for pid in pids)
