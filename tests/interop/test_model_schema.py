@@ -10,8 +10,8 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import UnknownType
 from referencing import Registry
 from referencing.exceptions import Unresolvable
-from tests.interop.test_schema import anything
 from tests.support.schemas import (
+    anything,
     levels,
     likely_object,
     neighbour,
@@ -614,9 +614,8 @@ def test_a_union_at_the_top_is_shown_as_one_list_of_properties(keyword: str) -> 
         "required": ["kind"],
     }
     assert view.widened == (f"$: without {keyword} at the top",)
-    for argument in cast("list[JsonObject]", [{"kind": "file", "path": ""}]):
-        assert fits(raw, argument)
-        assert fits(view.schema, argument)
+    assert fits(raw, {"kind": "file", "path": ""})
+    assert fits(view.schema, {"kind": "file", "path": ""})
 
 
 def test_a_property_that_a_branch_does_not_mention_can_hold_anything() -> None:

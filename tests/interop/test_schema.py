@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
-from tests.support.schemas import randoms, rich_schema, subset_schema
+from tests.support.schemas import anything, randoms, rich_schema, subset_schema
 from tests.support.strategies import json_values
 
 from indusagi.core.json import NotJson, compact_json
@@ -25,27 +24,6 @@ DEEP = 10_000
 CLOSED: JsonObject = {"type": "object", "properties": {}}
 
 NO_ITEMS: JsonValue = []
-
-anything: st.SearchStrategy[Any] = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.sampled_from([*KNOWN_TYPES, *STRIPPED, "items", "required", b"x", object(), (1, 2), {1}]),
-    lambda children: (
-        st.lists(children, max_size=4)
-        | st.dictionaries(
-            st.sampled_from(["type", "properties", "items", "required", "additionalProperties"])
-            | st.text(max_size=3)
-            | st.integers()
-            | st.none(),
-            children,
-            max_size=5,
-        )
-    ),
-    max_leaves=25,
-)
-"""What Python may hold, often in the form of a schema."""
 
 
 def in_object(level: JsonValue) -> JsonObject:

@@ -6,7 +6,7 @@ let hypothesis make a failing schema smaller, at a hundredth of the number of sc
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from hypothesis import strategies as st
 
@@ -67,6 +67,28 @@ COMBINATORS = (
     "$dynamicRef",
     "$anchor",
 )
+
+
+anything: st.SearchStrategy[Any] = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.sampled_from([*TYPES, *REMARKS, b"x", object(), (1, 2), {1}]),
+    lambda children: (
+        st.lists(children, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(["type", "properties", "items", "required", "additionalProperties"])
+            | st.text(max_size=3)
+            | st.integers()
+            | st.none(),
+            children,
+            max_size=5,
+        )
+    ),
+    max_leaves=25,
+)
+"""What Python may hold, often in the form of a schema."""
 
 
 def plain_value(rng: Random, depth: int = 2) -> JsonValue:

@@ -2,12 +2,14 @@
 
 The law: **arguments that fit the schema a server sent fit the view** (JSON Schema 2020-12). The
 view may allow more, since the server checks again. If it allowed less, there would be calls that
-no model can make. Where each level has one known type the view is what `normalize_schema` says.
-Elsewhere it says as much of the original as providers take: references are put in place, a list of
-types becomes `anyOf`, and what cannot be said is left out. Leaving a constraint out widens, except
-where another one leans on it, and under `not`, `if` and `oneOf`; such parts are kept whole or not
-at all. The view is bounded in depth and size, and made breadth first, so that what does not fit is
-what lies deepest.
+no model can make.
+
+Where each level has one known type the view is what `normalize_schema` says, but for two things
+that providers insist on: an array has `items`, and the top has no combinators. Elsewhere it says
+as much of the original as they take: references are put in place, a list of types becomes `anyOf`,
+and what cannot be said is left out. Leaving a constraint out widens, except where another one
+leans on it, and under `not`, `if` and `oneOf`; such parts are kept whole or not at all. The view is
+bounded in depth and size, and made breadth first, so that what does not fit is what lies deepest.
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ _IN_PLACE = ("allOf", "anyOf", "oneOf")
 _LISTS = frozenset({*_IN_PLACE, "prefixItems"})
 _NOT_AT_TOP = frozenset({*_IN_PLACE, "not", "enum"})
 """Two large providers refuse every tool of a request if one has these at the top."""
-_SEED_LEVELS = {
+_WRITTEN_BESIDE = {
     "properties": "object",
     "required": "object",
     "additionalProperties": "object",
@@ -264,7 +266,7 @@ class _Viewer:
         """Decide what is done with a keyword: copied whole, written anew, or left out."""
         if key in REFERENCES:
             return "drop"
-        if key in _SEED_LEVELS and kind in {None, _SEED_LEVELS[key]}:
+        if key in _WRITTEN_BESIDE and kind in {None, _WRITTEN_BESIDE[key]}:
             return "write"
         if key not in SCHEMA_KEYWORDS:
             return "drop" if self._document.text(value) is None else "copy"
