@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,12 @@ async def until(condition: Callable[[], bool | Awaitable[bool]]) -> None:
 
 def is_alive(pid: int) -> bool:
     """Tell whether a process runs; one that ended and was not collected does not."""
+    if os.path.isdir("/proc/self"):
+        try:
+            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+                return file.read().rpartition(") ")[2][0] not in "ZX"
+        except (FileNotFoundError, ProcessLookupError):
+            return False
     listed = subprocess.run(
         ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False
     )
