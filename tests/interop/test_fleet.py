@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 from tests.support.opened import QUICK, fleet_of
-from tests.support.servers import FAST, SOON, diary, fault, honest
+from tests.support.servers import FAST, diary, fault, honest
 from tests.support.waiting import is_alive, until
 
 from indusagi.interop import (
