@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from tests.support.leaks import Held, held_now, leaked_since
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncGenerator, Iterator
     from pathlib import Path
 
 # Bounded by pytest-timeout instead: a deadline for each example would be a wall-clock assertion.
@@ -49,6 +51,32 @@ def _no_leaks() -> Iterator[None]:
     leaked = leaked_since(before)
     if leaked:
         pytest.fail("left behind: " + "; ".join(leaked))
+
+
+@pytest.fixture
+async def _tasks_end() -> AsyncGenerator[None]:
+    before = asyncio.all_tasks()
+    yield
+    left = asyncio.all_tasks() - before
+    for _ in range(100):
+        left = {task for task in left if not task.done() and _is_ours(task)}
+        if not left:
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail("left behind: " + "; ".join(f"task {task.get_name()}" for task in left))
+
+
+def _is_ours(task: asyncio.Task[object]) -> bool:
+    """Tell our tasks from those of the test runner and of servers that serve for several tests."""
+    code = getattr(task.get_coro(), "cr_code", None)
+    return code is not None and "indusagi" in code.co_filename
+
+
+@pytest.fixture(autouse=True)
+def _no_tasks_left(request: pytest.FixtureRequest) -> None:
+    """Have the loop of an async test end without tasks that nobody ended."""
+    if inspect.iscoroutinefunction(request.function):
+        request.getfixturevalue("_tasks_end")
 
 
 @pytest.fixture(autouse=True)

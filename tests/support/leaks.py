@@ -1,8 +1,4 @@
-"""What a process holds on to, told apart so that a leak has a name.
-
-Tasks need no list of their own here: the anyio runner ends the loop of every test, and a task that
-is still pending then is destroyed with a warning, which is an error in this suite.
-"""
+"""What a process holds on to, told apart so that a leak has a name."""
 
 from __future__ import annotations
 
