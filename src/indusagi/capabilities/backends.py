@@ -7,14 +7,21 @@ Doors raise `OSError`; the tool turns that into an answer.
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Literal, Protocol, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from types import TracebackType
 
     from indusagi.core.cancel import CancelToken
+
+WorkT = TypeVar("WorkT")
+Refusal: TypeAlias = Literal["outside", "protected", "special"]
+"""Why a door did not open: out of the workspace, not to be written to, or no ordinary file."""
 
 STOP_GRACE_MS = 3_000
 """Between SIGTERM and SIGKILL: time for a program to put its affairs in order."""
@@ -48,8 +55,50 @@ class DirEntry:
     kind: FileKind
 
 
+class PathRefused(PermissionError):
+    """A path that the door does not lead to, whoever asks."""
+
+    def __init__(self, given: str, resolved: str, refusal: Refusal, why: str) -> None:
+        super().__init__(errno.EACCES, why, given)
+        self.given = given
+        self.resolved = resolved
+        """Where it really leads, links followed."""
+        self.refusal: Refusal = refusal
+
+
+class Folder:
+    """A directory of this machine, held open: what is done through its handle stays in it."""
+
+    def __init__(self, path: str, handle: int) -> None:
+        self.path = path
+        """Absolute, links followed."""
+        self.handle = handle
+
+    def __enter__(self) -> Folder:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        os.close(self.handle)
+
+
 class Fs(Protocol):
-    """Files. A relative path starts at the working directory of whoever made the door."""
+    """Files. A relative path starts at the working directory of whoever made the door.
+
+    Every operation may raise `PathRefused`.
+    """
+
+    async def resolve(self, path: str, *, writing: bool = False) -> str:
+        """Give the absolute path that this one leads to, links followed, if the door opens there.
+
+        What does not exist is resolved as far as it does. It is the name to show, and the key for
+        whatever is remembered of a file.
+        """
+        ...
 
     async def stat(self, path: str, *, follow: bool = True) -> FileStat:
         """Look at a path; a dangling link is not found unless `follow` is off."""
@@ -61,6 +110,21 @@ class Fs(Protocol):
 
     async def read_bytes(self, path: str, *, offset: int = 0, limit: int | None = None) -> bytes:
         """Read a regular file from `offset`, `limit` bytes at most; nothing else is ever opened."""
+        ...
+
+    async def reading(self, path: str, work: Callable[[BinaryIO], WorkT]) -> WorkT:
+        """Open a regular file and do `work` on it in a thread; one opening, so one version of it.
+
+        A caller that is cancelled leaves at once: `work` must be bounded, and is not waited for.
+        """
+        ...
+
+    async def folder(self, path: str) -> Folder:
+        """Open a directory for whoever walks in it or runs a program there; the caller closes it.
+
+        Raises:
+            OSError: With ENOTSUP where the files are not this machine's.
+        """
         ...
 
     async def read_text(self, path: str) -> str:
@@ -146,9 +210,17 @@ class ShellProcess(Protocol):
         """Tell how many bytes it wrote so far."""
         ...
 
+    async def write_input(self, data: bytes, *, close: bool = False) -> None:
+        """Write to its standard input, if it was started with one; `close` ends the input."""
+        ...
+
+    def survivors(self) -> Sequence[int]:
+        """List the processes it has started that are still there, itself not among them."""
+        ...
+
 
 class Shell(Protocol):
-    """Commands. Standard input is empty, output and errors are captured as one stream."""
+    """Commands. Output and errors are captured as one stream."""
 
     async def exec(
         self,
@@ -169,6 +241,10 @@ class Shell(Protocol):
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         output_path: str | None = None,
+        with_input: bool = False,
     ) -> ShellProcess:
-        """Start a command and return at once; the caller must `aclose` it."""
+        """Start a command and return at once; the caller must `aclose` it.
+
+        Its standard input is empty unless it is started `with_input`.
+        """
         ...

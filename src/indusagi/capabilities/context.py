@@ -15,7 +15,8 @@ from weakref import WeakKeyDictionary
 from indusagi.capabilities.spill import SessionDir
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
+    from types import TracebackType
 
     from indusagi.capabilities.backends import Fs, Shell
     from indusagi.capabilities.budget import OutputBudget
@@ -44,9 +45,38 @@ class Framework:
     read_state: ReadStateHandle | None = None
 
 
+class Closing:
+    """What is to be closed with a context, the last first."""
+
+    def __init__(self) -> None:
+        self._closers: list[Callable[[], Awaitable[None]]] = []
+
+    def add(self, closer: Callable[[], Awaitable[None]]) -> None:
+        """Have `closer` awaited when the context is closed."""
+        self._closers.append(closer)
+
+    async def run(self) -> None:
+        """Close everything, also when some of it fails; a second time does nothing.
+
+        Raises:
+            ExceptionGroup: What the closers raised, after all of them had their turn.
+        """
+        failures: list[Exception] = []
+        while self._closers:
+            try:
+                await self._closers.pop()()
+            except Exception as exc:  # noqa: BLE001 — boundary: the others are closed first
+                failures.append(exc)
+        if failures:
+            raise ExceptionGroup("some of a context could not be closed", failures)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolContext:
-    """The working directory, the two doors, and what binds a call to its session."""
+    """The working directory, the two doors, and what binds a call to its session.
+
+    `async with` it where tools may leave something running: whatever they started ends with it.
+    """
 
     cwd: str
     fs: Fs
@@ -57,6 +87,22 @@ class ToolContext:
     session_dir: SessionDir = field(default_factory=SessionDir)
     on_progress: ProgressSink | None = None
     context_id: ContextId = field(default_factory=_new_context_id)
+    closing: Closing = field(default_factory=Closing)
+
+    async def __aenter__(self) -> ToolContext:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """End what the tools of this context have left running; safe to call twice."""
+        await self.closing.run()
 
     def with_cancel(self, cancel: CancelToken) -> ToolContext:
         """Give the context for one call; the identity stays."""

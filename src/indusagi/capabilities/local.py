@@ -9,6 +9,7 @@ from indusagi.capabilities.budget import standard_budget
 from indusagi.capabilities.context import Framework, ToolContext
 from indusagi.capabilities.local_fs import LocalFs
 from indusagi.capabilities.local_shell import LocalShell
+from indusagi.capabilities.read_state import ReadState
 from indusagi.core.cancel import CancelToken
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def make_local_context(
     """Make a context that works in `cwd` with this machine's files and commands.
 
     Nothing is opened or made here. Use `dataclasses.replace` for another budget or session
-    directory.
+    directory. Without a framework of the caller's there is one that remembers what was read.
     """
     # Only a relative path needs a look at the system, which is not for the event loop.
     root = os.path.normpath(cwd) if os.path.isabs(cwd) else os.path.abspath(cwd)
@@ -34,5 +35,5 @@ def make_local_context(
         shell=shell or LocalShell(root),
         cancel=CancelToken(),
         budget=standard_budget(),
-        framework=framework or Framework(),
+        framework=framework or Framework(read_state=ReadState()),
     )

@@ -18,12 +18,15 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
-from indusagi.capabilities.backends import DirEntry, FileKind, FileStat
+from indusagi.capabilities.backends import DirEntry, FileKind, FileStat, Folder
 from indusagi.core.ids import new_ulid
 from indusagi.core.places import make_dirs
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Callable, Generator, Sequence
+    from typing import BinaryIO
+
+    from indusagi.capabilities.backends import WorkT
 
 _CHUNK_BYTES = 1024 * 1024
 _LARGEST_OFFSET = 2**63 - 1
@@ -65,6 +68,18 @@ class LocalFs:
         if not 0 <= offset <= _LARGEST_OFFSET or (limit is not None and limit < 0):
             raise OSError(errno.EINVAL, f"no such part: offset {offset}, limit {limit}", path)
         return await to_thread.run_sync(_read, self._at(path), offset, limit)
+
+    async def resolve(self, path: str, *, writing: bool = False) -> str:
+        """Give the absolute path that this one leads to, links followed."""
+        return await to_thread.run_sync(os.path.realpath, self._at(path))
+
+    async def reading(self, path: str, work: Callable[[BinaryIO], WorkT]) -> WorkT:
+        """Open a regular file and do `work` on it in a thread: one opening, one version."""
+        return await to_thread.run_sync(_work_on, self._at(path), work, abandon_on_cancel=True)
+
+    async def folder(self, path: str) -> Folder:
+        """Open a directory; the caller closes it."""
+        return await to_thread.run_sync(_open_folder, self._at(path))
 
     async def read_text(self, path: str) -> str:
         """Read a whole file as strict UTF-8."""
@@ -147,6 +162,19 @@ def _read(path: str, offset: int, limit: int | None) -> bytes:
     finally:
         os.close(handle)
     return b"".join(chunks)
+
+
+def _work_on(path: str, work: Callable[[BinaryIO], WorkT]) -> WorkT:
+    _require_regular(os.stat(path).st_mode, path)
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as file:
+        _require_regular(os.fstat(handle).st_mode, path)
+        return work(file)
+
+
+def _open_folder(path: str) -> Folder:
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    return Folder(os.path.realpath(path), handle)
 
 
 def _write(path: str, data: bytes) -> None:

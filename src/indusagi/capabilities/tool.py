@@ -55,6 +55,8 @@ class ToolSpec:
     output_schema: JsonSchema | None = field(default=None, kw_only=True)
     check_arguments: bool = field(default=True, kw_only=True)
     """Off for a tool that passes its arguments on to whoever checks them, and leaves them alone."""
+    prepare: Callable[[JsonValue], JsonValue] | None = field(default=None, kw_only=True)
+    """Puts right what models get wrong without harm, before the arguments are checked."""
 
 
 def define_tool(spec: ToolSpec) -> DefinedTool:
@@ -134,6 +136,8 @@ class DefinedTool:
     async def run(self, arguments: JsonValue, ctx: ToolContext) -> ToolResult:
         """Check the arguments, run the tool, and answer; never raises but for cancellation."""
         given: JsonValue = {} if arguments is None else arguments  # how some call without any
+        if self.spec.prepare is not None:
+            given = self.spec.prepare(given)
         refusal = await self._refusal(given)
         if refusal is not None:
             return refusal

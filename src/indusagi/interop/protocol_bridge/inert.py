@@ -13,9 +13,17 @@ from indusagi.capabilities.context import ToolContext
 from indusagi.core.cancel import CancelToken
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+    from typing import BinaryIO
 
-    from indusagi.capabilities.backends import DirEntry, FileStat, ShellProcess, ShellResult
+    from indusagi.capabilities.backends import (
+        DirEntry,
+        FileStat,
+        Folder,
+        ShellProcess,
+        ShellResult,
+        WorkT,
+    )
 
 
 def inert_context() -> ToolContext:
@@ -35,6 +43,18 @@ def _unavailable() -> NoReturn:
 
 class UnavailableFs:
     """Files that are not there."""
+
+    async def resolve(self, path: str, *, writing: bool = False) -> str:
+        """Refuse."""
+        _unavailable()
+
+    async def reading(self, path: str, work: Callable[[BinaryIO], WorkT]) -> WorkT:
+        """Refuse."""
+        _unavailable()
+
+    async def folder(self, path: str) -> Folder:
+        """Refuse."""
+        _unavailable()
 
     async def stat(self, path: str, *, follow: bool = True) -> FileStat:
         """Refuse."""
@@ -91,6 +111,7 @@ class UnavailableShell:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         output_path: str | None = None,
+        with_input: bool = False,
     ) -> ShellProcess:
         """Refuse."""
         _unavailable()

@@ -1,0 +1,56 @@
+"""A path as a model gives it, and what is answered when nothing can be done with it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from indusagi.capabilities.backends import PathRefused
+from indusagi.core.text import clean_text
+from indusagi.runtime.contract import ToolResult
+
+if TYPE_CHECKING:
+    from indusagi.core.json import JsonObject
+
+PATH_ALIASES = {"file_path": "path", "filePath": "path", "filepath": "path", "file": "path"}
+"""What other agents call the same argument."""
+_CODES = {
+    errno.ENOENT: "not_found",
+    errno.ENOTDIR: "not_found",
+    errno.ELOOP: "not_found",
+    errno.EACCES: "denied",
+    errno.EPERM: "denied",
+    errno.EROFS: "denied",
+    errno.EISDIR: "is_directory",
+    errno.EILSEQ: "encoding",
+    errno.ENOSPC: "no_space",
+    errno.EFBIG: "too_large",
+    errno.ENOTSUP: "unsupported",
+}
+
+
+def path_given(arguments: JsonObject, name: str = "path", default: str = ".") -> str:
+    """Read a path from the arguments: relative, absolute, with a `~`, or as a `file://` address."""
+    given = arguments.get(name)
+    text = given if isinstance(given, str) and given else default
+    if text.startswith("file://"):
+        return unquote(urlsplit(text).path)
+    return os.path.expanduser(text) if text.startswith("~") else text
+
+
+def path_trouble(exc: OSError, path: str) -> ToolResult:
+    """Answer for a path at which nothing could be done: what, why, and under which code."""
+    shown, _ = clean_text(path)
+    if isinstance(exc, PathRefused):
+        return ToolResult.error(f"{shown}: {exc.strerror}", code="denied", refusal=exc.refusal)
+    code = _CODES.get(exc.errno or 0, "failed")
+    return ToolResult.error(f"{shown}: {exc.strerror or exc}", code=code)
+
+
+def shown_path(resolved: str, cwd: str) -> str:
+    """Give the name under which a model knows a file: relative where it lies in `cwd`."""
+    inside = resolved == cwd or resolved.startswith(cwd.rstrip("/") + "/")
+    name = os.path.relpath(resolved, cwd) if inside else resolved
+    return clean_text(name)[0]
