@@ -35,7 +35,7 @@ def test_doors_and_handles_can_be_injected(tmp_path: Path) -> None:
     fs, shell, state = LocalFs("/"), LocalShell("/"), ReadState()
     ctx = make_local_context(str(tmp_path), fs, shell, Framework(read_state=state))
     assert (ctx.fs, ctx.shell, ctx.framework.read_state) == (fs, shell, state)
-    assert make_local_context(tmp_path).framework.read_state is None
+    assert make_local_context(tmp_path).framework.read_state is not None
 
 
 def test_a_context_for_one_call_keeps_the_identity(tmp_path: Path) -> None:
@@ -90,3 +90,38 @@ async def test_progress_reaches_whoever_follows_the_call(tmp_path: Path) -> None
     followed = await box.runner.run(ToolCall("1", "probe", {}), on_progress=heard.append)
     alone = await box.runner.run(ToolCall("2", "probe", {}))
     assert (followed.output, alone.output, heard) == ("done", "done", [ToolProgress(1, 2, "half")])
+
+
+async def test_what_tools_leave_running_ends_with_the_context_the_last_first(
+    tmp_path: Path,
+) -> None:
+    ended: list[str] = []
+
+    async def end(name: str) -> None:
+        ended.append(name)
+
+    async with context(tmp_path) as ctx:
+        ctx.closing.add(lambda: end("first"))
+        ctx.with_cancel(CancelToken()).closing.add(lambda: end("second"))
+        assert ended == []
+    assert ended == ["second", "first"]
+    await ctx.aclose()
+    assert ended == ["second", "first"]
+
+
+async def test_a_closer_that_fails_does_not_keep_the_others_from_closing(tmp_path: Path) -> None:
+    ended: list[str] = []
+
+    async def end() -> None:
+        ended.append("closed")
+
+    async def fail() -> None:
+        raise OSError("stuck")
+
+    ctx = context(tmp_path)
+    ctx.closing.add(end)
+    ctx.closing.add(fail)
+    with pytest.raises(ExceptionGroup) as caught:
+        await ctx.aclose()
+    assert [str(exc) for exc in caught.value.exceptions] == ["stuck"]
+    assert ended == ["closed"]

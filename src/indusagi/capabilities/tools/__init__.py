@@ -1,1 +1,1 @@
-"""The twelve native tools."""
+"""The twelve native tools: one table, and every view of it derived."""

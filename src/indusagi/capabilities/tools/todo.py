@@ -1,0 +1,181 @@
+"""`todo_read` and `todo_set`: the checklist of a session.
+
+The two share one list, which lives and dies with the context: calls on one box see it, nobody else
+does. A list is always replaced as a whole, so the answer says what changed; an item that a model
+forgot to write down again is named instead of lost in silence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from indusagi.capabilities.context import PerContext
+from indusagi.capabilities.lenient import lenient
+from indusagi.capabilities.tool import ToolSpec, define_tool
+from indusagi.runtime.content import JsonContentBlock, TextContentBlock
+from indusagi.runtime.contract import ToolResult
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from indusagi.capabilities.context import ToolContext
+    from indusagi.capabilities.tool import DefinedTool
+    from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.runtime.contract import JsonSchema
+
+MOST_ITEMS = 200
+LONGEST_TEXT = 500
+_GLYPHS = {"pending": "[ ]", "active": "[~]", "done": "[x]"}
+_NO_ARGUMENTS: JsonSchema = {"type": "object", "properties": {}, "additionalProperties": False}
+_ITEMS: JsonSchema = {
+    "type": "object",
+    "properties": {
+        "items": {
+            "type": "array",
+            "description": "The whole list, in order; what is missing here is dropped.",
+            "maxItems": MOST_ITEMS,
+            "items": {
+                "type": "object",
+                "properties": {
+                    "id": {"type": "string", "minLength": 1, "maxLength": 64},
+                    "text": {"type": "string", "minLength": 1, "maxLength": LONGEST_TEXT},
+                    "status": {"type": "string", "enum": list(_GLYPHS)},
+                },
+                "required": ["id", "text", "status"],
+                "additionalProperties": False,
+            },
+        }
+    },
+    "required": ["items"],
+    "additionalProperties": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ChecklistItem:
+    """One thing to do."""
+
+    id: str
+    text: str
+    status: str
+
+    def __str__(self) -> str:
+        return f"{_GLYPHS[self.status]} {self.id}: {self.text}"
+
+    def as_json(self) -> JsonObject:
+        """Give it as it was written."""
+        return {"id": self.id, "text": self.text, "status": self.status}
+
+
+class Checklist:
+    """The list of one session, and the one it took the place of."""
+
+    def __init__(self) -> None:
+        self.items: tuple[ChecklistItem, ...] = ()
+        self.former: tuple[ChecklistItem, ...] = ()
+
+    def replace(self, items: Sequence[ChecklistItem]) -> None:
+        """Put a new list in the place of the present one, which can be looked up once more."""
+        self.items, self.former = tuple(items), self.items
+
+    def open_items(self) -> Sequence[ChecklistItem]:
+        """List what is still to be done, for whoever shortens a conversation."""
+        return tuple(item for item in self.items if item.status != "done")
+
+
+_CHECKLISTS: PerContext[Checklist] = PerContext(Checklist)
+
+
+def checklist_of(ctx: ToolContext) -> Checklist:
+    """Give the list that the two tools keep in this context."""
+    return _CHECKLISTS.of(ctx)
+
+
+def todo_read_tool() -> DefinedTool:
+    """Make the tool that shows the list."""
+    description = (
+        "Show the checklist of this session: what is to be done, in progress, and done. "
+        "It is empty until todo_set has written it."
+    )
+    return define_tool(
+        ToolSpec(
+            "todo_read",
+            description,
+            _NO_ARGUMENTS,
+            _read,
+            title="Read checklist",
+            read_only=True,
+        )
+    )
+
+
+def todo_set_tool() -> DefinedTool:
+    """Make the tool that replaces the list."""
+    description = (
+        "Replace the checklist of this session with a new one. Send every item each time: one that "
+        "is left out is dropped. Keep one item active while you work on it, and mark it done as "
+        "soon as it is. The answer shows the list and what changed."
+    )
+    return define_tool(
+        ToolSpec(
+            "todo_set",
+            description,
+            _ITEMS,
+            _set,
+            title="Update checklist",
+            prepare=lenient(_ITEMS, {"todos": "items"}),
+        )
+    )
+
+
+async def _read(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
+    return _shown(checklist_of(ctx).items, ())
+
+
+async def _set(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
+    rows = cast("list[dict[str, str]]", arguments["items"])
+    items = [ChecklistItem(row["id"], row["text"].strip(), row["status"]) for row in rows]
+    problem = _problem(items)
+    if problem is not None:
+        return ToolResult.error(
+            f"The checklist was left as it was: {problem}.", code="invalid_items"
+        )
+    checklist = checklist_of(ctx)
+    checklist.replace(items)
+    return _shown(checklist.items, _changes(checklist.former, checklist.items))
+
+
+def _problem(items: Sequence[ChecklistItem]) -> str | None:
+    seen: set[str] = set()
+    for item in items:
+        if item.id in seen:
+            return f"two items have the id {item.id!r}"
+        if not item.text:
+            return f"the item {item.id!r} has no text"
+        seen.add(item.id)
+    return None
+
+
+def _changes(before: Sequence[ChecklistItem], after: Sequence[ChecklistItem]) -> Sequence[str]:
+    """Say what a reader of the new list alone would not see."""
+    kept = {item.id for item in after}
+    dropped = [item.id for item in before if item.id not in kept and item.status != "done"]
+    notes: list[str] = []
+    if dropped:
+        notes.append(f"Dropped without finishing: {', '.join(dropped)}.")
+    active = [item.id for item in after if item.status == "active"]
+    if len(active) > 1:
+        notes.append(f"{len(active)} items are active at once: {', '.join(active)}.")
+    return notes
+
+
+def _shown(items: Sequence[ChecklistItem], notes: Sequence[str]) -> ToolResult:
+    done = sum(item.status == "done" for item in items)
+    head = f"{done} of {len(items)} done" if items else "The checklist is empty."
+    lines = [head, *(str(item) for item in items), *notes]
+    listed: JsonValue = [item.as_json() for item in items]
+    return ToolResult(
+        (TextContentBlock("\n".join(lines)), JsonContentBlock({"items": listed})),
+        details={"open": len(items) - done, "done": done},
+    )
