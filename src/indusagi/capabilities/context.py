@@ -15,11 +15,12 @@ from weakref import WeakKeyDictionary
 from indusagi.capabilities.spill import SessionDir
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
     from types import TracebackType
 
     from indusagi.capabilities.backends import Fs, Shell
     from indusagi.capabilities.budget import OutputBudget
+    from indusagi.capabilities.egress import SearchProvider, WebSettings
     from indusagi.capabilities.read_state import ReadStateHandle
     from indusagi.core.cancel import CancelToken
     from indusagi.runtime.contract import ProgressSink, ToolProgress
@@ -43,6 +44,8 @@ class Framework:
     """Handles that a host may inject; a tool does without those that are None."""
 
     read_state: ReadStateHandle | None = None
+    web: WebSettings | None = None
+    search: Sequence[SearchProvider] = ()
 
 
 class Closing:
