@@ -58,7 +58,12 @@ _IPV4: Final[dict[str, Kind]] = {
     "224.0.0.0/4": "multicast",
     "240.0.0.0/4": "reserved",
 }
-_GLOBAL_IPV6: Final[dict[str, Kind]] = {  # the first that fits counts
+_GLOBAL_IPV6: Final = IPv6Network("2000::/3")
+"""All that has been given out of IPv6 so far."""
+_MAPPED: Final = IPv6Network("::ffff:0:0/96")
+_NAT64: Final = IPv6Network("64:ff9b::/96")
+"""Where a network without IPv4 finds the IPv4 web: such an address is what it holds."""
+_IPV6: Final[dict[str, Kind]] = {  # the first that fits counts
     "::/128": "unspecified",
     "::1/128": "loopback",
     "::/96": "transition",
@@ -98,7 +103,10 @@ def kind_of(address: str | IPv4Address | IPv6Address) -> Kind:
 def _kind_of_v4(address: IPv4Address) -> Kind:
     if address in _METADATA:
         return "metadata"
-    return next((kind for network, kind in _V4_NETWORKS if address in network), "public")
+    for network, kind in _V4_NETWORKS:
+        if address in network:
+            return kind
+    return "public"
 
 
 def _kind_of_v6(address: IPv6Address) -> Kind:
