@@ -1,0 +1,291 @@
+"""Which files git would ignore: the rules of a tree, read as the tree is walked.
+
+Names are matched as bytes and pattern by pattern as git does it, `git check-ignore` being the
+judge. Libraries were tried and are wrong in corners that real trees have (`[[:upper:]]`, braces,
+`?` beside a letter of two bytes). The work is bounded whatever a rule file holds: no pattern takes
+more than its length times that of the name, and of a very large file only a part is applied.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from indusagi.capabilities.files.globs import SPECIAL, glob_regex
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterator
+
+RULE_FILE = ".gitignore"
+REPOSITORY = ".git"
+_FILE_BYTES = 1024 * 1024
+"""The most that is read of one rule file."""
+_CHAIN_BYTES = 4 * 1024 * 1024
+"""The most that the rule files above one name may hold together."""
+_GLOBS = 1_000
+_GLOB_BYTES = 64 * 1024
+"""How many patterns of one file are applied that must be tried one after the other."""
+_LONGEST_PATTERN = 4_096
+_CONFIG_BYTES = 64 * 1024
+_GIT_DIR = re.compile(rb"gitdir: ([^\r\n]+)")
+_EXCLUDES_FILE = re.compile(rb'^\s*excludesfile\s*=\s*"?\s*(\S+?)\s*"?\s*$', re.I | re.M)
+
+
+# -- one rule file ------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Glob:
+    """A pattern that must be tried; compiled when that happens for the first time."""
+
+    verdict: int
+    text: bytes
+    dir_only: bool
+    by_path: bool
+    is_compiled: bool = False
+    regex: re.Pattern[bytes] | None = None
+
+    def matches(self, name: bytes, path: bytes) -> bool:
+        """Tell whether it matches the name or, if it holds a slash, the path."""
+        if not self.is_compiled:
+            self.regex, self.is_compiled = glob_regex(self.text), True
+        found = self.regex and self.regex.match(path if self.by_path else name)
+        return found is not None
+
+
+class RuleFile:
+    """The rules of one file, kept by how they are looked up; the last that matches decides.
+
+    A verdict is twice the number of a rule, and one more if the rule takes names back in: of
+    several the greatest decides, and says how. Tables hold a pair: for files, for directories.
+    """
+
+    __slots__ = ("_globs", "_names", "_paths", "_suffixes", "_widths", "cut", "size")
+
+    def __init__(self, data: bytes) -> None:
+        self.size = len(data)
+        self.cut = False
+        """Whether it holds more than is applied."""
+        self._names: dict[bytes, list[int]] = {}
+        self._paths: dict[bytes, list[int]] = {}
+        self._suffixes: dict[bytes, list[int]] = {}
+        self._globs: list[_Glob] = []
+        glob_bytes = 0
+        for number, line in enumerate(_lines(data)):
+            negated, dir_only = line.startswith(b"!"), line.endswith(b"/")
+            text = line[negated : len(line) - dir_only]
+            verdict = number * 2 + negated
+            table = self._table(text)
+            if table is not None:
+                key = text[1:] if table is self._suffixes else text.removeprefix(b"/")
+                pair = table.setdefault(key, [-1, -1])
+                pair[1] = verdict
+                if not dir_only:
+                    pair[0] = verdict
+                continue
+            glob_bytes += len(text)
+            if len(self._globs) >= _GLOBS or glob_bytes > _GLOB_BYTES:
+                self.cut = True
+                break
+            self._globs.append(_Glob(verdict, text.removeprefix(b"/"), dir_only, b"/" in text))
+        self._globs.reverse()
+        self._widths = {len(suffix) for suffix in self._suffixes}
+
+    def _table(self, text: bytes) -> dict[bytes, list[int]] | None:
+        """Tell where a pattern is looked up; None for one that must be tried."""
+        if not SPECIAL.search(text):
+            return self._paths if b"/" in text else self._names
+        has_suffix = len(text) > 1 and text.startswith(b"*") and not SPECIAL.search(text, 1)
+        return self._suffixes if has_suffix and b"/" not in text else None
+
+    def decide(self, name: bytes, path: bytes, *, is_dir: bool) -> bool | None:
+        """Tell whether a name is ignored, or None if no rule here speaks of it.
+
+        Args:
+            name: Its last part.
+            path: The way to it from the directory that the rules are for.
+            is_dir: Whether it is a directory; a link to one is none.
+        """
+        best = -1
+        if (pair := self._names.get(name)) is not None:
+            best = pair[is_dir]
+        if self._paths and (pair := self._paths.get(path)) is not None:
+            best = max(best, pair[is_dir])
+        for width in self._widths:
+            if (pair := self._suffixes.get(name[-width:])) is not None:
+                best = max(best, pair[is_dir])
+        for glob in self._globs:
+            if glob.verdict < best:
+                break
+            if (is_dir or not glob.dir_only) and glob.matches(name, path):
+                best = glob.verdict
+                break
+        return None if best < 0 else best % 2 == 0
+
+
+def _lines(data: bytes) -> Iterator[bytes]:
+    """Give the patterns of a rule file without comments, line ends and spaces after them."""
+    for raw in data.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
+        line = raw.removesuffix(b"\r")
+        if line and not line.startswith(b"#") and len(line) <= _LONGEST_PATTERN:
+            yield _without_spaces(line)
+
+
+def _without_spaces(line: bytes) -> bytes:
+    """Take the spaces at the end off, but for one that a backslash holds."""
+    text = line.rstrip(b" ")
+    held = len(text) < len(line) and (len(text) - len(text.rstrip(b"\\"))) % 2 == 1
+    return line[: len(text) + held]
+
+
+# -- the rules of a directory -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """A rule file, and where in the path of a name the part starts that it speaks of."""
+
+    rules: RuleFile
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class IgnoreRules:
+    """What is ignored in one directory; `load` it for the first and `below` it for the others."""
+
+    levels: tuple[_Level, ...] = ()
+    """The weakest first."""
+    path: bytes = b""
+    """The way here from the topmost directory that has rules, with a slash at its end."""
+    cut: bool = False
+    """Whether there are more rules than are applied."""
+
+    @staticmethod
+    def load(folder: str) -> IgnoreRules:
+        """Read all that holds in a directory: its own rules, those above it, and the user's.
+
+        Rules are followed up to the repository that the directory lies in. Where there is none
+        they hold all the same: a tree may become a repository later. Not for the event loop.
+        """
+        here = os.path.abspath(folder)
+        chain = [here]
+        while not os.path.lexists(os.path.join(here, REPOSITORY)):
+            above = os.path.dirname(here)
+            if above == here:
+                break
+            here = above
+            chain.append(here)
+        rules = _with(_of_repository(here), _read(here, RULE_FILE, _FILE_BYTES))
+        for path in reversed(chain[:-1]):
+            rules = _with(
+                _child(rules, os.path.basename(path)), _read(path, RULE_FILE, _FILE_BYTES)
+            )
+        return rules
+
+    def below(self, name: str, folder: str | int, names: Container[str]) -> IgnoreRules:
+        """Give the rules of a directory in this one.
+
+        Args:
+            name: Its name.
+            folder: Its path, or a descriptor of it.
+            names: What it holds; files of rules are looked for only if they are there.
+        """
+        # In another repository, what is said above is said of other files.
+        rules = _of_repository(folder) if REPOSITORY in names else _child(self, name)
+        if RULE_FILE not in names:
+            return rules
+        return _with(rules, _read(folder, RULE_FILE, _FILE_BYTES))
+
+    def ignores(self, name: str, *, is_dir: bool) -> bool:
+        """Tell whether a name in this directory is ignored; a link is never a directory."""
+        if not self.levels:
+            return False
+        raw = os.fsencode(name)
+        path = self.path + raw
+        for level in reversed(self.levels):
+            said = level.rules.decide(raw, path[level.start :], is_dir=is_dir)
+            if said is not None:
+                return said
+        return False
+
+
+def _of_repository(folder: str | int) -> IgnoreRules:
+    """Start anew with what holds in a whole repository: the user's rules and its own."""
+    users = _users_rules()
+    first = None if users is None else _read("/", users, _FILE_BYTES, follow=True)
+    return _with(_with(IgnoreRules(), first), _excludes(folder))
+
+
+def _child(rules: IgnoreRules, name: str) -> IgnoreRules:
+    path = rules.path + os.fsencode(name) + b"/" if rules.levels else b""
+    return IgnoreRules(rules.levels, path, rules.cut)
+
+
+def _with(rules: IgnoreRules, data: bytes | None) -> IgnoreRules:
+    """Add the rules of a file, which decide before those that were there."""
+    if not data:
+        return rules
+    size = sum(level.rules.size for level in rules.levels)
+    if size + len(data) > _CHAIN_BYTES:
+        return IgnoreRules(rules.levels, rules.path, cut=True)
+    added = RuleFile(data)
+    cut = rules.cut or added.cut or len(data) >= _FILE_BYTES
+    return IgnoreRules((*rules.levels, _Level(added, len(rules.path))), rules.path, cut)
+
+
+# -- where rules are kept -----------------------------------------------------------------------
+
+
+def _users_rules() -> str | None:
+    """Name the file with the rules of whoever runs this; None if nobody knows where that is."""
+    home = os.environ.get("HOME", "")
+    settings = os.environ.get("XDG_CONFIG_HOME", "")
+    if not os.path.isabs(settings):
+        settings = os.path.join(home, ".config")
+    if not os.path.isabs(settings):
+        return None
+    for config in (os.path.join(home, ".gitconfig"), os.path.join(settings, "git", "config")):
+        said = _EXCLUDES_FILE.search(_read("/", config, _CONFIG_BYTES, follow=True) or b"")
+        if said:
+            named = os.fsdecode(said[1])
+            return os.path.join(home, named.removeprefix("~/")) if named[:1] == "~" else named
+    return os.path.join(settings, "git", "ignore")
+
+
+def _excludes(folder: str | int) -> bytes | None:
+    """Read the rules that a repository keeps for itself, also where its data are elsewhere."""
+    pointer = _GIT_DIR.match(_read(folder, REPOSITORY, _CONFIG_BYTES) or b"")
+    place = REPOSITORY
+    if pointer:
+        place = os.fsdecode(pointer[1])
+        common = _read(folder, os.path.join(place, "commondir"), _CONFIG_BYTES)
+        place = os.path.join(place, os.fsdecode((common or b".").strip()))
+    return _read(folder, os.path.join(place, "info", "exclude"), _FILE_BYTES)
+
+
+def _read(folder: str | int, name: str, limit: int, *, follow: bool = False) -> bytes | None:
+    """Read the beginning of a regular file; None for whatever else is, or is not, there.
+
+    In a tree a link is not followed, as git does not: it may lead anywhere.
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    flags |= 0 if follow else os.O_NOFOLLOW
+    try:
+        if isinstance(folder, int):
+            handle = os.open(name, flags, dir_fd=folder)
+        else:
+            handle = os.open(os.path.join(folder, name), flags)
+    except (OSError, ValueError):
+        return None
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            return None
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            return file.read(limit)
+    except OSError:
+        return None
+    finally:
+        os.close(handle)
