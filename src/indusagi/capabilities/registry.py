@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from indusagi.capabilities.arguments import near
 from indusagi.capabilities.spill import fit_result
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from indusagi.capabilities.context import ToolContext
     from indusagi.capabilities.tool import DefinedTool
     from indusagi.core.cancel import CancelToken
+    from indusagi.core.json import JsonValue
     from indusagi.runtime.contract import ProgressSink, ToolCall, ToolDescriptor
 
 
@@ -59,14 +60,23 @@ class ToolRegistry:
 
     def to_tool_box(self, ctx: ToolContext) -> RegistryToolBox:
         """Put the tools there are now into a box that runs them in this context."""
-        return RegistryToolBox(RegistryRunner(dict(self._tools), ctx))
+        tools = dict(self._tools)
+        return RegistryToolBox(RegistryRunner(tools, ctx), tools)
+
+
+class Runnable(Protocol):
+    """Whatever answers arguments with a result."""
+
+    async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
+        """Do the work; what goes wrong comes back as an error result."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class RegistryRunner:
     """Finds the tool of a call, runs it in the box's context, and keeps to the budget."""
 
-    tools: Mapping[str, DefinedTool]
+    tools: Mapping[str, Runnable]
     context: ToolContext
 
     async def run(
@@ -108,10 +118,11 @@ class RegistryToolBox:
     """The tools of a registry, as they were when the box was made."""
 
     runner: RegistryRunner
+    tools: Mapping[str, DefinedTool]
 
     def descriptors(self) -> Sequence[ToolDescriptor]:
         """List the tools in the order of their registration."""
-        return tuple(tool.descriptor for tool in self.runner.tools.values())
+        return tuple(tool.descriptor for tool in self.tools.values())
 
 
 def _follow(token: CancelToken, above: CancelToken) -> None:

@@ -29,6 +29,11 @@ def clean_text(text: str) -> tuple[str, int]:
     return cleaned, len(text) - len(cleaned)
 
 
+def show_unseen(text: str) -> tuple[str, int]:
+    """Write out what cannot be seen (`<U+202E>`), and tell how many characters that were."""
+    return _UNSEEN.subn(lambda found: f"<U+{ord(found[0]):04X}>", text)
+
+
 def cut_text(text: str, limit: int) -> str:
     """Shorten a text to `limit` characters, and say how many are missing."""
     if len(text) <= limit:

@@ -1,0 +1,317 @@
+"""Which remote tools are enrolled: an append-only log of events, and the deck it folds into.
+
+Pure: no clock, no file, no server. A ledger is a value; every change gives a new one and leaves the
+old one as it was. The log is the truth, the snapshot is what it comes to. A chain of ledgers shares
+one list of events, so that n enrolments one by one cost n steps in all; only a second branch that
+grows out of an older value copies.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from induscode.deck.contract import BridgeFault
+from induscode.deck.mcp.capability import BridgeCapability as BridgeCapability
+from induscode.deck.mcp.capability import bridge_box_to_capabilities as bridge_box_to_capabilities
+from induscode.deck.mcp.keys import BridgeKey as BridgeKey
+from induscode.deck.mcp.keys import bridge_content_key as bridge_content_key
+from induscode.deck.mcp.keys import bridge_ulid_key as bridge_ulid_key
+from induscode.deck.mcp.keys import qualify_bridge_name as qualify_bridge_name
+from induscode.deck.mcp.keys import server_of_qualified as server_of_qualified
+from induscode.deck.mcp.keys import unqualified_tool as unqualified_tool
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from indusagi.interop.protocol_bridge.contract import RemoteToolRef
+
+
+class BridgeOp(StrEnum):
+    """What an event does."""
+
+    ENROLL = "enroll"
+    RETIRE = "retire"
+
+
+@dataclass(frozen=True, slots=True)
+class BridgeEntry:
+    """One event."""
+
+    op: BridgeOp
+    key: BridgeKey
+    server: str
+    capability: BridgeCapability | None
+    """There on an enrolment, and only there."""
+    seq: int
+    at: str
+    """When, in ISO 8601 and UTC: written down, never read."""
+
+    def __post_init__(self) -> None:
+        if (self.op is BridgeOp.ENROLL) != (self.capability is not None):
+            raise ValueError(f"an event that is to {self.op} has the wrong capability")
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerSnapshot:
+    """What is enrolled."""
+
+    live: Mapping[BridgeKey, BridgeCapability] = field(
+        default_factory=lambda: MappingProxyType(dict[BridgeKey, BridgeCapability]())
+    )
+    by_server: Mapping[str, int] = field(default_factory=lambda: MappingProxyType(dict[str, int]()))
+    high_water: int = 0
+    """The highest sequence number that was folded in."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnrollRequest:
+    """What is needed to enrol a tool; the ledger adds the rest."""
+
+    capability: BridgeCapability
+    server: str
+    key: BridgeKey | None = None
+    """None: made from what the tool is, so that enrolling it twice changes nothing."""
+
+
+def reduce_ledger(entries: Iterable[BridgeEntry]) -> LedgerSnapshot:
+    """Fold events into what is enrolled, in the order of their numbers, however they come."""
+    return _fold(entries).snapshot()
+
+
+@dataclass(slots=True)
+class _Left:
+    """The tool that the last event retired, and the place it had."""
+
+    ref: RemoteToolRef
+    place: int
+    seq: int
+
+
+class _Fold:
+    """The state that events are applied to, one after the other."""
+
+    def __init__(self) -> None:
+        self.live: dict[BridgeKey, tuple[BridgeCapability, str]] = {}
+        self.by_ref: dict[RemoteToolRef, BridgeKey] = {}
+        self.by_name: dict[str, BridgeKey] = {}
+        self.high_water = 0
+        self._places: dict[BridgeKey, int] = {}
+        self._left: _Left | None = None
+
+    def apply(self, entry: BridgeEntry) -> None:
+        if entry.capability is None:
+            self._retire(entry)
+        else:
+            self._enroll(entry, entry.capability)
+        self.high_water = max(self.high_water, entry.seq)
+
+    def _enroll(self, entry: BridgeEntry, capability: BridgeCapability) -> None:
+        former = self.live.get(entry.key)
+        if former is not None:
+            self._forget_names(former[0], entry.key)
+        else:
+            self._places[entry.key] = self._place(entry, capability)
+        self.live[entry.key] = (capability, entry.server)
+        self.by_ref[capability.ref] = entry.key
+        self.by_name[capability.name] = entry.key
+        self._left = None
+
+    def _place(self, entry: BridgeEntry, capability: BridgeCapability) -> int:
+        """Give a new definition of a tool the place of the one that was retired just before."""
+        left = self._left
+        if left is not None and left.ref == capability.ref and left.seq + 1 == entry.seq:
+            return left.place
+        return entry.seq
+
+    def _retire(self, entry: BridgeEntry) -> None:
+        former = self.live.pop(entry.key, None)
+        self._left = None
+        if former is not None:
+            place = self._places.pop(entry.key)
+            self._forget_names(former[0], entry.key)
+            self._left = _Left(former[0].ref, place, entry.seq)
+
+    def _forget_names(self, capability: BridgeCapability, key: BridgeKey) -> None:
+        if self.by_ref.get(capability.ref) == key:
+            del self.by_ref[capability.ref]
+        if self.by_name.get(capability.name) == key:
+            del self.by_name[capability.name]
+
+    def snapshot(self) -> LedgerSnapshot:
+        live: dict[BridgeKey, BridgeCapability] = {}
+        by_server: dict[str, int] = {}
+        for key in sorted(self.live, key=self._places.__getitem__):
+            capability, server = self.live[key]
+            live[key] = capability
+            by_server[server] = by_server.get(server, 0) + 1
+        return LedgerSnapshot(MappingProxyType(live), MappingProxyType(by_server), self.high_water)
+
+    def keys_of(self, server: str) -> list[BridgeKey]:
+        owned = [key for key, (_, owner) in self.live.items() if owner == server]
+        return sorted(owned, key=self._places.__getitem__)
+
+
+def _fold(entries: Iterable[BridgeEntry]) -> _Fold:
+    fold = _Fold()
+    for entry in sorted(entries, key=lambda entry: entry.seq):
+        fold.apply(entry)
+    return fold
+
+
+class _Chain:
+    """The events that a line of ledgers shares, and what all of them come to."""
+
+    def __init__(self, entries: Iterable[BridgeEntry]) -> None:
+        self.entries = list(entries)
+        self.fold = _fold(self.entries)
+        self.lock = threading.Lock()
+
+
+class BridgeLedger:
+    """The log, what it folds into, and the number of the next event. Make one with `empty`."""
+
+    __slots__ = ("_chain", "_length", "_snapshot", "next_seq")
+
+    def __init__(self, chain: _Chain, length: int, next_seq: int) -> None:
+        self._chain = chain
+        self._length = length
+        self._snapshot: LedgerSnapshot | None = None
+        self.next_seq = next_seq
+
+    @classmethod
+    def empty(cls) -> BridgeLedger:
+        """Give a ledger without events; the first one will have the number 1."""
+        return cls(_Chain(()), 0, 1)
+
+    @classmethod
+    def from_log(cls, log: Iterable[BridgeEntry]) -> BridgeLedger:
+        """Take up a log where it ended."""
+        chain = _Chain(log)
+        return cls(chain, len(chain.entries), chain.fold.high_water + 1)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, BridgeLedger):
+            return NotImplemented
+        return self.next_seq == other.next_seq and self.log == other.log
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"BridgeLedger({self._length} events, next {self.next_seq})"
+
+    @property
+    def log(self) -> Sequence[BridgeEntry]:
+        """The events, in the order they were appended."""
+        return tuple(self._chain.entries[: self._length])
+
+    @property
+    def snapshot(self) -> LedgerSnapshot:
+        """What the log comes to."""
+        if self._snapshot is None:
+            with self._chain.lock:
+                self._snapshot = self._state().snapshot()
+        return self._snapshot
+
+    def _state(self) -> _Fold:
+        """Give the fold of this ledger's own events; the chain's if nobody went on from here."""
+        if self._length == len(self._chain.entries):
+            return self._chain.fold
+        return _fold(self._chain.entries[: self._length])
+
+    # -- changes ----------------------------------------------------------------------------
+
+    def enroll(self, request: EnrollRequest, at: str) -> BridgeLedger:
+        """Enrol a tool.
+
+        Under a key that is live it takes the place of what is there. A tool that is live under
+        another key, because its schema was another, is retired by the same step.
+
+        Raises:
+            BridgeFault: Another tool has its name.
+        """
+        return self.enroll_all((request,), at)
+
+    def enroll_all(self, requests: Iterable[EnrollRequest], at: str) -> BridgeLedger:
+        """Enrol several tools in order, as one change.
+
+        Raises:
+            BridgeFault: A tool has the name of another; nothing is enrolled then.
+        """
+        ledger = self
+        for request in requests:
+            ledger = ledger._enrolled(request, at)
+        return ledger
+
+    def _enrolled(self, request: EnrollRequest, at: str) -> BridgeLedger:
+        capability = request.capability
+        key = request.key or content_key_of(capability)
+        with self._chain.lock:
+            state = self._state()
+            holder = state.by_name.get(capability.name)
+            if holder is not None and state.live[holder][0].ref != capability.ref:
+                other = state.live[holder][0].ref
+                raise BridgeFault(
+                    f"tool {capability.ref.name!r} of server {capability.ref.server!r} cannot be "
+                    f"called {capability.name!r}: {other.name!r} of {other.server!r} is"
+                )
+            former = state.by_ref.get(capability.ref)
+            owner = state.live[former][1] if former is not None else ""
+        changes: list[tuple[BridgeOp, BridgeKey, str, BridgeCapability | None]] = []
+        if former is not None and former != key:
+            changes.append((BridgeOp.RETIRE, former, owner, None))
+        changes.append((BridgeOp.ENROLL, key, request.server, capability))
+        return self._extended(changes, at)
+
+    def retire(self, key: BridgeKey, server: str, at: str) -> BridgeLedger:
+        """Retire a tool; a key that is not live is recorded all the same."""
+        return self._extended([(BridgeOp.RETIRE, key, server, None)], at)
+
+    def withdraw_server(self, server: str, at: str) -> BridgeLedger:
+        """Retire all that a server has enrolled; the ledger itself if that is nothing."""
+        with self._chain.lock:
+            keys = self._state().keys_of(server)
+        if not keys:
+            return self
+        return self._extended([(BridgeOp.RETIRE, key, server, None) for key in keys], at)
+
+    def _extended(
+        self,
+        changes: Sequence[tuple[BridgeOp, BridgeKey, str, BridgeCapability | None]],
+        at: str,
+    ) -> BridgeLedger:
+        entries = [
+            BridgeEntry(op, key, server, capability, self.next_seq + place, at)
+            for place, (op, key, server, capability) in enumerate(changes)
+        ]
+        with self._chain.lock:
+            if self._length == len(self._chain.entries):
+                chain = self._chain
+            else:  # another ledger went on from here: this one needs a list of its own
+                chain = _Chain(self._chain.entries[: self._length])
+            chain.entries.extend(entries)
+            for entry in entries:
+                chain.fold.apply(entry)
+        return BridgeLedger(chain, self._length + len(entries), self.next_seq + len(entries))
+
+    # -- what is enrolled -------------------------------------------------------------------
+
+    def live_capabilities(self) -> Sequence[BridgeCapability]:
+        """List what is enrolled, in the order of enrolment."""
+        return tuple(self.snapshot.live.values())
+
+    def live_capabilities_for_server(self, server: str) -> Sequence[BridgeCapability]:
+        """List what one server has enrolled."""
+        with self._chain.lock:
+            state = self._state()
+            return tuple(state.live[key][0] for key in state.keys_of(server))
+
+
+def content_key_of(capability: BridgeCapability) -> BridgeKey:
+    """Make the key of a tool from what it is."""
+    return bridge_content_key(
+        capability.ref.server, capability.ref.name, dict(capability.parameters)
+    )

@@ -1,0 +1,35 @@
+"""Remote tools and ledgers for tests of the deck."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from indusagi.interop.protocol_bridge.contract import RemoteToolRef
+from indusagi.runtime.contract import ToolDescriptor
+from induscode.deck.mcp.capability import BridgeCapability
+from induscode.deck.mcp.ledger import BridgeLedger, EnrollRequest
+
+if TYPE_CHECKING:
+    from indusagi.core.json import JsonObject
+
+AT = "2026-11-15T12:00:00.000Z"
+
+
+def capability(
+    server: str, tool: str, *, version: int = 1, description: str = "A tool."
+) -> BridgeCapability:
+    """Make a remote tool; another version has another schema."""
+    schema: JsonObject = {"type": "object", "properties": {f"v{version}": {"type": "string"}}}
+    raw: JsonObject = {"name": tool, "description": description, "inputSchema": schema}
+    descriptor = ToolDescriptor(f"{server}__{tool}", description, schema)
+    return BridgeCapability(descriptor, RemoteToolRef(server, tool), raw)
+
+
+def request(server: str, tool: str, *, version: int = 1) -> EnrollRequest:
+    """Make the request to enrol it."""
+    return EnrollRequest(capability(server, tool, version=version), server)
+
+
+def ledger_of(*tools: tuple[str, str]) -> BridgeLedger:
+    """Make a ledger in which these tools are enrolled."""
+    return BridgeLedger.empty().enroll_all([request(*tool) for tool in tools], AT)
