@@ -13,7 +13,11 @@ from indusagi.capabilities.registry import ToolRegistry
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
 from indusagi.core.notes import Note
 from indusagi.interop.protocol_bridge.content import to_tool_result
-from indusagi.interop.protocol_bridge.contract import ProtocolFault, is_usable_phase
+from indusagi.interop.protocol_bridge.contract import (
+    EndpointPhase,
+    ProtocolFault,
+    is_usable_phase,
+)
 from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl, start_server_fleet
 from indusagi.interop.protocol_bridge.inert import inert_context
 from indusagi.interop.protocol_bridge.names import model_name
@@ -140,6 +144,9 @@ async def _call(
 ) -> ToolResult:
     ref = remote.ref
     endpoint = fleet.endpoint(ref.server)
+    if endpoint is not None and endpoint.phase is EndpointPhase.IDLE:
+        await fleet.wake(ref.server)
+        endpoint = fleet.endpoint(ref.server)
     if endpoint is None:
         return ToolResult.error(
             f"server {ref.server!r} is not there any more", code="not_connected"

@@ -12,7 +12,7 @@ import asyncio
 import logging
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from indusagi.core.notes import Note
 from indusagi.core.owner import Owner
@@ -27,7 +27,7 @@ from indusagi.interop.protocol_bridge.endpoint import ServerEndpointImpl
 from indusagi.interop.protocol_bridge.supervision import Record, Supervision
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from indusagi.interop.protocol_bridge.contract import (
         EndpointStatus,
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.endpoint import EndpointEvent
     from indusagi.interop.protocol_bridge.handlers import Handlers
 _log = logging.getLogger(__name__)
+
+Waiting: TypeAlias = Literal["asleep", "untrusted"]
+"""Why a server is not started: it starts when it is needed, or nobody has consented to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +56,14 @@ async def start_server_fleet(
     *,
     supervision: Supervision | None = None,
     handlers: Handlers | None = None,
+    waiting: Mapping[str, Waiting] | None = None,
 ) -> ServerFleetImpl:
-    """Connect to every server of a configuration, and return when each has come up or failed."""
+    """Connect to every server of a configuration, and return when each has come up or failed.
+
+    Those that are `waiting` are there, but not started.
+    """
     fleet = ServerFleetImpl(supervision=supervision, handlers=handlers)
-    await fleet.start(config)
+    await fleet.start(config, waiting=waiting)
     return fleet
 
 
@@ -69,6 +76,7 @@ class ServerFleetImpl:
         self._supervision = supervision or Supervision()
         self._handlers = handlers
         self._config: BridgeConfig | None = None
+        self._waiting: dict[str, Waiting] = {}
         self._keepers: dict[str, _Keeper] = {}
         self._notes: tuple[Note, ...] = ()
         self._listeners: list[Callable[[FleetEvent], None]] = []
@@ -78,24 +86,67 @@ class ServerFleetImpl:
         """What was left out of the configuration."""
         return self._notes
 
-    async def start(self, config: BridgeConfig) -> None:
-        """Connect to the servers of a configuration, in place of those there were."""
+    async def start(
+        self, config: BridgeConfig, *, waiting: Mapping[str, Waiting] | None = None
+    ) -> None:
+        """Connect to the servers of a configuration, in place of those there were.
+
+        Those that are `waiting` are registered and not started.
+        """
         await self.tear_down()
-        self._config = config
+        self._config, self._waiting = config, dict(waiting or {})
         wanted = {server.id: server for server in config.servers}
         self._notes = _duplicates(config)
         self._keepers = {
-            identity: _Keeper(server, self._supervision, self._handlers, self._tell)
+            identity: self._keeper(server, self._waiting.get(identity))
             for identity, server in wanted.items()
         }
-        for keeper in self._keepers.values():
+        started = [keeper for keeper in self._keepers.values() if keeper.waiting is None]
+        for keeper in started:
             keeper.start()
         try:
-            for keeper in self._keepers.values():
+            for keeper in started:
                 await keeper.settled.wait()
         except asyncio.CancelledError:
             await self.tear_down()
             raise
+
+    def _keeper(self, server: ServerConfig, waiting: Waiting | None) -> _Keeper:
+        return _Keeper(server, self._supervision, self._handlers, self._tell, waiting)
+
+    async def wake(self, server: str) -> None:
+        """Start a server that is asleep, and wait until it has come up or failed.
+
+        One that is started already is waited for only while it comes up. One that nobody has
+        consented to stays as it is.
+
+        Raises:
+            ProtocolFault: There is no server of this id.
+        """
+        keeper = self._require(server)
+        if keeper.waiting == "asleep":
+            keeper.start()
+        if keeper.waiting is None:
+            await keeper.settled.wait()
+
+    async def add(self, server: ServerConfig, *, waiting: Waiting | None = None) -> None:
+        """Take in another server, in place of one of the same id, and wait as `start` does."""
+        former = self._keepers.get(server.id)
+        if former is not None:
+            await former.close()
+        keeper = self._keepers[server.id] = self._keeper(server, waiting)
+        if waiting is None:
+            keeper.start()
+            await keeper.settled.wait()
+
+    async def remove(self, server: str) -> None:
+        """Close a server and forget it; the others go on.
+
+        Raises:
+            ProtocolFault: There is no server of this id.
+        """
+        await self._require(server).close()
+        self._keepers.pop(server, None)
 
     async def spin_up(self) -> None:
         """Start the last configuration anew.
@@ -105,7 +156,7 @@ class ServerFleetImpl:
         """
         if self._config is None:
             raise ProtocolFault("not_connected", "the fleet was never started")
-        await self.start(self._config)
+        await self.start(self._config, waiting=self._waiting)
 
     async def tear_down(self) -> None:
         """Close every server, all at once; never raises, and keeps to the limits of each."""
@@ -131,11 +182,15 @@ class ServerFleetImpl:
         """Start a server anew, whatever the rules say, and wait until it has come up or failed.
 
         Raises:
-            ProtocolFault: There is no server of this id.
+            ProtocolFault: There is no server of this id, or nobody has consented to it.
         """
         keeper = self._require(server)
+        if keeper.waiting == "untrusted":
+            detail = FaultDetail(server=server, reason="untrusted")
+            message = f"server {server!r} is not started: nobody has consented to it"
+            raise ProtocolFault("not_connected", message, detail=detail)
         await keeper.close()
-        fresh = _Keeper(keeper.config, self._supervision, self._handlers, self._tell)
+        fresh = self._keeper(keeper.config, None)
         fresh.restarts = keeper.restarts + 1
         self._keepers[server] = fresh
         fresh.start()
@@ -186,8 +241,10 @@ class _Keeper:
         supervision: Supervision,
         handlers: Handlers | None,
         tell: Callable[[str, EndpointEvent], None],
+        waiting: Waiting | None = None,
     ) -> None:
         self.config = config
+        self.waiting = waiting
         self.settled = asyncio.Event()
         self.restarts = 0
         self._handlers = handlers
@@ -205,6 +262,7 @@ class _Keeper:
         )
 
     def start(self) -> None:
+        self.waiting = None
         self._owner.start(self._keep())
 
     async def close(self) -> None:
@@ -216,7 +274,12 @@ class _Keeper:
         next_try_s = None
         if self._next_try_at is not None:
             next_try_s = max(0.0, self._next_try_at - asyncio.get_running_loop().time())
-        return replace(self.endpoint.status(), restarts=self.restarts, next_try_s=next_try_s)
+        return replace(
+            self.endpoint.status(),
+            restarts=self.restarts,
+            next_try_s=next_try_s,
+            trust="untrusted" if self.waiting == "untrusted" else "trusted",
+        )
 
     async def _keep(self) -> None:
         """Bring the server up again and again, until it is closed or there is no hope."""

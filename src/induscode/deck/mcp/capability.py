@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from indusagi.capabilities.context import ToolContext
     from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.protocol_bridge.bridge import MountedTool
     from indusagi.runtime.contract import JsonSchema, ToolBox, ToolDescriptor
 
 RunRemote: TypeAlias = "Callable[[JsonValue, ToolContext], Awaitable[ToolResult]]"
@@ -85,12 +84,6 @@ def definition_pin(raw: JsonObject) -> str:
     """Digest a whole definition; the order of its keys makes no difference."""
     text = compact_json(raw, sort_keys=True)
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
-
-
-def mounted_capability(mounted: MountedTool) -> BridgeCapability:
-    """Make the card of a tool that was mounted; it reaches its server at every call anew."""
-    remote = mounted.remote
-    return BridgeCapability(remote.descriptor, remote.ref, remote.raw, mounted.tool.run)
 
 
 def bridge_box_to_capabilities(box: ToolBox) -> Sequence[BridgeCapability]:
