@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SPECIAL = re.compile(rb"[*?\[\\]")
+SPECIAL = re.compile(r"[*?\[\\]")
 """What makes a pattern more than a plain name."""
 _CLASSES = {
-    b"alnum": rb"0-9A-Za-z",
-    b"alpha": rb"A-Za-z",
-    b"blank": rb" \t",
-    b"cntrl": rb"\x00-\x1f\x7f",
-    b"digit": rb"0-9",
-    b"graph": rb"!-~",
-    b"lower": rb"a-z",
-    b"print": rb" -~",
-    b"punct": rb"!-/:-@\[-`{-~",
-    b"space": rb" \t\n\r\x0b\x0c",
-    b"upper": rb"A-Z",
-    b"xdigit": rb"0-9A-Fa-f",
+    "alnum": r"0-9A-Za-z",
+    "alpha": r"A-Za-z",
+    "blank": r" \t",
+    "cntrl": r"\x00-\x1f\x7f",
+    "digit": r"0-9",
+    "graph": r"!-~",
+    "lower": r"a-z",
+    "print": r" -~",
+    "punct": r"!-/:-@\[-`{-~",
+    "space": r" \t\n\r\x0b\x0c",
+    "upper": r"A-Z",
+    "xdigit": r"0-9A-Fa-f",
 }
 
 
@@ -30,10 +30,10 @@ class _Hopeless(Exception):
     """A pattern that matches nothing: a class that is not closed, or has no such name."""
 
 
-_STAR, _DIRECTORIES, _ANYTHING = rb"[^/]*", rb"(?:[^/]*/)*", rb".*"
+_STAR, _DIRECTORIES, _ANYTHING = r"[^/]*", r"(?:[^/]*/)*", r".*"
 
 
-def glob_regex(glob: bytes) -> re.Pattern[bytes] | None:
+def glob_regex(glob: str) -> re.Pattern[str] | None:
     """Compile a pattern of git's for a path; None if it can match nothing.
 
     `*` and `?` stay inside a name, `**` stands for any directories. What stands between two stars,
@@ -43,64 +43,57 @@ def glob_regex(glob: bytes) -> re.Pattern[bytes] | None:
     special = SPECIAL.search(glob)
     start = special.start() if special else len(glob)
     # As git does it, which takes a double star for one right after the plain beginning as well.
-    regex, group = bytearray(re.escape(glob[:start])), bytearray()
+    regex, group = re.escape(glob[:start]), ""
     try:
         parts = list(_parts(glob[start:]))
     except _Hopeless:
         return None
+    doubles = [at for at, (star, _) in enumerate(parts) if star == _DIRECTORIES]
     for at, (star, text) in enumerate(parts):
-        following = parts[at + 1][0] if at + 1 < len(parts) else b""
         if star == _DIRECTORIES:
-            regex += b"(?>%s)" % group if group.startswith(_DIRECTORIES) else group
-            group = bytearray(
-                _DIRECTORIES + (b"?" if _DIRECTORIES in _stars(parts, at + 1) else b"")
-            )
-            group += text
-        elif star == _STAR and following == _STAR:
-            group += b"(?>%s?%s)" % (star, text)
+            regex += f"(?>{group})" if at > doubles[0] else group
+            group = f"{star}{'?' if at < doubles[-1] else ''}{text}"
+        elif star == _STAR and parts[at + 1 : at + 2] and parts[at + 1][0] == _STAR:
+            group += f"(?>{star}?{text})"
         else:
             group += star + text
-    return re.compile(bytes(regex + group) + rb"\Z", re.DOTALL)
+    return re.compile(regex + group + r"\Z", re.DOTALL)
 
 
-def _stars(parts: list[tuple[bytes, bytes]], start: int) -> set[bytes]:
-    return {star for star, _ in parts[start:]}
-
-
-def _parts(glob: bytes) -> Iterator[tuple[bytes, bytes]]:
+def _parts(glob: str) -> Iterator[tuple[str, str]]:
     """Cut a pattern before its stars: what each of them may be, and the text after it."""
-    star, text, at = b"", bytearray(), 0
+    star, text, at = "", "", 0
     while at < len(glob):
-        if glob[at] == ord("*"):
-            yield star, bytes(text)
+        if glob[at] == "*":
+            yield star, text
             star, at = _star(glob, at)
-            text.clear()
+            text = ""
         else:
             piece, at = _single(glob, at)
             text += piece
-    yield star, bytes(text)
+    yield star, text
 
 
-def _star(glob: bytes, at: int) -> tuple[bytes, int]:
+def _star(glob: str, at: int) -> tuple[str, int]:
     end = at
-    while glob[end : end + 1] == b"*":
+    while glob[end : end + 1] == "*":
         end += 1
-    is_whole = end - at > 1 and (at == 0 or glob[at - 1 : at] == b"/")
+    is_whole = end - at > 1 and (at == 0 or glob[at - 1 : at] == "/")
     if is_whole and end == len(glob):
         return _ANYTHING, end
-    if is_whole and glob[end : end + 1] == b"/":
+    if is_whole and glob[end : end + 1] == "/":
         return _DIRECTORIES, end + 1
     return _STAR, end
 
 
-def _single(glob: bytes, at: int) -> tuple[bytes, int]:
+def _single(glob: str, at: int) -> tuple[str, int]:
     """Translate what stands for one character."""
     char = glob[at : at + 1]
-    if char == b"?":
-        return b"[^/]", at + 1
-    if char == b"[":
+    if char == "?":
+        return "[^/]", at + 1
+    if char == "[":
         return _bracket(glob, at + 1)
-    if char == b"\\":
+    if char == "\\":
         at += 1
         char = glob[at : at + 1]
         if not char:
@@ -108,53 +101,51 @@ def _single(glob: bytes, at: int) -> tuple[bytes, int]:
     return re.escape(char), at + 1
 
 
-def _bracket(glob: bytes, at: int) -> tuple[bytes, int]:
-    negated = glob[at : at + 1] in {b"!", b"^"}
+def _bracket(glob: str, at: int) -> tuple[str, int]:
+    negated = glob[at : at + 1] in {"!", "^"}
     at += negated
-    members = bytearray()
-    previous: int | None = None
+    members: list[str] = []
+    previous = ""
     first = True
-    while first or glob[at : at + 1] != b"]":
+    while first or glob[at : at + 1] != "]":
         first = False
         if at >= len(glob):
             raise _Hopeless
         at, previous = _member(glob, at, previous, members)
     # A slash is never inside a name, whatever a class says of it.
-    return b"(?!/)[%s%s]" % (b"^" if negated else b"", bytes(members) or b"/"), at + 1
+    return f"(?!/)[{'^' if negated else ''}{''.join(members)}]", at + 1
 
 
-def _member(
-    glob: bytes, at: int, previous: int | None, members: bytearray
-) -> tuple[int, int | None]:
+def _member(glob: str, at: int, previous: str, members: list[str]) -> tuple[int, str]:
     """Add a character, a range or a named class.
 
     What is returned is where the next one starts, and the character that may open a range.
     """
-    if glob[at] == ord("-") and previous and glob[at + 1 : at + 2] not in {b"", b"]"}:
+    if glob[at] == "-" and previous and glob[at + 1 : at + 2] not in {"", "]"}:
         at, last = _plain(glob, at + 1)
         if last >= previous:
-            members += b"\\x%02x-\\x%02x" % (previous, last)
-        return at, None
-    if glob[at : at + 2] == b"[:":
-        end = glob.find(b"]", at + 2)
+            members.append(f"{re.escape(previous)}-{re.escape(last)}")
+        return at, ""
+    if glob[at : at + 2] == "[:":
+        end = glob.find("]", at + 2)
         if end < 0:
             raise _Hopeless
-        if end > at + 2 and glob[end - 1] == ord(":"):
-            members += _named(glob[at + 2 : end - 1])
-            return end + 1, None
+        if end > at + 2 and glob[end - 1] == ":":
+            members.append(_named(glob[at + 2 : end - 1]))
+            return end + 1, ""
     at, char = _plain(glob, at)
-    members += b"\\x%02x" % char
+    members.append(re.escape(char))
     return at, char
 
 
-def _plain(glob: bytes, at: int) -> tuple[int, int]:
-    at += glob[at] == ord("\\")
+def _plain(glob: str, at: int) -> tuple[int, str]:
+    at += glob[at] == "\\"
     if at >= len(glob):
         raise _Hopeless
     return at + 1, glob[at]
 
 
-def _named(name: bytes) -> bytes:
+def _named(name: str) -> str:
     try:
         return _CLASSES[name]
     except KeyError:

@@ -14,7 +14,7 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from indusagi.capabilities.files.globs import SPECIAL, glob_regex
+from indusagi.capabilities.files.globs import glob_regex
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
@@ -30,6 +30,7 @@ _GLOB_BYTES = 64 * 1024
 """How many patterns of one file are applied that must be tried one after the other."""
 _LONGEST_PATTERN = 4_096
 _CONFIG_BYTES = 64 * 1024
+_SPECIAL = re.compile(rb"[*?\[\\]")
 _GIT_DIR = re.compile(rb"gitdir: ([^\r\n]+)")
 _EXCLUDES_FILE = re.compile(rb'^\s*excludesfile\s*=\s*"?\s*(\S+?)\s*"?\s*$', re.I | re.M)
 
@@ -46,14 +47,16 @@ class _Glob:
     dir_only: bool
     by_path: bool
     is_compiled: bool = False
-    regex: re.Pattern[bytes] | None = None
+    regex: re.Pattern[str] | None = None
 
     def matches(self, name: bytes, path: bytes) -> bool:
         """Tell whether it matches the name or, if it holds a slash, the path."""
         if not self.is_compiled:
-            self.regex, self.is_compiled = glob_regex(self.text), True
-        found = self.regex and self.regex.match(path if self.by_path else name)
-        return found is not None
+            # One character for each byte: to git a letter of two bytes is two characters.
+            self.regex, self.is_compiled = glob_regex(self.text.decode("latin-1")), True
+        if self.regex is None:
+            return False
+        return self.regex.match((path if self.by_path else name).decode("latin-1")) is not None
 
 
 class RuleFile:
@@ -96,9 +99,9 @@ class RuleFile:
 
     def _table(self, text: bytes) -> dict[bytes, list[int]] | None:
         """Tell where a pattern is looked up; None for one that must be tried."""
-        if not SPECIAL.search(text):
+        if not _SPECIAL.search(text):
             return self._paths if b"/" in text else self._names
-        has_suffix = len(text) > 1 and text.startswith(b"*") and not SPECIAL.search(text, 1)
+        has_suffix = len(text) > 1 and text.startswith(b"*") and not _SPECIAL.search(text, 1)
         return self._suffixes if has_suffix and b"/" not in text else None
 
     def decide(self, name: bytes, path: bytes, *, is_dir: bool) -> bool | None:
