@@ -93,6 +93,30 @@ def test_a_tool_that_was_retired_and_comes_back_later_comes_last() -> None:
     assert names(ledger) == ["a__y", "a__z", "a__x"]
 
 
+def test_a_tool_can_be_given_the_place_of_a_definition_that_was_retired_before() -> None:
+    ledger = ledger_of(("a", "x"), ("a", "y"))
+    former = content_key_of(capability("a", "x"))
+    ledger = ledger.retire(former, "a", AT).enroll(request("a", "z"), AT)
+    fresh = capability("a", "x", version=2)
+    ledger = ledger.enroll(EnrollRequest(fresh, "a", supersedes=former), AT)
+    assert names(ledger) == ["a__x", "a__y", "a__z"]
+    assert names(BridgeLedger.from_log(ledger.log)) == names(ledger)
+
+
+def test_the_events_from_a_number_on_are_those_that_came_since() -> None:
+    before = ledger_of(("a", "x"))
+    after = before.enroll(request("a", "y"), AT).enroll(request("a", "y", version=2), AT)
+    assert [entry.seq for entry in after.since(before.next_seq)] == [2, 3, 4]
+    assert (after.since(5), before.since(1)) == ((), before.log)
+
+
+def test_the_key_of_a_live_tool_is_found_by_what_it_is() -> None:
+    ledger = ledger_of(("a", "x"))
+    one = capability("a", "x")
+    assert ledger.key_of(one.ref) == content_key_of(one)
+    assert ledger.withdraw_server("a", AT).key_of(one.ref) is None
+
+
 def test_retiring_an_unknown_key_is_recorded_and_costs_a_number() -> None:
     ledger = ledger_of(("a", "x")).retire(BridgeKey("bk_unknown"), "a", AT)
     assert names(ledger) == ["a__x"]

@@ -49,6 +49,8 @@ class BridgeEntry:
     seq: int
     at: str
     """When, in ISO 8601 and UTC: written down, never read."""
+    supersedes: BridgeKey | None = None
+    """On an enrolment: the key of a former definition of the tool, whose place it takes."""
 
     def __post_init__(self) -> None:
         if (self.op is BridgeOp.ENROLL) != (self.capability is not None):
@@ -75,20 +77,13 @@ class EnrollRequest:
     server: str
     key: BridgeKey | None = None
     """None: made from what the tool is, so that enrolling it twice changes nothing."""
+    supersedes: BridgeKey | None = None
+    """The key of a former definition that is retired already, to take its place."""
 
 
 def reduce_ledger(entries: Iterable[BridgeEntry]) -> LedgerSnapshot:
     """Fold events into what is enrolled, in the order of their numbers, however they come."""
     return _fold(entries).snapshot()
-
-
-@dataclass(slots=True)
-class _Left:
-    """The tool that the last event retired, and the place it had."""
-
-    ref: RemoteToolRef
-    place: int
-    seq: int
 
 
 class _Fold:
@@ -99,8 +94,8 @@ class _Fold:
         self.by_ref: dict[RemoteToolRef, BridgeKey] = {}
         self.by_name: dict[str, BridgeKey] = {}
         self.high_water = 0
+        # Of every key that ever was live: a tool that is approved again gets its place back.
         self._places: dict[BridgeKey, int] = {}
-        self._left: _Left | None = None
 
     def apply(self, entry: BridgeEntry) -> None:
         if entry.capability is None:
@@ -114,26 +109,16 @@ class _Fold:
         if former is not None:
             self._forget_names(former[0], entry.key)
         else:
-            self._places[entry.key] = self._place(entry, capability)
+            known = self._places.get(entry.supersedes) if entry.supersedes is not None else None
+            self._places[entry.key] = entry.seq if known is None else known
         self.live[entry.key] = (capability, entry.server)
         self.by_ref[capability.ref] = entry.key
         self.by_name[capability.name] = entry.key
-        self._left = None
-
-    def _place(self, entry: BridgeEntry, capability: BridgeCapability) -> int:
-        """Give a new definition of a tool the place of the one that was retired just before."""
-        left = self._left
-        if left is not None and left.ref == capability.ref and left.seq + 1 == entry.seq:
-            return left.place
-        return entry.seq
 
     def _retire(self, entry: BridgeEntry) -> None:
         former = self.live.pop(entry.key, None)
-        self._left = None
         if former is not None:
-            place = self._places.pop(entry.key)
             self._forget_names(former[0], entry.key)
-            self._left = _Left(former[0].ref, place, entry.seq)
 
     def _forget_names(self, capability: BridgeCapability, key: BridgeKey) -> None:
         if self.by_ref.get(capability.ref) == key:
@@ -260,15 +245,19 @@ class BridgeLedger:
                 )
             former = state.by_ref.get(capability.ref)
             owner = state.live[former][1] if former is not None else ""
-        changes: list[tuple[BridgeOp, BridgeKey, str, BridgeCapability | None]] = []
+        entries: list[BridgeEntry] = []
+        supersedes, seq = request.supersedes, self.next_seq
         if former is not None and former != key:
-            changes.append((BridgeOp.RETIRE, former, owner, None))
-        changes.append((BridgeOp.ENROLL, key, request.server, capability))
-        return self._extended(changes, at)
+            entries.append(BridgeEntry(BridgeOp.RETIRE, former, owner, None, seq, at))
+            supersedes, seq = former, seq + 1
+        entries.append(
+            BridgeEntry(BridgeOp.ENROLL, key, request.server, capability, seq, at, supersedes)
+        )
+        return self._extended(entries)
 
     def retire(self, key: BridgeKey, server: str, at: str) -> BridgeLedger:
         """Retire a tool; a key that is not live is recorded all the same."""
-        return self._extended([(BridgeOp.RETIRE, key, server, None)], at)
+        return self._extended([BridgeEntry(BridgeOp.RETIRE, key, server, None, self.next_seq, at)])
 
     def withdraw_server(self, server: str, at: str) -> BridgeLedger:
         """Retire all that a server has enrolled; the ledger itself if that is nothing."""
@@ -276,17 +265,14 @@ class BridgeLedger:
             keys = self._state().keys_of(server)
         if not keys:
             return self
-        return self._extended([(BridgeOp.RETIRE, key, server, None) for key in keys], at)
+        return self._extended(
+            [
+                BridgeEntry(BridgeOp.RETIRE, key, server, None, seq, at)
+                for seq, key in enumerate(keys, self.next_seq)
+            ]
+        )
 
-    def _extended(
-        self,
-        changes: Sequence[tuple[BridgeOp, BridgeKey, str, BridgeCapability | None]],
-        at: str,
-    ) -> BridgeLedger:
-        entries = [
-            BridgeEntry(op, key, server, capability, self.next_seq + place, at)
-            for place, (op, key, server, capability) in enumerate(changes)
-        ]
+    def _extended(self, entries: Sequence[BridgeEntry]) -> BridgeLedger:
         with self._chain.lock:
             if self._length == len(self._chain.entries):
                 chain = self._chain
@@ -296,6 +282,20 @@ class BridgeLedger:
             for entry in entries:
                 chain.fold.apply(entry)
         return BridgeLedger(chain, self._length + len(entries), self.next_seq + len(entries))
+
+    def since(self, seq: int) -> Sequence[BridgeEntry]:
+        """List the events from a number on, for whoever keeps them."""
+        # Numbers rise with the place in the log, but a log that was taken up may have gaps.
+        entries = self._chain.entries
+        at = self._length
+        while at and entries[at - 1].seq >= seq:
+            at -= 1
+        return tuple(entries[at : self._length])
+
+    def key_of(self, ref: RemoteToolRef) -> BridgeKey | None:
+        """Find the key under which a tool is live."""
+        with self._chain.lock:
+            return self._state().by_ref.get(ref)
 
     # -- what is enrolled -------------------------------------------------------------------
 
