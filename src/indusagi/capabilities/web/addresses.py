@@ -80,8 +80,12 @@ _IPV6: Final[dict[str, Kind]] = {  # the first that fits counts
     "fec0::/10": "private",
     "ff00::/8": "multicast",
 }
-_V4_NETWORKS: Final = tuple((IPv4Network(text), kind) for text, kind in _IPV4.items())
-_V6_NETWORKS: Final = tuple((IPv6Network(text), kind) for text, kind in _IPV6.items())
+_V4_NETWORKS: Final[tuple[tuple[IPv4Network, Kind], ...]] = tuple(
+    (IPv4Network(text), kind) for text, kind in _IPV4.items()
+)
+_V6_NETWORKS: Final[tuple[tuple[IPv6Network, Kind], ...]] = tuple(
+    (IPv6Network(text), kind) for text, kind in _IPV6.items()
+)
 _ISATAP: Final = frozenset({0x0000_5EFE, 0x0200_5EFE})
 """The upper half of an interface that stands for the IPv4 address in its lower half."""
 
