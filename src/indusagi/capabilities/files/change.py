@@ -1,0 +1,252 @@
+"""A change of a file, worked out before anything is written: the bytes, and what to say of them.
+
+Pure and synchronous: whoever changes a file reads it, has the change worked out in a thread, and
+writes what came out. What cannot be done is a `Refused`, with words for whoever asked for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from indusagi.capabilities.files.codec import (
+    TextForm,
+    decode_lossless,
+    encode,
+    encode_piece,
+    is_text,
+)
+from indusagi.capabilities.files.excerpt import first_lines, shown_line
+from indusagi.capabilities.files.gutter import has_gutter, without_gutter
+from indusagi.capabilities.files.hint import closest
+from indusagi.capabilities.files.ladder import MOST_SPANS, Found, Missed, Rung, find
+from indusagi.capabilities.files.omission import omissions
+from indusagi.capabilities.files.splice import splice
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from indusagi.core.json import JsonValue
+
+LARGEST_FILE = 32 * 1024 * 1024
+"""Bytes of a file that is changed: what is larger is for a program, not for a model."""
+_MOST_LISTED = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """One text for another."""
+
+    old: str
+    new: str
+    every: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a file was and what it becomes."""
+
+    before: bytes | None
+    """None: there is no such file."""
+    after: bytes
+    former: str
+    text: str
+    form: TextForm
+    notes: tuple[str, ...] = ()
+    facts: dict[str, JsonValue] = field(default_factory=dict[str, "JsonValue"])
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why a change cannot be made."""
+
+    code: str
+    message: str
+    facts: dict[str, JsonValue] = field(default_factory=dict[str, "JsonValue"])
+
+
+def overwritten(before: bytes | None, content: str, path: str) -> Change | Refused:
+    """Work out what a file becomes that is to hold `content`: in its own encoding and endings."""
+    former, form = ("", TextForm()) if not before else decode_lossless(before)
+    if not is_text(former):
+        former, form = "", TextForm()
+    text = content.removeprefix("\ufeff") if form.bom else content
+    if form.line_ending == "crlf" and "\r" not in text:
+        text = text.replace("\n", "\r\n")
+    left_out = _placeholders(text, former, path)
+    if left_out is not None:
+        return left_out
+    try:
+        after = form.bom + encode_piece(text, form)
+    except OSError as exc:
+        return Refused("encoding", exc.strerror or str(exc))
+    return Change(before, after, former, text, form)
+
+
+def edited(
+    before: bytes, edits: Sequence[Replacement], path: str, *, exactly: bool = False
+) -> Change | Refused:
+    """Work out what a file becomes when texts in it are replaced, one after the other, or none.
+
+    Args:
+        before: All of the file.
+        edits: What is replaced by what.
+        path: Its name, for what is said of it.
+        exactly: Nothing is ignored in comparing, and each text must stand in one place only: the
+            file is not the one that was read.
+    """
+    former, form = decode_lossless(before)
+    if not is_text(former):
+        return Refused("binary", "this is not text; edit changes text files only")
+    text = former
+    rungs: list[Rung] = []
+    replaced = 0
+    for at, edit in enumerate(edits):
+        done = _Edit(text, edit, exactly=exactly).done(form)
+        if isinstance(done, Refused):
+            return _told_which(done, at, len(edits))
+        text, rung, count = done
+        rungs.append(rung)
+        replaced += count
+    left_out = _placeholders(text, former, path)
+    if left_out is not None:
+        return left_out
+    notes = tuple(_rung_notes(rungs))
+    facts: dict[str, JsonValue] = {
+        "replacements": replaced,
+        "rungs": [rung.name.lower() for rung in rungs],
+    }
+    return Change(before, encode(text, form), former, text, form, notes, facts)
+
+
+def stale(data: bytes, code: str, message: str) -> Refused:
+    """Refuse for a file that is not known as it is, and show how it is: its size, how it begins."""
+    text, _ = decode_lossless(data[:4096])
+    begins = first_lines(text) if is_text(text) else "(not text)"
+    said = f"{message} It has {len(data):,} bytes and begins:\n{begins}"
+    return Refused(code, said, {"size": len(data)})
+
+
+class _Edit:
+    """One replacement in a text."""
+
+    def __init__(self, text: str, edit: Replacement, *, exactly: bool) -> None:
+        self._text = text
+        self._edit = edit
+        self._exactly = exactly
+
+    def done(self, form: TextForm) -> tuple[str, Rung, int] | Refused:
+        """Give the text with the replacement made, what was ignored, and how often it was made."""
+        try:
+            encode_piece(self._edit.new, form)
+        except OSError as exc:
+            return Refused("encoding", exc.strerror or str(exc))
+        found = self._once() if self._exactly else self._found()
+        if isinstance(found, Refused):
+            return found
+        places, edit = found
+        size = len(self._text) + len(places.spans) * (len(edit.new) - len(edit.old))
+        if size > LARGEST_FILE:
+            return Refused("too_large", f"the file would have about {size:,} characters")
+        return splice(self._text, places, edit.old, edit.new), places.rung, len(places.spans)
+
+    def _once(self) -> tuple[Found, Replacement] | Refused:
+        """Find a text in a file that is not the one that was read."""
+        found = find(self._text, self._edit.old, self._edit.new)
+        if isinstance(found, Missed) or found.rung is not Rung.EXACT or len(found.spans) > 1:
+            return Refused("stale", "oldText does not stand in it exactly once, letter for letter")
+        return found, self._edit
+
+    def _found(self) -> tuple[Found, Replacement] | Refused:
+        edit = self._edit
+        found = find(self._text, edit.old, edit.new, every=edit.every)
+        bare = without_gutter(edit.old) if isinstance(found, Missed) else None
+        if bare:
+            # Line numbers were copied along.
+            new = without_gutter(edit.new)
+            if new is None and has_gutter(edit.new):
+                message = "oldText has line numbers, newText has them on some lines; leave them out"
+                return Refused("no_match", message)
+            edit = Replacement(bare, edit.new if new is None else new, edit.every)
+            found = find(self._text, edit.old, edit.new, every=edit.every)
+        if isinstance(found, Missed):
+            return self._missed(found, edit)
+        if len(found.spans) > 1 and not edit.every:
+            return self._ambiguous(found)
+        return found, edit
+
+    def _ambiguous(self, found: Found) -> Refused:
+        count = len(found.spans)
+        lines = _places(self._text, found)
+        listed = "\n".join(f"{number:6d}\t{shown_line(line, 120)}" for number, line in lines)
+        many = f"{count:,}" if count < MOST_SPANS else f"at least {count:,}"
+        more = f"\n… and {count - len(lines)} more" if count > len(lines) else ""
+        ignored = "" if found.rung is Rung.EXACT else f" (but for {found.rung})"
+        return Refused(
+            "ambiguous",
+            f"oldText stands in {many} places{ignored}; give more lines around the one that is "
+            f"meant, or replaceAll to change all of them:\n{listed}{more}",
+            {"count": count, "lines": [number for number, _ in lines]},
+        )
+
+    def _missed(self, missed: Missed, edit: Replacement) -> Refused:
+        tried = ", ".join(list(Rung)[1:])
+        parts = [f"oldText is not in the file: compared exactly, then without regard to {tried}."]
+        facts: dict[str, JsonValue] = {}
+        if missed.lines:
+            numbers = ", ".join(map(str, missed.lines[:_MOST_LISTED]))
+            parts.append(
+                f"At line {numbers} the lines agree but for indentation, and no one rule leads "
+                "from the indentation of oldText and newText to that of the file."
+            )
+        if len(edit.new.strip()) > 1 and edit.new in self._text:
+            parts.append("newText is in the file already: the edit may have been made before.")
+        near = closest(self._text, edit.old)
+        if near is None:
+            parts.append("Nothing in the file is like it. Read the file again.")
+        else:
+            facts = {"closest_line": near.line, "alike": near.alike}
+            parts.append(
+                f"Closest at line {near.line} (- oldText, + the file; · space, → tab):\n{near.view}"
+            )
+        return Refused("no_match", "\n".join(parts), facts)
+
+
+def _places(text: str, found: Found) -> list[tuple[int, str]]:
+    places: list[tuple[int, str]] = []
+    number, at = 1, 0
+    for span in found.spans[:_MOST_LISTED]:
+        number += text.count("\n", at, span.start)
+        at = span.start
+        end = text.find("\n", at)
+        line = text[text.rfind("\n", 0, at) + 1 : end if end >= 0 else len(text)]
+        places.append((number, line))
+    return places
+
+
+def _rung_notes(rungs: Sequence[Rung]) -> list[str]:
+    ignored = [rung for rung in Rung if rung in rungs and rung is not Rung.EXACT]
+    notes = [f"matched without regard to {rung}" for rung in ignored]
+    if Rung.INDENT in rungs:
+        notes.append("newText was indented as the file is")
+    return notes
+
+
+def _placeholders(text: str, former: str, path: str) -> Refused | None:
+    found = omissions(text, former, path)
+    if not found:
+        return None
+    listed = "\n".join(f"{number:6d}\t{line}" for number, line in found[:_MOST_LISTED])
+    return Refused(
+        "omission",
+        "the text has a comment in the place of code that was left out; nothing was written. "
+        f"Give the code itself, or use edit for a part of the file:\n{listed}",
+        {"lines": [number for number, _ in found[:_MOST_LISTED]]},
+    )
+
+
+def _told_which(refused: Refused, at: int, count: int) -> Refused:
+    if count == 1:
+        return refused
+    message = f"edit {at + 1} of {count} cannot be made, so none was: {refused.message}"
+    return Refused(refused.code, message, {**refused.facts, "edit": at + 1})

@@ -1,0 +1,91 @@
+"""Lines of a file as a model is shown them: numbered, each cut to a length, nothing hidden.
+
+What was changed is shown with the lines around it, so that the model sees where it landed.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from indusagi.capabilities.files.diff import CONTEXT_LINES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from indusagi.capabilities.files.diff import LineDiff
+
+MOST_LINES = 60
+"""Lines of an excerpt: enough to see that a change is right; for more there is `read`."""
+LONGEST_LINE = 300
+_NO_LETTER = re.compile("[\ud800-\udfff]")
+_UNSEEN = re.compile(
+    "[\u00a0\u1680\u2000-\u200f\u2028-\u202f\u205f-\u2069\u3000\ufeff\x00-\x08\x0b-\x1f\x7f-\x9f]"
+)
+
+
+def showable(text: str) -> str:
+    """Put a replacement for what is no character: bytes of a file that are not in its encoding."""
+    return _NO_LETTER.sub("\ufffd", text)
+
+
+def shown_line(line: str, most: int = LONGEST_LINE) -> str:
+    """Give one line without its ending, cut to a length that says how much is missing."""
+    text = showable(line.rstrip("\r\n"))
+    return text if len(text) <= most else f"{text[:most]}… [+{len(text) - most} chars]"
+
+
+def visible(line: str, most: int = LONGEST_LINE) -> str:
+    """Give one line with its blanks made visible: · for a space, → for a tab."""
+    text = shown_line(line, most).replace(" ", "·").replace("\t", "→")
+    return _UNSEEN.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
+
+
+def numbered(lines: Iterable[tuple[int, str]]) -> str:
+    """Write lines the way `read` does, the number in a gutter."""
+    return "\n".join(f"{number:6d}\t{shown_line(line)}" for number, line in lines)
+
+
+def first_lines(text: str, most: int = 5) -> str:
+    """Show how a text begins."""
+    lines = text.split("\n", most)[:most]
+    return numbered(enumerate(lines, 1)) if text else "(empty)"
+
+
+def excerpt(diff: LineDiff, text: str) -> str:
+    """Show the changed lines of the new text with those around them.
+
+    Args:
+        diff: What changed.
+        text: The new version.
+    """
+    lines = text.removesuffix("\n").split("\n") if text else []
+    parts: list[str] = []
+    left = MOST_LINES
+    hunks = list(diff.hunks())
+    for shown, (around, _) in enumerate(hunks):
+        if left <= 0:
+            parts.append(f"… and {len(hunks) - shown} more places")
+            break
+        chosen = range(around.new_start, min(around.new_end, len(lines)))
+        parts.append(_part(lines, chosen, left))
+        left -= len(chosen)
+    return "\n     …\n".join(part for part in parts if part)
+
+
+def _part(lines: Sequence[str], chosen: range, most: int) -> str:
+    """Show a run of lines, or both its ends where it is long."""
+    # A few more than allowed are better than a gap of a few.
+    if len(chosen) <= most + CONTEXT_LINES:
+        return numbered((at + 1, lines[at]) for at in chosen)
+    tail = min(most // 2, 2 * CONTEXT_LINES)
+    head = chosen[: most - tail]
+    end = chosen[len(chosen) - tail :]
+    skipped = len(chosen) - len(head) - len(end)
+    return "\n".join(
+        (
+            numbered((at + 1, lines[at]) for at in head),
+            f"     … {skipped} more lines",
+            numbered((at + 1, lines[at]) for at in end),
+        )
+    )

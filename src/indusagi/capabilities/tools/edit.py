@@ -1,0 +1,186 @@
+"""The tool that replaces a text in a file by another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+from indusagi.capabilities.files.change import (
+    Change,
+    Refused,
+    Replacement,
+    edited,
+    overwritten,
+    stale,
+)
+from indusagi.capabilities.lenient import lenient
+from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
+from indusagi.capabilities.tools._change import change_file, missing, unknown
+from indusagi.capabilities.tools._paths import PATH_ALIASES, path_given
+from indusagi.core.json import is_json_object
+from indusagi.runtime.contract import ToolResult
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from indusagi.capabilities.context import ToolContext
+    from indusagi.capabilities.tools._change import Seen
+    from indusagi.core.json import JsonLike, JsonObject, JsonValue
+    from indusagi.runtime.contract import JsonSchema
+
+MOST_EDITS = 200
+_TEXTS: dict[str, JsonLike] = {
+    "oldText": {
+        "type": "string",
+        "description": "What is replaced: copied from the file, without line numbers. Empty only "
+        "to make a file that does not exist.",
+    },
+    "newText": {"type": "string", "description": "What stands there afterwards."},
+    "replaceAll": {
+        "type": "boolean",
+        "description": "Replace every occurrence; otherwise there must be exactly one.",
+    },
+}
+_ITEM: JsonSchema = {
+    "type": "object",
+    "properties": _TEXTS,
+    "required": ["oldText", "newText"],
+    "additionalProperties": False,
+}
+_PARAMETERS: JsonSchema = {
+    "type": "object",
+    "properties": {
+        "path": {"type": "string", "description": "The file."},
+        **_TEXTS,
+        "edits": {
+            "type": "array",
+            "items": _ITEM,
+            "description": "Several replacements instead of one: made in order, each in what the "
+            "one before left, and all or none.",
+        },
+        "dryRun": {"type": "boolean", "description": "Show the diff and write nothing."},
+    },
+    "required": ["path"],
+    "additionalProperties": False,
+}
+_TEXT_ALIASES = {
+    "old_string": "oldText",
+    "oldString": "oldText",
+    "old_text": "oldText",
+    "old_str": "oldText",
+    "new_string": "newText",
+    "newString": "newText",
+    "new_text": "newText",
+    "new_str": "newText",
+    "replace_all": "replaceAll",
+}
+_DESCRIPTION = (
+    "Replace text in a file. The file must have been read in this session. oldText must stand in "
+    "it exactly once (or set replaceAll); include a few lines around to make it so. Differences "
+    "in line endings, trailing whitespace, indentation (if one rule explains it; newText is then "
+    "indented alike) and the look of quotes, dashes and spaces are tolerated and reported; "
+    "anything else is a miss, which shows the closest lines. What is not replaced keeps its "
+    "bytes, encoding and line endings. Answers with the lines that changed, and with a syntax "
+    "error if the edit has brought one (Python, JSON, TOML, XML)."
+)
+
+
+def edit_tool() -> DefinedTool:
+    """Make the tool `edit`."""
+    return define_tool(
+        ToolSpec(
+            "edit",
+            _DESCRIPTION,
+            _PARAMETERS,
+            _run,
+            title="Edit a file",
+            annotations={"destructiveHint": True, "idempotentHint": False},
+            prepare=_prepared,
+        )
+    )
+
+
+_outer = lenient(_PARAMETERS, {**PATH_ALIASES, **_TEXT_ALIASES, "dry_run": "dryRun"})
+_inner = lenient(_ITEM, _TEXT_ALIASES)
+
+
+def _prepared(arguments: JsonValue) -> JsonValue:
+    given = _outer(arguments)
+    if not is_json_object(given) or not isinstance(given.get("edits"), list):
+        return given
+    return {**given, "edits": [_inner(edit) for edit in cast("list[JsonValue]", given["edits"])]}
+
+
+async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
+    edits = _edits(arguments)
+    if isinstance(edits, str):
+        return ToolResult.error(f"edit was not run: {edits}", code="invalid_arguments")
+    path = path_given(arguments)
+    work = partial(_worked_out, edits, path)
+    return await change_file(ctx, path, work, dry_run=arguments.get("dryRun") is True)
+
+
+def _edits(arguments: JsonObject) -> Sequence[Replacement] | str:
+    """Read the replacements, or say what is wrong with them."""
+    several = arguments.get("edits")
+    single = [name for name in _TEXTS if name in arguments]
+    # Some fill in every parameter they are offered.
+    if isinstance(several, list) and (several or not single):
+        if any(arguments.get(name) for name in single):
+            return "give either edits, or oldText and newText"
+        given = cast("list[JsonObject]", several)
+    elif "oldText" in arguments and "newText" in arguments:
+        given = [arguments]
+    else:
+        return "give oldText and newText, or edits"
+    if not 0 < len(given) <= MOST_EDITS:
+        return f"edits holds {len(given)}: give 1 to {MOST_EDITS}"
+    edits = [_edit(each) for each in given]
+    if any(edit.old == edit.new for edit in edits):
+        return "oldText and newText are the same"
+    return edits
+
+
+def _edit(given: JsonObject) -> Replacement:
+    return Replacement(
+        cast("str", given["oldText"]),
+        cast("str", given["newText"]),
+        given.get("replaceAll") is True,
+    )
+
+
+def _worked_out(
+    edits: Sequence[Replacement], path: str, before: bytes | None, seen: Seen
+) -> Change | Refused:
+    if before is None:
+        return _created(edits, path)
+    if not all(edit.old for edit in edits):
+        message = "oldText is empty, which only makes a new file, and this one exists"
+        return Refused("invalid_arguments", message)
+    if seen.unread:
+        return unknown(before, seen)
+    if seen.knows(before):
+        return edited(before, edits, path)
+    change = edited(before, edits, path, exactly=True)
+    if isinstance(change, Change):
+        note = "the file has changed since it was read; oldText still stood in it once, unchanged"
+        facts = {**change.facts, "changed_since_read": True}
+        return replace(change, notes=(note, *change.notes), facts=facts)
+    if change.code != "stale":
+        return change
+    message = f"it has changed since it was read, and {change.message}; read it again."
+    return stale(before, "stale", message)
+
+
+def _created(edits: Sequence[Replacement], path: str) -> Change | Refused:
+    first, *more = edits
+    if first.old:
+        return missing("To make it, give an empty oldText, or use write.")
+    if not all(edit.old for edit in more):
+        return Refused("invalid_arguments", "only the first of several edits can make the file")
+    change = overwritten(None, first.new, path)
+    if isinstance(change, Refused) or not more:
+        return change
+    change = edited(change.after, more, path)
+    return change if isinstance(change, Refused) else replace(change, before=None, former="")
