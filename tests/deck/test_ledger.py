@@ -110,11 +110,13 @@ def test_the_events_from_a_number_on_are_those_that_came_since() -> None:
     assert (after.since(5), before.since(1)) == ((), before.log)
 
 
-def test_the_key_of_a_live_tool_is_found_by_what_it_is() -> None:
+def test_a_live_tool_is_found_by_what_it_is_and_by_its_name() -> None:
     ledger = ledger_of(("a", "x"))
     one = capability("a", "x")
-    assert ledger.key_of(one.ref) == content_key_of(one)
-    assert ledger.withdraw_server("a", AT).key_of(one.ref) is None
+    assert ledger.find(one.ref) == (content_key_of(one), one)
+    assert ledger.holder_of("a__x") == one.ref
+    gone = ledger.withdraw_server("a", AT)
+    assert (gone.find(one.ref), gone.holder_of("a__x")) == (None, None)
 
 
 def test_retiring_an_unknown_key_is_recorded_and_costs_a_number() -> None:

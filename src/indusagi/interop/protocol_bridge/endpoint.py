@@ -108,6 +108,11 @@ class ServerEndpointImpl:
         """What the server said about itself; None before it was met and after it is gone."""
         return None if self._peer is None else self._peer.facts
 
+    @property
+    def known_tools(self) -> Sequence[RemoteTool] | None:
+        """What was listed last; None before the first listing."""
+        return self._tools
+
     def status(self) -> EndpointStatus:
         """Tell how it is."""
         noise = 0 if self._peer is None else self._peer.wire.noise

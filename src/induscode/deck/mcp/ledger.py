@@ -292,11 +292,6 @@ class BridgeLedger:
             at -= 1
         return tuple(entries[at : self._length])
 
-    def key_of(self, ref: RemoteToolRef) -> BridgeKey | None:
-        """Find the key under which a tool is live."""
-        with self._chain.lock:
-            return self._state().by_ref.get(ref)
-
     # -- what is enrolled -------------------------------------------------------------------
 
     def live_capabilities(self) -> Sequence[BridgeCapability]:
@@ -308,6 +303,20 @@ class BridgeLedger:
         with self._chain.lock:
             state = self._state()
             return tuple(state.live[key][0] for key in state.keys_of(server))
+
+    def find(self, ref: RemoteToolRef) -> tuple[BridgeKey, BridgeCapability] | None:
+        """Find a live tool by what it is."""
+        with self._chain.lock:
+            state = self._state()
+            key = state.by_ref.get(ref)
+            return None if key is None else (key, state.live[key][0])
+
+    def holder_of(self, name: str) -> RemoteToolRef | None:
+        """Find out which live tool has a name."""
+        with self._chain.lock:
+            state = self._state()
+            key = state.by_name.get(name)
+            return None if key is None else state.live[key][0].ref
 
 
 def content_key_of(capability: BridgeCapability) -> BridgeKey:

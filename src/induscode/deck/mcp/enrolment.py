@@ -1,0 +1,230 @@
+"""Keeps a ledger in step with a fleet: what its servers list is enrolled, what they drop retired.
+
+A server that dies keeps its tools enrolled, since it comes back under the same names; calls say
+meanwhile that it is not there. A definition that is not the one it was pinned to is taken out of
+the deck until somebody approves it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+
+from indusagi.core.clock import iso_utc, now_ms
+from indusagi.core.notes import Note
+from indusagi.interop.protocol_bridge.bridge import mount_tool
+from indusagi.interop.protocol_bridge.names import model_name
+from induscode.deck.mcp.capability import BridgeCapability
+from induscode.deck.mcp.ledger import BridgeLedger, EnrollRequest, content_key_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from indusagi.core.json import JsonObject
+    from indusagi.interop.protocol_bridge.bridge import MountedTool
+    from indusagi.interop.protocol_bridge.contract import RemoteTool, RemoteToolRef
+    from indusagi.interop.protocol_bridge.fleet import FleetEvent, ServerFleetImpl
+    from induscode.deck.mcp.ledger import BridgeEntry, BridgeKey
+
+PinVerdict: TypeAlias = Literal["first", "same", "drift"]
+"""A definition nobody has seen, the pinned one, or another one than that."""
+JournalOp: TypeAlias = Literal["connect", "ready", "fault", "drift", "approve"]
+
+
+class PinBook(Protocol):
+    """Remembers the definitions that were seen first, or approved since."""
+
+    def check(self, ref: RemoteToolRef, raw: JsonObject) -> PinVerdict:
+        """Compare a definition with the pinned one; a first one becomes it."""
+        ...
+
+    def approve(self, ref: RemoteToolRef, raw: JsonObject) -> None:
+        """Pin this definition from now on."""
+        ...
+
+
+class EventSink(Protocol):
+    """Keeps what happens, for later."""
+
+    def keep(self, entries: Sequence[BridgeEntry]) -> None:
+        """Keep events of the ledger."""
+        ...
+
+    def note(self, op: JournalOp, server: str, subject: str, detail: str) -> None:
+        """Keep something else that happened at a server."""
+        ...
+
+
+def mounted_capability(mounted: MountedTool) -> BridgeCapability:
+    """Make the card of a tool that was mounted; it reaches its server at every call anew."""
+    remote = mounted.remote
+    return BridgeCapability(remote.descriptor, remote.ref, remote.raw, mounted.tool.run)
+
+
+def iso_now() -> str:
+    """Give the present moment as the ledger writes it down."""
+    return iso_utc(now_ms())
+
+
+class Enrolment:
+    """A ledger that follows a fleet."""
+
+    def __init__(
+        self,
+        fleet: ServerFleetImpl,
+        ledger: BridgeLedger,
+        *,
+        pins: PinBook | None = None,
+        sink: EventSink | None = None,
+        now: Callable[[], str] = iso_now,
+    ) -> None:
+        self.fleet = fleet
+        self._ledger = ledger
+        self._pins = pins
+        self._sink = sink
+        self._now = now
+        self._drifted: dict[RemoteToolRef, RemoteTool] = {}
+        self._left_places: dict[RemoteToolRef, BridgeKey] = {}
+        self._leave = fleet.follow(self._heard)
+
+    @property
+    def ledger(self) -> BridgeLedger:
+        """What is enrolled at this moment."""
+        return self._ledger
+
+    @property
+    def quarantined(self) -> Sequence[RemoteTool]:
+        """The tools whose definition changed and waits for approval."""
+        return tuple(self._drifted.values())
+
+    @property
+    def notes(self) -> Sequence[Note]:
+        """What is kept out of the deck, and how it gets in."""
+        return tuple(
+            Note(
+                f"server {ref.server!r}, tool {ref.name!r}",
+                "its definition is not the one that was approved; it cannot be called",
+                f"look at the change and approve it: indus mcp approve {ref.server} {ref.name}",
+            )
+            for ref in self._drifted
+        )
+
+    def close(self) -> None:
+        """Follow the fleet no longer; the ledger stays as it is."""
+        self._leave()
+
+    # -- following --------------------------------------------------------------------------
+
+    def take_all(self) -> None:
+        """Enrol what the servers have listed already."""
+        for endpoint in self.fleet.endpoints():
+            self.take(endpoint.config.id)
+
+    def _heard(self, told: FleetEvent) -> None:
+        if told.event == "tools":
+            self.take(told.server)
+        elif self._sink is not None and told.event == "phase":
+            fault = told.status.fault
+            if fault is not None:
+                self._sink.note("fault", told.server, fault.kind, str(fault))
+            elif told.status.phase in {"connecting", "ready"}:
+                op: JournalOp = "ready" if told.status.phase == "ready" else "connect"
+                self._sink.note(op, told.server, "", "")
+
+    def take(self, server: str) -> None:
+        """Bring the ledger in step with what a server lists."""
+        endpoint = self.fleet.endpoint(server)
+        listed = None if endpoint is None else endpoint.known_tools
+        if listed is not None:
+            self.take_tools(server, listed)
+
+    def take_tools(self, server: str, listed: Sequence[RemoteTool]) -> None:
+        """Bring the ledger in step with a list of a server's tools."""
+        before = self._ledger
+        refs = {remote.ref for remote in listed}
+        for capability in before.live_capabilities_for_server(server):
+            if capability.ref not in refs:
+                self._retire(capability.ref, server)
+        for remote in listed:
+            self._take_one(server, remote)
+        for ref in [ref for ref in self._drifted if ref.server == server and ref not in refs]:
+            del self._drifted[ref]
+        if self._sink is not None and self._ledger is not before:
+            self._sink.keep(self._ledger.since(before.next_seq))
+
+    def _take_one(self, server: str, remote: RemoteTool) -> None:
+        ref = remote.ref
+        found = self._ledger.find(ref)
+        verdict = "same" if self._pins is None else self._pins.check(ref, remote.raw)
+        if verdict == "drift":
+            self._quarantine(server, remote)
+            return
+        self._drifted.pop(ref, None)
+        if found is not None and found[1].raw == remote.raw and found[1].runner is not None:
+            return
+        self._enroll(server, remote, self._left_places.pop(ref, None))
+
+    def _quarantine(self, server: str, remote: RemoteTool) -> None:
+        known = self._drifted.get(remote.ref)
+        self._drifted[remote.ref] = remote
+        found = self._ledger.find(remote.ref)
+        if found is not None:
+            self._left_places[remote.ref] = found[0]
+            self._retire(remote.ref, server)
+        if self._sink is not None and (known is None or known.raw != remote.raw):
+            self._sink.note("drift", server, remote.ref.name, "")
+
+    def _retire(self, ref: RemoteToolRef, server: str) -> None:
+        found = self._ledger.find(ref)
+        if found is not None:
+            self._ledger = self._ledger.retire(found[0], server, self._now())
+
+    def _enroll(self, server: str, remote: RemoteTool, place: BridgeKey | None) -> None:
+        named = self._named(remote)
+        capability = mounted_capability(mount_tool(self.fleet, named))
+        key = content_key_of(capability)
+        request = EnrollRequest(capability, server, key, supersedes=place)
+        self._ledger = self._ledger.enroll(request, self._now())
+
+    def _named(self, remote: RemoteTool) -> RemoteTool:
+        """Give the tool a name that no other tool of the ledger has."""
+        taken = _Taken(self._ledger, remote.ref)
+        if remote.descriptor.name not in taken:
+            return remote
+        name = model_name(remote.ref, taken)
+        return replace(remote, descriptor=replace(remote.descriptor, name=name))
+
+    # -- by hand ----------------------------------------------------------------------------
+
+    def approve(self, ref: RemoteToolRef) -> bool:
+        """Take the present definition of a tool for good, in the place that it had."""
+        remote = self._drifted.pop(ref, None)
+        if remote is None:
+            return False
+        before = self._ledger
+        if self._pins is not None:
+            self._pins.approve(ref, remote.raw)
+        self._enroll(ref.server, remote, self._left_places.pop(ref, None))
+        if self._sink is not None:
+            self._sink.note("approve", ref.server, ref.name, "")
+            self._sink.keep(self._ledger.since(before.next_seq))
+        return True
+
+    def withdraw(self, server: str) -> None:
+        """Retire all that a server has enrolled."""
+        before = self._ledger
+        self._ledger = before.withdraw_server(server, self._now())
+        if self._sink is not None and self._ledger is not before:
+            self._sink.keep(self._ledger.since(before.next_seq))
+
+
+class _Taken:
+    """The names that other tools of a ledger have."""
+
+    def __init__(self, ledger: BridgeLedger, ref: RemoteToolRef) -> None:
+        self._ledger = ledger
+        self._ref = ref
+
+    def __contains__(self, name: object) -> bool:
+        holder = self._ledger.holder_of(name) if isinstance(name, str) else None
+        return holder is not None and holder != self._ref

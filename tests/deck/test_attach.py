@@ -1,0 +1,260 @@
+"""Servers in, cards out: real servers, a ledger that follows them, and pins."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.support.deck import AT, capability, ledger_of
+from tests.support.opened import QUICK
+from tests.support.servers import FAST, HONEST_TOOLS, fault, honest
+from tests.support.waiting import until
+
+from indusagi.capabilities.local import make_local_context
+from indusagi.interop import EndpointPhase, StdioServerConfig, mount_protocol_bridge
+from indusagi.interop.protocol_bridge.contract import RemoteToolRef
+from induscode.deck import DeckContext, Profile
+from induscode.deck.mcp.attach import (
+    AttachResult,
+    attach_bridge_capabilities,
+    bridge_capability_card,
+    bridge_config,
+    bridge_status,
+    bridge_tool_counts,
+    bridge_tool_names,
+    detach_bridge,
+)
+from induscode.deck.mcp.ledger import BridgeLedger, EnrollRequest, bridge_box_to_capabilities
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+    from pathlib import Path
+
+    from indusagi.core.json import JsonObject
+    from indusagi.interop import ServerConfig
+    from induscode.deck.mcp.enrolment import JournalOp, PinBook, PinVerdict
+    from induscode.deck.mcp.ledger import BridgeEntry
+
+pytestmark = [pytest.mark.anyio, pytest.mark.process]
+
+
+class Pins:
+    """Pins in memory."""
+
+    def __init__(self) -> None:
+        self.known: dict[RemoteToolRef, JsonObject] = {}
+
+    def check(self, ref: RemoteToolRef, raw: JsonObject) -> PinVerdict:
+        if ref not in self.known:
+            self.known[ref] = raw
+            return "first"
+        return "same" if self.known[ref] == raw else "drift"
+
+    def approve(self, ref: RemoteToolRef, raw: JsonObject) -> None:
+        self.known[ref] = raw
+
+
+class Sink:
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.entries: list[BridgeEntry] = []
+        self.journal: list[tuple[str, str, str]] = []
+
+    def keep(self, entries: Sequence[BridgeEntry]) -> None:
+        self.entries.extend(entries)
+
+    def note(self, op: JournalOp, server: str, subject: str, detail: str) -> None:
+        self.journal.append((op, server, subject))
+
+
+@asynccontextmanager
+async def attached(
+    *servers: ServerConfig,
+    ledger: BridgeLedger | None = None,
+    pins: PinBook | None = None,
+    sink: Sink | None = None,
+) -> AsyncGenerator[AttachResult]:
+    result = await attach_bridge_capabilities(
+        ledger or BridgeLedger.empty(),
+        bridge_config(servers),
+        pins=pins,
+        sink=sink,
+        supervision=QUICK,
+    )
+    try:
+        yield result
+    finally:
+        if result.fleet is not None:
+            await result.fleet.tear_down()
+
+
+async def test_an_empty_configuration_gives_the_same_ledger_back() -> None:
+    ledger = ledger_of(("a", "x"))
+    result = await attach_bridge_capabilities(ledger, bridge_config([]))
+    assert result.ledger is ledger
+    assert (result.fleet, result.status, result.enrolled, result.fault) == (None, None, 0, None)
+
+
+async def test_the_tools_of_a_server_are_enrolled_and_can_be_called(tmp_path: Path) -> None:
+    before = BridgeLedger.empty()
+    async with attached(honest(id="h"), ledger=before) as result:
+        assert result.enrolled == len(HONEST_TOOLS) == len(result.ledger.log)
+        assert before.log == ()
+        assert bridge_tool_names(result.ledger) == tuple(f"h__{tool}" for tool in HONEST_TOOLS)
+        assert dict(bridge_tool_counts(result.ledger)) == {"h": len(HONEST_TOOLS)}
+        assert result.status is not None
+        assert result.status["h"].phase is EndpointPhase.READY
+        echo = result.ledger.live_capabilities()[0]
+        answer = await echo.run({"text": "hi"}, make_local_context(tmp_path))
+        assert (answer.is_error, answer.content[0].text) == (False, "hi")  # type: ignore[union-attr]
+        assert (echo.label, echo.read_only, echo.ref) == (
+            "h__echo",
+            False,
+            RemoteToolRef("h", "echo"),
+        )
+
+
+async def test_a_server_that_fails_contributes_nothing_and_says_why() -> None:
+    bad = StdioServerConfig("bad", "no-such-command")
+    async with attached(bad, honest(id="h")) as result:
+        assert dict(bridge_tool_counts(result.ledger)) == {"h": len(HONEST_TOOLS)}
+        assert result.fleet is not None
+        fault_of_bad = bridge_status(result.fleet)["bad"].fault
+        assert fault_of_bad is not None
+        assert "no-such-command" in str(fault_of_bad)
+
+
+async def test_detaching_one_server_leaves_the_others_running(tmp_path: Path) -> None:
+    async with attached(honest(id="a"), honest(id="b")) as result:
+        assert result.fleet is not None
+        ledger = await detach_bridge(result.ledger, result.fleet, ["a", "nobody"])
+        assert dict(bridge_tool_counts(ledger)) == {"b": len(HONEST_TOOLS)}
+        phases = {name: str(one.phase) for name, one in result.fleet.status().items()}
+        assert phases == {"a": "closed", "b": "ready"}
+        answer = await ledger.live_capabilities()[0].run(
+            {"text": "x"}, make_local_context(tmp_path)
+        )
+        assert not answer.is_error
+        rest = await detach_bridge(ledger, result.fleet)
+        assert rest.live_capabilities() == ()
+        assert {str(one.phase) for one in result.fleet.status().values()} == {"closed"}
+
+
+async def test_a_server_that_changes_its_tools_moves_the_ledger_and_new_ones_come_last() -> None:
+    sink = Sink()
+    async with attached(honest(id="h", limits=FAST), honest(id="z"), sink=sink) as result:
+        assert result.enrolment is not None
+        assert result.fleet is not None
+        endpoint = result.fleet.endpoint("h")
+        assert endpoint is not None
+        enrolment = result.enrolment
+        await endpoint.invoke("grow", {})
+        await until(lambda: len(enrolment.ledger.log) > len(result.ledger.log))
+        names = bridge_tool_names(enrolment.ledger)
+        assert names[: len(HONEST_TOOLS)] == tuple(f"h__{tool}" for tool in HONEST_TOOLS)
+        assert names[-1].startswith("h__")
+        assert BridgeLedger.from_log(sink.entries) == enrolment.ledger
+
+
+async def test_a_server_that_dies_keeps_its_tools_and_comes_back_under_the_same_names(
+    tmp_path: Path,
+) -> None:
+    sink = Sink()
+    async with attached(fault("dies", id="d"), sink=sink) as result:
+        assert result.enrolment is not None
+        before = bridge_tool_names(result.ledger)
+        assert before
+        ctx = make_local_context(tmp_path)
+        by_name = {one.name: one for one in result.ledger.live_capabilities()}
+        first = await by_name["d__fault"].run({}, ctx)
+        assert first.is_error
+        assert result.fleet is not None
+        fleet = result.fleet
+        await until(lambda: fleet.status()["d"].restarts > 0 and fleet.status()["d"].tool_count > 0)
+        assert bridge_tool_names(result.enrolment.ledger) == before
+        assert len(result.enrolment.ledger.log) == len(result.ledger.log)
+        assert ("fault", "d", "transport") in sink.journal
+
+
+async def test_r41_a_definition_that_drifted_is_kept_out_until_it_is_approved() -> None:
+    pins, sink = Pins(), Sink()
+    async with attached(honest(id="h"), pins=pins) as first:
+        echo = first.ledger.live_capabilities()[0]
+    pins.known[echo.ref] = {**echo.raw, "description": "What it said before."}
+    async with attached(honest(id="h"), pins=pins, sink=sink) as result:
+        enrolment = result.enrolment
+        assert enrolment is not None
+        assert "h__echo" not in bridge_tool_names(result.ledger)
+        assert len(result.ledger.live_capabilities()) == len(HONEST_TOOLS) - 1
+        assert [str(note.owner) for note in result.notes] == ["server 'h', tool 'echo'"]
+        assert ("drift", "h", "echo") in sink.journal
+        assert [remote.ref for remote in enrolment.quarantined] == [echo.ref]
+        assert enrolment.approve(echo.ref)
+        assert not enrolment.approve(echo.ref)
+        assert "h__echo" in bridge_tool_names(enrolment.ledger)
+        assert enrolment.notes == ()
+        assert pins.check(echo.ref, echo.raw) == "same"
+
+
+async def test_r41_a_tool_that_drifts_while_it_is_live_gets_its_place_back_when_approved() -> None:
+    pins = Pins()
+    async with attached(honest(id="h", limits=FAST), pins=pins) as result:
+        enrolment = result.enrolment
+        assert enrolment is not None
+        assert result.fleet is not None
+        endpoint = result.fleet.endpoint("h")
+        assert endpoint is not None
+        before = bridge_tool_names(enrolment.ledger)
+        await endpoint.invoke("mutate", {"kind": "describe"})
+        await until(lambda: len(enrolment.quarantined) == 1)
+        drifted = enrolment.quarantined[0].ref
+        assert f"h__{drifted.name}" not in bridge_tool_names(enrolment.ledger)
+        assert enrolment.approve(drifted)
+        assert bridge_tool_names(enrolment.ledger) == before
+
+
+async def test_c26_two_tools_that_would_have_one_name_get_two() -> None:
+    held = ledger_of(("h__echo", "x")).withdraw_server("h__echo", AT)
+    other = capability("other", "tool")
+    shadow = replace(other, descriptor=replace(other.descriptor, name="h__echo"))
+    held = held.enroll(EnrollRequest(shadow, "other"), AT)
+    async with attached(honest(id="h"), ledger=held) as result:
+        names = bridge_tool_names(result.ledger)
+        assert names[0] == "h__echo"
+        assert len(set(names)) == len(names) == len(HONEST_TOOLS) + 1
+        found = result.ledger.find(RemoteToolRef("h", "echo"))
+        assert found is not None
+        assert found[1].name.startswith("h__echo_")
+
+
+async def test_a_grafted_tool_has_a_row_of_the_catalog_in_no_profile(tmp_path: Path) -> None:
+    one = capability("github", "create_issue", description="Create an issue.\nIn a repository.")
+    card = bridge_capability_card(one)
+    assert (card.id, card.title, card.summary) == (
+        "github__create_issue",
+        "github__create_issue",
+        "Create an issue.",
+    )
+    assert card.build(DeckContext(str(tmp_path))) is one
+    assert not any(card.in_profile(profile) for profile in Profile)
+
+
+async def test_a_capability_without_a_server_says_so(tmp_path: Path) -> None:
+    answer = await capability("h", "echo").run({}, make_local_context(tmp_path))
+    assert (answer.is_error, answer.details["code"]) == (True, "not_connected")
+
+
+async def test_a_bare_box_becomes_capabilities(tmp_path: Path) -> None:
+    mounted = await mount_protocol_bridge(bridge_config([honest(id="h")]))
+    try:
+        capabilities = bridge_box_to_capabilities(mounted.box)
+        assert [one.name for one in capabilities] == [f"h__{tool}" for tool in HONEST_TOOLS]
+        assert capabilities[0].ref == RemoteToolRef("h", "echo")
+        answer = await capabilities[0].run({"text": "hi"}, make_local_context(tmp_path))
+        assert answer.content[0].text == "hi"  # type: ignore[union-attr]
+        assert capabilities[0] == capabilities[0].with_runner(None)
+    finally:
+        await mounted.fleet.tear_down()
