@@ -21,6 +21,8 @@ from tests.support.waiting import is_alive, until
 from indusagi.capabilities import local_shell
 from indusagi.capabilities.backends import STOP_GRACE_MS, Ended, Shell
 from indusagi.capabilities.local_shell import LocalProcess, LocalShell
+from indusagi.capabilities.sandbox import capture
+from indusagi.capabilities.sandbox.policy import Sandbox
 from indusagi.core.cancel import CancelToken
 
 if TYPE_CHECKING:
@@ -32,7 +34,12 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
 
 
-@pytest.fixture(params=[LocalShell])
+def unconfined(cwd: str) -> Shell:
+    """Give a shell whose commands have the process numbers that we see."""
+    return LocalShell(cwd, sandbox=Sandbox(mode="off"))
+
+
+@pytest.fixture(params=[unconfined])
 def shell(request: pytest.FixtureRequest, tmp_path: Path) -> Shell:
     make: Callable[[str], Shell] = request.param
     return make(str(tmp_path))
@@ -307,14 +314,14 @@ class SlowDisk:
         self.going = threading.Event()
         self.asked = threading.Event()
         self.largest = 0
-        self._append = local_shell._append
-        monkeypatch.setattr(local_shell, "_append", self.append)
+        self._append = capture.KeptFile.append
+        monkeypatch.setattr(capture.KeptFile, "append", lambda file, data: self.append(file, data))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
 
-    def append(self, descriptor: int, data: bytes) -> int:
+    def append(self, file: capture.KeptFile, data: bytes) -> None:
         self.asked.set()
         self.largest = max(self.largest, len(data))
         assert self.going.wait(20)
-        return self._append(descriptor, data)
+        self._append(file, data)
 
 
 async def test_what_a_slow_disk_keeps_waiting_is_not_lost(

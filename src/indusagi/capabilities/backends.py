@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, BinaryIO, Literal, Protocol, TypeAlias, TypeVar
 
@@ -53,6 +53,10 @@ class DirEntry:
 
     name: str
     kind: FileKind
+    size: int | None = field(default=None, compare=False)
+    """Bytes of a regular file."""
+    target: str | None = field(default=None, compare=False)
+    """What a symbolic link says; it may lead anywhere, or nowhere."""
 
 
 class PathRefused(PermissionError):
@@ -174,8 +178,38 @@ class ShellResult:
     """How many bytes the command wrote; after an `OUTPUT_LIMIT`, how many were taken."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxState:
+    """What really holds a command in, as far as the machine could be made to."""
+
+    kind: Literal["bubblewrap", "landlock", "none", "off"]
+    """`none`: wanted, and not to be had here. `off`: not wanted."""
+    detail: str = ""
+    """The version of the mechanism, or why there is none."""
+    network: bool = True
+    """Whether the command reaches the network."""
+    lacks: tuple[str, ...] = ()
+    """What was asked for and is not guarded, each as a phrase for people."""
+
+    def __str__(self) -> str:
+        if self.kind in {"none", "off"}:
+            return f"none: {self.detail}"
+        detail = f" ({self.detail})" if self.detail else ""
+        lacks = f", without {', '.join(self.lacks)}" if self.lacks else ""
+        return f"{self.kind}{detail}, network {'open' if self.network else 'off'}{lacks}"
+
+
+class SandboxMissing(PermissionError):
+    """A command that was not run, because it may only run in a sandbox and there is none."""
+
+
 class ShellProcess(Protocol):
     """A command that was started and is still somebody's to stop."""
+
+    @property
+    def sandbox(self) -> SandboxState:
+        """What holds it in."""
+        ...
 
     @property
     def pid(self) -> int:
@@ -203,7 +237,14 @@ class ShellProcess(Protocol):
         ...
 
     def read_output(self, offset: int = 0, limit: int | None = None) -> bytes:
-        """Read what it wrote so far, from a byte offset."""
+        """Read what it wrote so far, from a byte offset.
+
+        Of a very long output the middle is given up: what comes after it is read instead.
+        """
+        ...
+
+    def follow(self, sink: Callable[[bytes], None]) -> None:
+        """Hand everything it writes, from the first byte on, to `sink`, in a worker thread."""
         ...
 
     def output_size(self) -> int:
@@ -215,7 +256,14 @@ class ShellProcess(Protocol):
         ...
 
     def survivors(self) -> Sequence[int]:
-        """List the processes it has started that are still there, itself not among them."""
+        """List the processes it has started that are still there, itself not among them.
+
+        This looks at every process of the machine: not for the event loop.
+        """
+        ...
+
+    async def final_cwd(self) -> str | None:
+        """Tell where the shell stood when it exited; None if that is not known."""
         ...
 
 

@@ -1,8 +1,9 @@
 """The commands of this machine as a door for tools.
 
-A command leads a session of its own, reads nothing, and writes into a pipe that we drain into a
-file nobody else can open. It is over when it exits, not when its last background child lets go of
-the pipe; what it has left behind is ended then. Memory holds a small part of what it prints.
+A command leads a session of its own, inherits no secrets, is held in by what the machine has for
+that, reads nothing, and writes into a pipe that we drain into a file nobody else can open. It is
+over when it exits, not when its last background child lets go of the pipe; what it has left behind
+is ended then. Memory holds a small part of what it prints.
 """
 
 from __future__ import annotations
@@ -10,20 +11,29 @@ from __future__ import annotations
 import errno
 import os
 import signal
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
 from anyio import to_thread
 
 from indusagi.capabilities.backends import STOP_GRACE_MS, Ended, ShellResult
+from indusagi.capabilities.sandbox.bubblewrap import is_helper
+from indusagi.capabilities.sandbox.capture import Capture, open_capture
+from indusagi.capabilities.sandbox.policy import Sandbox
+from indusagi.capabilities.sandbox.preamble import take_note
+from indusagi.capabilities.sandbox.walls import Walls
 from indusagi.core.cancel import CancelToken
-from indusagi.core.places import create_private_file
+from indusagi.core.groups import signal_group
 
 if TYPE_CHECKING:
-    from asyncio import AbstractEventLoop, Future
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
 
+    from indusagi.capabilities.backends import SandboxState
+    from indusagi.capabilities.sandbox.walls import Enclosed
     from indusagi.core.child import Child
 
 DEFAULT_TIMEOUT_MS = 120_000
@@ -39,10 +49,14 @@ _SHELLS = ("/bin/bash", "/bin/sh")
 class LocalProcess:
     """A running command of this machine; leave its `async with` block and it is gone."""
 
-    def __init__(self, child: Child, capture: _Capture) -> None:
+    def __init__(self, child: Child, capture: Capture, enclosed: Enclosed) -> None:
         self._child = child
         self._capture = capture
+        self._enclosed = enclosed
+        self._with_input = child.input_open
         self._drained = False
+        self._final_cwd: str | None = None
+        self._closed = False
 
     async def __aenter__(self) -> LocalProcess:
         return self
@@ -65,6 +79,11 @@ class LocalProcess:
         """None while it runs; negative for a signal."""
         return self._child.exit_code
 
+    @property
+    def sandbox(self) -> SandboxState:
+        """What holds it in."""
+        return self._enclosed.state
+
     async def wait(self) -> int:
         """Wait for the command itself to exit, not for what it left in the background."""
         await self._child.exited.wait()
@@ -80,7 +99,16 @@ class LocalProcess:
 
         A caller that is cancelled meanwhile waits for the end all the same.
         """
-        await self._child.end(grace_ms / 1000, drain_s=_DRAIN_S)
+        grace_s = grace_ms / 1000
+        try:
+            if self._with_input and self._child.exit_code is None:
+                # The end of its input says nothing to a server: it is told in so many words.
+                signal_group(self.pid, signal.SIGTERM)
+                with anyio.move_on_after(grace_s, shield=True):
+                    await self._child.exited.wait()
+                grace_s = 0 if self._child.exit_code is None else grace_s
+        finally:
+            await self._child.end(grace_s, drain_s=_DRAIN_S)
         await self._capture.written()
         return self._code()
 
@@ -96,6 +124,33 @@ class LocalProcess:
         """Tell how many bytes it wrote so far."""
         return self._capture.size
 
+    def follow(self, sink: Callable[[bytes], None]) -> None:
+        """Hand everything it writes, from the first byte on, to `sink`, in a worker thread."""
+        self._capture.follow(sink)
+
+    async def write_input(self, data: bytes, *, close: bool = False) -> None:
+        """Write to its standard input, if it was started with one; `close` ends the input.
+
+        Raises:
+            OSError: With EPIPE, nobody reads it any more, or nobody ever did.
+        """
+        if not self._child.input_open:
+            raise BrokenPipeError(errno.EPIPE, "its standard input is closed")
+        self._child.write(data)
+        await self._child.writable.wait()
+        if close:
+            self._child.close_input()
+
+    def survivors(self) -> Sequence[int]:
+        """List the processes it has started that are still there, itself not among them."""
+        return [found.pid for found in self._child.others() if not is_helper(found.pid)]
+
+    async def final_cwd(self) -> str | None:
+        """Tell where the shell stood when it exited; None if that is not known."""
+        if self._final_cwd is None and not self._closed:
+            self._final_cwd = await to_thread.run_sync(take_note, self._enclosed.note)
+        return self._final_cwd
+
     def limit_output(self, size: int, when_over: Callable[[], None]) -> None:
         """Keep nothing of the output after `size` bytes, and say so when it comes to that."""
         self._capture.limit(size, when_over)
@@ -105,7 +160,16 @@ class LocalProcess:
         try:
             await self.stop()
         finally:
-            self._capture.close()
+            if not self._closed:
+                self._closed = True
+                with anyio.CancelScope(shield=True):
+                    await to_thread.run_sync(self._tidy)
+                self._capture.close()
+
+    def _tidy(self) -> None:
+        self._enclosed.leave()
+        with suppress(OSError):
+            self._capture.settle()
 
     def _code(self) -> int:
         # None: it could not be ended, and is told as if what was sent last had ended it.
@@ -114,10 +178,23 @@ class LocalProcess:
 
 
 class LocalShell:
-    """Commands of this machine, run by bash where there is one; they start in `cwd`."""
+    """Commands of this machine, run by bash where there is one; they start in `cwd`.
 
-    def __init__(self, cwd: str) -> None:
+    Args:
+        cwd: The workspace, and where commands start.
+        sandbox: What they are held in by.
+        allowed_variables: Variables that they inherit although they look like secrets.
+    """
+
+    def __init__(
+        self,
+        cwd: str,
+        *,
+        sandbox: Sandbox | None = None,
+        allowed_variables: Iterable[str] = (),
+    ) -> None:
         self._cwd = cwd
+        self._walls = Walls(sandbox or Sandbox(), cwd, frozenset(allowed_variables))
 
     async def exec(
         self,
@@ -152,50 +229,80 @@ class LocalShell:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         output_path: str | None = None,
+        with_input: bool = False,
     ) -> LocalProcess:
-        """Start a command and return at once; the caller must `aclose` it."""
+        """Start a command and return at once; the caller must `aclose` it.
+
+        Its standard input is empty unless it is started `with_input`.
+
+        Raises:
+            SandboxMissing: It may only run in a sandbox, and there is none.
+            OSError: It cannot be started.
+        """
         from indusagi.core.owner import seen_through  # noqa: PLC0415 — for those who run commands
 
         folder = os.path.join(self._cwd, cwd or "")
         _require_passable(command, folder, env or {}, output_path)
         target = None if output_path is None else os.path.join(self._cwd, output_path)
-        work = _start(command, folder, {**os.environ, **(env or {})}, target)
+        work = _start(
+            partial(_prepare, self._walls, command, folder, env or {}, target), folder, with_input
+        )
         return await seen_through(work, "start a command", undo=LocalProcess.aclose)
 
+    async def sandbox_state(self) -> SandboxState:
+        """Tell what holds commands in here."""
+        return await to_thread.run_sync(self._walls.state)
 
-async def _start(
-    command: str, folder: str, env: Mapping[str, str], output_path: str | None
-) -> LocalProcess:
-    shell, descriptor, make_child = await to_thread.run_sync(_prepare, output_path)
-    capture = _Capture(descriptor)
+    async def aclose(self) -> None:
+        """Remove the temporary files of the commands that have run; safe to call twice."""
+        await to_thread.run_sync(self._walls.remove)
+
+
+async def _start(prepare: Callable[[], _Prepared], folder: str, with_input: bool) -> LocalProcess:
+    prepared = await to_thread.run_sync(prepare)
+    enclosed = prepared.enclosed
+    capture = Capture(prepared.descriptor, prepared.output_path)
     try:
-        child = capture.child = make_child(capture)
-        # Such a child would die with us even by kill -9, at the price of a slow start.
+        child = capture.child = prepared.make_child(capture)
         await child.start(
-            [shell, "-c", command], env, folder, with_input=False, merged=True, dies_with_us=False
+            enclosed.argv,
+            enclosed.env,
+            folder,
+            with_input=with_input,
+            merged=True,
+            # Such a child would die with us even by kill -9, at the price of a slow start.
+            dies_with_us=False,
         )
     except BaseException:
         capture.close()
+        with anyio.CancelScope(shield=True):
+            await to_thread.run_sync(enclosed.leave)
         raise
-    return LocalProcess(child, capture)
+    return LocalProcess(child, capture, enclosed)
 
 
-def _prepare(output_path: str | None) -> tuple[str, int, type[Child]]:
-    """Find the shell, open the file for its output, load what runs it: in a thread, all of it."""
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    enclosed: Enclosed
+    descriptor: int
+    output_path: str | None
+    make_child: type[Child]
+
+
+def _prepare(
+    walls: Walls, command: str, folder: str, env: Mapping[str, str], output_path: str | None
+) -> _Prepared:
+    """Find the shell, raise the walls, open the file for the output: in a thread, all of it."""
     from indusagi.core.child import Child  # noqa: PLC0415 — for those who run commands
 
     shell = next((path for path in _SHELLS if os.access(path, os.X_OK)), _SHELLS[-1])
-    return shell, _open_capture(output_path), Child
-
-
-def _open_capture(output_path: str | None) -> int:
-    """Open the file that takes the output: a named one, or one that has no name at all."""
-    if output_path is not None:
-        return create_private_file(output_path)
-    from tempfile import TemporaryFile  # noqa: PLC0415 — for those who run commands
-
-    with TemporaryFile() as file:
-        return os.dup(file.fileno())
+    enclosed = walls.enclose(shell, command, folder, env)
+    try:
+        descriptor = open_capture(output_path)
+    except BaseException:
+        enclosed.leave()
+        raise
+    return _Prepared(enclosed, descriptor, output_path, Child)
 
 
 def _require_passable(
@@ -246,109 +353,3 @@ def _shown(process: LocalProcess) -> bytes:
     head = process.read_output(0, SHOWN_HEAD_BYTES)
     tail = process.read_output(size - SHOWN_TAIL_BYTES)
     return b"%s\n[%d bytes left out]\n%s" % (head, left_out, tail)
-
-
-class _Capture:
-    """The file that takes the output. It is written in a thread, one piece after the other.
-
-    While a piece is written the pipe is not read, so memory holds no more than that piece.
-    """
-
-    child: Child
-
-    def __init__(self, descriptor: int) -> None:
-        from asyncio import Event, get_running_loop  # noqa: PLC0415 — loaded wherever a loop runs
-
-        self.size = 0
-        self._descriptor = descriptor
-        self._loop: AbstractEventLoop = get_running_loop()
-        self._waiting: list[bytes] = []
-        self._idle = Event()
-        self._idle.set()
-        self._failure: OSError | None = None
-        self._cap: int | None = None
-        self._when_over: Callable[[], None] | None = None
-        self._closed = False
-
-    # -- for the child ------------------------------------------------------------------------
-
-    def wrote(self, data: bytes) -> None:
-        """Put it in the file; past the end of what is kept it is read and dropped."""
-        if self._closed or self._is_over():
-            return
-        self._waiting.append(data)
-        if self._idle.is_set():
-            self._write()
-
-    def complained(self, data: bytes) -> None:
-        """Hear nothing: there is one pipe for both."""
-
-    def changed(self) -> None:
-        """Care about nothing: whoever waits looks at the child."""
-
-    # -- the file -----------------------------------------------------------------------------
-
-    def _write(self) -> None:
-        piece = b"".join(self._waiting)
-        self._waiting.clear()
-        self._idle.clear()
-        self.child.hold_output()
-        # Nobody awaits this one, so nobody can cancel it.
-        future = self._loop.run_in_executor(None, _append, self._descriptor, piece)
-        future.add_done_callback(self._written)
-
-    def _written(self, future: Future[int]) -> None:
-        try:
-            self.size += future.result()
-        except OSError as exc:
-            self._failure = exc
-        if self._is_over():
-            self._waiting.clear()
-        if self._waiting:
-            self._write()
-            return
-        self._idle.set()
-        self.child.release_output()
-        if self._closed:
-            os.close(self._descriptor)
-        elif self._is_over() and self._when_over is not None:
-            self._when_over()
-
-    def _is_over(self) -> bool:
-        return self._failure is not None or (self._cap is not None and self.size > self._cap)
-
-    def limit(self, size: int, when_over: Callable[[], None]) -> None:
-        """Keep nothing after `size` bytes; `when_over` hears of that, and of a failure to write."""
-        self._cap, self._when_over = size, when_over
-        if self._is_over():
-            when_over()
-
-    async def written(self) -> None:
-        """Wait until what was read of the pipe is in the file."""
-        await self._idle.wait()
-
-    def read(self, offset: int, limit: int | None) -> bytes:
-        """Read a part of the file.
-
-        Raises:
-            OSError: Something could not be written to it.
-        """
-        if self._failure is not None:
-            raise self._failure
-        limit = self.size - offset if limit is None else limit
-        return os.pread(self._descriptor, max(limit, 0), offset)
-
-    def close(self) -> None:
-        """Give the file up, once the last piece is written."""
-        if self._closed:
-            return
-        self._closed = True
-        if self._idle.is_set():
-            os.close(self._descriptor)
-
-
-def _append(descriptor: int, data: bytes) -> int:
-    left = memoryview(data)
-    while left:
-        left = left[os.write(descriptor, left) :]
-    return len(data)

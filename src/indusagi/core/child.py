@@ -206,6 +206,11 @@ class Child:
         if self._stdin is not None and not self._stdin.is_closing():
             self._stdin.write(data)
 
+    def close_input(self) -> None:
+        """End its standard input once what was written to it is through."""
+        if self._stdin is not None:
+            self._stdin.close()
+
     def hold_output(self) -> None:
         """Read nothing more of its standard output until `release_output`: it will have to wait."""
         self._output.pause()
@@ -277,6 +282,10 @@ class Child:
                     await asyncio.sleep(pause_s)
                     pause_s = min(pause_s * 2, 0.1)
                 await self.exited.wait()
+
+    def others(self) -> list[Found]:
+        """List who still runs of all it has started; reads the process list: not for the loop."""
+        return [found for found in self._left() if found.pid != self.pid]
 
     def _left(self) -> list[Found]:
         return left_behind(self.pid if self._numbered else None, self._mark)

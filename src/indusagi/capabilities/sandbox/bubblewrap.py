@@ -1,0 +1,183 @@
+"""bubblewrap: a view of the machine of its own for each command, where the system permits it.
+
+The command sees the machine read-only, with the workspace and a private `/tmp` to write to, and of
+the processes only its own. It is not told to die with the process that started it: what a command
+leaves in the background is kept as a job. Whatever ends the tree of a command ends the first
+process of its namespace, and with that all of it.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from functools import cache
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from indusagi.capabilities.sandbox.policy import is_within
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from indusagi.capabilities.sandbox.policy import Layout
+
+_PROBE_S = 10
+_USER = ("--unshare-user", "--disable-userns")
+"""Without the second one a command could make namespaces in which it is root."""
+
+
+def find_bubblewrap(search_path: str, workspace: str) -> tuple[tuple[str, ...], str]:
+    """Find a bubblewrap that works, by having it run something once.
+
+    Args:
+        search_path: Where programs are, as in `PATH`.
+        workspace: What lies in here is never run: the repository may have brought it.
+
+    Returns:
+        The beginning of its command line, and "" or why there is none.
+    """
+    program = trusted_program("bwrap", search_path, workspace)
+    return ((), "bubblewrap is not installed") if program is None else _tried(program)
+
+
+@cache
+def _tried(program: str) -> tuple[tuple[str, ...], str]:
+    said = ""
+    for user in (_USER, _USER[:1]):
+        said = _trial(program, user)
+        if not said:
+            return (program, *user), ""
+    return (), f"bubblewrap does not work here: {said}"
+
+
+def trusted_program(name: str, search_path: str, workspace: str) -> str | None:
+    """Find a program, but not in the workspace and not by a relative entry of the path."""
+    from shutil import which  # noqa: PLC0415 — once for each process, in a thread
+
+    usable = [
+        entry
+        for entry in search_path.split(os.pathsep)
+        if os.path.isabs(entry) and not is_within(os.path.realpath(entry), workspace)
+    ]
+    found = which(name, path=os.pathsep.join(usable))
+    return None if found is None or is_within(os.path.realpath(found), workspace) else found
+
+
+def _trial(program: str, user: Sequence[str]) -> str:
+    from subprocess import DEVNULL, TimeoutExpired, run  # noqa: PLC0415 — see above
+
+    argv = [program, *user, *_NAMESPACES, *_MACHINE, "--unshare-net", "--", "/bin/sh", "-c", ":"]
+    try:
+        done = run(
+            argv, stdin=DEVNULL, capture_output=True, timeout=_PROBE_S, check=False, env={}, cwd="/"
+        )
+    except (OSError, TimeoutExpired) as exc:
+        return str(exc)
+    said = done.stderr.decode("utf-8", "replace").strip()
+    return "" if done.returncode == 0 else said or f"exit code {done.returncode}"
+
+
+_NAMESPACES = ("--unshare-pid", "--unshare-ipc")
+_MACHINE = ("--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc")
+
+
+def bubblewrap_argv(
+    start: Sequence[str], layout: Layout, masked: Sequence[str], private: Private, folder: str
+) -> list[str]:
+    """Give the command line that a command is put behind.
+
+    Args:
+        start: Its beginning, as it was found to work.
+        layout: What the command may touch.
+        masked: Protected paths that are not there: an empty folder stands for each meanwhile.
+        private: The folder for temporary files.
+        folder: Where the command starts.
+    """
+    argv = [*start, *_NAMESPACES, *_MACHINE]
+    if layout.workspace == "/" and not layout.read_only:
+        argv[argv.index("--ro-bind")] = "--bind"
+    if not layout.network:
+        argv.append("--unshare-net")
+    argv += ["--bind", private.tmp, "/tmp"]
+    argv += _mounts(layout, masked, private)
+    return [*argv, "--chdir", folder, "--"]
+
+
+def _mounts(layout: Layout, masked: Sequence[str], private: Private) -> Iterator[str]:
+    kind = "--ro-bind" if layout.read_only else "--bind"
+    if layout.workspace != "/":
+        yield from (kind, layout.workspace, layout.workspace)
+    for path in sorted(layout.writable):
+        yield from ("--bind", path, path)
+    yield from ("--bind", private.notes, private.notes)
+    yield from ("--ro-bind", private.preamble, private.preamble)
+    for path in layout.hidden:
+        yield from _empty(path) if os.path.isdir(path) else ("--ro-bind", "/dev/null", path)
+    for path in layout.protected:
+        yield from _empty(path) if path in masked else ("--ro-bind", path, path)
+
+
+def _empty(path: str) -> tuple[str, ...]:
+    return ("--tmpfs", path, "--remount-ro", path)
+
+
+def is_helper(pid: int) -> bool:
+    """Tell whether a process is a bubblewrap that stands above a command; or is gone by now."""
+    try:
+        with open(f"/proc/{pid}/comm", "rb") as file:
+            return file.read() == b"bwrap\n"
+    except FileNotFoundError:
+        return os.path.isdir("/proc/self")
+    except OSError:
+        return True
+
+
+class Private:
+    """The folder of a shell's own: temporary files, and notes that a command leaves for us."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.tmp = os.path.join(root, "tmp")
+        self.notes = os.path.join(root, "notes")
+        self.preamble = os.path.join(root, "preamble.sh")
+
+    def remove(self) -> None:
+        """Remove the folder with all that commands have left there."""
+        from shutil import rmtree  # noqa: PLC0415 — once for each shell, in a thread
+
+        rmtree(self.root, ignore_errors=True)
+
+
+class Masks:
+    """The empty folders that bubblewrap makes on the host where a protected path is missing.
+
+    They are taken away when the last command that needs them is over: a folder that is removed
+    earlier uncovers the path for those that still run.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._users: dict[str, int] = {}
+
+    def hold(self, protected: Sequence[str]) -> tuple[str, ...]:
+        """Say which of these have to be covered, and count a command that does so."""
+        with self._lock:
+            masked = tuple(
+                path for path in protected if path in self._users or not os.path.lexists(path)
+            )
+            for path in masked:
+                self._users[path] = self._users.get(path, 0) + 1
+        return masked
+
+    def release(self, masked: Sequence[str]) -> None:
+        """Count a command off, and remove the folders that nobody needs any more."""
+        with self._lock:
+            for path in masked:
+                self._users[path] -= 1
+                if not self._users[path]:
+                    del self._users[path]
+                    with suppress(OSError):
+                        os.rmdir(path)
+
+
+MASKS = Masks()

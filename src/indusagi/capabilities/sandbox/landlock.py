@@ -1,0 +1,67 @@
+"""Landlock: the kernel takes rights from a command, without namespaces and without any program.
+
+What it cannot do is said in the state: it knows only what is allowed in a folder and all below, so
+nothing inside the workspace can be taken out of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from indusagi.capabilities.sandbox.policy import is_within
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from indusagi.capabilities.sandbox.bubblewrap import Private
+    from indusagi.capabilities.sandbox.policy import Layout
+
+_DEVICES = (
+    *("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"),
+    *("/dev/tty", "/dev/ptmx", "/dev/pts", "/dev/shm"),
+)
+_ABI_WITH_TRUNCATE = 3
+_ABI_WITH_TCP = 4
+
+
+def landlock_argv(layout: Layout, private: Private) -> list[str]:
+    """Give the command line that a command is put behind."""
+    from indusagi.capabilities.sandbox import landlock_run  # noqa: PLC0415 — loads ctypes
+
+    write = [*layout.writable, private.tmp, private.notes, *_DEVICES]
+    if not layout.read_only:
+        write.append(layout.workspace)
+    read = [*_all_but("/", layout.hidden)]
+    if any(is_within(private.root, path) for path in layout.hidden):
+        read.append(private.root)
+    rules = json.dumps({"write": write, "read": read, "network": layout.network})
+    return [sys.executable, "-I", "-S", landlock_run.__file__, rules]
+
+
+def landlock_lacks(abi: int, layout: Layout) -> tuple[str, ...]:
+    """Name what was asked for and is beyond this version of Landlock."""
+    lacks: list[str] = []
+    if layout.protected:
+        lacks.append("guard of protected paths in the workspace")
+    if abi < _ABI_WITH_TRUNCATE:
+        lacks.append("guard against truncation of files")
+    if not layout.network:
+        lacks.append("guard of the network" if abi < _ABI_WITH_TCP else "guard of UDP")
+    return tuple(lacks)
+
+
+def _all_but(folder: str, hidden: tuple[str, ...]) -> Iterator[str]:
+    """Name the paths that together are `folder` without what is hidden in it."""
+    if not any(is_within(path, folder) for path in hidden):
+        yield folder
+        return
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return
+    for path in (os.path.join(folder, name) for name in names):
+        if path not in hidden and not os.path.islink(path):
+            yield from _all_but(path, hidden)

@@ -1,0 +1,152 @@
+"""What a command may touch: the setting, and what it comes to in a given workspace."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from indusagi.core.places import state_dir
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Mechanism: TypeAlias = Literal["bubblewrap", "landlock"]
+
+HIDDEN = (
+    "~/.ssh",
+    "~/.aws",
+    "~/.azure",
+    "~/.gnupg",
+    "~/.kube",
+    "~/.docker",
+    "~/.config/gcloud",
+    "~/.config/gh",
+    "~/.netrc",
+    "~/.git-credentials",
+    "~/.pypirc",
+)
+"""Where people keep keys. Our own state directory is hidden with them."""
+PROTECTED = (".git/hooks", ".git/config", ".indusvx", ".indus")
+"""Parts of a workspace from which something is run later, outside of any sandbox."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sandbox:
+    """How commands are to be held in: everything can be read, the workspace can be written.
+
+    `required` runs nothing without a sandbox, `auto` takes what the machine has and says what that
+    is, `off` wants none.
+    """
+
+    mode: Literal["required", "auto", "off"] = "auto"
+    network: bool = True
+    """Whether commands reach the network. A network of its own has a loopback of its own, so that
+    a server started by one command cannot be reached by the next."""
+    read_only: bool = False
+    """Whether not even the workspace can be written: only temporary files."""
+    writable: tuple[str, ...] = ()
+    """Paths that can be written besides the workspace."""
+    hidden: tuple[str, ...] = HIDDEN
+    """Paths that cannot be read."""
+    protected: tuple[str, ...] = PROTECTED
+    """Paths of the workspace that cannot be written, be they there or not."""
+    mechanisms: tuple[Mechanism, ...] = ("bubblewrap", "landlock")
+    """What to try, in this order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What a sandbox comes to on this machine at this moment; every path is resolved."""
+
+    workspace: str
+    read_only: bool
+    network: bool
+    writable: tuple[str, ...]
+    hidden: tuple[str, ...]
+    """Only those that are there."""
+    protected: tuple[str, ...]
+    """Those that could be written otherwise, be they there or not."""
+
+
+def lay_out(sandbox: Sandbox, workspace: str) -> Layout:
+    """Look at the machine; not for the event loop."""
+    workspace = os.path.realpath(workspace)
+    writable = tuple(
+        path for path in _resolved(sandbox.writable, workspace) if os.path.exists(path)
+    )
+    roots = (*writable, *(() if sandbox.read_only else (workspace,)))
+    return Layout(
+        workspace=workspace,
+        read_only=sandbox.read_only,
+        network=sandbox.network,
+        writable=writable,
+        hidden=tuple(path for path in _hidden(sandbox, workspace) if os.path.exists(path)),
+        protected=tuple(
+            path
+            for path in _protected(sandbox, workspace)
+            if is_within(path, *roots) and (os.path.lexists(path) or _could_appear(path))
+        ),
+    )
+
+
+def is_within(path: str, *roots: str) -> bool:
+    """Tell whether a resolved path is one of these, or lies in one."""
+    return any(path == root or path.startswith(root.rstrip("/") + "/") for root in roots)
+
+
+def _resolved(paths: tuple[str, ...], workspace: str) -> Iterator[str]:
+    for path in paths:
+        yield os.path.realpath(os.path.join(workspace, os.path.expanduser(path)))
+
+
+def _hidden(sandbox: Sandbox, workspace: str) -> Iterator[str]:
+    for path in _resolved(sandbox.hidden, workspace):
+        # Whoever works in such a place has to see it.
+        if not is_within(workspace, path):
+            yield path
+    try:
+        yield os.path.realpath(state_dir())
+    except OSError:  # no home, and so no state
+        return
+
+
+def _protected(sandbox: Sandbox, workspace: str) -> Iterator[str]:
+    for path in sandbox.protected:
+        first, _, rest = path.partition("/")
+        if first == ".git" and rest:
+            yield from (os.path.join(folder, rest) for folder in git_folders(workspace))
+        else:
+            yield os.path.join(workspace, path)
+
+
+def git_folders(workspace: str) -> list[str]:
+    """Name the folders that hold the settings and hooks of a workspace's repository.
+
+    A linked worktree has a file in the place of `.git`, which names its own folder; that one names
+    the folder it shares with the others.
+    """
+    entry = os.path.join(workspace, ".git")
+    if os.path.isdir(entry):
+        return [os.path.realpath(entry)]
+    own = _named_in(entry, "gitdir:", workspace)
+    if own is None:
+        return []
+    shared = _named_in(os.path.join(own, "commondir"), "", own)
+    return [own] if shared is None else [own, shared]
+
+
+def _named_in(file: str, prefix: str, base: str) -> str | None:
+    try:
+        with open(file, encoding="utf-8", errors="surrogateescape") as opened:
+            said = opened.read(4096)
+    except OSError:
+        return None
+    if not said.startswith(prefix) or "\0" in said:
+        return None
+    return os.path.realpath(os.path.join(base, said.removeprefix(prefix).strip()))
+
+
+def _could_appear(path: str) -> bool:
+    parent = os.path.dirname(path)
+    return os.path.isdir(parent) and os.access(parent, os.W_OK)
