@@ -1,0 +1,98 @@
+"""The lock file: the definitions a project has agreed to, to be committed and compared.
+
+It holds whole definitions rather than digests, so that a change can be read in a review.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+from indusagi.core.ids import new_ulid
+from indusagi.core.json import is_json_object
+from indusagi.interop.protocol_bridge.contract import RemoteToolRef
+from induscode.deck.contract import BridgeFault
+from induscode.deck.mcp.capability import definition_pin
+from induscode.deck.mcp.drift import compare_definitions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from indusagi.core.json import JsonObject, JsonValue
+    from induscode.deck.mcp.capability import BridgeCapability
+    from induscode.deck.mcp.drift import Drift
+
+LOCK_NAME = os.path.join(".indusvx", "mcp.lock.json")
+_VERSION = 1
+_LARGEST_BYTES = 64 * 1024 * 1024
+
+
+def lock_text(capabilities: Iterable[BridgeCapability]) -> str:
+    """Write the lock of these tools: the same tools, the same text."""
+    servers: dict[str, JsonValue] = {}
+    for capability in sorted(capabilities, key=lambda one: (one.ref.server, one.ref.name)):
+        tools = servers.setdefault(capability.ref.server, {})
+        assert isinstance(tools, dict)
+        tools[capability.ref.name] = {"pin": capability.pin, "definition": capability.raw}
+    lock = {"version": _VERSION, "servers": servers}
+    return json.dumps(lock, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def write_lock(path: str, capabilities: Iterable[BridgeCapability]) -> None:
+    """Put the lock of these tools in the place of the one there is, in one step.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    temporary = f"{path}.{new_ulid()}.tmp"
+    try:
+        with open(temporary, "x", encoding="utf-8") as file:
+            file.write(lock_text(capabilities))
+        os.replace(temporary, path)
+    except BaseException:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+        raise
+
+
+def read_lock(path: str) -> Mapping[RemoteToolRef, JsonObject]:
+    """Read the definitions of a lock.
+
+    Raises:
+        BridgeFault: There is none, or it cannot be read, or somebody has changed it by hand.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(handle, encoding="utf-8") as file:
+            if os.fstat(handle).st_size > _LARGEST_BYTES:
+                raise BridgeFault(f"{path} is too large to be a lock")
+            lock: JsonValue = json.load(file)
+    except (OSError, ValueError, RecursionError) as exc:
+        raise BridgeFault(f"{path} cannot be read: {exc}") from exc
+    servers = lock.get("servers") if is_json_object(lock) else None
+    if not is_json_object(lock) or lock.get("version") != _VERSION or not is_json_object(servers):
+        raise BridgeFault(f"{path} is no lock of version {_VERSION}: write it anew")
+    return dict(_definitions(path, servers))
+
+
+def _definitions(path: str, servers: JsonObject) -> Iterable[tuple[RemoteToolRef, JsonObject]]:
+    for server, tools in servers.items():
+        for name, row in tools.items() if is_json_object(tools) else ():
+            raw = row.get("definition") if is_json_object(row) else None
+            if not is_json_object(row) or not is_json_object(raw):
+                raise BridgeFault(f"{path}: the tool {name!r} of {server!r} has no definition")
+            if row.get("pin") != definition_pin(raw):
+                raise BridgeFault(f"{path}: the tool {name!r} of {server!r} does not fit its pin")
+            yield RemoteToolRef(server, name), raw
+
+
+def check_lock(path: str, capabilities: Iterable[BridgeCapability]) -> Sequence[Drift]:
+    """Compare the tools there are with those of a lock; nothing is in step.
+
+    Raises:
+        BridgeFault: The lock cannot be read.
+    """
+    present = {one.ref: one.raw for one in capabilities}
+    return compare_definitions(read_lock(path), present)
