@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import resource
+import socket
 import stat
 import subprocess
 import sys
 import tempfile
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import anyio
 import pytest
 from tests.support.scripts import unmeasured
+from tests.support.waiting import until
 
-from indusagi.capabilities.backends import DirEntry, FileKind, Fs
+from indusagi.capabilities.backends import DirEntry, FileKind, Fs, PathRefused
+from indusagi.capabilities.files import beneath
+from indusagi.capabilities.files.policy import workspace_policy
 from indusagi.capabilities.local_fs import LocalFs
 
 if TYPE_CHECKING:
@@ -28,10 +33,20 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files
 NOBODY = 65534
 
 
-@pytest.fixture(params=[LocalFs])
-def fs(request: pytest.FixtureRequest, tmp_path: Path) -> Fs:
-    make: Callable[[str], Fs] = request.param
-    return make(str(tmp_path))
+@pytest.fixture(params=["openat2", "walk"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Reach directories by the kernel's own way, and by walking."""
+    if request.param == "walk":
+        monkeypatch.setattr(beneath, "openat2", _always(None))
+    elif beneath.openat2() is None:
+        pytest.skip("this kernel has no openat2")
+    return request.param
+
+
+@pytest.fixture(params=["bounded", "unbounded"])
+def fs(request: pytest.FixtureRequest, way: str, tmp_path: Path) -> Fs:
+    root = str(tmp_path)
+    return LocalFs(root, workspace_policy(root) if request.param == "bounded" else None)
 
 
 def _always(answer: object) -> Callable[..., object]:
@@ -43,6 +58,14 @@ def _always(answer: object) -> Callable[..., object]:
 
 def _refuse(*_args: object, **_more: object) -> object:
     raise PermissionError(errno.EPERM, "Operation not permitted")
+
+
+def _noted(done: list[str], name: str, really: Callable[..., None]) -> Callable[..., None]:
+    def noted(*args: object, **more: object) -> None:
+        done.append(name)
+        really(*args, **more)
+
+    return noted
 
 
 async def test_what_was_written_is_read_back(fs: Fs) -> None:
@@ -133,6 +156,7 @@ async def test_nothing_exists_where_nothing_can_be(fs: Fs, tmp_path: Path) -> No
 async def test_where_one_may_not_look_nobody_says_that_nothing_exists(
     fs: Fs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    await fs.mkdir("closed")
     with monkeypatch.context() as patched:
         patched.setattr(os, "stat", _refuse)  # root may look everywhere
         with pytest.raises(PermissionError):
@@ -286,12 +310,13 @@ def _as_nobody(
     """Use a door as a user who is not root; give what was printed or what is to be told."""
     script = f"""
 import asyncio, os
+from indusagi.capabilities.files.policy import workspace_policy
 from indusagi.capabilities.local_fs import LocalFs
 
 async def main():
-    fs = LocalFs({folder!r})
+    fs = LocalFs({folder!r}, workspace_policy({folder!r}))
     # A thread started now, as root: the packages may lie in a directory closed to others.
-    await fs.exists(".")
+    await fs.exists("a/b")
     os.setgroups({groups or []}); os.setgid({NOBODY}); os.setuid({NOBODY})
     try:
         {code}
@@ -329,7 +354,7 @@ async def test_a_file_whose_attributes_cannot_be_kept_is_written_all_the_same(
 ) -> None:
     tried: list[object] = []
 
-    def refuse(*args: object) -> object:
+    def refuse(*args: object, **_more: object) -> object:
         tried.extend(args[1:2])
         raise OSError(errno.ENOTSUP, "Operation not supported")
 
@@ -412,8 +437,8 @@ async def test_a_write_for_which_there_is_no_room_leaves_the_old_content_and_not
 async def test_a_failure_stays_the_same_when_the_half_written_file_is_gone_already(
     fs: Fs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(source: str, target: str) -> None:
-        os.unlink(source)
+    def fail(source: str, target: str, *, src_dir_fd: int, dst_dir_fd: int) -> None:
+        os.unlink(source, dir_fd=src_dir_fd)
         raise OSError(errno.EBUSY, "Device or resource busy", source, None, target)
 
     monkeypatch.setattr(os, "replace", fail)
@@ -430,11 +455,7 @@ async def test_a_write_is_on_the_disk_before_it_takes_the_place_of_the_old_one(
     for name in ("fsync", "replace"):
         really: Callable[..., None] = getattr(os, name)
 
-        def noted(*args: object, name: str = name, really: Callable[..., None] = really) -> None:
-            done.append(name)
-            really(*args)
-
-        monkeypatch.setattr(os, name, noted)
+        monkeypatch.setattr(os, name, _noted(done, name, really))
     await fs.write_file("a", b"x")
     assert done == ["fsync", "replace"]
     os.link(tmp_path / "a", tmp_path / "b")
@@ -511,8 +532,46 @@ async def test_r44_a_pipe_that_takes_the_place_of_a_file_is_refused_and_does_not
 
 @pytest.mark.parametrize("device", ["/dev/zero", "/dev/null"])
 async def test_r44_a_device_is_refused(fs: Fs, device: str) -> None:
-    with anyio.fail_after(5), pytest.raises(OSError, match="not a regular file"):
+    with anyio.fail_after(5), pytest.raises(PathRefused, match="not a regular file") as caught:
         await fs.read_bytes(device)
+    assert caught.value.refusal == "special"
+
+
+async def test_r44_a_socket_is_refused(fs: Fs, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        here = os.open(tmp_path, os.O_RDONLY)
+        try:
+            listener.bind(f"/proc/self/fd/{here}/socket")  # its own path may be too long for one
+        finally:
+            os.close(here)
+        with pytest.raises(PathRefused, match="not a regular file but a socket"):
+            await fs.read_bytes("socket")
+
+
+async def test_r44_of_a_10_gb_file_a_part_is_read_and_the_whole_is_refused(
+    fs: Fs, tmp_path: Path
+) -> None:
+    size = 10 * 1024**3
+    (tmp_path / "huge").touch()
+    os.truncate(tmp_path / "huge", size)
+    assert (await fs.stat("huge")).size == size
+    assert await fs.read_bytes("huge", offset=size - 5, limit=10) == bytes(5)
+    assert await fs.read_bytes("huge", offset=size - 5) == bytes(5)
+    assert await fs.reading("huge", lambda file: file.read(4)) == bytes(4)
+    for limit in (None, size):
+        with anyio.fail_after(5), pytest.raises(OSError, match="too many to be read") as caught:
+            await fs.read_bytes("huge", limit=limit)
+        assert caught.value.errno == errno.EFBIG
+
+
+@pytest.mark.parametrize("limit", [None, 2**70])
+async def test_a_file_that_grows_while_it_is_read_is_not_read_without_end(
+    fs: Fs, monkeypatch: pytest.MonkeyPatch, limit: int | None
+) -> None:
+    await fs.write_file("a", b"x")
+    monkeypatch.setattr(os, "pread", _always(bytes(64 * 1024 * 1024)))
+    with pytest.raises(OSError, match="too many to be read at once"):
+        await fs.read_bytes("a", limit=limit)
 
 
 async def test_r44_a_directory_is_refused_as_such(fs: Fs) -> None:
@@ -557,3 +616,212 @@ async def test_a_directory_with_something_in_it_is_not_removed(fs: Fs) -> None:
 async def test_a_path_with_more_parts_than_the_stack_has_frames_is_an_os_error(fs: Fs) -> None:
     with pytest.raises(OSError, match="File name too long"):
         await fs.mkdir("x" * 300 + "/d" * 2 * sys.getrecursionlimit())
+
+
+async def test_a_path_is_resolved_as_far_as_it_exists(fs: Fs, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("folder")
+    assert await fs.resolve("link/new/../file") == str(tmp_path / "folder/file")
+    assert await fs.resolve(".") == str(tmp_path)
+
+
+async def test_a_chain_of_links_that_is_longer_than_the_stack_is_an_os_error(
+    fs: Fs, tmp_path: Path
+) -> None:
+    for number in range(2 * sys.getrecursionlimit()):
+        (tmp_path / f"{number}").symlink_to(f"{number + 1}")
+    with pytest.raises(OSError, match=r"symbolic links|No such file"):
+        await fs.read_bytes("0")
+    assert not await fs.exists("0")
+
+
+async def test_work_on_an_open_file_gets_one_version_of_it(fs: Fs, tmp_path: Path) -> None:
+    await fs.write_file("a", b"old")
+    handles: list[BinaryIO] = []
+
+    def work(file: BinaryIO) -> bytes:
+        handles.append(file)
+        os.replace(tmp_path / "b", tmp_path / "a")
+        return file.read()
+
+    await fs.write_file("b", b"new")
+    assert await fs.reading("a", work) == b"old"
+    assert handles[0].closed
+    assert await fs.read_bytes("a") == b"new"
+
+
+async def test_what_work_on_an_open_file_raises_is_passed_on_as_it_is(fs: Fs) -> None:
+    await fs.write_file("a", b"x")
+    calls: list[int] = []
+
+    def fail(_file: BinaryIO) -> None:
+        calls.append(1)
+        raise OSError(errno.ELOOP, "its own", "its own file")
+
+    with pytest.raises(OSError, match="its own") as caught:
+        await fs.reading("a", fail)
+    assert (caught.value.filename, calls) == ("its own file", [1])
+
+
+async def test_a_caller_that_is_cancelled_leaves_work_at_once_and_the_file_is_closed(
+    fs: Fs,
+) -> None:
+    await fs.write_file("a", b"x")
+    begun, leave = threading.Event(), threading.Event()
+    handles: list[BinaryIO] = []
+
+    def work(file: BinaryIO) -> None:
+        handles.append(file)
+        begun.set()
+        leave.wait(20)
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(fs.reading, "a", work)
+            await anyio.to_thread.run_sync(begun.wait, 10)
+            tasks.cancel_scope.cancel()
+    assert not handles[0].closed  # still at work, and nobody waits for it
+    leave.set()
+    await until(lambda: handles[0].closed)
+
+
+async def test_an_open_folder_is_reached_by_its_handle(fs: Fs, tmp_path: Path) -> None:
+    await fs.mkdir("folder")
+    await fs.write_file("folder/a", b"x")
+    (tmp_path / "link").symlink_to("folder")
+    with await fs.folder("link") as folder:
+        (tmp_path / "folder").rename(tmp_path / "moved")
+        assert folder.path == str(tmp_path / "folder")
+        assert await anyio.to_thread.run_sync(os.listdir, folder.handle) == ["a"]
+    with pytest.raises(NotADirectoryError):
+        await fs.folder("moved/a")
+
+
+async def test_a_caller_that_is_cancelled_while_a_folder_is_opened_leaves_nothing_behind(
+    fs: Fs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    really = beneath.Spot.open_folder
+
+    def slowly(spot: beneath.Spot) -> int:
+        begun.set()
+        go_on.wait(10)
+        return really(spot)
+
+    monkeypatch.setattr(beneath.Spot, "open_folder", slowly)
+    task = asyncio.ensure_future(fs.folder("."))  # noqa: TID251 — a caller that knows no scopes
+    await anyio.to_thread.run_sync(begun.wait, 10)
+    task.cancel()
+    go_on.set()
+    await asyncio.wait({task})
+    assert task.cancelled()
+
+
+async def test_a_listing_tells_sizes_and_what_links_say(fs: Fs, tmp_path: Path) -> None:
+    await fs.write_file("file", b"abc")
+    await fs.mkdir("folder")
+    (tmp_path / "link").symlink_to("/nowhere/at/all")
+    os.mkfifo(tmp_path / "pipe")
+    assert [(each.name, each.size, each.target) for each in await fs.readdir(".")] == [
+        ("file", 3, None),
+        ("folder", None, None),
+        ("link", None, "/nowhere/at/all"),
+        ("pipe", None, None),
+    ]
+
+
+async def test_a_name_that_is_gone_when_it_is_looked_at_is_listed_with_its_kind(
+    fs: Fs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fs.mkdir("a")
+    await fs.write_file("b", b"")
+    (tmp_path / "c").symlink_to("a")
+    os.mkfifo(tmp_path / "d")
+    scandir = os.scandir
+
+    class Gone:
+        def __init__(self, entry: os.DirEntry[str]) -> None:
+            self.name, self.is_symlink = entry.name, entry.is_symlink
+            self.is_dir, self.is_file = entry.is_dir, entry.is_file
+            self.stat = _refuse
+
+    class Entries:
+        def __init__(self, handle: int) -> None:
+            with scandir(handle) as entries:
+                self._found = [Gone(entry) for entry in entries]
+
+        def __enter__(self) -> list[Gone]:
+            return self._found
+
+        def __exit__(self, *_error: object) -> None:
+            pass
+
+    monkeypatch.setattr(os, "scandir", Entries)
+    kinds = [FileKind.DIRECTORY, FileKind.FILE, FileKind.SYMLINK, FileKind.OTHER]
+    assert [(each.kind, each.size) for each in await fs.readdir(".")] == [
+        (kind, None) for kind in kinds
+    ]
+
+
+async def test_where_a_directory_takes_no_new_file_the_old_one_is_written_to(
+    fs: Fs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fs.write_file("a", b"a longer text")
+    before = (tmp_path / "a").stat()
+
+    def busy(*_args: object, **_more: object) -> None:
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    monkeypatch.setattr(os, "replace", busy)
+    await fs.write_file("a", b"short")
+    assert await fs.read_bytes("a") == b"short"
+    assert (tmp_path / "a").stat().st_ino == before.st_ino
+    assert os.listdir(tmp_path) == ["a"]
+
+
+@as_root
+def test_a_file_in_a_closed_directory_can_still_be_written_to() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        path = Path(folder, "a")
+        path.write_bytes(b"a longer text")
+        path.chmod(0o666)
+        assert _as_nobody(folder, "await fs.write_file('a', b'short')") == ""
+        assert (path.read_bytes(), os.listdir(folder)) == (b"short", ["a"])
+
+
+@as_root
+def test_a_directory_that_may_be_entered_but_not_listed_can_be_reached_through() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o711)
+        os.mkdir(Path(folder, "inner"), 0o755)
+        Path(folder, "inner/a").write_bytes(b"x")
+        assert _as_nobody(folder, "print(await fs.read_bytes('inner/a'))") == "b'x'"
+
+
+async def test_a_directory_is_not_made_where_a_file_stands(fs: Fs) -> None:
+    await fs.write_file("file", b"x")
+    for path in ("file", "file/below"):
+        with pytest.raises(NotADirectoryError):
+            await fs.mkdir(path)
+
+
+async def test_a_directory_that_somebody_else_makes_at_the_same_time_is_fine(
+    fs: Fs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mkdir = os.mkdir
+
+    def twice(name: str, *, dir_fd: int) -> None:
+        mkdir(name, dir_fd=dir_fd)
+        mkdir(name, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "mkdir", twice)
+    await fs.mkdir("a/b")
+    assert (tmp_path / "a/b").is_dir()
+
+
+async def test_a_link_is_removed_and_not_what_it_leads_to(fs: Fs, tmp_path: Path) -> None:
+    await fs.mkdir("folder")
+    (tmp_path / "link").symlink_to("folder")
+    await fs.rm("link/")
+    assert os.listdir(tmp_path) == ["folder"]

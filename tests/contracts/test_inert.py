@@ -26,6 +26,9 @@ def methods_of(shape: type) -> set[str]:
 
 
 FS_CALLS: dict[str, Callable[[Fs], Awaitable[object]]] = {
+    "resolve": lambda fs: fs.resolve("a", writing=True),
+    "reading": lambda fs: fs.reading("a", lambda file: file.read()),
+    "folder": lambda fs: fs.folder("a"),
     "stat": lambda fs: fs.stat("a", follow=False),
     "exists": lambda fs: fs.exists("a"),
     "read_bytes": lambda fs: fs.read_bytes("a", offset=1, limit=2),

@@ -212,6 +212,11 @@ class ShellProcess(Protocol):
         ...
 
     @property
+    def mark(self) -> str:
+        """What the environment of every process that it has started carries; "" for nothing."""
+        ...
+
+    @property
     def pid(self) -> int:
         """The process, which leads a session and a process group of its own."""
         ...

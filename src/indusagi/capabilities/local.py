@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from indusagi.capabilities.budget import standard_budget
 from indusagi.capabilities.context import Framework, ToolContext
+from indusagi.capabilities.files.policy import workspace_policy
 from indusagi.capabilities.local_fs import LocalFs
 from indusagi.capabilities.local_shell import LocalShell
 from indusagi.capabilities.read_state import ReadState
@@ -24,14 +25,17 @@ def make_local_context(
 ) -> ToolContext:
     """Make a context that works in `cwd` with this machine's files and commands.
 
-    Nothing is opened or made here. Use `dataclasses.replace` for another budget or session
-    directory. Without a framework of the caller's there is one that remembers what was read.
+    Its files are those of `cwd`: what is outside is refused, but for the answers of sessions that
+    were too long to show. A host that wants it otherwise hands in a `LocalFs` with a policy of its
+    own, or with none. Nothing is opened or made here. Use `dataclasses.replace` for another budget
+    or session directory. Without a framework of the caller's there is one that remembers what was
+    read.
     """
     # Only a relative path needs a look at the system, which is not for the event loop.
     root = os.path.normpath(cwd) if os.path.isabs(cwd) else os.path.abspath(cwd)
     return ToolContext(
         cwd=root,
-        fs=fs or LocalFs(root),
+        fs=fs or LocalFs(root, workspace_policy(root)),
         shell=shell or LocalShell(root),
         cancel=CancelToken(),
         budget=standard_budget(),

@@ -1,9 +1,12 @@
 """The files of this machine as a door for tools.
 
+Every path goes one way: it is resolved, links followed; the policy says from which directory it may
+be opened; and from there it is walked to without following any link. A link that somebody puts in
+between sends the path back to its start, and never out of the workspace. Without a policy the whole
+machine is the workspace.
+
 Only regular files are opened, so a pipe or a device can neither hang a tool nor feed it without
-end, nor lose what somebody waits to write into it. Writing puts a finished file in the place of the
-old one, with its owner and mode: nobody ever sees half of it. A file of several names is the
-exception: it is written in place, since a new file would be under one of the names only.
+end, nor lose what somebody waits to write into it.
 """
 
 from __future__ import annotations
@@ -11,41 +14,67 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import sys
-from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from anyio import to_thread
 
 from indusagi.capabilities.backends import DirEntry, FileKind, FileStat, Folder
-from indusagi.core.ids import new_ulid
-from indusagi.core.places import make_dirs
+from indusagi.capabilities.files.beneath import (
+    LinkInTheWay,
+    Spot,
+    make_directories,
+    open_directory,
+    real_path,
+    spot_at,
+)
+from indusagi.capabilities.files.placing import naming, put_file, require_regular
+from indusagi.capabilities.files.protected import parts_below
+from indusagi.core.owner import seen_through
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Sequence
     from typing import BinaryIO
 
     from indusagi.capabilities.backends import WorkT
+    from indusagi.capabilities.files.policy import PathPolicy
 
+LARGEST_READ = 128 * 1024 * 1024
+"""Bytes that are read at once; of a larger file a part is read, or `reading` goes through it."""
 _CHUNK_BYTES = 1024 * 1024
 _LARGEST_OFFSET = 2**63 - 1
+_ATTEMPTS = 10
+"""How often a path is resolved anew because it changed before it was opened."""
 _NOWHERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
 """What `stat` says of a path at which nothing is, or can be."""
-_SPECIAL_BITS = stat.S_ISUID | stat.S_ISGID
-_KEPT_ATTRIBUTES = ("user.", "system.posix_acl_access", "security.selinux")
-"""Not `security.capability`: the system too takes it from a file that is written to."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A path that was resolved, and the directory from which the door opens it."""
+
+    base: str
+    path: str
+
+    @property
+    def parts(self) -> list[str]:
+        return parts_below(self.path, self.base)
 
 
 class LocalFs:
-    """Files of this machine; a relative path starts at `cwd`."""
+    """Files of this machine; a relative path starts at `cwd`, and a policy may bound them."""
 
-    def __init__(self, cwd: str) -> None:
+    def __init__(self, cwd: str, policy: PathPolicy | None = None) -> None:
         self._cwd = cwd
+        self._policy = policy
+        self._rooted: PathPolicy | None = None
 
     async def stat(self, path: str, *, follow: bool = True) -> FileStat:
         """Look at a path; a dangling link is not found unless `follow` is off."""
-        found = await to_thread.run_sync(partial(os.stat, self._at(path), follow_symlinks=follow))
+        look = Spot.stat if follow else Spot.lstat
+        found = await to_thread.run_sync(partial(self._at, path, look, follow=follow))
         return FileStat(
             kind=_kind(found.st_mode),
             size=found.st_size,
@@ -64,22 +93,33 @@ class LocalFs:
         return True
 
     async def read_bytes(self, path: str, *, offset: int = 0, limit: int | None = None) -> bytes:
-        """Read a regular file from `offset`, `limit` bytes at most; nothing else is ever opened."""
+        """Read a regular file from `offset`, `limit` bytes at most; nothing else is ever opened.
+
+        More than `LARGEST_READ` bytes are not read at once.
+        """
         if not 0 <= offset <= _LARGEST_OFFSET or (limit is not None and limit < 0):
             raise OSError(errno.EINVAL, f"no such part: offset {offset}, limit {limit}", path)
-        return await to_thread.run_sync(_read, self._at(path), offset, limit)
+        return await to_thread.run_sync(self._read, path, offset, limit)
 
     async def resolve(self, path: str, *, writing: bool = False) -> str:
-        """Give the absolute path that this one leads to, links followed."""
-        return await to_thread.run_sync(os.path.realpath, self._at(path))
+        """Give the absolute path that this one leads to, links followed, if the door opens there.
+
+        What does not exist is resolved as far as it does.
+        """
+        found = partial(self._anew, path, lambda place: place.path, writing=writing)
+        return await to_thread.run_sync(found)
 
     async def reading(self, path: str, work: Callable[[BinaryIO], WorkT]) -> WorkT:
-        """Open a regular file and do `work` on it in a thread: one opening, one version."""
-        return await to_thread.run_sync(_work_on, self._at(path), work, abandon_on_cancel=True)
+        """Open a regular file and do `work` on it in a thread: one opening, one version.
+
+        A caller that is cancelled leaves at once; the thread closes the file after its work.
+        """
+        return await to_thread.run_sync(self._work_on, path, work, abandon_on_cancel=True)
 
     async def folder(self, path: str) -> Folder:
         """Open a directory; the caller closes it."""
-        return await to_thread.run_sync(_open_folder, self._at(path))
+        opening = to_thread.run_sync(self._open_folder, path)
+        return await seen_through(opening, "open a folder", _close)
 
     async def read_text(self, path: str) -> str:
         """Read a whole file as strict UTF-8."""
@@ -94,37 +134,145 @@ class LocalFs:
 
         Owner, group, mode and extended attributes stay where the system permits it; where the
         owner or the group cannot stay, the mode is narrowed so that nobody gains by it. A file
-        with several names (hard links) is written in place instead, so that all of them see the
-        new content: a reader may then see a part of it, and a failure may leave a part behind.
+        with several names (hard links), or in a directory that takes no new file, is written in
+        place instead: a reader may then see a part of it, and a failure may leave a part behind.
         """
         try:
             content = data.encode("utf-8") if isinstance(data, str) else data
         except UnicodeEncodeError as exc:
             message = f"half a surrogate pair at character {exc.start} is not text"
             raise OSError(errno.EILSEQ, message, path) from exc
-        await to_thread.run_sync(_write, self._at(path), content)
+        put = partial(put_file, data=content, given=path)
+        await to_thread.run_sync(partial(self._at, path, put, writing=True))
 
     async def mkdir(self, path: str) -> None:
         """Make a directory and those above it; one that is there is fine."""
-        await to_thread.run_sync(make_dirs, self._at(path))
+        await to_thread.run_sync(self._make, path)
 
     async def readdir(self, path: str) -> Sequence[DirEntry]:
         """List a directory, sorted by name."""
-        return await to_thread.run_sync(_list, self._at(path))
+        return await to_thread.run_sync(partial(self._at, path, _list), abandon_on_cancel=True)
 
     async def rm(self, path: str) -> None:
         """Remove a file, a link or an empty directory."""
-        await to_thread.run_sync(_remove, self._at(path))
+        await to_thread.run_sync(partial(self._at, path, _remove, writing=True, follow=False))
 
-    def _at(self, path: str) -> str:
-        # The system calls would answer with a ValueError: a door answers with an OSError.
+    def _place(self, path: str, *, writing: bool = False, follow: bool = True) -> _Place:
+        """Resolve a path and have the policy look at where it leads; the only way to anything."""
+        joined = _joined(self._cwd, path)
+        folder, name = os.path.split(joined.rstrip(os.sep))
+        if follow or name in {"", os.curdir, os.pardir}:
+            resolved = real_path(joined)
+        else:
+            resolved = os.path.join(real_path(folder), name)
+        if self._policy is None:
+            return _Place(os.sep, resolved)
+        if self._rooted is None:
+            # Once: a workspace does not move with a link that is changed later.
+            roots = tuple(real_path(root) for root in self._policy.roots)
+            self._rooted = replace(self._policy, roots=roots)
+        return _Place(self._rooted.base_of(path, resolved, writing=writing), resolved)
+
+    def _anew(self, path: str, work: Callable[[_Place], T], **how: bool) -> T:
+        """Do `work` at the place a path leads to, once more when the place changed meanwhile."""
+        for _ in range(_ATTEMPTS - 1):
+            try:
+                return self._once(path, work, **how)
+            except LinkInTheWay:
+                continue
+        return self._once(path, work, **how)
+
+    def _once(self, path: str, work: Callable[[_Place], T], **how: bool) -> T:
+        place = self._place(path, **how)
+        with naming(place.path):
+            return work(place)
+
+    def _at(self, path: str, work: Callable[[Spot], T], **how: bool) -> T:
+        def there(place: _Place) -> T:
+            with spot_at(place.base, place.parts, place.path) as spot:
+                return work(spot)
+
+        return self._anew(path, there, **how)
+
+    def _open(self, path: str) -> int:
+        """Open a regular file to read in."""
+
+        def opened(spot: Spot) -> int:
+            # Opening a pipe, even for a moment, would break it for a writer who waits at the
+            # other end. Should there be one by now all the same: nobody waits for its writer.
+            require_regular(spot.stat(), path, spot.path)
+            handle = spot.open(os.O_RDONLY)
+            try:
+                require_regular(os.fstat(handle), path, spot.path)
+            except OSError:
+                os.close(handle)
+                raise
+            return handle
+
+        return self._at(path, opened)
+
+    def _read(self, path: str, offset: int, limit: int | None) -> bytes:
+        handle = self._open(path)
         try:
-            usable = b"\0" not in os.fsencode(path)
-        except UnicodeEncodeError:
-            usable = False
-        if not usable:
-            raise OSError(errno.EINVAL, "a path cannot hold such characters", path)
-        return os.path.join(self._cwd, path)
+            wanted = os.fstat(handle).st_size - offset
+            if (wanted if limit is None else min(wanted, limit)) > LARGEST_READ:
+                raise _too_large(path, wanted)
+            return _contents(handle, path, offset, limit)
+        finally:
+            os.close(handle)
+
+    def _work_on(self, path: str, work: Callable[[BinaryIO], WorkT]) -> WorkT:
+        with os.fdopen(self._open(path), "rb") as file:
+            return work(file)
+
+    def _open_folder(self, path: str) -> Folder:
+        return self._at(path, lambda spot: Folder(spot.path, spot.open_folder()))
+
+    def _make(self, path: str) -> None:
+        def made(place: _Place) -> None:
+            try:
+                os.close(open_directory(place.base, place.parts))
+            except FileNotFoundError:
+                make_directories(place.base, place.parts)
+
+        self._anew(path, made, writing=True)
+
+
+def _joined(cwd: str, path: str) -> str:
+    # The system calls would answer with a ValueError: a door answers with an OSError.
+    try:
+        usable = b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        usable = False
+    if not usable:
+        raise OSError(errno.EINVAL, "a path cannot hold such characters", path)
+    return os.path.join(cwd, path)
+
+
+async def _close(folder: Folder) -> None:
+    with folder:
+        pass
+
+
+def _too_large(path: str, size: int) -> OSError:
+    message = f"{size:,} bytes are too many to be read at once: read a part of them"
+    return OSError(errno.EFBIG, message, path)
+
+
+def _contents(handle: int, path: str, offset: int, limit: int | None) -> bytes:
+    # The size does not bound what is read: a file may grow meanwhile, and some have none.
+    left = LARGEST_READ + 1 if limit is None else min(limit, LARGEST_READ + 1)
+    chunks: list[bytes] = []
+    while left > 0:
+        chunk = os.pread(handle, min(left, _CHUNK_BYTES), offset)
+        if not chunk:
+            return b"".join(chunks)
+        chunks.append(chunk)
+        offset += len(chunk)
+        left -= len(chunk)
+    if limit is None or limit > LARGEST_READ:
+        raise _too_large(path, LARGEST_READ + 1)
+    return b"".join(chunks)
 
 
 def _kind(mode: int) -> FileKind:
@@ -135,149 +283,25 @@ def _kind(mode: int) -> FileKind:
     return FileKind.SYMLINK if stat.S_ISLNK(mode) else FileKind.OTHER
 
 
-def _require_regular(mode: int, path: str) -> None:
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-    if not stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, "not a regular file", path)
-
-
-def _read(path: str, offset: int, limit: int | None) -> bytes:
-    # Opening a pipe, even for a moment, would break it for a writer who waits at the other end.
-    _require_regular(os.stat(path).st_mode, path)
-    # Should there be a pipe by now all the same: with O_NONBLOCK this does not wait for a writer.
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+def _list(spot: Spot) -> tuple[DirEntry, ...]:
+    handle = spot.open_folder()
     try:
-        _require_regular(os.fstat(handle).st_mode, path)
-        chunks: list[bytes] = []
-        left = limit
-        while left is None or left > 0:
-            wanted = _CHUNK_BYTES if left is None else min(left, _CHUNK_BYTES)
-            chunk = os.pread(handle, wanted, offset)
-            if not chunk:
-                break
-            chunks.append(chunk)
-            offset += len(chunk)
-            left = None if left is None else left - len(chunk)
+        with os.scandir(handle) as entries:
+            found = [_entry(entry, handle) for entry in entries]
     finally:
         os.close(handle)
-    return b"".join(chunks)
-
-
-def _work_on(path: str, work: Callable[[BinaryIO], WorkT]) -> WorkT:
-    _require_regular(os.stat(path).st_mode, path)
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    with os.fdopen(handle, "rb") as file:
-        _require_regular(os.fstat(handle).st_mode, path)
-        return work(file)
-
-
-def _open_folder(path: str) -> Folder:
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    return Folder(os.path.realpath(path), handle)
-
-
-def _write(path: str, data: bytes) -> None:
-    former = _regular_at(path)
-    # The file a link points to is written, not the link.
-    target = os.path.realpath(path)
-    with _naming(target):
-        if former is not None and former.st_nlink > 1:
-            _overwrite(target, data)
-        else:
-            _replace(target, data, former)
-
-
-def _regular_at(path: str) -> os.stat_result | None:
-    try:
-        found = os.stat(path)
-    except FileNotFoundError:
-        return None
-    _require_regular(found.st_mode, path)
-    return found
-
-
-@contextmanager
-def _naming(target: str) -> Generator[None]:
-    """Let a failure name the file that was to be written, not one the caller never heard of."""
-    try:
-        yield
-    except OSError as exc:
-        raise OSError(exc.errno, exc.strerror, target) from exc
-
-
-def _overwrite(target: str, data: bytes) -> None:
-    flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(target, flags), "wb") as file:
-        _require_regular(os.fstat(file.fileno()).st_mode, target)
-        file.write(data)
-        file.truncate()
-        os.fsync(file.fileno())
-
-
-def _replace(target: str, data: bytes, former: os.stat_result | None) -> None:
-    temporary = os.path.join(os.path.dirname(target), f".indus-{new_ulid()}.tmp")
-    # Nobody may read in it while it is written who may not read the file that it becomes.
-    first_mode = 0o666 if former is None else former.st_mode & 0o600
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, first_mode)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            if former is not None:
-                _take_after(handle, target, former)
-            os.fsync(handle)
-        os.replace(temporary, target)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise
-
-
-def _take_after(handle: int, target: str, former: os.stat_result) -> None:
-    """Give a new file the owner, attributes and mode of the one that it replaces.
-
-    In this order: a change of the owner takes bits from the mode, and an access list changes it.
-    """
-    _keep_owner(handle, former)
-    _keep_attributes(handle, target)
-    os.fchmod(handle, _fitting_mode(former, os.fstat(handle)))
-
-
-def _keep_owner(handle: int, former: os.stat_result) -> None:
-    # Only root may give a file away; its owner may give it to a group of theirs.
-    try:
-        os.fchown(handle, former.st_uid, former.st_gid)
-    except OSError:
-        with suppress(OSError):
-            os.fchown(handle, -1, former.st_gid)
-
-
-def _keep_attributes(handle: int, target: str) -> None:
-    if sys.platform != "linux":
-        return
-    with suppress(OSError):
-        for name in os.listxattr(target):
-            if name.startswith(_KEPT_ATTRIBUTES):
-                with suppress(OSError):
-                    os.setxattr(handle, name, os.getxattr(target, name))
-
-
-def _fitting_mode(former: os.stat_result, now: os.stat_result) -> int:
-    """Give the former mode, without the rights that were meant for another owner or group."""
-    mode = stat.S_IMODE(former.st_mode)
-    if now.st_gid != former.st_gid:
-        # The new group may do no more than everybody else.
-        mode &= ~0o070 | (mode & 0o007) << 3
-    if (now.st_uid, now.st_gid) != (former.st_uid, former.st_gid):
-        mode &= ~_SPECIAL_BITS
-    return mode
-
-
-def _list(path: str) -> tuple[DirEntry, ...]:
-    with os.scandir(path) as entries:
-        found = [DirEntry(entry.name, _entry_kind(entry)) for entry in entries]
     return tuple(sorted(found, key=lambda entry: entry.name))
+
+
+def _entry(entry: os.DirEntry[str], folder: int) -> DirEntry:
+    try:
+        seen = entry.stat(follow_symlinks=False)
+        target = os.readlink(entry.name, dir_fd=folder) if entry.is_symlink() else None
+    except OSError:  # gone meanwhile, or closed to us: the name is known all the same
+        return DirEntry(entry.name, _entry_kind(entry))
+    kind = _kind(seen.st_mode)
+    size = seen.st_size if kind is FileKind.FILE else None
+    return DirEntry(entry.name, kind, size, target)
 
 
 def _entry_kind(entry: os.DirEntry[str]) -> FileKind:
@@ -288,8 +312,8 @@ def _entry_kind(entry: os.DirEntry[str]) -> FileKind:
     return FileKind.FILE if entry.is_file(follow_symlinks=False) else FileKind.OTHER
 
 
-def _remove(path: str) -> None:
-    if stat.S_ISDIR(os.lstat(path).st_mode):
-        os.rmdir(path)
+def _remove(spot: Spot) -> None:
+    if stat.S_ISDIR(spot.lstat().st_mode):
+        os.rmdir(spot.name, dir_fd=spot.folder)
     else:
-        os.unlink(path)
+        os.unlink(spot.name, dir_fd=spot.folder)

@@ -1,0 +1,155 @@
+"""A file put in its place whole.
+
+A finished file takes the place of the old one, with its owner and mode: nobody ever sees half of
+it. In two cases the old file is written to where it is: when it has several names, since a new file
+would be under one of them only, and when its directory takes no new file.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import sys
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from indusagi.capabilities.backends import PathRefused
+from indusagi.capabilities.files.beneath import LinkInTheWay
+from indusagi.core.ids import new_ulid
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from indusagi.capabilities.files.beneath import Spot
+
+_SPECIAL_BITS = stat.S_ISUID | stat.S_ISGID
+_KEPT_ATTRIBUTES = ("user.", "system.posix_acl_access", "security.selinux")
+"""Not `security.capability`: the system too takes it from a file that is written to."""
+_NO_ROOM_FOR_A_NEW_ONE = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.EXDEV, errno.EBUSY}
+)
+"""What the system says when a directory is closed, or a file alone is mounted into it."""
+_KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a directory"}
+
+
+def require_regular(found: os.stat_result, given: str, resolved: str) -> None:
+    """Refuse what is no regular file.
+
+    Raises:
+        IsADirectoryError: It is a directory.
+        PathRefused: It is a pipe, a socket or a device.
+    """
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), resolved)
+    if not stat.S_ISREG(found.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "a device")
+        why = f"is not a regular file but {kind}, and is not opened. Use a command for it"
+        raise PathRefused(given, resolved, "special", why)
+
+
+def put_file(spot: Spot, data: bytes, given: str) -> None:
+    """Write a file, be it there or not.
+
+    Raises:
+        LinkInTheWay: A link stands there.
+    """
+    try:
+        former = spot.stat()
+    except FileNotFoundError:
+        _replace(spot, data, None)
+        return
+    require_regular(former, given, spot.path)
+    if former.st_nlink > 1:
+        _overwrite(spot, data, given)
+        return
+    try:
+        _replace(spot, data, former)
+    except OSError as exc:
+        if exc.errno not in _NO_ROOM_FOR_A_NEW_ONE:
+            raise
+        _overwrite(spot, data, given)
+
+
+@contextmanager
+def naming(path: str) -> Generator[None]:
+    """Let a failure name the file that was meant, not one the caller never heard of."""
+    try:
+        yield
+    except PathRefused:
+        raise
+    except LinkInTheWay as exc:
+        raise LinkInTheWay(path) from exc
+    except OSError as exc:
+        raise OSError(exc.errno, exc.strerror, path) from exc
+
+
+def _overwrite(spot: Spot, data: bytes, given: str) -> None:
+    with os.fdopen(spot.open(os.O_WRONLY), "wb") as file:
+        require_regular(os.fstat(file.fileno()), given, spot.path)
+        file.write(data)
+        file.truncate()
+        os.fsync(file.fileno())
+
+
+def _replace(spot: Spot, data: bytes, former: os.stat_result | None) -> None:
+    temporary = f".indus-{new_ulid()}.tmp"
+    # Nobody may read in it while it is written who may not read the file that it becomes.
+    first_mode = 0o666 if former is None else former.st_mode & 0o600
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    handle = os.open(temporary, flags, first_mode, dir_fd=spot.folder)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            if former is not None:
+                _take_after(handle, spot, former)
+            os.fsync(handle)
+        os.replace(temporary, spot.name, src_dir_fd=spot.folder, dst_dir_fd=spot.folder)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary, dir_fd=spot.folder)
+        raise
+
+
+def _take_after(handle: int, spot: Spot, former: os.stat_result) -> None:
+    """Give a new file the owner, attributes and mode of the one that it replaces.
+
+    In this order: a change of the owner takes bits from the mode, and an access list changes it.
+    """
+    _keep_owner(handle, former)
+    _keep_attributes(handle, spot)
+    os.fchmod(handle, _fitting_mode(former, os.fstat(handle)))
+
+
+def _keep_owner(handle: int, former: os.stat_result) -> None:
+    # Only root may give a file away; its owner may give it to a group of theirs.
+    try:
+        os.fchown(handle, former.st_uid, former.st_gid)
+    except OSError:
+        with suppress(OSError):
+            os.fchown(handle, -1, former.st_gid)
+
+
+def _keep_attributes(handle: int, spot: Spot) -> None:
+    if sys.platform != "linux":
+        return
+    # No call for attributes takes a directory and a name; the file itself may not be readable.
+    path = f"/proc/self/fd/{spot.folder}/{spot.name}"
+    with suppress(OSError):
+        for name in os.listxattr(path, follow_symlinks=False):
+            if name.startswith(_KEPT_ATTRIBUTES):
+                with suppress(OSError):
+                    value = os.getxattr(path, name, follow_symlinks=False)
+                    os.setxattr(handle, name, value)
+
+
+def _fitting_mode(former: os.stat_result, now: os.stat_result) -> int:
+    """Give the former mode, without the rights that were meant for another owner or group."""
+    mode = stat.S_IMODE(former.st_mode)
+    if now.st_gid != former.st_gid:
+        # The new group may do no more than everybody else.
+        mode &= ~0o070 | (mode & 0o007) << 3
+    if (now.st_uid, now.st_gid) != (former.st_uid, former.st_gid):
+        mode &= ~_SPECIAL_BITS
+    return mode
