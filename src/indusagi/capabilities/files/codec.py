@@ -93,7 +93,7 @@ def decode_lossless(data: bytes) -> tuple[str, TextForm]:
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as exc:
-        encoding = guess_encoding(_sample(body, exc.start))
+        encoding = guess_encoding(_sample(body, exc.start), high_bytes(body[: exc.start]))
     else:
         return text, _formed(text, "utf-8")
     found = _exactly(body, encoding)
@@ -164,15 +164,22 @@ def mark_of(data: bytes) -> tuple[bytes, str]:
     return b"", "utf-8"
 
 
-def guess_encoding(sample: bytes) -> str:
+def high_bytes(data: bytes) -> int:
+    """Count the bytes that are not ASCII."""
+    return 0 if data.isascii() else len(data) - len(data.translate(None, _HIGH))
+
+
+def guess_encoding(sample: bytes, valid_before: int = 0) -> str:
     """Name the encoding of text that is not UTF-8 as a whole; only ASCII supersets are named.
 
     UTF-8 it is all the same if most of what is not ASCII is: then a few bytes are broken.
+
+    Args:
+        sample: What stands around the first byte that is not UTF-8.
+        valid_before: How many bytes before that one are not ASCII, and so were UTF-8.
     """
-    valid = len(sample.decode("utf-8", "ignore").encode("utf-8"))
-    broken = len(sample) - valid
-    high = len(sample) - len(sample.translate(None, _HIGH))
-    if high - broken > _VALID_SHARE * broken:
+    broken = len(sample) - len(sample.decode("utf-8", "ignore").encode("utf-8"))
+    if valid_before + high_bytes(sample) - broken > _VALID_SHARE * broken:
         return "utf-8"
     import chardet  # noqa: PLC0415 — only for a file that is not UTF-8
 

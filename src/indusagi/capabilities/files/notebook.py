@@ -1,0 +1,126 @@
+"""A Jupyter notebook as text: its cells, and of what they put out, the text and the pictures.
+
+The format is read as it is found: versions 3 and 4, and whatever is missing or odd is passed over.
+"""
+
+from __future__ import annotations
+
+import binascii
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from indusagi.core.json import is_json_object
+from indusagi.core.text import clean_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from indusagi.core.json import JsonObject, JsonValue
+
+_PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+_OUTPUT_CHARACTERS = 10_000
+"""Of one output: a cell that printed all night is not what a reader wants to see."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotebookPicture:
+    """A picture that a cell has put out."""
+
+    line: int
+    """The line of the text that stands for it."""
+    mime: str
+    data: bytes
+
+
+@dataclass(slots=True)
+class Notebook:
+    """A notebook as lines of text, and pictures beside them."""
+
+    cells: int
+    lines: list[str] = field(default_factory=list[str])
+    pictures: list[NotebookPicture] = field(default_factory=list[NotebookPicture])
+
+
+def read_notebook(data: bytes) -> Notebook | None:
+    """Read a notebook; None if it is not one."""
+    try:
+        document: JsonValue = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    if not is_json_object(document):
+        return None
+    found = list(_cells(document))
+    if not found and "cells" not in document:
+        return None
+    notebook = Notebook(len(found))
+    for number, cell in enumerate(found, start=1):
+        _show(cell, number, notebook)
+    return notebook
+
+
+def _cells(document: JsonObject) -> Iterator[JsonObject]:
+    sheets = document.get("worksheets")
+    holders = [document, *(sheets if isinstance(sheets, list) else [])]
+    for holder in holders:
+        yield from _objects(holder.get("cells") if is_json_object(holder) else None)
+
+
+def _objects(value: JsonValue) -> Iterator[JsonObject]:
+    if isinstance(value, list):
+        yield from (item for item in value if is_json_object(item))
+
+
+def _show(cell: JsonObject, number: int, notebook: Notebook) -> None:
+    kind = cell.get("cell_type")
+    count = cell.get("execution_count", cell.get("prompt_number"))
+    ran = f", run as [{count}]" if isinstance(count, int) else ""
+    name = clean_text(kind)[0] if isinstance(kind, str) else "unknown"
+    notebook.lines.append(f"## cell {number}: {name}{ran}")
+    notebook.lines.extend(_joined(cell.get("source", cell.get("input"))).split("\n"))
+    for output in _objects(cell.get("outputs")):
+        _show_output(output, notebook)
+    notebook.lines.append("")
+
+
+def _show_output(output: JsonObject, notebook: Notebook) -> None:
+    bundle = output.get("data")
+    shown = bundle if is_json_object(bundle) else output
+    text = _text_of(output, shown)
+    if text:
+        notebook.lines.append("# output:")
+        cut = text[:_OUTPUT_CHARACTERS]
+        notebook.lines.extend(cut.split("\n"))
+        if len(cut) < len(text):
+            notebook.lines.append(f"… [+{len(text) - len(cut):,} characters]")
+    for mime in _PICTURES:
+        picture = _picture(shown.get(mime, shown.get(mime.partition("/")[2])))
+        if picture is not None:
+            notebook.lines.append(f"# output: {mime}, {len(picture):,} bytes")
+            notebook.pictures.append(NotebookPicture(len(notebook.lines), mime, picture))
+
+
+def _text_of(output: JsonObject, shown: JsonObject) -> str:
+    if output.get("output_type") in {"error", "pyerr"}:
+        # The colours of a traceback are for a terminal.
+        trace = clean_text(_joined(output.get("traceback"), "\n"))[0]
+        return trace or f"{_joined(output.get('ename'))}: {_joined(output.get('evalue'))}"
+    for name in ("text", "text/plain", "text/markdown"):
+        found = _joined(shown.get(name))
+        if found:
+            return found
+    return ""
+
+
+def _joined(value: JsonValue, between: str = "") -> str:
+    """Put a text together that may be a list of its lines."""
+    if isinstance(value, list):
+        return between.join(part for part in value if isinstance(part, str))
+    return value if isinstance(value, str) else ""
+
+
+def _picture(value: JsonValue) -> bytes | None:
+    try:
+        return binascii.a2b_base64(_joined(value)) or None
+    except ValueError:
+        return None

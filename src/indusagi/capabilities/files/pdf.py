@@ -1,0 +1,126 @@
+"""The text of a PDF, page by page, through a process that a hostile file may ruin."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from anyio import move_on_after
+
+from indusagi.capabilities.files.unshown import DOCUMENTS, Unshown
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from indusagi.core.json import JsonObject
+
+DEFAULT_PAGES = 10
+MOST_PAGES = 20
+"""In one call."""
+DEADLINE_S = 30.0
+_ANSWER_BYTES = 16 * 1024 * 1024
+_WORKER = os.path.join(os.path.dirname(__file__), "pdf_worker.py")
+_NEEDED = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TMPDIR")
+_RANGE = re.compile(r"\s*([0-9]{1,6})\s*(?:(-)\s*([0-9]{1,6})?)?\s*")
+_TROUBLES = {
+    "missing": Unshown(f"to read PDF files, {DOCUMENTS}", "unsupported"),
+    "password": Unshown("the document is locked with a password", "denied"),
+    "damaged": Unshown("the document is damaged", "failed"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PdfPages:
+    """Some pages of a document."""
+
+    first: int
+    texts: Sequence[str]
+    total: int
+    """Pages of the whole document."""
+
+
+def page_range(given: str | None) -> tuple[int, int] | Unshown:
+    """Understand which pages are meant: `3`, `3-5`, `3-`, or nothing for the first ten."""
+    if given is None or not given.strip():
+        return 1, DEFAULT_PAGES
+    found = _RANGE.fullmatch(given)
+    if found is None or int(found[1]) < 1:
+        return Unshown(f"pages {given!r} is not like '3' or '3-5'", "failed")
+    first = int(found[1])
+    last = int(found[3]) if found[3] else first + (DEFAULT_PAGES - 1 if found[2] else 0)
+    if last < first:
+        return Unshown(f"pages {given!r} ends before it begins", "failed")
+    if last - first >= MOST_PAGES:
+        why = f"pages {given!r} are more than {MOST_PAGES}: ask for fewer at a time"
+        return Unshown(why, "too_large")
+    return first, last
+
+
+async def pdf_pages(data: bytes, first: int, last: int) -> PdfPages | Unshown:
+    """Take the text out of some pages; a process does it, which ends with this call."""
+    answer = await _ask(data, first, last)
+    if isinstance(answer, Unshown):
+        return answer
+    trouble = answer.get("trouble")
+    if isinstance(trouble, str):
+        return _TROUBLES[trouble]
+    texts = cast("list[str]", answer["pages"])
+    # Their lines end in CRLF; a form feed or a stray return is no line of the document.
+    return PdfPages(first, [_lines(text) for text in texts], cast("int", answer["total"]))
+
+
+def _lines(text: str) -> str:
+    return text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "").strip("\n")
+
+
+async def _ask(data: bytes, first: int, last: int) -> JsonObject | Unshown:
+    from indusagi.core.child import Child  # noqa: PLC0415 — brings subprocess, for PDF files only
+
+    heard = _Heard()
+    child = Child(heard)
+    argv = [sys.executable, "-I", _WORKER]
+    try:
+        await child.start(argv, _environment(), None)
+    except OSError as exc:
+        return Unshown(f"the reader of PDF files cannot be started: {exc.strerror}", "spawn")
+    try:
+        with move_on_after(DEADLINE_S) as scope:
+            child.write(struct.pack(">QII", len(data), first, last) + data)
+            await child.exited.wait()
+            await child.output_ended.wait()
+    finally:
+        await child.end(0)
+    if scope.cancelled_caught:
+        return Unshown(f"its text could not be read in {DEADLINE_S:.0f} seconds", "timeout")
+    try:
+        return cast("JsonObject", json.loads(heard.output))
+    except ValueError:
+        return Unshown("the reader of PDF files broke down on it", "failed")
+
+
+def _environment() -> dict[str, str]:
+    # Whatever breaks into that process finds no secret of the user's in it.
+    return {name: os.environ[name] for name in _NEEDED if name in os.environ}
+
+
+class _Heard:
+    """Keeps what the process says, up to a limit it cannot honestly reach."""
+
+    def __init__(self) -> None:
+        self.output = bytearray()
+
+    def wrote(self, data: bytes) -> None:
+        """Take a part of the answer."""
+        if len(self.output) < _ANSWER_BYTES:
+            self.output += data
+
+    def complained(self, data: bytes) -> None:
+        """Leave what a parser says about a file of somebody else's."""
+
+    def changed(self) -> None:
+        """Nothing is done here: the events of the child are waited for."""

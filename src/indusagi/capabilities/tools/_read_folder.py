@@ -1,0 +1,90 @@
+"""What `read` answers where there is no file: a listing, or the names that may have been meant."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING
+
+from anyio import to_thread
+
+from indusagi.capabilities.backends import FileKind
+from indusagi.capabilities.tools._paths import path_trouble
+from indusagi.core.text import clean_text
+from indusagi.runtime.contract import ToolResult
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from indusagi.capabilities.backends import DirEntry
+    from indusagi.capabilities.context import ToolContext
+    from indusagi.core.json import JsonValue
+
+MOST_ENTRIES = 200
+MOST_NAMES = 3
+_NAMES_COMPARED = 2_000
+_MARKS = {FileKind.DIRECTORY: "/", FileKind.SYMLINK: "@", FileKind.OTHER: "|"}
+_NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
+
+
+async def folder_listing(path: str, ctx: ToolContext) -> ToolResult:
+    """List a directory, the first of its entries if there are many."""
+    entries = await ctx.fs.readdir(path)
+    name, _ = clean_text(path)
+    shown = [clean_text(entry.name)[0] + _MARKS.get(entry.kind, "") for entry in entries]
+    more = len(entries) - MOST_ENTRIES
+    lines = [
+        f"[{name} is a directory; {_entries(len(entries))}]",
+        *shown[:MOST_ENTRIES],
+        *([f"[{more:,} more; use ls or find]"] if more > 0 else []),
+    ]
+    resolved = await ctx.fs.resolve(path)
+    return ToolResult.text("\n".join(lines), kind="directory", path=resolved, entries=len(entries))
+
+
+def _entries(count: int) -> str:
+    return "1 entry" if count == 1 else f"{count:,} entries"
+
+
+async def not_there(exc: OSError, path: str, ctx: ToolContext) -> ToolResult:
+    """Answer for a path that cannot be looked at; for a missing one, with names like it."""
+    if exc.errno not in _NOT_THERE:
+        return path_trouble(exc, path)
+    name, _ = clean_text(path)
+    if await _is_link(path, ctx):
+        why = f"{name} is a link that leads nowhere"
+        return ToolResult.error(why, code="not_found")
+    folder, last = os.path.split(path.rstrip("/"))
+    try:
+        entries = await ctx.fs.readdir(folder or ".")
+    except OSError:
+        return ToolResult.error(
+            f"{name} does not exist, and neither does a directory for it", code="not_found"
+        )
+    near = await to_thread.run_sync(near_names, last, entries)
+    paths: list[JsonValue] = [clean_text(os.path.join(folder, other))[0] for other in near]
+    hint = f"; did you mean {' or '.join(str(other) for other in paths)}?" if paths else ""
+    return ToolResult.error(f"{name} does not exist{hint}", code="not_found", near=paths)
+
+
+async def _is_link(path: str, ctx: ToolContext) -> bool:
+    try:
+        return (await ctx.fs.stat(path, follow=False)).kind is FileKind.SYMLINK
+    except OSError:
+        return False
+
+
+def near_names(name: str, entries: Sequence[DirEntry]) -> Sequence[str]:
+    """Find up to three names like this one, the likeliest first; for a thread."""
+    from difflib import get_close_matches  # noqa: PLC0415 — for a name that does not exist
+
+    names = [entry.name for entry in entries][:_NAMES_COMPARED]
+    folded = name.casefold()
+    stem = os.path.splitext(folded)[0]
+    alike = [
+        *(other for other in names if other.casefold() == folded),
+        *(other for other in names if os.path.splitext(other.casefold())[0] == stem),
+        *get_close_matches(name, names, n=MOST_NAMES),
+        *(other for other in names if len(stem) > 2 and stem in other.casefold()),
+    ]
+    return tuple(dict.fromkeys(alike))[:MOST_NAMES]

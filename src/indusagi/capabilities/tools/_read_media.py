@@ -1,0 +1,148 @@
+"""Pictures, PDF files and notebooks as `read` shows them."""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING
+
+from anyio import to_thread
+
+from indusagi.capabilities.files.hidden import hidden_in
+from indusagi.capabilities.files.images import fit_picture
+from indusagi.capabilities.files.pdf import MOST_PAGES, page_range, pdf_pages
+from indusagi.capabilities.files.unshown import Unshown
+from indusagi.capabilities.tools._read_text import fitting
+from indusagi.runtime.content import JsonContentBlock, TextContentBlock
+from indusagi.runtime.contract import ToolResult
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from indusagi.capabilities.files.images import Picture
+    from indusagi.capabilities.files.lines import Wanted
+    from indusagi.capabilities.files.look import Loaded
+    from indusagi.capabilities.files.notebook import Notebook, NotebookPicture
+    from indusagi.capabilities.files.pdf import PdfPages
+    from indusagi.core.json import JsonValue
+
+MOST_PICTURES = 8
+"""Of one notebook, in one answer."""
+
+
+async def show_picture(seen: Loaded, name: str, known: dict[str, JsonValue]) -> ToolResult:
+    """Answer with a picture, and a line about it."""
+    picture = await to_thread.run_sync(fit_picture, seen.data, seen.mime, abandon_on_cancel=True)
+    if isinstance(picture, Unshown):
+        return _unshown(picture, name, known)
+    width, height = picture.former
+    said = f"[{name}: {seen.mime}, {width} by {height} pixels, {len(seen.data):,} bytes"
+    if picture.data is not seen.data:
+        said += f"; shown as {picture.mime}, {picture.width} by {picture.height} pixels"
+    facts: dict[str, JsonValue] = {
+        **known,
+        "kind": "image",
+        "type": picture.mime,
+        "width": picture.width,
+        "height": picture.height,
+        "bytes": len(seen.data),
+    }
+    return ToolResult((TextContentBlock(said + "]"), _block(picture)), details=facts)
+
+
+async def show_pdf(
+    seen: Loaded, name: str, pages: str | None, known: dict[str, JsonValue]
+) -> ToolResult:
+    """Answer with the text of some pages."""
+    wanted = page_range(pages)
+    if isinstance(wanted, Unshown):
+        return _unshown(wanted, name, known)
+    found = await pdf_pages(seen.data, *wanted)
+    if isinstance(found, Unshown):
+        return _unshown(found, name, known)
+    if not found.texts:
+        has = "1 page" if found.total == 1 else f"{found.total} pages"
+        return _unshown(Unshown(f"the document has only {has}", "not_found"), name, known)
+    last = found.first + len(found.texts) - 1
+    facts: dict[str, JsonValue] = {
+        **known,
+        "kind": "pdf",
+        "pages": found.total,
+        "firstPage": found.first,
+        "lastPage": last,
+    }
+    return ToolResult.text("\n".join(_pdf_lines(found, last)), **facts)
+
+
+def _pdf_lines(found: PdfPages, last: int) -> Sequence[str]:
+    lines: list[str] = []
+    for number, text in enumerate(found.texts, start=found.first):
+        lines.append(f"--- page {number} ---")
+        lines.append(_sound(text) or "[no text on this page]")
+    hidden = hidden_in(enumerate(lines, start=1))
+    if hidden:
+        lines.insert(0, f"[hidden characters: {', '.join(str(kind) for kind in hidden)}]")
+    after = f"next pages='{last + 1}-{min(last + MOST_PAGES, found.total)}'"
+    lines.append(
+        f"[pages {found.first}-{last} of {found.total}; "
+        f"{after if last < found.total else 'end of file'}]"
+    )
+    return lines
+
+
+async def show_notebook(
+    notebook: Notebook, name: str, wanted: Wanted, known: dict[str, JsonValue]
+) -> ToolResult:
+    """Answer with lines of a notebook, and with the pictures among them."""
+    total = len(notebook.lines)
+    facts: dict[str, JsonValue] = {**known, "kind": "notebook", "cells": notebook.cells}
+    if not total:
+        return ToolResult.text(f"[{name}: a notebook without cells]", **facts)
+    first = wanted.first if wanted.first > 0 else max(1, total + wanted.first + 1)
+    if first > total:
+        why = f"offset {first:,} is past the end: as text the notebook has {total:,} lines"
+        return _unshown(Unshown(why, "not_found"), name, facts)
+    chosen = enumerate(notebook.lines[first - 1 : first - 1 + wanted.count], start=first)
+    shown = fitting(((number, _sound(text)) for number, text in chosen), wanted.most_bytes)
+    pictures = _pictures_in(notebook, shown.first, shown.last)
+    fitted = await to_thread.run_sync(_fit_all, pictures, abandon_on_cancel=True)
+    end = "end of file" if shown.last == total else f"next offset={shown.last + 1}"
+    text = "\n".join(
+        (
+            _notebook_head(name, notebook, hidden_in(shown.lines)),
+            str(shown),
+            f"[lines {shown.first}-{shown.last} of {total}; {end}]",
+        )
+    )
+    blocks = (TextContentBlock(text), *(_block(picture) for picture in fitted))
+    return ToolResult(blocks, details=facts)
+
+
+def _notebook_head(name: str, notebook: Notebook, hidden: Sequence[object]) -> str:
+    cells = "1 cell" if notebook.cells == 1 else f"{notebook.cells:,} cells"
+    careful = f"; hidden characters: {', '.join(str(kind) for kind in hidden)}" if hidden else ""
+    return f"[{name}: a notebook of {cells}, shown as text; the file itself is JSON{careful}]"
+
+
+def _pictures_in(notebook: Notebook, first: int, last: int) -> Sequence[NotebookPicture]:
+    found = [picture for picture in notebook.pictures if first <= picture.line <= last]
+    return found[:MOST_PICTURES]
+
+
+def _fit_all(pictures: Sequence[NotebookPicture]) -> Sequence[Picture]:
+    # One that cannot be shown is still named in its line of the text.
+    fitted = (fit_picture(picture.data, picture.mime) for picture in pictures)
+    return [picture for picture in fitted if not isinstance(picture, Unshown)]
+
+
+def _block(picture: Picture) -> JsonContentBlock:
+    data = base64.b64encode(picture.data).decode("ascii")
+    return JsonContentBlock({"type": "image", "data": data, "mimeType": picture.mime})
+
+
+def _unshown(found: Unshown, name: str, known: dict[str, JsonValue]) -> ToolResult:
+    return ToolResult.error(f"{name}: {found.why}", code=found.code, **known)
+
+
+def _sound(text: str) -> str:
+    """Write halves of surrogate pairs out: JSON and PDF files can hold them, text cannot."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -1,0 +1,180 @@
+"""`read`: what is in a file, for a model: numbered lines, a picture, pages, cells or a listing.
+
+A text is gone through once and never loaded; the answer always says which lines it shows, of how
+many, and how to go on. What was shown is remembered with a digest of the whole file, which is what
+`edit` and `write` ask for.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from threading import Event
+from typing import TYPE_CHECKING
+
+from indusagi.capabilities.backends import FileKind
+from indusagi.capabilities.budget import STANDARD_BYTES, STANDARD_LINES
+from indusagi.capabilities.files.lines import LONGEST_LINE, Scan, Wanted
+from indusagi.capabilities.files.look import WHOLE_BYTES, Binary, Cells, Oversized, look
+from indusagi.capabilities.files.pdf import DEFAULT_PAGES, MOST_PAGES
+from indusagi.capabilities.files.sniff import hex_of
+from indusagi.capabilities.lenient import lenient
+from indusagi.capabilities.tool import ToolSpec, define_tool
+from indusagi.capabilities.tools._paths import PATH_ALIASES, path_given, path_trouble, shown_path
+from indusagi.capabilities.tools._read_folder import folder_listing, not_there
+from indusagi.capabilities.tools._read_media import show_notebook, show_pdf, show_picture
+from indusagi.capabilities.tools._read_text import show_lines
+from indusagi.core.text import clean_text
+from indusagi.runtime.contract import ToolResult
+
+if TYPE_CHECKING:
+    from indusagi.capabilities.context import ToolContext
+    from indusagi.capabilities.files.look import Look
+    from indusagi.capabilities.tool import DefinedTool
+    from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.runtime.contract import JsonSchema
+
+_FRAME_BYTES = 1024
+"""What is left of the budget for the lines that say what is shown."""
+_FRAME_LINES = 2
+_ALIASES = {**PATH_ALIASES, "line": "offset", "start_line": "offset", "startLine": "offset"}
+_PARAMETERS: JsonSchema = {
+    "type": "object",
+    "properties": {
+        "path": {
+            "type": "string",
+            "minLength": 1,
+            "description": "The file: absolute, or relative to the working directory.",
+        },
+        "offset": {
+            "type": "integer",
+            "description": "The first line to show, from 1; negative counts from the end.",
+        },
+        "limit": {
+            "type": "integer",
+            "minimum": 1,
+            "description": f"How many lines to show; {STANDARD_LINES:,} at most.",
+        },
+        "pages": {
+            "type": "string",
+            "description": f"Pages of a PDF, like '3' or '3-5'; {MOST_PAGES} at most. "
+            f"Without it the first {DEFAULT_PAGES}.",
+        },
+    },
+    "required": ["path"],
+    "additionalProperties": False,
+}
+_DESCRIPTION = (
+    "Read a file. Text comes with line numbers (number, tab, line), up to "
+    f"{STANDARD_LINES:,} lines or {STANDARD_BYTES // 1024} KiB at a time, lines cut at "
+    f"{LONGEST_LINE:,} characters; the last line tells which lines these are and the offset of the "
+    "next ones. Line numbers are not part of the file. A negative offset reads from the end. "
+    "Pictures are shown, PDF files as text per page, notebooks as cells and outputs, a directory "
+    "as a listing. Other binary files are refused. Read a file before you edit it."
+)
+
+
+def read_tool() -> DefinedTool:
+    """Make the tool that reads files."""
+    return define_tool(
+        ToolSpec(
+            "read",
+            _DESCRIPTION,
+            _PARAMETERS,
+            _run,
+            title="Read file",
+            read_only=True,
+            prepare=lenient(_PARAMETERS, _ALIASES),
+        )
+    )
+
+
+async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
+    path = path_given(arguments)
+    try:
+        found = await ctx.fs.stat(path)
+    except OSError as exc:
+        return await not_there(exc, path, ctx)
+    try:
+        if found.kind is FileKind.DIRECTORY:
+            return await folder_listing(path, ctx)
+        if found.kind is not FileKind.FILE:
+            return _special(path)
+        resolved = await ctx.fs.resolve(path)
+        seen = await _look(path, found.size, _wanted(arguments, ctx), ctx)
+    except OSError as exc:
+        return path_trouble(exc, path)
+    name = shown_path(resolved, ctx.cwd)
+    return await _show(seen, arguments, name, resolved, ctx)
+
+
+async def _look(path: str, size: int, wanted: Wanted, ctx: ToolContext) -> Look:
+    left = Event()
+    work = partial(look, name=path, size=size, wanted=wanted, stopped=left.is_set)
+    try:
+        return await ctx.fs.reading(path, work)
+    finally:
+        # The thread is not waited for when this call is cancelled; it looks here and ends.
+        left.set()
+
+
+def _wanted(arguments: JsonObject, ctx: ToolContext) -> Wanted:
+    # A result with its frame must fit the budget: else it would be cut, and kept in a file.
+    lines = min(STANDARD_LINES, ctx.budget.max_lines - _FRAME_LINES)
+    most = min(STANDARD_BYTES, ctx.budget.max_bytes) - _FRAME_BYTES
+    count = min(_number(arguments, "limit", STANDARD_LINES), lines)
+    return Wanted(_number(arguments, "offset", 1) or 1, max(1, count), max(1, most))
+
+
+def _number(arguments: JsonObject, name: str, default: int) -> int:
+    given = arguments.get(name)
+    return given if isinstance(given, int) else default
+
+
+async def _show(
+    seen: Look, arguments: JsonObject, name: str, resolved: str, ctx: ToolContext
+) -> ToolResult:
+    """Answer with what was found, and remember it if it could be shown."""
+    known: dict[str, JsonValue] = {"path": resolved}
+    if isinstance(seen, Binary):
+        return _refused(seen, name, known)
+    if isinstance(seen, Oversized):
+        what = f"{name}: a {seen.type.name} of more than {WHOLE_BYTES:,} bytes is not read"
+        return ToolResult.error(what, code="too_large", **known)
+    if isinstance(seen, Scan):
+        result = show_lines(seen, _wanted(arguments, ctx), name, known)
+    elif isinstance(seen, Cells):
+        result = await show_notebook(seen.notebook, name, _wanted(arguments, ctx), known)
+    elif seen.what == "image":
+        result = await show_picture(seen, name, known)
+    else:
+        pages = arguments.get("pages")
+        result = await show_pdf(seen, name, pages if isinstance(pages, str) else None, known)
+    _remember(result, resolved, seen.digest, ctx)
+    return result
+
+
+def _remember(result: ToolResult, resolved: str, digest: str | None, ctx: ToolContext) -> None:
+    state = ctx.framework.read_state
+    if state is None or digest is None or result.is_error:
+        return
+    first, last = result.details.get("first"), result.details.get("last")
+    if isinstance(first, int) and isinstance(last, int):
+        state.record(resolved, digest, (first, last))
+    else:
+        state.record(resolved, digest)
+
+
+def _refused(seen: Binary, name: str, known: dict[str, JsonValue]) -> ToolResult:
+    lines = [
+        f"{name} is not text: {seen.type.name}, {seen.size:,} bytes.",
+        f"It begins with: {hex_of(seen.head)}",
+    ]
+    if seen.type.mime == "text/plain":
+        lines.append("Convert it with iconv to read it.")
+    facts: dict[str, JsonValue] = {**known, "type": seen.type.mime, "bytes": seen.size}
+    return ToolResult.error("\n".join(lines), code="binary", **facts)
+
+
+def _special(path: str) -> ToolResult:
+    what = "a pipe, a socket or a device; only regular files and directories are read"
+    return ToolResult.error(f"{clean_text(path)[0]} is {what}", code="denied", refusal="special")
