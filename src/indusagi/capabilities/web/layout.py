@@ -1,0 +1,60 @@
+"""JSON laid out in lines, and text laid open. Nothing but white space and the unseen changes."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Final
+
+from indusagi.core.text import show_unseen
+
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+', re.DOTALL)
+_LINE_ENDS = re.compile(r"\r\n?|\u2028|\u2029|\x85")
+LONGEST_JSON: Final = 1024 * 1024
+"""Beyond this it is shown as it came: laying it out takes a while."""
+
+_DEEPEST: Final = 16
+"""Indentation stops here, or a nest of a few bytes would become megabytes of spaces."""
+
+
+def laid_out(text: str) -> str:
+    """Lay out JSON with two spaces; every number, name and string stays as it was written.
+
+    What is no JSON, or nested too deep to be read, is given back as it is.
+    """
+    if len(text) > LONGEST_JSON:
+        return text
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return "".join(_lines(_TOKEN.findall(text)))
+
+
+def _lines(tokens: list[str]) -> list[str]:
+    written: list[str] = []
+    depth, before = 0, ""
+    for token in tokens:
+        if token in {"}", "]"}:
+            depth -= 1
+        if before and _breaks(before, token):
+            written.append("\n" + "  " * min(depth, _DEEPEST))
+        written.append(": " if token == ":" else token)
+        if token in {"{", "["}:
+            depth += 1
+        before = token
+    return written
+
+
+def _breaks(before: str, token: str) -> bool:
+    if before in {"{", "["}:
+        return token not in {"}", "]"}
+    return before == "," or token in {"}", "]"}
+
+
+def laid_open(text: str) -> tuple[str, int]:
+    """Make line ends plain and what cannot be seen visible; tell how much of the latter there was.
+
+    Half a surrogate pair counts too: what comes out can be written anywhere.
+    """
+    return show_unseen(_LINE_ENDS.sub("\n", text))
