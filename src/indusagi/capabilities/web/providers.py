@@ -1,0 +1,151 @@
+"""The two searches that need no key: a SearXNG instance of the user's, and the package `ddgs`.
+
+Others are handed in by the host. Nothing here reads result pages of a search engine by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlencode
+
+from anyio import to_thread
+
+from indusagi.capabilities.egress import SearchHit, SearchTrouble, WebTrouble
+from indusagi.capabilities.web.client import Elsewhere, WebClient
+from indusagi.capabilities.web.target import parse_target
+from indusagi.core.json import is_json_object
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from indusagi.capabilities.egress import SearchProvider, SearchQuery, WebSettings
+    from indusagi.core.json import JsonValue
+
+SEARXNG_VARIABLE: Final = "INDUS_SEARXNG_URL"
+_ANSWER_BYTES: Final = 2 * 1024 * 1024
+
+
+def providers(settings: WebSettings, given: Sequence[SearchProvider]) -> Sequence[SearchProvider]:
+    """List who can be asked, in this order: those of the host, SearXNG, ddgs."""
+    found = list(given)
+    address = settings.searxng_url or os.environ.get(SEARXNG_VARIABLE)
+    if address:
+        found.append(SearxngProvider(address, settings))
+    if find_spec("ddgs") is not None:
+        found.append(DdgsProvider(settings.search_each_s))
+    return found
+
+
+def with_sites(query: SearchQuery) -> str:
+    """Write the domains of a query the way search engines read them."""
+    wanted = " OR ".join(f"site:{domain}" for domain in query.domains)
+    several = f"({wanted})" if len(query.domains) > 1 else wanted
+    unwanted = " ".join(f"-site:{domain}" for domain in query.exclude_domains)
+    return " ".join(part for part in (query.text, several, unwanted) if part)
+
+
+@dataclass(frozen=True, slots=True)
+class SearxngProvider:
+    """A SearXNG instance whose settings allow answers in JSON."""
+
+    address: str
+    settings: WebSettings
+    name: str = "searxng"
+
+    async def search(self, query: SearchQuery) -> Sequence[SearchHit]:
+        """Ask the instance.
+
+        Raises:
+            SearchTrouble: It cannot be reached, or does not answer with results.
+        """
+        asked = {"q": with_sites(query), "format": "json"}
+        if query.freshness is not None:
+            asked["time_range"] = query.freshness
+        try:
+            base = parse_target(self.address)
+            path = base.path.partition("?")[0].rstrip("/").removesuffix("/search")
+            url = f"{replace(base, path=path).url}/search?{urlencode(asked)}"
+            # Whoever configured it means it, wherever it is.
+            own = f"{base.authority.removesuffix(f':{base.port}')}:{base.port}"
+            allowed = replace(self.settings, allow_private=[*self.settings.allow_private, own])
+            found = await WebClient(allowed).fetch(url, accept="application/json", cap=_cap)
+        except WebTrouble as trouble:
+            raise SearchTrouble(str(trouble), code=trouble.code) from trouble
+        if isinstance(found, Elsewhere):
+            message = f"it redirects to {found.url}: configure that address"
+            raise SearchTrouble(message, code="failed")
+        if found.status != 200:
+            hint = "; its settings must list json in search.formats" if found.status == 403 else ""
+            raise SearchTrouble(f"it answered {found.status}{hint}", code="http_status")
+        return await to_thread.run_sync(_searxng_hits, found.body)
+
+
+def _cap(headers: Mapping[str, str]) -> int:
+    return _ANSWER_BYTES
+
+
+def _searxng_hits(body: bytes) -> Sequence[SearchHit]:
+    try:
+        answer: JsonValue = json.loads(body)
+    except (ValueError, RecursionError):
+        raise SearchTrouble("its answer is no JSON", code="failed") from None
+    rows = answer.get("results") if is_json_object(answer) else None
+    if not isinstance(rows, list):
+        raise SearchTrouble("its answer holds no list of results", code="failed")
+    return [
+        SearchHit(
+            _text(row, "title"),
+            _text(row, "url"),
+            _text(row, "content"),
+            published=_text(row, "publishedDate") or None,
+        )
+        for row in rows
+        if is_json_object(row)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class DdgsProvider:
+    """The package `ddgs`, where it is installed; it speaks to several engines by itself."""
+
+    timeout_s: float
+    name: str = "ddgs"
+
+    async def search(self, query: SearchQuery) -> Sequence[SearchHit]:
+        """Ask the package, in a thread that is left alone when nobody waits any more.
+
+        Raises:
+            SearchTrouble: It failed, whatever it raised.
+        """
+        ask = partial(_ddgs_hits, query, self.timeout_s)
+        return await to_thread.run_sync(ask, abandon_on_cancel=True)
+
+
+def _ddgs_hits(query: SearchQuery, timeout_s: float) -> Sequence[SearchHit]:
+    try:
+        engine: Any = import_module("ddgs").DDGS(timeout=max(1, int(timeout_s)))
+        rows: list[Any] = engine.text(
+            with_sites(query),
+            max_results=query.limit,
+            timelimit=query.freshness[0] if query.freshness else None,
+        )
+    except Exception as exc:
+        limited = "ratelimit" in type(exc).__name__.lower()
+        code = "rate_limited" if limited else "failed"
+        raise SearchTrouble(f"{type(exc).__name__}: {exc}", code=code) from exc
+    return [
+        SearchHit(_text(row, "title"), _text(row, "href"), _text(row, "body"))
+        for row in rows
+        if is_json_object(row)
+    ]
+
+
+def _text(row: Mapping[str, JsonValue], key: str) -> str:
+    value = row.get(key)
+    return value if isinstance(value, str) else ""
