@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections import Counter
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import anyio
 import mcp_types as types
 import pytest
-import uvicorn
 from mcp.client import Client, ClientSession
 from mcp.server.lowlevel import NotificationOptions, Server
-from mcp.server.sse import SseServerTransport
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler
 from mcp.shared.exceptions import MCPError
 from mcp.shared.memory import create_client_server_memory_streams
 from mcp.shared.subscriptions import ToolsListChanged
-from starlette.applications import Starlette
-from starlette.responses import Response
-from starlette.routing import Mount, Route
 from tests.support.http_behaviours import Legacy, Modern, OldSse, silence, sometimes, status
 from tests.support.http_peer import http_server
+from tests.support.sdk_hosts import only_legacy, served, sse_app
 from tests.support.servers import remote, remote_sse
 from tests.support.waiting import until
 
@@ -42,11 +37,10 @@ from indusagi.interop.protocol_bridge.endpoint import create_server_endpoint
 from indusagi.interop.protocol_bridge.handlers import Handlers
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator
+    from collections.abc import AsyncGenerator
 
     from mcp.server.context import ServerRequestContext
-    from starlette.requests import Request
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.types import ASGIApp
 
     from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.contract import ServerConfig
@@ -163,56 +157,6 @@ class Honest:
 # -- ways to reach it -----------------------------------------------------------------------------
 
 
-class _Quiet(uvicorn.Server):
-    @contextmanager
-    def capture_signals(self) -> Generator[None]:
-        yield
-
-
-@asynccontextmanager
-async def _served(app: ASGIApp) -> AsyncGenerator[str]:
-    listener = socket.create_server(("127.0.0.1", 0))
-    port = listener.getsockname()[1]
-    config = uvicorn.Config(app, ws="none", log_config=None, timeout_graceful_shutdown=1)
-    server = _Quiet(config)
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(server.serve([listener]))
-        await until(lambda: server.started)
-        try:
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            server.should_exit = True
-    listener.close()
-
-
-def _only_legacy(app: ASGIApp) -> ASGIApp:
-    """Be a server that never heard of the newer protocol."""
-
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and b"mcp-method" in dict(scope["headers"]):
-            await Response("what is that?", 400)(scope, receive, send)
-        else:
-            await app(scope, receive, send)
-
-    return answer
-
-
-def _sse_app(server: Server[Any]) -> Starlette:
-    transport = SseServerTransport("/messages/")
-
-    async def events(request: Request) -> Response:
-        options = server.create_initialization_options(NotificationOptions(tools_changed=True))
-        async with transport.connect_sse(request.scope, request.receive, request._send) as (
-            read,
-            write,
-        ):
-            await server.run(read, write, options)
-        return Response()
-
-    mounted = Mount("/messages/", app=transport.handle_post_message)
-    return Starlette(routes=[Route("/sse", events), mounted])
-
-
 @asynccontextmanager
 async def _pair(server: Server[Any]) -> AsyncGenerator[Any]:
     async with (
@@ -257,11 +201,11 @@ async def opened(
     async with AsyncExitStack() as stack:
         if "http" in way:
             app: ASGIApp = server.streamable_http_app(json_response="json" in way)
-            app = _only_legacy(app) if "old" in way else app
-            url = await stack.enter_async_context(_served(app))
+            app = only_legacy(app) if "old" in way else app
+            url = await stack.enter_async_context(served(app))
             config = StreamableHttpServerConfig("it", f"{url}/mcp", limits=limits)
         elif way == "sse":
-            url = await stack.enter_async_context(_served(_sse_app(server)))
+            url = await stack.enter_async_context(served(sse_app(server)))
             config = SseServerConfig("it", f"{url}/sse", limits=limits)
         elif way == "pair":
             factory = lambda: _pair(server)  # noqa: E731

@@ -1,0 +1,72 @@
+"""Servers of the SDK behind a real socket of 127.0.0.1, in the event loop of the test."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+from mcp.server.lowlevel import NotificationOptions, Server
+from mcp.server.sse import SseServerTransport
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Mount, Route
+from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Generator
+
+    from starlette.requests import Request
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+
+class _Quiet(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+
+@asynccontextmanager
+async def served(app: ASGIApp) -> AsyncGenerator[str]:
+    """Serve until the end of the block; gives the address without a path."""
+    config = uvicorn.Config(app, ws="none", log_config=None, timeout_graceful_shutdown=1)
+    server = _Quiet(config)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(server.serve([listener]))
+            await until(lambda: server.started)
+            try:
+                yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+            finally:
+                server.should_exit = True
+
+
+def only_legacy(app: ASGIApp) -> ASGIApp:
+    """Be a server that never heard of the newer protocol."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and b"mcp-method" in dict(scope["headers"]):
+            await Response("what is that?", 400)(scope, receive, send)
+        else:
+            await app(scope, receive, send)
+
+    return answer
+
+
+def sse_app(server: Server[Any]) -> Starlette:
+    """Put a server behind the old transport, at `/sse`."""
+    transport = SseServerTransport("/messages/")
+
+    async def events(request: Request) -> Response:
+        options = server.create_initialization_options(NotificationOptions(tools_changed=True))
+        async with transport.connect_sse(request.scope, request.receive, request._send) as (
+            read,
+            write,
+        ):
+            await server.run(read, write, options)
+        return Response()
+
+    mounted = Mount("/messages/", app=transport.handle_post_message)
+    return Starlette(routes=[Route("/sse", events), mounted])
