@@ -309,6 +309,41 @@ async def test_a_change_of_the_tools_is_noticed(way: str) -> None:
         await until(changed)
 
 
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+async def test_a_client_of_the_sdk_tells_changes_and_its_own_handler_hears_them_too(
+    mode: Any,
+) -> None:
+    own: list[Any] = []
+    heard: list[str] = []
+
+    async def handler(message: Any) -> None:
+        own.append(message)
+
+    client = Client(Honest().server, mode=mode, message_handler=handler)
+    endpoint = create_server_endpoint(
+        STDIO,
+        lambda: client,
+        handlers=Handlers(on_notification=lambda method, _: heard.append(method)),
+    )
+    await endpoint.open()
+    before = await endpoint.list_tools()
+    progress: list[ToolProgress] = []
+
+    async def changed() -> bool:
+        await endpoint.invoke("mutate", {})
+        return len(await endpoint.list_tools()) > len(before)
+
+    await until(changed)
+    assert "not noticed" not in str(endpoint.status().notes)
+    assert "notifications/tools/list_changed" in heard
+    assert any(isinstance(message, types.ToolListChangedNotification) for message in own)
+    await endpoint.invoke("slow", {"seconds": 0}, on_progress=progress.append)
+    await until(lambda: len(progress) == 3)
+    assert "notifications/progress" not in heard
+    await endpoint.close()
+    assert client.message_handler is handler
+
+
 async def test_a_session_made_elsewhere_says_that_it_hides_changes() -> None:
     async with opened("old session", Honest()) as endpoint:
         await endpoint.list_tools()

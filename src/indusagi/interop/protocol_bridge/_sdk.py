@@ -18,7 +18,7 @@ from mcp.server.lowlevel import NotificationOptions, Server
 from mcp.shared.memory import create_client_server_memory_streams
 
 from indusagi.interop.protocol_bridge._http import guarded_client
-from indusagi.interop.protocol_bridge._sdk_session import SessionLink, session_facts
+from indusagi.interop.protocol_bridge._sdk_session import SessionLink, overheard, session_facts
 from indusagi.interop.protocol_bridge._sdk_streams import HttpStamp, StreamLink
 from indusagi.interop.protocol_bridge._sse import sse_link
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge._http import Guard
+    from indusagi.interop.protocol_bridge._sdk_session import Ear
     from indusagi.interop.protocol_bridge._sdk_streams import Streams
     from indusagi.interop.protocol_bridge.contract import (
         ServerConfig,
@@ -168,11 +169,15 @@ async def injected_peer(
     Raises:
         ProtocolFault: It yields something else.
     """
-    async with session_factory() as given:
+    async with AsyncExitStack() as stack:
+        coming = session_factory()
+        # Once it is entered, nobody can be told any more what its server says unasked.
+        ear = stack.enter_context(overheard(coming)) if isinstance(coming, Client) else None
+        given = await stack.enter_async_context(coming)
         if isinstance(given, Client):
             given = given.session
         if isinstance(given, ClientSession):
-            opening = _session_peer(given, config, handlers, client_info)
+            opening = _session_peer(given, config, handlers, client_info, ear)
         elif isinstance(given, Server):
             transport = _served(cast("Server[Any]", given))
             opening = _stream_peer(transport, config, handlers, client_info)
@@ -231,14 +236,21 @@ async def _served(server: Server[Any]) -> AsyncGenerator[Streams]:
 
 @asynccontextmanager
 async def _session_peer(
-    session: ClientSession, config: ServerConfig, handlers: Handlers, client_info: JsonObject
+    session: ClientSession,
+    config: ServerConfig,
+    handlers: Handlers,
+    client_info: JsonObject,
+    ear: Ear | None,
 ) -> AsyncGenerator[Peer]:
     if session.protocol_version is None:
         await session.initialize()
     link = SessionLink(session)
     peer = Peer(link, config.limits, handlers, client_info)
     peer.facts = session_facts(session)
-    if peer.facts.era == "legacy" and peer.facts.offers("tools", "listChanged"):
+    # A modern session subscribes to changes, and would be told twice.
+    if peer.facts.era == "legacy" and ear is not None:
+        ear.link = link
+    elif peer.facts.era == "legacy" and peer.facts.offers("tools", "listChanged"):
         peer.notes.append("its session was made elsewhere: changes of its tools are not noticed")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(link.write, tasks)

@@ -1,18 +1,26 @@
 """A session of the SDK that somebody else made, as a link.
 
 The session stamps and validates by itself, answers what an older server asks with the callbacks it
-was made with, and keeps the change notices of such a server to itself. Its end shows only when
-something is asked of it.
+was made with, and tells the change notices of such a server only to the handler it was made with.
+That handler cannot be exchanged later; a `Client` that is not yet entered can still be given one
+(`overheard`). The end of a session shows only when something is asked of it.
 """
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 from mcp.client.subscriptions import SubscriptionLost, listen
 from mcp.shared.exceptions import MCPError
-from mcp_types import CONNECTION_CLOSED, ClientNotification, Notification, Request
+from mcp_types import (
+    CONNECTION_CLOSED,
+    ClientNotification,
+    Notification,
+    ProgressNotification,
+    Request,
+)
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import TypeAdapter, ValidationError
 
@@ -22,8 +30,11 @@ from indusagi.interop.protocol_bridge.contract import FaultDetail
 from indusagi.interop.protocol_bridge.protocol import ServerFacts
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from anyio.abc import TaskGroup
-    from mcp.client import ClientSession
+    from mcp.client import Client, ClientSession
+    from mcp.client.session import IncomingMessage, MessageHandlerFnT
 
     from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.protocol import Era
@@ -40,6 +51,33 @@ def session_facts(session: ClientSession) -> ServerFacts:
     version = session.protocol_version or ""
     era: Era = "modern" if version in MODERN_PROTOCOL_VERSIONS else "legacy"
     return ServerFacts(era, version, dumped)
+
+
+class Ear:
+    """Hears what a client of the SDK is told, before whoever was to hear it anyway."""
+
+    def __init__(self, rightful: MessageHandlerFnT | None) -> None:
+        self.link: SessionLink | None = None
+        """Set once there is somebody to hand it on to."""
+        self._rightful = rightful
+
+    async def __call__(self, message: IncomingMessage) -> None:
+        # Progress comes to the link by another way, under the id that the link has for the request.
+        if self.link is not None and not isinstance(message, (Exception, ProgressNotification)):
+            self.link.deliver(message.model_dump(by_alias=True, mode="json", exclude_none=True))
+        if self._rightful is not None:
+            await self._rightful(message)
+
+
+@contextmanager
+def overheard(client: Client) -> Generator[Ear]:
+    """Listen in to a client that is about to be entered; its own handler hears all as before."""
+    rightful = client.message_handler
+    client.message_handler = ear = Ear(rightful)
+    try:
+        yield ear
+    finally:
+        client.message_handler = rightful
 
 
 class SessionLink(QueuedLink):
