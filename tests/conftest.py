@@ -35,11 +35,14 @@ def anyio_backend() -> str:
 def _private_home(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> Path:
-    """Keep tests out of the files of whoever runs them."""
+    """Keep tests out of the files and the network of whoever runs them."""
     home = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("HOME", str(home))
     for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
+    for name in ("http_proxy", "https_proxy", "no_proxy", "REQUEST_METHOD"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
     return home
 
 

@@ -155,7 +155,7 @@ async def http_server(
         assert task is not None
         running.add(task)
         try:
-            while (request := await _read_request(reader)) is not None:
+            while (request := await read_request(reader)) is not None:
                 server.requests.append(request)
                 await behaviour(Exchange(server, request, reader, writer))
         except (ConnectionError, asyncio.IncompleteReadError):
@@ -186,7 +186,7 @@ async def http_server(
         raise server.errors[0]
 
 
-async def _read_request(reader: asyncio.StreamReader) -> Request | None:
+async def read_request(reader: asyncio.StreamReader) -> Request | None:
     """Read the next request of a connection; None when there is no other."""
     try:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
@@ -212,10 +212,10 @@ async def _read_chunks(reader: asyncio.StreamReader) -> bytes:
     return body
 
 
-def self_signed(folder: Path) -> tuple[ssl.SSLContext, Path]:
-    """Make a certificate for 127.0.0.1 with the command `openssl`: a context, and whom to trust."""
+def self_signed(folder: Path, name: str = "IP:127.0.0.1") -> tuple[ssl.SSLContext, Path]:
+    """Make a certificate for a name with the command `openssl`: a context, and whom to trust."""
     key, certificate = folder / "key.pem", folder / "certificate.pem"
-    subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subject = ["-subj", "/CN=test", "-addext", f"subjectAltName={name}"]
     made = ["-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject]
     files = ["-keyout", str(key), "-out", str(certificate)]
     subprocess.run(["openssl", "req", *made, *files], check=True, capture_output=True)

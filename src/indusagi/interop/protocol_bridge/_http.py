@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import functools
+import os
 import re
 import ssl
 import threading
@@ -33,8 +34,10 @@ from indusagi.interop.protocol_bridge._mishaps import (
     is_rpc_error,
     mishap,
     origin_of,
+    shown_origin,
     suspicion,
 )
+from indusagi.interop.protocol_bridge._proxy import proxy_for
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
 
 if TYPE_CHECKING:
@@ -63,8 +66,14 @@ class Guard(httpx2.AsyncBaseTransport):
     """Stands between an HTTP client and the network, for one server."""
 
     def __init__(
-        self, inner: httpx2.AsyncBaseTransport, address: httpx2.URL, limits: ServerLimits
+        self,
+        inner: httpx2.AsyncBaseTransport,
+        address: httpx2.URL,
+        limits: ServerLimits,
+        via: str | None = None,
     ) -> None:
+        self.via = via
+        """The origin of the proxy between us and the server."""
         self.on_session_lost: Callable[[], None] = _nothing
         self._session_lost = False
         self._inner = inner
@@ -126,7 +135,7 @@ class Guard(httpx2.AsyncBaseTransport):
         except TimeoutError:
             return self._refusal(journey, mishap("did not answer in time", "closed"))
         except httpx2.TransportError as exc:
-            return self._refusal(journey, by_error(exc))
+            return self._refusal(journey, by_error(exc, self.via))
 
     def _journey(self, request: httpx2.Request) -> Journey:
         identity = cast("RequestId | None", request.extensions.get(REQUEST))
@@ -181,7 +190,7 @@ class Guard(httpx2.AsyncBaseTransport):
         self, request: httpx2.Request, response: httpx2.Response, journey: Journey
     ) -> httpx2.Response:
         body = await self._error_body(response)
-        found = by_status(response)
+        found = by_status(response, self.via)
         known = response.status_code != HTTPStatus.NOT_FOUND or _SESSION not in request.headers
         if not known and request.method == "POST":
             self._session_lost = True
@@ -317,13 +326,14 @@ async def guarded_client(
     """Make the HTTP client of a server, and close it when the block is left.
 
     Raises:
-        ProtocolFault: The address or a header cannot be used.
+        ProtocolFault: The address, a header or the proxy cannot be used.
     """
     address = _checked(config)
     limits = config.limits
+    proxy = proxy_for(config, address, os.environ)
     # In a thread: the first one loads half of the HTTP library, and the certificates.
-    inner = await asyncio.to_thread(_network, address.scheme == "https", limits.in_flight)
-    guard = Guard(inner, address, limits)
+    inner = await asyncio.to_thread(_network, address.scheme == "https", limits.in_flight, proxy)
+    guard = Guard(inner, address, limits, None if proxy is None else shown_origin(proxy.url))
     # Whoever waits for an answer has a deadline; here only what comes before is bounded.
     client = GuardedClient(
         transport=guard,
@@ -352,9 +362,12 @@ def _checked(config: SseServerConfig | StreamableHttpServerConfig) -> httpx2.URL
     return address
 
 
-def _network(secure: bool, kept: int) -> httpx2.AsyncHTTPTransport:
+def _network(secure: bool, kept: int, proxy: httpx2.Proxy | None) -> httpx2.AsyncHTTPTransport:
     many = httpx2.Limits(max_connections=None, max_keepalive_connections=kept)
-    return httpx2.AsyncHTTPTransport(verify=_shared_tls() if secure else _no_tls(), limits=many)
+    tls = _shared_tls() if secure else _no_tls()
+    if proxy is not None and proxy.url.scheme == "https":
+        proxy.ssl_context = _shared_tls()
+    return httpx2.AsyncHTTPTransport(verify=tls, limits=many, proxy=proxy)
 
 
 def _shared_tls() -> ssl.SSLContext:

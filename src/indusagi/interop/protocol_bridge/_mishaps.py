@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _LONGEST_WISH_S = 3_600.0
 """Whatever a server says, nobody waits longer than that for it."""
+_NOT_REACHED = "could not be reached: the proxy"
 _ANSWERS = {"application/json", "text/event-stream"}
 
 
@@ -48,13 +49,14 @@ def origin_of(url: httpx2.URL) -> tuple[str, str, int | None]:
     return url.scheme, url.host, url.port
 
 
-def _shown_origin(url: httpx2.URL) -> str:
+def shown_origin(url: httpx2.URL) -> str:
+    """Give the part of an address that holds no secret."""
     return f"{url.scheme}://{url.host}" + ("" if url.port is None else f":{url.port}")
 
 
 def elsewhere(target: httpx2.URL) -> Mishap:
     """Say that a server wants us to go where we do not go."""
-    said = f"redirects to {_shown_origin(target)}, which is not followed: if that is right, use it"
+    said = f"redirects to {shown_origin(target)}, which is not followed: if that is right, use it"
     return mishap(said, "redirect")
 
 
@@ -79,21 +81,36 @@ def content_type(response: httpx2.Response) -> str:
     return response.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def by_error(exc: httpx2.TransportError) -> Mishap:
-    """Say what an error of the network means."""
+def by_error(exc: httpx2.TransportError, via: str | None = None) -> Mishap:
+    """Say what an error of the network means, on the way through a proxy if there is one."""
+    if isinstance(exc, httpx2.ProxyError):
+        return _by_proxy(str(exc), via)
     if isinstance(exc, (httpx2.ConnectError, httpx2.ConnectTimeout)):
         why = str(exc) or "the connection was not made in time"
-        return mishap(f"could not be reached: {why}", "refused")
+        through = "" if via is None else f" through the proxy {via}"
+        return mishap(f"could not be reached{through}: {why}", "refused")
     if isinstance(exc, (httpx2.LocalProtocolError, httpx2.UnsupportedProtocol)):
         # Its text repeats the header that is wrong, and headers are nobody's business.
         return mishap("cannot be asked: a header or the url is no valid HTTP", "malformed")
     return mishap("closed the connection before it answered", "closed")
 
 
-def by_status(response: httpx2.Response) -> Mishap:
+def _by_proxy(said: str, via: str | None) -> Mishap:
+    """Say what a proxy means that does not connect us; its status is not one of the server."""
+    status = said.partition(" ")[0]
+    shown = f"HTTP {status}" if re.fullmatch(r"[1-9]\d\d", status) else "nothing that makes sense"
+    if status == str(int(HTTPStatus.PROXY_AUTHENTICATION_REQUIRED)):
+        return mishap(f"{_NOT_REACHED} {via} did not accept our credentials ({shown})", "auth")
+    reason = "upstream" if status.startswith("5") else "refused"
+    return mishap(f"{_NOT_REACHED} {via} answered {shown}", reason)
+
+
+def by_status(response: httpx2.Response, via: str | None = None) -> Mishap:
     """Say what a status of 400 and above means."""
     status = response.status_code
     shown = f"HTTP {status}"
+    if status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED and via is not None:
+        return _by_proxy(str(status), via)
     if status in {401, 403, 407}:
         scheme = response.headers.get("www-authenticate", "").partition(" ")[0]
         wants = f", it wants {scheme}" if re.fullmatch(r"[A-Za-z0-9-]{1,20}", scheme) else ""

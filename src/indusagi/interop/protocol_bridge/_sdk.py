@@ -97,6 +97,7 @@ async def _http_peer(
         # The guard counts the bytes of each event; the SDK's own cap knows no configuration.
         transport = streamable_http_client(config.url, http_client=client, max_sse_event_size=None)
         async with _stream_peer(transport, config, handlers, client_info, guard) as peer:
+            _tell_of_proxy(peer, config, guard.via)
             yield peer
 
 
@@ -114,11 +115,18 @@ async def _sse_peer(
         except Exception as exc:  # noqa: BLE001 — boundary: told to the caller, outside of the group
             failure = exc
         else:
+            _tell_of_proxy(peer, config, link.via)
             yield peer
         finally:
             await peer.close()
     if failure is not None:
         raise failure
+
+
+def _tell_of_proxy(peer: Peer, config: RemoteConfig, via: str | None) -> None:
+    if via is not None:
+        open_to_it = "" if config.url.lower().startswith("https:") else ", which can read all of it"
+        peer.notes.append(f"it is reached through the proxy {via}{open_to_it}")
 
 
 # -- streams of the SDK ---------------------------------------------------------------------

@@ -58,6 +58,8 @@ class SseLink(QueuedLink):
 
     def __init__(self, url: str, client: GuardedClient, guard: Guard) -> None:
         super().__init__()
+        self.via = guard.via
+        """The origin of the proxy between us and the server."""
         self._url = url
         self._client = client
         self._guard = guard

@@ -203,6 +203,8 @@ class _RemoteServerConfig:
     id: str
     url: str
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    proxy: str | None = field(default=None, kw_only=True, repr=False)
+    """Its address; empty: none; None: the one that `HTTPS_PROXY` and the like name, if any."""
     limits: ServerLimits = field(default_factory=ServerLimits, kw_only=True)
     include_tools: Sequence[str] | None = field(default=None, kw_only=True)
     """None: all of them."""
