@@ -252,14 +252,17 @@ def test_no_list_of_exceptions_is_too_odd_to_be_read(rules: str, host: str) -> N
 # -- the rules of the guard -----------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("kind", [StreamableHttpServerConfig, SseServerConfig])
 @pytest.mark.parametrize("code", [302, 307])
-async def test_r27_headers_do_not_follow_a_redirect_through_a_proxy(code: int) -> None:
+async def test_r27_headers_do_not_follow_a_redirect_through_a_proxy(kind: Any, code: int) -> None:
     async with (
-        http_server(Modern()) as elsewhere,
+        http_server(OldSse()) as elsewhere,
         http_server(redirect("http://other.corp.test/mcp", code)) as server,
         http_proxy({HOST: server, "other.corp.test": elsewhere}) as proxy,
     ):
-        fault = await fault_of_opening(config(proxy=proxy.url()))
+        headers = {"authorization": SECRET}
+        redirected = kind("it", f"http://{HOST}/mcp", headers, proxy=proxy.url(), limits=PATIENT)
+        fault = await fault_of_opening(redirected)
         assert proxy.asked_for == {HOST}
         assert elsewhere.requests == []
     assert fault.detail.reason == "redirect"

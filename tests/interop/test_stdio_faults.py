@@ -188,28 +188,6 @@ async def test_r10_half_a_line_and_silence_is_a_timeout() -> None:
         assert (await fault_of_call(endpoint)).kind == "timeout"
 
 
-async def test_r11_a_line_over_the_cap_is_refused_and_the_neighbour_is_not_disturbed() -> None:
-    large = fault("big-line", 50, limits=replace(PATIENT, frame_bytes=1024 * 1024))
-    async with fleet_of(large, honest(), supervision=Supervision(first_s=60)) as fleet:
-        endpoint, neighbour = fleet.endpoint("big-line"), fleet.endpoint("honest")
-        assert endpoint is not None
-        assert neighbour is not None
-        failure = await fault_of_call(endpoint)
-        assert failure.kind == "transport"
-        assert "sent a message of more than 1,048,576 bytes" in str(failure)
-        await works(neighbour)
-
-
-async def test_r12_a_flood_without_newlines_is_cut_off(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    limits = replace(PATIENT, frame_bytes=1024 * 1024)
-    async with opened(fault("flood", "--log", log, limits=limits)) as endpoint:
-        failure = await fault_of_call(endpoint)
-        assert "more than 1,048,576 bytes" in str(failure)
-        await endpoint.ended()
-    assert not is_alive(int(diary(log, "start")[0]))
-
-
 async def test_r13_a_flood_on_standard_error_stalls_nothing(
     capfd: pytest.CaptureFixture[str],
 ) -> None:

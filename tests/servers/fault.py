@@ -250,19 +250,27 @@ def drip(peer: Peer) -> None:
 
 
 @mode
-def big_line(peer: Peer, mib: str = "50") -> None:
-    """Answer `fault` with one line of that many MiB."""
+def big_line(peer: Peer, mib: str = "50", gate: str = "") -> None:
+    """Answer `fault` with one line of that many MiB; half of it waits until that file is there."""
 
     def run(call: Call) -> None:
         whole = frame(call.id, result=text("")).rstrip()
         before, _, after = whole.rpartition(b'""')
         peer.write(before + b'"')
-        for _ in range(int(mib)):
+        for done in range(int(mib)):
+            if gate and done == int(mib) // 2:
+                _wait_for(gate)
             if not peer.write(b"x" * MIB):
                 return
         peer.write(b'"' + after + b"\n")
 
     on_call(peer, run)
+
+
+def _wait_for(path: str) -> None:
+    end = time.monotonic() + LIFE_S
+    while not os.path.exists(path) and time.monotonic() < end:
+        time.sleep(0.005)
 
 
 @mode

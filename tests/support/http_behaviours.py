@@ -306,7 +306,9 @@ def cut(after: Literal["nothing", "headers", "body"] = "nothing") -> Behaviour:
     return behave
 
 
-def large(mib: int, *, of: Literal["json", "event"] = "json") -> Behaviour:
+def large(
+    mib: int, *, of: Literal["json", "event"] = "json", length_told: bool = True
+) -> Behaviour:
     """Answer rightly with a text of that many MiB, as JSON or as one event."""
 
     async def behave(exchange: Exchange) -> None:
@@ -316,11 +318,14 @@ def large(mib: int, *, of: Literal["json", "event"] = "json") -> Behaviour:
             before, after = b"data: " + before, after + b"\n\n"
         kind = "text/event-stream" if of == "event" else "application/json"
         size = len(before) + mib * MIB + len(after)
-        await exchange.head(200, {"Content-Type": kind, "Content-Length": str(size)})
+        until = {"Content-Length": str(size)} if length_told else {"Connection": "close"}
+        await exchange.head(200, {"Content-Type": kind, **until})
         await exchange.write(before)
         for _ in range(mib):
             await exchange.write(b"x" * MIB)
         await exchange.write(after)
+        if not length_told:
+            exchange.end()
 
     return behave
 

@@ -135,6 +135,10 @@ class Exchange:
         )
         self._writer.transport.abort()
 
+    def end(self) -> None:
+        """Close the connection in good order: the end of a body whose length was not told."""
+        self._writer.close()
+
     async def until_gone(self) -> None:
         """Wait until the client goes away, and keep that in mind."""
         while await self._reader.read(65536):
