@@ -31,6 +31,11 @@ class Block:
     new_start: int
     new_end: int
 
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing on either side."""
+        return self.old_start == self.old_end and self.new_start == self.new_end
+
 
 @dataclass(frozen=True, slots=True)
 class LineDiff:
@@ -74,7 +79,7 @@ class LineDiff:
 def compare(old: bytes, new: bytes) -> LineDiff:
     """Find the lines in which two versions of a file differ."""
     before, after = _lines(old), _lines(new)
-    return LineDiff(before, after, _merged(_blocks(before, after)))
+    return LineDiff(before, after, list(_blocks(before, after)))
 
 
 def patch_of(diff: LineDiff, name: str, *, created: bool = False) -> bytes:
@@ -112,6 +117,8 @@ def _blocks(old: Sequence[bytes], new: Sequence[bytes]) -> Iterator[Block]:
     for gap in _between(_anchors(old, new, whole), whole):
         block = _trimmed(old, new, gap)
         cost = _cost(old, new, block)
+        if block.empty:
+            continue
         if cost == 0 or cost > work:
             yield block
         else:
@@ -190,20 +197,6 @@ def _searched(old: Sequence[bytes], new: Sequence[bytes], block: Block) -> Itera
                 block.new_start + new_start,
                 block.new_start + new_end,
             )
-
-
-def _merged(blocks: Iterable[Block]) -> list[Block]:
-    """Join blocks that touch, and drop the empty ones."""
-    merged: list[Block] = []
-    for block in blocks:
-        if block.old_start == block.old_end and block.new_start == block.new_end:
-            continue
-        last = merged[-1] if merged else None
-        if last and last.old_end == block.old_start and last.new_end == block.new_start:
-            merged[-1] = Block(last.old_start, block.old_end, last.new_start, block.new_end)
-        else:
-            merged.append(block)
-    return merged
 
 
 def _hunk(diff: LineDiff, around: Block, blocks: Sequence[Block]) -> Iterator[bytes]:

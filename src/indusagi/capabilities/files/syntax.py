@@ -42,7 +42,7 @@ def broken_by(path: str, former: str | None, text: str) -> str | None:
 def _check_for(path: str) -> Callable[[str], str | None] | None:
     name = os.path.basename(path).lower()
     suffix = os.path.splitext(name)[1]
-    if suffix == ".json" and (name.startswith(_WITH_COMMENTS) or "/.vscode/" in path):
+    if suffix == ".json" and (name.startswith(_WITH_COMMENTS) or "/.vscode/" in f"/{path}"):
         return None
     return _CHECKS.get(suffix)
 

@@ -68,7 +68,7 @@ async def change_file(
         return ToolResult.error(f"{clean_text(path)[0]}: {exc.strerror}", code="timeout")
     except OSError as exc:
         return path_trouble(exc, path)
-    shown = shown_path(resolved, ctx.cwd)
+    shown = await to_thread.run_sync(shown_path, resolved, ctx.cwd)
     if isinstance(made, Refused):
         return ToolResult.error(
             showable(f"{shown}: {made.message}"), code=made.code, path=resolved, **made.facts
@@ -132,7 +132,7 @@ async def _written(ctx: ToolContext, resolved: str, change: Change) -> Refused |
         if await ctx.fs.exists(resolved):
             return Refused("stale", "it was made by somebody else just now; read it first")
         await ctx.fs.mkdir(os.path.dirname(resolved))
-    elif await ctx.fs.read_bytes(resolved) != change.before:
+    elif await ctx.fs.read_bytes(resolved, limit=len(change.before) + 1) != change.before:
         return Refused("stale", "it was changed by somebody else just now; read it again")
     await ctx.fs.write_file(resolved, change.after)
     return None
@@ -234,9 +234,7 @@ def _patch_facts(made: _Made) -> dict[str, JsonValue]:
 
 def _readable_patch(made: _Made) -> str:
     encoding = "utf-8" if made.change.form.wide else made.change.form.encoding
-    text = made.patch[:LARGEST_PATCH].decode(encoding, "replace")
-    more = len(made.patch) - LARGEST_PATCH
-    return text if more <= 0 else f"{text}\n… [{more:,} more bytes]"
+    return made.patch.decode(encoding, "replace")
 
 
 def unknown(data: bytes, seen: Seen) -> Refused:
