@@ -185,7 +185,7 @@ def test_c4_no_read_leads_out_while_links_are_swapped_in(field: Field, path: str
 def test_c4_no_write_lands_outside_while_links_are_swapped_in(field: Field, path: str) -> None:
     before = contents(field.outside)
     with swapping(field, path[0]):
-        for _ in range(TRIES // 5):
+        for _ in range(TRIES // 10):
             with suppress(PathRefused, FileNotFoundError, NotADirectoryError, LinkInTheWay):
                 field.fs._at(path, _put, writing=True)
     assert contents(field.outside) == before
@@ -202,7 +202,7 @@ def _put(spot: beneath.Spot) -> None:
 def test_c4_nothing_is_made_or_removed_outside_while_links_are_swapped_in(field: Field) -> None:
     before = contents(field.outside)
     with swapping(field, "d"):
-        for number in range(TRIES // 5):
+        for number in range(TRIES // 10):
             with suppress(PathRefused, FileNotFoundError, NotADirectoryError, LinkInTheWay):
                 field.fs._make(f"d/{number}/deep")
             with suppress(PathRefused, FileNotFoundError, LinkInTheWay):
@@ -219,7 +219,7 @@ def _unlinked(spot: beneath.Spot) -> None:
 def test_c4_no_listing_leads_out_while_links_are_swapped_in(field: Field) -> None:
     (field.outside / "d/secret").touch()
     with swapping(field, "d"):
-        for _ in range(TRIES // 5):
+        for _ in range(TRIES // 10):
             with suppress(PathRefused, FileNotFoundError, LinkInTheWay):
                 with field.fs._open_folder("d") as folder:
                     assert os.listdir(folder.handle) == ["x"]

@@ -1,0 +1,125 @@
+"""`ls`: what is in a directory, and in those below it as far as asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from indusagi.capabilities.backends import FileKind
+from indusagi.capabilities.files.protected import is_within, parts_below
+from indusagi.capabilities.lenient import lenient
+from indusagi.capabilities.tool import ToolSpec, define_tool
+from indusagi.capabilities.tools._ls_lines import render, shown_name, sized
+from indusagi.capabilities.tools._ls_tree import MOST_ENTRIES, Choice, Tree
+from indusagi.capabilities.tools._paths import PATH_ALIASES, path_given, path_trouble
+from indusagi.capabilities.tools._read_folder import not_there
+from indusagi.runtime.contract import ToolResult
+
+if TYPE_CHECKING:
+    from indusagi.capabilities.backends import FileStat
+    from indusagi.capabilities.context import ToolContext
+    from indusagi.capabilities.tool import DefinedTool
+    from indusagi.core.json import JsonObject
+    from indusagi.runtime.contract import JsonSchema
+
+_DEEPEST = 3
+_MOST_PATTERNS = 100
+_ALIASES = {
+    **PATH_ALIASES,
+    "directory": "path",
+    "dir": "path",
+    "dir_path": "path",
+    "show_hidden": "showHidden",
+    "hidden": "showHidden",
+    "all": "showHidden",
+    "exclude": "ignore",
+}
+_PARAMETERS: JsonSchema = {
+    "type": "object",
+    "properties": {
+        "path": {"type": "string", "description": "Directory to list. Default: the cwd."},
+        "showHidden": {"type": "boolean", "description": "Show names that begin with a dot too."},
+        "depth": {
+            "type": "integer",
+            "minimum": 1,
+            "maximum": _DEEPEST,
+            "description": f"How many levels to list: 1 (default) to {_DEEPEST}.",
+        },
+        "ignore": {
+            "type": "array",
+            "items": {"type": "string"},
+            "description": "Leave out names like these: *.log, dist/, src/*.js.",
+        },
+    },
+    "additionalProperties": False,
+}
+_DESCRIPTION = (
+    "List a directory: directories first, with sizes of files and targets of links. Names that "
+    "begin with a dot are only counted unless showHidden is set; what git ignores is marked "
+    f"(ignored) and not entered. With depth 2 or 3 also what lies below. At most {MOST_ENTRIES:,} "
+    "entries, then a count. Use find to search for names, and read for what is in a file."
+)
+
+
+def ls_tool() -> DefinedTool:
+    """Make the tool that lists directories."""
+    return define_tool(
+        ToolSpec(
+            "ls",
+            _DESCRIPTION,
+            _PARAMETERS,
+            _run,
+            title="List directory",
+            read_only=True,
+            prepare=lenient(_PARAMETERS, _ALIASES),
+        )
+    )
+
+
+async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
+    path = path_given(arguments)
+    patterns = _patterns(arguments)
+    if len(patterns) > _MOST_PATTERNS:
+        return ToolResult.error(
+            f"ignore holds {len(patterns):,} patterns, {_MOST_PATTERNS} at most are accepted: use"
+            " fewer and wider ones",
+            code="invalid_pattern",
+        )
+    try:
+        found = await ctx.fs.stat(path)
+        resolved = await ctx.fs.resolve(path)
+    except OSError as exc:
+        return await not_there(exc, path, ctx)
+    name = shown_name(await _name(resolved, ctx))
+    if found.kind is not FileKind.DIRECTORY:
+        return _one(found, name, resolved)
+    depth = arguments.get("depth")
+    choice = Choice(
+        depth=depth if isinstance(depth, int) else 1,
+        show_hidden=arguments.get("showHidden") is True,
+        patterns=patterns,
+    )
+    try:
+        tree = await Tree.grow(ctx.fs, path, choice)
+    except OSError as exc:
+        return path_trouble(exc, path)
+    return ToolResult.text(render(name, tree), path=resolved, **tree.counts())
+
+
+async def _name(resolved: str, ctx: ToolContext) -> str:
+    """Give the name under which a model knows a path: relative where it lies in the cwd."""
+    try:
+        cwd = await ctx.fs.resolve(ctx.cwd)
+    except OSError:
+        return resolved
+    return "/".join(parts_below(resolved, cwd)) or "." if is_within(resolved, cwd) else resolved
+
+
+def _patterns(arguments: JsonObject) -> tuple[str, ...]:
+    given = arguments.get("ignore")
+    listed = given if isinstance(given, list) else []
+    return tuple(pattern for pattern in listed if isinstance(pattern, str))
+
+
+def _one(found: FileStat, name: str, resolved: str) -> ToolResult:
+    line = f"{name}  {sized(found.size)}" if found.kind is FileKind.FILE else f"{name} (special)"
+    return ToolResult.text(line, path=resolved, kind=str(found.kind), size=found.size)
