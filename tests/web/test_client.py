@@ -469,3 +469,46 @@ async def test_a_fetch_that_is_cancelled_hangs_up() -> None:
             await until(lambda: bool(server.requests))
             group.cancel_scope.cancel()
         await until(lambda: bool(server.hangups))
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason"),
+    [("ConnectTimeout", "connect"), ("ConnectError", "unreachable")],
+)
+async def test_an_address_that_does_not_answer_is_told_as_such(
+    monkeypatch: pytest.MonkeyPatch, failure: str, reason: str
+) -> None:
+    import httpcore2  # noqa: PLC0415 — as late as the code under test
+
+    async def connect_tcp(*_: object) -> None:
+        raise getattr(httpcore2, failure)() from OSError("no route")
+
+    monkeypatch.setattr(httpcore2.AnyIOBackend, "connect_tcp", connect_tcp)
+    settings = WebSettings(resolver=names("93.184.215.14", "93.184.215.15"))
+    with pytest.raises(WebTrouble) as caught:
+        await fetched("http://far.example/", settings)
+    assert caught.value.facts["reason"] == reason
+
+
+async def test_headers_without_end_are_no_answer() -> None:
+    async def behave(exchange: Exchange) -> None:
+        await exchange.write(b"HTTP/1.1 200 OK\r\n")
+        while True:
+            await exchange.write(b"X-Filler: " + b"x" * 60_000 + b"\r\n")
+
+    async with http_server(behave) as server:
+        with pytest.raises(WebTrouble) as caught:
+            await page(server)
+    assert caught.value.facts["reason"] == "protocol"
+
+
+async def test_interim_answers_without_end_end_at_the_deadline() -> None:
+    async def behave(exchange: Exchange) -> None:
+        while True:
+            await exchange.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            await anyio.sleep(0.001)
+
+    async with http_server(behave) as server:
+        with pytest.raises(WebTrouble) as caught:
+            await page(server, WebSettings(total_s=0.2))
+    assert caught.value.code == "timeout"

@@ -30,7 +30,10 @@ class WebSettings:
     """What may be fetched from the web, and at what cost."""
 
     allow_private: Sequence[str] = ()
-    """Servers of one's own, as `host:port`, that may be reached though their address is private."""
+    """Servers of one's own that may be reached though their address is private.
+
+    Each is a `host:port`, or a `host` for all of its ports.
+    """
     ports: Sequence[int] = (80, 443, 8080, 8443)
     """Ports that may be dialled; those in `allow_private` come on top."""
     default_bytes: int = _MIB

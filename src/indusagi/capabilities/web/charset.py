@@ -10,7 +10,10 @@ from __future__ import annotations
 import codecs
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _MARKS: Final = ((codecs.BOM_UTF8, "utf-8"), (b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
 _LABEL = re.compile(r"charset\s*=\s*[\"']?\s*([A-Za-z0-9_:.-]{1,40})", re.IGNORECASE)
@@ -43,13 +46,20 @@ def decoded(data: bytes, content_type: str, *, whole: bool = True) -> Decoded:
     """Read bytes as text; a character that the end of half a page cuts in two is left out."""
     for mark, charset in _MARKS:
         if data.startswith(mark):
-            return _forced(data[len(mark) :], charset, whole=whole)
+            return _read(data[len(mark) :], [charset], charset, whole=whole)
     label = _label(content_type) or _label_in(data)
-    for charset in dict.fromkeys(filter(None, (label, "utf-8"))):
+    tried = list(dict.fromkeys(filter(None, (label, "utf-8"))))
+    return _read(data, tried, label, whole=whole)
+
+
+def _read(data: bytes, tried: Sequence[str], label: str | None, *, whole: bool) -> Decoded:
+    for charset in tried:
         text = _strictly(data, charset, whole=whole)
         if text is not None:
             return Decoded(text, charset)
-    return _forced(data, label or _guess(data), whole=whole)
+    charset = label or _guess(data)
+    text = codecs.getincrementaldecoder(charset)("replace").decode(data, whole)
+    return Decoded(text, charset, text.count("\N{REPLACEMENT CHARACTER}"))
 
 
 def _label(content_type: str) -> str | None:
@@ -80,11 +90,6 @@ def _strictly(data: bytes, charset: str, *, whole: bool) -> str | None:
         return codecs.getincrementaldecoder(charset)("strict").decode(data, whole)
     except UnicodeError:
         return None
-
-
-def _forced(data: bytes, charset: str, *, whole: bool) -> Decoded:
-    text = codecs.getincrementaldecoder(charset)("replace").decode(data, whole)
-    return Decoded(text, charset, text.count("\N{REPLACEMENT CHARACTER}"))
 
 
 def _guess(data: bytes) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar
 
 from anyio import to_thread
 
@@ -14,11 +15,12 @@ from indusagi.capabilities.web.markdown import converted
 from indusagi.capabilities.web.media import medium_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from indusagi.capabilities.web.client import Fetched
     from indusagi.capabilities.web.media import Medium
 
+T = TypeVar("T")
 Format: TypeAlias = Literal["markdown", "text", "html", "raw"]
 ACCEPT: Final[dict[Format, str]] = {
     "markdown": "text/markdown, text/html;q=0.9, application/xhtml+xml;q=0.9, text/plain;q=0.8, "
@@ -60,9 +62,7 @@ async def page_of(fetched: Fetched, form: Format) -> TextPage | BytesPage:
     if medium in {"image", "binary"}:
         return BytesPage(fetched.body, kind, medium == "image")
     content_type = fetched.headers.get("content-type", "")
-    read = await to_thread.run_sync(
-        lambda: decoded(fetched.body, content_type, whole=fetched.cut is None)
-    )
+    read = await _aside(partial(decoded, fetched.body, content_type, whole=fetched.cut is None))
     notes: list[str] = []
     if read.replaced:
         said = f"{read.replaced:,} places are not {read.charset}"
@@ -70,7 +70,7 @@ async def page_of(fetched: Fetched, form: Format) -> TextPage | BytesPage:
     text = read.text
     if form in {"markdown", "text"}:
         text = await _readable(text, medium, fetched.target.url, form, notes)
-    visible, hidden = await to_thread.run_sync(laid_open, text)
+    visible, hidden = await _aside(partial(laid_open, text))
     if hidden:
         notes.append(f"{hidden:,} characters that cannot be seen are written as <U+…>")
     return TextPage(visible, kind, tuple(notes), hidden)
@@ -78,7 +78,7 @@ async def page_of(fetched: Fetched, form: Format) -> TextPage | BytesPage:
 
 async def _readable(text: str, medium: Medium, url: str, form: Format, notes: list[str]) -> str:
     if medium == "json":
-        return await to_thread.run_sync(laid_out, text)
+        return await _aside(partial(laid_out, text))
     if medium != "html":
         return text
     try:
@@ -91,3 +91,8 @@ async def _readable(text: str, medium: Medium, url: str, form: Format, notes: li
     elif not page.text.strip():
         notes.append("the page has no text of its own; it may be made by a script in a browser")
     return f"Title: {page.title}\n\n{page.text}" if page.title else page.text
+
+
+async def _aside(work: Callable[[], T]) -> T:
+    """Do work that ends by itself in a thread; a caller that is cancelled does not wait for it."""
+    return await to_thread.run_sync(work, abandon_on_cancel=True)

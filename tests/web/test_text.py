@@ -1,0 +1,95 @@
+"""Layout, fences and charsets: what is done to a text, and what is not."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from indusagi.capabilities.web import fence
+from indusagi.capabilities.web.charset import decoded
+from indusagi.capabilities.web.fence import FENCE_BYTES, fenced
+from indusagi.capabilities.web.layout import LONGEST_JSON, laid_open, laid_out
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)
+
+
+@given(VALUES, st.booleans())
+def test_json_is_laid_out_as_python_does_it(value: object, ascii_only: bool) -> None:
+    text = json.dumps(value, ensure_ascii=ascii_only)
+    assert laid_out(text) == json.dumps(value, ensure_ascii=ascii_only, indent=2)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "{'a': 1}", "[" * 100_000, "1" + " " * LONGEST_JSON, "[1," + "9" * 5_000 + "]"],
+)
+def test_what_cannot_be_laid_out_stays_as_it_is(text: str) -> None:
+    assert laid_out(text) == text
+
+
+def test_a_deep_nest_does_not_become_megabytes_of_spaces() -> None:
+    deep = "[" * 200 + ",".join("0" * 20_000) + "]" * 200
+    assert len(laid_out(deep)) < 40 * len(deep)
+
+
+@given(st.text())
+def test_a_text_laid_open_can_be_seen_and_written(text: str) -> None:
+    visible, hidden = laid_open(text)
+    visible.encode("utf-8")
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u202e]", visible)
+    assert laid_open(visible) == (visible, 0)
+    assert hidden == len(re.findall(r"<U\+[0-9A-F]{4,}>", visible)) or "<U+" in text
+
+
+@given(st.text(), st.sampled_from(["page", "results"]))
+def test_a_fence_holds_its_text_and_is_closed_once(text: str, kind: str) -> None:
+    shown = fenced(text, kind)
+    mark = shown.partition(" ")[2].partition(">")[0]
+    assert mark not in text
+    assert shown.count(f"</untrusted-{kind} {mark}>") == 1
+    assert text in shown
+    assert len(shown.encode("utf-8", "surrogatepass")) <= FENCE_BYTES + len(
+        text.encode("utf-8", "surrogatepass")
+    )
+    assert fenced(text, kind) == shown
+
+
+def test_a_mark_that_is_in_the_text_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    marks = iter(["hello", "other"])
+
+    def mark(_text: str) -> str:
+        return next(marks)
+
+    monkeypatch.setattr(fence, "_mark", mark)
+    assert fenced("say hello", "page").endswith("</untrusted-page other>")
+
+
+@given(st.text(st.characters(codec="utf-8")), st.sampled_from(["utf-8", "utf-16"]))
+def test_a_text_with_a_mark_or_in_utf_8_comes_back(text: str, charset: str) -> None:
+    found = decoded(text.encode(charset), "")
+    assert found.text == (text.removeprefix("\ufeff") if charset == "utf-8" else text)
+    assert found.replaced == 0
+
+
+@given(st.binary(max_size=300), st.text(max_size=30), st.booleans())
+def test_any_bytes_are_some_text(data: bytes, label: str, whole: bool) -> None:
+    found = decoded(data, f"text/html; charset={label}", whole=whole)
+    assert isinstance(found.text, str)
+
+
+@given(st.text(st.characters(codec="utf-8"), min_size=1), st.data())
+def test_half_a_character_at_the_end_of_half_a_page_is_left_out(
+    text: str, draw: st.DataObject
+) -> None:
+    data = text.encode()
+    cut = draw.draw(st.integers(0, len(data)))
+    found = decoded(data[:cut], "text/plain; charset=utf-8", whole=False)
+    assert text.removeprefix("\ufeff").startswith(found.text)
