@@ -9,7 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from indusagi.core.places import create_private_file, make_dirs, make_private_dir, state_dir
+from indusagi.core.places import (
+    create_private_file,
+    make_dirs,
+    make_private_dir,
+    read_small_file,
+    state_dir,
+)
 
 
 def mode(path: str | Path) -> int:
@@ -181,3 +187,21 @@ def test_nothing_is_made_where_no_path_is_left(
     make_dirs("a/b")
     make_dirs("")
     assert os.listdir(tmp_path) == ["a"]
+
+
+def test_only_a_small_regular_file_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"x" * 10)
+    assert read_small_file(file, 10) == b"x" * 10
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to(file)
+    assert read_small_file(tmp_path / "link", 10) == b"x" * 10
+    for path, limit, follow in (
+        (file, 9, True),
+        (tmp_path, 10, True),
+        (tmp_path / "fifo", 10, True),
+        (tmp_path / "nowhere", 10, True),
+        (tmp_path / "link", 10, False),
+    ):
+        with pytest.raises(OSError, match=r".+"):
+            read_small_file(path, limit, follow=follow)

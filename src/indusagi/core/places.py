@@ -85,3 +85,29 @@ def create_private_file(path: str) -> int:
         OSError: Something stands there already, be it a link, or the directory is not there.
     """
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _PRIVATE_FILE)
+
+
+def read_small_file(path: str | os.PathLike[str], limit: int, *, follow: bool = True) -> bytes:
+    """Read a regular file of `limit` bytes at most; nothing else is waited for or read.
+
+    Raises:
+        OSError: It cannot be read, is no regular file, or is larger.
+    """
+    # With O_NONBLOCK a pipe is not waited for.
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    handle = os.open(path, flags if follow else flags | os.O_NOFOLLOW)
+    try:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", path)
+        if found.st_size > limit:
+            said = f"it has {found.st_size:,} bytes, and at most {limit:,} are read"
+            raise OSError(errno.EFBIG, said, path)
+        chunks: list[bytes] = []
+        left = limit
+        while left and (chunk := os.read(handle, min(left, 1024 * 1024))):
+            chunks.append(chunk)
+            left -= len(chunk)
+        return b"".join(chunks)
+    finally:
+        os.close(handle)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import is_json_object
+from indusagi.core.places import read_small_file
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from induscode.deck.contract import BridgeFault
 from induscode.deck.mcp.capability import definition_pin
@@ -64,11 +65,7 @@ def read_lock(path: str) -> Mapping[RemoteToolRef, JsonObject]:
         BridgeFault: There is none, or it cannot be read, or somebody has changed it by hand.
     """
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(handle, encoding="utf-8") as file:
-            if os.fstat(handle).st_size > _LARGEST_BYTES:
-                raise BridgeFault(f"{path} is too large to be a lock")
-            lock: JsonValue = json.load(file)
+        lock: JsonValue = json.loads(read_small_file(path, _LARGEST_BYTES))
     except (OSError, ValueError, RecursionError) as exc:
         raise BridgeFault(f"{path} cannot be read: {exc}") from exc
     servers = lock.get("servers") if is_json_object(lock) else None

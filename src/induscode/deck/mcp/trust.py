@@ -21,7 +21,7 @@ from urllib.parse import urlsplit, urlunsplit
 from indusagi.core.clock import iso_utc, now_ms
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import compact_json, is_json_object
-from indusagi.core.places import make_private_dir, state_dir
+from indusagi.core.places import make_private_dir, read_small_file, state_dir
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
 
 if TYPE_CHECKING:
@@ -61,7 +61,13 @@ def server_facts(config: ServerConfig) -> JsonObject:
             "env": dict(config.env),
         }
     headers: list[JsonValue] = [*sorted(config.headers)]
-    return {"id": config.id, "transport": config.kind, "url": config.url, "headers": headers}
+    return {
+        "id": config.id,
+        "transport": config.kind,
+        "url": config.url,
+        "headers": headers,
+        "proxy": config.proxy,
+    }
 
 
 def server_identity(config: ServerConfig) -> str:
@@ -170,7 +176,8 @@ def _shown(config: ServerConfig) -> list[str]:
         env = [f"variable: {_escaped(name)} (a value is set)" for name in config.env]
         return [f"command: {_escaped(config.command)}", *argv, *cwd, *env]
     headers = [f"header: {_escaped(name)} (a value is set)" for name in config.headers]
-    return [f"address: {_escaped(_without_secrets(config.url))}", *headers]
+    proxy = [f"proxy: {_escaped(_without_secrets(config.proxy))}"] if config.proxy else []
+    return [f"address: {_escaped(_without_secrets(config.url))}", *proxy, *headers]
 
 
 def _escaped(text: str) -> str:
@@ -214,6 +221,7 @@ def _warnings(config: ServerConfig) -> tuple[str, ...]:
 class _Store:
     salt: str
     rows: dict[str, JsonObject]
+    damaged: bool = False
 
 
 def _row_key(file: str, server: str) -> str:
@@ -221,16 +229,18 @@ def _row_key(file: str, server: str) -> str:
 
 
 def _read(path: str) -> _Store:
+    found: JsonValue = None
+    there = True
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(handle, encoding="utf-8") as file:
-            found: JsonValue = json.loads(file.read(_LARGEST_BYTES))
+        found = json.loads(read_small_file(path, _LARGEST_BYTES, follow=False))
+    except FileNotFoundError:
+        there = False
     except (OSError, ValueError, RecursionError):
-        found = None
+        pass  # told as damaged: consent that cannot be read is none
     salt = found.get("salt") if is_json_object(found) else None
     rows = found.get("approved") if is_json_object(found) else None
     if not isinstance(salt, str) or not is_json_object(rows):
-        return _Store(secrets.token_hex(16), {})
+        return _Store(secrets.token_hex(16), {}, damaged=there)
     return _Store(salt, {key: row for key, row in rows.items() if is_json_object(row)})
 
 
@@ -244,6 +254,8 @@ def _changing(path: str) -> Generator[_Store]:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         store = _read(path)
+        if store.damaged:
+            os.replace(path, f"{path}.corrupt-{new_ulid()}")
         yield store
         _write(path, store)
     finally:

@@ -1,0 +1,181 @@
+"""Finds the servers that a user and a project have configured, and says what it could not use."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from indusagi.core.json import is_json_object
+from indusagi.core.notes import Note
+from induscode.deck.mcp.config_file import read_config_file
+from induscode.deck.mcp.dialects import dialect_of
+from induscode.deck.mcp.expansion import Unresolved
+from induscode.deck.mcp.rows import BadRow, Origin, is_switched_off, server_row
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from indusagi.core.json import JsonValue
+    from indusagi.interop.protocol_bridge.contract import ServerConfig
+    from induscode.deck.mcp.dialects import Dialect
+    from induscode.deck.mcp.rows import Scope, ServerRow
+
+
+@dataclass(frozen=True, slots=True)
+class DiscoveredConfig:
+    """The servers of several files, each id once, and what was left out on the way."""
+
+    rows: Sequence[ServerRow] = ()
+    notes: Sequence[Note] = ()
+    files: Sequence[str] = ()
+    """Those that were there, in the order of reading."""
+
+
+def load_mcp_config(path_or_cwd: str | os.PathLike[str]) -> list[ServerConfig]:
+    """Read one file, or the conventional places of a directory, one after the other.
+
+    Calling this is consent to what stands there: variables get their values. Whatever cannot be
+    used is left out; `discover_mcp_config` says what that was.
+    """
+    target = os.fspath(path_or_cwd)
+    if os.path.isfile(target):
+        places: Iterable[tuple[str, Scope]] = [(target, "given")]
+    else:
+        places = conventional_places(target)
+    found: list[ServerConfig] = []
+    for path, scope in places:
+        rows, _ = read_rows(path, scope)
+        for row in rows:
+            try:
+                found.append(row.resolved(os.environ))
+            except Unresolved:
+                continue  # its note is in discover_mcp_config
+    return found
+
+
+def discover_mcp_config(path_or_cwd: str | os.PathLike[str]) -> DiscoveredConfig:
+    """Read one file, or every place of a directory, and settle which row of an id counts.
+
+    In one file the last row of an id counts. Of several files the user's beat the project's, and
+    among the user's the first of the conventional order does.
+    """
+    target = os.fspath(path_or_cwd)
+    if os.path.isfile(target):
+        return gather([(target, "given")])
+    project = os.path.join(target, ".mcp.json")
+    return gather([*conventional_places(target), (project, "project")])
+
+
+def conventional_places(cwd: str) -> Sequence[tuple[str, Scope]]:
+    """List where configurations are looked for, in order."""
+    home = os.environ.get("HOME") or os.path.expanduser("~")
+    config = os.environ.get("XDG_CONFIG_HOME") or os.path.join(home, ".config")
+    legacy = os.path.join(home, ".indusvx", "agent")
+    return (
+        (os.path.join(cwd, ".indusvx", "mcp.json"), "project"),
+        (os.path.join(config, "indusvx", "mcp.json"), "user"),
+        (os.path.join(legacy, "mcp.json"), "user"),
+        (os.path.join(legacy, "mcp-servers.json"), "user"),
+    )
+
+
+def gather(places: Iterable[tuple[str, Scope]]) -> DiscoveredConfig:
+    """Read files, and settle which row of an id counts."""
+    notes: list[Note] = []
+    files: list[str] = []
+    kept: dict[str, ServerRow] = {}
+    for path, scope in places:
+        if not os.path.lexists(path):
+            continue
+        files.append(path)
+        rows, remarks = read_rows(path, scope)
+        notes.extend(remarks)
+        for row in rows:
+            rival = kept.get(row.id)
+            if rival is None:
+                kept[row.id] = row
+            elif rival.config != row.config or rival.origin.scope != row.origin.scope:
+                notes.extend(_settle(kept, rival, row))
+    return DiscoveredConfig(tuple(kept.values()), tuple(notes), tuple(files))
+
+
+def _settle(kept: dict[str, ServerRow], rival: ServerRow, row: ServerRow) -> Iterable[Note]:
+    """Keep one of two rows of one id."""
+    stronger = row.origin.scope != "project" and rival.origin.scope == "project"
+    winner, loser = (row, rival) if stronger else (rival, row)
+    kept[row.id] = winner
+    if winner.config != loser.config:
+        yield Note(
+            f"server {row.id!r} of {loser.origin}",
+            f"left out: {winner.origin.file} has a server of this name",
+            "give one another name",
+        )
+
+
+def read_rows(path: str, scope: Scope) -> tuple[Sequence[ServerRow], Sequence[Note]]:
+    """Read the servers of one file; a row that cannot be used never takes the others with it."""
+    found = read_config_file(path)
+    if found.trouble is not None:
+        return (), (Note(f"file {path}", f"skipped: {found.trouble}", "correct it"),)
+    notes = [
+        Note(f"file {path}", f"the key {key!r} stands there twice; the last one counts")
+        for key in found.repeated
+    ]
+    document = found.document
+    dialect = dialect_of(path, document) if is_json_object(document) else None
+    if dialect is None or not is_json_object(document):
+        notes.append(
+            Note(f"file {path}", "skipped: it names no servers", "see docs/mcp-servers.md")
+        )
+        return (), notes
+    rows: dict[str, ServerRow] = {}
+    origin = Origin(os.path.abspath(path), scope, dialect.name)
+    for number, (identity, fields) in enumerate(dialect.drafts(document), start=1):
+        row = _row(number, identity, fields, origin, dialect, notes)
+        if row is None:
+            continue
+        if row.id in rows and rows[row.id] != row:
+            notes.append(
+                Note(f"server {row.id!r} of {origin}", "it stands there twice; the last one counts")
+            )
+        rows[row.id] = row
+    return tuple(rows.values()), notes
+
+
+def _row(
+    number: int,
+    identity: str,
+    fields: JsonValue,
+    origin: Origin,
+    dialect: Dialect,
+    notes: list[Note],
+) -> ServerRow | None:
+    owner = f"server {identity!r} of {origin}" if identity else f"row {number} of {origin}"
+    if not is_json_object(fields):
+        notes.append(Note(owner, "skipped: it is no object"))
+        return None
+    if is_switched_off(fields):
+        notes.append(Note(owner, "switched off in its file"))
+        return None
+    try:
+        row = server_row(identity, fields, origin, expansion=dialect.expansion)
+    except BadRow as exc:
+        notes.append(Note(owner, f"skipped: {exc}"))
+        return None
+    notes.extend(Note(owner, remark) for remark in row.remarks)
+    return row
+
+
+def resolve_rows(
+    rows: Iterable[ServerRow], environ: Mapping[str, str]
+) -> tuple[Mapping[str, ServerConfig], Sequence[Note]]:
+    """Give rows their values; one whose variables have none is left out, and a note says which."""
+    resolved: dict[str, ServerConfig] = {}
+    notes: list[Note] = []
+    for row in rows:
+        try:
+            resolved[row.id] = row.resolved(environ)
+        except Unresolved as exc:
+            notes.append(Note(f"server {row.id!r} of {row.origin}", f"not started: {exc}"))
+    return resolved, notes

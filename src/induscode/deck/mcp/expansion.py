@@ -1,0 +1,109 @@
+"""Variables in a configuration, by the rule of whoever wrote the file.
+
+Each dialect has its own way to write a variable. What is not set is never taken for an empty text:
+the row says which variable is missing, and is not used.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Expansion: TypeAlias = Literal["none", "shell", "dollar", "editor", "braces"]
+"""`shell`: `${X}` and `${X:-y}`; `dollar`: also `$X`; `editor`: `${env:X}`, `${userHome}`, …;
+`braces`: `{env:X}` and `{file:path}`."""
+
+_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+_SHELL = re.compile(rf"\$\{{({_NAME})(?::-([^}}]*))?\}}")
+_DOLLAR = re.compile(rf"\$\{{({_NAME})(?::-([^}}]*))?\}}|\$({_NAME})")
+_EDITOR = re.compile(r"\$\{([A-Za-z]+)(?::([^}]*))?\}")
+_BRACES = re.compile(r"\{(env|file):([^}]*)\}")
+_LARGEST_FILE = 64 * 1024
+
+
+class Unresolved(Exception):
+    """A variable that has no value here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What variables can stand for."""
+
+    environ: Mapping[str, str]
+    folder: str
+    """The project, or the folder of the file."""
+
+    def variable(self, name: str, default: str | None = None) -> str:
+        """Give the value of a variable.
+
+        Raises:
+            Unresolved: It is not set, and there is no default.
+        """
+        value = self.environ.get(name)
+        if value:
+            return value
+        if default is not None:
+            return default
+        if value is None:
+            raise Unresolved(f"the variable {name} is not set")
+        return value
+
+    def file(self, path: str) -> str:
+        """Give the content of a small file, without the newline at its end.
+
+        Raises:
+            Unresolved: It cannot be read.
+        """
+        whole = os.path.join(self.folder, os.path.expanduser(path))
+        try:
+            if not os.path.isfile(whole) or os.path.getsize(whole) > _LARGEST_FILE:
+                raise Unresolved(f"the file {path} is not there, or no small file")
+            with open(whole, encoding="utf-8") as file:
+                return file.read().removesuffix("\n")
+        except (OSError, UnicodeDecodeError) as exc:
+            raise Unresolved(f"the file {path} cannot be read: {exc}") from exc
+
+
+def expand(text: str, rule: Expansion, here: Surroundings) -> str:
+    """Put values in the place of variables.
+
+    Raises:
+        Unresolved: One has no value.
+    """
+    if rule == "shell":
+        return _SHELL.sub(lambda found: here.variable(found[1], found[2]), text)
+    if rule == "dollar":
+        return _DOLLAR.sub(lambda found: here.variable(found[1] or found[3], found[2]), text)
+    if rule == "editor":
+        return _EDITOR.sub(lambda found: _editor_value(found[1], found[2], here), text)
+    if rule == "braces":
+        return _BRACES.sub(
+            lambda found: (
+                here.variable(found[2]) if found[1] == "env" else here.file(found[2].strip())
+            ),
+            text,
+        )
+    return text
+
+
+def _editor_value(kind: str, name: str | None, here: Surroundings) -> str:
+    if kind == "env" and name:
+        return here.variable(name)
+    if kind == "input" and name:
+        raise Unresolved(f"the input {name!r} is asked for by an editor")
+    values = {
+        "userHome": here.environ.get("HOME", ""),
+        "workspaceFolder": here.folder,
+        "workspaceRoot": here.folder,
+        "workspaceFolderBasename": os.path.basename(here.folder),
+        "pathSeparator": os.sep,
+    }
+    known = values.get(kind)
+    if known:
+        return known
+    raise Unresolved(f"${{{kind}}} has no value here")
