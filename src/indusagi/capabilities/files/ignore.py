@@ -11,8 +11,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from indusagi.capabilities.files.globs import glob_regex
 
@@ -38,25 +37,27 @@ _EXCLUDES_FILE = re.compile(rb'^\s*excludesfile\s*=\s*"?\s*(\S+?)\s*"?\s*$', re.
 # -- one rule file ------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
 class _Glob:
     """A pattern that must be tried; compiled when that happens for the first time."""
 
-    verdict: int
-    text: bytes
-    dir_only: bool
-    by_path: bool
-    is_compiled: bool = False
-    regex: re.Pattern[str] | None = None
+    __slots__ = ("_regex", "by_path", "dir_only", "prefix", "text", "verdict")
 
-    def matches(self, name: bytes, path: bytes) -> bool:
-        """Tell whether it matches the name or, if it holds a slash, the path."""
-        if not self.is_compiled:
-            # One character for each byte: to git a letter of two bytes is two characters.
-            self.regex, self.is_compiled = glob_regex(self.text.decode("latin-1")), True
-        if self.regex is None:
-            return False
-        return self.regex.match((path if self.by_path else name).decode("latin-1")) is not None
+    def __init__(self, verdict: int, text: bytes, *, dir_only: bool, by_path: bool) -> None:
+        self.verdict = verdict
+        self.text = text
+        self.dir_only = dir_only
+        self.by_path = by_path
+        special = _SPECIAL.search(text)
+        self.prefix = text[: special.start()] if special else text
+        """Few names begin like this: only those are tried."""
+        self._regex: re.Pattern[str] | Literal[False] | None = False
+
+    def matches(self, subject: bytes) -> bool:
+        """Tell whether it matches a name or, if it holds a slash, a path."""
+        # One character for each byte: to git a letter of two bytes is two characters.
+        if self._regex is False:
+            self._regex = glob_regex(self.text.decode("latin-1"))
+        return self._regex is not None and self._regex.match(subject.decode("latin-1")) is not None
 
 
 class RuleFile:
@@ -93,7 +94,8 @@ class RuleFile:
             if len(self._globs) >= _GLOBS or glob_bytes > _GLOB_BYTES:
                 self.cut = True
                 break
-            self._globs.append(_Glob(verdict, text.removeprefix(b"/"), dir_only, b"/" in text))
+            pattern, by_path = text.removeprefix(b"/"), b"/" in text
+            self._globs.append(_Glob(verdict, pattern, dir_only=dir_only, by_path=by_path))
         self._globs.reverse()
         self._widths = {len(suffix) for suffix in self._suffixes}
 
@@ -115,17 +117,20 @@ class RuleFile:
         best = -1
         if (pair := self._names.get(name)) is not None:
             best = pair[is_dir]
-        if self._paths and (pair := self._paths.get(path)) is not None:
-            best = max(best, pair[is_dir])
+        if self._paths and (pair := self._paths.get(path)) is not None and pair[is_dir] > best:
+            best = pair[is_dir]
         for width in self._widths:
-            if (pair := self._suffixes.get(name[-width:])) is not None:
-                best = max(best, pair[is_dir])
+            pair = self._suffixes.get(name[-width:])
+            if pair is not None and pair[is_dir] > best:
+                best = pair[is_dir]
         for glob in self._globs:
             if glob.verdict < best:
                 break
-            if (is_dir or not glob.dir_only) and glob.matches(name, path):
-                best = glob.verdict
-                break
+            subject = path if glob.by_path else name
+            if (is_dir or not glob.dir_only) and subject.startswith(glob.prefix):
+                if glob.matches(subject):
+                    best = glob.verdict
+                    break
         return None if best < 0 else best % 2 == 0
 
 
@@ -147,16 +152,14 @@ def _without_spaces(line: bytes) -> bytes:
 # -- the rules of a directory -------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Level:
+class _Level(NamedTuple):
     """A rule file, and where in the path of a name the part starts that it speaks of."""
 
     rules: RuleFile
     start: int
 
 
-@dataclass(frozen=True, slots=True)
-class IgnoreRules:
+class IgnoreRules(NamedTuple):
     """What is ignored in one directory; `load` it for the first and `below` it for the others."""
 
     levels: tuple[_Level, ...] = ()

@@ -1,0 +1,107 @@
+"""ripgrep: where it is, and how it is asked.
+
+It is run without a shell, without its configuration and with an environment of its own. What a
+model gives never stands where an option could: patterns follow `-e`, other values an `=`, paths a
+`--`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from typing import TYPE_CHECKING
+
+from indusagi.capabilities.search.request import MAX_FILE_BYTES, Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from indusagi.capabilities.search.request import Search
+
+_MOST_THREADS = 4
+_KEPT = ("HOME", "XDG_CONFIG_HOME")
+"""Where the rules of whoever runs this are looked for: what of them everybody else sees too."""
+
+
+def find_ripgrep(workspace: str) -> str | None:
+    """Find ripgrep beside Python, where its wheel puts it, or on the way that a shell would look.
+
+    On that way nothing counts that lies in the workspace or is relative: whoever may write there
+    could put a program of that name into it. Not for the event loop.
+    """
+    own = (os.path.dirname(sys.executable), sysconfig.get_path("scripts"))
+    for folder in (*own, *_safe_path(workspace)):
+        program = os.path.join(folder, "rg")
+        if os.path.isfile(program) and os.access(program, os.X_OK):
+            return program
+    return None
+
+
+def _safe_path(workspace: str) -> Iterator[str]:
+    root = os.path.realpath(workspace)
+    for folder in os.environ.get("PATH", "").split(os.pathsep):
+        real = os.path.realpath(folder)
+        if os.path.isabs(folder) and real != root and not real.startswith(root.rstrip("/") + "/"):
+            yield folder
+
+
+def environment() -> dict[str, str]:
+    """Give the environment of a search program: nothing that says how it is to search."""
+    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    return {**kept, "LC_ALL": "C.UTF-8"}
+
+
+def command(program: str, search: Search, target: str, *, in_order: bool, whole: bool) -> list[str]:
+    """Write the command line.
+
+    Args:
+        program: Where ripgrep is.
+        search: What is searched for.
+        target: The file or directory to search, relative to where it is run or absolute.
+        in_order: Go through the files by path, which only one thread can do.
+        whole: The target is a file that was asked for: of whatever size.
+    """
+    threads = 1 if in_order else min(_MOST_THREADS, os.cpu_count() or 1)
+    argv = [program, "--no-config", "--hidden", "--crlf", "--engine=auto", f"--threads={threads}"]
+    argv += ["--no-require-git", "--no-ignore-dot", "--no-ignore-messages", "--color=never"]
+    argv += [*_how(search), *_which(search)]
+    if in_order:
+        argv.append("--sort=path")
+    if not whole:
+        argv.append(f"--max-filesize={MAX_FILE_BYTES}")
+    # After the others: of several globs the last one that matches decides.
+    return [*argv, "--glob=!.git", "-e", _pattern(search), "--", target]
+
+
+def _how(search: Search) -> Iterator[str]:
+    if search.mode is Mode.COUNT:
+        yield from ("--count", "--null", "--stats", "--with-filename")
+    else:
+        yield "--json"
+    if search.mode is Mode.FILES:
+        yield "--max-count=1"
+    if search.mode is Mode.CONTENT:
+        yield f"--before-context={search.before}"
+        yield f"--after-context={search.after}"
+    if search.literal:
+        yield "--fixed-strings"
+    if search.ignore_case:
+        yield "--ignore-case"
+    if search.multiline:
+        yield "--multiline"
+    if search.dot_all:
+        yield "--multiline-dotall"
+
+
+def _which(search: Search) -> Iterator[str]:
+    if search.no_ignore:
+        yield "--no-ignore"
+    if search.type is not None:
+        yield f"--type={search.type}"
+    if search.glob is not None:
+        yield f"--glob={search.glob}"
+
+
+def _pattern(search: Search) -> str:
+    return f"(?x){search.pattern}" if search.extended and not search.literal else search.pattern

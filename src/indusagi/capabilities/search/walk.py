@@ -1,0 +1,188 @@
+"""A walk through a directory and what lies below it, by handle: no link leads it elsewhere."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from indusagi.capabilities.files.ignore import REPOSITORY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from indusagi.capabilities.files.ignore import IgnoreRules
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_DEEPEST = 200
+"""A handle is held open for each directory on the way down, and there are not many."""
+
+
+class Met(NamedTuple):
+    """Something that lies in the tree."""
+
+    entry: os.DirEntry[str]
+    above: str
+    """The way to its directory, with a slash at the end."""
+    is_dir: bool
+    rules: IgnoreRules | None
+    """Those of its directory; None if they are not to be applied."""
+    handle: int
+    """Its directory, held open until the next is asked for."""
+
+    @property
+    def path(self) -> str:
+        """The way to it from where the walk began."""
+        return self.above + self.entry.name
+
+    def is_ignored(self) -> bool:
+        """Tell whether the rules are against it."""
+        rules = self.rules
+        return rules is not None and rules.ignores(self.entry.name, is_dir=self.is_dir)
+
+
+class Listing(NamedTuple):
+    """A directory, and all that lies in it."""
+
+    handle: int
+    above: str
+    """The way into it, with a slash at the end."""
+    entries: list[os.DirEntry[str]]
+    names: list[str]
+    """Those of the entries, in the same order."""
+    rules: IgnoreRules | None
+
+    def met(self, entry: os.DirEntry[str]) -> Met:
+        """Give one of its entries."""
+        return Met(entry, self.above, _is_dir(entry), self.rules, self.handle)
+
+
+class _Frame(NamedTuple):
+    listing: Listing
+    rest: Iterator[os.DirEntry[str]]
+    """What of it is still to be gone through."""
+
+
+class Walk:
+    """What lies in a directory and below it; git's own directories are left out.
+
+    A directory is entered if `enters` says so, by default if it is not ignored; one behind a link
+    never is. Go through it with `listings`, directory by directory and fast, or one by one.
+    """
+
+    def __init__(
+        self,
+        handle: int,
+        rules: IgnoreRules | None,
+        *,
+        hidden: bool = True,
+        enters: Callable[[Met], bool] | None = None,
+    ) -> None:
+        self.closed: list[str] = []
+        """Directories that could not be looked into."""
+        self.kept_out = 0
+        """Directories that were not entered because they are ignored, say."""
+        self._handle = handle
+        self._rules = rules
+        self._hidden = hidden
+        self._enters = enters or _is_wanted
+
+    def listings(self) -> Iterator[Listing]:
+        """Give each directory; its handle is open until the next is asked for."""
+        stack: list[_Frame] = []
+        try:
+            yield self._push(stack, os.dup(self._handle), "", self._rules, None)
+            while stack:
+                listing, rest = stack[-1]
+                entry = next(rest, None)
+                if entry is None:
+                    os.close(stack.pop().listing.handle)
+                elif (entered := self._entered(stack, listing.met(entry))) is not None:
+                    yield entered
+        finally:
+            _close(stack)
+
+    def __iter__(self) -> Iterator[Met]:
+        stack: list[_Frame] = []
+        try:
+            self._push(stack, os.dup(self._handle), "", self._rules, None, in_order=True)
+            while stack:
+                listing, rest = stack[-1]
+                entry = next(rest, None)
+                if entry is None:
+                    os.close(stack.pop().listing.handle)
+                    continue
+                met = listing.met(entry)
+                yield met
+                if met.is_dir:
+                    self._entered(stack, met, in_order=True)
+        finally:
+            _close(stack)
+
+    def _entered(self, stack: list[_Frame], met: Met, *, in_order: bool = False) -> Listing | None:
+        """Enter a directory, if it is to be and can be entered."""
+        name, path = met.entry.name, met.path
+        if not self._enters(met):
+            self.kept_out += 1
+            return None
+        if len(stack) < _DEEPEST:
+            with suppress(OSError):
+                handle = os.open(name, _DIRECTORY, dir_fd=met.handle)
+                return self._push(stack, handle, f"{path}/", met.rules, name, in_order=in_order)
+        self.closed.append(path)
+        return None
+
+    def _push(
+        self,
+        stack: list[_Frame],
+        handle: int,
+        above: str,
+        rules: IgnoreRules | None,
+        name: str | None,
+        *,
+        in_order: bool = False,
+    ) -> Listing:
+        """List a directory and put it on the stack; the handle is closed if that fails."""
+        try:
+            with os.scandir(handle) as found:
+                entries = list(found)
+        except OSError:
+            os.close(handle)
+            raise
+        if in_order:
+            entries.sort(key=lambda entry: os.fsencode(entry.name))
+        names = [entry.name for entry in entries]
+        if rules is not None and name is not None:
+            rules = rules.below(name, handle, names)
+        if not self._hidden or REPOSITORY in names:
+            entries = [entry for entry in entries if self._shows(entry.name)]
+            names = [entry.name for entry in entries]
+        listing = Listing(handle, above, entries, names, rules)
+        stack.append(_Frame(listing, iter(entries if in_order else _directories(entries))))
+        return listing
+
+    def _shows(self, name: str) -> bool:
+        return name != REPOSITORY and (self._hidden or not name.startswith("."))
+
+
+def _close(stack: list[_Frame]) -> None:
+    for frame in stack:
+        os.close(frame.listing.handle)
+
+
+def _is_wanted(met: Met) -> bool:
+    return not met.is_ignored()
+
+
+def _directories(entries: list[os.DirEntry[str]]) -> list[os.DirEntry[str]]:
+    try:
+        return [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return [entry for entry in entries if _is_dir(entry)]
+
+
+def _is_dir(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir(follow_symlinks=False)
+    except OSError:  # gone since, on a system that has to ask
+        return False

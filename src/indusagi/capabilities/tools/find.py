@@ -1,0 +1,210 @@
+"""find: files and directories by name."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from anyio import to_thread
+
+from indusagi.capabilities.backends import FileKind
+from indusagi.capabilities.lenient import lenient
+from indusagi.capabilities.search.braces import TooManyAlternatives
+from indusagi.capabilities.search.names import (
+    TIME_LIMIT_S,
+    Kind,
+    Lent,
+    Query,
+    find_names,
+    split_query,
+)
+from indusagi.capabilities.search.naming import joined, shown_name
+from indusagi.capabilities.tool import ToolSpec, define_tool
+from indusagi.capabilities.tools._paths import PATH_ALIASES, path_given, path_trouble, shown_path
+from indusagi.runtime.contract import ToolResult
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from indusagi.capabilities.backends import Folder
+    from indusagi.capabilities.context import ToolContext
+    from indusagi.capabilities.search.names import Names
+    from indusagi.capabilities.tool import DefinedTool
+    from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.runtime.contract import JsonSchema
+
+_DEFAULT_LIMIT = 500
+_MOST = 10_000
+_LONGEST_QUERY = 4_096
+_KINDS = {
+    "any": None,
+    "all": None,
+    "f": "file",
+    "files": "file",
+    "d": "dir",
+    "directory": "dir",
+    "directories": "dir",
+    "folder": "dir",
+    "l": "link",
+    "symlink": "link",
+}
+"""What other tools call the same."""
+_KIND_OF = {
+    FileKind.FILE: Kind.FILE,
+    FileKind.DIRECTORY: Kind.DIRECTORY,
+    FileKind.SYMLINK: Kind.LINK,
+}
+_SCHEMA: JsonSchema = {
+    "type": "object",
+    "properties": {
+        "query": {
+            "type": "string",
+            "description": "Part of a name (any case) or a glob: *.py, test_?.ts, src/**/*.{c,h}.",
+        },
+        "path": {"type": "string", "description": "Directory to look in. Default: the cwd."},
+        "type": {
+            "type": "string",
+            "enum": ["file", "dir", "link"],
+            "description": "Only this kind. Default: all.",
+        },
+        "limit": {"type": "integer", "minimum": 1, "description": "Default 500, at most 10000."},
+        "sort": {
+            "type": "string",
+            "enum": ["path", "mtime"],
+            "description": "By path (default), or the latest change first.",
+        },
+        "noIgnore": {"type": "boolean", "description": "Find what .gitignore excludes too."},
+        "hidden": {
+            "type": "boolean",
+            "description": "false leaves out names that start with a dot. Default: true.",
+        },
+    },
+    "required": ["query"],
+    "additionalProperties": False,
+}
+_ALIASES = {**PATH_ALIASES, "pattern": "query", "name": "query", "no_ignore": "noIgnore"}
+_DESCRIPTION = (
+    "Find files and directories by name. A query without glob characters is part of the name, in "
+    "any case; with a slash it is matched against the path. Honours .gitignore, unless the query "
+    "is the full name of what is ignored. Directories end in a slash. Use grep to search in files."
+)
+
+
+def find_tool() -> DefinedTool:
+    """Make the tool."""
+    prepare = lenient(_SCHEMA, _ALIASES)
+
+    def prepared(arguments: JsonValue) -> JsonValue:
+        given = prepare(arguments)
+        kind = given.get("type") if isinstance(given, dict) else None
+        if isinstance(given, dict) and isinstance(kind, str) and kind in _KINDS:
+            meant = _KINDS[kind]
+            given = {name: value for name, value in given.items() if name != "type"}
+            return given if meant is None else {**given, "type": meant}
+        return given
+
+    spec = ToolSpec(
+        "find",
+        _DESCRIPTION,
+        _SCHEMA,
+        _run,
+        title="Find files",
+        read_only=True,
+        prepare=prepared,
+    )
+    return define_tool(spec)
+
+
+async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
+    text = str(arguments["query"]).removeprefix("./")
+    if not text.strip("/") or len(text) > _LONGEST_QUERY or "\0" in text:
+        message = f"A query has 1 to {_LONGEST_QUERY:,} characters and no NUL; * finds everything."
+        return ToolResult.error(message, code="invalid_pattern")
+    folder, rest = split_query(text)
+    path = os.path.join(path_given(arguments), folder)
+    query = _query(arguments, rest, by_path="/" in text.rstrip("/"))
+    try:
+        root = await ctx.fs.resolve(".")
+        with await ctx.fs.folder(path) as opened:
+            names = await _walked(opened, query)
+            base = shown_path(opened.path, root)
+        await _add_named(names, query, ctx, path)
+    except OSError as exc:
+        return path_trouble(exc, path)
+    except TooManyAlternatives as exc:
+        return ToolResult.error(f"The query {exc}.", code="invalid_pattern")
+    limit = arguments.get("limit")
+    most = min(limit, _MOST) if isinstance(limit, int) else _DEFAULT_LIMIT
+    return _report(names, query, base, most)
+
+
+def _query(arguments: JsonObject, text: str, *, by_path: bool) -> Query:
+    kind = arguments.get("type")
+    if text.endswith("/"):
+        kind = Kind.DIRECTORY
+    return Query(
+        text.rstrip("/"),
+        by_path=by_path,
+        kind=Kind(kind) if isinstance(kind, str) else None,
+        no_ignore=arguments.get("noIgnore") is True,
+        hidden=arguments.get("hidden") is not False,
+        by_time=arguments.get("sort") == "mtime",
+    )
+
+
+async def _walked(folder: Folder, query: Query) -> Names:
+    """Walk in a thread, which ends soon after nobody waits for it."""
+    lent = Lent(folder.handle)
+    try:
+        return await to_thread.run_sync(
+            find_names, lent, folder.path, query, abandon_on_cancel=True
+        )
+    finally:
+        lent.give_up()
+
+
+async def _add_named(names: Names, query: Query, ctx: ToolContext, path: str) -> None:
+    """Add what the query names by its whole path: it may lie where the walk does not go."""
+    if query.is_glob or not query.by_path:
+        return
+    try:
+        found = await ctx.fs.stat(os.path.join(path, query.text), follow=False)
+    except OSError:
+        return
+    shown = query.text + ("/" if found.kind is FileKind.DIRECTORY else "")
+    if query.kind in {None, _KIND_OF.get(found.kind)} and shown not in names.paths:
+        names.paths.insert(0, shown)
+
+
+def _report(names: Names, query: Query, base: str, limit: int) -> ToolResult:
+    page = names.paths[:limit]
+    total = len(names.paths)
+    head = f"{total:,} found" if total else f"Nothing found among {names.looked_at:,} names"
+    if len(page) < total:
+        head += f", the first {len(page):,} are shown: narrow the query, or raise limit"
+    lines = [joined(base, shown_name(path)) for path in page]
+    details: dict[str, JsonValue] = {
+        "total": total,
+        "shown": len(page),
+        "ignored": names.hidden_by_rules,
+        "ignoredDirectories": names.ignored_dirs,
+        "partial": names.timed_out or names.is_full or bool(names.closed),
+    }
+    return ToolResult.text("\n".join([head, *_notices(names, query), *lines]), **details)
+
+
+def _notices(names: Names, query: Query) -> Iterator[str]:
+    if names.timed_out:
+        yield f"[Stopped after {TIME_LIMIT_S:.0f} s, with what was found until then: give a path.]"
+    if names.is_full:
+        yield "[Stopped at so many names: narrow the query, or give a path.]"
+    if names.closed:
+        yield f"[{len(names.closed):,} directories could not be looked into.]"
+    hidden = names.hidden_by_rules
+    if hidden:
+        yield f"[{hidden:,} more are hidden by ignore rules: noIgnore: true shows them.]"
+    if names.ignored_dirs and not names.paths:
+        dirs = f"{names.ignored_dirs:,} ignored directories"
+        yield f"[{dirs} were not looked into: noIgnore: true does.]"
+    if not names.paths and query.is_glob and query.by_path and not query.text.startswith("**/"):
+        yield f"[A glob with a slash is matched from the top: **/{query.text} matches anywhere.]"

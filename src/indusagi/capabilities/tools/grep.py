@@ -1,0 +1,247 @@
+"""grep: lines of files that match a pattern."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+from anyio import to_thread
+
+from indusagi.capabilities.arguments import near
+from indusagi.capabilities.files.globs import glob_regex
+from indusagi.capabilities.files.ignore import IgnoreRules
+from indusagi.capabilities.lenient import lenient
+from indusagi.capabilities.search.records import Matches
+from indusagi.capabilities.search.report import Asked, failure, report
+from indusagi.capabilities.search.request import Mode, Search
+from indusagi.capabilities.search.seek import Seeker, stamped
+from indusagi.capabilities.search.target import opened_target
+from indusagi.capabilities.search.walk import Walk
+from indusagi.capabilities.tool import ToolSpec, define_tool
+from indusagi.capabilities.tools._paths import PATH_ALIASES, path_given, path_trouble, shown_path
+from indusagi.runtime.contract import ToolResult
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from indusagi.capabilities.context import ToolContext
+    from indusagi.capabilities.search.seek import Engine, Found
+    from indusagi.capabilities.search.target import Target
+    from indusagi.capabilities.tool import DefinedTool
+    from indusagi.core.json import JsonObject
+    from indusagi.runtime.contract import JsonSchema
+
+_DEFAULT_MATCHES = 200
+_MOST_MATCHES = 5_000
+_MOST_CONTEXT = 100
+_MOST_OFFSET = 1_000_000
+_LONGEST_PATTERN = 64 * 1024
+_LOOKED_AT = 5_000
+"""Names that are looked at to see whether ignore rules have kept something out of a search."""
+_IGNORED_SHOWN = 3
+_FLAGS = frozenset("ismxguy")
+_NEWLINE = re.compile(r"(?<!\\)(?:\\\\)*\\n|\n")
+
+_SCHEMA: JsonSchema = {
+    "type": "object",
+    "properties": {
+        "pattern": {"type": "string", "description": "Regular expression (ripgrep's syntax)."},
+        "path": {"type": "string", "description": "Directory or file to search. Default: the cwd."},
+        "glob": {"type": "string", "description": "Only files like this: *.ts, src/**, !*.min.js."},
+        "type": {"type": "string", "description": "Only this kind of file: py, js, rust, md, ..."},
+        "mode": {
+            "type": "string",
+            "enum": ["content", "files", "count"],
+            "description": "Lines (default), files with a match (latest first), or counts.",
+        },
+        "flags": {
+            "type": "string",
+            "description": "i: any case; s: dot matches newlines; x: ignore spaces; m: always on.",
+        },
+        "before": {"type": "integer", "minimum": 0, "description": "Lines shown before a match."},
+        "after": {"type": "integer", "minimum": 0, "description": "Lines shown after a match."},
+        "context": {"type": "integer", "minimum": 0, "description": "Lines before and after."},
+        "literal": {"type": "boolean", "description": "Take the pattern as plain text."},
+        "multiline": {"type": "boolean", "description": "Let a match reach over several lines."},
+        "noIgnore": {"type": "boolean", "description": "Search what .gitignore excludes too."},
+        "maxMatches": {
+            "type": "integer",
+            "minimum": 1,
+            "description": "Default 200, at most 5000. Files, in the other modes.",
+        },
+        "offset": {"type": "integer", "minimum": 0, "description": "Skip so many, to page."},
+    },
+    "required": ["pattern"],
+    "additionalProperties": False,
+}
+_ALIASES = {
+    **PATH_ALIASES,
+    "output_mode": "mode",
+    "include": "glob",
+    "max_matches": "maxMatches",
+    "head_limit": "maxMatches",
+    "no_ignore": "noIgnore",
+    "fixed_strings": "literal",
+    "-A": "after",
+    "-B": "before",
+    "-C": "context",
+}
+_DESCRIPTION = (
+    "Search the contents of files with a regular expression. Case-sensitive; honours .gitignore; "
+    "searches hidden files, skips binary files and files over 20 MiB. Answers path:line: text, "
+    "sorted by path; a long line is cut to the part around the match. Use mode files for an "
+    "overview and offset for the next page. Prefer this to grep or rg in a shell."
+)
+
+
+def grep_tool(engine: Engine | None = None) -> DefinedTool:
+    """Make the tool; ripgrep searches where there is one, unless another engine is named."""
+
+    async def run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
+        search = _search(arguments)
+        if isinstance(search, ToolResult):
+            return search
+        path = path_given(arguments)
+        try:
+            root = await ctx.fs.resolve(".")
+            async with opened_target(ctx.fs, path) as target:
+                seeker = await Seeker.find(root, engine)
+                return await _answer(arguments, search, target, seeker, root)
+        except OSError as exc:
+            return path_trouble(exc, path)
+
+    spec = ToolSpec(
+        "grep",
+        _DESCRIPTION,
+        _SCHEMA,
+        run,
+        title="Search in files",
+        read_only=True,
+        prepare=lenient(_SCHEMA, _ALIASES),
+    )
+    return define_tool(spec)
+
+
+def _search(arguments: JsonObject) -> Search | ToolResult:
+    """Read what is searched for, or say what is wrong with it."""
+    pattern, flags = _text(arguments, "pattern") or "", set(_text(arguments, "flags") or "")
+    unknown = sorted(flags - _FLAGS)
+    if unknown:
+        message = f"There is no flag {unknown[0]!r}: use i, s, m or x."
+        return ToolResult.error(message, code="invalid_pattern")
+    for what in ("pattern", "glob", "type"):
+        trouble = _unusable(_text(arguments, what) or "")
+        if trouble:
+            return ToolResult.error(f"The {what} {trouble}.", code="invalid_pattern")
+    literal = arguments.get("literal") is True
+    crosses = "\n" in pattern if literal else bool(_NEWLINE.search(pattern))
+    dot_all = arguments.get("multiline") is True or "s" in flags
+    around = _number(arguments, "context", 0, _MOST_CONTEXT)
+    return Search(
+        pattern=pattern,
+        mode=Mode(_text(arguments, "mode") or Mode.CONTENT),
+        literal=literal,
+        ignore_case="i" in flags,
+        extended="x" in flags,
+        multiline=dot_all or crosses,
+        dot_all=dot_all,
+        glob=_text(arguments, "glob"),
+        type=_text(arguments, "type"),
+        before=_number(arguments, "before", around, _MOST_CONTEXT),
+        after=_number(arguments, "after", around, _MOST_CONTEXT),
+        no_ignore=arguments.get("noIgnore") is True,
+    )
+
+
+def _text(arguments: JsonObject, name: str) -> str | None:
+    value = arguments.get(name)
+    return value if isinstance(value, str) and value else None
+
+
+def _number(arguments: JsonObject, name: str, default: int, most: int) -> int:
+    value = arguments.get(name)
+    return min(value, most) if isinstance(value, int) else default
+
+
+def _unusable(text: str) -> str | None:
+    """Say why a program cannot be given a text; None if it can."""
+    if "\0" in text:
+        return "holds a NUL character, which no text file does"
+    if len(text) > _LONGEST_PATTERN:
+        return f"is longer than {_LONGEST_PATTERN:,} characters"
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return "holds half a surrogate pair, which is no text"
+    return None
+
+
+async def _answer(
+    arguments: JsonObject, search: Search, target: Target, seeker: Seeker, root: str
+) -> ToolResult:
+    accepts = None
+    if search.type is not None:
+        types = await seeker.types(target.cwd)
+        if search.type not in types:
+            return _unknown_type(search.type, types)
+        # To ripgrep, a file that a glob names is of the right type whatever it is.
+        accepts = None if search.glob is None else _named_like(types[search.type])
+    shown = shown_path(target.shown, root)
+    asked = Asked(
+        search,
+        shown,
+        _number(arguments, "maxMatches", _DEFAULT_MATCHES, _MOST_MATCHES),
+        _number(arguments, "offset", 0, _MOST_OFFSET),
+        shown if target.is_file else None,
+    )
+    found = await seeker.seek(
+        search, target, limit=asked.limit, offset=asked.offset, accepts=accepts
+    )
+    failed = failure(found, search)
+    if failed is not None:
+        return failed
+    files, ignored = await to_thread.run_sync(_facts, search, target, found)
+    return report(asked, found, files, ignored)
+
+
+def _unknown_type(name: str, types: dict[str, list[str]]) -> ToolResult:
+    meant = {kind for kind, names in types.items() if f"*.{name}" in names}
+    meant |= {near(name, types) or ""} - {""}
+    hint = f" Did you mean {', '.join(sorted(meant))}?" if meant else ""
+    message = f"There is no type {name!r}.{hint} A glob such as *.{name} does without types."
+    return ToolResult.error(message, code="invalid_pattern")
+
+
+def _named_like(patterns: list[str]) -> Callable[[str], bool]:
+    regexes = [regex for regex in map(glob_regex, patterns) if regex is not None]
+
+    def accepts(path: str) -> bool:
+        name = os.path.basename(path)
+        return any(regex.match(name) for regex in regexes)
+
+    return accepts
+
+
+def _facts(search: Search, target: Target, found: Found) -> tuple[list[str], list[str]]:
+    """Look up what only the files themselves can tell; not for the event loop."""
+    reader = found.reader
+    if isinstance(reader, Matches) and reader.matches and search.mode is Mode.FILES:
+        paths = [file.path for file in reader.sorted_files()]
+        return (paths if target.is_file else stamped(target.handle, paths)), []
+    is_empty = not (reader.matches if isinstance(reader, Matches) else reader.counts)
+    if is_empty and not target.is_file and not search.no_ignore:
+        return [], _ignored(target)
+    return [], []
+
+
+def _ignored(target: Target) -> list[str]:
+    """Name some of what ignore rules exclude."""
+    names: list[str] = []
+    walk = Walk(target.handle, IgnoreRules.load(target.shown))
+    for looked_at, met in enumerate(walk):
+        if met.is_ignored():
+            names.append(f"{met.path}/" if met.is_dir else met.path)
+        if len(names) >= _IGNORED_SHOWN or looked_at >= _LOOKED_AT:
+            break
+    return sorted(names)
