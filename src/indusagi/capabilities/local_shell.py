@@ -84,6 +84,11 @@ class LocalProcess:
         """What holds it in."""
         return self._enclosed.state
 
+    @property
+    def mark(self) -> str:
+        """What the environment of every process that it has started carries."""
+        return self._child.mark
+
     async def wait(self) -> int:
         """Wait for the command itself to exit, not for what it left in the background."""
         await self._child.exited.wait()

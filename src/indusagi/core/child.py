@@ -197,6 +197,11 @@ class Child:
         return self._exit_code
 
     @property
+    def mark(self) -> str:
+        """What the environment of every process that it starts carries."""
+        return self._mark
+
+    @property
     def output_open(self) -> bool:
         """Whether more may come of its standard output."""
         return not self.output_ended.is_set()

@@ -30,6 +30,8 @@ QUIET: Mapping[str, str] = MappingProxyType(
         "GIT_EDITOR": "true",
         # `true` would let an interactive rebase run with the list as it stands; `false` ends it.
         "GIT_SEQUENCE_EDITOR": "false",
+        # Without a terminal vim waits for keys on standard error; what `-c` asks for is done first.
+        "VIMINIT": "autocmd VimEnter * cquit",
         "GIT_TERMINAL_PROMPT": "0",
         "GH_PROMPT_DISABLED": "1",
         "DEBIAN_FRONTEND": "noninteractive",

@@ -1,0 +1,173 @@
+"""One command that goes on by itself: what it says, how it stands, its end."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import anyio
+from anyio import to_thread
+
+from indusagi.capabilities.backends import STOP_GRACE_MS
+from indusagi.capabilities.jobs.facts import Facts, facts_of
+from indusagi.capabilities.jobs.lines import LineRing
+from indusagi.capabilities.jobs.receipts import remove_receipt
+from indusagi.core.groups import signal_group
+
+if TYPE_CHECKING:
+    from indusagi.capabilities.backends import ShellProcess
+    from indusagi.capabilities.jobs.lines import Lines
+
+_GLANCE_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """How a job stands."""
+
+    state: Literal["running", "exited", "stopped"]
+    exit_code: int | None
+    """That of the command itself; None while it runs."""
+    left: int
+    """Processes that run on although the command itself has exited."""
+    age_s: float
+
+    @property
+    def running(self) -> bool:
+        """Whether anything of it still runs."""
+        return self.state == "running"
+
+    def __str__(self) -> str:
+        if self.state == "running" and self.exit_code is not None:
+            return (
+                f"running: {self.left} in the background, the command itself {how(self.exit_code)}"
+            )
+        if self.state == "running" or self.exit_code is None:
+            return self.state
+        return f"{self.state}, {how(self.exit_code)}"
+
+
+def how(code: int) -> str:
+    """Say how a command ended; a shell tells of a signal by a code above 128."""
+    number = -code if code < 0 else code - 128 if code > 128 else 0
+    try:
+        name = signal.Signals(number).name if number else ""
+    except ValueError:
+        name = ""
+    if code < 0:
+        return f"ended by {name or f'signal {number}'}"
+    return f"exit code {code} ({name})" if name else f"exit code {code}"
+
+
+class Job:
+    """A command in the table of a session."""
+
+    def __init__(
+        self,
+        *,
+        job_id: str,
+        command: str,
+        cwd: str,
+        process: ShellProcess,
+        path: str | None,
+        receipt: str | None,
+    ) -> None:
+        self.id = job_id
+        self.command = command
+        self.cwd = cwd
+        self.path = path
+        """The file with all of its output, if one could be made."""
+        self.process = process
+        self.cursor = 0
+        """The last line that was told."""
+        self._ring = LineRing()
+        self._receipt = receipt
+        self._started = anyio.current_time()
+        self._ended: float | None = None
+        self._stopped = False
+        self._left = 0
+        process.follow(self._ring.feed)
+
+    @property
+    def over(self) -> bool:
+        """Whether it is known that nothing of it runs any more."""
+        return self._ended is not None
+
+    async def look(self) -> JobState:
+        """See how it stands; what has ended by itself is put away."""
+        if not self.over and self.process.exit_code is not None:
+            self._left = len(await to_thread.run_sync(self.process.survivors))
+            if not self._left:
+                await self.process.wait()
+                await self._put_away()
+        return self.state()
+
+    def state(self) -> JobState:
+        """Tell how it stood when it was last looked at."""
+        end = anyio.current_time() if self._ended is None else self._ended
+        kind = "running" if not self.over else "stopped" if self._stopped else "exited"
+        return JobState(kind, self.process.exit_code, self._left, end - self._started)
+
+    async def facts(self) -> Facts:
+        """Tell what its processes use."""
+        return await to_thread.run_sync(self._facts)
+
+    def _facts(self) -> Facts:
+        return facts_of([self.process.pid, *self.process.survivors()])
+
+    async def poll(self, wait_ms: int, match: str | None) -> None:
+        """Wait until it says something that was not told yet, or what `match` asks for, or ends."""
+        seen = self._ring.seen if self._ring.total == self.cursor else (-1, 0)
+        with anyio.move_on_after(wait_ms / 1000):
+            while (await self.look()).running and not self._has_said(match, seen):  # noqa: ASYNC110 — nobody tells of the end of what is not our child
+                await anyio.sleep(_GLANCE_S)
+
+    def _has_said(self, match: str | None, seen: tuple[int, int]) -> bool:
+        if match is None:
+            return self._ring.seen != seen
+        said = self._ring.after(self.cursor)
+        return any(match in line for line in (*said.texts, said.open_line))
+
+    def told(self, *, lines: int | None, since_last: bool) -> Lines:
+        """Give lines, and remember which were given."""
+        if lines is not None:
+            found = self._ring.last(lines)
+        else:
+            found = self._ring.after(self.cursor if since_last else 0)
+        self.cursor = found.last
+        return found
+
+    async def skip(self) -> None:
+        """Count all that a command said before it was adopted as told."""
+        await self.process.wait()
+        self.cursor = self._ring.total
+
+    async def stop(self, first: signal.Signals = signal.SIGTERM) -> JobState:
+        """End everything of it: the first signal, then SIGKILL; safe to call twice."""
+        if (await self.look()).running:
+            self._stopped = True
+            grace_ms = 0 if first is signal.SIGKILL else STOP_GRACE_MS
+            if first not in {signal.SIGTERM, signal.SIGKILL}:
+                grace_ms = await self._after(first)
+            await self.process.stop(grace_ms=grace_ms)
+            self._left = len(await to_thread.run_sync(self.process.survivors))
+            await self._put_away()
+        return self.state()
+
+    async def _after(self, first: signal.Signals) -> int:
+        """Send another signal than the usual one, and tell what patience is left after it."""
+        if self.process.exit_code is None:
+            signal_group(self.process.pid, first)
+        with anyio.move_on_after(STOP_GRACE_MS / 1000, shield=True):
+            while (await self.look()).running:  # noqa: ASYNC110 — as in poll
+                await anyio.sleep(_GLANCE_S)
+            return STOP_GRACE_MS
+        return 0
+
+    async def _put_away(self) -> None:
+        self._ended = anyio.current_time()
+        with anyio.CancelScope(shield=True):
+            await self.process.aclose()
+            if self._receipt is not None:
+                await to_thread.run_sync(remove_receipt, self._receipt)

@@ -1,0 +1,143 @@
+"""The jobs of a session: one table, whoever starts them, and all of them end with the session."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import anyio
+from anyio import to_thread
+
+from indusagi.capabilities.context import PerContext
+from indusagi.capabilities.jobs.job import Job
+from indusagi.capabilities.jobs.receipts import write_receipt
+from indusagi.capabilities.local_shell import LocalShell
+from indusagi.core.ids import new_ulid
+from indusagi.core.places import make_private_dir
+
+if TYPE_CHECKING:
+    from indusagi.capabilities.backends import ShellProcess
+    from indusagi.capabilities.context import ToolContext
+    from indusagi.capabilities.spill import SessionDir
+
+LIVE_JOBS = 32
+_FINISHED_JOBS = 64
+"""How many that are over can still be asked about."""
+
+
+class TableFull(OSError):
+    """As many jobs run as may run at once."""
+
+
+class JobTable:
+    """The jobs of one session, by their ids."""
+
+    def __init__(self, prefix: str = "job") -> None:
+        self._prefix = prefix
+        self._jobs: dict[str, Job] = {}
+        self._made = 0
+        self._starting = 0
+        self._bound = False
+
+    def bind(self, ctx: ToolContext) -> None:
+        """Have all jobs ended with the context, and what the shell keeps removed."""
+        if self._bound:
+            return
+        self._bound = True
+        if isinstance(ctx.shell, LocalShell):
+            ctx.closing.add(ctx.shell.aclose)
+        ctx.closing.add(self.aclose)
+
+    def get(self, job_id: str) -> Job | None:
+        """Find a job."""
+        return self._jobs.get(job_id)
+
+    def all(self) -> list[Job]:
+        """List the jobs in the order in which they were started."""
+        return list(self._jobs.values())
+
+    async def start(self, ctx: ToolContext, command: str, cwd: str) -> Job:
+        """Start a command as a job.
+
+        Raises:
+            TableFull: Too many are running.
+            OSError: It cannot be started.
+        """
+        await self._make_room()
+        self._starting += 1
+        try:
+            path = await capture_path(ctx.session_dir, "jobs")
+            process = await ctx.shell.spawn(command, cwd=cwd, output_path=path, with_input=True)
+            try:
+                return await self._add(process, command, cwd, path)
+            except BaseException:
+                await process.aclose()
+                raise
+        finally:
+            self._starting -= 1
+
+    async def adopt(self, process: ShellProcess, command: str, cwd: str, path: str | None) -> Job:
+        """Take in what a command has left in the background.
+
+        Raises:
+            TableFull: Too many are running.
+        """
+        await self._make_room()
+        job = await self._add(process, command, cwd, path)
+        await job.skip()
+        return job
+
+    async def _add(self, process: ShellProcess, command: str, cwd: str, path: str | None) -> Job:
+        self._made += 1
+        job_id = f"{self._prefix}-{self._made}"
+        receipt = await to_thread.run_sync(_receipt, process, command, cwd)
+        job = Job(
+            job_id=job_id, command=command, cwd=cwd, process=process, path=path, receipt=receipt
+        )
+        self._jobs[job_id] = job
+        return job
+
+    async def _make_room(self) -> None:
+        live = [job for job in self.all() if (await job.look()).running]
+        if len(live) + self._starting >= LIVE_JOBS:
+            raise TableFull(f"{LIVE_JOBS} jobs are running already: stop one of them first")
+        over = [job for job in self.all() if job.over]
+        for job in over[: max(len(over) - _FINISHED_JOBS, 0)]:
+            del self._jobs[job.id]
+
+    async def aclose(self) -> None:
+        """End all jobs, side by side; what could not be ended is not waited for."""
+        async with anyio.create_task_group() as tasks:
+            for job in self.all():
+                tasks.start_soon(job.stop)
+
+
+def _receipt(process: ShellProcess, command: str, cwd: str) -> str | None:
+    try:
+        return write_receipt(process.mark, process.pid, command, cwd) if process.mark else None
+    except OSError:  # a full disk is no reason not to run a job
+        return None
+
+
+async def capture_path(session: SessionDir, folder: str) -> str | None:
+    """Name a new file of the session for an output; None if there can be none."""
+    return await to_thread.run_sync(_capture_path, session, folder)
+
+
+def _capture_path(session: SessionDir, folder: str) -> str | None:
+    try:
+        return os.path.join(
+            make_private_dir(os.path.join(session.make(), folder)), f"{new_ulid()}.out"
+        )
+    except OSError:
+        return None
+
+
+_TABLES: PerContext[JobTable] = PerContext(JobTable)
+
+
+def jobs_of(ctx: ToolContext) -> JobTable:
+    """Give the table of a session, which ends with it."""
+    table = _TABLES.of(ctx)
+    table.bind(ctx)
+    return table

@@ -1,0 +1,98 @@
+"""What a program wrote, as text for a model: no escapes, no overwritten progress, no bytes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from indusagi.capabilities.budget import OutputBudget, clip
+from indusagi.runtime.contract import Keep
+
+if TYPE_CHECKING:
+    from indusagi.capabilities.backends import ShellProcess
+
+SHOWN_BYTES = 30_000
+SHOWN_LINES = 1_900
+_WHOLE_BYTES = 1024 * 1024
+"""Up to here all of it is looked at: a progress bar writes much and leaves little."""
+_HEAD_SHARE = 5
+_SNIFFED_BYTES = 8 * 1024
+_BINARY_SHARE = 0.3
+_ESCAPES = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]"  # control sequences: colours, cursor moves
+    r"|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?"  # strings for the terminal: titles, clipboards
+    r"|\x1b[ -/]*[0-~]"  # everything else that starts with an escape
+)
+_OVERSTRUCK = re.compile(r"[^\n]\x08")
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What is shown of an output."""
+
+    text: str
+    whole: bool
+    """Whether nothing was left out."""
+
+
+def plain_text(data: bytes) -> str:
+    """Read an output as a terminal would show it."""
+    text = data.decode("utf-8", "replace").replace("\r\n", "\n")
+    text = _ESCAPES.sub("", text)
+    if "\r" in text:
+        text = "\n".join(_settled(line) for line in text.split("\n"))
+    if "\x08" in text:
+        text = _OVERSTRUCK.sub("", text)
+    return _CONTROLS.sub("", text)
+
+
+def _settled(line: str) -> str:
+    """Give what the last of several writings over one line has left."""
+    return line.rstrip("\r").rpartition("\r")[2]
+
+
+def is_binary(data: bytes) -> bool:
+    """Tell whether this is no text: a NUL byte, or too much that no terminal could show."""
+    sample = data[:_SNIFFED_BYTES]
+    if not sample:
+        return False
+    text = sample.decode("utf-8", "replace")
+    odd = sum(1 for char in _ESCAPES.sub("", text) if char == "\ufffd" or _CONTROLS.match(char))
+    return b"\0" in sample or odd > _BINARY_SHARE * len(text)
+
+
+def shown_output(process: ShellProcess, whole_is_in: str | None) -> Shown:
+    """Read what a command wrote and cut it for a model; not for the event loop.
+
+    Raises:
+        OSError: The output could not be kept.
+    """
+    size = process.output_size()
+    start = process.read_output(0, _SNIFFED_BYTES)
+    if is_binary(start):
+        return Shown(f"[binary {size:,} bytes]", whole=False)
+    if size <= _WHOLE_BYTES:
+        return _cut(plain_text(process.read_output()), size, whole_is_in)
+    head = plain_text(process.read_output(0, _WHOLE_BYTES // 4))
+    tail = plain_text(process.read_output(size - _WHOLE_BYTES))
+    return Shown(_joined(*_ends(head, tail), size, whole_is_in), whole=False)
+
+
+def _cut(text: str, size: int, whole_is_in: str | None) -> Shown:
+    if OutputBudget(SHOWN_BYTES, SHOWN_LINES).admits(text):
+        return Shown(text, whole=True)
+    return Shown(_joined(*_ends(text, text), size, whole_is_in), whole=False)
+
+
+def _ends(head: str, tail: str) -> tuple[str, str]:
+    first = OutputBudget(SHOWN_BYTES // _HEAD_SHARE, SHOWN_LINES // _HEAD_SHARE)
+    rest = OutputBudget(SHOWN_BYTES - first.max_bytes, SHOWN_LINES - first.max_lines)
+    return clip(head, first, Keep.HEAD).head, clip(tail, rest, Keep.TAIL).tail
+
+
+def _joined(head: str, tail: str, size: int, whole_is_in: str | None) -> str:
+    where = "" if whole_is_in is None else f" The whole is in {whole_is_in}."
+    left_out = max(size - len(head.encode()) - len(tail.encode()), 0)
+    return f"{head.rstrip()}\n[… about {left_out:,} of {size:,} bytes left out.{where}]\n{tail}"

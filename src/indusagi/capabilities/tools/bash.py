@@ -1,0 +1,309 @@
+"""`bash`: run a command and give what it said.
+
+It is over when the shell exits. What runs on in the background is kept as a job of the session;
+what is over its time, or no longer wanted, is ended with all that it has started.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+
+import anyio
+from anyio import to_thread
+
+from indusagi.capabilities.backends import Ended, FileKind, SandboxMissing
+from indusagi.capabilities.context import PerContext
+from indusagi.capabilities.jobs.foreground import Watch, lasting_survivors
+from indusagi.capabilities.jobs.job import how
+from indusagi.capabilities.jobs.meaning import benign_exit
+from indusagi.capabilities.jobs.table import TableFull, capture_path, jobs_of
+from indusagi.capabilities.jobs.text import Shown, shown_output
+from indusagi.capabilities.lenient import lenient
+from indusagi.capabilities.sandbox.policy import is_within
+from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
+from indusagi.capabilities.tools._paths import path_given, path_trouble
+from indusagi.core.text import clean_text
+from indusagi.runtime.content import TextContentBlock
+from indusagi.runtime.contract import Keep, ToolResult
+
+if TYPE_CHECKING:
+    from indusagi.capabilities.backends import SandboxState, ShellProcess
+    from indusagi.capabilities.context import ToolContext
+    from indusagi.capabilities.jobs.job import Job
+    from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.runtime.contract import JsonSchema
+
+DEFAULT_TIMEOUT_MS = 120_000
+LONGEST_TIMEOUT_MS = 600_000
+_DESCRIPTION = """Run a command with bash and return its output (stdout and stderr in order).
+Nobody answers prompts: standard input is empty, there is no terminal, pagers and editors are off.
+The working directory carries over between calls while it stays in the workspace; variables do not.
+Of a long output both ends are shown and the whole is kept in a file.
+A process left running in the background becomes a job: see, poll and stop it with `process`.
+Use `background: true` (or `process`) for servers and watchers. For reading, searching and editing
+files the other tools are better than cat, grep, find and sed."""
+_SCHEMA: JsonSchema = {
+    "type": "object",
+    "properties": {
+        "command": {"type": "string", "description": "What bash is to run."},
+        "timeoutMs": {
+            "type": "integer",
+            "minimum": 1,
+            "maximum": LONGEST_TIMEOUT_MS,
+            "description": f"After this it is ended; {DEFAULT_TIMEOUT_MS} if not given.",
+        },
+        "cwd": {
+            "type": "string",
+            "description": "Where this one command starts; relative to the workspace.",
+        },
+        "description": {"type": "string", "description": "What it is for, in a few words."},
+        "background": {"type": "boolean", "description": "Start it as a job and return at once."},
+    },
+    "required": ["command"],
+    "additionalProperties": False,
+}
+_ALIASES = {
+    "cmd": "command",
+    "script": "command",
+    "timeout": "timeoutMs",
+    "timeout_ms": "timeoutMs",
+    "workdir": "cwd",
+    "working_directory": "cwd",
+    "run_in_background": "background",
+    "is_background": "background",
+}
+
+
+def bash_tool() -> DefinedTool:
+    """Make the tool."""
+    return define_tool(
+        ToolSpec(
+            "bash",
+            _DESCRIPTION,
+            _SCHEMA,
+            _run,
+            title="Run a command",
+            prepare=lenient(_SCHEMA, _ALIASES),
+        )
+    )
+
+
+class _Session:
+    """What one command leaves for the next."""
+
+    def __init__(self) -> None:
+        self.cwd: str | None = None
+        """Where the last command ended, if that is not the workspace itself."""
+        self.warned = False
+
+
+_SESSIONS: PerContext[_Session] = PerContext(_Session)
+
+
+@dataclass(slots=True)
+class _Report:
+    """What is said of a command below its output, and what programs are told."""
+
+    notes: list[str] = field(default_factory=list[str])
+    details: dict[str, JsonValue] = field(default_factory=dict[str, "JsonValue"])
+    code: str | None = None
+    """Set if it is an error."""
+
+    def result(self, output: str) -> ToolResult:
+        """Make the answer."""
+        said = [output.rstrip("\n") or "(no output)", *(f"[{note}]" for note in self.notes)]
+        details = self.details if self.code is None else {"code": self.code, **self.details}
+        return ToolResult(
+            (TextContentBlock("\n".join(said)),),
+            self.code is not None,
+            details=details,
+            keep=Keep.ENDS,
+        )
+
+
+async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
+    session, report, table = _SESSIONS.of(ctx), _Report(), jobs_of(ctx)
+    given = arguments.get("cwd")
+    try:
+        folder = await _folder(arguments, ctx, session, report)
+    except OSError as exc:
+        return path_trouble(exc, path_given(arguments, "cwd"))
+    command = cast("str", arguments["command"])
+    try:
+        if arguments.get("background"):
+            return _in_background(await table.start(ctx, command, folder))
+        path = await capture_path(ctx.session_dir, "tool-output")
+        process = await ctx.shell.spawn(command, cwd=folder, output_path=path)
+    except OSError as exc:
+        return _refused(exc)
+    _tell_of_sandbox(process.sandbox, session, report)
+    limit = cast("int", arguments.get("timeoutMs", DEFAULT_TIMEOUT_MS))
+    return await _Call(command, folder, path, process, ctx, report).seen_through(
+        limit, None if given else session
+    )
+
+
+async def _folder(
+    arguments: JsonObject, ctx: ToolContext, session: _Session, report: _Report
+) -> str:
+    """Say where the command is to start.
+
+    Raises:
+        OSError: There is no such directory, or it is not for commands.
+    """
+    if arguments.get("cwd") is None and session.cwd is not None:
+        try:
+            return await _directory(session.cwd, ctx)
+        except OSError:
+            report.notes.append(f"{clean_text(session.cwd)[0]} is gone: started in {ctx.cwd}")
+            session.cwd = None
+    return await _directory(path_given(arguments, "cwd"), ctx)
+
+
+async def _directory(path: str, ctx: ToolContext) -> str:
+    folder = await ctx.fs.resolve(path)
+    if (await ctx.fs.stat(folder)).kind is not FileKind.DIRECTORY:
+        raise NotADirectoryError(20, "is not a directory")
+    return folder
+
+
+def _refused(exc: OSError) -> ToolResult:
+    code = "denied" if isinstance(exc, SandboxMissing) else "spawn"
+    return ToolResult.error(f"the command was not run: {exc.strerror or exc}", code=code)
+
+
+def _in_background(job: Job) -> ToolResult:
+    text = f"{job.id} started (pid {job.process.pid}): poll and stop it with the process tool"
+    return ToolResult.text(
+        text, job=job.id, pid=job.process.pid, sandbox=str(job.process.sandbox), path=job.path
+    )
+
+
+def _tell_of_sandbox(state: SandboxState, session: _Session, report: _Report) -> None:
+    report.details["sandbox"] = str(state)
+    if state.kind == "none" and not session.warned:
+        session.warned = True
+        report.notes.append(f"commands run without a sandbox here: {state.detail}")
+
+
+class _Call:
+    """One command that is waited for."""
+
+    def __init__(
+        self,
+        command: str,
+        folder: str,
+        path: str | None,
+        process: ShellProcess,
+        ctx: ToolContext,
+        report: _Report,
+    ) -> None:
+        self._command = command
+        self._folder = folder
+        self._path = path
+        self._process = process
+        self._ctx = ctx
+        self._report = report
+        self._watch = Watch(process, ctx)
+
+    async def seen_through(self, limit_ms: int, session: _Session | None) -> ToolResult:
+        """Wait for the end and answer; whatever happens, nothing runs on that nobody knows of."""
+        adopted = False
+        try:
+            ended = await self._watch.until_over(limit_ms / 1000)
+            if ended is Ended.CANCELLED:
+                # A cancelled token asks for an answer: with what was said so far.
+                with anyio.CancelScope(shield=True):
+                    return await self._stopped(f"stopped: {self._ctx.cancel.reason}", "cancelled")
+            if ended is Ended.TIMEOUT:
+                return await self._stopped(f"timed out after {limit_ms:,} ms", "timeout")
+            if session is not None:
+                await self._remember(session)
+            shown = await self._shown()
+            self._judge(shown)
+            adopted = await self._keep_survivors()
+            return self._report.result(shown.text)
+        except OSError as exc:
+            return ToolResult.error(f"its output could not be kept: {exc}", code="failed")
+        finally:
+            if not adopted:
+                with anyio.CancelScope(shield=True):
+                    await self._give_up()
+
+    async def _stopped(self, why: str, code: str) -> ToolResult:
+        await self._process.stop()
+        shown = await self._shown()
+        self._report.code = code
+        self._report.details |= {"ended": code, "exitCode": self._process.exit_code}
+        if self._watch.stalled:
+            why = f"{why}; it was waiting for somebody to type"
+        self._report.notes.append(f"{why}; it was ended with all that it had started")
+        return self._report.result(shown.text)
+
+    async def _shown(self) -> Shown:
+        shown = await to_thread.run_sync(shown_output, self._process, self._path)
+        self._report.details |= {
+            "bytes": self._process.output_size(),
+            "truncated": not shown.whole,
+            "path": None if shown.whole else self._path,
+        }
+        return shown
+
+    async def _give_up(self) -> None:
+        """End what is left, and remove a file that holds no more than what was shown."""
+        await self._process.aclose()
+        if self._path is not None and self._report.details.get("path") is None:
+            await to_thread.run_sync(_unlink, self._path)
+
+    def _judge(self, shown: Shown) -> None:
+        code = self._process.exit_code or 0
+        self._report.details |= {"ended": "exited", "exitCode": code}
+        if code == 0:
+            return
+        answer = benign_exit(self._command, code, shown.text)
+        self._report.notes.append(how(code) if answer is None else f"{how(code)}: {answer}")
+        self._report.code = "failed" if answer is None else None
+
+    async def _remember(self, session: _Session) -> None:
+        """Keep the directory in which the shell ended for the next command."""
+        final = await self._process.final_cwd()
+        if final is None:
+            return
+        root = await self._ctx.fs.resolve(".")
+        if is_within(final, root):
+            session.cwd = None if final == root else final
+            self._report.details["cwd"] = final
+            return
+        session.cwd = None
+        shown, _ = clean_text(final)
+        self._report.notes.append(
+            f"ended in {shown}, which is not in the workspace: the next command starts in {root}"
+        )
+
+    async def _keep_survivors(self) -> bool:
+        """Make a job of what runs on; tell whether there is one."""
+        left = await lasting_survivors(self._process)
+        if not left:
+            return False
+        pids = ", ".join(map(str, left))
+        try:
+            job = await jobs_of(self._ctx).adopt(
+                self._process, self._command, self._folder, self._path
+            )
+        except TableFull as exc:
+            self._report.notes.append(f"ended what ran on in the background (pids {pids}): {exc}")
+            return False
+        self._report.details |= {"job": job.id, "survivors": [*left]}
+        count = "1 process runs" if len(left) == 1 else f"{len(left)} processes run"
+        self._report.notes.append(
+            f"{count} on in the background as {job.id} (pids {pids}): use the process tool"
+        )
+        return True
+
+
+def _unlink(path: str) -> None:
+    with suppress(OSError):
+        os.unlink(path)

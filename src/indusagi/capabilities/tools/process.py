@@ -1,0 +1,243 @@
+"""`process`: commands that go on in the background, as jobs of the session."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING, cast
+
+from anyio import to_thread
+
+from indusagi.capabilities.backends import SandboxMissing
+from indusagi.capabilities.jobs.table import TableFull, jobs_of
+from indusagi.capabilities.jobs.text import plain_text
+from indusagi.capabilities.lenient import lenient
+from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
+from indusagi.core.text import clean_text, cut_text
+from indusagi.runtime.content import TextContentBlock
+from indusagi.runtime.contract import Keep, ToolResult
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from indusagi.capabilities.context import ToolContext
+    from indusagi.capabilities.jobs.job import Job, JobState
+    from indusagi.capabilities.jobs.lines import Lines
+    from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.runtime.contract import JsonSchema
+
+LONGEST_WAIT_MS = 30_000
+_SHOWN_COMMAND = 80
+_SIGNALS = ("TERM", "INT", "HUP", "QUIT", "KILL")
+_DESCRIPTION = """Start, watch and stop commands that run in the background: servers, watchers,
+long builds. Actions: `start` {command} gives an id; `poll` {id} gives the lines since the last
+poll, with `waitMs` and `match` it waits for a line that contains a text; `list`; `stop` {id} ends
+everything the job has started; `write` {id, input, eof} types into its standard input.
+Jobs end with the session. What `bash` left running is a job too."""
+_SCHEMA: JsonSchema = {
+    "type": "object",
+    "properties": {
+        "action": {"type": "string", "enum": ["start", "list", "poll", "stop", "write"]},
+        "command": {"type": "string", "description": "start: what bash is to run."},
+        "cwd": {"type": "string", "description": "start: where; relative to the workspace."},
+        "id": {"type": "string", "description": "poll, stop, write: the job, such as job-1."},
+        "sinceLast": {
+            "type": "boolean",
+            "description": "poll: false gives all lines that are kept, told before or not.",
+        },
+        "lines": {
+            "type": "integer",
+            "minimum": 1,
+            "maximum": 2_000,
+            "description": "poll: give the last so many lines instead.",
+        },
+        "waitMs": {
+            "type": "integer",
+            "minimum": 0,
+            "maximum": LONGEST_WAIT_MS,
+            "description": "poll: how long to wait for something to be said.",
+        },
+        "match": {
+            "type": "string",
+            "description": "poll: wait for a line that contains this text.",
+        },
+        "input": {"type": "string", "description": "write: what to type; end a line with \\n."},
+        "eof": {"type": "boolean", "description": "write: end its input after that."},
+        "signal": {
+            "type": "string",
+            "enum": [*_SIGNALS],
+            "description": "stop: what to send first; SIGKILL follows after 3 s.",
+        },
+    },
+    "required": ["action"],
+    "additionalProperties": False,
+}
+_ALIASES = {
+    "cmd": "command",
+    "job": "id",
+    "jobId": "id",
+    "job_id": "id",
+    "since_last": "sinceLast",
+    "wait_ms": "waitMs",
+    "timeoutMs": "waitMs",
+    "text": "input",
+}
+
+
+def process_tool() -> DefinedTool:
+    """Make the tool."""
+    return define_tool(
+        ToolSpec(
+            "process",
+            _DESCRIPTION,
+            _SCHEMA,
+            _run,
+            title="Background processes",
+            prepare=lenient(_SCHEMA, _ALIASES),
+        )
+    )
+
+
+async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
+    action = cast("str", arguments["action"])
+    if action == "start":
+        return await _start(arguments, ctx)
+    if action == "list":
+        return await _list(ctx)
+    job_id = arguments.get("id")
+    if not isinstance(job_id, str):
+        return ToolResult.error(f"{action} needs the id of a job", code="not_found")
+    job = jobs_of(ctx).get(job_id)
+    if job is None:
+        known = ", ".join(job.id for job in jobs_of(ctx).all()) or "there are none"
+        return ToolResult.error(
+            f"no job is called {clean_text(job_id)[0]!r}: {known}", code="not_found"
+        )
+    return await _ON_JOB[action](job, arguments)
+
+
+async def _start(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
+    command, folder = arguments.get("command"), arguments.get("cwd")
+    if not isinstance(command, str):
+        return ToolResult.error("start needs a command", code="spawn")
+    try:
+        cwd = await ctx.fs.resolve(folder if isinstance(folder, str) else ".")
+        job = await jobs_of(ctx).start(ctx, command, cwd)
+    except TableFull as exc:
+        return ToolResult.error(str(exc), code="failed")
+    except OSError as exc:
+        code = "denied" if isinstance(exc, SandboxMissing) else "spawn"
+        return ToolResult.error(f"the job was not started: {exc.strerror or exc}", code=code)
+    where = "" if job.path is None else f"; all of its output is in {job.path}"
+    return ToolResult.text(
+        f"{job.id} started (pid {job.process.pid}){where}",
+        id=job.id,
+        pid=job.process.pid,
+        path=job.path,
+        sandbox=str(job.process.sandbox),
+    )
+
+
+async def _list(ctx: ToolContext) -> ToolResult:
+    rows: list[JsonValue] = []
+    shown: list[str] = []
+    for job in jobs_of(ctx).all():
+        state = await job.look()
+        row = _facts(job, state)
+        line = f"{_headline(job, state)}"
+        if state.running:
+            used = await job.facts()
+            row |= {"cpuS": used.cpu_s, "rssBytes": used.rss_bytes, "ports": [*used.ports]}
+            ports = f", listens on {', '.join(map(str, used.ports))}" if used.ports else ""
+            line += f" [cpu {used.cpu_s:.1f} s, {used.rss_bytes // 1024:,} KiB{ports}]"
+        rows.append(row)
+        shown.append(line)
+    return ToolResult.text("\n".join(shown) or "no jobs", jobs=rows)
+
+
+async def _poll(job: Job, arguments: JsonObject) -> ToolResult:
+    match = arguments.get("match")
+    wanted = match if isinstance(match, str) and match else None
+    wait_ms = arguments.get("waitMs", LONGEST_WAIT_MS if wanted is not None else 0)
+    await job.poll(cast("int", wait_ms), wanted)
+    state = await job.look()
+    said = job.told(
+        lines=cast("int | None", arguments.get("lines")),
+        since_last=arguments.get("sinceLast") is not False,
+    )
+    lines = [*said.texts, *([f"{said.open_line} [unfinished line]"] if said.open_line else ())]
+    raw = "\n".join(lines).encode("utf-8", "replace")
+    text = await to_thread.run_sync(plain_text, raw)
+    details = _facts(job, state) | {
+        "firstLine": said.first,
+        "lines": len(said.texts),
+        "dropped": said.dropped,
+        "openLine": said.open_line,
+    }
+    if wanted is not None:
+        details["matched"] = any(wanted in line for line in (*said.texts, said.open_line))
+    return ToolResult(
+        (TextContentBlock("\n".join([_headline(job, state), *_span(job, said, text)])),),
+        details=details,
+        keep=Keep.TAIL,
+    )
+
+
+def _span(job: Job, said: Lines, text: str) -> Sequence[str]:
+    where = "" if job.path is None else f"; all of it is in {job.path}"
+    dropped = (
+        [f"[{said.dropped:,} earlier lines are no longer kept{where}]"] if said.dropped else []
+    )
+    if not text:
+        return [*dropped, "(nothing more was said)"]
+    count = f"lines {said.first:,} to {said.last:,}" if said.texts else f"after line {said.last:,}"
+    return [*dropped, f"[{count}]", text]
+
+
+async def _stop(job: Job, arguments: JsonObject) -> ToolResult:
+    name = arguments.get("signal")
+    first = signal.Signals[f"SIG{name}"] if isinstance(name, str) else signal.SIGTERM
+    state = await job.stop(first)
+    if state.left:
+        return ToolResult.error(
+            f"{_headline(job, state)}: {state.left} of its processes could not be ended",
+            code="failed",
+            **_facts(job, state),
+        )
+    return ToolResult.text(_headline(job, state), **_facts(job, state))
+
+
+async def _write(job: Job, arguments: JsonObject) -> ToolResult:
+    text, eof = arguments.get("input", ""), arguments.get("eof") is True
+    try:
+        data = cast("str", text).encode()
+        await job.process.write_input(data, close=eof)
+    except (OSError, UnicodeEncodeError) as exc:
+        return ToolResult.error(f"{job.id} could not be written to: {exc}", code="failed")
+    end = " and the end of its input" if eof else ""
+    return ToolResult.text(f"{job.id} was given {len(data):,} bytes{end}", id=job.id)
+
+
+_ON_JOB: dict[str, Callable[[Job, JsonObject], Awaitable[ToolResult]]] = {
+    "poll": _poll,
+    "stop": _stop,
+    "write": _write,
+}
+
+
+def _headline(job: Job, state: JobState) -> str:
+    command, _ = clean_text(" ".join(job.command.split()))
+    about = f"pid {job.process.pid}, {state.age_s:.0f} s"
+    return f"{job.id} {state} ({about}): {cut_text(command, _SHOWN_COMMAND)}"
+
+
+def _facts(job: Job, state: JobState) -> dict[str, JsonValue]:
+    return {
+        "id": job.id,
+        "pid": job.process.pid,
+        "state": state.state,
+        "exitCode": state.exit_code,
+        "left": state.left,
+        "ageS": state.age_s,
+        "command": job.command,
+        "path": job.path,
+    }
