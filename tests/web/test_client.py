@@ -98,6 +98,29 @@ def _trusting(certificate: Path) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=str(certificate))
 
 
+async def test_an_ipv6_server_is_reached_and_named_in_brackets() -> None:
+    heard: list[bytes] = []
+
+    async def handle(stream: anyio.abc.SocketStream) -> None:
+        async with stream:
+            heard.append(await stream.receive())
+            await stream.send(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nsix")
+
+    try:
+        server = await anyio.create_tcp_listener(local_host="::1")
+    except OSError:
+        pytest.skip("no IPv6 here")
+    async with server, anyio.create_task_group() as group:
+        port: int = server.extra(anyio.abc.SocketAttribute.local_port)
+        group.start_soon(server.serve, handle)
+        settings = WebSettings(allow_private=[f"[::1]:{port}"])
+        found = await fetched(f"http://[0:0::1]:{port}/", settings)
+        group.cancel_scope.cancel()
+        assert isinstance(found, Fetched)
+        assert found.body == b"six"
+        assert f"Host: [::1]:{port}\r\n".encode() in heard[0]
+
+
 @pytest.mark.parametrize("status", [204, 304, 404, 500])
 async def test_a_status_is_handed_on_as_it_is(status: int) -> None:
     async with http_server(replying(b"", status)) as server:
@@ -512,3 +535,67 @@ async def test_interim_answers_without_end_end_at_the_deadline() -> None:
         with pytest.raises(WebTrouble) as caught:
             await page(server, WebSettings(total_s=0.2))
     assert caught.value.code == "timeout"
+
+
+# -- through a proxy ------------------------------------------------------------------------------
+
+
+async def nobody_asks(host: str, port: int) -> Sequence[str]:
+    raise AssertionError(f"{host} was looked up")
+
+
+async def test_a_proxy_that_was_named_is_asked_in_place_of_the_server() -> None:
+    async with http_server(replying(b"by proxy")) as server:
+        settings = WebSettings(
+            proxy=f"http://127.0.0.1:{port_of(server)}",
+            proxy_auth=("me", "secret"),
+            resolver=nobody_asks,
+        )
+        found = await fetched("http://open.example/a?b", settings)
+    assert isinstance(found, Fetched)
+    assert found.body == b"by proxy"
+    (request,) = server.requests
+    assert request.path == "http://open.example:80/a?b"
+    assert request.headers["host"] == "open.example"
+    assert request.headers["proxy-authorization"].startswith("Basic ")
+
+
+async def test_a_proxy_that_refuses_is_told_as_such() -> None:
+    async with http_server(replying(b"", 407)) as server:
+        settings = WebSettings(proxy=f"http://127.0.0.1:{port_of(server)}")
+        with pytest.raises(WebTrouble, match="the proxy refused") as caught:
+            await fetched("https://open.example/", settings)
+    assert caught.value.facts["reason"] == "proxy"
+    assert server.requests[0].method == "CONNECT"
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1", "10.0.0.1", "[::1]", "localhost", "intranet", "a.internal", "printer.local"],
+)
+async def test_r48_a_proxy_is_not_sent_into_ones_own_network(host: str) -> None:
+    async with http_server(replying()) as server:
+        settings = WebSettings(proxy=f"http://127.0.0.1:{port_of(server)}")
+        with pytest.raises(WebTrouble) as caught:
+            await fetched(f"http://{host}/", settings)
+    assert caught.value.code == "denied"
+    assert server.requests == []
+
+
+async def test_a_server_of_ones_own_is_reached_past_the_proxy() -> None:
+    async with listener() as (port, connected):
+        async with http_server(replying()) as server:
+            proxy = replace(open_to(server), proxy=f"http://127.0.0.1:{port}")
+            assert (await page(server, proxy)).body == b"hello"
+        assert connected == []
+
+
+async def test_a_proxy_of_another_kind_is_refused() -> None:
+    with pytest.raises(WebTrouble, match="proxy"):
+        await fetched("http://open.example/", WebSettings(proxy="https://proxy.example"))
+
+
+async def test_an_ipv6_address_is_not_named_to_a_proxy() -> None:
+    settings = WebSettings(proxy="http://127.0.0.1:9")
+    with pytest.raises(WebTrouble, match="through a proxy"):
+        await fetched("http://[2606:4700::1111]/", settings)

@@ -50,6 +50,14 @@ class WebSettings:
     user_agent: str = f"indus/{__version__}"
     resolver: Resolver | None = None
     """In place of the system's."""
+    proxy: str | None = None
+    """An HTTP proxy, as `http://host:port`, that looks up names and dials in our place.
+
+    None is taken from the environment. What a name leads to is then for the proxy to check: here
+    only addresses and names of one's own network are refused. `allow_private` goes past it.
+    """
+    proxy_auth: tuple[str, str] | None = None
+    """The user name and password for the proxy."""
     tls: ssl.SSLContext | None = None
     """In place of the system's certificates."""
     cache_s: float = 15 * 60.0

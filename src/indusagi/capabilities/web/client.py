@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol
 
 from anyio import fail_after, to_thread
 
@@ -17,7 +17,12 @@ from indusagi.capabilities.egress import WebTrouble
 from indusagi.capabilities.web.addresses import AT_HOME, kind_of
 from indusagi.capabilities.web.body import Body, EndedEarly
 from indusagi.capabilities.web.resolve import system_resolver
-from indusagi.capabilities.web.target import parse_host_and_port, parse_target, same_site
+from indusagi.capabilities.web.target import (
+    is_within,
+    parse_host_and_port,
+    parse_target,
+    same_site,
+)
 from indusagi.core.text import clean_text, cut_text
 
 if TYPE_CHECKING:
@@ -30,8 +35,9 @@ if TYPE_CHECKING:
     from indusagi.capabilities.web.target import Target
     from indusagi.core.json import JsonValue
 
-_Exchange: TypeAlias = (
-    "Callable[[Target, Sequence[str], Mapping[str, str]], AbstractAsyncContextManager[Answer]]"
+_OWN_NAMES: Final = (
+    *("localhost", "local", "localdomain", "internal", "intranet", "private", "corp"),
+    *("home", "lan", "home.arpa"),
 )
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 
@@ -70,6 +76,7 @@ class WebClient:
     def __init__(self, settings: WebSettings) -> None:
         self._settings = settings
         self._resolve = settings.resolver or system_resolver
+        self._proxy = _proxy(settings.proxy)
         self._at_home = frozenset(parse_host_and_port(text) for text in settings.allow_private)
 
     async def fetch(
@@ -111,13 +118,13 @@ class WebClient:
         hops: Sequence[str],
     ) -> Fetched | Elsewhere | _Onward:
         addresses = await self._checked(target)
-        exchange = await to_thread.run_sync(_loaded, self._settings, target.scheme == "https")
+        exchange = await to_thread.run_sync(self._loaded, addresses, target.scheme == "https")
         headers = {
             "User-Agent": self._settings.user_agent,
             "Accept": accept,
             "Accept-Encoding": "gzip",
         }
-        async with exchange(target, addresses, headers) as answer:
+        async with exchange(target, headers=headers) as answer:
             location = answer.headers.get("location")
             if answer.status in _REDIRECTS and location is not None:
                 return self._onward(target, answer.status, location, hops)
@@ -140,6 +147,16 @@ class WebClient:
             target, answer.status, answer.headers, body.data, body.packed, body.cut, tuple(hops)
         )
 
+    def _loaded(self, addresses: Sequence[str], secure: bool) -> _Exchange:
+        """Load the HTTP library and, where it is needed, the certificates: not for the loop."""
+        from indusagi.capabilities.web import dial  # noqa: PLC0415 — the library, on first use
+
+        settings = self._settings
+        tls = (settings.tls or dial.shared_tls()) if secure else None
+        proxy = None if addresses else self._proxy
+        route = dial.Route(addresses, settings.connect_s, tls, proxy, settings.proxy_auth)
+        return partial(dial.exchange, route=route)
+
     def _onward(
         self, target: Target, status: int, location: str, hops: Sequence[str]
     ) -> Elsewhere | _Onward:
@@ -157,7 +174,7 @@ class WebClient:
     # -- what may be dialled ----------------------------------------------------------------
 
     async def _checked(self, target: Target) -> Sequence[str]:
-        """Give the addresses of a target, all of them allowed."""
+        """Give the addresses of a target, all of them allowed; none: the proxy finds them."""
         if target.port not in self._settings.ports and not self._is_at_home(target):
             allowed = ", ".join(map(str, self._settings.ports))
             message = (
@@ -165,9 +182,23 @@ class WebClient:
                 "the web settings' `ports` can name others"
             )
             raise WebTrouble(message, code="denied", reason="port", host=target.host)
+        if self._proxy is not None and not self._is_at_home(target):
+            self._refuse_by_name(target)
+            return ()
         found = [target.host] if target.address else await self._looked_up(target)
         self._refuse_unless_open(target, found)
         return found
+
+    def _refuse_by_name(self, target: Target) -> None:
+        """Refuse what a proxy would find in one's own network, as far as a name tells."""
+        if target.address is not None:
+            self._refuse_unless_open(target, [target.host])
+            if target.address.version == 6:  # the library writes it to a proxy without brackets
+                message = f"{target.host}: an IPv6 address cannot be fetched through a proxy"
+                raise WebTrouble(message, code="unsupported", reason="proxy")
+        elif "." not in target.host or is_within(target.host, _OWN_NAMES):
+            message = f"{target.host}: a name of one's own network, which is not on the open web"
+            raise WebTrouble(message, code="denied", reason="name", host=target.host)
 
     async def _looked_up(self, target: Target) -> Sequence[str]:
         try:
@@ -202,16 +233,25 @@ class WebClient:
         return (target.host, target.port) in self._at_home or (target.host, None) in self._at_home
 
 
+class _Exchange(Protocol):
+    def __call__(
+        self, target: Target, *, headers: Mapping[str, str]
+    ) -> AbstractAsyncContextManager[Answer]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class _Onward:
     target: Target
 
 
-def _loaded(settings: WebSettings, secure: bool) -> _Exchange:
-    from indusagi.capabilities.web import dial  # noqa: PLC0415 — the HTTP library, on first use
-
-    tls = (settings.tls or dial.shared_tls()) if secure else None
-    return partial(dial.exchange, connect_s=settings.connect_s, tls=tls)
+def _proxy(address: str | None) -> Target | None:
+    if address is None:
+        return None
+    proxy = parse_target(address)
+    if proxy.scheme != "http":
+        message = f"the proxy {_shown(address)} must be named as http://host:port"
+        raise WebTrouble(message, code="unsupported", reason="proxy")
+    return proxy
 
 
 def _on_the_way(trouble: WebTrouble, hops: Sequence[str]) -> WebTrouble:

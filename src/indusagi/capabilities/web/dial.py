@@ -15,7 +15,7 @@ import ssl
 import threading
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 import httpcore2
 from anyio import CancelScope
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 _TRIED: Final = 4
 """How many addresses of one name are dialled, one after the other."""
+_Connection: TypeAlias = "httpcore2.AsyncHTTPConnection | httpcore2.AsyncHTTPProxy"
 _making_tls = threading.Lock()
 
 
@@ -48,6 +49,29 @@ class Answer:
     headers: Mapping[str, str]
     """By name in small letters; of several with one name the first."""
     pieces: AsyncGenerator[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How to get to a server: straight to one of its addresses or, without any, by a proxy."""
+
+    addresses: Sequence[str]
+    connect_s: float
+    tls: ssl.SSLContext | None
+    """For a server that is to be spoken to in private."""
+    proxy: Target | None = None
+    proxy_auth: tuple[str, str] | None = None
+
+    def connection(self, origin: httpcore2.Origin) -> _Connection:
+        """Make the connection; nothing is dialled yet."""
+        if self.proxy is None:
+            network = Pinned(self.addresses)
+            return httpcore2.AsyncHTTPConnection(
+                origin, ssl_context=self.tls, network_backend=network
+            )
+        return httpcore2.AsyncHTTPProxy(
+            self.proxy.url, proxy_auth=self.proxy_auth, ssl_context=self.tls
+        )
 
 
 class Pinned(httpcore2.AsyncNetworkBackend):
@@ -79,11 +103,7 @@ class Pinned(httpcore2.AsyncNetworkBackend):
 
 @asynccontextmanager
 async def exchange(
-    target: Target,
-    addresses: Sequence[str],
-    headers: Mapping[str, str],
-    connect_s: float,
-    tls: ssl.SSLContext | None,
+    target: Target, route: Route, headers: Mapping[str, str]
 ) -> AsyncGenerator[Answer]:
     """Send a GET request, and close the connection when the block is left.
 
@@ -97,13 +117,9 @@ async def exchange(
         "GET",
         url,
         headers={"Host": target.authority, "Connection": "close", **headers},
-        extensions={"timeout": {"connect": connect_s}},
+        extensions={"timeout": {"connect": route.connect_s}},
     )
-    connection = httpcore2.AsyncHTTPConnection(
-        url.origin,
-        ssl_context=tls if target.scheme == "https" else None,
-        network_backend=Pinned(addresses),
-    )
+    connection = route.connection(url.origin)
     try:
         try:
             response = await connection.handle_async_request(request)
@@ -140,7 +156,12 @@ def _by_name(headers: Iterable[tuple[bytes, bytes]]) -> Mapping[str, str]:
     return found
 
 
-_FAILURES = (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException)
+_FAILURES = (
+    httpcore2.NetworkError,
+    httpcore2.ProtocolError,
+    httpcore2.TimeoutException,
+    httpcore2.ProxyError,
+)
 
 
 def _trouble(target: Target, exc: Exception) -> WebTrouble:
@@ -156,6 +177,8 @@ def _trouble(target: Target, exc: Exception) -> WebTrouble:
             detail = getattr(cause, "verify_message", "") or cause.reason or str(cause)
             message = f"{where}: no safe connection could be made: {detail}"
             return WebTrouble(message, code="failed", reason="tls")
+    if isinstance(exc, httpcore2.ProxyError):
+        return WebTrouble(f"the proxy refused {where}: {exc}", code="failed", reason="proxy")
     if isinstance(exc, httpcore2.ProtocolError):
         message = f"{where} did not answer with HTTP: {exc}"
         return WebTrouble(message, code="failed", reason="protocol")
