@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import anyio
 import pytest
+from anyio.lowlevel import checkpoint
 from tests.support.scripts import unmeasured
 from tests.support.waiting import until
 
@@ -825,3 +826,24 @@ async def test_a_link_is_removed_and_not_what_it_leads_to(fs: Fs, tmp_path: Path
     (tmp_path / "link").symlink_to("folder")
     await fs.rm("link/")
     assert os.listdir(tmp_path) == ["folder"]
+
+
+async def test_a_caller_that_is_cancelled_does_not_leave_before_the_file_is_written(
+    fs: Fs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slowly(_handle: int) -> None:
+        begun.set()
+        go_on.wait(10)
+
+    monkeypatch.setattr(os, "fsync", slowly)
+    task = asyncio.ensure_future(fs.write_file("a", b"x"))  # noqa: TID251 — knows no scopes
+    await anyio.to_thread.run_sync(begun.wait, 10)
+    for _ in range(3):
+        task.cancel()
+        await checkpoint()
+    assert not task.done()
+    go_on.set()
+    await asyncio.wait({task})
+    assert (task.cancelled(), os.listdir(tmp_path)) == (True, ["a"])

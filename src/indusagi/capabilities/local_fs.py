@@ -143,11 +143,11 @@ class LocalFs:
             message = f"half a surrogate pair at character {exc.start} is not text"
             raise OSError(errno.EILSEQ, message, path) from exc
         put = partial(put_file, data=content, given=path)
-        await to_thread.run_sync(partial(self._at, path, put, writing=True))
+        await _to_the_end(partial(self._at, path, put, writing=True))
 
     async def mkdir(self, path: str) -> None:
         """Make a directory and those above it; one that is there is fine."""
-        await to_thread.run_sync(self._make, path)
+        await _to_the_end(partial(self._make, path))
 
     async def readdir(self, path: str) -> Sequence[DirEntry]:
         """List a directory, sorted by name."""
@@ -155,7 +155,7 @@ class LocalFs:
 
     async def rm(self, path: str) -> None:
         """Remove a file, a link or an empty directory."""
-        await to_thread.run_sync(partial(self._at, path, _remove, writing=True, follow=False))
+        await _to_the_end(partial(self._at, path, _remove, writing=True, follow=False))
 
     def _place(self, path: str, *, writing: bool = False, follow: bool = True) -> _Place:
         """Resolve a path and have the policy look at where it leads; the only way to anything."""
@@ -247,6 +247,11 @@ def _joined(cwd: str, path: str) -> str:
     if not usable:
         raise OSError(errno.EINVAL, "a path cannot hold such characters", path)
     return os.path.join(cwd, path)
+
+
+async def _to_the_end(change: Callable[[], None]) -> None:
+    # A caller that left before the end would let go of the file's lock while it is written.
+    await seen_through(to_thread.run_sync(change), "change a file")
 
 
 async def _close(folder: Folder) -> None:
