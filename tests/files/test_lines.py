@@ -133,6 +133,16 @@ def test_line_endings_across_chunks_are_counted_once(newline: bytes, first: int)
     ]
 
 
+@pytest.mark.parametrize("ending", [b"\r", b"\r\n"])
+def test_a_return_at_the_border_of_a_chunk_ends_one_line(ending: bytes) -> None:
+    border = CHUNK_BYTES + HEAD_BYTES
+    data = b"a\r" * (HEAD_BYTES // 2 + 10)
+    data += b"x" * (border - 1 - len(data)) + ending + b"y\rz\r"
+    found = scanned(data, -2)
+    assert [text for _, text in shown(found)] == ["y", "z"]
+    assert found.lines[0].number == HEAD_BYTES // 2 + 12
+
+
 @pytest.mark.parametrize(
     "border", range(CHUNK_BYTES + HEAD_BYTES - 3, CHUNK_BYTES + HEAD_BYTES + 2)
 )

@@ -75,7 +75,7 @@ def fit_picture(data: bytes, mime: str) -> Picture | Unshown:
 def picture_size(data: bytes) -> tuple[int, int] | None:
     """Read width and height of a PNG, GIF, JPEG or WebP from its header."""
     try:
-        if data.startswith(b"\x89PNG"):
+        if data.startswith(b"\x89PNG") and data[12:16] == b"IHDR":
             return struct.unpack(">II", data[16:24])
         if data.startswith(b"GIF8"):
             return struct.unpack("<HH", data[6:10])

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from indusagi.capabilities.files.codec import TextForm
 
-SCAN_LIMIT_BYTES = 256 * 1024 * 1024
+SCAN_LIMIT_BYTES = 128 * 1024 * 1024
 """A larger file is not read to its end: its lines are not counted and its digest is not taken."""
 LONGEST_LINE = 2_000
 """Characters of a line that are shown."""

@@ -57,5 +57,5 @@ def _text(library: Any, data: bytes, first: int, last: int) -> dict[str, Any]:
     return {"total": len(document), "pages": pages}
 
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # pragma: no cover — in a process that tells nobody what it ran
     main()

@@ -51,27 +51,24 @@ async def not_there(exc: OSError, path: str, ctx: ToolContext) -> ToolResult:
     if exc.errno not in _NOT_THERE:
         return path_trouble(exc, path)
     name, _ = clean_text(path)
-    if await _is_link(path, ctx):
-        why = f"{name} is a link that leads nowhere"
-        return ToolResult.error(why, code="not_found")
     folder, last = os.path.split(path.rstrip("/"))
-    try:
-        entries = await ctx.fs.readdir(folder or ".")
-    except OSError:
-        return ToolResult.error(
-            f"{name} does not exist, and neither does a directory for it", code="not_found"
-        )
+    entries = await _entries_of(folder or ".", ctx)
+    if entries is None:
+        why = f"{name} does not exist, and neither does a directory for it"
+        return ToolResult.error(why, code="not_found")
+    if any(entry.name == last for entry in entries):
+        return ToolResult.error(f"{name} is a link that leads nowhere", code="not_found")
     near = await to_thread.run_sync(near_names, last, entries)
     paths: list[JsonValue] = [clean_text(os.path.join(folder, other))[0] for other in near]
     hint = f"; did you mean {' or '.join(str(other) for other in paths)}?" if paths else ""
     return ToolResult.error(f"{name} does not exist{hint}", code="not_found", near=paths)
 
 
-async def _is_link(path: str, ctx: ToolContext) -> bool:
+async def _entries_of(folder: str, ctx: ToolContext) -> Sequence[DirEntry] | None:
     try:
-        return (await ctx.fs.stat(path, follow=False)).kind is FileKind.SYMLINK
+        return await ctx.fs.readdir(folder)
     except OSError:
-        return False
+        return None
 
 
 def near_names(name: str, entries: Sequence[DirEntry]) -> Sequence[str]:

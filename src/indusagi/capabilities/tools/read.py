@@ -11,6 +11,8 @@ from functools import partial
 from threading import Event
 from typing import TYPE_CHECKING
 
+from anyio import to_thread
+
 from indusagi.capabilities.backends import FileKind
 from indusagi.capabilities.budget import STANDARD_BYTES, STANDARD_LINES
 from indusagi.capabilities.files.lines import LONGEST_LINE, Scan, Wanted
@@ -103,7 +105,7 @@ async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
         seen = await _look(path, found.size, _wanted(arguments, ctx), ctx)
     except OSError as exc:
         return path_trouble(exc, path)
-    name = shown_path(resolved, ctx.cwd)
+    name = await to_thread.run_sync(shown_path, resolved, ctx.cwd)
     return await _show(seen, arguments, name, resolved, ctx)
 
 
