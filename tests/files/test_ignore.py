@@ -16,14 +16,80 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-ATOMS = r"""
-a b ab é .x a.b * ? ** / */ **/ /** /**/ *** *.b {a,b} A 1 - . ! # \! \# \a \* \
-[ab] [!a] [^b] [a-c] [[:upper:]] [[:alpha:]] [[:digit:][:space:]] [[:foo:]] [[:a] []a] [\]a] [--a]
-[b-a] [a-\c] [a [a- [a\ [ ]
-""".split()
-ATOMS += ["\\ ", " ", "a b"]
-NAMES = r"a b ab ba A B 1 .x a.b b.a é * [a] !a #a {a,b} a* ] - aab \a c A1 a\".split()
-NAMES += ["a b", "a ", "\udce9"]
+ATOMS = [
+    *[
+        r"a",
+        r"b",
+        r"ab",
+        r"é",
+        r".x",
+        r"a.b",
+        r"*",
+        r"?",
+        r"**",
+        r"/",
+        r"*/",
+        r"**/",
+        r"/**",
+        r"/**/",
+        r"***",
+        r"*.b",
+        r"{a,b}",
+        r"A",
+        r"1",
+        r"-",
+        r".",
+        r"!",
+        r"#",
+        r"\!",
+        r"\#",
+        r"\a",
+        r"\*",
+        r"[",
+        r"]",
+    ],
+    *[
+        "[ab]",
+        "[!a]",
+        "[^b]",
+        "[a-c]",
+        "[[:upper:]]",
+        "[[:alpha:]]",
+        "[[:digit:][:space:]]",
+        "[[:foo:]]",
+        "[[:a]",
+    ],
+    *[r"[]a]", r"[\]a]", r"[--a]", r"[b-a]", r"[a-\c]", r"[a", r"[a-"],
+    *("[a\\", "\\", "\\ ", " ", "a b"),
+]
+NAMES = [
+    *[
+        r"a",
+        r"b",
+        r"ab",
+        r"ba",
+        r"A",
+        r"B",
+        r"1",
+        r".x",
+        r"a.b",
+        r"b.a",
+        r"é",
+        r"*",
+        r"[a]",
+        r"!a",
+        r"#a",
+        r"{a,b}",
+        r"a*",
+        r"]",
+        r"-",
+        r"aab",
+        r"\a",
+        r"c",
+        r"A1",
+    ],
+    *("a\\", "a b", "a ", "\udce9"),
+]
 
 
 @pytest.fixture(autouse=True)

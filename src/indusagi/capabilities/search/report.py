@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from indusagi.capabilities.files.hidden import hidden_in
 from indusagi.capabilities.search.naming import joined, shown_name
 from indusagi.capabilities.search.records import Counts, Matches
 from indusagi.capabilities.search.request import MAX_FILE_BYTES, Mode, path_key
@@ -185,9 +186,9 @@ def _notices(asked: Asked, found: Found, body: Sequence[str]) -> Iterator[str]:
         if reader.too_long:
             names = _some(asked, sorted(set(reader.too_long), key=path_key))
             yield f"[Lines of more than 1 MiB match and are not shown: {names}.]"
-    unseen = sum(clean_text(line)[1] for line in body)
-    if unseen:
-        yield f"[{_counted(unseen, 'invisible or control character')} in the lines below.]"
+    hidden = hidden_in(enumerate(body, 1))
+    if hidden:
+        yield f"[Below, counted from the next line: {'; '.join(map(str, hidden))}.]"
 
 
 def _complaint(said: str, asked: Asked) -> str:
