@@ -385,12 +385,14 @@ async def test_records_that_a_git_file_points_to_are_protected_before_they_are_t
     await world.fs.mkdir("metal")
 
 
-@pytest.mark.parametrize("content", [b"", b"nothing", b"gitdir: a\0b", b"\xff" * 9000])
+@pytest.mark.parametrize(
+    "content", [b"", b"nothing", b"gitdir: a\0b", b"\xff" * 9000, b"gitdir: ..", b"gitdir: ."]
+)
 async def test_a_git_file_that_points_nowhere_protects_only_itself(
     world: World, content: bytes
 ) -> None:
     (world.root / ".git").write_bytes(content)
-    await world.fs.write_file("a", b"x")
+    await world.fs.write_file("sub/a", b"x")
     with pytest.raises(PathRefused):
         await world.fs.write_file(".git", b"x")
 

@@ -138,7 +138,8 @@ def _is_git_s(resolved: str, base: str) -> bool:
             return True
         folder = os.path.dirname(folder)
         records = _pointed_to(os.path.join(folder, ".git"))
-        if records is not None and is_within(resolved, records):
+        # One that points to the directory it stands in, or above, would close the whole workspace.
+        if records and is_within(resolved, records) and not is_within(folder, records):
             return True
     return False
 
