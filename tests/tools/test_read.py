@@ -506,7 +506,7 @@ async def test_a_broken_or_very_large_notebook_is_shown_as_the_text_it_is(
     (tmp_path / "a.ipynb").write_text('{"cells": [\n<<<<<<< HEAD\n')
     ctx = context(tmp_path)
     assert lines_of(await read(ctx, "a.ipynb")) == [(1, '{"cells": ['), (2, "<<<<<<< HEAD")]
-    monkeypatch.setattr(look, "WHOLE_BYTES", 10_000)
+    monkeypatch.setattr(look, "NOTEBOOK_BYTES", 10_000)
     (tmp_path / "b.ipynb").write_bytes(notebook() + b"\n" * 10_000)
     assert json.loads(lines_of(await read(ctx, "b.ipynb"))[0][1])["cells"] == []
 

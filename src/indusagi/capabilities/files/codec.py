@@ -11,11 +11,7 @@ import codecs
 import errno
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import BinaryIO
+from typing import Literal, Protocol, TypeAlias
 
 LineEnding: TypeAlias = Literal["lf", "crlf", "cr", "mixed", "none"]
 
@@ -41,13 +37,18 @@ _PLAIN = bytes(range(0x20, 0x7F)) + b"\t\r\n"
 _HIGH = bytes(range(0x80, 0x100))
 _CONTROLS = bytes(range(0x80, 0xA0))
 """Control characters in Latin-1, which no text has; quotes and dashes in windows-1252."""
-_ENDINGS: dict[LineEnding, str] = {
-    "lf": "LF line endings",
-    "crlf": "CRLF line endings",
-    "cr": "CR line endings",
-    "mixed": "mixed line endings",
-    "none": "no line endings",
-}
+
+
+class Digest(Protocol):
+    """A digest that is taken piece by piece."""
+
+    def update(self, data: bytes, /) -> None:
+        """Take the next piece."""
+        ...
+
+    def hexdigest(self) -> str:
+        """Give it in hexadecimal digits."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,34 +126,15 @@ def is_text(text: str) -> bool:
     return "\0" not in text
 
 
-def describe(form: TextForm) -> str:
-    """Say in words what is not to be seen in the text: `UTF-16-LE with a mark, CRLF ...`."""
-    name = form.encoding.upper() + (" (guessed)" if form.guessed else "")
-    name += " with a byte order mark" if form.bom else ""
-    name += ", with bytes that are not in this encoding" if form.damaged else ""
-    unfinished = form.line_ending != "none" and not form.final_newline
-    end = ", no newline at the end" if unfinished else ""
-    return f"{name}, {_ENDINGS[form.line_ending]}{end}"
+def new_digest() -> Digest:
+    """Start the digest by which a file's content is known to the read state."""
+    return hashlib.sha256()
 
 
 def digest_bytes(data: bytes) -> str:
-    """Give the digest by which a file's content is known to the read state."""
-    return hashlib.sha256(data).hexdigest()
-
-
-def digest_of(file: BinaryIO, stopped: Callable[[], bool] | None = None) -> str:
-    """Give the digest of a file from where it stands to its end, without loading it.
-
-    Args:
-        file: Open for reading.
-        stopped: Asked between chunks; when it says yes the digest of a part is returned, since
-            nobody is there any more to use it.
-    """
-    found = hashlib.sha256()
-    while chunk := file.read(CHUNK_BYTES):
-        found.update(chunk)
-        if stopped is not None and stopped():
-            break
+    """Give that digest of a whole file."""
+    found = new_digest()
+    found.update(data)
     return found.hexdigest()
 
 

@@ -38,23 +38,24 @@ class Hidden:
 
     kind: str
     count: int
-    first_line: int
+    first: int
+    unit: str
 
     def __str__(self) -> str:
         times = f"{self.count:,} " if self.count > 1 else ""
         place = "first in" if self.count > 1 else "in"
-        return f"{times}{_KINDS[self.kind]} {place} line {self.first_line}"
+        return f"{times}{_KINDS[self.kind]} {place} {self.unit} {self.first}"
 
 
-def hidden_in(lines: Iterable[tuple[int, str]]) -> Sequence[Hidden]:
-    """List the kinds of hidden characters in numbered lines, in a fixed order."""
+def hidden_in(parts: Iterable[tuple[int, str]], unit: str = "line") -> Sequence[Hidden]:
+    """List the kinds of hidden characters in numbered lines, or pages, in a fixed order."""
     counts: dict[str, int] = {}
     first: dict[str, int] = {}
-    for number, text in lines:
+    for number, text in parts:
         if text.isascii() and text.isprintable():
             continue
         for found in _HIDDEN.finditer(text):
             kind = found.lastgroup or ""
             counts[kind] = counts.get(kind, 0) + 1
             first.setdefault(kind, number)
-    return tuple(Hidden(kind, counts[kind], first[kind]) for kind in _KINDS if kind in counts)
+    return tuple(Hidden(kind, counts[kind], first[kind], unit) for kind in _KINDS if kind in counts)

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from indusagi.capabilities.files.notebook import Notebook
 
 WHOLE_BYTES = 32 * 1024 * 1024
-"""Pictures, PDF files and notebooks are loaded; larger ones are not, and a notebook is text."""
+"""Pictures and PDF files are loaded; larger ones are not."""
+NOTEBOOK_BYTES = 16 * 1024 * 1024
+"""A larger notebook is shown as the text it is: its JSON would be parsed in one go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ def look(
         return cells or scan(file, head, size, wanted, stopped)
     if found.family == "other":
         return Binary(found, size, head)
-    data = _rest(file, head)
+    data = _rest(file, head, WHOLE_BYTES)
     if len(data) > WHOLE_BYTES:
         return Oversized(found)
     return Loaded(found.family, found.mime, data, digest_bytes(data))
@@ -85,13 +87,14 @@ def look(
 
 def _cells(file: BinaryIO, head: bytes) -> Cells | None:
     """Read a notebook; what is not one is text, and is left to be read from behind the head."""
-    data = _rest(file, head)
-    notebook = read_notebook(data) if len(data) <= WHOLE_BYTES else None
+    data = _rest(file, head, NOTEBOOK_BYTES)
+    notebook = read_notebook(data) if len(data) <= NOTEBOOK_BYTES else None
     if notebook is None:
         file.seek(len(head))
         return None
     return Cells(notebook, digest_bytes(data))
 
 
-def _rest(file: BinaryIO, head: bytes) -> bytes:
-    return head + (file.read(WHOLE_BYTES + 1 - len(head)) or b"")
+def _rest(file: BinaryIO, head: bytes, most: int) -> bytes:
+    """Read on, one byte too many of what is too large."""
+    return head + (file.read(most + 1 - len(head)) or b"")

@@ -12,7 +12,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
-MOST_CHARACTERS = 2_000_000
+MOST_CHARACTERS = 500_000
 """Of all pages together."""
 _MEMORY_BYTES = 2 * 1024 * 1024 * 1024
 _CPU_S = 30

@@ -7,7 +7,6 @@ is known, which can be at the very end of the file.
 from __future__ import annotations
 
 import codecs
-import hashlib
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities.files.codec import (
@@ -18,6 +17,7 @@ from indusagi.capabilities.files.codec import (
     high_bytes,
     line_ending_of,
     mark_of,
+    new_digest,
     sample_at,
 )
 from indusagi.capabilities.files.sniff import HEAD_BYTES
@@ -79,7 +79,8 @@ class Whole:
 
     def __init__(self, head: bytes) -> None:
         self.bom, encoding = mark_of(head)
-        self.digest = hashlib.sha256(self.bom)
+        self.digest = new_digest()
+        self.digest.update(self.bom)
         self.size = len(self.bom)
         self.places: list[tuple[int, int]] = []
         """Where chunks start, and in which line, counted from 1."""

@@ -70,15 +70,15 @@ async def show_pdf(
         "firstPage": found.first,
         "lastPage": last,
     }
-    return ToolResult.text("\n".join(_pdf_lines(found, last)), **facts)
+    return ToolResult.text(await to_thread.run_sync(_pdf_text, found, last), **facts)
 
 
-def _pdf_lines(found: PdfPages, last: int) -> Sequence[str]:
+def _pdf_text(found: PdfPages, last: int) -> str:
+    pages = [(number, _sound(text)) for number, text in enumerate(found.texts, start=found.first)]
     lines: list[str] = []
-    for number, text in enumerate(found.texts, start=found.first):
-        lines.append(f"--- page {number} ---")
-        lines.append(_sound(text) or "[no text on this page]")
-    hidden = hidden_in(enumerate(lines, start=1))
+    for number, text in pages:
+        lines += [f"--- page {number} ---", text or "[no text on this page]"]
+    hidden = hidden_in(pages, "page")
     if hidden:
         lines.insert(0, f"[hidden characters: {', '.join(str(kind) for kind in hidden)}]")
     after = f"next pages='{last + 1}-{min(last + MOST_PAGES, found.total)}'"
@@ -86,7 +86,7 @@ def _pdf_lines(found: PdfPages, last: int) -> Sequence[str]:
         f"[pages {found.first}-{last} of {found.total}; "
         f"{after if last < found.total else 'end of file'}]"
     )
-    return lines
+    return "\n".join(lines)
 
 
 async def show_notebook(
