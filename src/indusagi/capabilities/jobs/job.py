@@ -147,9 +147,7 @@ class Job:
         """End everything of it: the first signal, then SIGKILL; safe to call twice."""
         if (await self.look()).running:
             self._stopped = True
-            grace_ms = 0 if first is signal.SIGKILL else STOP_GRACE_MS
-            if first not in {signal.SIGTERM, signal.SIGKILL}:
-                grace_ms = await self._after(first)
+            grace_ms = STOP_GRACE_MS if first is signal.SIGTERM else await self._after(first)
             await self.process.stop(grace_ms=grace_ms)
             self._left = len(await to_thread.run_sync(self.process.survivors))
             await self._put_away()

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, cast
 from anyio import to_thread
 
 from indusagi.capabilities.backends import SandboxMissing
+from indusagi.capabilities.budget import OutputBudget, clip
 from indusagi.capabilities.jobs.table import TableFull, jobs_of
-from indusagi.capabilities.jobs.text import plain_text
+from indusagi.capabilities.jobs.text import SHOWN_BYTES, SHOWN_LINES, plain_text
 from indusagi.capabilities.lenient import lenient
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
 from indusagi.core.text import clean_text, cut_text
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 LONGEST_WAIT_MS = 30_000
 _SHOWN_COMMAND = 80
+_SHOWN = OutputBudget(SHOWN_BYTES, SHOWN_LINES)
 _SIGNALS = ("TERM", "INT", "HUP", "QUIT", "KILL")
 _DESCRIPTION = """Start, watch and stop commands that run in the background: servers, watchers,
 long builds. Actions: `start` {command} gives an id; `poll` {id} gives the lines since the last
@@ -183,13 +185,14 @@ async def _poll(job: Job, arguments: JsonObject) -> ToolResult:
 
 
 def _span(job: Job, said: Lines, text: str) -> Sequence[str]:
-    where = "" if job.path is None else f"; all of it is in {job.path}"
-    dropped = (
-        [f"[{said.dropped:,} earlier lines are no longer kept{where}]"] if said.dropped else []
-    )
+    where = "" if job.path is None else f"; all of its output is in {job.path}"
+    dropped = [f"[{said.dropped:,} earlier lines are not kept{where}]"] if said.dropped else []
     if not text:
         return [*dropped, "(nothing more was said)"]
     count = f"lines {said.first:,} to {said.last:,}" if said.texts else f"after line {said.last:,}"
+    if not _SHOWN.admits(text):
+        text = clip(text, _SHOWN, Keep.TAIL).tail
+        count = f"{count}, of which the last are shown{where}"
     return [*dropped, f"[{count}]", text]
 
 
