@@ -1,0 +1,136 @@
+"""`memory`: notes that outlive a conversation, over whatever store the host brings."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from indusagi.capabilities.lenient import lenient
+from indusagi.capabilities.tool import ToolSpec, define_tool
+from indusagi.runtime.contract import ToolResult
+from induscode.deck.contract import CapabilityCard, Profile, capability_id
+
+if TYPE_CHECKING:
+    from indusagi.capabilities.context import ToolContext
+    from indusagi.core.json import JsonObject
+    from indusagi.runtime.contract import JsonSchema
+    from induscode.deck.contract import Capability, DeckContext, MemoryStore
+
+LARGEST_BYTES = 32 * 1024
+_DIFF_LINES = 80
+_SECRET = re.compile(
+    r"-----BEGIN [A-Z ]*PRIVATE KEY|\bAKIA[0-9A-Z]{16}\b|\bgh[pousr]_[A-Za-z0-9]{30,}"
+    r"|\bsk-[A-Za-z0-9_-]{20,}|\bxox[abprs]-[A-Za-z0-9-]{10,}"
+    r"|(?i:\b(?:password|passwd|secret|token|api[_-]?key)\b\s*[:=]\s*\S{6,})"
+)
+"""What a secret looks like to somebody who knows the usual shapes of them."""
+_PARAMETERS: JsonSchema = {
+    "type": "object",
+    "properties": {
+        "action": {"type": "string", "enum": ["read", "replace", "append"]},
+        "content": {"type": "string", "description": "For replace and append."},
+    },
+    "required": ["action"],
+    "additionalProperties": False,
+}
+
+
+class InMemoryStore:
+    """Notes that last as long as the card."""
+
+    def __init__(self) -> None:
+        self._content = ""
+
+    async def read(self) -> str:
+        """Give the notes."""
+        return self._content
+
+    async def replace(self, content: str) -> None:
+        """Write the notes anew."""
+        self._content = content
+
+    async def append(self, content: str) -> None:
+        """Add to the notes, on a line of its own."""
+        self._content = joined(self._content, content)
+
+
+def joined(notes: str, content: str) -> str:
+    """Put `content` on a line of its own behind the notes; what stands there last already stays."""
+    content = content.removesuffix("\n")
+    if notes.removesuffix("\n").endswith(content) and _ends_line(notes, content):
+        return notes
+    between = "" if not notes or notes.endswith("\n") else "\n"
+    return f"{notes}{between}{content}\n"
+
+
+def _ends_line(notes: str, content: str) -> bool:
+    before = notes.removesuffix("\n")[: -len(content) or None]
+    return bool(content) and (before == "" or before.endswith("\n") or before == notes)
+
+
+def memory_card() -> CapabilityCard:
+    """Give the row of the catalog."""
+    summary = "Keep notes from one conversation to the next"
+    return CapabilityCard(capability_id("memory"), "Memory", summary, (Profile.ALL,), _build)
+
+
+def _build(deck: DeckContext) -> Capability:
+    store: MemoryStore = deck.framework.memory or InMemoryStore()
+
+    async def run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
+        action, content = arguments["action"], arguments.get("content")
+        if action == "read":
+            return _shown(await store.read())
+        if not isinstance(content, str):
+            message = f"To {action} the notes, send `content`."
+            return ToolResult.error(message, code="invalid_arguments")
+        return await _write(store, content, append=action == "append")
+
+    description = (
+        "Notes that you keep for later. `read` shows them, `append` adds a line, `replace` writes "
+        f"all of them anew. They hold {LARGEST_BYTES // 1024} KiB. Never put secrets there."
+    )
+    return define_tool(
+        ToolSpec(
+            "memory",
+            description,
+            _PARAMETERS,
+            run,
+            title="Memory",
+            prepare=lenient(_PARAMETERS, {"text": "content"}),
+        )
+    )
+
+
+def _shown(notes: str) -> ToolResult:
+    return ToolResult.text(notes or "The notes are empty.", bytes=len(notes.encode()))
+
+
+async def _write(store: MemoryStore, content: str, *, append: bool) -> ToolResult:
+    before = await store.read()
+    after = joined(before, content) if append else content
+    size = len(after.encode("utf-8", "backslashreplace"))
+    if size > LARGEST_BYTES:
+        message = (
+            f"The notes would have {size:,} bytes, and hold {LARGEST_BYTES:,}. They were left as "
+            "they were: replace them with something shorter."
+        )
+        return ToolResult.error(message, code="too_large")
+    if after == before:
+        return ToolResult.text("The notes say so already.", bytes=size)
+    await (store.append(content) if append else store.replace(content))
+    said = ["Added." if append else "Replaced:\n" + _diff(before, after)]
+    if _SECRET.search(content):
+        said.append("This looks like a secret. It was kept: replace the notes if it should not be.")
+    return ToolResult.text("\n".join(said), bytes=size)
+
+
+def _diff(before: str, after: str) -> str:
+    from difflib import unified_diff  # noqa: PLC0415 — only whoever replaces notes pays for it
+
+    lines = list(
+        unified_diff(before.splitlines(), after.splitlines(), "before", "after", lineterm="")
+    )
+    more = len(lines) - _DIFF_LINES
+    shown = lines[:_DIFF_LINES] + ([f"[{more} more lines]"] if more > 0 else [])
+    return "\n".join(shown)

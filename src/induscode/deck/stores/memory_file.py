@@ -1,0 +1,77 @@
+"""Notes in a file of the project: Markdown that people can read and change too."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from anyio import to_thread
+
+from indusagi.core.ids import new_ulid
+from indusagi.core.places import make_dirs, read_small_file
+from induscode.deck.cards.memory import joined
+
+MEMORY_NAME = os.path.join(".indusvx", "memory.md")
+_LARGEST_BYTES = 1024 * 1024
+
+
+class FileMemory:
+    """The notes in one file; a file that is not there is empty."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = os.fspath(path)
+        self._lock = threading.Lock()
+
+    async def read(self) -> str:
+        """Give the notes.
+
+        Raises:
+            OSError: The file is there and cannot be read.
+        """
+        return await to_thread.run_sync(self._read)
+
+    async def replace(self, content: str) -> None:
+        """Write the notes anew, in one step.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        await to_thread.run_sync(self._replace, content)
+
+    async def append(self, content: str) -> None:
+        """Add to the notes, on a line of its own.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        await to_thread.run_sync(self._append, content)
+
+    def _read(self) -> str:
+        try:
+            data = read_small_file(self._path, _LARGEST_BYTES, follow=False)
+        except FileNotFoundError:
+            return ""
+        return data.decode("utf-8", "replace")
+
+    def _replace(self, content: str) -> None:
+        with self._lock:
+            self._write(content)
+
+    def _append(self, content: str) -> None:
+        with self._lock:
+            self._write(joined(self._read(), content))
+
+    def _write(self, content: str) -> None:
+        make_dirs(os.path.dirname(self._path))
+        temporary = f"{self._path}.{new_ulid()}.tmp"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        try:
+            with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
+                file.write(content.encode("utf-8", "backslashreplace"))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, self._path)
+        except BaseException:
+            if os.path.exists(temporary):
+                os.unlink(temporary)
+            raise
