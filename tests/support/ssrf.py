@@ -181,6 +181,10 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
 LOCATIONS: Final[tuple[str, ...]] = (
     "http://127.0.0.1:{port}/secret",
     "//127.0.0.1:{port}/secret",
+    "http://localhost:{port}/secret",
+    "http://LocalHost.:{port}/secret",
+    "http://db.internal:{port}/",
+    "http://wiki/",
     "http://[::1]:{port}/secret",
     "http://[::ffff:127.0.0.1]:{port}/secret",
     "http://169.254.169.254/latest/meta-data/",

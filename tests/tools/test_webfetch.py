@@ -24,8 +24,10 @@ from indusagi.capabilities.budget import OutputBudget
 from indusagi.capabilities.context import Framework
 from indusagi.capabilities.egress import WebSettings
 from indusagi.capabilities.spill import SessionDir
+from indusagi.capabilities.tools import webfetch
 from indusagi.capabilities.tools.webfetch import webfetch_tool
 from indusagi.core.cancel import CancelToken
+from indusagi.core.places import create_private_file
 from indusagi.runtime.content import JsonContentBlock, TextContentBlock
 from indusagi.runtime.contract import ToolCall
 
@@ -227,6 +229,7 @@ async def test_a_picture_is_shown(tmp_path: Path) -> None:
         (b"PK\x03\x04\x00\x00", "application/zip", ".zip"),
         (b"\x00\x01\x02", "", ".bin"),
         (b"a\x00b", "text/plain", ".bin"),
+        (b"a\x00b", "application/json", ".bin"),
         (b"\xff\xf1\x80\x81" * 40, "application/x-whatever", ".bin"),
         (b"\x89PNG\r\n\x1a\n" + b"x" * (3 * 1024 * 1024), "image/png", ".png"),
     ],
@@ -248,6 +251,20 @@ async def test_a_file_that_cannot_be_saved_is_told(tmp_path: Path) -> None:
     outcome = await read(tmp_path, replying(b"\x00", headers={"Content-Type": "x/y"}))
     assert outcome.details["code"] == "failed"
     assert "could not be saved" in text_of(outcome)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no disk that is always full")
+async def test_a_file_for_which_there_is_no_room_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def on_a_full_disk(path: str) -> int:
+        os.close(create_private_file(path))
+        return os.open("/dev/full", os.O_WRONLY)
+
+    monkeypatch.setattr(webfetch, "create_private_file", on_a_full_disk)
+    outcome = await read(tmp_path, replying(b"\x00", headers={"Content-Type": "x/y"}))
+    assert "No space left" in text_of(outcome)
+    assert os.listdir(tmp_path / "session" / "downloads") == []
 
 
 async def test_half_a_file_is_no_file(tmp_path: Path) -> None:
@@ -433,13 +450,14 @@ async def test_a_redirect_to_another_site_is_a_notice(tmp_path: Path) -> None:
     assert outcome.details["redirect"] == "https://elsewhere.example/x"
 
 
-@pytest.mark.parametrize("url", URLS)
-async def test_r48_no_form_gets_through_the_tool(tmp_path: Path, url: str) -> None:
+async def test_r48_no_form_gets_through_the_tool(tmp_path: Path) -> None:
     async with listener() as (port, connected):
-        settings = WebSettings(resolver=names("127.0.0.1"))
-        outcome = await fetch(at_home(tmp_path, settings), url=url.format(port=port))
-        assert outcome.is_error
-        assert outcome.details["code"] in {"denied", "unsupported"}
+        ctx = at_home(tmp_path, WebSettings(resolver=names("127.0.0.1")))
+        box = box_of(ctx, webfetch_tool())
+        for url in URLS:
+            outcome = await call(box, "webfetch", {"url": url.format(port=port)})
+            assert outcome.is_error, url
+            assert outcome.details["code"] in {"denied", "unsupported"}, url
         assert connected == []
 
 
@@ -492,6 +510,7 @@ import asyncio, resource, sys, zlib
 from dataclasses import replace
 from indusagi.capabilities import Framework, make_local_context
 from indusagi.capabilities.egress import WebSettings
+from indusagi.capabilities.tools import webfetch
 from indusagi.capabilities.tools.webfetch import webfetch_tool
 
 packer = zlib.compressobj(9, zlib.DEFLATED, 31)

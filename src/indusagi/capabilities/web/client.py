@@ -118,7 +118,8 @@ class WebClient:
         hops: Sequence[str],
     ) -> Fetched | Elsewhere | _Onward:
         addresses = await self._checked(target)
-        exchange = await to_thread.run_sync(self._loaded, addresses, target.scheme == "https")
+        load = partial(self._loaded, addresses, target.scheme == "https")
+        exchange = await to_thread.run_sync(load, abandon_on_cancel=True)
         headers = {
             "User-Agent": self._settings.user_agent,
             "Accept": accept,
@@ -161,9 +162,8 @@ class WebClient:
         self, target: Target, status: int, location: str, hops: Sequence[str]
     ) -> Elsewhere | _Onward:
         following = target.joined(location)
-        if following.address is not None:
-            # Told at once: a notice that names such an address would only invite another try.
-            self._refuse_unless_open(following, [following.host])
+        # Told at once: a notice that names such a place would only invite another try.
+        self._refuse_by_name(following)
         if not same_site(target, following):
             return Elsewhere(status, following.url, target.url, tuple(hops))
         if (target.scheme, following.scheme) == ("https", "http"):
@@ -184,19 +184,21 @@ class WebClient:
             raise WebTrouble(message, code="denied", reason="port", host=target.host)
         if self._proxy is not None and not self._is_at_home(target):
             self._refuse_by_name(target)
+            if ":" in target.host:  # the library writes it to a proxy without brackets
+                message = f"{target.host}: an IPv6 address cannot be fetched through a proxy"
+                raise WebTrouble(message, code="unsupported", reason="proxy")
             return ()
         found = [target.host] if target.address else await self._looked_up(target)
         self._refuse_unless_open(target, found)
         return found
 
     def _refuse_by_name(self, target: Target) -> None:
-        """Refuse what a proxy would find in one's own network, as far as a name tells."""
+        """Refuse what is not on the open web, as far as can be told without a look-up."""
         if target.address is not None:
             self._refuse_unless_open(target, [target.host])
-            if target.address.version == 6:  # the library writes it to a proxy without brackets
-                message = f"{target.host}: an IPv6 address cannot be fetched through a proxy"
-                raise WebTrouble(message, code="unsupported", reason="proxy")
-        elif "." not in target.host or is_within(target.host, _OWN_NAMES):
+            return
+        own = "." not in target.host or is_within(target.host, _OWN_NAMES)
+        if own and not self._is_at_home(target):
             message = f"{target.host}: a name of one's own network, which is not on the open web"
             raise WebTrouble(message, code="denied", reason="name", host=target.host)
 

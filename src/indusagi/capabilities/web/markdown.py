@@ -84,7 +84,8 @@ def convert(html: str, base_url: str, style: Style) -> tuple[str, bool]:
         found = converter.convert(html, options)
     except converter.ConversionError as exc:
         raise ValueError(str(exc)) from exc
-    return found.content or "", bool(found.warnings)
+    deep = any(str(warning.kind) == "depth_limit_exceeded" for warning in found.warnings)
+    return found.content or "", deep
 
 
 async def _in_a_process(html: str, base_url: str, style: Style) -> tuple[str, bool]:

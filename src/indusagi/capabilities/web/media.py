@@ -69,10 +69,10 @@ def medium_of(headers: Mapping[str, str], body: bytes) -> tuple[Medium, str]:
         return "binary", "application/pdf"
     head = body[:_LOOKED_AT]
     wide = body.startswith(_WIDE) or "utf-16" in headers.get("content-type", "").lower()
-    if b"\x00" in head and not wide:
-        return "binary", named or "application/octet-stream"
     if named in _HTML or (named in _VAGUE - {"text/plain"} and _PAGE.match(head)):
         return "html", named or "text/html"
+    if b"\x00" in head and not wide:
+        return "binary", named or "application/octet-stream"
     if _JSON.fullmatch(named):
         return "json", named
     if _TEXTS.fullmatch(named) or (named in _VAGUE and (wide or _reads_as_text(head))):
