@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ipaddress import IPv4Address
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,6 +20,7 @@ from indusagi.capabilities.web.target import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from ipaddress import IPv4Address
 
 
 @pytest.mark.parametrize(
