@@ -51,6 +51,6 @@ def path_trouble(exc: OSError, path: str) -> ToolResult:
 
 def shown_path(resolved: str, cwd: str) -> str:
     """Give the name under which a model knows a file: relative where it lies in `cwd`."""
-    inside = resolved == cwd or resolved.startswith(cwd.rstrip("/") + "/")
-    name = os.path.relpath(resolved, cwd) if inside else resolved
-    return clean_text(name)[0]
+    if resolved == cwd:
+        return "."
+    return clean_text(resolved.removeprefix(cwd.rstrip("/") + "/"))[0]
