@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 import sys
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import pytest
+from tests.support.scripts import unmeasured
 
 from indusagi.capabilities.egress import WebTrouble
-from indusagi.capabilities.web import markdown
-from indusagi.capabilities.web.markdown import SHORT, converted, serve
+from indusagi.capabilities.web import converter
+from indusagi.capabilities.web.converter import confine, serve
+from indusagi.capabilities.web.markdown import SHORT, converted
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.anyio
 BASE = "https://x.example/a/"
@@ -62,8 +69,12 @@ async def test_a_process_that_cannot_be_started_is_trouble(monkeypatch: pytest.M
         await converted("x" * (SHORT + 1), BASE, "markdown")
 
 
-async def test_a_process_that_dies_is_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(markdown, "_SCRIPT", "import os; os._exit(3)")
+async def test_a_process_that_dies_is_trouble(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text("import os; os._exit(3)", encoding="utf-8")
+    monkeypatch.setattr(converter, "__file__", str(broken))
     with pytest.raises(WebTrouble, match="gave up"):
         await converted("x" * (SHORT + 1), BASE, "markdown")
 
@@ -83,3 +94,35 @@ def test_the_process_answers_one_request(monkeypatch: pytest.MonkeyPatch) -> Non
     assert ask(monkeypatch, "plain") == (["done", False], "hé\n")
     facts, text = ask(monkeypatch, "nonsense")
     assert (facts[0], text) == ("refused", "")
+
+
+@pytest.mark.process
+def test_the_process_has_limits_of_time_and_memory() -> None:
+    code = (
+        "import resource\n"
+        "from indusagi.capabilities.web.converter import confine\n"
+        "confine()\n"
+        "print(resource.getrlimit(resource.RLIMIT_CPU)[0])\n"
+        "print(resource.getrlimit(resource.RLIMIT_AS)[0] > 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=20,
+        env=unmeasured(),
+    )
+    assert done.stdout == "20\nTrue\n"
+
+
+def test_a_limit_that_cannot_be_set_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+
+    def refuse(limit: int, most: tuple[int, int]) -> None:
+        tried.append(most[0])
+        raise ValueError("not here")
+
+    monkeypatch.setattr("resource.setrlimit", refuse)
+    confine()
+    assert len(tried) == 2

@@ -7,26 +7,28 @@ be ended at any moment; nothing but the page and the text passes between the two
 
 from __future__ import annotations
 
-import json
+import os
 import re
 import sys
 from dataclasses import dataclass
+from functools import partial
 from html import unescape
-from typing import Any, Final, Literal, TypeAlias, cast
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Final
 
 from anyio import fail_after, to_thread
 
 from indusagi.capabilities.egress import WebTrouble
+from indusagi.capabilities.web import converter
+from indusagi.capabilities.web.converter import LONGEST_S, SIZE, convert, packed, unpacked
 
-Style: TypeAlias = Literal["markdown", "plain"]
+if TYPE_CHECKING:
+    from indusagi.capabilities.web.converter import Style
+
 SHORT: Final = 32 * 1024
 """Characters that are converted in well under the time anybody would notice."""
-LONGEST_S: Final = 20.0
 _HEAD: Final = 64 * 1024
 _TITLE = re.compile(r"<title[^>]{0,200}>([^<]{0,500})", re.IGNORECASE)
-_SIZE: Final = 8
-_MEMORY: Final = 1024 * 1024 * 1024
-_EXCLUDED: Final = ["nav", "script", "style", "noscript", "template", "iframe", "svg", "dialog"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +51,13 @@ async def converted(html: str, base_url: str, style: Style) -> Converted:
     html = html.replace("\x00", "")
     try:
         if len(html) <= SHORT:
-            answer = await to_thread.run_sync(convert, html, base_url, style)
+            work = partial(convert, html, base_url, style)
+            text, shortened = await to_thread.run_sync(work, abandon_on_cancel=True)
         else:
-            answer = await _in_a_process(html, base_url, style)
-    except (ValueError, OSError, TimeoutError) as exc:
-        message = f"the page could not be converted: {exc or 'it took too long'}"
+            text, shortened = await _in_a_process(html, base_url, style)
+    except (ValueError, OSError) as exc:
+        message = f"the page could not be converted: {str(exc) or 'it took too long'}"
         raise WebTrouble(message, code="failed", reason="html") from exc
-    text, shortened = answer
     return Converted(text, _title(html), shortened)
 
 
@@ -64,80 +66,27 @@ def _title(html: str) -> str:
     return "" if found is None else " ".join(unescape(found[1]).split())
 
 
-def convert(html: str, base_url: str, style: Style) -> tuple[str, bool]:
-    """Convert a page in this thread: the text, and whether anything was left out.
-
-    Raises:
-        ValueError: The converter does not take it.
-    """
-    import html_to_markdown as converter  # noqa: PLC0415 — a large library, for pages alone
-
-    options = converter.ConversionOptions(
-        output_format=style,
-        base_url=base_url,
-        exclude_selectors=_EXCLUDED,
-        inline_data_media="alt_text_only",
-        extract_metadata=False,
-        preprocessing=converter.PreprocessingOptions(remove_navigation=True, remove_forms=False),
-    )
-    try:
-        found = converter.convert(html, options)
-    except converter.ConversionError as exc:
-        raise ValueError(str(exc)) from exc
-    deep = any(str(warning.kind) == "depth_limit_exceeded" for warning in found.warnings)
-    return found.content or "", deep
-
-
 async def _in_a_process(html: str, base_url: str, style: Style) -> tuple[str, bool]:
     from indusagi.core.child import Child  # noqa: PLC0415 — processes, for large pages alone
 
     page = _Output()
     child = Child(page)
     # Isolated: what is in the working directory or the environment is not what is run.
-    argv = [sys.executable, "-I", "-c", _SCRIPT.format(memory=_MEMORY, seconds=int(LONGEST_S))]
+    argv = [sys.executable, "-I", converter.__file__, await to_thread.run_sync(_library)]
     try:
         with fail_after(LONGEST_S):
             await child.start(argv, {}, None)
-            child.write(_packed([base_url, style], html))
+            child.write(packed([base_url, style], html))
             await child.output_ended.wait()
     finally:
         await child.end(0)
     return await to_thread.run_sync(page.answer)
 
 
-_SCRIPT = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_CPU, ({seconds}, {seconds}))
-try:
-    resource.setrlimit(resource.RLIMIT_AS, ({memory}, {memory}))
-except (OSError, ValueError):
-    pass
-from indusagi.capabilities.web.markdown import serve
-serve()
-"""
-
-
-def serve() -> None:
-    """Answer one request on standard input: what the process is for."""
-    size = int.from_bytes(sys.stdin.buffer.read(_SIZE), "big")
-    (base_url, style), html = _unpacked(sys.stdin.buffer.read(size))
-    try:
-        text, shortened = convert(html, base_url, style)
-        answer = _packed(["done", shortened], text)
-    except ValueError as exc:
-        answer = _packed(["refused", str(exc)], "")
-    sys.stdout.buffer.write(answer)
-
-
-def _packed(facts: list[str | bool], text: str) -> bytes:
-    """Write a few facts in a line of JSON and the text behind it, the size of all in front."""
-    data = f"{json.dumps(facts)}\n{text}".encode("utf-8", "surrogatepass")
-    return len(data).to_bytes(_SIZE, "big") + data
-
-
-def _unpacked(data: bytes) -> tuple[list[Any], str]:
-    facts, _, text = data.partition(b"\n")
-    return cast("list[Any]", json.loads(facts)), text.decode("utf-8", "surrogatepass")
+def _library() -> str:
+    """Tell where the converter's library is installed."""
+    found = find_spec("html_to_markdown")
+    return os.path.dirname(os.path.dirname((found and found.origin) or "/"))
 
 
 class _Output:
@@ -162,7 +111,7 @@ class _Output:
             ValueError: There is none.
         """
         try:
-            (outcome, more), text = _unpacked(b"".join(self._pieces)[_SIZE:])
+            (outcome, more), text = unpacked(b"".join(self._pieces)[SIZE:])
         except ValueError:
             raise ValueError("the converter gave up") from None
         if outcome != "done":
