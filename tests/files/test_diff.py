@@ -31,19 +31,23 @@ def test_the_blocks_lead_from_the_old_version_to_the_new_one(
 ) -> None:
     before, after = b"".join(old) + old_tail, b"".join(new) + new_tail
     diff = compare(before, after)
-    assert _applied(diff) == after
+    assert _applied(diff, before) == after
     assert len(diff.new) - len(diff.old) == diff.added - diff.removed
     assert bool(diff.blocks) == (before != after)
 
 
-def _applied(diff: LineDiff) -> bytes:
-    parts: list[bytes] = []
+def _applied(diff: LineDiff, old: bytes) -> bytes:
+    """Put the new version together from the old one and the blocks."""
+    skipped = len(b"\n".join(old.split(b"\n")[: diff.skipped])) + 1 if diff.skipped else 0
+    parts = [old[:skipped]]
     at = 0
     for block in diff.blocks:
         parts.extend(diff.old[at : block.old_start])
         parts.extend(diff.new[block.new_start : block.new_end])
         at = block.old_end
-    return b"".join([*parts, *diff.old[at:]])
+    parts.extend(diff.old[at:])
+    parts.append(old[skipped + len(b"".join(diff.old)) :])
+    return b"".join(parts)
 
 
 def _apply(program: str, folder: Path, patch: bytes) -> None:
@@ -76,7 +80,7 @@ def test_other_programs_get_from_the_old_version_to_the_new_one(
     before = (b"".join(old) + old_tail).replace(b"\0", b"0") or b"x"
     after = (b"".join(new) + new_tail).replace(b"\0", b"0") or b"y"
     (tmp_path / "file").write_bytes(before)
-    patch = patch_of(compare(before, after), "file")
+    patch, _ = patch_of(compare(before, after), "file")
     if before == after:
         assert patch == b""
         return
@@ -92,19 +96,19 @@ def test_a_patch_names_the_file_the_way_git_does(tmp_path: Path, program: str, n
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"a\nb\n")
-    _apply(program, tmp_path, patch_of(compare(b"a\nb\n", b"a\nc\n"), name))
+    _apply(program, tmp_path, patch_of(compare(b"a\nb\n", b"a\nc\n"), name)[0])
     assert path.read_bytes() == b"a\nc\n"
 
 
 @pytest.mark.parametrize("program", ["patch", "git"])
 @pytest.mark.parametrize("content", [b"one\n", b"one\ntwo", b"\xe9\r\n"])
 def test_a_patch_makes_a_file(tmp_path: Path, program: str, content: bytes) -> None:
-    _apply(program, tmp_path, patch_of(compare(b"", content), "new file", created=True))
+    _apply(program, tmp_path, patch_of(compare(b"", content), "new file", created=True)[0])
     assert (tmp_path / "new file").read_bytes() == content
 
 
 def test_git_makes_an_empty_file_from_a_patch(tmp_path: Path) -> None:
-    _apply("git", tmp_path, patch_of(compare(b"", b""), "empty", created=True))
+    _apply("git", tmp_path, patch_of(compare(b"", b""), "empty", created=True)[0])
     assert (tmp_path / "empty").read_bytes() == b""
 
 
@@ -121,23 +125,35 @@ def test_a_few_changes_in_a_long_file_are_told_as_such(tmp_path: Path, changes: 
     done = subprocess.run(
         ["diff", "-u", "old", "new"], cwd=tmp_path, capture_output=True, timeout=20, check=False
     )
-    ours = patch_of(diff, "x").split(b"\n")[3:]
+    ours = patch_of(diff, "x")[0].split(b"\n")[3:]
     assert ours == done.stdout.split(b"\n")[2:]
     assert (diff.added, diff.removed) == (changes, changes)
+
+
+def test_a_patch_can_be_cut_after_any_line() -> None:
+    diff = compare(b"a\nb\nc", b"a\nB\nC")
+    whole, done = patch_of(diff, "x")
+    assert done
+    assert patch_of(diff, "x", most=len(whole)) == (whole, True)
+    for most in range(len(whole)):
+        part, done = patch_of(diff, "x", most=most)
+        assert not done
+        assert whole.startswith(part)
+        assert part.endswith(b"\n")
 
 
 def test_versions_without_a_line_to_hold_on_to_are_told_as_replaced_and_apply() -> None:
     chance = random.Random(1)
     old, new = (b"".join(chance.choice([b"a\n", b"b\n"]) for _ in range(4_000)) for _ in "12")
     diff = compare(old, new)
-    assert _applied(diff) == new
+    assert _applied(diff, old) == new
     assert len(diff.blocks) == 1
 
 
 def test_an_excerpt_shows_changed_lines_with_their_numbers_and_neighbours() -> None:
     old = "".join(f"{n}\n" for n in range(1, 41))
     new = old.replace("10\n", "ten\n").replace("30\n", "")
-    shown = excerpt(compare(old.encode(), new.encode()), new)
+    shown = excerpt(compare(old.encode(), new.encode()), "utf-8")
     assert shown == (
         "     7\t7\n     8\t8\n     9\t9\n    10\tten\n    11\t11\n    12\t12\n    13\t13\n"
         "     …\n"
@@ -148,18 +164,18 @@ def test_an_excerpt_shows_changed_lines_with_their_numbers_and_neighbours() -> N
 def test_an_excerpt_of_much_stays_short() -> None:
     old = "".join(f"{n}\n" for n in range(1_000))
     new = "x" * 5_000 + "\n" + "y\n" * 500 + old
-    shown = excerpt(compare(old.encode(), new.encode()), new)
+    shown = excerpt(compare(old.encode(), new.encode()), "utf-8")
     assert len(shown.split("\n")) == MOST_LINES + 1
     assert "… 444 more lines" in shown
     assert "… [+4700 chars]" in shown
     scattered = old.replace("0\n", "zero\n")
-    shown = excerpt(compare(old.encode(), scattered.encode()), scattered)
+    shown = excerpt(compare(old.encode(), scattered.encode()), "utf-8")
     assert "more places" in shown
     assert len(shown.split("\n")) < MOST_LINES + 20
 
 
 def test_an_excerpt_of_nothing_left_is_nothing() -> None:
-    assert excerpt(compare(b"a\n", b""), "") == ""
+    assert excerpt(compare(b"a\n", b""), "utf-8") == ""
     assert first_lines("") == "(empty)"
 
 

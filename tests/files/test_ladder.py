@@ -134,6 +134,8 @@ def test_a_quotation_of_whole_lines_with_other_endings_and_blanks_is_found(
         (Rung.ENDINGS, "a\nb\r\nc\nd\r\n", "b\nc\n", "b\nC\n", "a\nb\r\nC\nd\r\n"),
         (Rung.ENDINGS, "x\r\ny\nz\r\n", "x\ny\nz\n", "x\n1\ny\nz\n", "x\r\n1\r\ny\nz\r\n"),
         (Rung.EXACT, "a\nb\n", "b\n", "b\r\nc\r\n", "a\nb\nc\n"),
+        (Rung.ENDINGS, "a\r\nb\r\n", "\nb", "\nx\nb", "a\r\nx\r\nb\r\n"),
+        (Rung.ENDINGS, "a\r\nb", "\n", "\n\n", "a\r\n\r\nb"),
         # Whoever names line endings and nothing else means them.
         (Rung.EXACT, "a\r\nb\n", "a\r\n", "a\n", "a\nb\n"),
         (Rung.ENDINGS, "a\r\nb\r\n", "a\nb\n", "a\r\nb\r\n", "a\r\nb\r\n"),
@@ -162,6 +164,7 @@ def test_a_quotation_of_whole_lines_with_other_endings_and_blanks_is_found(
         (Rung.INDENT, "if a:\r\n\tb\r\n", "if a:\n    b\n", "if a:\n    c\n", "if a:\r\n\tc\r\n"),
         (Rung.INDENT, "\tb", "    b\n", "    c\n", "\tc"),
         (Rung.INDENT, "x:\n\ta\n\n\tb\n", "  a\n\n  b", "  a\n\n  c", "x:\n\ta\n\n\tc\n"),
+        (Rung.INDENT, "x:\n\ta\n\tb\n", "    b\n", "", "x:\n\ta\n"),
         # The look of punctuation, which stays where nothing else changes.
         (Rung.PUNCTUATION, "say “hi” now\n", 'say "hi" now', 'say "hi" later', "say “hi” later\n"),
         (Rung.PUNCTUATION, "a — b\r\nc\r\n", "a - b\nc", "a - b\nd", "a — b\r\nd\r\n"),

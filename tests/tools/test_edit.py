@@ -195,6 +195,35 @@ async def test_a_file_that_has_changed_is_edited_where_the_text_still_stands_onc
     assert outcome.details["changed_since_read"] is True
 
 
+async def test_a_file_that_was_touched_but_not_changed_is_as_it_was_read(ctx: ToolContext) -> None:
+    path = have(ctx, "a.txt", "one\n")
+    os.utime(path, (1, 1))
+    assert "changed since" not in said(await edit(ctx, "a.txt", "one  ", "two"))
+
+
+async def test_links_modes_and_other_names_of_an_edited_file_stay(
+    ctx: ToolContext, tmp_path: Path
+) -> None:
+    path = have(ctx, "a.sh", "one\n")
+    path.chmod(0o751)
+    (tmp_path / "link").symlink_to("a.sh")
+    await edit(ctx, "link", "one", "two")
+    assert (tmp_path / "link").is_symlink()
+    assert path.stat().st_mode & 0o777 == 0o751
+    os.link(path, tmp_path / "second")
+    await edit(ctx, "a.sh", "two", "three")
+    assert (tmp_path / "second").read_bytes() == b"three\n"
+    assert path.samefile(tmp_path / "second")
+
+
+async def test_a_file_whose_name_is_no_text_can_be_edited(ctx: ToolContext) -> None:
+    path = have(ctx, os.fsdecode(b"a\xff.txt"), "one\n")
+    outcome = await edit(ctx, path.name, "one", "two")
+    assert not outcome.is_error, outcome.output
+    assert path.read_bytes() == b"two\n"
+    assert '"a/a\\377.txt"' in cast("str", outcome.details["diff"])
+
+
 @pytest.mark.parametrize("old", ["two ", "one", "none", " two"])
 async def test_a_file_that_has_changed_is_not_edited_otherwise(ctx: ToolContext, old: str) -> None:
     path = have(ctx, "a.txt", "one\ntwo\n")
@@ -321,10 +350,11 @@ async def test_a_dry_run_shows_the_diff_and_writes_nothing(ctx: ToolContext) -> 
     assert "changed since" not in said(await edit(ctx, "a.py", "x = 1", "x = 2"))
 
 
-async def test_a_dry_run_of_much_is_cut_like_every_answer(ctx: ToolContext) -> None:
-    have(ctx, "a.txt", "x\n" * 20_000)
-    outcome = await edit(ctx, "a.txt", "x", "y", replaceAll=True, dryRun=True)
-    assert "read it with an offset" in said(outcome)
+async def test_a_dry_run_of_much_is_cut(ctx: ToolContext) -> None:
+    have(ctx, "a.txt", f"{'x' * 100}\n" * 1_000)
+    outcome = await edit(ctx, "a.txt", "x" * 100, "y", replaceAll=True, dryRun=True)
+    assert said(outcome).endswith("xxx\n\n[the diff goes on]")
+    assert outcome.details["diff_cut"] is True
 
 
 async def test_an_empty_old_text_makes_a_file_that_is_missing(

@@ -273,7 +273,7 @@ async def test_a_change_by_somebody_else_at_the_last_moment_is_not_lost(
     have_read(ctx, path)
     really = _change.patch_of
 
-    def meddling(*args: object, **more: object) -> bytes:
+    def meddling(*args: object, **more: object) -> tuple[bytes, bool]:
         path.write_bytes(b"theirs\n")
         return really(*args, **more)  # pyright: ignore[reportArgumentType]
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonValue
 
-LARGEST_FILE = 32 * 1024 * 1024
-"""Bytes of a file that is changed: what is larger is for a program, not for a model."""
+LARGEST_FILE = 8 * 1024 * 1024
+"""Bytes of a file that is changed: what is larger is for a program, and would hold up the rest."""
 _MOST_LISTED = 10
 
 

@@ -13,6 +13,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from indusagi.capabilities.files.ends import common_end, common_start
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
@@ -39,8 +41,13 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class LineDiff:
-    """Two versions of a file, line by line, and where they differ."""
+    """Two versions of a file, line by line, and where they differ.
 
+    What both begin and end with is left out, but for a few lines of context.
+    """
+
+    skipped: int
+    """Lines before the first that is here, the same in both."""
     old: Sequence[bytes]
     new: Sequence[bytes]
     blocks: Sequence[Block]
@@ -78,20 +85,30 @@ class LineDiff:
 
 def compare(old: bytes, new: bytes) -> LineDiff:
     """Find the lines in which two versions of a file differ."""
-    before, after = _lines(old), _lines(new)
-    return LineDiff(before, after, list(_blocks(before, after)))
+    start = common_start(old, new)
+    end = common_end(old, new, start)
+    start = _lines_before(old, start)
+    before = _lines(old[start : _lines_after(old, len(old) - end)])
+    after = _lines(new[start : _lines_after(new, len(new) - end)])
+    return LineDiff(old.count(b"\n", 0, start), before, after, list(_blocks(before, after)))
 
 
-def patch_of(diff: LineDiff, name: str, *, created: bool = False) -> bytes:
+def patch_of(
+    diff: LineDiff, name: str, *, created: bool = False, most: int | None = None
+) -> tuple[bytes, bool]:
     """Write a unified diff that `git apply` and `patch -p1` take.
 
     Args:
         diff: What changed.
         name: The path below the directory in which the patch is applied.
         created: There was no such file.
+        most: Bytes at which it is cut, after a whole line.
+
+    Returns:
+        The patch, and whether it is whole.
     """
     if not diff.blocks and not created:
-        return b""
+        return b"", True
     old_name, new_name = _quoted(f"a/{name}"), _quoted(f"b/{name}")
     parts = [b"diff --git %s %s\n" % (old_name, new_name)]
     if created:
@@ -99,9 +116,33 @@ def patch_of(diff: LineDiff, name: str, *, created: bool = False) -> bytes:
     if diff.blocks:
         parts.append(b"--- %s\n" % (b"/dev/null" if created else _ended(old_name)))
         parts.append(b"+++ %s\n" % _ended(new_name))
+    left = None if most is None else most - len(b"".join(parts))
     for around, blocks in diff.hunks():
-        parts.extend(_hunk(diff, around, blocks))
-    return b"".join(parts)
+        for part in _hunk(diff, around, blocks):
+            if left is not None:
+                left -= len(part)
+                if left < 0:
+                    return b"".join(parts), False
+            parts.append(part)
+    return b"".join(parts), True
+
+
+def _lines_before(data: bytes, at: int) -> int:
+    """Go back to the start of a line, and some lines further."""
+    for _ in range(CONTEXT_LINES + 1):
+        at = data.rfind(b"\n", 0, at)
+        if at < 0:
+            return 0
+    return at + 1
+
+
+def _lines_after(data: bytes, at: int) -> int:
+    """Go on to the end of a line, and some lines further."""
+    for _ in range(CONTEXT_LINES + 1):
+        at = data.find(b"\n", at) + 1
+        if not at:
+            return len(data)
+    return at
 
 
 def _lines(data: bytes) -> list[bytes]:
@@ -113,12 +154,14 @@ def _lines(data: bytes) -> list[bytes]:
 
 def _blocks(old: Sequence[bytes], new: Sequence[bytes]) -> Iterator[Block]:
     whole = _trimmed(old, new, Block(0, len(old), 0, len(new)))
+    one_sided = whole.old_start == whole.old_end or whole.new_start == whole.new_end
+    anchors = [] if one_sided else _anchors(old, new, whole)
     work = _WORK
-    for gap in _between(_anchors(old, new, whole), whole):
+    for gap in _between(anchors, whole):
         block = _trimmed(old, new, gap)
-        cost = _cost(old, new, block)
         if block.empty:
             continue
+        cost = 0 if one_sided else _cost(old, new, block)
         if cost == 0 or cost > work:
             yield block
         else:
@@ -200,8 +243,8 @@ def _searched(old: Sequence[bytes], new: Sequence[bytes], block: Block) -> Itera
 
 
 def _hunk(diff: LineDiff, around: Block, blocks: Sequence[Block]) -> Iterator[bytes]:
-    old_range = _range(around.old_start, around.old_end)
-    new_range = _range(around.new_start, around.new_end)
+    old_range = _range(diff.skipped + around.old_start, diff.skipped + around.old_end)
+    new_range = _range(diff.skipped + around.new_start, diff.skipped + around.new_end)
     yield b"@@ -%s +%s @@\n" % (old_range, new_range)
     at = around.old_start
     for block in blocks:
@@ -220,9 +263,7 @@ def _range(start: int, end: int) -> bytes:
 
 def _marked(mark: bytes, lines: Iterable[bytes]) -> Iterator[bytes]:
     for line in lines:
-        yield mark + line
-        if not line.endswith(b"\n"):
-            yield b"\n" + _NO_NEWLINE
+        yield mark + line if line.endswith(b"\n") else mark + line + b"\n" + _NO_NEWLINE
 
 
 def _quoted(name: str) -> bytes:

@@ -31,8 +31,10 @@ def showable(text: str) -> str:
 
 def shown_line(line: str, most: int = LONGEST_LINE) -> str:
     """Give one line without its ending, cut to a length that says how much is missing."""
-    text = showable(line.rstrip("\r\n"))
-    return text if len(text) <= most else f"{text[:most]}… [+{len(text) - most} chars]"
+    text = line.rstrip("\r\n")
+    if len(text) <= most:
+        return showable(text)
+    return f"{showable(text[:most])}… [+{len(text) - most} chars]"
 
 
 def visible(line: str, most: int = LONGEST_LINE) -> str:
@@ -52,14 +54,13 @@ def first_lines(text: str, most: int = 5) -> str:
     return numbered(enumerate(lines, 1)) if text else "(empty)"
 
 
-def excerpt(diff: LineDiff, text: str) -> str:
-    """Show the changed lines of the new text with those around them.
+def excerpt(diff: LineDiff, encoding: str) -> str:
+    """Show the changed lines of the new version with those around them.
 
     Args:
         diff: What changed.
-        text: The new version.
+        encoding: That of the lines.
     """
-    lines = text.removesuffix("\n").split("\n") if text else []
     parts: list[str] = []
     left = MOST_LINES
     hunks = list(diff.hunks())
@@ -67,25 +68,23 @@ def excerpt(diff: LineDiff, text: str) -> str:
         if left <= 0:
             parts.append(f"… and {len(hunks) - shown} more places")
             break
-        chosen = range(around.new_start, min(around.new_end, len(lines)))
-        parts.append(_part(lines, chosen, left))
+        chosen = diff.new[around.new_start : around.new_end]
+        parts.append(_part(chosen, diff.skipped + around.new_start + 1, encoding, left))
         left -= len(chosen)
     return "\n     …\n".join(part for part in parts if part)
 
 
-def _part(lines: Sequence[str], chosen: range, most: int) -> str:
+def _part(lines: Sequence[bytes], first: int, encoding: str, most: int) -> str:
     """Show a run of lines, or both its ends where it is long."""
+
+    def shown(start: int, end: int) -> str:
+        texts = (line.decode(encoding, "replace") for line in lines[start:end])
+        return numbered(enumerate(texts, first + start))
+
     # A few more than allowed are better than a gap of a few.
-    if len(chosen) <= most + CONTEXT_LINES:
-        return numbered((at + 1, lines[at]) for at in chosen)
+    if len(lines) <= most + CONTEXT_LINES:
+        return shown(0, len(lines))
     tail = min(most // 2, 2 * CONTEXT_LINES)
-    head = chosen[: most - tail]
-    end = chosen[len(chosen) - tail :]
-    skipped = len(chosen) - len(head) - len(end)
-    return "\n".join(
-        (
-            numbered((at + 1, lines[at]) for at in head),
-            f"     … {skipped} more lines",
-            numbered((at + 1, lines[at]) for at in end),
-        )
-    )
+    head = most - tail
+    gap = f"     … {len(lines) - head - tail} more lines"
+    return "\n".join((shown(0, head), gap, shown(len(lines) - tail, len(lines))))

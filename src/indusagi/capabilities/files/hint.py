@@ -19,6 +19,8 @@ MOST_SHOWN = 20
 """Lines of the wanted text that are shown beside those of the file."""
 _MOST_LINES = 40_000
 """Lines of a file that are compared with the line looked for."""
+_AT_ONCE = 2_000
+"""Of them, how many in one go: meanwhile nothing else runs."""
 _LONGEST_LINE = 200
 """Letters of a line that are compared."""
 _LONGEST_BLOCK = 4_000
@@ -87,10 +89,15 @@ def _alike(keys: Sequence[str], anchor: str) -> list[int]:
             chosen[key] = at
             if len(chosen) >= _MOST_LINES:
                 break
-    found = process.extract(
-        anchor, list(chosen), scorer=fuzz.ratio, limit=_CANDIDATES, score_cutoff=_ALIKE
-    )
-    return [chosen[key] for key, _, _ in found]
+    texts = list(chosen)
+    found: list[tuple[float, int]] = []
+    for start in range(0, len(texts), _AT_ONCE):
+        part = texts[start : start + _AT_ONCE]
+        alike = process.extract(
+            anchor, part, scorer=fuzz.ratio, limit=_CANDIDATES, score_cutoff=_ALIKE
+        )
+        found.extend((-score, chosen[key]) for key, score, _ in alike)
+    return [at for _, at in sorted(found)[:_CANDIDATES]]
 
 
 def _likeness(lines: Sequence[str], start: int, block: str, count: int) -> float:

@@ -98,9 +98,9 @@ def find(text: str, old: str, new: str, *, every: bool = False) -> Found | Misse
         return Found(rung, found)
     if text.isascii() and old.isascii():
         return Missed(near)
-    folded = _Wanted(wanted.old.translate(_FOLDS), wanted.new, every)
+    folded = _Wanted(_folded(wanted.old), wanted.new, every)
     # Letter for letter, so that an offset into one is an offset into the other.
-    found, _, folded_near = _without_looks(seen.translate(_FOLDS), folded)
+    found, _, folded_near = _without_looks(_folded(seen), folded)
     return Found(Rung.PUNCTUATION, found) if found else Missed(near or folded_near)
 
 
@@ -122,6 +122,8 @@ def _without_looks(text: str, wanted: _Wanted) -> tuple[tuple[Span, ...], Rung, 
 
 def _exact(text: str, old: str, *, every: bool) -> tuple[Span, ...]:
     starts = _occurrences(text, old, len(old) if every else 1, every=every)
+    if old.startswith("\n") and any(text[at - 1 : at] == "\r" for at in starts):
+        return ()  # half a line ending is not what anybody means
     return tuple(Span(at, at + len(old)) for at in starts)
 
 
@@ -141,7 +143,7 @@ def _joined(pieces: Sequence[str], wanted: _Wanted, key: Callable[[str], str]) -
     old_keys = [key(line) for line in wanted.old_lines]
     needle = "\n".join(old_keys)
     # Whoever quotes the last line of a file cannot see whether it is ended.
-    unended = "\n" if needle.endswith("\n") and pieces[-1] else ""
+    unended = "\n" if needle.endswith("\n") and needle.strip() and pieces[-1] else ""
     key_starts = _starts(keys)
     starts = _starts(pieces)
     step = len(needle) if wanted.every else 1
@@ -198,16 +200,19 @@ def _starts(lines: Sequence[str]) -> list[int]:
     return list(accumulate((len(line) + 1 for line in lines), initial=0))[:-1]
 
 
-def _folding() -> dict[int, str]:
-    looks = {
-        "'": "\u2018\u2019\u201a\u201b\u2032\u02bc\uff07",
-        '"': "\u201c\u201d\u201e\u201f\u2033\uff02",
-        "-": "\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe63\uff0d",
-        " ": "\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
-        "\u202f\u205f\u3000",
-    }
-    return {ord(look): plain for plain, all_looks in looks.items() for look in all_looks}
+_LOOKS = {
+    "'": "\u2018\u2019\u201a\u201b\u2032\u02bc\uff07",
+    '"': "\u201c\u201d\u201e\u201f\u2033\uff02",
+    "-": "\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe63\uff0d",
+    " ": "\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
+    "\u202f\u205f\u3000",
+}
+"""Quotation marks, dashes and spaces that look like a plain one; each is one character, too."""
 
 
-_FOLDS = _folding()
-"""One character for one: quotation marks, dashes and spaces that look alike."""
+def _folded(text: str) -> str:
+    """Put the plain one for each that looks like it; many times as fast as `str.translate`."""
+    for plain, looks in _LOOKS.items():
+        for look in looks:
+            text = text.replace(look, plain)
+    return text

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
+
+from indusagi.capabilities.files.ends import common_end, common_start
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _LEADERS = r"//+|/\*+|\{/\*|\*+|<!--|#+|--|;+|%+|\(\*|'|rem\b|\"{3}"
 _PROSE_LEADERS = r"<!--|//+|/\*+"
@@ -33,6 +39,8 @@ _SAID = re.compile(
 _DOTS = re.compile(r"\.{3,}|\u2026")
 _FRAME = " \t.\u2026-\u2013\u2014:;,!*/<>{}()[]#\"'"
 """What stands around the words of a placeholder."""
+_PART = 64 * 1024
+"""Characters that are searched in one go: meanwhile nothing else runs."""
 _LONGEST_LINE = 200
 """A placeholder is short; what is longer explains something."""
 
@@ -49,32 +57,36 @@ def omissions(text: str, former: str, path: str) -> list[tuple[int, str]]:
         The number and the text of each such line.
     """
     leaders = _PROSE_LEADERS if path.lower().endswith(_PROSE) else _LEADERS
-    comment = re.compile(rf"\s*(?:{leaders})\s*(?P<said>.*)", re.IGNORECASE)
-    found: list[tuple[int, str]] = []
-    kept: set[str] | None = None
-    for number, line in enumerate(text.split("\n"), 1):
-        if len(line) > _LONGEST_LINE or not _may_say(line):
-            continue
-        match = comment.fullmatch(line.rstrip())
-        if match is None or not _stands_for_something(match["said"]):
-            continue
-        kept = {each.strip() for each in former.split("\n")} if kept is None else kept
-        if line.strip() not in kept:
-            found.append((number, line.strip()))
-    return found
+    comment = re.compile(
+        rf"^[ \t]*(?:{leaders})[ \t]*(?P<said>[^\n]{{3,{_LONGEST_LINE}}})$", re.I | re.M
+    )
+    found = [
+        match
+        for start, end in _parts_that_differ(text, former)
+        for match in comment.finditer(text, start, end)
+        if _stands_for_something(match["said"].rstrip())
+    ]
+    kept = {line.strip() for line in former.split("\n")} if found else set[str]()
+    return [
+        (text.count("\n", 0, match.start()) + 1, match.group().strip())
+        for match in found
+        if match.group().strip() not in kept
+    ]
+
+
+def _parts_that_differ(text: str, former: str) -> Iterator[tuple[int, int]]:
+    """Set aside what both versions begin and end with; give the rest in parts of whole lines."""
+    start = common_start(text, former)
+    end = len(text) - common_end(text, former, start)
+    start = text.rfind("\n", 0, start) + 1
+    while start <= end and start < len(text):
+        stop = text.find("\n", min(start + _PART, end))
+        stop = stop if stop >= 0 else len(text)
+        yield start, stop
+        start = stop + 1
 
 
 def _stands_for_something(said: str) -> bool:
     """Tell a placeholder: the words for it and no others, with dots or what became of the rest."""
     found = _SAID.fullmatch(_DOTS.sub(" ", said).strip(_FRAME))
     return found is not None and bool(_DOTS.search(said) or found["kept"])
-
-
-_WORDS = re.compile(
-    "rest|remain|existing|previous|unchanged|unmodified|omitted|same|other|original|not shown",
-    re.IGNORECASE,
-)
-
-
-def _may_say(line: str) -> bool:
-    return _WORDS.search(line) is not None

@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from indusagi.capabilities.files.ends import common_end, common_start
 from indusagi.capabilities.files.ladder import Rung, plain_endings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from indusagi.capabilities.files.ladder import Found, Span
+from indusagi.capabilities.files.ladder import Found, Span
 
 _ENDINGS = re.compile(r"\r\n|\n")
 _OLD_MAC_ENDINGS = re.compile(r"\r")
@@ -105,9 +106,8 @@ def _letters_kept(content: str, old: str, new: str) -> str:
     """Change in a line only what differs between the old and the new one."""
     if len(content) != len(old):
         return new
-    shorter = min(len(old), len(new))
-    head = _common(old, new, shorter)
-    tail = _common(old[::-1], new[::-1], shorter - head)
+    head = common_start(old, new)
+    tail = common_end(old, new, head)
     return content[:head] + new[head : len(new) - tail] + content[len(content) - tail :]
 
 

@@ -86,7 +86,9 @@ class _Made:
     removed: int
     excerpt: str
     patch: bytes
-    diff_of: str
+    whole: bool
+    encoding: str
+    """That of the lines in the patch."""
 
 
 async def _made(ctx: ToolContext, resolved: str, work: Work, *, dry_run: bool) -> _Made | Refused:
@@ -147,11 +149,11 @@ def _worked_out(
     if len(change.after) > LARGEST_FILE:
         message = f"the file would have {len(change.after):,} bytes: {LARGEST_FILE:,} at most"
         return Refused("too_large", message)
-    old, new, diff_of = change.before or b"", change.after, "bytes"
+    old, new, encoding = change.before or b"", change.after, change.form.encoding
     if change.form.wide:
         # A patch of such bytes would be read by nobody: it is one of the text.
         old, new = (showable(text).encode("utf-8") for text in (change.former, change.text))
-        diff_of = "text"
+        encoding = "utf-8"
     diff = compare(old, new)
     created = change.before is None
     return _Made(
@@ -159,9 +161,9 @@ def _worked_out(
         digest_bytes(change.after),
         diff.added,
         diff.removed,
-        "" if created else excerpt(diff, change.text),
-        patch_of(diff, _name_in(resolved, cwd), created=created),
-        diff_of,
+        "" if created else excerpt(diff, encoding),
+        *patch_of(diff, _name_in(resolved, cwd), created=created, most=LARGEST_PATCH),
+        encoding,
     )
 
 
@@ -201,7 +203,11 @@ async def _told(made: _Made, shown: str, resolved: str, *, dry_run: bool) -> Too
     wording = {"created": "create", "updated": "update"}
     head = f"would {wording[done]} {shown} {counts}" if dry_run else f"{done} {shown} {counts}"
     parts = [head, *change.notes, *_warnings(made, wrong)]
-    parts.append(_readable_patch(made) if dry_run else made.excerpt)
+    if dry_run:
+        parts.append(made.patch.decode(made.encoding, "replace"))
+        parts.append("" if made.whole else "[the diff goes on]")
+    else:
+        parts.append(made.excerpt)
     return ToolResult.text("\n".join(part for part in parts if part), **facts)
 
 
@@ -217,24 +223,16 @@ def _warnings(made: _Made, wrong: str | None) -> list[str]:
 
 def _patch_facts(made: _Made) -> dict[str, JsonValue]:
     """Give the patch as text such that its encoding leads back to the bytes of it."""
-    patch = made.patch
-    if len(patch) > LARGEST_PATCH:
-        patch = patch[: patch.rfind(b"\n", 0, LARGEST_PATCH) + 1]
     try:
-        text, encoding = patch.decode("utf-8"), "utf-8"
+        text, encoding = made.patch.decode("utf-8"), "utf-8"
     except UnicodeDecodeError:
-        text, encoding = patch.decode("latin-1"), "latin-1"
+        text, encoding = made.patch.decode("latin-1"), "latin-1"
     return {
         "diff": text,
         "diff_encoding": encoding,
-        "diff_of": made.diff_of,
-        "diff_cut": len(patch) < len(made.patch),
+        "diff_of": "text" if made.change.form.wide else "bytes",
+        "diff_cut": not made.whole,
     }
-
-
-def _readable_patch(made: _Made) -> str:
-    encoding = "utf-8" if made.change.form.wide else made.change.form.encoding
-    return made.patch.decode(encoding, "replace")
 
 
 def unknown(data: bytes, seen: Seen) -> Refused:
