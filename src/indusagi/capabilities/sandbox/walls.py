@@ -73,7 +73,7 @@ class Walls:
         if self._sandbox.mode == "required" and (state.kind == "none" or _leaks(state, layout)):
             raise SandboxMissing(
                 f"commands may only run in a sandbox, and there is none that will do"
-                f" ({state.detail or state}): {_REMEDY}"
+                f" ({state}): {_REMEDY}"
             )
         private = self._make_private()
         note = os.path.join(private.notes, new_ulid())
