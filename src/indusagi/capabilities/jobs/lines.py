@@ -65,12 +65,12 @@ class LineRing:
             self._open += first
             if more:
                 ended, self._open = [self._open, *more[:-1]], more[-1]
+                if max(map(len, ended)) > LINE_CHARS or any("\r" in line for line in ended):
+                    ended = [part for line in ended for part in _parts(line)]
                 self._add(ended)
             self._cut_open_line()
 
     def _add(self, ended: list[str]) -> None:
-        if max(map(len, ended)) > LINE_CHARS or any("\r" in line for line in ended):
-            ended = [part for line in ended for part in _parts(line)]
         self._total += len(ended)
         kept = ended[-RING_LINES:]
         self._lines.extend(kept)

@@ -13,7 +13,7 @@ from indusagi.capabilities.jobs.job import Job
 from indusagi.capabilities.jobs.receipts import write_receipt
 from indusagi.capabilities.local_shell import LocalShell
 from indusagi.core.ids import new_ulid
-from indusagi.core.places import make_private_dir
+from indusagi.core.places import create_private_file, make_private_dir
 
 if TYPE_CHECKING:
     from indusagi.capabilities.backends import ShellProcess
@@ -32,8 +32,13 @@ class TableFull(OSError):
 class JobTable:
     """The jobs of one session, by their ids."""
 
-    def __init__(self, prefix: str = "job") -> None:
+    def __init__(self, prefix: str = "job", *, capture_dir: str | None = None) -> None:
+        """Number the jobs under a prefix; their outputs go to the session, or beside the project.
+
+        `capture_dir` is the name of a folder in the working directory of the context.
+        """
         self._prefix = prefix
+        self._capture_dir = capture_dir
         self._jobs: dict[str, Job] = {}
         self._made = 0
         self._starting = 0
@@ -66,7 +71,7 @@ class JobTable:
         await self._make_room()
         self._starting += 1
         try:
-            path = await capture_path(ctx.session_dir, "jobs")
+            path = await self._capture_path(ctx)
             process = await ctx.shell.spawn(command, cwd=cwd, output_path=path, with_input=True)
             try:
                 return await self._add(process, command, cwd, path)
@@ -75,6 +80,16 @@ class JobTable:
                 raise
         finally:
             self._starting -= 1
+
+    async def _capture_path(self, ctx: ToolContext) -> str | None:
+        if self._capture_dir is not None:
+            folder = os.path.join(ctx.cwd, self._capture_dir)
+            made = await to_thread.run_sync(
+                _path_beside, folder, f"{self._prefix}-{self._made + 1}"
+            )
+            if made is not None:
+                return made
+        return await capture_path(ctx.session_dir, "jobs")
 
     async def adopt(self, process: ShellProcess, command: str, cwd: str, path: str | None) -> Job:
         """Take in what a command has left in the background.
@@ -129,6 +144,20 @@ def _capture_path(session: SessionDir, folder: str) -> str | None:
         return os.path.join(
             make_private_dir(os.path.join(session.make(), folder)), f"{new_ulid()}.out"
         )
+    except OSError:
+        return None
+
+
+def _path_beside(folder: str, name: str) -> str | None:
+    """Name a new file beside the project, where git does not see it; None if there can be none."""
+    try:
+        make_private_dir(folder)
+        ignored = os.path.join(folder, ".gitignore")
+        if not os.path.lexists(ignored):
+            with os.fdopen(create_private_file(ignored), "wb") as file:
+                file.write(b"*\n")
+        path = os.path.join(folder, f"{name}.out")
+        return path if not os.path.lexists(path) else os.path.join(folder, f"{new_ulid()}.out")
     except OSError:
         return None
 

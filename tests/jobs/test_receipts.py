@@ -1,0 +1,184 @@
+"""What a crash leaves running is found, told from strangers, and ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+from anyio import to_thread
+from tests.support.tools import box_of
+from tests.support.waiting import is_alive, until
+
+from indusagi.capabilities.jobs import receipts
+from indusagi.capabilities.jobs.facts import facts_of, start_time, waits_for_typing
+from indusagi.capabilities.jobs.receipts import (
+    Receipt,
+    end_leftover,
+    leftover_jobs,
+    remove_receipt,
+    write_receipt,
+)
+from indusagi.capabilities.jobs.table import jobs_of
+from indusagi.capabilities.local import make_local_context
+from indusagi.capabilities.local_shell import LocalShell
+from indusagi.capabilities.sandbox.policy import Sandbox
+from indusagi.capabilities.tools.process import process_tool
+from indusagi.core.ids import new_ulid
+from indusagi.runtime.contract import ToolCall
+
+if TYPE_CHECKING:
+    from indusagi.capabilities.context import ToolContext
+
+pytestmark = [pytest.mark.anyio, pytest.mark.process]
+CRASHES = """
+import anyio, os, signal, sys
+from indusagi.capabilities.jobs.table import jobs_of
+from indusagi.capabilities.local import make_local_context
+from indusagi.capabilities.local_shell import LocalShell
+from indusagi.capabilities.sandbox.policy import Sandbox
+
+async def main(cwd):
+    shell = LocalShell(cwd, sandbox=Sandbox(mode="off"))
+    ctx = make_local_context(cwd, shell=shell)
+    job = await jobs_of(ctx).start(ctx, "setsid sleep 600 & echo ready; exec sleep 600", cwd)
+    await job.poll(20_000, "ready")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+anyio.run(main, sys.argv[1])
+"""
+
+
+def receipts_dir() -> Path:
+    return Path(os.environ["HOME"]) / ".local" / "state" / "indus" / "jobs"
+
+
+def context_in(folder: Path) -> ToolContext:
+    shell = LocalShell(str(folder), sandbox=Sandbox(mode="off"))
+    return make_local_context(folder, shell=shell)
+
+
+async def crash_in(folder: Path) -> Receipt:
+    """Have a process of ours start a job and die; give the job's receipt."""
+    done = await anyio.run_process([sys.executable, "-c", CRASHES, str(folder)], check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    (receipt,) = await to_thread.run_sync(leftover_jobs)
+    return receipt
+
+
+async def test_what_a_crash_leaves_running_is_found_and_ended(tmp_path: Path) -> None:
+    receipt = await crash_in(tmp_path)
+    assert receipt.command.endswith("exec sleep 600")
+    assert receipt.cwd == str(tmp_path)
+    assert is_alive(receipt.pid)
+    assert await to_thread.run_sync(end_leftover, receipt)
+    await until(lambda: not is_alive(receipt.pid))
+    assert await to_thread.run_sync(leftover_jobs) == []
+    assert os.listdir(receipts_dir()) == []
+
+
+async def test_who_ignores_the_signal_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receipts, "_GRACE_S", 0.3)
+    receipt = await crash_in(tmp_path)
+    stays: list[int] = []
+    monkeypatch.setattr(receipts, "signal_each", lambda found, number: stays.append(number))  # pyright: ignore[reportUnknownArgumentType, reportUnknownLambdaType]
+    assert not await to_thread.run_sync(end_leftover, receipt)
+    assert stays == [signal.SIGTERM, signal.SIGKILL]
+    monkeypatch.undo()
+    assert await to_thread.run_sync(end_leftover, receipt)
+
+
+async def test_a_stranger_with_the_same_number_is_left_alone(tmp_path: Path) -> None:
+    """Whoever does not carry the mark is not signalled, whatever its number."""
+    stranger = await anyio.open_process(["sleep", "600"])
+    try:
+        started = await to_thread.run_sync(start_time, stranger.pid)
+        assert started is not None
+        receipt = Receipt(new_ulid(), stranger.pid, started, 1, 0, "sleep", str(tmp_path))
+        assert await to_thread.run_sync(end_leftover, receipt)
+        assert is_alive(stranger.pid)
+    finally:
+        stranger.kill()
+        await stranger.aclose()
+
+
+async def test_a_job_of_a_session_that_runs_is_not_left_over(tmp_path: Path) -> None:
+    async with context_in(tmp_path) as ctx:
+        job = await jobs_of(ctx).start(ctx, "exec sleep 600", str(tmp_path))
+        assert len(os.listdir(receipts_dir())) == 1
+        (path,) = receipts_dir().iterdir()
+        said = json.loads(await anyio.Path(path).read_text(encoding="utf-8"))
+        assert (said["pid"], said["owner_pid"]) == (job.process.pid, os.getpid())
+        assert (await anyio.Path(path).stat()).st_mode & 0o777 == 0o600
+        assert await to_thread.run_sync(leftover_jobs) == []
+    assert os.listdir(receipts_dir()) == []
+
+
+async def test_what_is_no_receipt_is_passed_over(tmp_path: Path) -> None:
+    await to_thread.run_sync(leftover_jobs)
+    for name, content in {
+        "notes.txt": "mine",
+        f"{new_ulid()}.json": "{",
+        f"{new_ulid()} .json": "{}",
+        f"{new_ulid()}.json ": "{}",
+    }.items():
+        (receipts_dir() / name).write_text(content, encoding="utf-8")
+    (receipts_dir() / f"{new_ulid()}.json").symlink_to("/etc/passwd")
+    (receipts_dir() / f"{new_ulid()}.json").write_text('{"pid": 1}', encoding="utf-8")
+    assert await to_thread.run_sync(leftover_jobs) == []
+
+
+async def test_a_number_that_was_given_anew_is_another_owner(tmp_path: Path) -> None:
+    async with context_in(tmp_path) as ctx:
+        job = await jobs_of(ctx).start(ctx, "exec sleep 600", str(tmp_path))
+        (path,) = receipts_dir().iterdir()
+        written = Receipt(**json.loads(await anyio.Path(path).read_text(encoding="utf-8")))
+        stale = replace(written, owner_started=written.owner_started - 1)
+        text = json.dumps({name: getattr(stale, name) for name in Receipt.__slots__})
+        await anyio.Path(path).write_text(text, encoding="utf-8")
+        assert await to_thread.run_sync(leftover_jobs) == [stale]
+        await job.stop()
+
+
+async def test_a_job_without_a_receipt_runs_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null/nowhere")
+    async with context_in(tmp_path) as ctx:
+        box = box_of(ctx, process_tool())
+        call = ToolCall("1", "process", {"action": "start", "command": "exec sleep 600"})
+        outcome = await box.runner.run(call)
+        assert (outcome.is_error, outcome.details["path"]) == (False, None)
+        poll = ToolCall("2", "process", {"action": "poll", "id": "job-1"})
+        assert "job-1 running" in str((await box.runner.run(poll)).output)
+
+
+def test_where_there_are_no_start_times_there_are_no_receipts(tmp_path: Path) -> None:
+    assert write_receipt(new_ulid(), 2**22 + 1, "gone", str(tmp_path)) is None
+
+
+def test_a_receipt_is_removed_once(tmp_path: Path) -> None:
+    (tmp_path / "receipt").touch()
+    remove_receipt(str(tmp_path / "receipt"))
+    remove_receipt(str(tmp_path / "receipt"))
+
+
+def test_of_processes_that_are_gone_nothing_is_known() -> None:
+    gone = 2**22 + 1
+    assert facts_of([gone]).rss_bytes == 0
+    assert start_time(gone) is None
+    assert not waits_for_typing([gone])
+
+
+def test_of_this_process_something_is_known() -> None:
+    facts = facts_of([os.getpid()])
+    assert facts.rss_bytes > 1024 * 1024
+    assert facts.cpu_s > 0
