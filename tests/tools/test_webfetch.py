@@ -24,8 +24,8 @@ from indusagi.capabilities.budget import OutputBudget
 from indusagi.capabilities.context import Framework
 from indusagi.capabilities.egress import WebSettings
 from indusagi.capabilities.spill import SessionDir
-from indusagi.capabilities.tools import webfetch
 from indusagi.capabilities.tools.webfetch import webfetch_tool
+from indusagi.capabilities.web import fetching
 from indusagi.core.cancel import CancelToken
 from indusagi.core.places import create_private_file
 from indusagi.runtime.content import JsonContentBlock, TextContentBlock
@@ -261,7 +261,7 @@ async def test_a_file_for_which_there_is_no_room_leaves_nothing_behind(
         os.close(create_private_file(path))
         return os.open("/dev/full", os.O_WRONLY)
 
-    monkeypatch.setattr(webfetch, "create_private_file", on_a_full_disk)
+    monkeypatch.setattr(fetching, "create_private_file", on_a_full_disk)
     outcome = await read(tmp_path, replying(b"\x00", headers={"Content-Type": "x/y"}))
     assert "No space left" in text_of(outcome)
     assert os.listdir(tmp_path / "session" / "downloads") == []
@@ -510,8 +510,8 @@ import asyncio, resource, sys, zlib
 from dataclasses import replace
 from indusagi.capabilities import Framework, make_local_context
 from indusagi.capabilities.egress import WebSettings
-from indusagi.capabilities.tools import webfetch
 from indusagi.capabilities.tools.webfetch import webfetch_tool
+from indusagi.capabilities.web import fetching
 
 packer = zlib.compressobj(9, zlib.DEFLATED, 31)
 bomb = b"".join([packer.compress(bytes(1 << 20)) for _ in range(300)] + [packer.flush()])
@@ -569,4 +569,5 @@ def test_the_tool_loads_no_http_library_until_it_is_used() -> None:
         env=unmeasured(),
     )
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    assert "indusagi.capabilities.web.client" not in done.stdout.split()
     assert not loaded & {"httpx2", "httpcore2", "h11", "html_to_markdown", "chardet", "idna"}
