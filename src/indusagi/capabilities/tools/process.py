@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from indusagi.capabilities.context import ToolContext
     from indusagi.capabilities.jobs.job import Job, JobState
     from indusagi.capabilities.jobs.lines import Lines
+    from indusagi.capabilities.jobs.table import JobTable
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.runtime.contract import JsonSchema
 
@@ -100,30 +101,35 @@ def process_tool() -> DefinedTool:
 
 
 async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
+    return await act(jobs_of(ctx), arguments, ctx)
+
+
+async def act(table: JobTable, arguments: JsonObject, ctx: ToolContext) -> ToolResult:
+    """Do what the arguments say with the jobs of a table."""
     action = cast("str", arguments["action"])
     if action == "start":
-        return await _start(arguments, ctx)
+        return await _start(table, arguments, ctx)
     if action == "list":
-        return await _list(ctx)
+        return await _list(table)
     job_id = arguments.get("id")
     if not isinstance(job_id, str):
         return ToolResult.error(f"{action} needs the id of a job", code="not_found")
-    job = jobs_of(ctx).get(job_id)
+    job = table.get(job_id)
     if job is None:
-        known = ", ".join(job.id for job in jobs_of(ctx).all()) or "there are none"
+        known = ", ".join(job.id for job in table.all()) or "there are none"
         return ToolResult.error(
             f"no job is called {clean_text(job_id)[0]!r}: {known}", code="not_found"
         )
     return await _ON_JOB[action](job, arguments)
 
 
-async def _start(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
+async def _start(table: JobTable, arguments: JsonObject, ctx: ToolContext) -> ToolResult:
     command, folder = arguments.get("command"), arguments.get("cwd")
     if not isinstance(command, str):
         return ToolResult.error("start needs a command", code="spawn")
     try:
         cwd = await ctx.fs.resolve(folder if isinstance(folder, str) else ".")
-        job = await jobs_of(ctx).start(ctx, command, cwd)
+        job = await table.start(ctx, command, cwd)
     except TableFull as exc:
         return ToolResult.error(str(exc), code="failed")
     except OSError as exc:
@@ -139,10 +145,10 @@ async def _start(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
     )
 
 
-async def _list(ctx: ToolContext) -> ToolResult:
+async def _list(table: JobTable) -> ToolResult:
     rows: list[JsonValue] = []
     shown: list[str] = []
-    for job in jobs_of(ctx).all():
+    for job in table.all():
         state = await job.look()
         row = _facts(job, state)
         line = f"{_headline(job, state)}"
