@@ -1,0 +1,167 @@
+"""The native tools of the framework as cards: one table, and every view of it derived.
+
+The framework owns what a tool does; the deck adds a title, a summary and the profiles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING, TypeAlias
+
+from indusagi.capabilities.arguments import near
+from indusagi.runtime.contract import ToolCall
+from induscode.deck.contract import (
+    CapabilityCard,
+    CapabilityId,
+    Profile,
+    UnknownCapability,
+    capability_id,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from indusagi.capabilities.context import ToolContext
+    from indusagi.capabilities.tool import DefinedTool
+    from indusagi.core.json import JsonValue
+    from indusagi.runtime.contract import JsonSchema, ToolDescriptor, ToolResult
+    from induscode.deck.contract import Capability, DeckContext
+
+READ_ONLY: tuple[Profile, ...] = (Profile.AUTHORING, Profile.SURVEY)
+MUTATING: tuple[Profile, ...] = (Profile.SURVEY,)
+
+BridgeBuilder: TypeAlias = "Callable[[DeckContext], Capability]"
+
+
+class BuiltinCard:
+    """A native tool under the title of the deck."""
+
+    def __init__(self, tool: DefinedTool, title: str, *, read_only: bool) -> None:
+        self._tool = tool
+        self._read_only = read_only
+        annotations = {**(tool.descriptor.annotations or {}), "readOnlyHint": read_only}
+        self.descriptor: ToolDescriptor = replace(
+            tool.descriptor, title=title, annotations=annotations
+        )
+
+    def __repr__(self) -> str:
+        return f"BuiltinCard({self.name!r})"
+
+    @property
+    def name(self) -> str:
+        """The name a model calls it by."""
+        return self._tool.name
+
+    @property
+    def label(self) -> str:
+        """The title of the deck."""
+        return self.descriptor.title or self.name
+
+    @property
+    def description(self) -> str:
+        """What a model is told about it."""
+        return self._tool.description
+
+    @property
+    def parameters(self) -> JsonSchema:
+        """The schema of its arguments."""
+        return self._tool.parameters
+
+    @property
+    def read_only(self) -> bool:
+        """Whether it leaves everything as it was."""
+        return self._read_only
+
+    async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
+        """Do the work."""
+        call = ToolCall(f"{self.name}-builtin", self.name, arguments)
+        return (await self._tool.invoke(call, ctx)).result
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltinDescriptor:
+    """One row of the table."""
+
+    id: CapabilityId
+    title: str
+    summary: str
+    profiles: tuple[Profile, ...]
+    build: BridgeBuilder = field(compare=False, repr=False)
+
+    def card(self) -> CapabilityCard:
+        """Give it as a row of the catalog."""
+        return CapabilityCard(self.id, self.title, self.summary, self.profiles, self.build)
+
+
+def _row(name: str, title: str, summary: str, profiles: tuple[Profile, ...]) -> BuiltinDescriptor:
+    def build(_: DeckContext) -> Capability:
+        from indusagi.capabilities.tools import native_tool  # noqa: PLC0415 — a list needs no tools
+
+        # Being in AUTHORING is what makes a built-in read-only: there is no second place to say it.
+        return BuiltinCard(native_tool(name), title, read_only=Profile.AUTHORING in profiles)
+
+    return BuiltinDescriptor(capability_id(name), title, summary, profiles, build)
+
+
+@cache
+def builtin_descriptors() -> tuple[BuiltinDescriptor, ...]:
+    """Give the twelve rows, in the order of the catalog."""
+    return (
+        _row("read", "Read file", "Read a file, page by page", READ_ONLY),
+        _row("ls", "List directory", "List what is in a directory", READ_ONLY),
+        _row("grep", "Search file contents", "Search files by a pattern", READ_ONLY),
+        _row("find", "Find files by name", "Find files by name or glob", READ_ONLY),
+        _row("websearch", "Web search", "Search the web", READ_ONLY),
+        _row("webfetch", "Fetch URL", "Fetch a page as Markdown", READ_ONLY),
+        _row("todo_read", "Read checklist", "Show the checklist", READ_ONLY),
+        _row("write", "Write file", "Create or replace a file", MUTATING),
+        _row("edit", "Edit file", "Change parts of a file", MUTATING),
+        _row("bash", "Run shell command", "Run a command in the workspace", MUTATING),
+        _row(
+            "process",
+            "Manage background processes",
+            "Start, follow and stop commands in the background",
+            MUTATING,
+        ),
+        _row("todo_set", "Update checklist", "Replace the checklist", MUTATING),
+    )
+
+
+@cache
+def builtin_bridge() -> Mapping[CapabilityId, BuiltinDescriptor]:
+    """Give the rows by id."""
+    return MappingProxyType({row.id: row for row in builtin_descriptors()})
+
+
+def builtin_ids() -> Sequence[CapabilityId]:
+    """List the ids, in order."""
+    return tuple(row.id for row in builtin_descriptors())
+
+
+def builtin_profiles() -> Mapping[CapabilityId, tuple[Profile, ...]]:
+    """Give the profiles of every row."""
+    return {row.id: row.profiles for row in builtin_descriptors()}
+
+
+def builtin_cards() -> Sequence[CapabilityCard]:
+    """Give every row as one of the catalog."""
+    return tuple(row.card() for row in builtin_descriptors())
+
+
+def build_builtin(identity: str, ctx: DeckContext) -> Capability:
+    """Build one built-in.
+
+    Raises:
+        UnknownCapability: There is none of this id.
+    """
+    row = builtin_bridge().get(capability_id(identity))
+    if row is None:
+        raise UnknownCapability(identity, near(identity, builtin_ids()))
+    return row.build(ctx)
+
+
+def build_builtins_for_profile(profile: Profile, ctx: DeckContext) -> Sequence[Capability]:
+    """Build every built-in that a profile selects."""
+    return tuple(card.build(ctx) for card in builtin_cards() if card.in_profile(profile))

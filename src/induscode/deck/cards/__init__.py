@@ -1,0 +1,31 @@
+"""The app cards: what the deck brings beside the native tools of the framework."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from induscode.deck.cards.bg_process import daemon_card as daemon_card
+from induscode.deck.cards.memory import memory_card as memory_card
+from induscode.deck.cards.plan import enter_plan_mode_card as enter_plan_mode_card
+from induscode.deck.cards.plan import exit_plan_mode_card as exit_plan_mode_card
+from induscode.deck.cards.saas import saas_card as saas_card
+from induscode.deck.cards.task import task_card as task_card
+from induscode.deck.cards.todo import todo_card as todo_card
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from induscode.deck.contract import CapabilityCard
+
+
+def app_novel_cards() -> Sequence[CapabilityCard]:
+    """Give the seven rows, in the order of the catalog."""
+    return (
+        todo_card(),
+        daemon_card(),
+        task_card(),
+        saas_card(),
+        memory_card(),
+        enter_plan_mode_card(),
+        exit_plan_mode_card(),
+    )

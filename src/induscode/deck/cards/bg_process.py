@@ -1,0 +1,86 @@
+"""`bg-process`: background commands of the deck's own, beside the jobs of the `process` tool.
+
+One engine, two tables: what one of them starts, the other does not list. The output of every
+command is also kept in a file beside the project, where people look for it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from indusagi.capabilities.backends import STOP_GRACE_MS as STOP_GRACE_MS
+from indusagi.capabilities.lenient import lenient
+from indusagi.capabilities.tool import ToolSpec, define_tool
+from induscode.deck.contract import CapabilityCard, Profile, capability_id
+
+if TYPE_CHECKING:
+    from indusagi.capabilities.context import ToolContext
+    from indusagi.capabilities.jobs.table import JobTable
+    from indusagi.core.json import JsonObject
+    from indusagi.runtime.contract import JsonSchema, ToolResult
+    from induscode.deck.contract import Capability, DeckContext
+
+MAX_BUFFERED_LINES = 2_000
+CAPTURE_DIRNAME = ".indusvx-bg"
+_PARAMETERS: JsonSchema = {
+    "type": "object",
+    "properties": {
+        "action": {"type": "string", "enum": ["start", "poll", "stop", "list"]},
+        "command": {"type": "string", "description": "start: what bash is to run."},
+        "id": {"type": "string", "description": "poll, stop: the process, such as bg-1."},
+        "sinceLast": {
+            "type": "boolean",
+            "description": "poll: false gives all lines that are kept, told before or not.",
+        },
+        "lines": {"type": "integer", "minimum": 1, "maximum": MAX_BUFFERED_LINES},
+        "waitMs": {"type": "integer", "minimum": 0, "maximum": 30_000},
+        "match": {"type": "string", "description": "poll: wait for a line that contains this."},
+    },
+    "required": ["action"],
+    "additionalProperties": False,
+}
+_DESCRIPTION = """Run commands in the background of this project. `start` {command} gives an id and
+the file that takes the output; `poll` {id} gives the lines since the last poll, with `waitMs` and
+`match` it waits for one; `stop` {id} ends all that the command has started; `list` shows them."""
+
+
+class DaemonTable:
+    """The background commands of one card; two cards never share one."""
+
+    def __init__(self) -> None:
+        self._table: JobTable | None = None
+
+    def of(self, ctx: ToolContext) -> JobTable:
+        """Give the table, which ends with the context it is first used in."""
+        from indusagi.capabilities.jobs.table import JobTable  # noqa: PLC0415 — when one is started
+
+        if self._table is None:
+            self._table = JobTable("bg", capture_dir=CAPTURE_DIRNAME)
+        self._table.bind(ctx)
+        return self._table
+
+
+def daemon_card() -> CapabilityCard:
+    """Give the row of the catalog."""
+    identity, summary = capability_id("bg-process"), "Run commands in the background"
+    return CapabilityCard(identity, "Background process", summary, (Profile.ALL,), _build)
+
+
+def _build(_: DeckContext) -> Capability:
+    daemons = DaemonTable()
+
+    async def run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
+        from indusagi.capabilities.tools.process import act  # noqa: PLC0415 — when it is used
+
+        return await act(daemons.of(ctx), arguments, ctx)
+
+    prepare = lenient(_PARAMETERS, {"cmd": "command", "since_last": "sinceLast"})
+    spec = ToolSpec(
+        "bg-process",
+        " ".join(_DESCRIPTION.split()),
+        _PARAMETERS,
+        run,
+        title="Background process",
+        prepare=prepare,
+    )
+    return define_tool(spec)

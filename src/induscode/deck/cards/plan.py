@@ -1,0 +1,140 @@
+"""The two cards of plan mode, and the files that approved plans are kept in.
+
+The cards change nothing. They answer with a mark, and the session that sees the mark changes the
+mode: so a model can ask to enter and to leave, and only the session decides.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+from indusagi.capabilities.tool import ToolSpec, define_tool
+from indusagi.core.clock import now_ms
+from indusagi.core.places import create_private_file, make_private_dir, read_small_file
+from indusagi.runtime.content import JsonContentBlock, TextContentBlock
+from indusagi.runtime.contract import ToolResult
+from induscode.deck.contract import CapabilityCard, Profile, capability_id
+
+if TYPE_CHECKING:
+    from indusagi.capabilities.context import ToolContext
+    from indusagi.core.json import JsonObject
+    from indusagi.runtime.contract import JsonSchema
+    from induscode.deck.contract import Capability, DeckContext
+
+PLANS_DIRNAME = "plans"
+SLUG_LENGTH = 48
+_LARGEST_PLAN = 1024 * 1024
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+_EMPTY: JsonSchema = {"type": "object", "properties": {}, "additionalProperties": False}
+_PLAN: JsonSchema = {
+    "type": "object",
+    "properties": {"plan": {"type": "string", "description": "The plan, in Markdown."}},
+    "required": ["plan"],
+    "additionalProperties": False,
+}
+
+
+def enter_plan_mode_card() -> CapabilityCard:
+    """Give the row of the card that asks for plan mode."""
+    identity, summary = capability_id("enter_plan_mode"), "Look around before changing anything"
+    return CapabilityCard(identity, "Enter plan mode", summary, (Profile.ALL,), _build_enter)
+
+
+def exit_plan_mode_card() -> CapabilityCard:
+    """Give the row of the card that presents a plan."""
+    identity, summary = capability_id("exit_plan_mode"), "Present a plan for approval"
+    return CapabilityCard(identity, "Exit plan mode", summary, (Profile.ALL,), _build_exit)
+
+
+def _build_enter(_: DeckContext) -> Capability:
+    description = (
+        "Ask to enter plan mode: you look around and change nothing until a plan is approved. "
+        "Use it before work that is large or that can be understood in more than one way."
+    )
+    spec = ToolSpec(
+        "enter_plan_mode", description, _EMPTY, _enter, title="Enter plan mode", read_only=True
+    )
+    return define_tool(spec)
+
+
+def _build_exit(_: DeckContext) -> Capability:
+    description = "Present your plan for approval, and leave plan mode if it is approved."
+    spec = ToolSpec(
+        "exit_plan_mode", description, _PLAN, _exit, title="Exit plan mode", read_only=True
+    )
+    return define_tool(spec)
+
+
+async def _enter(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
+    mark: JsonObject = {"enterPlanMode": True, "applied": False}
+    said = (
+        "Plan mode was asked for. Explore and read only; change no file and run nothing that does. "
+        "When you know what to do, present it with exit_plan_mode."
+    )
+    return ToolResult((JsonContentBlock(mark), TextContentBlock(said)), details=mark)
+
+
+async def _exit(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
+    plan = str(arguments["plan"])
+    if not plan.strip():
+        message = "The plan is empty: write down what you mean to do."
+        return ToolResult.error(message, code="invalid_arguments")
+    mark: JsonObject = {"exitPlan": True, "plan": plan}
+    return ToolResult((JsonContentBlock(mark),), details=mark)
+
+
+# -- files ------------------------------------------------------------------------------------
+
+
+def plan_slug(plan: str) -> str:
+    """Make the name of a plan from its first line that says something."""
+    for line in plan.splitlines():
+        slug = re.sub(r"[^a-z0-9]+", "-", line.lower()).strip("-")[:SLUG_LENGTH].strip("-")
+        if slug:
+            return slug
+        if line.strip():
+            break
+    return "plan"
+
+
+def plan_file_path(session_dir: str | os.PathLike[str], slug: str) -> str:
+    """Give the path of a plan's file."""
+    return os.path.join(session_dir, PLANS_DIRNAME, f"{slug}.md")
+
+
+def write_plan(session_dir: str | os.PathLike[str], plan: str) -> str:
+    """Keep a plan in a file of its own, and return its path. No file is ever overwritten.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    make_private_dir(os.path.join(session_dir, PLANS_DIRNAME))
+    stem = f"{_base36(now_ms())}-{plan_slug(plan)}"
+    for attempt in range(1, 1_000):
+        path = plan_file_path(session_dir, stem if attempt == 1 else f"{stem}-{attempt}")
+        try:
+            handle = create_private_file(path)
+        except FileExistsError:
+            continue
+        with os.fdopen(handle, "wb") as file:
+            file.write(plan.encode("utf-8", "backslashreplace"))
+        return path
+    raise FileExistsError(f"too many plans of one millisecond: {stem}")
+
+
+def read_plan(path: str | os.PathLike[str]) -> str | None:
+    """Read a plan; None if there is no file that can be read."""
+    try:
+        return read_small_file(path, _LARGEST_PLAN).decode("utf-8")
+    except (OSError, ValueError):
+        return None
+
+
+def _base36(number: int) -> str:
+    digits = ""
+    while number:
+        number, digit = divmod(number, 36)
+        digits = _DIGITS[digit] + digits
+    return digits or "0"

@@ -1,0 +1,99 @@
+"""`saas-action`: actions of connected services, if a host has brought a gateway to them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from indusagi.capabilities.lenient import lenient
+from indusagi.capabilities.tool import ToolSpec, define_tool
+from indusagi.core.json import NotJson, compact_json
+from indusagi.runtime.content import JsonContentBlock, TextContentBlock
+from indusagi.runtime.contract import ToolResult
+from induscode.deck.contract import CapabilityCard, Profile, capability_id
+
+if TYPE_CHECKING:
+    from indusagi.capabilities.context import ToolContext
+    from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.runtime.contract import JsonSchema
+    from induscode.deck.contract import Capability, DeckContext, SaasGatewayPort
+
+_PARAMETERS: JsonSchema = {
+    "type": "object",
+    "properties": {
+        "action": {"type": "string", "enum": ["discover", "execute"]},
+        "slug": {"type": "string", "description": "For execute: the action, as discover names it."},
+        "arguments": {"type": "object", "description": "For execute: what the action is given."},
+        "toolkits": {
+            "type": "array",
+            "items": {"type": "string"},
+            "description": "For discover: only these services.",
+        },
+        "query": {"type": "string", "description": "For discover: what the action should do."},
+    },
+    "required": ["action"],
+    "additionalProperties": False,
+}
+
+
+def saas_card() -> CapabilityCard:
+    """Give the row of the catalog."""
+    summary = "Find and run actions of connected services"
+    identity = capability_id("saas-action")
+    return CapabilityCard(identity, "SaaS action", summary, (Profile.ALL,), _build)
+
+
+def _build(deck: DeckContext) -> Capability:
+    gateway = deck.framework.saas
+
+    async def run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
+        if gateway is None:
+            return _no_gateway()
+        if arguments["action"] == "discover":
+            return await _discover(gateway, arguments)
+        return await _execute(gateway, arguments)
+
+    description = (
+        "Use services that are connected for you. `discover` finds actions by what they do; "
+        "`execute` runs one under the name that discover gave it, with its arguments."
+    )
+    return define_tool(
+        ToolSpec(
+            "saas-action",
+            description,
+            _PARAMETERS,
+            run,
+            title="SaaS action",
+            prepare=lenient(_PARAMETERS, {}),
+        )
+    )
+
+
+def _no_gateway() -> ToolResult:
+    said = "No services are connected in this session."
+    stub: JsonObject = {"connected": False, "reason": "no_gateway"}
+    return ToolResult((TextContentBlock(said), JsonContentBlock(stub)), details=stub)
+
+
+async def _discover(gateway: SaasGatewayPort, arguments: JsonObject) -> ToolResult:
+    query = cast("str | None", arguments.get("query"))
+    toolkits = cast("list[str]", arguments.get("toolkits") or [])
+    found = await gateway.discover(query, toolkits)
+    actions: JsonValue = [dict(action) for action in found]
+    return _answered({"actions": actions}, "discover")
+
+
+async def _execute(gateway: SaasGatewayPort, arguments: JsonObject) -> ToolResult:
+    slug = arguments.get("slug")
+    if not isinstance(slug, str) or not slug:
+        message = "To execute, name the action in `slug`; discover lists them."
+        return ToolResult.error(message, code="invalid_arguments")
+    given = cast("JsonObject", arguments.get("arguments") or {})
+    return _answered(await gateway.execute(slug, given), slug)
+
+
+def _answered(value: JsonValue, asked: str) -> ToolResult:
+    try:
+        compact_json(value)
+    except NotJson as exc:
+        return ToolResult.error(f"{asked} answered with what is {exc}", code="bad_result")
+    return ToolResult.json(value)

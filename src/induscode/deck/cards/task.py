@@ -1,0 +1,123 @@
+"""`task`: hands a piece of work to a sub-agent, if a host has brought somebody who runs them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from indusagi.capabilities.lenient import lenient
+from indusagi.capabilities.tool import ToolSpec, define_tool
+from indusagi.runtime.content import JsonContentBlock, TextContentBlock
+from indusagi.runtime.contract import ToolResult
+from induscode.deck.contract import (
+    CapabilityCard,
+    DelegateRequest,
+    Profile,
+    capability_id,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from indusagi.capabilities.context import ToolContext
+    from indusagi.core.json import JsonObject
+    from indusagi.runtime.contract import JsonSchema
+    from induscode.deck.contract import Capability, DeckContext, DelegateReport, DelegateRunner
+
+_PARAMETERS: JsonSchema = {
+    "type": "object",
+    "properties": {
+        "objective": {
+            "type": "string",
+            "minLength": 1,
+            "description": "What is to be done, complete in itself: the agent sees nothing else.",
+        },
+        "agent": {"type": "string", "description": "Which agent is to do it."},
+        "context": {"type": "string", "description": "Facts the agent needs."},
+        "resume": {"type": "string", "description": "The id of a task that ended early."},
+        "maxTurns": {"type": "integer", "minimum": 1, "maximum": 200},
+        "timeoutMs": {"type": "integer", "minimum": 1_000, "maximum": 3_600_000},
+    },
+    "required": ["objective"],
+    "additionalProperties": False,
+}
+
+
+def task_card() -> CapabilityCard:
+    """Give the row of the catalog."""
+    summary = "Hand a piece of work to a sub-agent"
+    return CapabilityCard(capability_id("task"), "Delegate task", summary, (Profile.ALL,), _build)
+
+
+def _build(deck: DeckContext) -> Capability:
+    runner = deck.framework.delegate
+    agents = tuple(runner.list_agents()) if runner is not None else ()
+
+    async def run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
+        if runner is None:
+            return _nobody()
+        request = _request(arguments)
+        if request.agent is not None and agents and request.agent not in agents:
+            return _unknown_agent(request.agent, agents)
+        return await _delegated(runner, request, ctx)
+
+    spec = ToolSpec(
+        "task",
+        _description(agents),
+        _PARAMETERS,
+        run,
+        title="Delegate task",
+        prepare=lenient(_PARAMETERS, {"prompt": "objective", "subagent_type": "agent"}),
+    )
+    return define_tool(spec)
+
+
+def _description(agents: Sequence[str]) -> str:
+    said = (
+        "Hand a piece of work to a sub-agent with a fresh context, and get its report. "
+        "Say everything it needs in `objective` and `context`."
+    )
+    return f"{said} Agents: {', '.join(agents)}." if agents else said
+
+
+def _request(arguments: JsonObject) -> DelegateRequest:
+    return DelegateRequest(
+        objective=str(arguments["objective"]),
+        agent=cast("str | None", arguments.get("agent")),
+        context=cast("str | None", arguments.get("context")),
+        resume=cast("str | None", arguments.get("resume")),
+        max_turns=cast("int | None", arguments.get("maxTurns")),
+        timeout_ms=cast("int | None", arguments.get("timeoutMs")),
+    )
+
+
+def _nobody() -> ToolResult:
+    said = "Nobody runs sub-agents in this session: do the work yourself."
+    stub: JsonObject = {"delegated": False, "reason": "no_runner"}
+    return ToolResult((TextContentBlock(said), JsonContentBlock(stub)), details=stub)
+
+
+def _unknown_agent(agent: str, agents: Sequence[str]) -> ToolResult:
+    said = f"There is no agent {agent!r}. There are: {', '.join(agents)}."
+    return ToolResult.error(said, code="unknown_agent", delegated=False)
+
+
+async def _delegated(
+    runner: DelegateRunner, request: DelegateRequest, ctx: ToolContext
+) -> ToolResult:
+    report = await runner.run(request, ctx)
+    text = report.text or "The agent reported nothing."
+    if not report.ok:
+        text = f"Ended early ({report.reason or 'error'}). What there is:\n{text}"
+    facts = _facts(report)
+    blocks = (TextContentBlock(text), JsonContentBlock(facts))
+    return ToolResult(blocks, is_error=not report.ok, details=facts)
+
+
+def _facts(report: DelegateReport) -> JsonObject:
+    return {
+        "delegated": True,
+        "ok": report.ok,
+        "reason": report.reason,
+        "id": report.id,
+        "files": list(report.files),
+    }

@@ -1,0 +1,160 @@
+"""`todo`: a checklist of the deck's own, with weights, and with items that were given up."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, cast
+
+from indusagi.capabilities.lenient import lenient
+from indusagi.capabilities.tool import ToolSpec, define_tool
+from indusagi.runtime.content import JsonContentBlock, TextContentBlock
+from indusagi.runtime.contract import ToolResult
+from induscode.deck.contract import CapabilityCard, Profile, capability_id
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from indusagi.capabilities.context import ToolContext
+    from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.runtime.contract import JsonSchema
+    from induscode.deck.contract import Capability, DeckContext
+
+MOST_ITEMS = 200
+LONGEST_TASK = 500
+
+
+class TodoState(StrEnum):
+    """How far an item has come."""
+
+    PENDING = "pending"
+    ACTIVE = "active"
+    DONE = "done"
+    DROPPED = "dropped"
+
+
+class TodoWeight(StrEnum):
+    """How much an item matters."""
+
+    LOW = "low"
+    NORMAL = "normal"
+    HIGH = "high"
+
+
+_GLYPHS = {
+    TodoState.PENDING: "[ ]",
+    TodoState.ACTIVE: "[~]",
+    TodoState.DONE: "[x]",
+    TodoState.DROPPED: "[-]",
+}
+_OPEN = frozenset({TodoState.PENDING, TodoState.ACTIVE})
+_PARAMETERS: JsonSchema = {
+    "type": "object",
+    "properties": {
+        "action": {"type": "string", "enum": ["read", "set"]},
+        "items": {
+            "type": "array",
+            "description": "For set: the whole list, in order; what is missing here is gone.",
+            "maxItems": MOST_ITEMS,
+            "items": {
+                "type": "object",
+                "properties": {
+                    "task": {"type": "string", "minLength": 1, "maxLength": LONGEST_TASK},
+                    "state": {"type": "string", "enum": list(TodoState)},
+                    "weight": {"type": "string", "enum": list(TodoWeight)},
+                },
+                "required": ["task"],
+                "additionalProperties": False,
+            },
+        },
+    },
+    "required": ["action"],
+    "additionalProperties": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TodoItem:
+    """One thing to do."""
+
+    task: str
+    state: TodoState = TodoState.PENDING
+    weight: TodoWeight = TodoWeight.NORMAL
+
+    def __str__(self) -> str:
+        marked = "" if self.weight is TodoWeight.NORMAL else f" ({self.weight})"
+        return f"{_GLYPHS[self.state]} {self.task}{marked}"
+
+    def as_json(self) -> JsonObject:
+        """Give it as a program reads it."""
+        return {"task": self.task, "state": str(self.state), "weight": str(self.weight)}
+
+
+class TodoLedger:
+    """The list of one card; two cards never share one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._items: tuple[TodoItem, ...] = ()
+
+    def items(self) -> Sequence[TodoItem]:
+        """Give the list."""
+        with self._lock:
+            return self._items
+
+    def replace(self, items: Sequence[TodoItem]) -> Sequence[TodoItem]:
+        """Put a new list in the place of the present one, and give that one back."""
+        with self._lock:
+            former, self._items = self._items, tuple(items)
+            return former
+
+    def open_items(self) -> Sequence[TodoItem]:
+        """List what is still to be done."""
+        return tuple(item for item in self.items() if item.state in _OPEN)
+
+
+def todo_card() -> CapabilityCard:
+    """Give the row of the catalog."""
+    summary = "Keep a weighted checklist"
+    return CapabilityCard(capability_id("todo"), "Checklist", summary, (Profile.ALL,), _build)
+
+
+def _build(_: DeckContext) -> Capability:
+    ledger = TodoLedger()
+
+    async def run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
+        if arguments["action"] == "read":
+            return _shown(ledger.items(), ())
+        if "items" not in arguments:
+            message = "To set the checklist, send `items`: the whole list."
+            return ToolResult.error(message, code="invalid_arguments")
+        rows = cast("list[dict[str, str]]", arguments["items"])
+        items = [_item(row) for row in rows]
+        return _shown(items, ledger.replace(items))
+
+    description = (
+        "Keep a checklist for this session. `read` shows it, `set` replaces all of it. Each item "
+        "has a task, a state (pending, active, done, dropped) and a weight (low, normal, high)."
+    )
+    prepare = lenient(_PARAMETERS, {"todos": "items"})
+    spec = ToolSpec("todo", description, _PARAMETERS, run, title="Checklist", prepare=prepare)
+    return define_tool(spec)
+
+
+def _item(row: dict[str, str]) -> TodoItem:
+    return TodoItem(
+        row["task"],
+        TodoState(row.get("state", TodoState.PENDING)),
+        TodoWeight(row.get("weight", TodoWeight.NORMAL)),
+    )
+
+
+def _shown(items: Sequence[TodoItem], former: Sequence[TodoItem]) -> ToolResult:
+    lines = [str(item) for item in items] or ["The checklist is empty."]
+    kept = {item.task for item in items}
+    gone = [item.task for item in former if item.state in _OPEN and item.task not in kept]
+    if gone:
+        lines.append(f"Gone without being done or dropped: {'; '.join(gone)}")
+    listed: JsonValue = [item.as_json() for item in items]
+    return ToolResult((TextContentBlock("\n".join(lines)), JsonContentBlock({"items": listed})))

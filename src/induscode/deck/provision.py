@@ -1,0 +1,86 @@
+"""Puts a deck together: a profile selects rows of the catalog, and each row builds its card."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from indusagi.capabilities.context import Framework
+from indusagi.capabilities.local import make_local_context
+from indusagi.capabilities.read_state import ReadState
+from indusagi.core.notes import Note
+from induscode.deck.cards.checkpoint import maybe_wrap_checkpoint
+from induscode.deck.catalog import cards_for_profile
+from induscode.deck.toolbox import DeckRunner, DeckToolBox
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from indusagi.capabilities.context import ToolContext
+    from induscode.deck.contract import Capability, CapabilityCard, DeckContext, Profile
+
+
+def provision_deck(profile: Profile, ctx: DeckContext) -> ToolDeck:
+    """Build the deck of a profile."""
+    cards = (card.build(ctx) for card in cards_for_deck_profile(profile))
+    return ToolDeck([maybe_wrap_checkpoint(card, ctx) for card in cards], base_context(ctx))
+
+
+def cards_for_deck_profile(profile: Profile) -> Sequence[CapabilityCard]:
+    """List the rows that `provision_deck` builds."""
+    return cards_for_profile(profile)
+
+
+def base_context(ctx: DeckContext) -> ToolContext:
+    """Make the context that the cards of a deck run in, all their life."""
+    read_state = ctx.framework.read_state or ReadState()
+    return make_local_context(ctx.cwd, None, None, Framework(read_state=read_state))
+
+
+class ToolDeck:
+    """Cards in order. Whatever changes a deck gives a new one; the context is shared."""
+
+    def __init__(
+        self, cards: Iterable[Capability], context: ToolContext, notes: Iterable[Note] = ()
+    ) -> None:
+        self._cards = tuple(cards)
+        self._notes = tuple(notes)
+        self.context = context
+
+    def __repr__(self) -> str:
+        return f"ToolDeck({', '.join(card.name for card in self._cards)})"
+
+    @property
+    def notes(self) -> Sequence[Note]:
+        """What was left out, and why."""
+        return self._notes
+
+    def tools(self) -> list[Capability]:
+        """Give the cards, as a list of the caller's own."""
+        return list(self._cards)
+
+    def graft(self, extra: Iterable[Capability]) -> ToolDeck:
+        """Add cards at the end; one whose name is taken is left out, and a note says so."""
+        names = {card.name for card in self._cards}
+        added: list[Capability] = []
+        notes = list(self._notes)
+        for card in extra:
+            if card.name in names:
+                message = "left out: the deck has a card of this name already"
+                notes.append(Note(f"tool {card.name!r}", message, "give it another name"))
+                continue
+            names.add(card.name)
+            added.append(card)
+        return ToolDeck((*self._cards, *added), self.context, notes)
+
+    def map_capabilities(self, change: Callable[[Capability], Capability]) -> ToolDeck:
+        """Put `change(card)` in the place of every card."""
+        return ToolDeck((change(card) for card in self._cards), self.context, self._notes)
+
+    def retain(self, keep: Callable[[Capability], bool]) -> ToolDeck:
+        """Keep only the cards that `keep` says yes to."""
+        kept = (card for card in self._cards if keep(card))
+        return ToolDeck(kept, self.context, self._notes)
+
+    def into_tool_box(self) -> DeckToolBox:
+        """Give the deck as a box."""
+        return DeckToolBox(DeckRunner({card.name: card for card in self._cards}, self.context))

@@ -1,0 +1,95 @@
+"""Cards behind the runtime's contract: the box that a loop, a command or a gateway calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from indusagi.capabilities.registry import RegistryRunner
+from indusagi.core.text import show_unseen
+from indusagi.runtime.content import TextContentBlock, project_content
+from indusagi.runtime.contract import ToolResult
+from induscode.deck.contract import ForeignCard, describe
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from indusagi.capabilities.context import ToolContext
+    from indusagi.core.cancel import CancelToken
+    from indusagi.core.json import JsonValue
+    from indusagi.runtime.content import ToolContentBlock
+    from indusagi.runtime.contract import ProgressSink, ToolCall, ToolDescriptor, ToolOutcome
+    from induscode.deck.contract import Capability
+
+
+class DeckRunner:
+    """Finds the card of a call and runs it in the deck's one context."""
+
+    def __init__(self, cards: Mapping[str, Capability], context: ToolContext) -> None:
+        self.cards = cards
+        self.context = context
+        runs = {name: _Run(card) for name, card in cards.items()}
+        self._kernel = RegistryRunner(runs, context)
+
+    async def run(
+        self,
+        call: ToolCall,
+        cancel: CancelToken | None = None,
+        *,
+        on_progress: ProgressSink | None = None,
+    ) -> ToolOutcome:
+        """Run one call; an unknown tool, and a card that breaks, are error outcomes."""
+        return await self._kernel.run(call, cancel, on_progress=on_progress)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A card whose answers are safe to show and whose failures are answers."""
+
+    card: Capability
+
+    async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
+        try:
+            result = await self.card.run(arguments, ctx)
+        except Exception as exc:  # noqa: BLE001 — boundary: a card may be anybody's
+            said = f"{self.card.name} failed: {type(exc).__name__}: {exc}"
+            return ToolResult.error(said, code="failed")
+        foreign = isinstance(self.card, ForeignCard) and self.card.foreign
+        return _made_visible(result) if foreign else result
+
+
+def _made_visible(result: ToolResult) -> ToolResult:
+    """Write out what cannot be seen in the text of a stranger; the blocks stay what they are."""
+    unseen = 0
+    blocks: list[ToolContentBlock] = []
+    for block in result.content:
+        if isinstance(block, TextContentBlock):
+            text, count = show_unseen(block.text)
+            unseen += count
+            blocks.append(replace(block, text=text) if count else block)
+        else:
+            blocks.append(block)
+    if not unseen:
+        return result
+    return replace(result, content=blocks, details={**result.details, "unseen": unseen})
+
+
+@dataclass(frozen=True, slots=True)
+class DeckToolBox:
+    """The cards of a deck, as they were when the box was made."""
+
+    runner: DeckRunner
+
+    @property
+    def context(self) -> ToolContext:
+        """What every card runs in; close it when the session ends."""
+        return self.runner.context
+
+    def descriptors(self) -> Sequence[ToolDescriptor]:
+        """List the cards in the order of the deck."""
+        return tuple(describe(card) for card in self.runner.cards.values())
+
+
+def project_result(result: ToolResult) -> JsonValue:
+    """Fold a result into one value: a lone text or JSON block itself, everything else a list."""
+    return project_content(result.content)

@@ -1,0 +1,175 @@
+"""A deck: put together by profile, changed without being changed, called as a box."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.support.deck import capability
+
+from indusagi.capabilities.read_state import ReadState
+from indusagi.core.cancel import CancelToken
+from indusagi.runtime import JsonContentBlock, TextContentBlock, ToolCall, ToolResult
+from induscode.deck import DeckContext, DeckFramework, Profile
+from induscode.deck.provision import ToolDeck, provision_deck
+from induscode.deck.toolbox import project_result
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from indusagi.capabilities import ToolContext
+    from indusagi.core.json import JsonValue
+    from indusagi.runtime import JsonSchema, ToolOutcome
+
+pytestmark = pytest.mark.anyio
+
+
+@dataclass
+class Plain:
+    """A card of somebody's own, with nothing but what every card has."""
+
+    name: str = "plain"
+    label: str = "Plain"
+    description: str = "A plain card."
+    read_only: bool = True
+    fails: bool = False
+
+    @property
+    def parameters(self) -> JsonSchema:
+        return {"type": "object"}
+
+    async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
+        if self.fails:
+            raise ZeroDivisionError("by zero")
+        return ToolResult.json({"cwd": ctx.cwd, "given": arguments})
+
+
+def deck(tmp_path: Path, profile: Profile = Profile.ALL) -> ToolDeck:
+    return provision_deck(profile, DeckContext(str(tmp_path)))
+
+
+async def call(made: ToolDeck, name: str, arguments: JsonValue = None) -> ToolOutcome:
+    return await made.into_tool_box().runner.run(ToolCall("call-1", name, arguments))
+
+
+@pytest.mark.parametrize(("profile", "size"), [("authoring", 7), ("survey", 12), ("all", 19)])
+def test_a_profile_gives_its_cards(tmp_path: Path, profile: str, size: int) -> None:
+    made = deck(tmp_path, Profile(profile))
+    assert len(made.tools()) == size
+    assert len(made.into_tool_box().descriptors()) == size
+
+
+def test_the_list_of_tools_is_the_callers_own(tmp_path: Path) -> None:
+    made = deck(tmp_path)
+    made.tools().clear()
+    assert len(made.tools()) == 19
+
+
+def test_grafting_keeps_the_deck_it_was_done_to_and_puts_the_new_ones_last(tmp_path: Path) -> None:
+    made = deck(tmp_path, Profile.AUTHORING)
+    more = made.graft([capability("github", "create_issue"), Plain()])
+    assert [card.name for card in more.tools()][-2:] == ["github__create_issue", "plain"]
+    assert len(made.tools()) == 7
+
+
+def test_a_name_that_is_taken_is_left_out_and_said(tmp_path: Path) -> None:
+    made = deck(tmp_path, Profile.AUTHORING).graft([Plain("read"), Plain("x"), Plain("x")])
+    assert [card.name for card in made.tools()][-2:] == ["todo_read", "x"]
+    assert [note.owner for note in made.notes] == ["tool 'read'", "tool 'x'"]
+    assert made.retain(lambda card: card.name == "x").notes == made.notes
+
+
+def test_a_deck_can_be_narrowed_and_wrapped(tmp_path: Path) -> None:
+    made = deck(tmp_path).retain(lambda card: card.name in {"read", "bash"})
+    assert [card.name for card in made.tools()] == ["read", "bash"]
+    renamed = made.map_capabilities(lambda card: Plain(f"my_{card.name}"))
+    assert [card.name for card in renamed.tools()] == ["my_read", "my_bash"]
+    assert repr(renamed) == "ToolDeck(my_read, my_bash)"
+
+
+async def test_an_unknown_tool_is_an_error_outcome(tmp_path: Path) -> None:
+    outcome = await call(deck(tmp_path), "reed")
+    assert outcome.is_error
+    assert "Did you mean 'read'?" in str(outcome.output)
+
+
+async def test_a_card_that_raises_is_an_error_outcome(tmp_path: Path) -> None:
+    made = deck(tmp_path).graft([Plain(fails=True)])
+    outcome = await call(made, "plain")
+    assert outcome.is_error
+    assert "ZeroDivisionError: by zero" in str(outcome.output)
+
+
+async def test_a_plain_card_is_called_with_what_it_was_given(tmp_path: Path) -> None:
+    made = deck(tmp_path).graft([Plain()])
+    outcome = await call(made, "plain", {"a": 1})
+    assert outcome.output == {"cwd": str(tmp_path), "given": {"a": 1}}
+    descriptor = made.into_tool_box().descriptors()[-1]
+    assert (descriptor.title, descriptor.annotations) == ("Plain", {"readOnlyHint": True})
+
+
+async def test_calls_of_one_deck_share_one_context(tmp_path: Path) -> None:
+    made = deck(tmp_path)
+    box = made.into_tool_box()
+    items: JsonValue = [{"id": "a", "text": "x", "status": "pending"}]
+    set_ = ToolCall("1", "todo_set", {"items": items})
+    assert not (await box.runner.run(set_, CancelToken())).is_error
+    again = made.retain(lambda card: card.name == "todo_read").into_tool_box()
+    outcome = await again.runner.run(ToolCall("2", "todo_read", {}))
+    assert outcome.details["open"] == 1
+    other = await call(deck(tmp_path), "todo_read")
+    assert other.details["open"] == 0
+    assert box.context is again.context
+
+
+async def test_the_gate_of_edits_sees_the_read_state_that_was_injected(tmp_path: Path) -> None:
+    state = ReadState()
+    made = provision_deck(Profile.ALL, DeckContext(str(tmp_path), DeckFramework(read_state=state)))
+    (tmp_path / "a.txt").write_text("one\n", encoding="utf-8")
+    refused = await call(made, "edit", {"path": "a.txt", "oldText": "one", "newText": "two"})
+    assert refused.details["code"] == "not_read"
+    await call(made, "read", {"path": "a.txt"})
+    assert state.digest(str(tmp_path / "a.txt")) is not None
+    done = await call(made, "edit", {"path": "a.txt", "oldText": "one", "newText": "two"})
+    assert not done.is_error
+    assert (tmp_path / "a.txt").read_text(encoding="utf-8") == "two\n"
+
+
+async def test_a_cancelled_call_is_an_error_outcome(tmp_path: Path) -> None:
+    token = CancelToken()
+    token.cancel("enough")
+    box = deck(tmp_path).into_tool_box()
+    outcome = await box.runner.run(ToolCall("1", "bash", {"command": "sleep 60"}), token)
+    assert outcome.is_error
+    assert "enough" in str(outcome.output)
+
+
+async def test_r42_what_a_stranger_hides_in_an_answer_is_made_visible(tmp_path: Path) -> None:
+    async def answer(arguments: JsonValue, ctx: ToolContext) -> ToolResult:
+        text = "safe\u202eevil\x1b[2J\U000e0041"
+        return ToolResult((TextContentBlock(text, {"a": 1}), JsonContentBlock({"t": text})))
+
+    remote = capability("s", "t").with_runner(answer)
+    outcome = await call(deck(tmp_path).graft([remote]), "s__t")
+    block = outcome.content[0]
+    assert isinstance(block, TextContentBlock)
+    assert block.text == "safe<U+202E>evil<U+001B>[2J<U+E0041>"
+    assert block.extra == {"a": 1}
+    assert outcome.details["unseen"] == 3
+
+
+async def test_an_answer_without_anything_hidden_is_left_as_it_is(tmp_path: Path) -> None:
+    async def answer(arguments: JsonValue, ctx: ToolContext) -> ToolResult:
+        return ToolResult.text("plain")
+
+    outcome = await call(deck(tmp_path).graft([capability("s", "t").with_runner(answer)]), "s__t")
+    assert (outcome.output, dict(outcome.details)) == ("plain", {})
+
+
+def test_project_result_loses_no_block() -> None:
+    assert project_result(ToolResult.text("x")) == "x"
+    assert project_result(ToolResult.json({"a": 1})) == {"a": 1}
+    assert project_result(ToolResult(())) == []
+    both = ToolResult((TextContentBlock("x"), JsonContentBlock(1)))
+    assert project_result(both) == [{"type": "text", "text": "x"}, {"type": "json", "value": 1}]
