@@ -576,3 +576,187 @@ async def test_a_deadline_holds_against_what_may_not_be_signalled(
     assert is_alive(pid)
     kill(pid, signal.SIGKILL)
     await until(lambda: not os.path.exists(f"/proc/{pid}"))  # it is collected all the same
+
+
+# -- input, followers, survivors, the last directory ----------------------------------------------
+
+
+async def test_a_command_started_with_an_input_can_be_written_to(shell: Shell) -> None:
+    process = await shell.spawn("while read -r line; do echo got $line; done", with_input=True)
+    await process.write_input(b"one\n")
+    await until(lambda: process.read_output() == b"got one\n")
+    await process.write_input(b"two\n", close=True)
+    assert await process.wait() == 0
+    assert process.read_output() == b"got one\ngot two\n"
+    with pytest.raises(BrokenPipeError):
+        await process.write_input(b"three\n")
+    await process.aclose()
+
+
+async def test_a_command_without_an_input_cannot_be_written_to(shell: Shell) -> None:
+    async with started(shell, "exec sleep 600") as process:
+        with pytest.raises(BrokenPipeError, match="its standard input is closed"):
+            await process.write_input(b"x")
+
+
+async def test_a_large_input_is_read_at_the_pace_of_the_command(shell: Shell) -> None:
+    process = await shell.spawn("wc -c", with_input=True)
+    await process.write_input(b"x" * 3_000_000, close=True)
+    assert await process.wait() == 0
+    assert process.read_output().strip() == b"3000000"
+    await process.aclose()
+
+
+@pytest.mark.parametrize("closed", [True, False])
+async def test_a_server_that_heeds_no_end_of_input_is_asked_to_end_at_once(
+    shell: Shell, closed: bool
+) -> None:
+    process = await shell.spawn(
+        "trap 'echo asked; exit 5' TERM; echo ready; while :; do sleep 0.02; done", with_input=True
+    )
+    await until(lambda: b"ready" in process.read_output())
+    if closed:
+        await process.write_input(b"", close=True)
+    with anyio.fail_after(20):
+        assert await process.stop(grace_ms=600_000) == 5
+    assert process.read_output().endswith(b"asked\n")
+    await process.aclose()
+
+
+async def test_a_stop_that_is_cancelled_ends_a_command_with_an_input(shell: Shell) -> None:
+    process = await shell.spawn(
+        "trap '' TERM; echo ready; while :; do sleep 0.02; done", with_input=True
+    )
+    await until(lambda: b"ready" in process.read_output())
+    task = asyncio.create_task(process.stop(grace_ms=600_000))  # noqa: TID251 — as a stranger would
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with anyio.fail_after(20), pytest.raises(asyncio.CancelledError):
+        await task
+    assert not is_alive(process.pid)
+    await process.aclose()
+
+
+async def test_a_follower_hears_everything_from_the_first_byte_on(shell: Shell) -> None:
+    async with started(shell, "echo first; until [ -e go ]; do sleep 0.01; done; seq 1 9999") as it:
+        await until(lambda: it.output_size() == 6)
+        heard: list[bytes] = []
+        threads: set[int] = set()
+
+        def hear(piece: bytes) -> None:
+            heard.append(piece)
+            threads.add(threading.get_ident())
+
+        it.follow(hear)
+        assert (await shell.exec("touch go")).exit_code == 0
+        assert await it.wait() == 0
+        assert b"".join(heard) == it.read_output()
+        assert threading.get_ident() not in threads
+
+
+async def test_a_follower_that_comes_while_a_piece_is_written_hears_that_piece(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SlowDisk(monkeypatch)
+    async with started(shell, "echo word") as process:
+        await until(disk.asked.is_set)
+        heard: list[bytes] = []
+        process.follow(heard.append)
+        disk.going.set()
+        await process.wait()
+        assert heard == [b"word\n"]
+
+
+async def test_whom_a_command_has_left_can_be_listed(shell: Shell) -> None:
+    async with started(shell, "sleep 600 & setsid sleep 600 & echo $!") as process:
+        await process.wait()
+        left = await anyio.to_thread.run_sync(process.survivors)
+        assert len(left) == 2
+        assert int(process.read_output()) in left
+        assert process.pid not in left
+        assert process.mark
+    assert not any(map(is_alive, left))
+
+
+async def test_nobody_is_left_of_a_command_that_has_left_nobody(shell: Shell) -> None:
+    async with started(shell, "true") as process:
+        await process.wait()
+        assert await anyio.to_thread.run_sync(process.survivors) == []
+
+
+async def test_the_directory_in_which_the_shell_ended_is_known(
+    shell: Shell, tmp_path: Path
+) -> None:
+    (tmp_path / "sub").mkdir()
+    async with started(shell, "cd sub; exit 1") as process:
+        await process.wait()
+        assert await process.final_cwd() == str(tmp_path / "sub")
+    async with started(shell, "cd sub; kill -9 $$") as process:
+        await process.wait()
+        assert await process.final_cwd() is None
+    assert await process.final_cwd() is None
+
+
+@pytest.mark.parametrize(
+    "planted", ["ln -sf /etc/passwd", "rm -f x; mkfifo", "mkdir", "printf 'a\\0b' >"]
+)
+async def test_what_a_command_puts_in_the_place_of_the_note_is_not_believed(
+    shell: Shell, planted: str
+) -> None:
+    command = f"{planted} $__indus_cwd_file; kill -9 $$"
+    async with started(shell, command) as process:
+        await process.wait()
+        with anyio.fail_after(20):
+            assert await process.final_cwd() is None
+
+
+# -- a very long output ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture, "KEPT_HEAD_BYTES", 10_000)
+    monkeypatch.setattr(capture, "KEPT_TAIL_BYTES", 20_000)
+
+
+@pytest.mark.usefixtures("_small_files")
+async def test_of_a_very_long_output_the_first_part_and_the_last_are_kept(
+    shell: Shell, tmp_path: Path
+) -> None:
+    async with started(shell, "seq -w 1 99999", output_path="out.txt") as process:
+        await process.wait()
+        whole = b"".join(b"%05d\n" % n for n in range(1, 100_000))
+        assert process.output_size() == len(whole)
+        assert process.read_output(0, 10_000) == whole[:10_000]
+        assert process.read_output(9_000, 500) == whole[9_000:9_500]
+        assert process.read_output(len(whole) - 20_000) == whole[-20_000:]
+        assert process.read_output(len(whole) - 7) == whole[-7:]
+        assert process.read_output(50_000) == whole[-20_000:]
+        assert process.read_output() == whole[:10_000] + whole[-20_000:]
+        assert (tmp_path / "out.txt").stat().st_size <= 30_000
+    left_out = b"\n[%d bytes left out]\n" % (len(whole) - 30_000)
+    kept = (tmp_path / "out.txt").read_bytes()
+    assert kept == whole[:10_000] + left_out + whole[-20_000:]
+
+
+@pytest.mark.usefixtures("_small_files")
+async def test_a_file_that_cannot_be_put_in_order_stays_as_it_is(
+    shell: Shell, tmp_path: Path
+) -> None:
+    async with started(shell, "seq -w 1 99999", output_path="out.txt") as process:
+        await process.wait()
+        (tmp_path / "out.txt.ordered").mkdir()
+    assert (tmp_path / "out.txt").stat().st_size == 30_000
+
+
+@pytest.mark.usefixtures("_small_files")
+async def test_a_disk_that_is_full_at_the_end_leaves_no_second_file(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(source: str, target: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    async with started(shell, "seq -w 1 99999", output_path="out.txt") as process:
+        await process.wait()
+    assert os.listdir(tmp_path) == ["out.txt"]

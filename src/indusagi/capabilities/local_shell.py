@@ -111,9 +111,9 @@ class LocalProcess:
                 signal_group(self.pid, signal.SIGTERM)
                 with anyio.move_on_after(grace_s, shield=True):
                     await self._child.exited.wait()
-                grace_s = 0 if self._child.exit_code is None else grace_s
         finally:
-            await self._child.end(grace_s, drain_s=_DRAIN_S)
+            asked = self._with_input and self._child.exit_code is None
+            await self._child.end(0 if asked else grace_s, drain_s=_DRAIN_S)
         await self._capture.written()
         return self._code()
 
