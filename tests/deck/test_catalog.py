@@ -39,6 +39,8 @@ from induscode.deck.provision import cards_for_deck_profile
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from induscode.deck import CapabilityCard
+
 BUILTINS = (
     "read", "ls", "grep", "find", "websearch", "webfetch", "todo_read",
     "write", "edit", "bash", "process", "todo_set",
@@ -143,8 +145,8 @@ def test_built_ins_can_be_built_for_a_profile_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("card", capability_cards(), ids=lambda card: card.id)
-def test_every_schema_is_one(card: object, tmp_path: Path) -> None:
-    built = card.build(DeckContext(str(tmp_path)))  # type: ignore[attr-defined]
+def test_every_schema_is_one(card: CapabilityCard, tmp_path: Path) -> None:
+    built = card.build(DeckContext(str(tmp_path)))
     schema = dict(built.parameters)
     Draft202012Validator.check_schema(schema)
     assert schema["additionalProperties"] is False
