@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonObject
     from indusagi.interop import ServerConfig
+    from indusagi.interop.protocol_bridge.contract import RemoteTool
     from induscode.deck.mcp.enrolment import JournalOp, PinBook, PinVerdict
     from induscode.deck.mcp.ledger import BridgeEntry
 
@@ -62,12 +63,16 @@ class Sink:
     def __init__(self) -> None:
         self.entries: list[BridgeEntry] = []
         self.journal: list[tuple[str, str, str]] = []
+        self.usable: dict[str, list[str]] = {}
 
     def keep(self, entries: Sequence[BridgeEntry]) -> None:
         self.entries.extend(entries)
 
     def note(self, op: JournalOp, server: str, subject: str, detail: str) -> None:
         self.journal.append((op, server, subject))
+
+    def listed(self, server: str, tools: Sequence[RemoteTool]) -> None:
+        self.usable[server] = [tool.ref.name for tool in tools]
 
 
 @asynccontextmanager
@@ -192,10 +197,12 @@ async def test_r41_a_definition_that_drifted_is_kept_out_until_it_is_approved() 
         assert [str(note.owner) for note in result.notes] == ["server 'h', tool 'echo'"]
         assert ("drift", "h", "echo") in sink.journal
         assert [remote.ref for remote in enrolment.quarantined] == [echo.ref]
+        assert sink.usable["h"] == list(HONEST_TOOLS[1:])
         assert enrolment.approve(echo.ref)
         assert not enrolment.approve(echo.ref)
         assert "h__echo" in bridge_tool_names(enrolment.ledger)
         assert enrolment.notes == ()
+        assert sink.usable["h"] == list(HONEST_TOOLS)
         assert pins.check(echo.ref, echo.raw) == "same"
 
 

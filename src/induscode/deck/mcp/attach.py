@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from indusagi.core.notes import Note
-    from indusagi.interop.protocol_bridge.contract import FleetStatus, ServerConfig
+    from indusagi.interop.protocol_bridge.contract import FleetStatus, RemoteTool, ServerConfig
     from indusagi.interop.protocol_bridge.fleet import Waiting
     from indusagi.interop.protocol_bridge.handlers import Handlers
     from indusagi.interop.protocol_bridge.supervision import Supervision
@@ -55,13 +55,15 @@ async def attach_bridge_capabilities(
     pins: PinBook | None = None,
     sink: EventSink | None = None,
     waiting: Mapping[str, Waiting] | None = None,
+    known: Mapping[str, Sequence[RemoteTool]] | None = None,
     supervision: Supervision | None = None,
     handlers: Handlers | None = None,
 ) -> AttachResult:
     """Connect to servers and enrol their tools; the ledger that is given stays as it is.
 
     A server that fails contributes nothing and says why in the status. Without servers nothing is
-    started, and the ledger itself comes back.
+    started, and the ledger itself comes back. Those that are `waiting` are not started either; what
+    is `known` of their tools is enrolled, and the first call of one starts its server.
     """
     if not config.servers:
         return AttachResult(ledger, None, None, 0)
@@ -69,7 +71,7 @@ async def attach_bridge_capabilities(
         config, supervision=supervision, handlers=handlers, waiting=waiting
     )
     enrolment = Enrolment(fleet, ledger, pins=pins, sink=sink)
-    enrolment.take_all()
+    enrolment.take_all(known)
     after = enrolment.ledger
     return AttachResult(
         after,

@@ -13,14 +13,17 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 from indusagi.core.clock import iso_utc, now_ms
 from indusagi.core.notes import Note
 from indusagi.interop.protocol_bridge.bridge import mount_tool
+from indusagi.interop.protocol_bridge.contract import EndpointPhase, is_usable_phase
 from indusagi.interop.protocol_bridge.names import model_name
+from indusagi.runtime.contract import ToolResult
 from induscode.deck.mcp.capability import BridgeCapability
 from induscode.deck.mcp.ledger import BridgeLedger, EnrollRequest, content_key_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from indusagi.core.json import JsonObject
+    from indusagi.capabilities.context import ToolContext
+    from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.bridge import MountedTool
     from indusagi.interop.protocol_bridge.contract import RemoteTool, RemoteToolRef
     from indusagi.interop.protocol_bridge.fleet import FleetEvent, ServerFleetImpl
@@ -54,6 +57,10 @@ class EventSink(Protocol):
         """Keep something else that happened at a server."""
         ...
 
+    def listed(self, server: str, tools: Sequence[RemoteTool]) -> None:
+        """Keep which tools of a server may be called, in its order; told after every listing."""
+        ...
+
 
 def mounted_capability(mounted: MountedTool) -> BridgeCapability:
     """Make the card of a tool that was mounted; it reaches its server at every call anew."""
@@ -85,6 +92,7 @@ class Enrolment:
         self._now = now
         self._drifted: dict[RemoteToolRef, RemoteTool] = {}
         self._left_places: dict[RemoteToolRef, BridgeKey] = {}
+        self._listed: dict[str, Sequence[RemoteTool]] = {}
         self._leave = fleet.follow(self._heard)
 
     @property
@@ -115,10 +123,14 @@ class Enrolment:
 
     # -- following --------------------------------------------------------------------------
 
-    def take_all(self) -> None:
-        """Enrol what the servers have listed already."""
+    def take_all(self, known: Mapping[str, Sequence[RemoteTool]] | None = None) -> None:
+        """Enrol what the servers have listed already, or are known to list once they start."""
         for endpoint in self.fleet.endpoints():
-            self.take(endpoint.config.id)
+            server = endpoint.config.id
+            if known is not None and server in known:
+                self.take_tools(server, known[server])
+            else:
+                self.take(server)
 
     def _heard(self, told: FleetEvent) -> None:
         if told.event == "tools":
@@ -151,6 +163,13 @@ class Enrolment:
             del self._drifted[ref]
         if self._sink is not None and self._ledger is not before:
             self._sink.keep(self._ledger.since(before.next_seq))
+        self._listed[server] = listed
+        self._tell_listed(server)
+
+    def _tell_listed(self, server: str) -> None:
+        if self._sink is not None:
+            usable = [one for one in self._listed[server] if one.ref not in self._drifted]
+            self._sink.listed(server, usable)
 
     def _take_one(self, server: str, remote: RemoteTool) -> None:
         ref = remote.ref
@@ -181,10 +200,48 @@ class Enrolment:
 
     def _enroll(self, server: str, remote: RemoteTool, place: BridgeKey | None) -> None:
         named = self._named(remote)
-        capability = mounted_capability(mount_tool(self.fleet, named))
+        capability = self._guarded(mounted_capability(mount_tool(self.fleet, named)))
         key = content_key_of(capability)
         request = EnrollRequest(capability, server, key, supersedes=place)
         self._ledger = self._ledger.enroll(request, self._now())
+
+    def _guarded(self, capability: BridgeCapability) -> BridgeCapability:
+        """Have a call look first whether the tool is still the one that was enrolled.
+
+        Its server may start because of this very call, or have come back with other tools.
+        """
+        if self._pins is None or capability.runner is None:
+            return capability
+        ref, run = capability.ref, capability.runner
+
+        async def guarded(arguments: JsonValue, ctx: ToolContext) -> ToolResult:
+            endpoint = self.fleet.endpoint(ref.server)
+            if endpoint is not None and endpoint.phase is EndpointPhase.IDLE:
+                await self.fleet.wake(ref.server)
+            return self._refusal(ref) or await run(arguments, ctx)
+
+        return capability.with_runner(guarded)
+
+    def _refusal(self, ref: RemoteToolRef) -> ToolResult | None:
+        if ref in self._drifted:
+            return ToolResult.error(
+                f"tool {ref.name!r} of server {ref.server!r} is not what it was when it was "
+                "approved, and cannot be called until somebody approves it again",
+                code="drift",
+                server=ref.server,
+            )
+        endpoint = self.fleet.endpoint(ref.server)
+        if (
+            endpoint is not None
+            and endpoint.known_tools is None
+            and is_usable_phase(endpoint.phase)
+        ):
+            return ToolResult.error(
+                f"server {ref.server!r} has not listed its tools yet: try again in a moment",
+                code="not_connected",
+                server=ref.server,
+            )
+        return None
 
     def _named(self, remote: RemoteTool) -> RemoteTool:
         """Give the tool a name that no other tool of the ledger has."""
@@ -208,6 +265,7 @@ class Enrolment:
         if self._sink is not None:
             self._sink.note("approve", ref.server, ref.name, "")
             self._sink.keep(self._ledger.since(before.next_seq))
+            self._tell_listed(ref.server)
         return True
 
     def withdraw(self, server: str) -> None:

@@ -1,0 +1,229 @@
+"""What happens to the deck, written down as it happens.
+
+That is: events of the ledger and of its servers, and what a model was shown at every turn. It is
+called in the event loop and does not wait; texts are made in the thread of the store. Nothing
+secret is written: of a server's configuration only a digest, of faults only what is left of them
+when every known value and every address is cleaned.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from indusagi.core.ids import new_ulid
+from indusagi.core.json import NotJson, compact_json
+from induscode.deck.mcp.enrolment import iso_now
+from induscode.deck.mcp.redaction import Redaction
+from induscode.deck.mcp.store_rows import (
+    Batch,
+    Happening,
+    address_of,
+    descriptor_text,
+    joined,
+    subject_of,
+)
+from induscode.deck.mcp.trust import server_identity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.interop.protocol_bridge.contract import RemoteTool, ServerConfig
+    from indusagi.runtime.contract import ToolDescriptor
+    from induscode.deck.mcp.enrolment import JournalOp
+    from induscode.deck.mcp.ledger import BridgeEntry
+    from induscode.deck.mcp.store import LedgerStore
+    from induscode.deck.mcp.store_rows import RowOp
+
+_LONGEST_DETAIL = 2_000
+
+
+class _Shown(NamedTuple):
+    """A descriptor as it is written; kept from turn to turn, since decks seldom change."""
+
+    descriptor: ToolDescriptor
+    text: str
+    address: str
+
+
+class Journal:
+    """Writes one run into a store. It keeps what an enrolment tells it."""
+
+    def __init__(
+        self,
+        store: LedgerStore,
+        servers: Iterable[ServerConfig] = (),
+        *,
+        run: str | None = None,
+        now: Callable[[], str] = iso_now,
+    ) -> None:
+        self.store = store
+        self.run = run or new_ulid()
+        """The name of this run; later runs have greater names."""
+        self.turns = 0
+        """How many turns were written down."""
+        self._now = now
+        self._redaction = Redaction()
+        self._configs: dict[str, ServerConfig] = {}
+        self._identities: dict[str, str] = {}
+        self._shown: dict[int, _Shown] = {}
+        self._listed: dict[str, tuple[str, ...]] = {}
+        self.introduce(servers)
+        self._happened("run", {"servers": [*self._identities]})
+
+    def introduce(self, servers: Iterable[ServerConfig]) -> None:
+        """Get to know servers: what they are, and which values of theirs are secret."""
+        for config in servers:
+            self._redaction.learn((config,))
+            self._configs[config.id] = config
+            self._identities[config.id] = server_identity(config)
+
+    def knows(self, listings: Mapping[str, Sequence[str]]) -> None:
+        """Take for known which tools servers had when they were seen last."""
+        self._listed.update({server: tuple(names) for server, names in listings.items()})
+
+    # -- told by an enrolment ---------------------------------------------------------------
+
+    def keep(self, entries: Sequence[BridgeEntry]) -> None:
+        """Write down events of the ledger."""
+        self.store.append(partial(self._entries, tuple(entries)))
+
+    def note(self, op: JournalOp, server: str, subject: str, detail: str) -> None:
+        """Write down something else that happened at a server."""
+        clean = self._redaction.clean
+        facts: JsonObject = {
+            "server": server,
+            "subject": clean(subject),
+            "detail": clean(detail)[:_LONGEST_DETAIL],
+        }
+        self._happened(op, facts)
+
+    def listed(self, server: str, tools: Sequence[RemoteTool]) -> None:
+        """Write down which tools of a server are in the deck, unless that is known."""
+        names = tuple(tool.ref.name for tool in tools)
+        identity = self._identities.get(server)
+        if identity is None or self._listed.get(server) == names:
+            return
+        self._listed[server] = names
+        facts: JsonObject = {
+            "server": server,
+            "identity": identity,
+            "filter": filter_of(self._configs[server]),
+            "tools": [*names],
+        }
+        self._happened("list", facts, subject_of(identity, server))
+
+    def pinned(self, server: str, tool: str, pin: str, raw: JsonObject) -> None:
+        """Write down which definition of a tool holds from now on."""
+        identity = self._identities.get(server)
+        if identity is not None:
+            at = self._now()
+            self.store.append(partial(self._pin, at, (identity, server, tool), pin, raw))
+
+    # -- told by a session ------------------------------------------------------------------
+
+    def turn(self, descriptors: Sequence[ToolDescriptor]) -> str:
+        """Write down what a model is shown at the turn that begins; give the digest of it.
+
+        Raises:
+            NotJson: A schema holds what JSON cannot carry.
+        """
+        shown = [self._written(descriptor) for descriptor in descriptors]
+        self._shown = {id(one.descriptor): one for one in shown}
+        self.turns += 1
+        digest = address_of(joined(one.text for one in shown))
+        self.store.append(partial(self._turn, self._now(), self.turns, digest, shown))
+        return digest
+
+    def _written(self, descriptor: ToolDescriptor) -> _Shown:
+        known = self._shown.get(id(descriptor))
+        if known is not None and known.descriptor is descriptor:
+            return known
+        text = descriptor_text(descriptor)
+        return _Shown(descriptor, text, address_of(text))
+
+    # -- in the thread of the store ---------------------------------------------------------
+
+    def _happened(self, op: RowOp, facts: JsonObject, subject: str = "") -> None:
+        batch = Batch((Happening(self.run, self._now(), op, facts, subject),))
+        self.store.append(lambda: batch)
+
+    def _entries(self, entries: Sequence[BridgeEntry]) -> Batch:
+        papers = _Papers(self._redaction)
+        happenings = [
+            Happening(self.run, entry.at, entry.op.value, _entry_facts(entry, papers))
+            for entry in entries
+        ]
+        return Batch(happenings, papers.kept)
+
+    def _pin(self, at: str, key: tuple[str, str, str], pin: str, raw: JsonObject) -> Batch:
+        papers = _Papers(self._redaction)
+        identity, server, tool = key
+        facts: JsonObject = {
+            "identity": identity,
+            "server": server,
+            "tool": tool,
+            "pin": pin,
+            "definition": papers.take(compact_json(raw)),
+        }
+        papers.confess(facts)
+        return Batch((Happening(self.run, at, "pin", facts, subject_of(*key)),), papers.kept)
+
+    def _turn(self, at: str, number: int, digest: str, shown: Sequence[_Shown]) -> Batch:
+        papers = _Papers(self._redaction)
+        manifest = compact_json([papers.take(one.text, one.address) for one in shown])
+        facts: JsonObject = {"turn": number, "deck": digest, "manifest": papers.take(manifest)}
+        papers.confess(facts)
+        return Batch((Happening(self.run, at, "turn", facts),), papers.kept)
+
+
+def filter_of(config: ServerConfig) -> JsonObject:
+    """Give which of its tools a server is to show: a list that was made under another is none."""
+    include = config.include_tools
+    return {
+        "include": None if include is None else [*include],
+        "exclude": [*config.exclude_tools],
+    }
+
+
+class _Papers:
+    """Collects the documents of a batch, other than those with a secret in them."""
+
+    def __init__(self, redaction: Redaction) -> None:
+        self.kept: dict[str, str] = {}
+        self._redaction = redaction
+        self._withheld: list[JsonValue] = []
+
+    def take(self, text: str, address: str | None = None) -> str:
+        """Keep a document if that is safe, and give its address in any case."""
+        where = address or address_of(text)
+        if where in self.kept:
+            return where
+        if self._redaction.holds_secret(text):
+            self._withheld.append(where)
+        else:
+            self.kept[where] = text
+        return where
+
+    def confess(self, facts: JsonObject) -> None:
+        """Have a row say which of its documents are not kept."""
+        if self._withheld:
+            facts["withheld"], self._withheld = self._withheld, []
+
+
+def _entry_facts(entry: BridgeEntry, papers: _Papers) -> JsonObject:
+    facts: JsonObject = {"entry": entry.seq, "key": entry.key, "server": entry.server}
+    capability = entry.capability
+    if capability is None:
+        return facts
+    facts["of"], facts["tool"] = capability.ref.server, capability.ref.name
+    facts["name"] = capability.name
+    facts["supersedes"] = entry.supersedes
+    try:
+        facts["definition"] = papers.take(compact_json(capability.raw))
+        facts["descriptor"] = papers.take(descriptor_text(capability.descriptor))
+    except NotJson as exc:
+        facts["unwritable"] = str(exc)
+    papers.confess(facts)
+    return facts

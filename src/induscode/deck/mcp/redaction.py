@@ -1,0 +1,113 @@
+"""Keeps secrets out of what is written down.
+
+Secrets are known in two ways: as the very values that the configuration gives to servers, and by
+their shape. A text loses both kinds; a definition that holds such a value is not kept at all, since
+a part of it would not be what the server said.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from indusagi.interop.protocol_bridge.contract import StdioServerConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from indusagi.interop.protocol_bridge.contract import ServerConfig
+
+_GONE = "…"
+_SHORTEST = 4
+"""Shorter values stand in any text by chance; what they say can be guessed anyway."""
+_LONG = 16
+"""A value of this length is taken for a secret whatever it is called, unless it is a path or has
+spaces: servers do name folders in their definitions."""
+_SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASS|PWD|CRED|AUTH|SESSION|COOKIE|PRIVATE", re.I)
+_URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)(?P<rest>[^\s'\"<>]+)")
+_SHAPES = re.compile(
+    r"-----BEGIN [A-Z ]+-----.*?(?:-----END [A-Z ]+-----|\Z)"
+    r"|\b(?:sk|pk|rk)[-_][A-Za-z0-9_-]{16,}"
+    r"|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}"
+    r"|\bxox[a-z]-[\w-]{10,}|\bAKIA[0-9A-Z]{16}\b|\bAIza[\w-]{30,}"
+    r"|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"
+    r"|(?i:\b(?:bearer|basic)\s+)[\w.~+/=-]{8,}",
+    re.DOTALL,
+)
+
+
+class Redaction:
+    """Knows the values that some servers are given."""
+
+    def __init__(self, servers: Iterable[ServerConfig] = ()) -> None:
+        self._values: list[str] = []
+        self._secrets: set[str] = set()
+        self.learn(servers)
+
+    def learn(self, servers: Iterable[ServerConfig]) -> None:
+        """Get to know the values of further servers."""
+        values = set(self._values)
+        for name, value in (pair for config in servers for pair in _values(config)):
+            if len(value) < _SHORTEST:
+                continue
+            values.add(value)
+            if _is_secret(name, value):
+                # As it is, and as it stands inside a JSON text.
+                self._secrets |= {value, json.dumps(value, ensure_ascii=False)[1:-1]}
+        # The longest first: one may be a part of another.
+        self._values = sorted(values, key=lambda one: (-len(one), one))
+
+    def holds_secret(self, text: str) -> bool:
+        """Tell whether a text has a value in it that must be taken for a secret."""
+        return any(value in text for value in self._secrets)
+
+    def clean(self, text: str) -> str:
+        """Take out every known value, what looks like a secret, and what addresses may carry."""
+        for value in self._values:
+            text = text.replace(value, _GONE)
+        return _SHAPES.sub(_GONE, _URL.sub(_bare_url, text))
+
+
+def _is_secret(name: str, value: str) -> bool:
+    if _SECRET_NAME.search(name):
+        return True
+    return len(value) >= _LONG and "/" not in value and not any(map(str.isspace, value))
+
+
+def _values(config: ServerConfig) -> Iterator[tuple[str, str]]:
+    """Give what a server is given, each with the name it goes by."""
+    if isinstance(config, StdioServerConfig):
+        yield from config.env.items()
+        return
+    for name, value in config.headers.items():
+        yield name, value
+        # "Bearer abc": the second word is the secret, and may turn up alone.
+        yield name, value.rpartition(" ")[2]
+    for url in filter(None, (config.url, config.proxy)):
+        yield from _values_of_url(url)
+
+
+def _values_of_url(url: str) -> Iterator[tuple[str, str]]:
+    try:
+        parts = urlsplit(url)
+        pairs = parse_qsl(parts.query)
+    except ValueError:  # no address at all: nothing was ever sent to it
+        return
+    for piece in parts.netloc.rpartition("@")[0].split(":"):
+        yield "password", piece
+        yield "password", unquote(piece)
+    yield from pairs
+
+
+def _bare_url(found: re.Match[str]) -> str:
+    """Leave of an address where it leads, and nothing that it says there."""
+    rest = found["rest"]
+    authority, slash, path = rest.partition("/")
+    before, _, query = path.partition("?")
+    authority, _, bare_query = authority.partition("?")
+    user, at, host = authority.rpartition("@")
+    shown = f"{_GONE}@{host}" if at and user else host
+    asked = f"?{_GONE}" if query or bare_query else ""
+    return f"{found['scheme']}{shown}{slash}{before.partition('#')[0]}{asked}"
