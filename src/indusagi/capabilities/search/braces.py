@@ -29,7 +29,7 @@ def expand_braces(glob: str) -> list[str]:
             waiting.extend(text[:start] + choice + text[end + 1 :] for choice in choices)
         if len(waiting) + len(done) > _MOST:
             raise TooManyAlternatives(f"stands for more than {_MOST} patterns")
-    return done
+    return list(dict.fromkeys(done))
 
 
 def _innermost(text: str) -> tuple[int, int] | None:

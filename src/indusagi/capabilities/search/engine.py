@@ -44,15 +44,17 @@ sys.exit(main(*sys.argv[3:]))
 """
 """Finds our modules where they are, and does without the rest of the packages they are in: to load
 the whole kernel takes four times as long as to start Python."""
+_KERNEL = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _WHOLE_BYTES = 256 * 1024 * 1024
 """The most that is read of a file that was asked for."""
+_FIRST_LOOK = 64 * 1024
+"""A file that shows so early that it is no text is not searched at all."""
 _BOMS = ((b"\xef\xbb\xbf", "utf-8"), (b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
 
 
 def command(search: Search, target: str, *, whole: bool) -> list[str]:
     """Write the command line that searches `target`; see `ripgrep.command`."""
-    kernel = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    start = [sys.executable, "-I", "-c", _START, os.path.dirname(kernel), kernel]
+    start = [sys.executable, "-I", "-c", _START, os.path.dirname(_KERNEL), _KERNEL]
     return [*start, json.dumps(asdict(search)), target, "whole" if whole else "tree"]
 
 
@@ -150,7 +152,7 @@ class _Job:
         handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         walk = Walk(handle, rules, enters=choice.enters)
         for met in walk:
-            if not met.is_dir and met.entry.is_file(follow_symlinks=False) and choice.takes(met):
+            if met.is_file() and choice.takes(met):
                 self._open(met.entry.name, met.path, met.handle)
         os.close(handle)
         self.troubles += [f"{path}: cannot be looked into" for path in walk.closed]
@@ -189,7 +191,7 @@ class _Job:
         text, zero = _decoded(data)
         if zero is not None and not is_asked_for:
             # As far as ripgrep reads before it knows that this is no text.
-            text = text[: text.find("\0")]
+            text = text[:zero] if zero >= _FIRST_LOOK else ""
         if self._tries_whole and not self._search.multiline and not self._regex.search(text):
             return
         lines = text.split("\n")
@@ -275,7 +277,9 @@ class _Job:
         self._write(kind, {**data, "submatches": [*found]})
 
     def _write(self, kind: str, data: JsonObject) -> None:
-        self._out.write(json.dumps({"type": kind, "data": data}).encode() + b"\n")
+        self._out.write(
+            json.dumps({"type": kind, "data": data}, separators=(",", ":")).encode() + b"\n"
+        )
 
 
 def _decoded(data: bytes) -> tuple[str, int | None]:

@@ -197,7 +197,7 @@ class _Hunt:
             return True
         if kind is Kind.DIRECTORY:
             return met.is_dir
-        return met.entry.is_symlink() if kind is Kind.LINK else _is_file(met)
+        return met.entry.is_symlink() if kind is Kind.LINK else met.is_file()
 
     def _age(self, met: Met) -> int:
         if not self._query.by_time:
@@ -209,7 +209,3 @@ class _Hunt:
 
     def _order(self, path: str) -> tuple[int, list[str]]:
         return (self._found[path] if self._query.by_time else 0), path_key(path)
-
-
-def _is_file(met: Met) -> bool:
-    return not met.is_dir and not met.entry.is_symlink()

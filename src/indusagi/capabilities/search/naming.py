@@ -16,3 +16,10 @@ def shown_name(path: str) -> str:
 def joined(base: str, path: str) -> str:
     """Put a path behind the one of the directory it lies in, which may be the current one."""
     return path if base == "." else os.path.join(base, path)
+
+
+def shown_place(resolved: str, root: str) -> str:
+    """Give the name under which the user knows a path: relative where it lies in `root`."""
+    if resolved == root:
+        return "."
+    return shown_name(resolved.removeprefix(root.rstrip("/") + "/"))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-import sysconfig
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities.search.request import MAX_FILE_BYTES, Mode
@@ -30,6 +29,8 @@ def find_ripgrep(workspace: str) -> str | None:
     On that way nothing counts that lies in the workspace or is relative: whoever may write there
     could put a program of that name into it. Not for the event loop.
     """
+    import sysconfig  # noqa: PLC0415 — for those who search
+
     own = (os.path.dirname(sys.executable), sysconfig.get_path("scripts"))
     for folder in (*own, *_safe_path(workspace)):
         program = os.path.join(folder, "rg")

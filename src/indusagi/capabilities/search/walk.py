@@ -35,6 +35,13 @@ class Met(NamedTuple):
         """The way to it from where the walk began."""
         return self.above + self.entry.name
 
+    def is_file(self) -> bool:
+        """Tell whether it is a regular file."""
+        try:
+            return self.entry.is_file(follow_symlinks=False)
+        except OSError:  # gone since, on a system that has to ask
+            return False
+
     def is_ignored(self) -> bool:
         """Tell whether the rules are against it."""
         rules = self.rules

@@ -18,9 +18,9 @@ from indusagi.capabilities.search.names import (
     find_names,
     split_query,
 )
-from indusagi.capabilities.search.naming import joined, shown_name
+from indusagi.capabilities.search.naming import joined, shown_name, shown_place
 from indusagi.capabilities.tool import ToolSpec, define_tool
-from indusagi.capabilities.tools._paths import PATH_ALIASES, path_given, path_trouble, shown_path
+from indusagi.capabilities.tools._paths import PATH_ALIASES, path_given, path_trouble
 from indusagi.runtime.contract import ToolResult
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
         root = await ctx.fs.resolve(".")
         with await ctx.fs.folder(path) as opened:
             names = await _walked(opened, query)
-            base = shown_path(opened.path, root)
+            base = shown_place(opened.path, root)
         await _add_named(names, query, ctx, path)
     except OSError as exc:
         return path_trouble(exc, path)

@@ -12,6 +12,7 @@ from indusagi.capabilities.arguments import near
 from indusagi.capabilities.files.globs import glob_regex
 from indusagi.capabilities.files.ignore import IgnoreRules
 from indusagi.capabilities.lenient import lenient
+from indusagi.capabilities.search.naming import shown_place
 from indusagi.capabilities.search.records import Matches
 from indusagi.capabilities.search.report import Asked, failure, report
 from indusagi.capabilities.search.request import Mode, Search
@@ -19,7 +20,7 @@ from indusagi.capabilities.search.seek import Seeker, stamped
 from indusagi.capabilities.search.target import opened_target
 from indusagi.capabilities.search.walk import Walk
 from indusagi.capabilities.tool import ToolSpec, define_tool
-from indusagi.capabilities.tools._paths import PATH_ALIASES, path_given, path_trouble, shown_path
+from indusagi.capabilities.tools._paths import PATH_ALIASES, path_given, path_trouble
 from indusagi.runtime.contract import ToolResult
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ async def _answer(
             return _unknown_type(search.type, types)
         # To ripgrep, a file that a glob names is of the right type whatever it is.
         accepts = None if search.glob is None else _named_like(types[search.type])
-    shown = shown_path(target.shown, root)
+    shown = shown_place(target.shown, root)
     asked = Asked(
         search,
         shown,

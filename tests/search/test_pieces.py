@@ -1,0 +1,238 @@
+"""The pieces of the search that the tools do not show by themselves."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from indusagi.capabilities.search import records
+from indusagi.capabilities.search.braces import TooManyAlternatives, expand_braces
+from indusagi.capabilities.search.names import Lent, Query, find_names, split_query
+from indusagi.capabilities.search.records import Counts, Matches
+from indusagi.capabilities.search.request import WINDOW_CHARS, window
+from indusagi.capabilities.search.ripgrep import environment, find_ripgrep
+from indusagi.capabilities.search.types import file_types
+
+RG = str(Path(sys.executable).parent / "rg")
+
+
+# -- where ripgrep is -------------------------------------------------------------------------
+
+
+def program(folder: Path) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "rg").write_text("#!/bin/sh\n", encoding="utf-8")
+    (folder / "rg").chmod(0o755)
+    return str(folder / "rg")
+
+
+def test_ripgrep_is_found_beside_python(tmp_path: Path) -> None:
+    assert find_ripgrep(str(tmp_path)) == RG
+
+
+@pytest.fixture
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a Python without ripgrep."""
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "none/python"))
+    monkeypatch.setattr("sysconfig.get_path", {"scripts": str(tmp_path / "none")}.get)
+
+
+@pytest.mark.usefixtures("_elsewhere")
+def test_default_14_a_program_in_the_workspace_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace = tmp_path / "work"
+    program(workspace)
+    program(workspace / "bin")
+    monkeypatch.chdir(workspace)
+    (tmp_path / "link").symlink_to(workspace / "bin")
+    bad = [str(workspace), str(workspace / "bin"), ".", "bin", "", str(tmp_path / "link")]
+    monkeypatch.setenv("PATH", os.pathsep.join(bad))
+    assert find_ripgrep(str(workspace)) is None
+    good = program(tmp_path / "work-tools")
+    monkeypatch.setenv("PATH", os.pathsep.join([*bad, os.path.dirname(good)]))
+    assert find_ripgrep(str(workspace)) == good
+
+
+@pytest.mark.usefixtures("_elsewhere")
+def test_what_cannot_be_run_is_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bin/rg").mkdir(parents=True)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert find_ripgrep(str(tmp_path / "work")) is None
+
+
+def test_nothing_of_the_environment_says_how_to_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RIPGREP_CONFIG_PATH", "/somewhere")
+    monkeypatch.setenv("SECRET_TOKEN", "x")
+    assert set(environment()) <= {"HOME", "XDG_CONFIG_HOME", "LC_ALL"}
+
+
+@pytest.mark.process
+def test_the_types_are_those_of_ripgrep() -> None:
+    said = subprocess.run([RG, "--type-list"], capture_output=True, text=True, check=True).stdout
+    theirs = dict(line.split(": ") for line in said.splitlines())
+    assert {
+        name: ", ".join(globs) for name, globs in file_types().items()
+    }.items() <= theirs.items()
+
+
+# -- patterns ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("glob", "expected"),
+    [
+        ("a", ["a"]),
+        ("{a,b}", ["a", "b"]),
+        ("x{a,{b,c}d}y", ["xay", "xbdy", "xcdy"]),
+        ("{a,b}{1,2}", ["a1", "a2", "b1", "b2"]),
+        ("{a", ["{a"]),
+        ("a}", ["a}"]),
+        ("\\{a,b}", ["\\{a,b}"]),
+        ("{,a}", ["", "a"]),
+        ("{}", [""]),
+    ],
+)
+def test_braces_stand_for_each_of_their_parts(glob: str, expected: list[str]) -> None:
+    assert sorted(expand_braces(glob)) == sorted(expected)
+
+
+def test_braces_that_stand_for_too_much_are_refused() -> None:
+    with pytest.raises(TooManyAlternatives):
+        expand_braces("{a,b}" * 9)
+    with pytest.raises(TooManyAlternatives):
+        expand_braces("{" + "," * 300 + "}")
+
+
+@pytest.mark.parametrize(
+    ("query", "folder", "rest"),
+    [
+        ("*.py", "", "*.py"),
+        ("src/*.py", "src", "*.py"),
+        ("src/a/**/x", "src/a", "**/x"),
+        ("s*/a/x?", "", "s*/a/x?"),
+        ("src/x", "", "src/x"),
+        ("/a/*", "/a", "*"),
+        ("/*", "/", "*"),
+    ],
+)
+def test_directories_before_the_first_star_are_where_a_walk_begins(
+    query: str, folder: str, rest: str
+) -> None:
+    assert split_query(query) == (folder, rest)
+
+
+@given(st.text(max_size=1_500), st.integers(0, 1_500), st.integers(0, 1_500))
+def test_a_window_is_part_of_the_line_and_holds_the_start_of_the_match(
+    text: str, one: int, other: int
+) -> None:
+    start, end = sorted((min(one, len(text)), min(other, len(text))))
+    shown = window(text, start, end)
+    assert len(shown) <= WINDOW_CHARS
+    assert (shown == text) == (len(text) <= WINDOW_CHARS)
+    if start < len(text) and len(text) > WINDOW_CHARS:
+        begin = text.find(shown.removeprefix("…").removesuffix("…"))
+        assert begin >= 0 or "…" in text
+
+
+# -- what a program writes --------------------------------------------------------------------
+
+
+def record(kind: str, **data: object) -> bytes:
+    return json.dumps({"type": kind, "data": data}, separators=(",", ":")).encode() + b"\n"
+
+
+def match(path: str, number: int, text: str) -> bytes:
+    lines, place = {"text": text}, [{"start": 0, "end": 1}]
+    return record("match", path={"text": path}, lines=lines, line_number=number, submatches=place)
+
+
+WRITTEN = b"".join(
+    [
+        record("begin", path={"text": "./b"}),
+        match("./b", 1, "é one\n"),
+        record("context", path={"text": "./b"}, lines={"text": "near\n"}, line_number=2),
+        match("./b", 4, "two\n"),
+        record("end", path={"text": "./b"}, binary_offset=None),
+        record("begin", path={"bytes": "6Q=="}),
+        match("?", 1, "three\n"),
+        record("end", path={"bytes": "6Q=="}, binary_offset=7),
+        record("summary", stats={"searches": 9}),
+    ]
+)
+
+
+@given(st.lists(st.integers(0, len(WRITTEN)), max_size=12))
+def test_records_are_read_however_they_are_cut(cuts: list[int]) -> None:
+    reader = Matches(10)
+    places = [0, *sorted(cuts), len(WRITTEN)]
+    for start, end in pairwise(places):
+        reader.feed(WRITTEN[start:end])
+    assert [(line.number, line.text, line.match) for line in reader.files[0].lines] == [
+        (1, "é one", 0),
+        (2, "near", None),
+        (4, "two", 1),
+    ]
+    assert (reader.matches, reader.searched, reader.binary) == (2, 9, ["\udce9"])
+    assert [file.path for file in reader.sorted_files()] == ["b"]
+
+
+def test_a_reader_that_has_enough_reads_no_more() -> None:
+    reader = Matches(1)
+    reader.feed(WRITTEN)
+    assert reader.is_full
+    assert sum(file.matches for file in reader.files) == 1
+
+
+def test_a_record_without_end_is_never_held_in_memory() -> None:
+    reader = Matches(10)
+    reader.feed(record("begin", path={"text": "a"}))
+    reader.feed(b'{"type":"match","data":{"path":{"text":"a"},"lines":{"text":"')
+    for _ in range(64):
+        reader.feed(b"x" * (records.RECORD_BYTES // 4))
+        assert len(reader._buffer) <= records.RECORD_BYTES * 2
+    reader.feed(b'"}}}\n' + match("a", 2, "y\n"))
+    assert reader.too_long == ["a"]
+    assert [line.text for line in reader.files[0].lines] == ["y"]
+
+
+def test_a_long_record_of_another_kind_is_dropped_in_silence() -> None:
+    reader = Matches(10)
+    reader.feed(b'{"type":"context","data":{' + b"x" * (2 * records.RECORD_BYTES) + b"\n")
+    assert reader.too_long == []
+
+
+def test_counts_are_read_however_they_are_cut() -> None:
+    written = b"./a\n\0003\n./b\00012\n\n15 matches\n7 files searched\n"
+    for cut in range(len(written)):
+        reader = Counts(10)
+        reader.feed(written[:cut])
+        reader.feed(written[cut:])
+        assert (reader.counts, reader.searched) == ({"a\n": 3, "b": 12}, 7)
+
+
+def test_a_record_without_a_file_says_nothing() -> None:
+    reader = Matches(10)
+    reader.feed(match("a", 1, "x\n") + record("context", lines={"text": ""}, line_number=1))
+    reader.feed(record("end", binary_offset=None) + record("other"))
+    assert (reader.matches, reader.files) == (0, [])
+
+
+# -- handles ----------------------------------------------------------------------------------
+
+
+def test_a_handle_that_was_given_up_is_not_used(tmp_path: Path) -> None:
+    handle = os.open(tmp_path, os.O_RDONLY)
+    lent = Lent(handle)
+    os.close(handle)
+    lent.give_up()
+    lent.give_up()
+    assert find_names(lent, str(tmp_path), Query("x")).looked_at == 0
