@@ -49,6 +49,14 @@ def test_a_text_laid_open_can_be_seen_and_written(text: str) -> None:
     assert hidden == len(re.findall(r"<U\+[0-9A-F]{4,}>", visible)) or "<U+" in text
 
 
+def test_a_line_end_is_one_wherever_a_long_text_is_cut() -> None:
+    for before in range(128 * 1024 - 3, 128 * 1024 + 1):
+        text = "x" * before + "\r\n" + "y\u200b" * 100_000 + "\r"
+        visible, hidden = laid_open(text)
+        assert visible == "x" * before + "\n" + "y<U+200B>" * 100_000 + "\n"
+        assert hidden == 100_000
+
+
 @given(st.text(), st.sampled_from(["page", "results"]))
 def test_a_fence_holds_its_text_and_is_closed_once(text: str, kind: str) -> None:
     shown = fenced(text, kind)

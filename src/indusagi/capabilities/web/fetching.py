@@ -116,7 +116,8 @@ def _part(kept: _Kept, offset: int, budget: OutputBudget, *, cached: bool) -> To
         ),
         max(_LEAST.max_lines, budget.max_lines - notes.count("\n") - _AROUND.max_lines),
     )
-    shown = clip(text[offset:], room, Keep.HEAD).head
+    # No character is shorter than a byte: what lies further on cannot be shown, and is not copied.
+    shown = clip(text[offset : offset + room.max_bytes + 1], room, Keep.HEAD).head
     end = offset + len(shown)
     facts: dict[str, JsonValue] = {
         **kept.facts,

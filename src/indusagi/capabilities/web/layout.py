@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from indusagi.core.text import show_unseen
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+', re.DOTALL)
 _LINE_ENDS = re.compile(r"\r\n?|\u2028|\u2029|\x85")
+_STEP: Final = 128 * 1024
 LONGEST_JSON: Final = 1024 * 1024
 """Beyond this it is shown as it came: laying it out takes a while."""
 
@@ -28,10 +32,11 @@ def laid_out(text: str) -> str:
         json.loads(text)
     except (ValueError, RecursionError):
         return text
-    return "".join(_lines(_TOKEN.findall(text)))
+    # One by one: a search for all of them at once would let no other thread run meanwhile.
+    return "".join(_lines(found[0] for found in _TOKEN.finditer(text)))
 
 
-def _lines(tokens: list[str]) -> list[str]:
+def _lines(tokens: Iterable[str]) -> list[str]:
     written: list[str] = []
     depth, before = 0, ""
     for token in tokens:
@@ -57,4 +62,20 @@ def laid_open(text: str) -> tuple[str, int]:
 
     Half a surrogate pair counts too: what comes out can be written anywhere.
     """
-    return show_unseen(_LINE_ENDS.sub("\n", text))
+    shown: list[str] = []
+    hidden = 0
+    for piece in _pieces(text):
+        visible, found = show_unseen(_LINE_ENDS.sub("\n", piece))
+        shown.append(visible)
+        hidden += found
+    return "".join(shown), hidden
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Cut a text so that a pattern runs over little at a time, and no line end falls apart."""
+    at = 0
+    while at < len(text):
+        end = at + _STEP
+        end += text[end - 1 : end] == "\r"
+        yield text[at:end]
+        at = end
