@@ -5,15 +5,19 @@ from __future__ import annotations
 import ast
 import re
 import unicodedata
+from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indusagi.capabilities.files.gutter import has_gutter, without_gutter
 from indusagi.capabilities.files.indent import reindented, unit_of
 from indusagi.capabilities.files.ladder import Found, Missed, Rung, find, plain_endings
 from indusagi.capabilities.files.splice import splice
+
+if TYPE_CHECKING:
+    import random
 
 LINES = st.lists(
     st.sampled_from(
@@ -235,6 +239,61 @@ def test_probe_0_5_python_stays_python_when_the_indentation_was_quoted_wrongly()
     )
 
 
+def _program(chance: random.Random, unit: str) -> list[str]:
+    """Make lines of Python, several levels deep."""
+    lines: list[str] = []
+
+    def block(depth: int) -> None:
+        for _ in range(chance.randint(1, 4)):
+            if chance.random() < 0.4 and depth < 4:
+                lines.append(f"{unit * depth}if v{chance.randint(0, 99)}:")
+                block(depth + 1)
+            else:
+                lines.append(f"{unit * depth}x{chance.randint(0, 999)} = {chance.randint(0, 9)}")
+                lines.extend([""] if chance.random() < 0.2 else [])
+
+    block(0)
+    return lines
+
+
+@settings(max_examples=400)
+@given(
+    st.randoms(use_true_random=False),
+    st.sampled_from(["    ", "\t", "  "]),
+    st.sampled_from(["    ", "\t", "  "]),
+    st.sampled_from(["\n", "\r\n"]),
+    st.sampled_from(["margin", "unit"]),
+)
+def test_a_block_quoted_in_another_indentation_is_changed_as_it_was_meant(
+    chance: random.Random, unit: str, other: str, ending: str, kind: str
+) -> None:
+    lines = _program(chance, unit)
+    start = chance.randrange(len(lines))
+    quoted = lines[start : chance.randint(start + 1, len(lines))]
+    at = chance.randrange(len(quoted))
+    if not quoted[at]:
+        return
+    depth = quoted[at][: len(quoted[at]) - len(quoted[at].lstrip())]
+    new = [*quoted[:at], f"{depth}if z:", f"{depth}{unit}pass", *quoted[at:]]
+
+    def told(line: str) -> str:
+        level = (len(line) - len(line.lstrip())) // len(unit)
+        wrong = unit * (level + 1) if kind == "margin" else other * level
+        return wrong + line.lstrip() if line else line
+
+    old_text, new_text = ("\n".join(map(told, part)) for part in (quoted, new))
+    text = ending.join([*lines, ""])
+    found = find(text, old_text, new_text)
+    if isinstance(found, Found) and found.rung is Rung.INDENT and len(found.spans) == 1:
+        changed = splice(text, found, old_text, new_text)
+        assert changed == ending.join([*lines[:start], *new, *lines[start + len(quoted) :], ""])
+        ast.parse(changed)
+    else:
+        # Deep enough in the file, or quoted as it is, it is found before its indentation matters.
+        assert isinstance(found, Found)
+        assert kind == "unit" or len(found.spans) > 1
+
+
 def test_lines_whose_indentation_has_no_rule_are_told() -> None:
     text = "a:\n  b\n\n  a:\n      b\n      c\n"
     found = find(text, "a:\n    b\n  c", "d")
@@ -309,14 +368,8 @@ def test_a_line_number_anywhere_is_noticed() -> None:
     assert not has_gutter("a\n2 b")
 
 
-def _lines_compared(lines: int) -> int:
-    """Count the letters that all steps look at in a file of so many lines, in calls of `find`."""
-    text = "".join(f"    value_{n} = compute({n})  \r\n" for n in range(lines))
-    old = f"value_{lines - 2} = compute({lines - 2})\nvalue_{lines - 1} = compute({lines - 1})"
-    found = find(text, old, "x\ny")
-    assert isinstance(found, Found)
-    return len(found.spans)
-
-
 def test_a_file_of_a_hundred_thousand_lines_is_searched_by_every_step() -> None:
-    assert _lines_compared(100_000) == 1
+    text = "".join(f"    value_{n} = compute({n})  \r\n" for n in range(100_000))
+    old = "value_99998 = compute(99998)\nvalue_99999 = compute(99999)"
+    assert replaced(text, old, "x\ny")[0] is Rung.INDENT
+    assert missed(text, old + "0")

@@ -193,6 +193,10 @@ async def test_a_file_that_has_changed_is_edited_where_the_text_still_stands_onc
     assert path.read_bytes() == b"zero\none\nthree\n"
     assert "the file has changed since it was read" in said(outcome)
     assert outcome.details["changed_since_read"] is True
+    # What somebody else has written has not been seen yet, and is not to be overwritten.
+    box = box_of(ctx, write_tool())
+    assert code(await call(box, "write", {"path": "a.txt", "content": "x"})) == "stale"
+    assert "changed since" in said(await edit(ctx, "a.txt", "one", "uno"))
 
 
 async def test_a_file_that_was_touched_but_not_changed_is_as_it_was_read(ctx: ToolContext) -> None:

@@ -53,6 +53,8 @@ class Change:
     text: str
     form: TextForm
     notes: tuple[str, ...] = ()
+    unseen: bool = False
+    """The file holds what somebody else has written since it was read."""
     facts: dict[str, JsonValue] = field(default_factory=dict[str, "JsonValue"])
 
 
@@ -116,7 +118,7 @@ def edited(
         "replacements": replaced,
         "rungs": [rung.name.lower() for rung in rungs],
     }
-    return Change(before, encode(text, form), former, text, form, notes, facts)
+    return Change(before, encode(text, form), former, text, form, notes, facts=facts)
 
 
 def stale(data: bytes, code: str, message: str) -> Refused:

@@ -108,7 +108,8 @@ async def _made(ctx: ToolContext, resolved: str, work: Work, *, dry_run: bool) -
             refused = await _written(ctx, resolved, made.change)
             if refused is not None:
                 return refused
-    if state is not None:
+    # Where somebody else has written meanwhile, what the session knows is still what it had read.
+    if state is not None and not made.change.unseen:
         state.record(resolved, made.digest)
     return made
 

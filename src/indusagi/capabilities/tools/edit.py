@@ -164,9 +164,12 @@ def _worked_out(
         return edited(before, edits, path)
     change = edited(before, edits, path, exactly=True)
     if isinstance(change, Change):
-        note = "the file has changed since it was read; oldText still stood in it once, unchanged"
+        note = (
+            "the file has changed since it was read; oldText still stood in it once, unchanged. "
+            "Read it again before you rely on the rest"
+        )
         facts = {**change.facts, "changed_since_read": True}
-        return replace(change, notes=(note, *change.notes), facts=facts)
+        return replace(change, notes=(note, *change.notes), unseen=True, facts=facts)
     if change.code != "stale":
         return change
     message = f"it has changed since it was read, and {change.message}; read it again."
