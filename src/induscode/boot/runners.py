@@ -1,0 +1,206 @@
+"""The deck of a run: native cards, narrowed to those that were asked for, and the servers' tools.
+
+One way for every command: a session, a call, a list and a gateway all get their deck here.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from indusagi.capabilities.arguments import near
+from indusagi.core.notes import Note
+from induscode.deck.contract import UnknownCapability
+from induscode.deck.mcp.config import DiscoveredConfig, discover_mcp_config, gather, resolve_rows
+from induscode.deck.mcp.trust import TrustStore
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from indusagi.interop.protocol_bridge.contract import FleetStatus, ServerConfig
+    from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
+    from indusagi.interop.protocol_bridge.handlers import Handlers
+    from induscode.deck.contract import Capability
+    from induscode.deck.mcp.boot import BootedBridge
+    from induscode.deck.mcp.ledger import BridgeLedger
+    from induscode.deck.mcp.rows import ServerRow
+    from induscode.deck.mcp.store import LedgerStore
+    from induscode.deck.mcp.trust import Consent
+    from induscode.deck.provision import ToolDeck
+    from induscode.launch.invocation import Invocation
+
+
+class NoSuchConfig(ValueError):
+    """A path after `--mcp` at which there is nothing."""
+
+
+def canon_tool_name(name: str) -> str:
+    """Give the spelling under which names are compared: `web_fetch`, `WebFetch`, `web-fetch`."""
+    return name.lower().replace("_", "").replace("-", "")
+
+
+def select_tools(deck: ToolDeck, names: Sequence[str] | None) -> ToolDeck:
+    """Keep the cards of these names; all of them if there are none.
+
+    Raises:
+        UnknownCapability: There is no card of a name.
+    """
+    if not names:
+        return deck
+    known = {canon_tool_name(card.name): card.name for card in deck.tools()}
+    for name in names:
+        if canon_tool_name(name) not in known:
+            raise UnknownCapability(name, near(name, known.values()))
+    wanted = {canon_tool_name(name) for name in names}
+    return deck.retain(lambda card: canon_tool_name(card.name) in wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPlan:
+    """The servers of a run, and what is known of each before any of them is started."""
+
+    rows: Sequence[ServerRow] = ()
+    configs: Mapping[str, ServerConfig] = field(default_factory=dict[str, "ServerConfig"])
+    """With the values of their variables; a row without its values is not among them."""
+    consent: Mapping[str, Consent] = field(default_factory=dict[str, "Consent"])
+    notes: Sequence[Note] = ()
+
+    @property
+    def untrusted(self) -> Sequence[ServerRow]:
+        """The rows of the project that nobody has consented to as they are."""
+        return tuple(row for row in self.rows if self.consent.get(row.id) != "trusted")
+
+
+def plan_servers(invocation: Invocation, trust: TrustStore | None = None) -> ServerPlan:
+    """Find out which servers a run has. Nothing is started, and no name is looked up.
+
+    Raises:
+        NoSuchConfig: A path that was given leads nowhere.
+    """
+    if invocation.no_tools or invocation.no_mcp:
+        return ServerPlan()
+    found = _configured(invocation)
+    store = trust or TrustStore()
+    consent: dict[str, Consent] = {row.id: _consent(row, store) for row in found.rows}
+    trusted = [row for row in found.rows if consent[row.id] == "trusted"]
+    # What nobody has consented to is not expanded either: a variable may be a secret.
+    configs, missing = resolve_rows(trusted, os.environ)
+    refused = [_refusal(row, consent[row.id]) for row in found.rows if row not in trusted]
+    return ServerPlan(found.rows, configs, consent, (*found.notes, *missing, *refused))
+
+
+def _configured(invocation: Invocation) -> DiscoveredConfig:
+    if not invocation.mcp:
+        return discover_mcp_config(invocation.cwd)
+    parts: list[DiscoveredConfig] = []
+    for given in invocation.mcp:
+        path = os.path.join(invocation.cwd, os.path.expanduser(given))
+        if os.path.isdir(path):
+            parts.append(discover_mcp_config(path))
+        elif os.path.lexists(path):
+            parts.append(gather([(path, "given")]))
+        else:
+            raise NoSuchConfig(f"--mcp {given}: there is no such file or directory")
+    rows: dict[str, ServerRow] = {}
+    notes = [note for part in parts for note in part.notes]
+    for row in (row for part in parts for row in part.rows):
+        if row.id in rows and rows[row.id].config != row.config:
+            said = f"left out: {rows[row.id].origin.file} has a server of this name"
+            notes.append(Note(f"server {row.id!r} of {row.origin}", said, "give one another name"))
+            continue
+        rows.setdefault(row.id, row)
+    files = tuple(file for part in parts for file in part.files)
+    return DiscoveredConfig(tuple(rows.values()), tuple(notes), files)
+
+
+def _consent(row: ServerRow, trust: TrustStore) -> Consent:
+    # Naming a file is consent to it as it is; a user's own files are the user's.
+    if row.origin.scope != "project":
+        return "trusted"
+    return trust.consent(row.origin.file, row.config)
+
+
+def _refusal(row: ServerRow, consent: Consent) -> Note:
+    why = (
+        "not started: it is not as it was when somebody consented to it"
+        if consent == "changed"
+        else "not started: nobody has consented to it"
+    )
+    return Note(f"server {row.id!r} of {row.origin}", why, f"indus mcp trust {row.id}")
+
+
+@dataclass(frozen=True, slots=True)
+class McpCapabilities:
+    """The servers' half of a deck. Whoever loads it closes it."""
+
+    capabilities: Sequence[Capability] = ()
+    fleet: ServerFleetImpl | None = None
+    notes: Sequence[Note] = ()
+    plan: ServerPlan = field(default_factory=ServerPlan)
+    booted: BootedBridge | None = None
+
+    @property
+    def ledger(self) -> BridgeLedger | None:
+        """What is enrolled at this moment."""
+        if self.booted is None or self.booted.attached.enrolment is None:
+            return None
+        return self.booted.attached.enrolment.ledger
+
+    def status(self) -> FleetStatus:
+        """Tell how every server is."""
+        return {} if self.fleet is None else self.fleet.status()
+
+    def missing(self) -> Sequence[str]:
+        """Name the servers that are required and not ready."""
+        status = self.status()
+        return tuple(
+            row.id
+            for row in self.plan.rows
+            if row.required and (row.id not in status or status[row.id].phase != "ready")
+        )
+
+    async def aclose(self) -> None:
+        """Close the servers, and write the books to their end."""
+        if self.booted is not None:
+            await self.booted.aclose()
+
+
+async def load_mcp_capabilities(
+    invocation: Invocation,
+    store: LedgerStore,
+    *,
+    trust: TrustStore | None = None,
+    handlers: Handlers | None = None,
+    wait: bool = True,
+) -> McpCapabilities:
+    """Attach the servers of a run: one fleet and one ledger, whatever the files.
+
+    With `wait` it returns when every server that is started has come up or failed.
+
+    Raises:
+        NoSuchConfig: A path that was given leads nowhere.
+    """
+    from anyio import to_thread  # noqa: PLC0415 — loaded wherever a loop runs
+
+    plan = await to_thread.run_sync(plan_servers, invocation, trust)
+    if not plan.rows:
+        return McpCapabilities(notes=plan.notes, plan=plan)
+    from induscode.deck.mcp.boot import BootPlan, boot_bridge  # noqa: PLC0415 — for those with servers
+
+    unresolved = [row.config for row in plan.untrusted]
+    booted = await boot_bridge(
+        store,
+        BootPlan(
+            (*plan.configs.values(), *unresolved),
+            lazy=[row.id for row in plan.rows if row.start == "lazy"],
+            untrusted=[row.id for row in plan.untrusted],
+        ),
+        handlers=handlers,
+    )
+    if wait:
+        await booted.settled()
+    attached = booted.attached
+    ledger = attached.enrolment.ledger if attached.enrolment is not None else attached.ledger
+    notes = (*plan.notes, *attached.notes)
+    return McpCapabilities(ledger.live_capabilities(), attached.fleet, notes, plan, booted)

@@ -1,0 +1,80 @@
+"""One run: everything it opens, in one place, closed in reverse whatever happens."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from induscode.boot.runners import McpCapabilities, load_mcp_capabilities, select_tools
+from induscode.deck.contract import DeckContext, DeckFramework, Profile
+from induscode.deck.provision import provision_deck
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Sequence
+
+    from indusagi.core.notes import Note
+    from induscode.deck.contract import Capability
+    from induscode.deck.mcp.store import LedgerStore
+    from induscode.deck.provision import ToolDeck
+    from induscode.deck.toolbox import DeckToolBox
+    from induscode.launch.invocation import Invocation
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What a run has: its deck, its servers, and where its books are kept."""
+
+    invocation: Invocation
+    native: ToolDeck
+    """The cards of this machine, as far as they were asked for."""
+    mcp: McpCapabilities
+    store: LedgerStore
+    wrap: Callable[[Capability], Capability] | None = None
+    """Put around every card, if there is something between a call and its card."""
+
+    @property
+    def notes(self) -> Sequence[Note]:
+        """Everything that was left out, and why."""
+        return (*self.mcp.notes, *self.deck().notes)
+
+    def deck(self) -> ToolDeck:
+        """Give the deck as it is now: what servers have listed since is in it."""
+        ledger = self.mcp.ledger
+        remote = self.mcp.capabilities if ledger is None else ledger.live_capabilities()
+        deck = self.native.graft(remote)
+        return deck if self.wrap is None else deck.map_capabilities(self.wrap)
+
+    def box(self) -> DeckToolBox:
+        """Give the deck as a box."""
+        return self.deck().into_tool_box()
+
+
+@asynccontextmanager
+async def open_session(
+    invocation: Invocation,
+    *,
+    framework: DeckFramework | None = None,
+    profile: Profile = Profile.ALL,
+    wrap: Callable[[Capability], Capability] | None = None,
+    wait: bool = True,
+) -> AsyncGenerator[Session]:
+    """Open all that a run needs, and close it at the end.
+
+    Raises:
+        UnknownCapability: A native tool that was asked for is none.
+        NoSuchConfig: A path after `--mcp` leads nowhere.
+    """
+    from induscode.deck.mcp.store import open_store  # noqa: PLC0415 — for those who open one
+
+    async with AsyncExitStack() as stack:
+        context = DeckContext(invocation.cwd, framework or DeckFramework())
+        native = select_tools(provision_deck(profile, context), invocation.tools)
+        if invocation.no_tools:
+            native = native.retain(lambda _: False)
+        stack.push_async_callback(native.context.aclose)
+        store = await open_store()
+        stack.push_async_callback(store.aclose)
+        mcp = await load_mcp_capabilities(invocation, store, wait=wait)
+        stack.push_async_callback(mcp.aclose)
+        yield Session(invocation, native, mcp, store, wrap)

@@ -1,0 +1,1 @@
+"""The commands of `indus`, one file for each group."""

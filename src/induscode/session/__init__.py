@@ -1,0 +1,1 @@
+"""The session: what a model and a person do with a deck."""
