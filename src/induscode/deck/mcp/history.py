@@ -108,7 +108,8 @@ async def _entries(
         one for row in events for one in needed_documents(row.op, row.facts)
     )
     reader = _Reader(documents)
-    return [entry for row in events if (entry := reader.entry(row))], reader.notes
+    entries = tuple(entry for row in events if (entry := reader.entry(row)))
+    return entries, tuple(reader.notes)
 
 
 class _Reader:
