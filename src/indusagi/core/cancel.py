@@ -7,6 +7,7 @@ nothing by itself: work looks at it, awaits it, hangs a callback on it, or runs 
 
 from __future__ import annotations
 
+from functools import cache
 from threading import RLock
 from typing import TYPE_CHECKING
 
@@ -73,15 +74,12 @@ class CancelToken:
             BaseExceptionGroup: What the callback raised when it was called at once.
         """
         place = object()
-        with self._node.lock:
-            self._node.listeners[place] = callback
-            self._node.link()
 
         def forget() -> None:
             self._node.take(place)
 
         # Either `cancel` took the callback, or it comes too late for that and is called here.
-        if self.cancelled and self._node.take(place):
+        if self._node.hear(place, callback) and self._node.take(place):
             _call([callback])
         return forget
 
@@ -102,30 +100,24 @@ class CancelToken:
         `scope.cancelled_caught` tells afterwards whether the block was cut short. Cancellation
         from outside (of the task, or of a scope further out) passes through as always.
         """
-        return Guard(self)
+        return Guard(self._node)
 
 
 class Guard:
     """The block that `CancelToken.guard` makes; entered once."""
 
-    __slots__ = ("_forget", "_scope", "_token")
+    __slots__ = ("_loop", "_node", "_scope")
 
-    def __init__(self, token: CancelToken) -> None:
-        self._token = token
+    def __init__(self, node: _Node) -> None:
+        self._node = node
 
     def __enter__(self) -> CancelScope:
-        from asyncio import get_running_loop  # noqa: PLC0415 — loaded wherever a loop runs
-
-        from anyio import CancelScope  # noqa: PLC0415 — see wait()
-
-        loop, scope = get_running_loop(), CancelScope()
-        self._scope = scope
+        get_running_loop, kind = _scopes()
+        self._loop = get_running_loop()
+        self._scope = scope = kind()
         scope.__enter__()
-        if self._token.cancelled:
+        if self._node.hear(self, self._wake):
             scope.cancel()
-        # Through the loop, since the one who cancels may be a thread or a signal handler:
-        # neither may touch the scope, nor would the loop wake up for it.
-        self._forget = self._token.on_cancel(lambda: _wake(loop, scope))
         return scope
 
     def __exit__(
@@ -134,8 +126,29 @@ class Guard:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        self._forget()
+        self._node.take(self)
         return self._scope.__exit__(kind, error, trace)
+
+    def _wake(self) -> None:
+        # Through the loop, since the one who cancels may be a thread or a signal handler:
+        # neither may touch the scope, nor would the loop wake up for it.
+        try:
+            self._loop.call_soon_threadsafe(self._scope.cancel)
+        except RuntimeError:
+            # Closed since the callback was taken: the guard was left, and nobody is to be woken.
+            pass
+
+
+@cache
+def _scopes() -> tuple[Callable[[], AbstractEventLoop], type[CancelScope]]:
+    """Give what tells the running loop, and the class of the scopes that work in it."""
+    from asyncio import get_running_loop  # noqa: PLC0415 — loaded wherever a loop runs
+
+    from anyio import CancelScope  # noqa: PLC0415 — see wait()
+
+    get_running_loop()
+    # anyio finds out at every call which class of scope fits the loop: as dear as the scope itself.
+    return get_running_loop, type(CancelScope())
 
 
 class _Node:
@@ -187,6 +200,14 @@ class _Node:
         taken, self.listeners = self.listeners, {}
         return list(reversed(taken.values()))
 
+    def hear(self, place: object, callback: Callable[[], None]) -> bool:
+        """Hang a callback on, and tell whether this node is cancelled by now."""
+        with self.lock:
+            self.listeners[place] = callback
+            if self.above is not None:
+                self.link()
+        return self.cause() is not None
+
     def link(self) -> None:
         """Let every node above know of the one below it; a second time changes nothing."""
         node = self
@@ -219,11 +240,3 @@ def _call(callbacks: Iterable[Callable[[], None]]) -> None:
             failures.append(exc)
     if failures:
         raise BaseExceptionGroup("cancel callbacks failed", failures)
-
-
-def _wake(loop: AbstractEventLoop, scope: CancelScope) -> None:
-    try:
-        loop.call_soon_threadsafe(scope.cancel)
-    except RuntimeError:
-        # Closed since the callback was taken: the guard was left, and nobody is to be woken.
-        pass
