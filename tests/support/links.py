@@ -52,9 +52,6 @@ class MemoryLink:
             self.sent.append(frame)
             self._stirred.set()
 
-    async def drained(self) -> None:
-        await self.room.wait()
-
     def detail(self, request_id: RequestId) -> FaultDetail | None:
         return self.details.pop(request_id, None)
 

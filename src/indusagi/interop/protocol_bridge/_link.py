@@ -31,8 +31,8 @@ class QueuedLink:
     def __init__(self) -> None:
         self._line: collections.deque[JsonObject] = collections.deque()
         self._stirred = asyncio.Event()
-        self._room = asyncio.Event()
-        self._room.set()
+        self.room = asyncio.Event()
+        self.room.set()
         self._on_frame: Callable[[bytes | JsonValue], None] | None = None
         self._on_end: Callable[[LinkEnd], None] | None = None
         self._end: LinkEnd | None = None
@@ -54,11 +54,7 @@ class QueuedLink:
         self._line.append(frame)
         self._stirred.set()
         if len(self._line) >= _LINE:
-            self._room.clear()
-
-    async def drained(self) -> None:
-        """Wait until the line is short enough."""
-        await self._room.wait()
+            self.room.clear()
 
     # -- for the carrier --------------------------------------------------------------------
 
@@ -69,7 +65,7 @@ class QueuedLink:
             await self._stirred.wait()
         frame = self._line.popleft()
         if len(self._line) < _LINE:
-            self._room.set()
+            self.room.set()
         return frame
 
     def deliver(self, frame: bytes | JsonValue) -> None:
@@ -87,7 +83,7 @@ class QueuedLink:
         if self._end is None:
             self._end = LinkEnd(message, detail)
             self._line.clear()
-            self._room.set()
+            self.room.set()
             if self._on_end is not None:
                 self._on_end(self._end)
         return self._end

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import json
 import os
 import signal
 from typing import TYPE_CHECKING
 
 from indusagi.core.child import Child
 from indusagi.interop.protocol_bridge.contract import FaultDetail, FaultReason, ProtocolFault
+from indusagi.interop.protocol_bridge.frames import write_frame
 from indusagi.interop.protocol_bridge.wire import LinkEnd
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "LANG")
 _SETTLE_S = 0.05
 """How long the end of the output waits for the exit code and the last words."""
 _SHOWN_LINES = 20
-_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False)
 
 
 def child_environment(declared: Mapping[str, str]) -> dict[str, str]:
@@ -81,6 +80,7 @@ class StdioLink:
 
     def __init__(self, server: str, limits: ServerLimits) -> None:
         self.child = Child(self)
+        self.room = self.child.writable
         self._server = server
         self._limits = limits
         self._parts: list[bytes] = []
@@ -113,7 +113,7 @@ class StdioLink:
         """
         if not self._outgoing:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._outgoing.append(_ENCODER.encode(frame).encode("utf-8", "backslashreplace"))
+        self._outgoing.append(write_frame(frame))
 
     def _flush(self) -> None:
         if self._outgoing:
@@ -121,10 +121,6 @@ class StdioLink:
             data = b"\n".join(self._outgoing)
             self._outgoing.clear()
             self.child.write(data)
-
-    async def drained(self) -> None:
-        """Wait until the process has read enough of what was written."""
-        await self.child.writable.wait()
 
     def detail(self, request_id: RequestId) -> FaultDetail | None:
         """Know nothing of single requests: a process answers or ends."""
@@ -136,10 +132,11 @@ class StdioLink:
         """Cut its output into lines."""
         start = 0
         while (newline := data.find(b"\n", start)) >= 0 and self._end is None:
-            self._parts.append(data[start:newline])
-            line = b"".join(self._parts)
-            self._parts.clear()
-            self._size = 0
+            line = data[start:newline]
+            if self._parts:
+                line = b"".join((*self._parts, line))
+                self._parts.clear()
+                self._size = 0
             start = newline + 1
             self._line(line)
         if start < len(data) and self._end is None:

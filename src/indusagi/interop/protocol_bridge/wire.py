@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import logging
 import math
 import re
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from indusagi.interop.protocol_bridge.alarm import Alarm, before
+from indusagi.interop.protocol_bridge.frames import answered_id, read_frame
+from indusagi.interop.protocol_bridge.slots import Slots
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -34,12 +37,7 @@ OnNotify: TypeAlias = "Callable[[str, JsonObject], None]"
 METHOD_NOT_FOUND = -32601
 INTERNAL_ERROR = -32603
 PARSE_ERROR = -32700
-_BOM = b"\xef\xbb\xbf"
 _NUMBER = re.compile(r"[0-9]{1,15}")
-_ANSWER = re.compile(
-    rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d{1,15})\s*,\s*"(?:result|error)"'
-)
-"""How an answer begins, as everybody writes it: its id is known even if the rest cannot be read."""
 
 
 class RpcError(Exception):
@@ -91,8 +89,9 @@ class Link(Protocol):
         """Put a frame on its way; nothing happens on a link that has ended."""
         ...
 
-    async def drained(self) -> None:
-        """Wait until the link can take more."""
+    @property
+    def room(self) -> asyncio.Event:
+        """Set while the link can take more."""
         ...
 
     def detail(self, request_id: RequestId) -> FaultDetail | None:
@@ -103,7 +102,13 @@ class Link(Protocol):
 @dataclass(slots=True)
 class _Waiting:
     answer: asyncio.Future[JsonObject]
-    on_progress: Callable[[JsonObject], None] | None
+    due: float
+    """When it is too late, by the clock of the loop."""
+    idle_s: float
+    hard_at: float
+    follows: bool
+    """Whether the peer was asked to tell how far it has come."""
+    on_progress: OnProgress | None
 
 
 class Wire:
@@ -121,10 +126,12 @@ class Wire:
         self.noise = 0
         """Frames that could not be understood."""
         self.ended: asyncio.Future[LinkEnd] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self._alarm = Alarm(self._expire)
         self._link = link
         self._on_request = on_request
         self._on_notify = on_notify
-        self._slots = asyncio.Semaphore(in_flight)
+        self._slots = Slots(in_flight)
         self._inbound_limit = inbound
         self._ids = itertools.count(1)
         self._waiting: dict[RequestId, _Waiting] = {}
@@ -154,23 +161,22 @@ class Wire:
             WireTimeout: It did not answer in time; waiting for a free slot counts.
             WireClosed: The link ended.
         """
-        loop = asyncio.get_running_loop()
-        hard_at = loop.time() + (idle_s if hard_s is None else hard_s)
-        first_at = min(hard_at, loop.time() + idle_s)
+        now = self._loop.time()
+        hard_at = now + (idle_s if hard_s is None else hard_s)
+        due = min(hard_at, now + idle_s)
         identity = next(self._ids) if request_id is None else request_id
+        answer: asyncio.Future[JsonObject] = self._loop.create_future()
+        waiting = _Waiting(answer, due, idle_s, hard_at, hard_s is not None, on_progress)
         try:
-            async with asyncio.timeout_at(None if math.isinf(first_at) else first_at) as deadline:
-
-                def progressed(notice: JsonObject) -> None:
-                    deadline.reschedule(min(hard_at, loop.time() + idle_s))
-                    if on_progress is not None:
-                        on_progress(notice)
-
-                async with self._slots:
-                    follow = progressed if hard_s is not None else None
-                    return await self._ask(identity, method, params, follow, cancellable)
+            if not self._slots.take():
+                await before(due, self._slots.wait())
+            try:
+                return await self._ask(identity, method, params, waiting, cancellable)
+            finally:
+                self._slots.give()
         except TimeoutError:
-            limit = f"{hard_s:g} s in all" if hard_s and loop.time() >= hard_at else f"{idle_s:g} s"
+            late = hard_s and self._loop.time() >= hard_at
+            limit = f"{hard_s:g} s in all" if late else f"{idle_s:g} s"
             raise WireTimeout(f"{method} was not answered within {limit}") from None
 
     async def _ask(
@@ -178,39 +184,44 @@ class Wire:
         identity: RequestId,
         method: str,
         params: JsonObject | None,
-        on_progress: OnProgress | None,
+        waiting: _Waiting,
         cancellable: bool,
     ) -> JsonObject:
         if self.ended.done():
             raise WireClosed(self.ended.result())
-        if on_progress is not None:
-            params = {**(params or {})}
-            meta = params.get("_meta")
-            params["_meta"] = {
-                **(meta if isinstance(meta, dict) else {}),
-                "progressToken": identity,
-            }
         frame: JsonObject = {"jsonrpc": "2.0", "id": identity, "method": method}
-        if params is not None:
+        if waiting.follows:
+            frame["params"] = _followed(params, identity)
+        elif params is not None:
             frame["params"] = params
-        answer: asyncio.Future[JsonObject] = asyncio.get_running_loop().create_future()
-        self._waiting[identity] = _Waiting(answer, on_progress)
-        sent = False
+        answer = waiting.answer
+        self._waiting[identity] = waiting
         try:
-            await self._link.drained()
+            room = self._link.room
+            if not room.is_set():
+                await before(waiting.due, room.wait())
             self._link.send(frame)
-            sent = True
-            return await answer
-        except asyncio.CancelledError:
-            if cancellable and sent:
-                notice: JsonObject = {"requestId": identity, "reason": "no longer wanted"}
-                self.notify("notifications/cancelled", notice)
-            raise
+            self._alarm.by(waiting.due)
+            try:
+                return await answer
+            except (asyncio.CancelledError, TimeoutError):
+                if cancellable:
+                    notice: JsonObject = {"requestId": identity, "reason": "no longer wanted"}
+                    self.notify("notifications/cancelled", notice)
+                raise
         finally:
             self._waiting.pop(identity, None)
             # An error that arrives in the moment of a cancellation has no reader, and is no defect.
             if answer.done() and not answer.cancelled():
                 answer.exception()
+
+    def _expire(self, now: float) -> float:
+        """Tell those whose deadline has passed, and give the next one."""
+        pending = [waiting for waiting in self._waiting.values() if not waiting.answer.done()]
+        for waiting in pending:
+            if waiting.due <= now:
+                waiting.answer.set_exception(TimeoutError())
+        return min((waiting.due for waiting in pending if waiting.due > now), default=math.inf)
 
     def notify(self, method: str, params: JsonObject | None = None) -> None:
         """Tell the peer something that needs no answer."""
@@ -233,6 +244,7 @@ class Wire:
         if self.ended.done():
             return
         self.ended.set_result(end)
+        self._alarm.stop()
         for waiting in self._waiting.values():
             if not waiting.answer.done():
                 waiting.answer.set_exception(WireClosed(end))
@@ -249,12 +261,11 @@ class Wire:
 
     def _parsed(self, line: bytes) -> JsonValue:
         try:
-            text = line.removeprefix(_BOM).decode("utf-8", "replace")
-            return cast("JsonValue", _DECODER.decode(text))
+            return read_frame(line)
         except (ValueError, RecursionError) as exc:
-            found = _ANSWER.match(line.removeprefix(_BOM))
-            if found:
-                self._resolve(int(found[1]), BadAnswer(f"the answer cannot be read: {exc}"))
+            identity = answered_id(line)
+            if identity is not None:
+                self._resolve(identity, BadAnswer(f"the answer cannot be read: {exc}"))
             return None
 
     def _frame(self, frame: JsonValue) -> None:
@@ -308,8 +319,10 @@ class Wire:
     def _notified(self, method: str, params: JsonObject) -> None:
         if method == "notifications/progress":
             waiting = self._find(params.get("progressToken"))
-            if waiting is not None and waiting.on_progress is not None:
-                self._tell(waiting.on_progress, params)
+            if waiting is not None and waiting.follows:
+                waiting.due = min(waiting.hard_at, self._loop.time() + waiting.idle_s)
+                if waiting.on_progress is not None:
+                    self._tell(waiting.on_progress, params)
             return
         if method == "notifications/cancelled":
             identity = params.get("requestId")
@@ -357,11 +370,12 @@ class Wire:
         self._link.send({"jsonrpc": "2.0", "id": identity, "error": error})
 
 
-def _no_such_number(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
-
-
-_DECODER = json.JSONDecoder(parse_constant=_no_such_number)
+def _followed(params: JsonObject | None, identity: RequestId) -> JsonObject:
+    """Ask the peer to tell how far it has come."""
+    given = params or {}
+    meta = given.get("_meta")
+    own = meta if isinstance(meta, dict) else {}
+    return {**given, "_meta": {**own, "progressToken": identity}}
 
 
 def _rpc_error(error: JsonValue) -> Exception:
