@@ -102,15 +102,14 @@ class RegistryRunner:
                 result = await tool.run(call.input, ctx.with_cancel(token))
             finally:
                 forget()
-        return ToolOutcome(call.id, await self._fitted(call.name, result))
-
-    async def _fitted(self, name: str, result: ToolResult) -> ToolResult:
         try:
             if result.structured is not None or result.details:
                 compact_json([result.structured, dict(result.details)])
-            return await fit_result(result, self.context.budget, self.context.session_dir, name)
+            fitted = await fit_result(result, base.budget, base.session_dir, call.name)
         except NotJson as exc:
-            return ToolResult.error(f"{name} answered with what is {exc}", code="bad_result")
+            said = f"{call.name} answered with what is {exc}"
+            fitted = ToolResult.error(said, code="bad_result")
+        return ToolOutcome(call.id, fitted)
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,8 +122,7 @@ async def fit_result(
 
     Pictures and sound are not counted and not cut: half of one is of no use to anybody.
     """
-    countable = [block for block in result.content if not _is_media(block)]
-    text = "\n".join(_as_text(block) for block in countable)
+    text = "\n".join([_as_text(block) for block in result.content if not _is_media(block)])
     if budget.admits(text):
         return result
     clipping = clip(text, budget, result.keep)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 from indusagi.capabilities.arguments import ArgumentChecker
 from indusagi.core.faults import CoreError
-from indusagi.core.json import NotJson, compact_json
+from indusagi.core.json import NotJson, compact_json, is_json_object
 from indusagi.runtime.contract import ToolDescriptor, ToolOutcome, ToolResult
 
 if TYPE_CHECKING:
@@ -138,12 +138,14 @@ class DefinedTool:
         given: JsonValue = {} if arguments is None else arguments  # how some call without any
         if self.spec.prepare is not None:
             given = self.spec.prepare(given)
-        refusal = await self._refusal(given)
-        if refusal is not None:
-            return refusal
+        if self.spec.check_arguments or not is_json_object(given):
+            refusal = await self._refusal(given)
+            if refusal is not None:
+                return refusal
         try:
             with ctx.cancel.guard():
-                return await self._answer(self._own(given), ctx)
+                answer = await self._start(self._own(given), ctx)
+                return answer if isinstance(answer, ToolResult) else self._result(answer)
         except BaseException as exc:  # boundary: the tool's own code, whatever it raises
             if _passes(exc):
                 raise
@@ -175,13 +177,14 @@ class DefinedTool:
             f"{self.name} was not run, the arguments do not fit:{listed}", code="invalid_arguments"
         )
 
-    async def _answer(self, arguments: JsonObject, ctx: ToolContext) -> ToolResult:
+    def _start(self, arguments: JsonObject, ctx: ToolContext) -> Awaitable[ToolAnswer]:
         running = self.spec.run(arguments, ctx)
         if not inspect.isawaitable(running):
             raise InvalidTool("its run function is not async")
-        answer = await running
-        if isinstance(answer, ToolResult):
-            return answer
+        return running
+
+    def _result(self, answer: JsonLike) -> ToolResult:
+        """Make a result of a plain value."""
         if answer is None:
             return ToolResult(())
         if isinstance(answer, str):

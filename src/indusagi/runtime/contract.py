@@ -25,8 +25,11 @@ JsonSchema: TypeAlias = "Mapping[str, JsonLike]"
 """A JSON Schema (2020-12) that describes an object of arguments, or a result."""
 
 
+_NO_DETAILS: Mapping[str, JsonValue] = MappingProxyType({})
+
+
 def _no_details() -> Mapping[str, JsonValue]:
-    return MappingProxyType({})
+    return _NO_DETAILS
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +80,10 @@ class ToolResult:
         # A caller's list must not be able to change a result that was already handed out.
         content = tuple(self.content)
         object.__setattr__(self, "content", content)
-        object.__setattr__(self, "keep", Keep(self.keep))
-        object.__setattr__(self, "details", MappingProxyType(dict(self.details)))
+        if type(self.keep) is not Keep:
+            object.__setattr__(self, "keep", Keep(self.keep))
+        if self.details is not _NO_DETAILS:
+            object.__setattr__(self, "details", MappingProxyType(dict(self.details)))
         for block in content:
             if not isinstance(block, (TextContentBlock, JsonContentBlock)):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise TypeError(f"a result holds content blocks, not {type(block).__name__}")

@@ -25,7 +25,7 @@ from indusagi.interop.protocol_bridge.output_check import mismatch
 from indusagi.runtime.contract import ToolResult
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Sequence
 
     from indusagi.capabilities.context import ToolContext
     from indusagi.core.json import JsonObject
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     )
     from indusagi.interop.protocol_bridge.handlers import Handlers
     from indusagi.interop.protocol_bridge.supervision import Supervision
-    from indusagi.runtime.contract import ToolBox
+    from indusagi.runtime.contract import JsonSchema, ToolBox
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +121,8 @@ def _named(remote: RemoteTool, taken: set[str], notes: list[Note]) -> RemoteTool
 def mount_tool(fleet: ServerFleetImpl, remote: RemoteTool) -> MountedTool:
     """Make one remote tool callable through a fleet."""
 
-    async def run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
-        return await _call(fleet, remote, arguments, ctx)
+    def run(arguments: JsonObject, ctx: ToolContext) -> Awaitable[ToolResult]:
+        return _call(fleet, remote, arguments, ctx)
 
     descriptor = remote.descriptor
     spec = ToolSpec(
@@ -156,13 +156,16 @@ async def _call(
         answer = await endpoint.invoke(ref.name, arguments, on_progress=ctx.on_progress)
     except ProtocolFault as fault:
         return _failure(fault)
-    return to_tool_result(await _checked(answer, remote))
+    if remote.descriptor.output_schema is not None:
+        answer = await _checked(answer, remote, remote.descriptor.output_schema)
+    return to_tool_result(answer)
 
 
-async def _checked(answer: RemoteCallResult, remote: RemoteTool) -> RemoteCallResult:
+async def _checked(
+    answer: RemoteCallResult, remote: RemoteTool, schema: JsonSchema
+) -> RemoteCallResult:
     """Note a structured answer that is not what the tool promised; it is passed on all the same."""
-    schema = remote.descriptor.output_schema
-    if schema is None or answer.is_error:
+    if answer.is_error:
         return answer
     problem = await mismatch(schema, answer.structured)
     if problem is None:

@@ -57,8 +57,10 @@ def from_block(block: JsonValue) -> ToolContentBlock:
     if isinstance(block, dict) and block.get("type") == "text":
         text = block.get("text")
         if isinstance(text, str):
+            if len(block) == 2:  # these two
+                return TextContentBlock(text)
             extra = {key: value for key, value in block.items() if key not in {"type", "text"}}
-            return TextContentBlock(text, extra or None)
+            return TextContentBlock(text, extra)
     return JsonContentBlock(block)
 
 

@@ -25,7 +25,7 @@ from indusagi.interop.protocol_bridge.wire import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.contract import ServerLimits
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.wire import Link, OnProgress
 
 Era: TypeAlias = Literal["modern", "legacy"]
+Asking: TypeAlias = "Coroutine[object, object, JsonObject]"
+"""A question on its way; handed on as it is, since every coroutine around it would cost time."""
 
 MODERN_VERSIONS = ("2026-07-28",)
 LEGACY_VERSIONS = ("2024-10-07", "2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
@@ -181,7 +183,7 @@ class Peer:
 
     # -- asking -----------------------------------------------------------------------------
 
-    async def request(
+    def request(
         self,
         method: str,
         params: JsonObject | None = None,
@@ -190,9 +192,9 @@ class Peer:
         hard_s: float | None = None,
         on_progress: OnProgress | None = None,
         request_id: str | None = None,
-    ) -> JsonObject:
+    ) -> Asking:
         """Ask anything of the server, stamped as its era wants it."""
-        return await self.wire.request(
+        return self.wire.request(
             method,
             self._stamped(params),
             idle_s=idle_s,
@@ -232,13 +234,13 @@ class Peer:
         if note not in self.notes:
             self.notes.append(note)
 
-    async def call_tool(
+    def call_tool(
         self,
         name: str,
         arguments: JsonObject,
         *,
         on_progress: OnProgress | None = None,
-    ) -> JsonObject:
+    ) -> Asking:
         """Call a tool, and answer what it asks on the way if somebody is there to do so.
 
         Raises:
@@ -246,13 +248,13 @@ class Peer:
             BadAnswer: It asked too often.
         """
         call: JsonObject = {"name": name, "arguments": arguments}
-        return await self.with_input("tools/call", call, on_progress=on_progress)
+        return self.with_input("tools/call", call, on_progress=on_progress)
 
     async def with_input(
         self, method: str, params: JsonObject, *, on_progress: OnProgress | None = None
     ) -> JsonObject:
         """Ask something that may come back with questions, and go on until it is answered."""
-        answer = await self._ask(method, params, on_progress, self._limits.call_hard_s)
+        answer = await self._ask(method, params, on_progress)
         if answer.get("resultType") == "input_required":
             async with _within(self._limits.call_hard_s, method):
                 answer = await self._with_answers(method, params, answer, on_progress)
@@ -261,12 +263,14 @@ class Peer:
             raise BadAnswer(f"{method} answered with a result of type {kind!r}")
         return answer
 
-    async def _ask(
-        self, method: str, params: JsonObject, on_progress: OnProgress | None, hard_s: float
-    ) -> JsonObject:
-        idle_s = self._limits.call_idle_s
-        return await self.request(
-            method, params, idle_s=idle_s, hard_s=hard_s, on_progress=on_progress
+    def _ask(self, method: str, params: JsonObject, on_progress: OnProgress | None) -> Asking:
+        limits = self._limits
+        return self.request(
+            method,
+            params,
+            idle_s=limits.call_idle_s,
+            hard_s=limits.call_hard_s,
+            on_progress=on_progress,
         )
 
     async def _with_answers(
@@ -277,7 +281,7 @@ class Peer:
             asked: JsonObject = {**params, "inputResponses": await self._input(answer)}
             if "requestState" in answer:
                 asked["requestState"] = answer["requestState"]
-            answer = await self._ask(method, asked, on_progress, self._limits.call_hard_s)
+            answer = await self._ask(method, asked, on_progress)
             if answer.get("resultType") != "input_required":
                 return answer
         raise BadAnswer(f"{method} asked for input more than {INPUT_ROUNDS} times")
