@@ -28,6 +28,17 @@ _SHOWN_STEPS = 8
 """How many steps of the path into a value a message shows: it is for a person."""
 
 
+def _encoder(*, sort_keys: bool) -> json.JSONEncoder:
+    return json.JSONEncoder(
+        allow_nan=False, ensure_ascii=False, separators=(",", ":"), sort_keys=sort_keys
+    )
+
+
+# Made once: what `json.dumps` makes at every call takes as long as writing a small value.
+_PLAIN, _SORTED = _encoder(sort_keys=False), _encoder(sort_keys=True)
+_DECODER = json.JSONDecoder()
+
+
 class NotJson(CoreError):
     """A value that JSON cannot carry; the message names the place and the reason."""
 
@@ -50,15 +61,9 @@ def compact_json(value: JsonLike, *, sort_keys: bool = False) -> str:
         NotJson: A NaN, an infinity, a cycle, a key that is no string, or a foreign type.
     """
     try:
-        text = json.dumps(
-            value,
-            allow_nan=False,
-            ensure_ascii=False,
-            separators=(",", ":"),
-            sort_keys=sort_keys,
-        )
+        text = (_SORTED if sort_keys else _PLAIN).encode(value)
         # The encoder turns keys such as 1 and None into text without a word; reading back tells.
-        faithful = json.loads(text) == value
+        faithful = isinstance(value, str) or _DECODER.raw_decode(text)[0] == value
     except (TypeError, ValueError, RecursionError):
         text, faithful = "", False
     if not faithful:

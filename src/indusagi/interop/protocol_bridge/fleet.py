@@ -215,6 +215,8 @@ class ServerFleetImpl:
         return leave
 
     def _tell(self, server: str, event: EndpointEvent) -> None:
+        if not self._listeners:
+            return
         told = FleetEvent(server, event, self._keepers[server].status())
         for listener in tuple(self._listeners):
             try:

@@ -17,9 +17,10 @@ from __future__ import annotations
 import json
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeGuard, cast
 
 from indusagi.interop.protocol_bridge.schema import (
+    KNOWN_TYPES,
     STRIPPED,
     closed_object,
     copy_json,
@@ -68,9 +69,12 @@ _BRANCH_ROOM, _BRANCH_COST = 16_384, 64
 _BRANCH_DEPTH = 16
 _NOTES = 16
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _NAMES = frozenset({"$anchor", "$dynamicAnchor"})
 """They must not stand in two places, and nothing refers to them any more."""
+_SIMPLE = frozenset({"type", "title", "description"})
+_NOT_SIMPLE = frozenset({None, "object", "array"})
 _IN_PLACE = ("allOf", "anyOf", "oneOf")
 _LISTS = frozenset({*_IN_PLACE, "prefixItems"})
 _NOT_AT_TOP = frozenset({*_IN_PLACE, "not", "enum"})
@@ -129,7 +133,7 @@ class _Viewer:
 
     def view(self) -> ModelView:
         frame: JsonObject = {"$": closed_object()}
-        self._left -= _size(frame["$"])
+        self._left -= _LEAST_SIZES["object"]
         waiting = deque([Spot(self._document.root, frame, "$")])
         while waiting:
             waiting.extend(self._visit(waiting.popleft()))
@@ -147,10 +151,8 @@ class _Viewer:
             self._note(spot, f"deeper than {MAX_DEPTH} levels")
             return []
         if self._refused < _REFUSALS:
-            spot = self._settled(spot)
-            level = cast("AnyObject", spot.source)
-            page = self._written(level, spot) if _least_size(level) <= self._left else None
-            cost = _size(page.out) - _size(spot.view) if page else 0
+            page = self._page(spot)
+            cost = _size(page.out) - _LEAST_SIZES[known_type(spot.view)] if page else 0
             if page and cost <= self._left:
                 self._left -= cost
                 spot.put(page.out)
@@ -158,6 +160,14 @@ class _Viewer:
             self._refused += 1
         self._note(spot, f"past {MAX_BYTES // 1024} KiB in all")
         return []
+
+    def _page(self, spot: Spot) -> Page | None:
+        """Write the view of a level; None when there is no room for it."""
+        if spot.depth and _is_simple(spot.source):
+            return Page(spot, None, cast("JsonObject", {**spot.source}))
+        spot = self._settled(spot)
+        level = cast("AnyObject", spot.source)
+        return self._written(level, spot) if _least_size(level) <= self._left else None
 
     def _settled(self, spot: Spot) -> Spot:
         """Put what a level refers to in its place."""
@@ -181,7 +191,7 @@ class _Viewer:
             else:
                 alone = _only_part(rest)
                 if alone is None or _among(alone, trail) or len(trail) >= _TRAIL:
-                    return replace(spot, source=level, trail=trail)
+                    return spot.settled(level, trail)
                 inner = alone
                 del rest["allOf"]
             unnamed = {k: v for k, v in self._read(inner, spot).items() if k not in _NAMES}
@@ -269,7 +279,7 @@ class _Viewer:
         if key in _WRITTEN_BESIDE and kind in {None, _WRITTEN_BESIDE[key]}:
             return "write"
         if key not in SCHEMA_KEYWORDS:
-            return "drop" if self._document.text(value) is None else "copy"
+            return "copy" if self._document.carries(value) else "drop"
         look = self._document.look(key, value)
         if (key in _LISTS and is_list(value)) or (key == "patternProperties" and is_dict(value)):
             return "copy" if kind is not None and look is Look.PLAIN else "write"
@@ -307,6 +317,16 @@ class _Viewer:
         return lost
 
 
+def _is_simple(source: object) -> TypeGuard[AnyObject]:
+    """Tell whether a level is its own view, as most are: a scalar type, and words about it."""
+    if not is_dict(source) or known_type(source) in _NOT_SIMPLE:
+        return False
+    words = [value for key, value in source.items() if key in _SIMPLE]
+    return len(words) == len(source) and all(
+        isinstance(text, str) and len(text) <= MAX_BYTES for text in words
+    )
+
+
 def _only_part(rest: AnyObject) -> AnyObject | None:
     """Give the one part of `allOf` that a level consists of, if that is all there is."""
     parts = rest.get("allOf")
@@ -321,8 +341,11 @@ def _among(level: AnyObject, trail: tuple[AnyObject, ...]) -> bool:
 
 def _size(value: JsonValue) -> int:
     # What is written here is JSON for certain; compact_json would read it back to make sure.
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return len(text.encode("utf-8", "backslashreplace"))
+    return len(_ENCODER.encode(value).encode("utf-8", "backslashreplace"))
+
+
+_LEAST_SIZES = {kind: _size(least({"type": kind})) for kind in (None, *KNOWN_TYPES)}
+"""What stands in a place until the view of its level is put there, by its type."""
 
 
 def _least_size(level: AnyObject) -> int:

@@ -178,6 +178,8 @@ def copy_json(root: object) -> JsonValue:
     Raises:
         NotJson: It holds something that JSON cannot carry, or itself.
     """
+    if not isinstance(root, (list, dict)):
+        return _scalar(root)
     frame: dict[object, JsonValue] = {}
     pending: list[tuple[object, dict[object, JsonValue] | None, object]] = [(root, frame, 0)]
     copies: dict[int, dict[object, JsonValue]] = {}

@@ -95,6 +95,12 @@ class SchemaDocument:
             self._texts[id(part)] = part, self._written(part)
         return self._texts[id(part)][1]
 
+    def carries(self, part: object) -> bool:
+        """Tell whether a part can be taken as it is; most are short texts, and need no look."""
+        if isinstance(part, str):
+            return len(part) <= self._part_bytes
+        return self.text(part) is not None
+
     def _written(self, part: object) -> str | None:
         layer, room, depth = [part], self._part_bytes, 0
         while layer:

@@ -46,6 +46,10 @@ class Spot:
         """What stands in the place now: the least, until something better is put there."""
         return cast("dict[object, JsonObject]", self.holder)[self.key]
 
+    def settled(self, source: object, trail: tuple[AnyObject, ...]) -> Spot:
+        """Give the same place for what its level turned out to be."""
+        return Spot(source, self.holder, self.key, self.place, self.depth, trail)
+
     def put(self, view: JsonObject) -> None:
         """Put the view of the level in its place."""
         cast("dict[object, JsonObject]", self.holder)[self.key] = view
@@ -54,8 +58,8 @@ class Spot:
 class Page:
     """The view of one level, in which each level below has a place with the least in it."""
 
-    def __init__(self, spot: Spot, kind: str | None) -> None:
-        self.out: JsonObject = {}
+    def __init__(self, spot: Spot, kind: str | None, out: JsonObject | None = None) -> None:
+        self.out: JsonObject = {} if out is None else out
         self.below: list[Spot] = []
         self._spot = spot
         self._kind = kind

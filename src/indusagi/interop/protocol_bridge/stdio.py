@@ -34,12 +34,8 @@ _SHOWN_LINES = 20
 
 def child_environment(declared: Mapping[str, str]) -> dict[str, str]:
     """Build the environment of a server."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if name in INHERITED or name.startswith("LC_")
-    }
-    return {**kept, **declared}
+    names = [name for name in os.environ if name in INHERITED or name.startswith("LC_")]
+    return {**{name: os.environ[name] for name in names}, **declared}
 
 
 async def spawn_link(config: StdioServerConfig) -> StdioLink:
