@@ -324,6 +324,8 @@ def test_a_new_line_that_would_stand_left_of_everything_is_refused() -> None:
         (["    a"], ["a"], ["    a", "\tb"], "", None),
         (["  a", " b"], ["\t\ta", " b"], ["c"], " ", None),
         (["  a", "    b"], ["\ta", "\t  b"], ["      c"], "\t", None),
+        (["\ta", "        b"], ["  a", "    b"], ["\tc"], "", None),  # as deep, and yet not
+        (["\ta", "    b"], ["    a", "  b"], ["\t c"], "    ", None),
     ],
 )  # fmt: skip
 def test_an_indentation_follows_one_rule_or_none(

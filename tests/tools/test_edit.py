@@ -168,6 +168,16 @@ async def test_probe_0_5_an_edit_with_another_indentation_leaves_valid_python(
     ast.parse(path.read_text(encoding="utf-8"))
 
 
+async def test_whatever_was_not_as_it_was_quoted_is_told(ctx: ToolContext) -> None:
+    path = have(ctx, "a.py", "if a:\n\tsay(“hi”)\n\tb()\nlast \n")
+    outcome = await edits(ctx, "a.py", ('    say("hi")\n    b()', "    b()"), ("last\n", "end\n"))
+    assert path.read_bytes() == b"if a:\n\tb()\nend\n"
+    assert "matched without regard to trailing whitespace" in said(outcome)
+    assert "matched without regard to punctuation" in said(outcome)
+    assert "newText was indented as the file is" in said(outcome)
+    assert outcome.details["rungs"] == ["punctuation", "trailing"]
+
+
 async def test_probe_0_6_two_lines_are_not_one(ctx: ToolContext) -> None:
     path = have(ctx, "a.py", "a = 1\nb = 2\n")
     assert code(await edit(ctx, "a.py", "a = 1 b = 2", "c = 3")) == "no_match"

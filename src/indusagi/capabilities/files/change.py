@@ -101,22 +101,20 @@ def edited(
     if not is_text(former):
         return Refused("binary", "this is not text; edit changes text files only")
     text = former
-    rungs: list[Rung] = []
-    replaced = 0
+    made: list[Found] = []
     for at, edit in enumerate(edits):
         done = _Edit(text, edit, exactly=exactly).done(form)
         if isinstance(done, Refused):
             return _told_which(done, at, len(edits))
-        text, rung, count = done
-        rungs.append(rung)
-        replaced += count
+        text, found = done
+        made.append(found)
     left_out = _placeholders(text, former, path)
     if left_out is not None:
         return left_out
-    notes = tuple(_rung_notes(rungs))
+    notes = tuple(_notes_on(made))
     facts: dict[str, JsonValue] = {
-        "replacements": replaced,
-        "rungs": [rung.name.lower() for rung in rungs],
+        "replacements": sum(len(found.spans) for found in made),
+        "rungs": [found.rung.name.lower() for found in made],
     }
     return Change(before, encode(text, form), former, text, form, notes, facts=facts)
 
@@ -137,8 +135,8 @@ class _Edit:
         self._edit = edit
         self._exactly = exactly
 
-    def done(self, form: TextForm) -> tuple[str, Rung, int] | Refused:
-        """Give the text with the replacement made, what was ignored, and how often it was made."""
+    def done(self, form: TextForm) -> tuple[str, Found] | Refused:
+        """Give the text with the replacement made, and where that was."""
         try:
             encode_piece(self._edit.new, form)
         except OSError as exc:
@@ -150,7 +148,7 @@ class _Edit:
         size = len(self._text) + len(places.spans) * (len(edit.new) - len(edit.old))
         if size > LARGEST_FILE:
             return Refused("too_large", f"the file would have about {size:,} characters")
-        return splice(self._text, places, edit.old, edit.new), places.rung, len(places.spans)
+        return splice(self._text, places, edit.old, edit.new), places
 
     def _once(self) -> tuple[Found, Replacement] | Refused:
         """Find a text in a file that is not the one that was read."""
@@ -226,10 +224,11 @@ def _places(text: str, found: Found) -> list[tuple[int, str]]:
     return places
 
 
-def _rung_notes(rungs: Sequence[Rung]) -> list[str]:
-    ignored = [rung for rung in Rung if rung in rungs and rung is not Rung.EXACT]
-    notes = [f"matched without regard to {rung}" for rung in ignored]
-    if Rung.INDENT in rungs:
+def _notes_on(made: Sequence[Found]) -> list[str]:
+    """Say what was not as it was quoted."""
+    used = {found.rung for found in made}
+    notes = [f"matched without regard to {rung}" for rung in list(Rung)[1:] if rung in used]
+    if any(span.lines for found in made for span in found.spans):
         notes.append("newText was indented as the file is")
     return notes
 
