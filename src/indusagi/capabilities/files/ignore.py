@@ -67,7 +67,7 @@ class RuleFile:
     several the greatest decides, and says how. Tables hold a pair: for files, for directories.
     """
 
-    __slots__ = ("_globs", "_names", "_paths", "_suffixes", "_widths", "cut", "size")
+    __slots__ = ("_globs", "_names", "_paths", "_suffixes", "_widths", "by_path", "cut", "size")
 
     def __init__(self, data: bytes) -> None:
         self.size = len(data)
@@ -97,6 +97,8 @@ class RuleFile:
             pattern, by_path = text.removeprefix(b"/"), b"/" in text
             self._globs.append(_Glob(verdict, pattern, dir_only=dir_only, by_path=by_path))
         self._globs.reverse()
+        self.by_path = bool(self._paths) or any(glob.by_path for glob in self._globs)
+        """Whether a rule speaks of a path, and not of a name alone."""
         self._widths = {len(suffix) for suffix in self._suffixes}
 
     def _table(self, text: bytes) -> dict[bytes, list[int]] | None:
@@ -209,10 +211,10 @@ class IgnoreRules(NamedTuple):
         """Tell whether a name in this directory is ignored; a link is never a directory."""
         if not self.levels:
             return False
-        raw = os.fsencode(name)
-        path = self.path + raw
-        for level in reversed(self.levels):
-            said = level.rules.decide(raw, path[level.start :], is_dir=is_dir)
+        raw = name.encode("utf-8", "surrogateescape")
+        for rules, start in reversed(self.levels):
+            path = self.path[start:] + raw if rules.by_path else raw
+            said = rules.decide(raw, path, is_dir=is_dir)
             if said is not None:
                 return said
         return False

@@ -54,18 +54,37 @@ class Query:
         """Whether it is a pattern."""
         return _GLOB.search(self.text) is not None
 
-    def matcher(self) -> Callable[[str], object]:
-        """Make the function that tells whether a name or path is meant.
+    def matcher(self) -> Callable[[str, list[str]], list[str]]:
+        """Make the function that picks those names of a directory that are meant.
 
         Raises:
             TooManyAlternatives: Its braces stand for too many patterns.
         """
         if not self.is_glob:
-            return re.compile(re.escape(self.text), re.IGNORECASE).search
+            return self._holding(self.text.lower())
         regexes = [regex for regex in map(glob_regex, expand_braces(self.text)) if regex]
-        if len(regexes) == 1:
-            return regexes[0].match
-        return lambda name: any(regex.match(name) for regex in regexes)
+        by_path = self.by_path
+
+        def matching(above: str, names: list[str]) -> list[str]:
+            if not by_path and len(regexes) == 1:
+                return list(filter(regexes[0].match, names))
+            above = above if by_path else ""
+            return [name for name in names if any(regex.match(above + name) for regex in regexes)]
+
+        return matching
+
+    def _holding(self, part: str) -> Callable[[str, list[str]], list[str]]:
+        by_path = self.by_path
+
+        def holding(above: str, names: list[str]) -> list[str]:
+            if by_path:
+                return [name for name in names if part in (above + name).lower()]
+            # All at once: in most directories there is none, and then this is all there is to do.
+            if part not in "\0".join(names).lower():
+                return []
+            return [name for name in names if part in name.lower()]
+
+        return holding
 
 
 def split_query(text: str) -> tuple[str, str]:
@@ -161,10 +180,7 @@ class _Hunt:
         deadline = monotonic() + TIME_LIMIT_S
         for listing in self._walk.listings():
             names.looked_at += len(listing.names)
-            if self._query.by_path:
-                hits = [name for name in listing.names if matches(listing.above + name)]
-            else:
-                hits = list(filter(matches, listing.names))
+            hits = matches(listing.above, listing.names)
             if hits:
                 entries = dict(zip(listing.names, listing.entries, strict=True))
                 for name in hits:
