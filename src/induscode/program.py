@@ -1,23 +1,38 @@
-"""The options and commands of `indus`."""
+"""The options and commands of `indus`: the parser that the table of flags becomes."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from indusagi import __version__
+from indusagi.core.faults import CoreError
+from induscode.launch.flags import FlagGroup, FlagKind, flag_specs
+from induscode.launch.invocation import Invocation, invocation_of
 from induscode.terminal import complain, printable, tell
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from induscode.launch.flags import FlagSpec
 
 _OVERVIEW = """\
 indus {version}: every tool a model may call, in one deck.
 Working directory: {cwd}
-This version is the kernel, used from Python: `import indusagi.capabilities`.
+Ask a model:    indus -p "what is in this project?"
+See the tools:  indus tools
+Call one:       indus call grep pattern=TODO
+Add a server:   indus mcp add NAME -- COMMAND ARGUMENTS
 The options are listed by `indus --help`."""
+_COMMANDS = {
+    "tools": ("list, show and search the tools of the deck", "induscode.commands.tools"),
+    "call": ("call one tool", "induscode.commands.call"),
+    "mcp": ("configure, trust and examine MCP servers", "induscode.commands.mcp"),
+    "ledger": ("what was enrolled when, and what a model saw", "induscode.commands.ledger"),
+    "completion": ("print the completion script of a shell", "induscode.commands.completion"),
+}
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -25,38 +40,154 @@ def run(arguments: Sequence[str]) -> int:
     try:
         # Not by click's own `main`, which turns a broken pipe into a plain failure.
         with _indus.make_context("indus", list(arguments)) as context:
-            _indus.invoke(context)
+            return _code(_indus.invoke(context))
     except click.exceptions.Exit as exc:  # how click ends after the help
         return exc.exit_code
     except click.ClickException as exc:
         message = exc.format_message()
-        stop = "" if message.endswith((".", "?")) else "."
-        complain(f"{message}{stop} See 'indus --help'.")
+        stop = "" if message.endswith((".", "?", ")")) else "."
+        named = exc.ctx.command_path if isinstance(exc, click.UsageError) and exc.ctx else "indus"
+        complain(f"{message}{stop} See '{named} --help'.")
         return exc.exit_code
-    return 0
+    except CoreError as exc:
+        complain(str(exc))
+        return 1
 
 
-def _directory(_ctx: click.Context, _option: click.Parameter, path: str) -> str:
+def _code(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _directory(_ctx: click.Context, _option: click.Parameter, path: str | None) -> str:
     """Accept a directory that can be listed and entered, and give its real path."""
+    given = "." if path is None else path
     try:
-        os.listdir(path)
-        os.stat(os.path.join(path, "."))
-        return os.path.realpath(path)
+        os.listdir(given)
+        os.stat(os.path.join(given, "."))
+        return os.path.realpath(given)
     except OSError as exc:
-        raise click.BadParameter(f"{path!r}: {exc.strerror}") from exc
+        raise click.BadParameter(f"{given!r}: {exc.strerror}") from exc
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, "-V", "--version", message="indus %(version)s")
-@click.option(
-    "-C",
-    "--cwd",
-    metavar="DIRECTORY",
-    callback=_directory,
-    default=".",
-    help="Work in DIRECTORY instead of here.",
+# -- flags ------------------------------------------------------------------------------------
+
+
+def option_of(spec: FlagSpec) -> click.Option:
+    """Make an option of a row of the table."""
+    parts = [spec.key, *spec.aliases, spec.name]
+    if spec.kind is FlagKind.SWITCH:
+        return _Grouped(parts, is_flag=True, default=False, help=spec.describe, group=spec.group)
+    return _Grouped(
+        parts,
+        multiple=spec.kind in {FlagKind.LIST, FlagKind.MANY},
+        type=click.Choice(spec.choices) if spec.choices else str,
+        default=spec.default,
+        show_default=spec.default is not None,
+        metavar=spec.metavar,
+        callback=_directory if spec.name == "--cwd" else None,
+        help=spec.describe,
+        group=spec.group,
+    )
+
+
+class _Grouped(click.Option):
+    """An option that knows where the help shows it."""
+
+    def __init__(self, *args: Any, group: FlagGroup, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.group = group
+
+
+def flags(*names: str) -> Callable[[click.Command], click.Command]:
+    """Give a command some flags of the table; what stands before the command counts as well."""
+
+    def add(command: click.Command) -> click.Command:
+        command.params.extend(option_of(spec) for spec in flag_specs() if spec.name in names)
+        return command
+
+    return add
+
+
+def invocation_from(context: click.Context) -> Invocation:
+    """Put together what was given before and after the name of a command.
+
+    Raises:
+        click.UsageError: Two flags contradict each other, or a number is none.
+    """
+    root = context.find_root()
+    values: dict[str, object] = dict(root.params)
+    level: click.Context | None = context
+    while level is not None and level is not root:
+        for key, value in level.params.items():
+            source = level.get_parameter_source(key)
+            if source is click.core.ParameterSource.COMMANDLINE:
+                values[key] = value
+        level = level.parent
+    try:
+        return invocation_of(values, str(values["cwd"]))
+    except ValueError as exc:
+        raise click.UsageError(str(exc), context) from exc
+
+
+# -- the command itself -----------------------------------------------------------------------
+
+
+class _Indus(click.Group):
+    """Loads a command when it is used, and shows options by group."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        from importlib import import_module  # noqa: PLC0415 — only whoever runs a command pays
+
+        module = import_module(_COMMANDS[cmd_name][1])
+        return cast("click.Command", module.command)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            group = parameter.group if isinstance(parameter, _Grouped) else FlagGroup.GENERAL
+            if record is not None:
+                groups.setdefault(str(group), []).append(record)
+        for title, records in groups.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, about) for name, (about, _) in _COMMANDS.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in _COMMANDS:
+            from indusagi.capabilities.arguments import near  # noqa: PLC0415 — for a mistyped name
+
+            meant = near(args[0], _COMMANDS)
+            hint = f" Did you mean {meant!r}?" if meant else ""
+            raise click.UsageError(f"There is no command {args[0]!r}.{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(
+    cls=_Indus,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    params=[option_of(spec) for spec in flag_specs()],
 )
-def _indus(cwd: str) -> None:
+@click.version_option(__version__, "-V", "--version", message="indus %(version)s")
+@click.pass_context
+def _indus(context: click.Context, **_: object) -> int:
     """Every tool a model may call, in one deck."""
+    if context.invoked_subcommand is not None:
+        return 0
+    invocation = invocation_from(context)
+    if invocation.prompt is not None:
+        from induscode.session.headless import run_headless  # noqa: PLC0415 — brings the model loop
+
+        return run_headless(invocation)
     # A directory's name may hold line ends: made visible here, it cannot forge a line.
-    tell(_OVERVIEW.format(version=__version__, cwd=printable(cwd)))
+    tell(_OVERVIEW.format(version=__version__, cwd=printable(invocation.cwd)))
+    return 0

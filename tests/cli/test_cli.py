@@ -95,7 +95,7 @@ def test_the_module_is_the_command() -> None:
         (["--frobnicate"], "No such option '--frobnicate'. See"),
         (["--vers"], "No such option '--vers'. Did you mean '--version'? See"),
         (["-x"], "No such option '-x'. See"),
-        (["stray"], "Got unexpected extra argument (stray). See"),
+        (["stray"], "There is no command 'stray'. See"),
         (["--cwd"], "Option '--cwd' requires an argument. See"),
         (["--cwd", "nowhere"], "'--cwd': 'nowhere': No such file or directory. See"),
         (["--cwd", "file"], "'--cwd': 'file': Not a directory. See"),
@@ -103,8 +103,8 @@ def test_the_module_is_the_command() -> None:
         (["--cwd", "x" * 5000], "File name too long. See"),
         (["--cwd", ""], "'--cwd': '': No such file or directory. See"),
         (["--\x1b[31mred"], "No such option '--\\x1b[31mred'. See"),
-        (["two\nlines"], "Got unexpected extra argument (two lines). See"),
-        ([b"\xff\xfe"], "Got unexpected extra argument"),
+        (["two\nlines"], "There is no command 'two\\nlines'. See"),
+        ([b"\xff\xfe"], "There is no command"),
     ],
 )
 def test_bad_input_is_one_clear_line_and_exit_code_2(
