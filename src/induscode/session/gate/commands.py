@@ -1,0 +1,371 @@
+"""A shell command taken apart: every command in it, every redirection, and what was not understood.
+
+Whoever allows something by a rule reads `flaws` first: with one of them nothing is allowed unasked.
+Whoever denies something looks at `commands` and `suspects`: the latter may run, as far as one can
+tell, and are there to be denied only.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from induscode.session.gate.launchers import (
+    MOVERS,
+    RUNNERS,
+    SHELLS,
+    WRAPPERS,
+    base_name,
+    danger,
+    names,
+    reads_commands,
+    unwrapped,
+)
+from induscode.session.gate.script import Command, Redirect, Script
+from induscode.session.gate.tree import (
+    WORDS,
+    all_nodes,
+    is_covered,
+    parsed,
+    redirect_words,
+    redirects_of,
+)
+from induscode.session.gate.words import UNKNOWN, Word, known, plain_expansion, source, word_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from tree_sitter import Node
+
+LONGEST_TEXT = 64 * 1024
+MOST_COMMANDS = 2_000
+_DEEPEST = 5
+"""How far text within text is followed."""
+_MOST_READ = 256 * 1024
+"""Characters that are read in all, those of texts within the text included."""
+_LOOKED_AT = 32
+"""Words at the start of what may be a command that a rule is compared with."""
+_UNDERSTOOD = names(
+    "program list pipeline command command_name redirected_statement file_redirect file_descriptor"
+    " negated_command subshell compound_statement if_statement elif_clause else_clause"
+    " while_statement for_statement do_group word number string string_content raw_string"
+    " concatenation simple_expansion expansion variable_name special_variable_name"
+    " command_substitution process_substitution variable_assignment variable_assignments"
+    " comment"
+)
+"""What a rule may allow; everything else in the grammar of the shell is left to a person."""
+_PLAIN_NAME = re.compile(rb"[A-Za-z0-9_./+@%-]+|\[|:")
+_RESERVED = frozenset({"{", "}", "then", "do", "done", "fi", "esac", "in", "else", "elif", "[["})
+_HARMLESS_VARIABLES = re.compile(
+    r"LANG|LANGUAGE|LC_[A-Z]+|TZ|NO_COLOR|FORCE_COLOR|CLICOLOR|CI|TERM|COLUMNS|LINES|NODE_ENV"
+    r"|RUST_BACKTRACE|RUST_LOG|PYTHONUNBUFFERED|PYTHONDONTWRITEBYTECODE"
+)
+_OWN_VARIABLES = re.compile(r"(?!npm_)(?![a-z0-9_]*proxy)[a-z_][a-z0-9_]*")
+_BACKTICKS = re.compile(r"`((?:[^`\\]|\\.)*)`", re.DOTALL)
+_SEPARATORS = re.compile(r"[\s;&|<>(){}`$,]+")
+_ANY_TEXT = re.compile(r"[\s;&|<>`$(){}]")
+
+
+def parse_command(text: str) -> Script:
+    """Take a command apart; what cannot be understood is told, never skipped."""
+    reader = _Reader()
+    reader.read(text)
+    return Script(
+        text=text,
+        commands=tuple(reader.commands),
+        suspects=tuple(reader.suspects),
+        redirects=tuple(reader.redirects),
+        flaws=tuple(dict.fromkeys(reader.flaws)),
+        whole=reader.whole,
+    )
+
+
+@dataclass(slots=True)
+class _Reader:
+    commands: list[Command] = field(default_factory=list[Command])
+    suspects: list[Command] = field(default_factory=list[Command])
+    redirects: list[Redirect] = field(default_factory=list[Redirect])
+    flaws: list[str] = field(default_factory=list[str])
+    whole: bool = True
+    variables: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    texts: list[str] = field(default_factory=list[str])
+    """Texts that may be fed to a shell."""
+    depth: int = 0
+    fed: bool = False
+    """Whether there is a shell that runs what it is fed."""
+    spent: list[int] = field(default_factory=lambda: [0])
+    """Characters read, by all who read a part of the same command."""
+
+    def read(self, text: str) -> None:
+        """Read a whole command."""
+        if len(text) > LONGEST_TEXT:
+            self.whole = False
+            self.flaws.append(f"it has more than {LONGEST_TEXT:,} characters")
+            text = text[:LONGEST_TEXT]
+        self._look_at_characters(text)
+        self._read_tree(text)
+        for other in _respelt(text):
+            self._suspect_text(other)
+        self._after()
+
+    def _look_at_characters(self, text: str) -> None:
+        strange = {char for char in text if _is_strange(char)}
+        if strange:
+            listed = ", ".join(f"U+{ord(char):04X}" for char in sorted(strange))
+            self.flaws.append(f"it holds characters that cannot be told apart or seen: {listed}")
+        if re.search(r"[^\s\\]\\\n", text):
+            self.flaws.append("a line goes on in the middle of a word")
+
+    def _read_tree(self, text: str) -> None:
+        data = text.encode("utf-8", "replace")
+        root = parsed(data)
+        if root.has_error:
+            self.flaws.append("its syntax is not understood")
+            self._suspect_words(text)
+        nodes = list(all_nodes(root))
+        self._learn(nodes)
+        if not is_covered(root, data):
+            self.flaws.append("a part of it was passed over")
+        looks: dict[str, Callable[[Node], None]] = {
+            "command": self._command,
+            "file_redirect": self._redirect,
+            "heredoc_redirect": self._fed_text,
+            "herestring_redirect": self._fed_text,
+            "variable_assignment": self._assignment,
+            "for_statement": self._loop,
+            "expansion": self._expansion,
+            "command_substitution": self._substitution,
+            "declaration_command": self._other_command,
+            "unset_command": self._other_command,
+        }
+        for node in nodes:
+            self._look_at(node, data)
+            if node.type in looks:
+                looks[node.type](node)
+
+    def _learn(self, nodes: Sequence[Node]) -> None:
+        """Note the values that the text itself gives to names."""
+        for node in nodes:
+            if node.type == "variable_assignment":
+                name, value = node.named_children[0], node.named_children[-1]
+                if value is not name:
+                    guesses = word_of(value, self.variables).guesses
+                    self.variables.setdefault(source(name), []).extend(guesses)
+            elif node.type == "for_statement":
+                name, *values = node.named_children
+                known_values = [g for v in values for g in word_of(v, self.variables).guesses]
+                self.variables.setdefault(source(name), []).extend(filter(None, known_values))
+
+    def _look_at(self, node: Node, data: bytes) -> None:
+        if node.is_missing or (node.is_named and node.type not in _UNDERSTOOD):
+            kind = "here-document" if node.type.startswith("heredoc") else node.type
+            what = kind.replace("_", " ")
+            self.flaws.append(f"it has parts that are left to a person ({what})")
+        if node.type == "comment" and data[: node.start_byte].rstrip(b" \t")[-1:] not in {
+            b"",
+            b"\n",
+        }:
+            self.flaws.append("a comment stands behind something")
+
+    # -- what stands in the tree ------------------------------------------------------------
+
+    def _command(self, node: Node) -> None:
+        words = [
+            word_of(child, self.variables)
+            for child in node.named_children
+            if child.type == "command_name" or child.type in WORDS
+        ]
+        name = node.child_by_field_name("name")
+        for child in redirects_of(node):
+            # The grammar takes what follows the target of a redirection for a part of it.
+            extra = [word_of(word, self.variables) for word in redirect_words(child)[1:]]
+            if extra:
+                self.flaws.append("arguments stand behind a redirection")
+                words.extend(extra)
+        if name is None or not words:
+            return
+        if not _PLAIN_NAME.fullmatch(name.text or b"") or source(name) in _RESERVED:
+            self.flaws.append(f"the name of a command is not plain: {source(name)}")
+        before_command = [c for c in node.named_children if c.type == "variable_assignment"]
+        self._environment(source(child.named_children[0]) for child in before_command)
+        self._add(words)
+
+    def _other_command(self, node: Node) -> None:
+        words = [known(source(child).strip()) for child in node.children]
+        self._append(self.commands, words)
+
+    def _environment(self, names: Iterator[str]) -> None:
+        for name in names:
+            if not _HARMLESS_VARIABLES.fullmatch(name):
+                self.flaws.append(f"the variable {name} may change what a command does")
+
+    def _assignment(self, node: Node) -> None:
+        parent = node.parent
+        if parent is None or parent.type != "command":
+            self._named(source(node.named_children[0]))
+
+    def _loop(self, node: Node) -> None:
+        self._named(source(node.named_children[0]))
+
+    def _named(self, name: str) -> None:
+        if not _OWN_VARIABLES.fullmatch(name):
+            self._environment(iter([name]))
+
+    def _expansion(self, node: Node) -> None:
+        if not plain_expansion(node):
+            self.flaws.append(f"an expansion that may do more than give a value: {source(node)}")
+
+    def _substitution(self, node: Node) -> None:
+        text = source(node)
+        if text.startswith("`") and "\\" in text:
+            self.flaws.append("backticks that hold a backslash")
+            self.texts.append(re.sub(r"\\([`\\$])", r"\1", text[1:-1]))
+            self.fed = True
+
+    def _redirect(self, node: Node) -> None:
+        words = redirect_words(node)
+        operator = next((c.type for c in node.children if not c.is_named), "")
+        if not words:
+            return
+        target = word_of(words[0], self.variables)
+        if (
+            operator in {">&", "<&"}
+            and target.text is not None
+            and target.text.rstrip("-").isdigit()
+        ):
+            return
+        self.redirects.append(Redirect(target, operator not in {"<", "<&"}))
+
+    def _fed_text(self, node: Node) -> None:
+        for child in all_nodes(node):
+            if child.type == "heredoc_body":
+                self.texts.append(source(child))
+                # Backticks in a here-document are run, though the grammar does not see them.
+                for found in _BACKTICKS.finditer(source(child)):
+                    self._suspect_text(found[1])
+            elif child.type in WORDS:
+                self.texts.extend(word_of(child, self.variables).guesses)
+
+    # -- what commands come to --------------------------------------------------------------
+
+    def _append(self, where: list[Command], words: Sequence[Word]) -> None:
+        if len(self.commands) + len(self.suspects) >= MOST_COMMANDS:
+            if self.whole:
+                self.flaws.append(f"it has more than {MOST_COMMANDS:,} commands")
+            self.whole = False
+            return
+        where.append(Command(tuple(words)))
+
+    def _add(self, words: Sequence[Word]) -> None:
+        """Take in a command, looking through plain wrappers."""
+        while base_name(words[0].shown) in WRAPPERS:
+            self._append(self.suspects, words)
+            inner = unwrapped(words)
+            if inner is None:
+                self.flaws.append(f"what {words[0].shown} starts cannot be told for sure")
+                self._append(self.commands, words)
+                self._suspect(words[1:])
+                return
+            inner = self._without_assignments(words[0], inner)
+            if not inner:
+                if not words[1:]:
+                    return
+                break
+            words = inner
+        self._append(self.commands, words)
+        if words[0].text is None:
+            self.flaws.append(f"only the shell knows which command it runs: {words[0].shown}")
+        self._judge(words)
+
+    def _without_assignments(self, wrapper: Word, words: Sequence[Word]) -> Sequence[Word]:
+        if base_name(wrapper.shown) != "env":
+            return words
+        at = 0
+        while at < len(words) and "=" in words[at].shown:
+            self._environment(iter([words[at].shown.partition("=")[0]]))
+            at += 1
+        return words[at:]
+
+    def _judge(self, words: Sequence[Word]) -> None:
+        why = danger(words)
+        if why is not None:
+            self.flaws.append(why)
+        name = base_name(words[0].shown)
+        if name in RUNNERS or name in SHELLS or name == "find":
+            self._suspect(words[1:])
+        self.fed = self.fed or reads_commands(words)
+        if any(word.text is None for word in words):
+            self._suspect_guesses(words)
+        # What one command says may be what the next one runs.
+        self.texts.extend(guess for word in words[1:] for guess in word.guesses)
+
+    def _suspect(self, words: Sequence[Word]) -> None:
+        """Take every way to read arguments as a command for possible."""
+        for at, word in enumerate(words):
+            self._append(self.suspects, words[at : at + _LOOKED_AT])
+            for guess in word.guesses:
+                if _ANY_TEXT.search(guess):
+                    self._suspect_text(guess)
+        self._suspect_text(" ".join(word.guesses[0] for word in words))
+
+    def _suspect_words(self, text: str) -> None:
+        """Take every word of a text that is not understood for the start of a command."""
+        bare = _SEPARATORS.split(re.sub(r"""["'\\]""", "", text))
+        words = [known(word) for word in bare if word]
+        for at in range(len(words)):
+            self._append(self.suspects, words[at : at + _LOOKED_AT])
+
+    def _suspect_guesses(self, words: Sequence[Word]) -> None:
+        """Read what variables and braces come to as the words they become."""
+        for at, word in enumerate(words):
+            for guess in word.guesses:
+                if word.text is None and " " in guess:
+                    spread = [known(part) for part in guess.split()]
+                    self._append(self.suspects, [*words[:at], *spread, *words[at + 1 :]])
+
+    def _suspect_text(self, text: str) -> None:
+        """Read a text that may be run as a command."""
+        self.spent[0] += len(text)
+        if self.depth >= _DEEPEST or self.spent[0] > _MOST_READ:
+            self.flaws.append("there is text within text, too deep or too much to be followed")
+            self.whole = False
+            return
+        inner = _Reader(variables=self.variables, depth=self.depth + 1, spent=self.spent)
+        inner.read(text)
+        for command in (*inner.commands, *inner.suspects):
+            self._append(self.suspects, command.words)
+        self.whole = self.whole and inner.whole
+
+    def _after(self) -> None:
+        """Look at what can only be told at the end."""
+        if self.fed:
+            for text in dict.fromkeys(self.texts):
+                self._suspect_text(text)
+        moved = any(base_name(command.words[0].shown) in MOVERS for command in self.commands)
+        relative = [r for r in self.redirects if not r.target.shown.startswith(("/", "~"))]
+        if moved and relative:
+            self.flaws.append("it writes or reads a file after it has changed the directory")
+        if any(redirect.target.text is None for redirect in self.redirects):
+            self.flaws.append("only the shell knows which file it is connected to")
+            self.redirects = [
+                Redirect(UNKNOWN if r.target.text is None else r.target, r.writes)
+                for r in self.redirects
+            ]
+
+
+def _is_strange(char: str) -> bool:
+    if char in "\n\t " or "!" <= char <= "~":
+        return False
+    return unicodedata.category(char)[0] in "CZ"
+
+
+def _respelt(text: str) -> Iterator[str]:
+    """Give the text as others may read it who see white space where the shell sees none."""
+    if re.search(r"\\\r?\n", text):
+        yield re.sub(r"\\\r?\n", "", text)
+    if any(map(_is_strange, text)):
+        yield "".join(" " if _is_strange(char) else char for char in text)
+        yield "".join("" if _is_strange(char) else char for char in text)
+        yield "".join("\n" if char in "\r\v\f\x85\u2028\u2029" else char for char in text)

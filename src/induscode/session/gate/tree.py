@@ -1,0 +1,72 @@
+"""The tree that the grammar of the shell makes of a text, and ways through it."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import TYPE_CHECKING
+
+from induscode.session.gate.launchers import names
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tree_sitter import Node, Parser
+
+WORDS = names(
+    "word number string raw_string ansi_c_string translated_string concatenation simple_expansion"
+    " expansion command_substitution process_substitution arithmetic_expansion"
+)
+_LEAVES = frozenset({"string", "raw_string", "ansi_c_string", "comment", "expansion"})
+_GAP = re.compile(rb"(?:[ \t\n]|\\\n)*")
+
+
+def parsed(data: bytes) -> Node:
+    """Make the tree of a text."""
+    return _parser().parse(data).root_node
+
+
+@cache
+def _parser() -> Parser:
+    import tree_sitter_bash  # noqa: PLC0415 — only whoever runs commands pays for the grammar
+    from tree_sitter import Language, Parser  # noqa: PLC0415 — the same
+
+    return Parser(Language(tree_sitter_bash.language()))
+
+
+def all_nodes(root: Node) -> Iterator[Node]:
+    """Give a node and all below it, in the order of the text."""
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        waiting.extend(reversed(node.children))
+
+
+def is_covered(root: Node, data: bytes) -> bool:
+    """Tell whether nothing but white space lies between the parts that were understood."""
+    at = 0
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        if node.children and node.type not in _LEAVES and "heredoc" not in node.type:
+            waiting.extend(reversed(node.children))
+            continue
+        if node.start_byte > at and not _GAP.fullmatch(data, at, node.start_byte):
+            return False
+        at = max(at, node.end_byte)
+    return _GAP.fullmatch(data, at) is not None
+
+
+def redirects_of(command: Node) -> Iterator[Node]:
+    """Give the redirections of a command, those before it and those behind."""
+    parent = command.parent
+    outer = parent.children if parent and parent.type == "redirected_statement" else []
+    for child in (*command.children, *outer):
+        if child.type == "file_redirect":
+            yield child
+
+
+def redirect_words(node: Node) -> list[Node]:
+    """Give the words of a redirection: its target, and what the grammar took along."""
+    return [child for child in node.named_children if child.type in WORDS]
