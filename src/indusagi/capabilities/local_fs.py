@@ -31,7 +31,6 @@ from indusagi.capabilities.files.beneath import (
 )
 from indusagi.capabilities.files.placing import naming, put_file, require_regular
 from indusagi.capabilities.files.protected import parts_below
-from indusagi.core.owner import seen_through
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -118,6 +117,8 @@ class LocalFs:
 
     async def folder(self, path: str) -> Folder:
         """Open a directory; the caller closes it."""
+        from indusagi.core.owner import seen_through  # noqa: PLC0415 — loaded wherever a loop runs
+
         opening = to_thread.run_sync(self._open_folder, path)
         return await seen_through(opening, "open a folder", _close)
 
@@ -251,6 +252,8 @@ def _joined(cwd: str, path: str) -> str:
 
 async def _to_the_end(change: Callable[[], None]) -> None:
     # A caller that left before the end would let go of the file's lock while it is written.
+    from indusagi.core.owner import seen_through  # noqa: PLC0415 — loaded wherever a loop runs
+
     await seen_through(to_thread.run_sync(change), "change a file")
 
 
