@@ -580,3 +580,25 @@ def judged(root: Path, path: str) -> str:
             return file.read()
     except OSError:
         return "error"
+
+
+async def test_with_a_home_as_workspace_its_credentials_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    (home / ".ssh").mkdir(parents=True)
+    (home / ".ssh/id_ed25519").write_text("key", encoding="utf-8")
+    (home / "kept").mkdir()
+    (home / "kept/credentials").write_text("key", encoding="utf-8")
+    (home / ".aws").symlink_to("kept")
+    (home / "notes").write_text("mine", encoding="utf-8")
+    monkeypatch.setenv("HOME", str(home))
+    fs = LocalFs(str(home), workspace_policy(str(home)))
+    assert await fs.read_text("notes") == "mine"
+    for path in (".ssh/id_ed25519", ".ssh", ".aws/credentials", "kept/credentials"):
+        with pytest.raises(PathRefused, match="credentials of the user") as caught:
+            await fs.stat(path)
+        assert caught.value.refusal == "protected"
+    project = home / "project"
+    project.mkdir()
+    assert workspace_policy(str(project)).protected.hidden_below(str(project)) == ()

@@ -49,7 +49,7 @@ class PathPolicy:
     read_roots: tuple[str, ...] = ()
     """What may be read besides."""
     protected: Protected = field(default_factory=Protected)
-    """What in the roots is not to be written to."""
+    """What in the roots is not to be written to; credentials are not to be read either."""
     permits: Permits = _nobody_permits
     """Says yes to a path that would be refused as outside or protected. It is called in a thread,
     for every single operation, and decides from what is known: it must not wait for anybody."""
@@ -63,10 +63,15 @@ class PathPolicy:
         root = next((root for root in self.roots if is_within(resolved, root)), None)
         self._refuse_special(given, resolved, root)
         base = root if root is not None else self._base_outside(given, resolved, writing=writing)
-        why = self.protected.why(resolved, base) if writing else None
+        why = self.protected.why(resolved, base) if writing else self._hidden(resolved, base)
         if why is not None and not self._permitted(given, resolved, "protected", writing=writing):
-            raise PathRefused(given, resolved, "protected", _protected(given, resolved, why))
+            act = "write" if writing else "read"
+            raise PathRefused(given, resolved, "protected", _protected(given, resolved, why, act))
         return base
+
+    def _hidden(self, resolved: str, base: str) -> str | None:
+        hidden = any(is_within(resolved, place) for place in self.protected.hidden_below(base))
+        return "credentials of the user" if hidden else None
 
     def _refuse_special(self, given: str, resolved: str, root: str | None) -> None:
         for place in SPECIAL_PLACES:
@@ -101,10 +106,11 @@ class PathPolicy:
         )
 
 
-def _protected(given: str, resolved: str, why: str) -> str:
+def _protected(given: str, resolved: str, why: str, act: str) -> str:
+    remedy = "make this change" if act == "write" else "show it"
     return (
-        f"{_where(given, resolved)}is protected ({why}): tools do not write there."
-        f" Ask the user to make this change"
+        f"{_where(given, resolved)}is protected ({why}): tools do not {act} there."
+        f" Ask the user to {remedy}"
     )
 
 

@@ -19,7 +19,7 @@ from indusagi.core.places import state_dir
 from indusagi.core.text import clean_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 _GIT = "git's own records, which may hold commands"
 _OURS = "settings or records of this program"
@@ -85,17 +85,36 @@ class Protected:
                 return reason
         return _GIT if ".git" in self.names and _is_git_s(resolved, base) else None
 
+    def hidden_below(self, base: str) -> Sequence[str]:
+        """List the places of credentials within a directory: these are not to be read either.
+
+        Nothing is looked at unless the directory is a home, or holds one.
+        """
+        called = [
+            place
+            for place, reason in self.places.items()
+            if reason == _SECRET and is_within(place, base)
+        ]
+        if not called:
+            return ()
+        rows = dict.fromkeys(called, _SECRET)
+        return [place for place, _ in _under_all_names(rows.items())]
+
     def _all_places(self, base: str) -> Iterator[tuple[str, str]]:
-        """Give the places under each name they have: as they are called, and where links lead."""
-        real = functools.cache(real_path)  # most of them share a directory
         named = ((os.path.join(base, name), reason) for name, reason in self.names.items())
-        for place, reason in (*self.places.items(), *named):
-            yield place, reason
-            folder, name = os.path.split(place)
-            really = os.path.join(real(folder), name)
-            yield really, reason
-            if os.path.islink(really):
-                yield real(really), reason
+        return _under_all_names((*self.places.items(), *named))
+
+
+def _under_all_names(rows: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Give places under each name they have: as they are called, and where links lead."""
+    real = functools.cache(real_path)  # most of them share a directory
+    for place, reason in rows:
+        yield place, reason
+        folder, name = os.path.split(place)
+        really = os.path.join(real(folder), name)
+        yield really, reason
+        if os.path.islink(really):
+            yield real(really), reason
 
 
 def usual_protection() -> Protected:
