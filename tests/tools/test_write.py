@@ -151,7 +151,7 @@ async def test_the_same_content_again_changes_nothing(ctx: ToolContext, tmp_path
         (b"\xef\xbb\xbfa\n", "x\n", b"\xef\xbb\xbfx\n"),
         (b"\xff\xfea\0\r\0\n\0", "x\n", b"\xff\xfex\0\r\0\n\0"),
         ("déjà vu, café\n".encode("latin-1") * 9, "é\n", b"\xe9\n"),
-        (b"\x00\x01\x02", "é\n", b"\xc3\xa9\n"),
+        (b"\x00\x01\xe9\xff\r\n", "→\n", b"\xe2\x86\x92\n"),
         (b"", "é\n", b"\xc3\xa9\n"),
     ],
 )
