@@ -369,15 +369,23 @@ async def test_a_program_that_waits_for_typing_is_told_of(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(foreground, "STALL_S", 0.3)
-    script = "import pty; pty.spawn(['cat'])"
+    script = "import os, pty; m, s = pty.openpty(); os.dup2(s, 0); os.read(0, 1)"
     told: list[ToolProgress] = []
     outcome = await session.box.runner.run(
         ToolCall("1", "bash", {"command": f'{sys.executable} -c "{script}"', "timeoutMs": 3000}),
         on_progress=told.append,
     )
-    if outcome.details["ended"] == "timeout":
-        assert "waiting for somebody to type" in str(outcome.output)
-        assert any("waits for somebody" in one.message for one in told)
+    assert outcome.details["ended"] == "timeout"
+    assert "it was waiting for somebody to type" in str(outcome.output)
+    assert any("waits for somebody to type" in one.message for one in told)
+
+
+async def test_a_program_that_is_only_slow_is_not_told_of(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(foreground, "STALL_S", 0.3)
+    outcome = await session.run("sleep 600 | cat", timeoutMs=1500)
+    assert "somebody to type" not in str(outcome.output)
 
 
 # -- its end --------------------------------------------------------------------------------------

@@ -242,7 +242,7 @@ async def test_a_list_without_jobs_says_so(session: Session) -> None:
 async def test_a_list_tells_what_jobs_use_and_where_they_listen(session: Session) -> None:
     script = (
         "import socket, time; s = socket.create_server(('127.0.0.1', 0));"
-        "print('port', s.getsockname()[1], flush=True); time.sleep(600)"
+        "print(f'port {s.getsockname()[1]}', flush=True); time.sleep(600)"
     )
     job = await session.start(f'{sys.executable} -c "{script}"')
     said = lines_of(await session.poll(job, "port"))
@@ -342,3 +342,20 @@ async def test_a_start_that_is_cancelled_leaves_nothing(session: Session) -> Non
         if "sleep 600" in line
     }
     assert children <= known
+
+
+async def test_what_one_command_serves_another_can_reach(tmp_path: Path) -> None:
+    """With the sandbox that a session has without being told, whatever this machine has."""
+    async with make_local_context(tmp_path) as ctx:
+        session = Session(ctx)
+        script = (
+            "import socket; s = socket.create_server(('127.0.0.1', 0));"
+            "print(f'port {s.getsockname()[1]} open', flush=True);"
+            "c, _ = s.accept(); c.sendall(b'served'); c.close()"
+        )
+        job = await session.start(f'{sys.executable} -c "{script}"')
+        said = lines_of(await session.poll(job, "open"))
+        port = said[0].split()[1]
+        command = f"exec 3<>/dev/tcp/127.0.0.1/{port}; cat <&3"
+        outcome = await session._box.runner.run(ToolCall("1", "bash", {"command": command}))
+    assert outcome.output == "served"

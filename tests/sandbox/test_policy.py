@@ -1,0 +1,139 @@
+"""What a setting comes to in a given workspace."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from indusagi.capabilities.sandbox.bubblewrap import Private, bubblewrap_argv, is_helper
+from indusagi.capabilities.sandbox.landlock import landlock_argv
+from indusagi.capabilities.sandbox.landlock_run import landlock_abi
+from indusagi.capabilities.sandbox.policy import Sandbox, git_folders, is_within, lay_out
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+HOME_LESS = pytest.mark.parametrize("home", ["", "relative"])
+
+
+def argv_for(sandbox: Sandbox, workspace: str, masked: Sequence[str] = ()) -> list[str]:
+    layout = lay_out(sandbox, workspace)
+    return bubblewrap_argv(["bwrap"], layout, masked, Private("/private"), workspace)
+
+
+def test_a_missing_repository_has_nothing_to_protect(tmp_path: Path) -> None:
+    layout = lay_out(Sandbox(), str(tmp_path))
+    assert layout.protected == (str(tmp_path / ".indusvx"), str(tmp_path / ".indus"))
+    assert git_folders(str(tmp_path)) == []
+
+
+@pytest.mark.parametrize("said", ["nonsense", "gitdir: a\0b", ""])
+def test_a_git_file_that_names_nothing_protects_nothing(said: str, tmp_path: Path) -> None:
+    (tmp_path / ".git").write_text(said, encoding="utf-8")
+    assert git_folders(str(tmp_path)) == []
+
+
+def test_a_worktree_names_its_folder_and_the_shared_one(tmp_path: Path) -> None:
+    own = tmp_path / "main" / ".git" / "worktrees" / "x"
+    own.mkdir(parents=True)
+    (tmp_path / ".git").write_text("gitdir: main/.git/worktrees/x\n", encoding="utf-8")
+    assert git_folders(str(tmp_path)) == [str(own)]
+    (own / "commondir").write_text("../..\n", encoding="utf-8")
+    assert git_folders(str(tmp_path)) == [str(own), str(tmp_path / "main" / ".git")]
+
+
+def test_a_key_folder_that_is_worked_in_is_not_hidden(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    (keys / "project").mkdir(parents=True)
+    sandbox = Sandbox(hidden=(str(keys),))
+    assert str(keys) not in lay_out(sandbox, str(keys / "project")).hidden
+    assert str(keys) in lay_out(sandbox, str(tmp_path)).hidden
+
+
+@HOME_LESS
+def test_without_a_home_there_is_no_state_to_hide(
+    home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", home)
+    assert lay_out(Sandbox(hidden=()), str(tmp_path)).hidden == ()
+
+
+def test_what_cannot_be_written_needs_no_protection(tmp_path: Path) -> None:
+    assert lay_out(Sandbox(read_only=True), str(tmp_path)).protected == ()
+
+
+def test_the_whole_machine_can_be_the_workspace() -> None:
+    argv = argv_for(Sandbox(hidden=(), protected=()), "/")
+    assert argv[argv.index("/") - 1] == "--bind"
+    assert argv.count("/") == 3  # the bind, and where it starts
+    closed = argv_for(Sandbox(read_only=True, network=False, hidden=()), "/")
+    assert closed[closed.index("/") - 1] == "--ro-bind"
+    assert "--unshare-net" in closed
+
+
+def test_what_is_hidden_is_covered_after_what_is_opened(tmp_path: Path) -> None:
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "token").touch()
+    hidden = (str(tmp_path / "keys"), str(tmp_path / "token"))
+    argv = argv_for(Sandbox(hidden=hidden), str(tmp_path), (str(tmp_path / ".indus"),))
+    opened = argv.index(str(tmp_path))
+    assert argv[argv.index(hidden[0]) - 1] == "--tmpfs"
+    assert argv[argv.index(hidden[1]) - 1] == "/dev/null"
+    assert min(map(argv.index, hidden)) > opened
+
+
+@pytest.mark.parametrize(
+    ("path", "root", "within"),
+    [("/a", "/a", True), ("/a/b", "/a", True), ("/ab", "/a", False), ("/a", "/", True)],
+)
+def test_a_path_lies_within_another_by_its_parts(path: str, root: str, within: bool) -> None:
+    assert is_within(path, root) is within
+
+
+def test_landlock_reads_everything_but_what_is_hidden(tmp_path: Path) -> None:
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "other").touch()
+    private = Private(str(tmp_path / "keys" / "private"))
+    layout = lay_out(Sandbox(hidden=(str(tmp_path / "keys"),), read_only=True), "/usr")
+    rules = landlock_argv(layout, private)[-1]
+    assert f'"{tmp_path}/other"' in rules
+    assert f'"{tmp_path}/keys"' not in rules
+    assert f'"{private.root}"' in rules
+    assert '"/usr"' in rules.partition('"read"')[2]
+    assert '"/usr"' not in rules.partition('"read"')[0]
+
+
+def test_a_folder_that_cannot_be_listed_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "keys").mkdir()
+    listed = os.listdir
+
+    def refuse(path: str) -> list[str]:
+        if path == str(tmp_path):
+            raise PermissionError(13, "Permission denied")
+        return listed(path)
+
+    layout = lay_out(Sandbox(hidden=(str(tmp_path / "keys"),)), "/usr")
+    monkeypatch.setattr(os, "listdir", refuse)
+    assert f'"{tmp_path}' not in landlock_argv(layout, Private("/private"))[-1]
+
+
+def test_a_process_that_is_gone_or_closed_to_us_is_no_survivor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert is_helper(2**22 + 1)
+    assert not is_helper(os.getpid())
+
+    def refuse(*_: object) -> None:
+        raise ProcessLookupError(3, "No such process")
+
+    monkeypatch.setattr("builtins.open", refuse)
+    assert is_helper(os.getpid())
+
+
+def test_the_kernel_tells_its_version() -> None:
+    assert landlock_abi() >= 0
