@@ -15,7 +15,7 @@ from tests.support.waiting import until
 from indusagi.capabilities.local import make_local_context
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, RemoteToolRef
 from induscode.deck.mcp.attach import bridge_tool_names
-from induscode.deck.mcp.boot import BootPlan, boot_bridge
+from induscode.deck.mcp.boot import BootPlan, _wake, boot_bridge
 from induscode.deck.mcp.history import deck_at, stored_log
 from induscode.deck.mcp.journal import Journal
 from induscode.deck.mcp.ledger import BridgeLedger
@@ -281,3 +281,48 @@ async def test_what_a_model_was_shown_of_remote_tools_can_be_shown_again(tmp_pat
         record = await deck_at(store, run, turn=1)
         assert record is not None
         assert (record.digest, record.capabilities) == (digest, ledger.live_capabilities())
+
+
+async def test_a_tool_that_has_no_digest_is_left_out_with_a_note_and_alone(tmp_path: Path) -> None:
+    async with stored(tmp_path) as store, booted(store, honest(id="h")) as bridge:
+        await bridge.settled()
+        assert bridge.attached.fleet is not None
+        endpoint = bridge.attached.fleet.endpoint("h")
+        assert endpoint is not None
+        enrolment, listed = enrolment_of(bridge), list(endpoint.known_tools or ())
+        odd = replace(listed[0], raw={**listed[0].raw, "limit": float("inf")})
+        enrolment.take_tools("h", [odd, *listed[1:]])
+        assert bridge_tool_names(enrolment.ledger) == ALL[1:]
+        assert ["left out" in note.message for note in enrolment.notes] == [True]
+        enrolment.take_tools("h", listed)
+        assert (len(enrolment.ledger.live_capabilities()), enrolment.notes) == (len(ALL), ())
+        rows = [row for row in await store.rows(bridge.journal.run) if row.op == "list"]
+        assert [len(str(row.facts["tools"]).split()) for row in rows] == [12, 11, 12]
+
+
+async def test_a_server_that_stops_listing_a_changed_tool_is_not_asked_about_it(
+    tmp_path: Path,
+) -> None:
+    server = honest(id="h")
+    async with stored(tmp_path) as store:
+        await pinned_otherwise(store, server, "echo")
+        async with booted(store, server) as bridge:
+            await bridge.settled()
+            enrolment = enrolment_of(bridge)
+            assert len(enrolment.quarantined) == 1
+            assert bridge.attached.fleet is not None
+            endpoint = bridge.attached.fleet.endpoint("h")
+            assert endpoint is not None
+            enrolment.take_tools("h", list(endpoint.known_tools or ())[2:])
+            assert (enrolment.quarantined, bridge_tool_names(enrolment.ledger)) == ((), ALL[2:])
+            enrolment.withdraw("h")
+            enrolment.withdraw("h")
+            assert bridge_tool_names(enrolment.ledger) == ()
+            entries, _ = await stored_log(store, bridge.journal.run)
+            assert BridgeLedger.from_log(entries) == enrolment.ledger
+
+
+async def test_a_server_that_is_taken_out_before_its_turn_is_not_started(tmp_path: Path) -> None:
+    async with stored(tmp_path) as store, booted(store, honest(id="h")) as bridge:
+        assert bridge.attached.fleet is not None
+        await _wake(bridge.attached.fleet, "nobody")

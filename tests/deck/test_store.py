@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.support.deck import AT
+from tests.support.deck import AT, capability
 from tests.support.scripts import unmeasured
 from tests.support.stores import asked, batch, filled, outside, store_file, stored
 
+from induscode.deck.mcp import store as stores
 from induscode.deck.mcp import store_file as store_files
 from induscode.deck.mcp import store_keeper
+from induscode.deck.mcp.history import deck_at
+from induscode.deck.mcp.journal import Journal
 from induscode.deck.mcp.store import ThreadedStore, memory_store, open_store
 from induscode.deck.mcp.store_db import (
     APPLICATION,
@@ -30,7 +33,7 @@ from induscode.deck.mcp.store_db import (
     opened,
 )
 from induscode.deck.mcp.store_file import End, read_end, set_aside, store_path, write_end
-from induscode.deck.mcp.store_rows import Batch, Happening
+from induscode.deck.mcp.store_rows import Batch, Happening, Retention
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -611,3 +614,80 @@ def test_a_row_that_holds_no_facts_is_damage() -> None:
 
     with pytest.raises(DamagedStore):
         read_facts("[" * 100_000, 1)
+
+
+async def test_whoever_waits_for_a_disk_that_hangs_is_told_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = threading.Event()
+
+    def hanging() -> Batch:
+        free.wait(20)
+        return Batch(())
+
+    async with stored(tmp_path) as store:
+        store.append(hanging)
+        with monkeypatch.context() as patch:
+            patch.setattr(stores, "WAIT_S", 0.05)
+            assert not await store.flush()
+        free.set()
+        assert await store.flush()
+
+
+async def test_a_store_in_memory_that_fails_says_what_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: object) -> End:
+        raise sqlite3.OperationalError("out of memory")
+
+    store = await memory_store()
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(store_keeper.LedgerDb, "append", broken)
+            patch.setattr(store_keeper.LedgerDb, "rows", broken)
+            store.append(batch(1))
+            with pytest.raises(sqlite3.OperationalError, match="out of memory"):
+                await store.rows("r1")
+        assert ["1 batches were lost" in note.message for note in store.notes] == [True]
+        assert await store.prune(Retention(runs=1), "r1") is None
+    finally:
+        await store.aclose()
+
+
+async def test_a_session_that_loses_its_file_keeps_the_decks_it_has_shown(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    async with stored(tmp_path) as store:
+        journal = Journal(store)
+        digest = journal.turn([capability("a", "x").descriptor])
+        assert await store.flush()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+        try:
+            journal.turn([capability("a", f"t{number}").descriptor for number in range(300)])
+            assert not await store.flush()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        for turn in (1, 2):
+            record = await deck_at(store, journal.run, turn=turn)
+            assert record is not None
+            assert record.text is not None
+            assert turn == 2 or record.digest == digest
+        assert await store.prune(Retention(runs=0), "new") is not None
+        assert await store.verify() == ()
+
+
+async def test_a_run_whose_numbers_have_a_gap_is_out_of_order(tmp_path: Path) -> None:
+    await filled(tmp_path, 3)
+    outside(store_file(tmp_path), "UPDATE events SET seq = 9 WHERE position = 2")
+    async with stored(tmp_path) as store:
+        found = [note.message for note in await store.verify()]
+        assert "row 2 is out of the order of its run" in found
+
+
+async def test_a_row_that_says_nothing_about_what_was_pruned_accounts_for_nothing(
+    tmp_path: Path,
+) -> None:
+    async with stored(tmp_path) as store:
+        store.append(lambda: Batch((Happening("r1", AT, "prune", {"last": "x"}),)))
+        store.append(lambda: Batch((Happening("r1", AT, "turn", {"turn": 1}),)))
+        assert await store.flush()
+        assert await store.verify() == ()

@@ -71,7 +71,7 @@ async def attach_bridge_capabilities(
         config, supervision=supervision, handlers=handlers, waiting=waiting
     )
     enrolment = Enrolment(fleet, ledger, pins=pins, sink=sink)
-    enrolment.take_all(known)
+    await enrolment.take_all(known)
     after = enrolment.ledger
     return AttachResult(
         after,

@@ -12,6 +12,8 @@ import asyncio
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from anyio import to_thread
+
 from indusagi.core.owner import Owner
 from indusagi.interop.protocol_bridge.catalog import read_tools
 from indusagi.interop.protocol_bridge.contract import BridgeConfig, ProtocolFault
@@ -80,7 +82,8 @@ async def known_tools(
     known: dict[str, Sequence[RemoteTool]] = {}
     notes: list[Note] = []
     for server, rows in (await definitions_of(store, configs.values())).items():
-        known[server], said = read_tools([*rows], configs[server])
+        # In a thread, since hundreds of schemas take a while to be made fit for a model.
+        known[server], said = await to_thread.run_sync(read_tools, [*rows], configs[server])
         notes.extend(said)
     return known, notes
 

@@ -7,10 +7,12 @@ the deck until somebody approves it.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from indusagi.core.clock import iso_utc, now_ms
+from indusagi.core.json import NotJson
 from indusagi.core.notes import Note
 from indusagi.interop.protocol_bridge.bridge import mount_tool
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, is_usable_phase
@@ -93,6 +95,7 @@ class Enrolment:
         self._drifted: dict[RemoteToolRef, RemoteTool] = {}
         self._left_places: dict[RemoteToolRef, BridgeKey] = {}
         self._listed: dict[str, Sequence[RemoteTool]] = {}
+        self._unfit: dict[RemoteToolRef, str] = {}
         self._leave = fleet.follow(self._heard)
 
     @property
@@ -108,14 +111,16 @@ class Enrolment:
     @property
     def notes(self) -> Sequence[Note]:
         """What is kept out of the deck, and how it gets in."""
-        return tuple(
+        drifted = [
             Note(
-                f"server {ref.server!r}, tool {ref.name!r}",
+                _owner(ref),
                 "its definition is not the one that was approved; it cannot be called",
                 f"look at the change and approve it: indus mcp approve {ref.server} {ref.name}",
             )
             for ref in self._drifted
-        )
+        ]
+        unfit = [Note(_owner(ref), f"left out: {why}") for ref, why in self._unfit.items()]
+        return (*drifted, *unfit)
 
     def close(self) -> None:
         """Follow the fleet no longer; the ledger stays as it is."""
@@ -123,9 +128,11 @@ class Enrolment:
 
     # -- following --------------------------------------------------------------------------
 
-    def take_all(self, known: Mapping[str, Sequence[RemoteTool]] | None = None) -> None:
+    async def take_all(self, known: Mapping[str, Sequence[RemoteTool]] | None = None) -> None:
         """Enrol what the servers have listed already, or are known to list once they start."""
         for endpoint in self.fleet.endpoints():
+            # The tools of one server are enrolled in one go; between servers others get a turn.
+            await asyncio.sleep(0)
             server = endpoint.config.id
             if known is not None and server in known:
                 self.take_tools(server, known[server])
@@ -154,11 +161,16 @@ class Enrolment:
         """Bring the ledger in step with a list of a server's tools."""
         before = self._ledger
         refs = {remote.ref for remote in listed}
+        self._unfit = {ref: why for ref, why in self._unfit.items() if ref.server != server}
         for capability in before.live_capabilities_for_server(server):
             if capability.ref not in refs:
                 self._retire(capability.ref, server)
         for remote in listed:
-            self._take_one(server, remote)
+            try:
+                self._take_one(server, remote)
+            except NotJson as exc:  # a number beyond all bounds, say: it has no digest
+                self._unfit[remote.ref] = str(exc)
+                self._retire(remote.ref, server)
         for ref in [ref for ref in self._drifted if ref.server == server and ref not in refs]:
             del self._drifted[ref]
         if self._sink is not None and self._ledger is not before:
@@ -168,7 +180,8 @@ class Enrolment:
 
     def _tell_listed(self, server: str) -> None:
         if self._sink is not None:
-            usable = [one for one in self._listed[server] if one.ref not in self._drifted]
+            kept_out = self._drifted.keys() | self._unfit.keys()
+            usable = [one for one in self._listed[server] if one.ref not in kept_out]
             self._sink.listed(server, usable)
 
     def _take_one(self, server: str, remote: RemoteTool) -> None:
@@ -274,6 +287,10 @@ class Enrolment:
         self._ledger = before.withdraw_server(server, self._now())
         if self._sink is not None and self._ledger is not before:
             self._sink.keep(self._ledger.since(before.next_seq))
+
+
+def _owner(ref: RemoteToolRef) -> str:
+    return f"server {ref.server!r}, tool {ref.name!r}"
 
 
 class _Taken:

@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
+import anyio.to_thread
+
 from indusagi.core.json import is_json_object
 from indusagi.core.notes import Note
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
@@ -107,9 +109,7 @@ async def _entries(
     documents = await store.documents(
         one for row in events for one in needed_documents(row.op, row.facts)
     )
-    reader = _Reader(documents)
-    entries = tuple(entry for row in events if (entry := reader.entry(row)))
-    return entries, tuple(reader.notes)
+    return await anyio.to_thread.run_sync(_Reader(documents).entries, events)
 
 
 class _Reader:
@@ -118,9 +118,16 @@ class _Reader:
     def __init__(self, documents: Mapping[str, str]) -> None:
         self.notes: list[Note] = []
         self._documents = documents
-        self._made: dict[tuple[JsonValue, JsonValue], tuple[ToolDescriptor, JsonObject]] = {}
+        # Tools come again and again: what is made of a document is made once.
+        self._descriptors: dict[JsonValue, ToolDescriptor] = {}
+        self._definitions: dict[JsonValue, JsonObject] = {}
 
-    def entry(self, row: Row) -> BridgeEntry | None:
+    def entries(self, rows: Sequence[Row]) -> tuple[Sequence[BridgeEntry], Sequence[Note]]:
+        """Make what can be made; a long log takes its time, and is best read in a thread."""
+        made = tuple(entry for row in rows if (entry := self._entry(row)))
+        return made, tuple(self.notes)
+
+    def _entry(self, row: Row) -> BridgeEntry | None:
         facts = row.facts
         try:
             capability = self._capability(facts) if row.op == "enroll" else None
@@ -140,14 +147,15 @@ class _Reader:
             return None
 
     def _capability(self, facts: JsonObject) -> BridgeCapability:
-        key = facts.get("definition"), facts.get("descriptor")
-        if key not in self._made:
-            self._made[key] = (
-                descriptor_of(self._document(facts, "descriptor")),
-                _definition(self._document(facts, "definition")),
-            )
-        descriptor, raw = self._made[key]
         ref = RemoteToolRef(_text(facts, "of"), _text(facts, "tool"))
+        descriptor = self._descriptors.get(facts["descriptor"])
+        if descriptor is None:
+            descriptor = descriptor_of(self._document(facts, "descriptor"))
+            self._descriptors[facts["descriptor"]] = descriptor
+        raw = self._definitions.get(facts["definition"])
+        if raw is None:
+            raw = _definition(self._document(facts, "definition"))
+            self._definitions[facts["definition"]] = raw
         return BridgeCapability(descriptor, ref, raw)
 
     def _document(self, facts: JsonObject, name: str) -> str:

@@ -25,6 +25,8 @@ RowOp: TypeAlias = Literal[
     "pin", "list", "turn", "prune",
 ]  # fmt: skip
 
+_NEEDS = {"enroll": ("definition", "descriptor"), "pin": ("definition",), "turn": ("manifest",)}
+"""Where rows name the documents they need."""
 GENESIS = "0" * 64
 """Stands for the row before the first one."""
 
@@ -111,8 +113,7 @@ def address_of(text: str) -> str:
 
 def needed_documents(op: str, facts: JsonObject) -> set[str]:
     """Name the documents that a row needs, other than those it says were withheld."""
-    names = {"enroll": ("definition", "descriptor"), "pin": ("definition",), "turn": ("manifest",)}
-    wanted = [facts.get(name) for name in names.get(op, ())]
+    wanted = [facts.get(name) for name in _NEEDS.get(op, ())]
     return {one for one in wanted if isinstance(one, str)} - withheld(facts)
 
 

@@ -1,0 +1,216 @@
+"""What the deck's ledger costs: enrolling, replaying, and booting from it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sqlite3
+import sys
+import tempfile
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from bench.bridge_program import server
+from bench.measure import Pair, calls, compare
+from bench.row import CannotMeasure, Row
+from bench.samples import SEARCH_SCHEMA
+from indusagi.interop.protocol_bridge import (
+    BridgeConfig,
+    EndpointPhase,
+    StdioServerConfig,
+    mount_protocol_bridge,
+)
+from indusagi.interop.protocol_bridge.catalog import read_tools
+from induscode.deck.mcp.boot import BootPlan, boot_bridge
+from induscode.deck.mcp.capability import BridgeCapability
+from induscode.deck.mcp.history import stored_log
+from induscode.deck.mcp.journal import Journal
+from induscode.deck.mcp.ledger import BridgeLedger, EnrollRequest
+from induscode.deck.mcp.store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from bench.measure import Batch
+    from induscode.deck.mcp.ledger import BridgeEntry
+
+_AT = "2026-11-15T12:00:00.000Z"
+_FEW, _MANY, _LOG = 1_000, 10_000, 100_000
+_ROUNDS = 5
+_SERVERS, _BOOT_TOOLS, _OWN_TOOLS = 30, 510, 12
+"""The tools of all servers, and how many of a server's own it has without being told."""
+
+
+# -- the ledger -------------------------------------------------------------------------------
+
+
+def _requests(count: int) -> Sequence[EnrollRequest]:
+    config = StdioServerConfig("bench", "never-started")
+    (tool,), _ = read_tools([SEARCH_SCHEMA], config)
+    made: list[EnrollRequest] = []
+    for number in range(count):
+        ref = replace(tool.ref, name=f"tool{number}")
+        descriptor = replace(tool.descriptor, name=f"bench__tool{number}")
+        made.append(EnrollRequest(BridgeCapability(descriptor, ref, tool.raw), "bench"))
+    return made
+
+
+def _enrolled(requests: Sequence[EnrollRequest]) -> BridgeLedger:
+    ledger = BridgeLedger.empty()
+    for request in requests:
+        ledger = ledger.enroll(request, _AT)
+    return ledger
+
+
+def _enrol() -> Pair:
+    requests = _requests(_MANY)
+    many, few = partial(_enrolled, requests), partial(_enrolled, requests[:_FEW])
+    return compare(calls(many), calls(few), rounds=_ROUNDS)
+
+
+def _log(count: int) -> Sequence[BridgeEntry]:
+    """Make a log in which the same tools come again and again."""
+    requests = _requests(_FEW)
+    ledger = BridgeLedger.empty()
+    number = 0
+    while ledger.next_seq <= count:
+        ledger = ledger.enroll(requests[number % _FEW], _AT)
+        number += 1
+    return ledger.log[:count]
+
+
+def _replay() -> Pair:
+    log = _log(_LOG)
+    whole, tenth = partial(BridgeLedger.from_log, log), partial(BridgeLedger.from_log, log[:_MANY])
+    return compare(calls(whole), calls(tenth), rounds=_ROUNDS)
+
+
+# -- the store --------------------------------------------------------------------------------
+
+
+def _replay_stored() -> Pair:
+    with tempfile.TemporaryDirectory() as folder, asyncio.Runner() as runner:
+        path = os.path.join(folder, "state", "ledger.db")
+        run = runner.run(_written(path, _log(_LOG)))
+        ours, bare = _reading(runner, path, run), calls(partial(_read_bare, path))
+        return compare(ours, bare, rounds=_ROUNDS)
+
+
+async def _written(path: str, log: Sequence[BridgeEntry]) -> str:
+    store = await open_store(path)
+    try:
+        journal = Journal(store)
+        for at in range(0, len(log), _FEW):
+            journal.keep(log[at : at + _FEW])
+        if not await store.flush():
+            raise CannotMeasure(f"nothing can be stored: {store.notes}")
+        return journal.run
+    finally:
+        await store.aclose()
+
+
+def _reading(runner: asyncio.Runner, path: str, run: str) -> Batch:
+    async def batch(count: int) -> float:
+        store = await open_store(path)
+        try:
+            started = perf_counter()
+            for _ in range(count):
+                entries, _notes = await stored_log(store, run)
+                if BridgeLedger.from_log(entries).next_seq != _LOG + 1:
+                    raise CannotMeasure("the store gave another log than it was given")
+            return perf_counter() - started
+        finally:
+            await store.aclose()
+
+    return lambda count: runner.run(batch(count))
+
+
+def _read_bare(path: str) -> list[object]:
+    with closing(sqlite3.connect(path)) as connection:
+        found = connection.execute("SELECT facts FROM events ORDER BY position")
+        return [json.loads(facts) for (facts,) in found]
+
+
+# -- booting ----------------------------------------------------------------------------------
+
+
+def _boot() -> Pair:
+    """Boot a deck from what is known of servers, and mount the same servers."""
+    each = _BOOT_TOOLS // _SERVERS - _OWN_TOOLS
+    command, args = server(sys.executable)
+    servers = [
+        StdioServerConfig(f"server{number}", command, [*args, "--tools", str(each)])
+        for number in range(_SERVERS)
+    ]
+    with tempfile.TemporaryDirectory() as folder, asyncio.Runner() as runner:
+        path = os.path.join(folder, "state", "ledger.db")
+        runner.run(_booted(path, servers, lazy=False))
+        ours = _summed(runner, partial(_booted, path, servers, lazy=True))
+        return compare(ours, _summed(runner, partial(_mounted, servers)), rounds=_ROUNDS)
+
+
+async def _booted(path: str, servers: Sequence[StdioServerConfig], *, lazy: bool) -> float:
+    started = perf_counter()
+    store = await open_store(path)
+    plan = BootPlan(servers, lazy=frozenset(one.id for one in servers) if lazy else ())
+    bridge = await boot_bridge(store, plan)
+    took = perf_counter() - started
+    status = bridge.attached.status or {}
+    await bridge.aclose()
+    await store.aclose()
+    if len(bridge.attached.ledger.live_capabilities()) < _BOOT_TOOLS - _SERVERS:
+        raise CannotMeasure(f"the deck is not whole: {bridge.attached.notes}")
+    if lazy and any(one.phase is not EndpointPhase.IDLE for one in status.values()):
+        raise CannotMeasure("a server was started")
+    return took
+
+
+async def _mounted(servers: Sequence[StdioServerConfig]) -> float:
+    started = perf_counter()
+    bridge = await mount_protocol_bridge(BridgeConfig(servers))
+    took = perf_counter() - started
+    await bridge.fleet.tear_down()
+    return took
+
+
+def _summed(runner: asyncio.Runner, once: Callable[[], Coroutine[object, object, float]]) -> Batch:
+    """Sum up what each one says it took: closing is not part of it."""
+    return lambda count: sum(runner.run(once()) for _ in range(count))
+
+
+ROWS = (
+    Row(
+        "enrol-10k",
+        f"enrolling {_MANY:,} tools one by one",
+        f"enrolling {_FEW:,}",
+        _enrol,
+        budget=12,
+    ),
+    Row(
+        "replay-100k",
+        f"folding a log of {_LOG:,} events",
+        f"folding one of {_MANY:,}",
+        _replay,
+        # Ten times the events; what is beyond that is the sorting, and caches that are too small.
+        budget=15,
+    ),
+    Row(
+        "replay-stored",
+        f"a ledger of {_LOG:,} events from its file",
+        "reading its rows as JSON and doing nothing with them",
+        _replay_stored,
+        # Twice what is measured: every row becomes an event, and every event is folded.
+        budget=10,
+    ),
+    Row(
+        "boot-500",
+        f"a deck of {_BOOT_TOOLS} tools from the store, with no server started",
+        f"mounting the {_SERVERS} servers that have them",
+        _boot,
+        budget=0.5,
+    ),
+)
