@@ -1,0 +1,94 @@
+"""One table of flags, and one value that they become."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from induscode.launch.flags import FlagGroup, FlagKind, flag_specs, split_list
+from induscode.launch.invocation import Invocation, invocation_of
+
+
+def test_the_table_has_every_flag_once() -> None:
+    names = [name for spec in flag_specs() for name in (spec.name, *spec.aliases)]
+    assert len(set(names)) == len(names)
+    assert flag_specs() is flag_specs()
+    assert all(spec.describe.endswith(".") or spec.describe.endswith(").") for spec in flag_specs())
+
+
+def test_exactly_two_flags_are_lists() -> None:
+    lists = [spec for spec in flag_specs() if spec.kind is FlagKind.LIST]
+    assert [(spec.name, spec.group) for spec in lists] == [
+        ("--tools", FlagGroup.TOOLS),
+        ("--mcp", FlagGroup.TOOLS),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        (("a", "b"), ("a", "b")),
+        (("a,b",), ("a", "b")),
+        ((" a , ,b,",), ("a", "b")),
+        (("",), ()),
+        ((), ()),
+    ],
+)
+def test_a_list_repeats_and_splits(given: tuple[str, ...], read: tuple[str, ...]) -> None:
+    assert split_list(given) == read
+
+
+@given(st.lists(st.text(alphabet="ab ,", max_size=6)))
+def test_repeating_and_joining_mean_the_same(parts: list[str]) -> None:
+    assert split_list(tuple(parts)) == split_list((",".join(parts),))
+
+
+def test_nothing_given_is_the_default() -> None:
+    assert invocation_of({}, "/w") == Invocation(cwd="/w")
+    assert Invocation(cwd="/w").mcp is None
+
+
+def test_what_is_given_is_there() -> None:
+    values: dict[str, object] = {
+        "print": "hi",
+        "output_format": "json",
+        "continue": True,
+        "model": "openai:x",
+        "base_url": "http://h",
+        "max_requests": "7",
+        "tools": ("read,ls",),
+        "no_tools": True,
+        "mcp": ("a.json", "b.json,c.json"),
+        "no_mcp": True,
+        "allow": ("bash(git log, *)",),
+        "approval": "all",
+        "sandbox": "off",
+    }
+    assert invocation_of(values, "/w") == Invocation(
+        cwd="/w",
+        prompt="hi",
+        output_format="json",
+        continue_last=True,
+        model="openai:x",
+        base_url="http://h",
+        max_requests=7,
+        tools=("read", "ls"),
+        no_tools=True,
+        mcp=("a.json", "b.json", "c.json"),
+        no_mcp=True,
+        allow=("bash(git log, *)",),
+        approval="all",
+        sandbox="off",
+    )
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "x", "", "1.5", "٣"])
+def test_a_number_that_is_none_is_refused(number: str) -> None:
+    with pytest.raises(ValueError, match="--max-requests takes a number"):
+        invocation_of({"max_requests": number}, "/w")
+
+
+def test_two_ways_to_go_on_exclude_each_other() -> None:
+    with pytest.raises(ValueError, match="exclude"):
+        invocation_of({"continue": True, "resume": "x"}, "/w")
