@@ -28,6 +28,7 @@ _CODES = {
     errno.ENOSPC: "no_space",
     errno.EFBIG: "too_large",
     errno.ENOTSUP: "unsupported",
+    errno.ETIMEDOUT: "timeout",
 }
 
 

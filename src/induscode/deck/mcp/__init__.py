@@ -1,1 +1,42 @@
-"""Enrolment of MCP servers: their configuration, the consent to it, their tools in the deck."""
+"""Enrolment of MCP servers: their configuration, the consent to it, their tools in the deck.
+
+A name is loaded when it is first used: who reads a configuration needs no event loop.
+"""
+
+from importlib import import_module
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from induscode.deck.mcp.attach import AttachResult as AttachResult
+    from induscode.deck.mcp.attach import attach_bridge_capabilities as attach_bridge_capabilities
+    from induscode.deck.mcp.attach import bridge_capability_card as bridge_capability_card
+    from induscode.deck.mcp.attach import bridge_config as bridge_config
+    from induscode.deck.mcp.attach import bridge_status as bridge_status
+    from induscode.deck.mcp.attach import bridge_tool_counts as bridge_tool_counts
+    from induscode.deck.mcp.attach import bridge_tool_names as bridge_tool_names
+    from induscode.deck.mcp.attach import detach_bridge as detach_bridge
+    from induscode.deck.mcp.config import discover_mcp_config as discover_mcp_config
+    from induscode.deck.mcp.config import load_mcp_config as load_mcp_config
+
+_HOMES = {
+    "AttachResult": "attach",
+    "attach_bridge_capabilities": "attach",
+    "bridge_capability_card": "attach",
+    "bridge_config": "attach",
+    "bridge_status": "attach",
+    "bridge_tool_counts": "attach",
+    "bridge_tool_names": "attach",
+    "detach_bridge": "attach",
+    "discover_mcp_config": "config",
+    "load_mcp_config": "config",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_HOMES]
