@@ -70,6 +70,18 @@ class LocalFs:
         self._policy = policy
         self._rooted: PathPolicy | None = None
 
+    def under(self, change: Callable[[PathPolicy], PathPolicy]) -> LocalFs:
+        """Give the same door under the policy that `change` makes of its own; without one, itself.
+
+        The workspace stays where it was found to be.
+        """
+        if self._policy is None:
+            return self
+        door = LocalFs(self._cwd, change(self._rooted or self._policy))
+        if self._rooted is not None:
+            door._rooted = door._policy
+        return door
+
     async def stat(self, path: str, *, follow: bool = True) -> FileStat:
         """Look at a path; a dangling link is not found unless `follow` is off."""
         look = Spot.stat if follow else Spot.lstat
