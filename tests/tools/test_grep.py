@@ -544,7 +544,11 @@ async def test_a_pattern_that_takes_long_in_one_file_leaves_the_others(tmp_path:
     fill(tmp_path, {"a": "a" * 5_000 + "\n", "b": "xx\n"})
     pattern = r"(x+x+)+\1y|(a+a+)+\1?(?=z)b|(x)\3"
     outcome = await grep(tmp_path, Engine.RIPGREP, pattern=pattern)
+    assert "[Incomplete: a: " in str(outcome.output)
     assert "b:1: xx" in str(outcome.output)
+    assert outcome.details["partial"] is True
+    outcome = await grep(tmp_path, Engine.RIPGREP, pattern=pattern, path="a")
+    assert outcome.is_error
 
 
 async def test_without_ripgrep_python_searches(

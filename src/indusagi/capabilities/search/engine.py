@@ -79,7 +79,8 @@ def main(request: str, target: str, extent: str) -> int:
         job.finish()
     except BrokenPipeError:
         # Whoever asked has enough. Python would say so once more at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
         return 2
     if job.troubles:
         sys.stderr.write("".join(f"{trouble}\n" for trouble in job.troubles))
@@ -151,10 +152,12 @@ class _Job:
         rules = None if self._search.no_ignore else IgnoreRules.load(os.path.realpath(root))
         handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         walk = Walk(handle, rules, enters=choice.enters)
-        for met in walk:
-            if met.is_file() and choice.takes(met):
-                self._open(met.entry.name, met.path, met.handle)
-        os.close(handle)
+        try:
+            for met in walk:
+                if met.is_file() and choice.takes(met):
+                    self._open(met.entry.name, met.path, met.handle)
+        finally:
+            os.close(handle)
         self.troubles += [f"{path}: cannot be looked into" for path in walk.closed]
 
     def search_file(self, path: str) -> None:
@@ -190,8 +193,7 @@ class _Job:
     def _look(self, data: bytes, path: str, *, is_asked_for: bool) -> None:
         text, zero = _decoded(data)
         if zero is not None and not is_asked_for:
-            # As far as ripgrep reads before it knows that this is no text.
-            text = text[:zero] if zero >= _FIRST_LOOK else ""
+            text, zero = self._before_zero(text, zero)
         if self._tries_whole and not self._search.multiline and not self._regex.search(text):
             return
         lines = text.split("\n")
@@ -201,6 +203,14 @@ class _Job:
         if blocks:
             self.found = True
             self._report(path, lines, blocks, zero)
+
+    def _before_zero(self, text: str, zero: int) -> tuple[str, int | None]:
+        """Give what ripgrep sees of a file before it knows that this is no text, if it gets to."""
+        if zero < _FIRST_LOOK:
+            return "", zero
+        if self._search.multiline:
+            return text, None
+        return text[:zero], None if self._search.mode is Mode.FILES else zero
 
     def _blocks(self, text: str, lines: list[str]) -> Iterator[tuple[int, int, int, int]]:
         """Give the first and the last line of each match, and where in them it stands."""
@@ -223,14 +233,14 @@ class _Job:
             last = number + text.count("\n", start, max(start, found.end() - 1))
             if number >= len(lines):
                 break
-            if held is not None and number <= held[1]:
+            if held is not None and number <= held[1] + 1:
                 held = (held[0], max(held[1], last), held[2], held[3])
                 continue
             if held is not None:
                 yield held
-                if self._search.mode is Mode.FILES:
-                    return
             held = (number, last, start - line_start, found.end() - line_start)
+            if self._search.mode is Mode.FILES:
+                break
         if held is not None:
             yield held
 
