@@ -1,0 +1,414 @@
+"""The model loop, on pydantic-ai. The only module that knows it.
+
+The deck is read anew at every step, arguments go to the kernel as the model wrote them, and a tool
+that fails is an answer like any other. What the library offers beyond that (retries of tools, its
+own limits, its own MCP client) is not used: one way for each of these is enough.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, cast
+
+import anyio
+from pydantic_ai import Agent, BinaryContent, CancellationToken
+from pydantic_ai import exceptions as failures
+from pydantic_ai.messages import (
+    AgentStreamEvent,
+    ModelMessage,
+    ModelMessagesTypeAdapter,
+    ModelResponse,
+    PartDeltaEvent,
+    PartStartEvent,
+    TextPart,
+    TextPartDelta,
+    ToolReturn,
+)
+from pydantic_ai.profiles import ModelProfile
+from pydantic_ai.settings import ModelSettings
+from pydantic_ai.tools import RunContext, ToolDefinition
+from pydantic_ai.toolsets.abstract import AbstractToolset, ToolsetTool
+from pydantic_ai.usage import RunUsage, UsageLimits
+
+from indusagi.core.json import is_json_object
+from indusagi.runtime.contract import ToolCall
+from induscode.session.content import for_model
+from induscode.session.events import (
+    Ended,
+    ModelFault,
+    TextDelta,
+    ToolAdvanced,
+    ToolAnswered,
+    ToolCalled,
+    Usage,
+)
+from induscode.session.repeats import RepeatGuard, repeat_words
+
+if TYPE_CHECKING:
+    from pydantic_ai.agent import AgentRun
+    from pydantic_ai.models import Model
+
+    from indusagi.core.json import JsonValue
+    from indusagi.runtime.contract import ToolDescriptor, ToolOutcome, ToolProgress
+    from induscode.deck.toolbox import DeckToolBox
+    from induscode.session.events import FaultKind
+    from induscode.session.models import ModelChoice
+    from induscode.session.plan import RunPlan
+
+_REQUEST_S = 600.0
+"""The longest silence of a model's server."""
+_FORGIVEN = 1_000
+"""How often a model may ask for a tool that is not there; the limit of requests comes first."""
+
+
+class _Circles(Exception):
+    """The model does the same thing over and over."""
+
+
+# -- the deck as a toolset ----------------------------------------------------------------------
+
+
+class _Unread(dict[str, Any]):
+    """Arguments that are no object, on their way to the kernel, which says what is wrong."""
+
+    def __init__(self, value: JsonValue) -> None:
+        super().__init__()
+        self.value = value
+
+
+class _AnyArguments:
+    """Lets everything pass: the kernel checks arguments against the schema it was given."""
+
+    def validate_json(self, input: str | bytes | bytearray, **_: Any) -> dict[str, Any]:
+        try:
+            value = cast("JsonValue", json.loads(input))
+        except (ValueError, RecursionError):
+            value = input if isinstance(input, str) else bytes(input).decode("utf-8", "replace")
+        return self.validate_python(value)
+
+    def validate_python(self, input: Any, **_: Any) -> dict[str, Any]:
+        return cast("dict[str, Any]", input) if isinstance(input, dict) else _Unread(input)
+
+
+class DeckToolset(AbstractToolset[None]):
+    """The tools of a deck for a run of the loop."""
+
+    def __init__(self, plan: RunPlan, *, rich: bool = False) -> None:
+        self._plan = plan
+        self._rich = rich
+        """Whether answers of tools may hold pictures, and have a mark for failures."""
+        self._guard = RepeatGuard()
+        self._box: DeckToolBox | None = None
+        self._step = -1
+
+    @property
+    def id(self) -> str:
+        return "deck"
+
+    async def get_tools(self, ctx: RunContext[None]) -> dict[str, ToolsetTool[None]]:
+        """Read the deck: what servers have listed since the last step is in it."""
+        if self._box is None or ctx.run_step != self._step:
+            self._box, self._step = self._plan.box(), ctx.run_step
+            await self._plan.on_turn(self._box.descriptors())
+        return {one.name: self._tool(self._box, one) for one in self._box.descriptors()}
+
+    def _tool(self, box: DeckToolBox, descriptor: ToolDescriptor) -> ToolsetTool[None]:
+        # The hint of a server is good enough to run calls side by side; it permits nothing.
+        hinted = (descriptor.annotations or {}).get("readOnlyHint") is True
+        definition = ToolDefinition(
+            name=descriptor.name,
+            description=descriptor.description,
+            parameters_json_schema=cast("dict[str, Any]", dict(descriptor.parameters)),
+            strict=False,
+            sequential=not (hinted or box.runner.cards[descriptor.name].read_only),
+        )
+        return ToolsetTool(
+            toolset=self,
+            tool_def=definition,
+            max_retries=_FORGIVEN,
+            args_validator=_AnyArguments(),
+        )
+
+    async def call_tool(
+        self,
+        name: str,
+        tool_args: dict[str, Any],
+        ctx: RunContext[None],
+        tool: ToolsetTool[None],
+    ) -> Any:
+        """Run a call, and give the model its answer."""
+        assert self._box is not None
+        arguments: JsonValue = tool_args.value if isinstance(tool_args, _Unread) else tool_args
+        call = ToolCall(ctx.tool_call_id or name, name, arguments)
+        await self._plan.sink(ToolCalled(call.id, name, arguments))
+        outcome = await self._run(self._box, call)
+        return await self._answer(call, outcome)
+
+    async def _run(self, box: DeckToolBox, call: ToolCall) -> ToolOutcome:
+        """Run the call while whoever listens hears of its progress."""
+        send, receive = anyio.create_memory_object_stream["ToolProgress"](64)
+
+        def advanced(progress: ToolProgress) -> None:
+            try:
+                send.send_nowait(progress)
+            except anyio.WouldBlock:
+                return  # somebody reads slower than the tool tells: the next one says more
+
+        outcome: ToolOutcome | None = None
+        with send, receive:
+            async with anyio.create_task_group() as tasks:
+
+                async def relay() -> None:
+                    async for one in receive:
+                        said = ToolAdvanced(call.id, call.name, one.done, one.total, one.message)
+                        try:
+                            await self._plan.sink(said)
+                        except BrokenPipeError:
+                            tasks.cancel_scope.cancel()
+
+                tasks.start_soon(relay)
+                outcome = await box.runner.run(call, self._plan.cancel, on_progress=advanced)
+                send.close()
+        if outcome is None:
+            raise BrokenPipeError
+        return outcome
+
+    async def _answer(self, call: ToolCall, outcome: ToolOutcome) -> Any:
+        answer = for_model(outcome.result)
+        code = outcome.details.get("code")
+        media = tuple(one.media_type for one in answer.attachments)
+        said = ToolAnswered(
+            call.id, call.name, answer.text, outcome.is_error, media, str(code) if code else None
+        )
+        await self._plan.sink(said)
+        text = answer.text
+        finding = self._guard.note(call.name, call.input, text)
+        if finding == "stop":
+            raise _Circles(call.name)
+        if finding == "tell":
+            text = f"{text}\n\n{repeat_words(call.name)}"
+        if outcome.is_error:
+            text += f"\n[left out of a failed answer: {', '.join(media)}]" if media else ""
+            if self._rich:
+                raise failures.ToolFailed(text)
+            return f"Error: {text}"
+        files = [BinaryContent(one.data, media_type=one.media_type) for one in answer.attachments]
+        if not files:
+            return text
+        # Elsewhere answers of tools are text, and what is not goes into a message after it.
+        beside = [f"What {call.name} gave beside its text:", *files]
+        return [text, *files] if self._rich else ToolReturn(text, content=beside)
+
+
+# -- the loop -------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Told:
+    """What the model has said so far, and which of its messages were handed on."""
+
+    passage: list[str] = field(default_factory=list[str])
+    messages: int = 0
+
+
+class Engine:
+    """Asks one model. Enter it before the first run: it holds the connection."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self.usage = Usage(cost_usd=0.0)
+        """What all runs have taken together."""
+
+    async def __aenter__(self) -> Engine:
+        await self._model.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._model.__aexit__(*error)
+
+    async def run(self, prompt: str, plan: RunPlan) -> Ended:
+        """Have a question answered. Whatever comes of it is in the value, also a cancellation.
+
+        Raises:
+            BrokenPipeError: Nobody reads any more what is told.
+        """
+        used, told = RunUsage(), _Told()
+        # pydantic-ai and the kernel each have a token: this one stops the requests to the model.
+        token = CancellationToken()
+        forget = plan.cancel.on_cancel(token.cancel)
+        try:
+            ended = await self._driven(prompt, plan, told, used, token)
+        finally:
+            forget()
+        usage = _usage(used)
+        self.usage = self.usage.plus(usage)
+        await plan.sink(usage)
+        return replace(ended, text="".join(told.passage), usage=usage)
+
+    async def _driven(
+        self, prompt: str, plan: RunPlan, told: _Told, used: RunUsage, token: CancellationToken
+    ) -> Ended:
+        try:
+            return await self._through(prompt, plan, told, used, token)
+        except failures.RunTimedOut:
+            return Ended(reason="time", text="", said="the time it was given is over")
+        except failures.RunCancelled:
+            return Ended(reason="cancelled", text="", said=plan.cancel.reason or "cancelled")
+        except _Circles as exc:
+            said = f"{exc} was called again and again with the same outcome"
+            return Ended(reason="repeat", text="", said=said)
+        except failures.AgentRunError as exc:
+            fault = fault_of(exc)
+            return Ended(reason="error", text="", said=str(fault), fault=fault)
+
+    async def _through(
+        self, prompt: str, plan: RunPlan, told: _Told, used: RunUsage, token: CancellationToken
+    ) -> Ended:
+        agent = Agent(
+            self._model,
+            deps_type=type(None),
+            instructions=lambda: plan.briefing(),
+            toolsets=[DeckToolset(plan, rich=self._model.system == "anthropic")],
+            retries={"tools": _FORGIVEN, "output": 1},
+            model_settings=ModelSettings(timeout=_REQUEST_S),
+        )
+        history = ModelMessagesTypeAdapter.validate_python([*plan.history])
+        async with agent.iter(
+            prompt,
+            message_history=history,
+            usage_limits=UsageLimits(request_limit=None),
+            usage=used,
+            cancellation_token=token,
+            timeout=plan.time_s,
+        ) as run:
+            try:
+                return await self._steps(agent, run, plan, told)
+            finally:
+                # Also what was cut short belongs to the conversation, whatever ended it.
+                with anyio.CancelScope(shield=True):
+                    await _hand_on(run, plan, told)
+
+    async def _steps(
+        self, agent: Agent[None, str], run: AgentRun[None, str], plan: RunPlan, told: _Told
+    ) -> Ended:
+        async for node in run:
+            if agent.is_model_request_node(node):
+                if plan.budget.left == 0:
+                    said = f"the limit of {plan.budget.limit} requests to the model is reached"
+                    return Ended(reason="limit", text="", said=said)
+                plan.budget.used += 1
+                told.passage.clear()
+                async with node.stream(run.ctx) as stream:
+                    async for event in stream:
+                        await _tell(event, plan, told)
+            elif agent.is_call_tools_node(node):
+                async with node.stream(run.ctx) as events:
+                    async for _ in events:
+                        pass
+            await _hand_on(run, plan, told)
+        return Ended(reason="done", text="")
+
+
+async def _tell(event: AgentStreamEvent, plan: RunPlan, told: _Told) -> None:
+    text, starts = "", False
+    if isinstance(event, PartStartEvent) and isinstance(event.part, TextPart):
+        text, starts = event.part.content, True
+        if told.passage:
+            told.passage.append("\n\n")
+    elif isinstance(event, PartDeltaEvent) and isinstance(event.delta, TextPartDelta):
+        text = event.delta.content_delta
+    if text or starts:
+        told.passage.append(text)
+        await plan.sink(TextDelta(text, starts))
+
+
+async def _hand_on(run: AgentRun[None, str], plan: RunPlan, told: _Told) -> None:
+    messages: list[ModelMessage] = run.new_messages()
+    for message in messages[told.messages :]:
+        told.messages += 1
+        if isinstance(message, ModelResponse) and not message.parts:
+            continue
+        (dumped,) = ModelMessagesTypeAdapter.dump_python([message], mode="json")
+        if is_json_object(dumped):
+            await plan.on_message(dumped)
+
+
+def _usage(used: RunUsage) -> Usage:
+    cost = getattr(used, "cost", None)
+    return Usage(
+        used.requests,
+        used.input_tokens,
+        used.output_tokens,
+        used.cache_read_tokens,
+        used.cache_write_tokens,
+        None if cost is None else float(cost),
+    )
+
+
+# -- models and their faults ----------------------------------------------------------------------
+
+
+_VERBATIM = ModelProfile(json_schema_transformer=None, supports_inline_system_prompts=True)
+"""Schemas go out as the kernel shows them, and no word of a tool's answer is escaped on the way."""
+
+
+def open_model(choice: ModelChoice) -> Model:
+    """Make the client of a model; nothing is sent before the first request."""
+    if choice.dialect == "anthropic":
+        from pydantic_ai.models.anthropic import (  # noqa: PLC0415 — a second of imports
+            AnthropicModel,
+            AnthropicModelSettings,
+        )
+        from pydantic_ai.providers.anthropic import AnthropicProvider  # noqa: PLC0415 — with it
+
+        there = AnthropicProvider(api_key=choice.api_key or "none", base_url=choice.base_url)
+        # The briefing and the deck are the same bytes at every request, as long as they can be.
+        kept = AnthropicModelSettings(
+            anthropic_cache_instructions=True,
+            anthropic_cache_tool_definitions=True,
+            anthropic_cache_messages=True,
+        )
+        return AnthropicModel(choice.name, provider=there, settings=kept, profile=_VERBATIM)
+    from pydantic_ai.models.openai import OpenAIChatModel  # noqa: PLC0415 — half a second of imports
+    from pydantic_ai.providers.openai import OpenAIProvider  # noqa: PLC0415 — with it
+    from pydantic_ai.providers.openai_compatible import (  # noqa: PLC0415 — with it
+        OpenAICompatibleProvider,
+    )
+
+    if choice.dialect == "openai":
+        own = OpenAIProvider(base_url=choice.base_url, api_key=choice.api_key or "none")
+        return OpenAIChatModel(choice.name, provider=own, profile=_VERBATIM)
+    assert choice.base_url is not None
+    other = OpenAICompatibleProvider("local", base_url=choice.base_url, api_key=choice.api_key)
+    return OpenAIChatModel(choice.name, provider=other, profile=_VERBATIM)
+
+
+_KINDS: tuple[tuple[type[Exception], FaultKind, str], ...] = (
+    (failures.ModelAuthenticationError, "auth", "check the key"),
+    (failures.ModelQuotaExceededError, "quota", "look at the account"),
+    (failures.ModelRateLimitError, "rate_limit", "wait, or use another model"),
+    (failures.ModelContextWindowExceededError, "context_window", "ask for less, or begin anew"),
+    (failures.ModelNotFoundError, "not_found", "check --model"),
+    (failures.ModelConnectionError, "connection", "check the address, and whether it runs"),
+    (failures.ModelRequestRejectedError, "rejected", ""),
+)
+
+
+def fault_of(error: failures.AgentRunError) -> ModelFault:
+    """Say in one line why a model did not answer."""
+    said = _words(error)
+    for kind, name, remedy in _KINDS:
+        if isinstance(error, kind):
+            return ModelFault(name, said, remedy)
+    return ModelFault("server", said)
+
+
+def _words(error: failures.AgentRunError) -> str:
+    if not isinstance(error, failures.ModelAPIError):
+        return f"the model did not answer as it should: {error}"
+    body = error.body
+    inner = body.get("error", body) if is_json_object(body) else body
+    told = inner.get("message") if is_json_object(inner) else inner
+    status = f" ({error.status_code})" if isinstance(error, failures.ModelHTTPError) else ""
+    return f"{error.model_name}{status}: {told or error.message}"

@@ -1,0 +1,160 @@
+"""`task` for real: a sub-session with a fresh history on the same servers and under the same guard.
+
+It gets the deck of its parent without `task`, so that it can do nothing its parent cannot, and a
+part of the parent's requests. At a limit it reports what it has, under an id to go on with.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+from anyio import to_thread
+
+from indusagi.capabilities.context import ContextId
+from indusagi.capabilities.read_state import ReadState
+from indusagi.core.ids import is_ulid, new_ulid
+from induscode.deck.contract import DelegateReport
+from induscode.deck.toolbox import DeckRunner, DeckToolBox
+from induscode.session.plan import RequestBudget, RunPlan
+from induscode.session.transcript import NoConversation, Transcript
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from indusagi.capabilities.context import ToolContext
+    from indusagi.core.json import JsonObject
+    from induscode.deck.contract import DelegateRequest
+    from induscode.deck.provision import ToolDeck
+    from induscode.session.briefing import Briefing
+    from induscode.session.events import Ended, EndReason
+
+AGENTS = ("general", "explore")
+"""`general` has every tool of its parent but `task`; `explore` only those that change nothing."""
+_TURNS = 20
+_TIME_S = 600.0
+_LARGEST_REPORT = 40_000
+
+_REASONS: dict[EndReason, str] = {
+    "limit": "turns",
+    "repeat": "error",
+    "time": "time",
+    "cancelled": "cancelled",
+    "error": "error",
+}
+
+
+class Asks(Protocol):
+    """Whatever has a question answered by a model."""
+
+    async def run(self, prompt: str, plan: RunPlan) -> Ended:
+        """Have a question answered."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """What a sub-session has of the session it was started in."""
+
+    engine: Asks
+    deck: Callable[[], ToolDeck]
+    servers: Callable[[], dict[str, str]]
+    briefing: Briefing
+    budget: RequestBudget
+
+
+class SubSessions:
+    """Runs sub-sessions. It is made before the session is, and told of it afterwards."""
+
+    def __init__(self, directory: str, cwd: str) -> None:
+        self._directory, self._cwd = directory, cwd
+        self._parent: Parent | None = None
+
+    def serve(self, parent: Parent) -> None:
+        """Take the session whose work is handed on here."""
+        self._parent = parent
+
+    def list_agents(self) -> Sequence[str]:
+        """Name the agents there are."""
+        return AGENTS
+
+    async def run(self, request: DelegateRequest, ctx: ToolContext) -> DelegateReport:
+        """Have a piece of work done."""
+        parent = self._parent
+        if parent is None:
+            return DelegateReport(ok=False, text="The session is not open yet.", reason="error")
+        try:
+            transcript = await to_thread.run_sync(self._opened, request.resume)
+        except (OSError, NoConversation) as exc:
+            return DelegateReport(ok=False, text=str(exc), reason="error")
+        try:
+            return await self._worked(request, ctx, parent, transcript)
+        finally:
+            await to_thread.run_sync(transcript.close)
+
+    def _opened(self, resume: str | None) -> Transcript:
+        name = resume or new_ulid()
+        directory = os.path.join(self._directory, name)
+        if resume is not None and not (is_ulid(name) and os.path.isdir(directory)):
+            raise NoConversation(f"There is no task {resume!r} to go on with.")
+        return Transcript(directory, self._cwd)
+
+    async def _worked(
+        self, request: DelegateRequest, ctx: ToolContext, parent: Parent, transcript: Transcript
+    ) -> DelegateReport:
+        limit = min(request.max_turns or _TURNS, parent.budget.left)
+        budget = RequestBudget(limit)
+        # Lists, jobs and what was read belong to the sub-session alone; the doors are the parent's.
+        own = replace(
+            ctx,
+            context_id=ContextId(f"ctx_{new_ulid()}"),
+            framework=replace(ctx.framework, read_state=ReadState()),
+            on_progress=None,
+        )
+
+        def deck() -> ToolDeck:
+            return parent.deck().retain(lambda card: _allowed(card.name, card.read_only, request))
+
+        def box() -> DeckToolBox:
+            return DeckToolBox(DeckRunner({card.name: card for card in deck().tools()}, own))
+
+        async def keep(message: JsonObject) -> None:
+            await to_thread.run_sync(transcript.keep, message)
+
+        plan = RunPlan(
+            box=box,
+            briefing=lambda: parent.briefing.text(
+                [card.name for card in deck().tools()], parent.servers()
+            ),
+            cancel=ctx.cancel,
+            budget=budget,
+            history=transcript.messages(),
+            on_message=keep,
+            time_s=(request.timeout_ms or _TIME_S * 1_000) / 1_000,
+        )
+        try:
+            ended = await parent.engine.run(_prompt(request), plan)
+        finally:
+            parent.budget.used += budget.used
+        return _report(ended, transcript.id)
+
+
+def _allowed(name: str, read_only: bool, request: DelegateRequest) -> bool:
+    return name != "task" and (read_only or request.agent != "explore")
+
+
+def _prompt(request: DelegateRequest) -> str:
+    facts = f"\n\nWhat is known:\n{request.context}" if request.context else ""
+    return f"{request.objective}{facts}\n\nEnd with a report of what you found or did."
+
+
+def _report(ended: Ended, identity: str) -> DelegateReport:
+    text = ended.text
+    if ended.reason != "done":
+        text = f"{text}\n[{ended.said}]" if text else f"[{ended.said}]"
+    if len(text) > _LARGEST_REPORT:
+        text = f"{text[:_LARGEST_REPORT]}\n[the report went on]"
+    return DelegateReport(
+        ok=ended.reason == "done", text=text, id=identity, reason=_REASONS.get(ended.reason)
+    )
