@@ -77,6 +77,8 @@ async def test_a_lazy_server_that_was_seen_is_shown_at_once_and_started_by_the_f
             # Nothing is known of it yet, so it is started although it is lazy.
             assert (first.from_store, len(diary(log, "start"))) == ((), 1)
             shown = first.attached.ledger.live_capabilities()
+            ops = [row.op for row in await store.rows(first.journal.run)]
+            assert ops[:3] == ["run", "connect", "ready"]
         async with booted(store, server, lazy=["h"]) as bridge:
             await bridge.settled()
             assert bridge.from_store == ("h",)

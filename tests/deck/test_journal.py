@@ -342,3 +342,10 @@ def test_short_and_common_values_do_not_make_a_definition_unkeepable() -> None:
 
 def test_an_address_that_is_none_holds_no_values() -> None:
     assert Redaction([StreamableHttpServerConfig("h", "http://[")]).clean("http://[") == "http://["
+
+
+def test_arguments_that_are_called_a_secret_are_taken_for_one() -> None:
+    args = ["--port", "8080", "--api-key=opensesame", "--token", "letmein", "plain"]
+    known = Redaction([StdioServerConfig("a", "server", args)])
+    assert known.clean("opensesame letmein plain 8080") == "… … plain 8080"
+    assert [known.holds_secret(one) for one in args] == [False, False, True, False, True, False]

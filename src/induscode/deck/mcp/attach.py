@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from indusagi.interop.protocol_bridge.contract import BridgeConfig, ProtocolFault
-from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl, start_server_fleet
+from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
 from induscode.deck.contract import CapabilityCard, capability_id
 from induscode.deck.mcp.enrolment import Enrolment, iso_now
 
@@ -67,10 +67,10 @@ async def attach_bridge_capabilities(
     """
     if not config.servers:
         return AttachResult(ledger, None, None, 0)
-    fleet = await start_server_fleet(
-        config, supervision=supervision, handlers=handlers, waiting=waiting
-    )
+    fleet = ServerFleetImpl(supervision=supervision, handlers=handlers)
+    # Before anything starts, so that it hears of servers that come up or fail at once.
     enrolment = Enrolment(fleet, ledger, pins=pins, sink=sink)
+    await fleet.start(config, waiting=waiting)
     await enrolment.take_all(known)
     after = enrolment.ledger
     return AttachResult(

@@ -96,6 +96,7 @@ class Enrolment:
         self._left_places: dict[RemoteToolRef, BridgeKey] = {}
         self._listed: dict[str, Sequence[RemoteTool]] = {}
         self._unfit: dict[RemoteToolRef, str] = {}
+        self._holding = True
         self._leave = fleet.follow(self._heard)
 
     @property
@@ -129,7 +130,12 @@ class Enrolment:
     # -- following --------------------------------------------------------------------------
 
     async def take_all(self, known: Mapping[str, Sequence[RemoteTool]] | None = None) -> None:
-        """Enrol what the servers have listed already, or are known to list once they start."""
+        """Enrol what the servers have listed already, or are known to list once they start.
+
+        Until then listings are only heard: the order is that of the configuration, and not that in
+        which servers happen to come up.
+        """
+        self._holding = False
         for endpoint in self.fleet.endpoints():
             # The tools of one server are enrolled in one go; between servers others get a turn.
             await asyncio.sleep(0)
@@ -141,7 +147,8 @@ class Enrolment:
 
     def _heard(self, told: FleetEvent) -> None:
         if told.event == "tools":
-            self.take(told.server)
+            if not self._holding:
+                self.take(told.server)
         elif self._sink is not None and told.event == "phase":
             fault = told.status.fault
             if fault is not None:

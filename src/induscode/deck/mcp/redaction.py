@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from indusagi.interop.protocol_bridge.contract import ServerConfig
 
@@ -80,6 +80,7 @@ def _values(config: ServerConfig) -> Iterator[tuple[str, str]]:
     """Give what a server is given, each with the name it goes by."""
     if isinstance(config, StdioServerConfig):
         yield from config.env.items()
+        yield from _values_of_args(config.args)
         return
     for name, value in config.headers.items():
         yield name, value
@@ -87,6 +88,19 @@ def _values(config: ServerConfig) -> Iterator[tuple[str, str]]:
         yield name, value.rpartition(" ")[2]
     for url in filter(None, (config.url, config.proxy)):
         yield from _values_of_url(url)
+
+
+def _values_of_args(args: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Give the arguments that are called a secret: `--token=x`, and `--token x`."""
+    flag = ""
+    for arg in args:
+        name, _, value = arg.partition("=")
+        if _SECRET_NAME.search(name) and name.startswith("-"):
+            flag = "" if value else name
+            yield name, value
+        elif flag:
+            yield flag, arg
+            flag = ""
 
 
 def _values_of_url(url: str) -> Iterator[tuple[str, str]]:
