@@ -66,7 +66,10 @@ def context_in(folder: Path) -> ToolContext:
 
 async def crash_in(folder: Path) -> Receipt:
     """Have a process of ours start a job and die; give the job's receipt."""
-    done = await anyio.run_process([sys.executable, "-c", CRASHES, str(folder)], check=False)
+    # Whoever is killed leaves its temporary files behind: here they go with the test.
+    env = {**os.environ, "TMPDIR": str(folder)}
+    argv = [sys.executable, "-c", CRASHES, str(folder)]
+    done = await anyio.run_process(argv, check=False, env=env)
     assert done.returncode == -signal.SIGKILL, done.stderr
     (receipt,) = await to_thread.run_sync(leftover_jobs)
     return receipt

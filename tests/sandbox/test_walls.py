@@ -507,3 +507,21 @@ async def test_a_folder_that_is_not_there_leaves_no_covers(
         with pytest.raises(FileExistsError):
             await shell.spawn("true", output_path="/etc/passwd")
     assert MASKS._users == {}
+
+
+async def test_a_link_that_leads_nowhere_does_not_keep_commands_from_running(
+    mechanism: Mechanism, root: Path
+) -> None:
+    (root / ".indusvx").symlink_to("nowhere")
+    assert (await run(root, "echo ran", Sandbox(mechanisms=(mechanism,)))).output == b"ran\n"
+
+
+async def test_a_shell_inside_of_another_one_leaves_no_note(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("indusagi.capabilities.local_shell._SHELLS", ("/bin/sh",))
+    async with shell_in(root, Sandbox(mode="off")) as shell:
+        process = await shell.spawn("bash -c 'cd /'")
+        await process.wait()
+        assert await process.final_cwd() is None
+        await process.aclose()

@@ -591,3 +591,12 @@ async def test_a_shell_without_a_directory_to_tell_changes_nothing(
     monkeypatch.setattr("indusagi.capabilities.local_shell._SHELLS", ("/bin/sh",))
     assert await session.text("cd /; echo $0") == "/bin/sh"
     assert await session.text("pwd") == str(session.root)
+
+
+async def test_a_command_that_misses_the_network_is_told_that_there_is_none(tmp_path: Path) -> None:
+    sandbox = Sandbox(network=False)
+    async with session_in(tmp_path, sandbox) as session:
+        outcome = await session.run("exec 3<>/dev/tcp/127.0.0.1/1")
+        if "network off" not in str(outcome.details["sandbox"]):
+            pytest.skip("the network cannot be closed here")
+        assert "[the sandbox of commands has no network]" in str(outcome.output)

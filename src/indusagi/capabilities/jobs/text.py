@@ -93,6 +93,8 @@ def _ends(head: str, tail: str) -> tuple[str, str]:
 
 
 def _joined(head: str, tail: str, size: int, whole_is_in: str | None) -> str:
-    where = "" if whole_is_in is None else f" The whole is in {whole_is_in}."
+    where = (
+        "" if whole_is_in is None else f" The whole is in {whole_is_in}: read it with an offset."
+    )
     left_out = max(size - len(head.encode()) - len(tail.encode()), 0)
     return f"{head.rstrip()}\n[… about {left_out:,} of {size:,} bytes left out.{where}]\n{tail}"

@@ -114,7 +114,8 @@ def _mounts(layout: Layout, masked: Sequence[str], private: Private) -> Iterator
     for path in layout.hidden:
         yield from _empty(path) if os.path.isdir(path) else ("--ro-bind", "/dev/null", path)
     for path in layout.protected:
-        yield from _empty(path) if path in masked else ("--ro-bind", path, path)
+        # A link that leads nowhere is there, and cannot be bound.
+        yield from _empty(path) if path in masked else ("--ro-bind-try", path, path)
 
 
 def _empty(path: str) -> tuple[str, ...]:

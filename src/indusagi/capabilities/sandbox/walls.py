@@ -78,7 +78,8 @@ class Walls:
         private = self._make_private()
         note = os.path.join(private.notes, new_ulid())
         inherited = command_environment(os.environ, self._allowed) | dict(env)
-        inherited |= note_variables(private.preamble, note, inherited)
+        if shell.endswith("bash"):
+            inherited |= note_variables(private.preamble, note, inherited)
         plain = [shell, "-c", command]
         if state.kind == "bubblewrap":
             return self._wrapped(layout, state, private, note, plain, inherited, folder)

@@ -7,6 +7,7 @@ what is over its time, or no longer wanted, is ended with all that it has starte
 from __future__ import annotations
 
 import os
+import re
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
@@ -38,6 +39,10 @@ if TYPE_CHECKING:
 
 DEFAULT_TIMEOUT_MS = 120_000
 LONGEST_TIMEOUT_MS = 600_000
+_NO_NETWORK = re.compile(
+    r"resolve host|name resolution|Name or service not known|unreachable|Connection refused"
+    r"|Permission denied.*connect|connect.*Permission denied|EAI_AGAIN|ECONNREFUSED"
+)
 _DESCRIPTION = """Run a command with bash and return its output (stdout and stderr in order).
 Nobody answers prompts: standard input is empty, there is no terminal, pagers and editors are off.
 The working directory carries over between calls while it stays in the workspace; variables do not.
@@ -263,6 +268,8 @@ class _Call:
         self._report.details |= {"ended": "exited", "exitCode": code}
         if code == 0:
             return
+        if not self._process.sandbox.network and _NO_NETWORK.search(shown.text):
+            self._report.notes.append("the sandbox of commands has no network")
         answer = benign_exit(self._command, code, shown.text)
         self._report.notes.append(how(code) if answer is None else f"{how(code)}: {answer}")
         self._report.code = "failed" if answer is None else None

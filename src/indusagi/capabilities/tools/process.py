@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING, cast
 
+import anyio
 from anyio import to_thread
 
 from indusagi.capabilities.backends import SandboxMissing
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 LONGEST_WAIT_MS = 30_000
 _SHOWN_COMMAND = 80
+_WRITE_S = 5.0
+"""How long a job may take to read what is written to it."""
 _SHOWN = OutputBudget(SHOWN_BYTES, SHOWN_LINES)
 _SIGNALS = ("TERM", "INT", "HUP", "QUIT", "KILL")
 _DESCRIPTION = """Start, watch and stop commands that run in the background: servers, watchers,
@@ -219,9 +222,12 @@ async def _write(job: Job, arguments: JsonObject) -> ToolResult:
     text, eof = arguments.get("input", ""), arguments.get("eof") is True
     try:
         data = cast("str", text).encode()
-        await job.process.write_input(data, close=eof)
+        with anyio.move_on_after(_WRITE_S) as timer:
+            await job.process.write_input(data, close=eof)
     except (OSError, UnicodeEncodeError) as exc:
         return ToolResult.error(f"{job.id} could not be written to: {exc}", code="failed")
+    if timer.cancelled_caught:
+        return ToolResult.error(f"{job.id} does not read its input", code="timeout", id=job.id)
     end = " and the end of its input" if eof else ""
     return ToolResult.text(f"{job.id} was given {len(data):,} bytes{end}", id=job.id)
 
