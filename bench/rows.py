@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bench import bridge, kernel, start
+from bench import bridge, deck, kernel, start, tools_search
 
 if TYPE_CHECKING:
     from bench.row import Row
 
-ROWS: tuple[Row, ...] = (*start.ROWS, *kernel.ROWS, *bridge.ROWS)
+ROWS: tuple[Row, ...] = (
+    *start.ROWS,
+    *kernel.ROWS,
+    *tools_search.ROWS,
+    *bridge.ROWS,
+    *deck.ROWS,
+)
