@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Generator, Iterator, Mapping, Sequence
 
 LIMIT_S = 20.0
 """Far beyond what anything here takes."""
@@ -72,7 +72,7 @@ class ModelServer:
 
 
 @contextmanager
-def model_server(*script: Reply) -> Iterator[ModelServer]:
+def model_server(*script: Reply) -> Generator[ModelServer]:
     """Serve a script."""
     state = ModelServer([*script])
 
@@ -105,9 +105,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._whole(200 if self.path == "/v1/models" else 404, models)
 
     def do_POST(self) -> None:
-        body = cast(
-            "dict[str, Any]", json.loads(self.rfile.read(int(self.headers["content-length"])))
-        )
+        sent = self.rfile.read(int(self.headers["content-length"]))
+        body = cast("dict[str, Any]", json.loads(sent))
         reply = self.server_state.next_reply(body, {k.lower(): v for k, v in self.headers.items()})
         anthropic = self.path.startswith("/v1/messages")
         if reply.status != 200:
@@ -181,7 +180,7 @@ _CHUNK: dict[str, object] = {
 
 
 def _anthropic(reply: Reply) -> Iterator[bytes]:
-    message = {
+    message: dict[str, object] = {
         "id": "msg_1",
         "type": "message",
         "role": "assistant",
@@ -198,7 +197,8 @@ def _anthropic(reply: Reply) -> Iterator[bytes]:
         index += 1
     for name, arguments in reply.calls:
         text = _text(arguments)
-        block = {"type": "tool_use", "id": f"toolu_{index}_{name}", "name": name, "input": {}}
+        block: dict[str, object] = {"type": "tool_use", "id": f"toolu_{index}_{name}"}
+        block |= {"name": name, "input": dict[str, object]()}
         halves = (text[: len(text) // 2], text[len(text) // 2 :])
         yield from _block(index, block, "input_json_delta", "partial_json", halves)
         index += 1

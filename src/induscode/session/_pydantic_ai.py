@@ -7,7 +7,6 @@ own limits, its own MCP client) is not used: one way for each of these is enough
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,6 +15,7 @@ from pydantic_ai import Agent, BinaryContent, CancellationToken
 from pydantic_ai import exceptions as failures
 from pydantic_ai.messages import (
     AgentStreamEvent,
+    FunctionToolResultEvent,
     ModelMessage,
     ModelMessagesTypeAdapter,
     ModelResponse,
@@ -33,24 +33,14 @@ from pydantic_ai.usage import RunUsage, UsageLimits
 
 from indusagi.core.json import is_json_object
 from indusagi.runtime.contract import ToolCall
-from induscode.session.content import for_model
-from induscode.session.events import (
-    Ended,
-    ModelFault,
-    TextDelta,
-    ToolAdvanced,
-    ToolAnswered,
-    ToolCalled,
-    Usage,
-)
-from induscode.session.repeats import RepeatGuard, repeat_words
+from induscode.session.calls import AnyArguments, Calls, Circles, as_written
+from induscode.session.events import Ended, ModelFault, TextDelta, Usage
 
 if TYPE_CHECKING:
     from pydantic_ai.agent import AgentRun
     from pydantic_ai.models import Model
 
-    from indusagi.core.json import JsonValue
-    from indusagi.runtime.contract import ToolDescriptor, ToolOutcome, ToolProgress
+    from indusagi.runtime.contract import ToolDescriptor
     from induscode.deck.toolbox import DeckToolBox
     from induscode.session.events import FaultKind
     from induscode.session.models import ModelChoice
@@ -62,33 +52,7 @@ _FORGIVEN = 1_000
 """How often a model may ask for a tool that is not there; the limit of requests comes first."""
 
 
-class _Circles(Exception):
-    """The model does the same thing over and over."""
-
-
 # -- the deck as a toolset ----------------------------------------------------------------------
-
-
-class _Unread(dict[str, Any]):
-    """Arguments that are no object, on their way to the kernel, which says what is wrong."""
-
-    def __init__(self, value: JsonValue) -> None:
-        super().__init__()
-        self.value = value
-
-
-class _AnyArguments:
-    """Lets everything pass: the kernel checks arguments against the schema it was given."""
-
-    def validate_json(self, input: str | bytes | bytearray, **_: Any) -> dict[str, Any]:
-        try:
-            value = cast("JsonValue", json.loads(input))
-        except (ValueError, RecursionError):
-            value = input if isinstance(input, str) else bytes(input).decode("utf-8", "replace")
-        return self.validate_python(value)
-
-    def validate_python(self, input: Any, **_: Any) -> dict[str, Any]:
-        return cast("dict[str, Any]", input) if isinstance(input, dict) else _Unread(input)
 
 
 class DeckToolset(AbstractToolset[None]):
@@ -98,7 +62,7 @@ class DeckToolset(AbstractToolset[None]):
         self._plan = plan
         self._rich = rich
         """Whether answers of tools may hold pictures, and have a mark for failures."""
-        self._guard = RepeatGuard()
+        self._calls = Calls(plan.sink, plan.cancel)
         self._box: DeckToolBox | None = None
         self._step = -1
 
@@ -127,7 +91,7 @@ class DeckToolset(AbstractToolset[None]):
             toolset=self,
             tool_def=definition,
             max_retries=_FORGIVEN,
-            args_validator=_AnyArguments(),
+            args_validator=AnyArguments(),
         )
 
     async def call_tool(
@@ -139,66 +103,24 @@ class DeckToolset(AbstractToolset[None]):
     ) -> Any:
         """Run a call, and give the model its answer."""
         assert self._box is not None
-        arguments: JsonValue = tool_args.value if isinstance(tool_args, _Unread) else tool_args
-        call = ToolCall(ctx.tool_call_id or name, name, arguments)
-        await self._plan.sink(ToolCalled(call.id, name, arguments))
-        outcome = await self._run(self._box, call)
-        return await self._answer(call, outcome)
-
-    async def _run(self, box: DeckToolBox, call: ToolCall) -> ToolOutcome:
-        """Run the call while whoever listens hears of its progress."""
-        send, receive = anyio.create_memory_object_stream["ToolProgress"](64)
-
-        def advanced(progress: ToolProgress) -> None:
-            try:
-                send.send_nowait(progress)
-            except anyio.WouldBlock:
-                return  # somebody reads slower than the tool tells: the next one says more
-
-        outcome: ToolOutcome | None = None
-        with send, receive:
-            async with anyio.create_task_group() as tasks:
-
-                async def relay() -> None:
-                    async for one in receive:
-                        said = ToolAdvanced(call.id, call.name, one.done, one.total, one.message)
-                        try:
-                            await self._plan.sink(said)
-                        except BrokenPipeError:
-                            tasks.cancel_scope.cancel()
-
-                tasks.start_soon(relay)
-                outcome = await box.runner.run(call, self._plan.cancel, on_progress=advanced)
-                send.close()
-        if outcome is None:
-            raise BrokenPipeError
-        return outcome
-
-    async def _answer(self, call: ToolCall, outcome: ToolOutcome) -> Any:
-        answer = for_model(outcome.result)
-        code = outcome.details.get("code")
-        media = tuple(one.media_type for one in answer.attachments)
-        said = ToolAnswered(
-            call.id, call.name, answer.text, outcome.is_error, media, str(code) if code else None
-        )
-        await self._plan.sink(said)
-        text = answer.text
-        finding = self._guard.note(call.name, call.input, text)
-        if finding == "stop":
-            raise _Circles(call.name)
-        if finding == "tell":
-            text = f"{text}\n\n{repeat_words(call.name)}"
-        if outcome.is_error:
-            text += f"\n[left out of a failed answer: {', '.join(media)}]" if media else ""
+        call = ToolCall(ctx.tool_call_id or name, name, as_written(tool_args))
+        answer = await self._calls.run(self._box, call)
+        if answer.is_error:
             if self._rich:
-                raise failures.ToolFailed(text)
-            return f"Error: {text}"
+                raise failures.ToolFailed(answer.text)
+            return f"Error: {answer.text}"
         files = [BinaryContent(one.data, media_type=one.media_type) for one in answer.attachments]
         if not files:
-            return text
+            return answer.text
         # Elsewhere answers of tools are text, and what is not goes into a message after it.
-        beside = [f"What {call.name} gave beside its text:", *files]
-        return [text, *files] if self._rich else ToolReturn(text, content=beside)
+        beside = [f"What {name} gave beside its text:", *files]
+        return [answer.text, *files] if self._rich else ToolReturn(answer.text, content=beside)
+
+    async def missed(self, event: FunctionToolResultEvent) -> None:
+        """Tell of a call that did not get here, since there is no such tool."""
+        part = event.part
+        if self._box is not None and part.tool_name not in self._box.runner.cards:
+            await self._calls.missed(part.tool_call_id, part.tool_name, str(part.content))
 
 
 # -- the loop -------------------------------------------------------------------------------------
@@ -255,7 +177,7 @@ class Engine:
             return Ended(reason="time", text="", said="the time it was given is over")
         except failures.RunCancelled:
             return Ended(reason="cancelled", text="", said=plan.cancel.reason or "cancelled")
-        except _Circles as exc:
+        except Circles as exc:
             said = f"{exc} was called again and again with the same outcome"
             return Ended(reason="repeat", text="", said=said)
         except failures.AgentRunError as exc:
@@ -265,11 +187,12 @@ class Engine:
     async def _through(
         self, prompt: str, plan: RunPlan, told: _Told, used: RunUsage, token: CancellationToken
     ) -> Ended:
+        deck = DeckToolset(plan, rich=self._model.system == "anthropic")
         agent = Agent(
             self._model,
             deps_type=type(None),
             instructions=lambda: plan.briefing(),
-            toolsets=[DeckToolset(plan, rich=self._model.system == "anthropic")],
+            toolsets=[deck],
             retries={"tools": _FORGIVEN, "output": 1},
             model_settings=ModelSettings(timeout=_REQUEST_S),
         )
@@ -283,14 +206,19 @@ class Engine:
             timeout=plan.time_s,
         ) as run:
             try:
-                return await self._steps(agent, run, plan, told)
+                return await self._steps(agent, run, deck, plan, told)
             finally:
                 # Also what was cut short belongs to the conversation, whatever ended it.
                 with anyio.CancelScope(shield=True):
                     await _hand_on(run, plan, told)
 
     async def _steps(
-        self, agent: Agent[None, str], run: AgentRun[None, str], plan: RunPlan, told: _Told
+        self,
+        agent: Agent[None, str],
+        run: AgentRun[None, str],
+        deck: DeckToolset,
+        plan: RunPlan,
+        told: _Told,
     ) -> Ended:
         async for node in run:
             if agent.is_model_request_node(node):
@@ -304,8 +232,9 @@ class Engine:
                         await _tell(event, plan, told)
             elif agent.is_call_tools_node(node):
                 async with node.stream(run.ctx) as events:
-                    async for _ in events:
-                        pass
+                    async for event in events:
+                        if isinstance(event, FunctionToolResultEvent):
+                            await deck.missed(event)
             await _hand_on(run, plan, told)
         return Ended(reason="done", text="")
 

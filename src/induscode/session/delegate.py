@@ -105,12 +105,14 @@ class SubSessions:
     ) -> DelegateReport:
         limit = min(request.max_turns or _TURNS, parent.budget.left)
         budget = RequestBudget(limit)
-        # Lists, jobs and what was read belong to the sub-session alone; the doors are the parent's.
+        # Lists, jobs and what was read belong to the sub-session alone; the doors are the parent's,
+        # not those of this call, which may be narrower than what each call of the work needs.
+        above = parent.deck().context
         own = replace(
-            ctx,
+            above,
             context_id=ContextId(f"ctx_{new_ulid()}"),
-            framework=replace(ctx.framework, read_state=ReadState()),
-            on_progress=None,
+            framework=replace(above.framework, read_state=ReadState()),
+            cancel=ctx.cancel,
         )
 
         def deck() -> ToolDeck:

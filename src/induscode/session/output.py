@@ -142,6 +142,8 @@ class TextReporter:
     _open: bool = field(default=False, init=False)
     """Whether the last line has no end yet."""
     _any: bool = field(default=False, init=False)
+    _gap: bool = field(default=False, init=False)
+    """Whether the next words are set apart from those before."""
 
     async def opened(self, opening: Opening) -> None:
         """Say what was left out, on standard error."""
@@ -153,7 +155,7 @@ class TextReporter:
         if isinstance(event, TextDelta):
             await self._words(event)
         elif isinstance(event, ToolAnswered) and event.code == "denied":
-            complain(f"{event.name}: {event.text}")
+            complain(event.text)
         elif isinstance(event, ToolCalled) and self.chatty:
             complain(f"calling {event.name}")
         elif isinstance(event, ToolAdvanced) and self.chatty:
@@ -161,11 +163,11 @@ class TextReporter:
 
     async def _words(self, event: TextDelta) -> None:
         text = _OBEYED.sub("", event.text)
-        if event.starts and self._any:
-            text = f"\n{text}" if not self._open else f"\n\n{text}"
+        self._gap = self._gap or (event.starts and self._any)
         if text:
-            self._any, self._open = True, not text.endswith("\n")
-            await self.page.write(text)
+            before = ("\n\n" if self._open else "\n") if self._gap else ""
+            self._any, self._gap, self._open = True, False, not text.endswith("\n")
+            await self.page.write(before + text)
 
     async def closed(self, closing: Closing) -> None:
         """End the last line, and say on standard error why it ended early."""

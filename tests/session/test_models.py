@@ -1,0 +1,115 @@
+"""Which model answers."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.support.model_server import model_server
+
+from induscode.launch.invocation import Invocation
+from induscode.session.models import (
+    ANTHROPIC_DEFAULT,
+    OPENAI_DEFAULT,
+    ModelChoice,
+    NoModel,
+    choose_model,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+pytestmark = pytest.mark.anyio
+
+A, K, OWN = "ANTHROPIC_API_KEY", "OPENAI_API_KEY", "INDUS_API_KEY"
+URL = "http://127.0.0.1:9/v1"
+
+
+def asked(model: str | None = None, base_url: str | None = None) -> Invocation:
+    return Invocation(cwd="/", model=model, base_url=base_url)
+
+
+@pytest.mark.parametrize(
+    ("model", "url", "environ", "choice"),
+    [
+        ("anthropic:x", None, {A: "a"}, ModelChoice("anthropic", "x", None, "a")),
+        (
+            "anthropic:x",
+            None,
+            {A: "a", "ANTHROPIC_BASE_URL": URL},
+            ModelChoice("anthropic", "x", URL, "a"),
+        ),
+        ("anthropic:x", URL, {A: "a", OWN: "o"}, ModelChoice("anthropic", "x", URL, "o")),
+        ("openai:x", None, {K: "k"}, ModelChoice("openai", "x", None, "k")),
+        (
+            "openai:x",
+            None,
+            {K: "k", "OPENAI_BASE_URL": URL},
+            ModelChoice("openai", "x", URL, "k"),
+        ),
+        ("openai:x", URL, {K: "k"}, ModelChoice("compatible", "x", URL, None)),
+        ("qwen3:8b", URL, {}, ModelChoice("compatible", "qwen3:8b", URL, None)),
+        ("x", URL, {K: "k", OWN: "o"}, ModelChoice("compatible", "x", URL, "o")),
+        ("x", None, {K: "k", "OPENAI_BASE_URL": URL}, ModelChoice("compatible", "x", URL, "k")),
+        (None, None, {A: "a", K: "k"}, ModelChoice("anthropic", ANTHROPIC_DEFAULT, None, "a")),
+        (None, None, {K: "k"}, ModelChoice("openai", OPENAI_DEFAULT, None, "k")),
+    ],
+)
+async def test_the_model_that_was_asked_for_or_that_there_is_a_key_for(
+    model: str | None, url: str | None, environ: Mapping[str, str], choice: ModelChoice
+) -> None:
+    """A provider's key never goes to an address from a flag."""
+    assert await choose_model(asked(model, url), environ) == choice
+
+
+@pytest.mark.parametrize(
+    ("model", "url", "environ", "said"),
+    [
+        ("anthropic:x", None, {K: "k"}, A),
+        ("openai:x", None, {"ANTHROPIC_BASE_URL": URL}, K),
+        ("x", None, {K: "k"}, "whose model is it"),
+        ("x:y", None, {}, "--base-url"),
+        (None, URL, {}, "name one with --model"),
+        (None, "https://127.0.0.1:9/v1", {}, "name one with --model"),
+    ],
+)
+async def test_without_a_model_the_error_says_how_to_get_one(
+    model: str | None, url: str | None, environ: Mapping[str, str], said: str
+) -> None:
+    with pytest.raises(NoModel, match=said):
+        await choose_model(asked(model, url), environ)
+
+
+async def test_a_key_is_in_no_text() -> None:
+    choice = await choose_model(asked("openai:x"), {K: "sk-canary"})
+    assert "sk-canary" not in f"{choice!r} {choice} {choice.label}"
+
+
+async def test_without_a_key_a_server_of_this_machine_is_found() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, model_server() as server:
+        ports = (silent.getsockname()[1], 9, int(server.url.rpartition(":")[2]))
+        choice = await choose_model(asked(), {}, ports)
+    assert (choice.dialect, choice.name) == ("compatible", "local-model")
+    assert choice.base_url == f"{server.url}/v1"
+    assert "no key is set" in choice.note
+    assert choice.label == "local-model"
+
+
+async def test_a_server_at_a_given_address_names_its_model() -> None:
+    with model_server() as server:
+        choice = await choose_model(asked(None, f"{server.url}/v1"), {})
+        assert choice.name == "local-model"
+        with pytest.raises(NoModel):
+            await choose_model(asked(None, f"{server.url}/nothing"), {})
+
+
+async def test_without_anything_one_message_tells_three_ways_on() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        with pytest.raises(NoModel) as raised:
+            await choose_model(asked(), {}, (silent.getsockname()[1], 9))
+    said = str(raised.value)
+    assert "ANTHROPIC_API_KEY" in said
+    assert "ollama serve" in said
+    assert "--base-url" in said
+    assert "\n" not in said
