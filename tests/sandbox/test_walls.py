@@ -525,3 +525,41 @@ async def test_a_shell_inside_of_another_one_leaves_no_note(
         await process.wait()
         assert await process.final_cwd() is None
         await process.aclose()
+
+
+async def test_root_can_work_in_the_workspace_of_another_user(root: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can")
+    os.chown(root, 65534, 65534)
+    async with shell_in(root, Sandbox()) as shell:
+        state = await shell.sandbox_state()
+        result = await shell.exec("touch made")
+    assert state.kind == ("landlock" if HAVE["landlock"] else "none")
+    assert result.exit_code == 0, result.output
+    assert (root / "made").exists()
+
+
+async def test_a_workspace_that_is_not_there_is_no_trouble_for_the_state(tmp_path: Path) -> None:
+    async with shell_in(tmp_path / "nowhere", Sandbox()) as shell:
+        assert (await shell.sandbox_state()).kind in {"bubblewrap", "landlock", "none"}
+
+
+async def test_the_settings_of_the_kernel_cannot_be_changed(
+    mechanism: Mechanism, root: Path
+) -> None:
+    """Asked without writing: a test must not change the machine should the walls be missing."""
+    levers = [
+        *("/proc/sys/kernel/core_pattern", "/proc/sys/kernel/modprobe", "/proc/sysrq-trigger"),
+        *("/sys/kernel/uevent_helper", "/sys/power/state", "/dev/mem", "/dev/kmsg"),
+    ]
+    script = (
+        "import os, sys\n"
+        "for path in sys.argv[1:]:\n"
+        "    try: os.close(os.open(path, os.O_WRONLY))\n"
+        "    except OSError: continue\n"
+        "    print(path)\n"
+    )
+    (root / "try.py").write_text(script, encoding="utf-8")
+    command = f"{sys.executable} try.py {' '.join(levers)}; echo tried"
+    result = await run(root, command, Sandbox(mechanisms=(mechanism,)))
+    assert result.output == b"tried\n"

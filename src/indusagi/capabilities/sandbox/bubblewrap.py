@@ -78,7 +78,12 @@ def _trial(program: str, user: Sequence[str]) -> str:
 
 
 _NAMESPACES = ("--unshare-pid", "--unshare-ipc")
-_MACHINE = ("--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc")
+_KERNEL = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus")
+"""Where root changes the kernel, be it in a user namespace in which it has no other power."""
+_MACHINE = (
+    *("--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"),
+    *(word for path in _KERNEL for word in ("--ro-bind-try", path, path)),
+)
 
 
 def bubblewrap_argv(

@@ -154,7 +154,21 @@ def _made_private() -> Private:
 
 
 def _find(workspace: str) -> tuple[tuple[str, ...], str]:
+    if _is_of_another_user(workspace):
+        return (), "in bubblewrap root could not write to a workspace of another user"
     return find_bubblewrap(os.environ.get("PATH", os.defpath), workspace)
+
+
+def _is_of_another_user(workspace: str) -> bool:
+    """Tell whether only root's power over the files of others lets us write here.
+
+    In a container that is common. The user namespace of bubblewrap ends that power, and without
+    one root could change the settings of the kernel.
+    """
+    try:
+        return os.geteuid() == 0 != os.stat(workspace).st_uid
+    except OSError:
+        return False
 
 
 @cache
