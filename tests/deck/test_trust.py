@@ -244,4 +244,7 @@ def test_a_run_without_a_person_says_what_it_leaves_out(store: TrustStore, file:
 
 def test_the_identity_of_a_server_does_not_depend_on_the_file() -> None:
     assert server_identity(FMT) == server_identity(replace(FMT))
+    assert server_identity(FMT) == server_identity(replace(FMT, env={"TOKEN": "renewed"}))
+    assert server_identity(FMT) != server_identity(replace(FMT, env={"OTHER": "s3cret"}))
+    assert server_identity(WEB) == server_identity(replace(WEB, headers={"Auth": "renewed"}))
     assert server_identity(FMT) != server_identity(replace(FMT, args=()))

@@ -71,8 +71,14 @@ def server_facts(config: ServerConfig) -> JsonObject:
 
 
 def server_identity(config: ServerConfig) -> str:
-    """Digest what a server is, whichever file names it: pins belong to this."""
-    return _digest(server_facts(config), "")
+    """Digest what a server is, whichever file names it: pins belong to this.
+
+    Values of variables are left out: a token that was renewed makes no other server.
+    """
+    facts = server_facts(config)
+    if isinstance(config, StdioServerConfig):
+        facts["env"] = [*sorted(config.env)]
+    return _digest(facts, "")
 
 
 def _digest(value: JsonValue, salt: str) -> str:
