@@ -1,0 +1,86 @@
+"""The flags of the table as options of a command, and the way back to one invocation."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from induscode.launch.flags import FlagGroup, FlagKind, flag_specs
+from induscode.launch.invocation import Invocation, invocation_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from induscode.launch.flags import FlagSpec
+
+
+def _directory(_ctx: click.Context, _option: click.Parameter, path: str | None) -> str:
+    """Accept a directory that can be listed and entered, and give its real path."""
+    given = "." if path is None else path
+    try:
+        os.listdir(given)
+        os.stat(os.path.join(given, "."))
+        return os.path.realpath(given)
+    except OSError as exc:
+        raise click.BadParameter(f"{given!r}: {exc.strerror}") from exc
+
+
+def option_of(spec: FlagSpec) -> click.Option:
+    """Make an option of a row of the table."""
+    parts = [spec.key, *spec.aliases, spec.name]
+    if spec.kind is FlagKind.SWITCH:
+        return GroupedOption(
+            parts, is_flag=True, default=False, help=spec.describe, group=spec.group
+        )
+    return GroupedOption(
+        parts,
+        multiple=spec.kind in {FlagKind.LIST, FlagKind.MANY},
+        type=click.Choice(spec.choices) if spec.choices else str,
+        default=spec.default,
+        show_default=spec.default is not None,
+        metavar=spec.metavar,
+        callback=_directory if spec.name == "--cwd" else None,
+        help=spec.describe,
+        group=spec.group,
+    )
+
+
+class GroupedOption(click.Option):
+    """An option that knows where the help shows it."""
+
+    def __init__(self, *args: Any, group: FlagGroup, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.group = group
+
+
+def flags(*names: str) -> Callable[[click.Command], click.Command]:
+    """Give a command some flags of the table; what stands before the command counts as well."""
+
+    def add(command: click.Command) -> click.Command:
+        command.params.extend(option_of(spec) for spec in flag_specs() if spec.name in names)
+        return command
+
+    return add
+
+
+def invocation_from(context: click.Context) -> Invocation:
+    """Put together what was given before and after the name of a command.
+
+    Raises:
+        click.UsageError: Two flags contradict each other, or a number is none.
+    """
+    root = context.find_root()
+    values: dict[str, object] = dict(root.params)
+    level: click.Context | None = context
+    while level is not None and level is not root:
+        for key, value in level.params.items():
+            source = level.get_parameter_source(key)
+            if source is click.core.ParameterSource.COMMANDLINE:
+                values[key] = value
+        level = level.parent
+    try:
+        return invocation_of(values, str(values["cwd"]))
+    except ValueError as exc:
+        raise click.UsageError(str(exc), context) from exc
