@@ -1,7 +1,8 @@
 """Landlock: the kernel takes rights from a command, without namespaces and without any program.
 
 What it cannot do is said in the state: it knows only what is allowed in a folder and all below, so
-nothing inside the workspace can be taken out of it.
+nothing inside the workspace can be taken out of it; and whoever listens on a socket in the file
+system can be talked to.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def landlock_argv(layout: Layout, private: Private) -> list[str]:
 
 def landlock_lacks(abi: int, layout: Layout) -> tuple[str, ...]:
     """Name what was asked for and is beyond this version of Landlock."""
-    lacks: list[str] = []
+    lacks = ["guard of local sockets"]
     if layout.protected:
         lacks.append("guard of protected paths in the workspace")
     if abi < _ABI_WITH_TRUNCATE:

@@ -25,8 +25,15 @@ HIDDEN = (
     "~/.netrc",
     "~/.git-credentials",
     "~/.pypirc",
+    "/run/user",
+    "/run/dbus/system_bus_socket",
+    "/run/systemd/private",
+    "/run/docker.sock",
+    "/run/containerd/containerd.sock",
+    "/run/podman/podman.sock",
 )
-"""Where people keep keys. Our own state directory is hidden with them."""
+"""Where people keep keys, and the sockets of those who run programs for others, outside of any
+sandbox. Our own state directory is hidden with them."""
 PROTECTED = (".git/hooks", ".git/config", ".indusvx", ".indus")
 """Parts of a workspace from which something is run later, outside of any sandbox."""
 
