@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from induscode.session.gate.launchers import (
@@ -31,6 +32,7 @@ from induscode.session.gate.tree import (
     parsed,
     redirect_words,
     redirects_of,
+    spans_lines,
 )
 from induscode.session.gate.words import UNKNOWN, Word, known, plain_expansion, source, word_of
 
@@ -63,7 +65,11 @@ _HARMLESS_VARIABLES = re.compile(
     r"|RUST_BACKTRACE|RUST_LOG|PYTHONUNBUFFERED|PYTHONDONTWRITEBYTECODE"
 )
 _OWN_VARIABLES = re.compile(r"(?!npm_)(?![a-z0-9_]*proxy)[a-z_][a-z0-9_]*")
-_BACKTICKS = re.compile(r"`((?:[^`\\]|\\.)*)`", re.DOTALL)
+_ONE_LINE = names(
+    "command redirected_statement file_redirect negated_command variable_assignment"
+    " variable_assignments"
+)
+_BROKEN_WORD = re.compile(rb"(?<!\\)\s")
 _SEPARATORS = re.compile(r"[\s;&|<>(){}`$,]+")
 _ANY_TEXT = re.compile(r"[\s;&|<>`$(){}]")
 
@@ -163,6 +169,11 @@ class _Reader:
             kind = "here-document" if node.type.startswith("heredoc") else node.type
             what = kind.replace("_", " ")
             self.flaws.append(f"it has parts that are left to a person ({what})")
+        if node.type in _ONE_LINE and spans_lines(node):
+            self.flaws.append("a command goes over the end of a line")
+        if node.type == "word" and _BROKEN_WORD.search(node.text or b""):
+            self.flaws.append("a word goes over the end of a line")
+            self._suspect_words(source(node))
         if node.type == "comment" and data[: node.start_byte].rstrip(b" \t")[-1:] not in {
             b"",
             b"\n",
@@ -171,23 +182,29 @@ class _Reader:
 
     # -- what stands in the tree ------------------------------------------------------------
 
-    def _command(self, node: Node) -> None:
-        words = [
+    def _words(self, node: Node) -> list[Word]:
+        return [
             word_of(child, self.variables)
             for child in node.named_children
             if child.type == "command_name" or child.type in WORDS
         ]
+
+    def _command(self, node: Node) -> None:
+        words = self._words(node)
+        if any(not child.is_named for child in node.children):
+            self.flaws.append("a sign stands alone among the words of a command")
+        if any(one.end_byte == other.start_byte for one, other in pairwise(node.children)):
+            self.flaws.append("two words stand without a space between them")
+            self._suspect_words(source(node))
         name = node.child_by_field_name("name")
         for child in redirects_of(node):
             # The grammar takes what follows the target of a redirection for a part of it.
-            extra = [word_of(word, self.variables) for word in redirect_words(child)[1:]]
-            if extra:
-                self.flaws.append("arguments stand behind a redirection")
-                words.extend(extra)
+            words += [word_of(word, self.variables) for word in redirect_words(child)[1:]]
         if name is None or not words:
             return
         if not _PLAIN_NAME.fullmatch(name.text or b"") or source(name) in _RESERVED:
             self.flaws.append(f"the name of a command is not plain: {source(name)}")
+            self._suspect(words[1:])
         before_command = [c for c in node.named_children if c.type == "variable_assignment"]
         self._environment(source(child.named_children[0]) for child in before_command)
         self._add(words)
@@ -229,22 +246,31 @@ class _Reader:
         operator = next((c.type for c in node.children if not c.is_named), "")
         if not words:
             return
+        if words[1:]:
+            self._passed_on(node, words[1:])
         target = word_of(words[0], self.variables)
-        if (
-            operator in {">&", "<&"}
-            and target.text is not None
-            and target.text.rstrip("-").isdigit()
-        ):
+        number = (target.text or "").rstrip("-")
+        if operator in {">&", "<&"} and number.isdigit():
             return
         self.redirects.append(Redirect(target, operator not in {"<", "<&"}))
+
+    def _passed_on(self, node: Node, words: Sequence[Node]) -> None:
+        """Give words that the grammar took for a part of a redirection back to the command."""
+        self.flaws.append("arguments stand behind a redirection")
+        extra = [word_of(word, self.variables) for word in words]
+        body = node.parent.child_by_field_name("body") if node.parent is not None else None
+        inside = [one for one in all_nodes(body) if one.type == "command"] if body else []
+        before = self._words(inside[-1]) if inside else []
+        self._append(self.suspects, [*before, *extra])
+        self._append(self.suspects, extra)
 
     def _fed_text(self, node: Node) -> None:
         for child in all_nodes(node):
             if child.type == "heredoc_body":
-                self.texts.append(source(child))
-                # Backticks in a here-document are run, though the grammar does not see them.
-                for found in _BACKTICKS.finditer(source(child)):
-                    self._suspect_text(found[1])
+                body = source(child)
+                self.texts.append(body)
+                # The grammar does not see all that is run in a here-document; in quotes it does.
+                self._suspect_text(': "' + body.replace('"', "") + '"')
             elif child.type in WORDS:
                 self.texts.extend(word_of(child, self.variables).guesses)
 

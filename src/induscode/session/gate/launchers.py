@@ -308,7 +308,9 @@ def unwrapped(words: Sequence[Word]) -> Sequence[Word] | None:
             break
     at += wrapper.operands
     rest = words[at:]
-    return None if rest and rest[0].shown in _STARTS else rest
+    if not rest or wrapper is WRAPPERS["env"]:
+        return rest
+    return None if rest[0].shown in _STARTS or "=" in rest[0].shown else rest
 
 
 def _option_step(wrapper: _Wrapper, text: str) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from induscode.session.gate.launchers import names
@@ -70,3 +71,12 @@ def redirects_of(command: Node) -> Iterator[Node]:
 def redirect_words(node: Node) -> list[Node]:
     """Give the words of a redirection: its target, and what the grammar took along."""
     return [child for child in node.named_children if child.type in WORDS]
+
+
+def spans_lines(node: Node) -> bool:
+    """Tell whether a line ends between the parts of a node, other than with a backslash."""
+    text, start = node.text or b"", node.start_byte
+    return any(
+        b"\n" in text[one.end_byte - start : other.start_byte - start].replace(b"\\\n", b"")
+        for one, other in pairwise(node.children)
+    )
