@@ -6,6 +6,7 @@ import os
 import re
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -326,3 +327,33 @@ async def test_two_tables_of_background_commands_share_nothing(tmp_path: Path) -
     async with make_local_context(tmp_path) as ctx:
         await one.run({"action": "start", "command": "sleep 60"}, ctx)
         assert text(await two.run({"action": "list"}, ctx)) == "no jobs"
+
+
+@pytest.mark.process
+async def test_background_commands_that_start_at_once_have_files_of_their_own(
+    tmp_path: Path,
+) -> None:
+    card = build(daemon_card(), tmp_path)
+    (tmp_path / CAPTURE_DIRNAME).mkdir()
+    (tmp_path / CAPTURE_DIRNAME / "bg-2.out").write_text("old", encoding="utf-8")
+    paths: list[object] = []
+    async with make_local_context(tmp_path) as ctx:
+
+        async def start() -> None:
+            started = await card.run({"action": "start", "command": "true"}, ctx)
+            paths.append(started.details["path"])
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(4):
+                tasks.start_soon(start)
+    assert len(set(paths)) == 4
+    assert (tmp_path / CAPTURE_DIRNAME / "bg-2.out").read_text(encoding="utf-8") == "old"
+
+
+@pytest.mark.process
+async def test_where_no_folder_can_be_made_the_output_goes_to_the_session(tmp_path: Path) -> None:
+    (tmp_path / CAPTURE_DIRNAME).write_text("in the way", encoding="utf-8")
+    card = build(daemon_card(), tmp_path)
+    async with make_local_context(tmp_path) as ctx:
+        started = await card.run({"action": "start", "command": "true"}, ctx)
+        assert CAPTURE_DIRNAME not in str(started.details["path"])

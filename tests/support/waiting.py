@@ -38,3 +38,22 @@ def is_alive(pid: int) -> bool:
         ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False
     )
     return listed.stdout.strip()[:1] not in {"", "Z", "X"}
+
+
+def running(*argv: str) -> list[int]:
+    """List the processes that were started with exactly these words."""
+    if os.path.isdir("/proc/self"):
+        return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _is(pid, argv)]
+    listed = subprocess.run(
+        ["ps", "-A", "-o", "pid=,args="], capture_output=True, text=True, check=True
+    )
+    rows = (line.split(maxsplit=1) for line in listed.stdout.splitlines())
+    return [int(row[0]) for row in rows if row[1:] == [" ".join(argv)]]
+
+
+def _is(pid: int, argv: tuple[str, ...]) -> bool:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read().split(b"\0")[:-1] == [word.encode() for word in argv]
+    except OSError:
+        return False

@@ -71,22 +71,25 @@ class JobTable:
         await self._make_room()
         self._starting += 1
         try:
-            path = await self._capture_path(ctx)
+            job_id = self._next_id()
+            path = await self._capture_path(ctx, job_id)
             process = await ctx.shell.spawn(command, cwd=cwd, output_path=path, with_input=True)
             try:
-                return await self._add(process, command, cwd, path)
+                return await self._add(job_id, process, command, cwd, path)
             except BaseException:
                 await process.aclose()
                 raise
         finally:
             self._starting -= 1
 
-    async def _capture_path(self, ctx: ToolContext) -> str | None:
+    def _next_id(self) -> str:
+        self._made += 1
+        return f"{self._prefix}-{self._made}"
+
+    async def _capture_path(self, ctx: ToolContext, job_id: str) -> str | None:
         if self._capture_dir is not None:
             folder = os.path.join(ctx.cwd, self._capture_dir)
-            made = await to_thread.run_sync(
-                _path_beside, folder, f"{self._prefix}-{self._made + 1}"
-            )
+            made = await to_thread.run_sync(_path_beside, folder, job_id)
             if made is not None:
                 return made
         return await capture_path(ctx.session_dir, "jobs")
@@ -98,13 +101,13 @@ class JobTable:
             TableFull: Too many are running.
         """
         await self._make_room()
-        job = await self._add(process, command, cwd, path)
+        job = await self._add(self._next_id(), process, command, cwd, path)
         await job.skip()
         return job
 
-    async def _add(self, process: ShellProcess, command: str, cwd: str, path: str | None) -> Job:
-        self._made += 1
-        job_id = f"{self._prefix}-{self._made}"
+    async def _add(
+        self, job_id: str, process: ShellProcess, command: str, cwd: str, path: str | None
+    ) -> Job:
         receipt = await to_thread.run_sync(_receipt, process, command, cwd)
         job = Job(
             job_id=job_id, command=command, cwd=cwd, process=process, path=path, receipt=receipt
