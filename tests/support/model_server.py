@@ -93,6 +93,9 @@ def model_server(*script: Reply) -> Generator[ModelServer]:
         thread.join()
 
 
+_ERRORS = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_limit_error"}
+
+
 class _Handler(BaseHTTPRequestHandler):
     server_state: ModelServer
     protocol_version = "HTTP/1.0"
@@ -110,7 +113,7 @@ class _Handler(BaseHTTPRequestHandler):
         reply = self.server_state.next_reply(body, {k.lower(): v for k, v in self.headers.items()})
         anthropic = self.path.startswith("/v1/messages")
         if reply.status != 200:
-            kind = {401: "authentication_error", 429: "rate_limit_error"}.get(reply.status, "error")
+            kind = _ERRORS.get(reply.status, "api_error")
             error = {"type": kind, "message": reply.error}
             self._whole(reply.status, {"type": "error", "error": error})
             return

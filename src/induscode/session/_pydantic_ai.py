@@ -18,12 +18,12 @@ from pydantic_ai.messages import (
     FunctionToolResultEvent,
     ModelMessage,
     ModelMessagesTypeAdapter,
-    ModelResponse,
     PartDeltaEvent,
     PartStartEvent,
     TextPart,
     TextPartDelta,
     ToolReturn,
+    repair_messages,
 )
 from pydantic_ai.profiles import ModelProfile
 from pydantic_ai.settings import ModelSettings
@@ -35,6 +35,7 @@ from indusagi.core.json import is_json_object
 from indusagi.runtime.contract import ToolCall
 from induscode.session.calls import AnyArguments, Calls, Circles, as_written
 from induscode.session.events import Ended, ModelFault, TextDelta, Usage
+from induscode.session.transcript import NoConversation
 
 if TYPE_CHECKING:
     from pydantic_ai.agent import AgentRun
@@ -154,6 +155,7 @@ class Engine:
 
         Raises:
             BrokenPipeError: Nobody reads any more what is told.
+            NoConversation: The history is not one.
         """
         used, told = RunUsage(), _Told()
         # pydantic-ai and the kernel each have a token: this one stops the requests to the model.
@@ -196,10 +198,9 @@ class Engine:
             retries={"tools": _FORGIVEN, "output": 1},
             model_settings=ModelSettings(timeout=_REQUEST_S),
         )
-        history = ModelMessagesTypeAdapter.validate_python([*plan.history])
         async with agent.iter(
             prompt,
-            message_history=history,
+            message_history=_history(plan),
             usage_limits=UsageLimits(request_limit=None),
             usage=used,
             cancellation_token=token,
@@ -223,6 +224,7 @@ class Engine:
         async for node in run:
             if agent.is_model_request_node(node):
                 if plan.budget.left == 0:
+                    await _keep(node.request, plan)  # the answers that nobody was asked about
                     said = f"the limit of {plan.budget.limit} requests to the model is reached"
                     return Ended(reason="limit", text="", said=said)
                 plan.budget.used += 1
@@ -256,11 +258,22 @@ async def _hand_on(run: AgentRun[None, str], plan: RunPlan, told: _Told) -> None
     messages: list[ModelMessage] = run.new_messages()
     for message in messages[told.messages :]:
         told.messages += 1
-        if isinstance(message, ModelResponse) and not message.parts:
-            continue
-        (dumped,) = ModelMessagesTypeAdapter.dump_python([message], mode="json")
-        if is_json_object(dumped):
-            await plan.on_message(dumped)
+        if message.parts:
+            await _keep(message, plan)
+
+
+async def _keep(message: ModelMessage, plan: RunPlan) -> None:
+    (dumped,) = ModelMessagesTypeAdapter.dump_python([message], mode="json")
+    if is_json_object(dumped):
+        await plan.on_message(dumped)
+
+
+def _history(plan: RunPlan) -> list[ModelMessage]:
+    """Read the messages of a conversation; calls that were never answered are closed."""
+    try:
+        return repair_messages(ModelMessagesTypeAdapter.validate_python([*plan.history]))
+    except ValueError as exc:
+        raise NoConversation(f"what was kept of it cannot be read: {exc}") from exc
 
 
 def _usage(used: RunUsage) -> Usage:
@@ -278,7 +291,7 @@ def _usage(used: RunUsage) -> Usage:
 # -- models and their faults ----------------------------------------------------------------------
 
 
-_VERBATIM = ModelProfile(json_schema_transformer=None, supports_inline_system_prompts=True)
+VERBATIM = ModelProfile(json_schema_transformer=None, supports_inline_system_prompts=True)
 """Schemas go out as the kernel shows them, and no word of a tool's answer is escaped on the way."""
 
 
@@ -298,7 +311,7 @@ def open_model(choice: ModelChoice) -> Model:
             anthropic_cache_tool_definitions=True,
             anthropic_cache_messages=True,
         )
-        return AnthropicModel(choice.name, provider=there, settings=kept, profile=_VERBATIM)
+        return AnthropicModel(choice.name, provider=there, settings=kept, profile=VERBATIM)
     from pydantic_ai.models.openai import OpenAIChatModel  # noqa: PLC0415 — half a second of imports
     from pydantic_ai.providers.openai import OpenAIProvider  # noqa: PLC0415 — with it
     from pydantic_ai.providers.openai_compatible import (  # noqa: PLC0415 — with it
@@ -307,10 +320,10 @@ def open_model(choice: ModelChoice) -> Model:
 
     if choice.dialect == "openai":
         own = OpenAIProvider(base_url=choice.base_url, api_key=choice.api_key or "none")
-        return OpenAIChatModel(choice.name, provider=own, profile=_VERBATIM)
+        return OpenAIChatModel(choice.name, provider=own, profile=VERBATIM)
     assert choice.base_url is not None
     other = OpenAICompatibleProvider("local", base_url=choice.base_url, api_key=choice.api_key)
-    return OpenAIChatModel(choice.name, provider=other, profile=_VERBATIM)
+    return OpenAIChatModel(choice.name, provider=other, profile=VERBATIM)
 
 
 _KINDS: tuple[tuple[type[Exception], FaultKind, str], ...] = (

@@ -90,6 +90,8 @@ class SubSessions:
             return DelegateReport(ok=False, text=str(exc), reason="error")
         try:
             return await self._worked(request, ctx, parent, transcript)
+        except NoConversation as exc:
+            return DelegateReport(ok=False, text=str(exc), reason="error")
         finally:
             await to_thread.run_sync(transcript.close)
 

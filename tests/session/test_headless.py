@@ -1,0 +1,374 @@
+"""Sessions in this process, against a scripted model: limits, faults, handles and sub-sessions."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+from tests.support.model_server import ModelServer, Reply, calls, model_server, says
+from tests.support.servers import diary, fault, honest
+from tests.support.sessions import Desk, texts
+from tests.support.stores import asked as ask_file
+from tests.support.waiting import is_alive, until
+
+from indusagi.capabilities.local import make_local_context
+from indusagi.runtime.contract import ToolResult
+from induscode.deck.contract import describe
+from induscode.deck.mcp.store import open_store
+from induscode.deck.stores import FileCheckpoints
+from induscode.launch.invocation import Invocation
+from induscode.session.headless import Guarding, run_headless
+from induscode.session.transcript import conversations_dir
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from indusagi.capabilities.context import ToolContext
+    from indusagi.core.json import JsonValue
+    from indusagi.runtime.contract import JsonSchema, ToolDescriptor
+    from induscode.deck.contract import Capability
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Iterator[Ran]:
+    with model_server() as server:
+        yield Ran(Desk(tmp_path, server), server, monkeypatch, capfd)
+
+
+class Ran:
+    """Runs a script in a session and gives what came of it."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        server: ModelServer,
+        monkeypatch: pytest.MonkeyPatch,
+        capfd: pytest.CaptureFixture[str],
+    ) -> None:
+        self.desk, self.server = desk, server
+        self._monkeypatch, self._capfd = monkeypatch, capfd
+        self.err = ""
+
+    def __call__(self, *script: Reply, **flags: Any) -> dict[str, Any]:
+        self.server.script[:] = script
+        code = self.desk.here(self._monkeypatch, output_format="json", **flags)
+        said = self._capfd.readouterr()
+        self.err = said.err
+        result: dict[str, Any] = json.loads(said.out) if said.out else {}
+        return {**result, "code": code}
+
+
+# -- limits and faults -----------------------------------------------------------------------------
+
+
+def test_the_limit_of_requests_is_an_exit_code_of_its_own(ran: Ran) -> None:
+    done = ran(*(calls("ls", path=f"./{'./' * n}") for n in range(5)), max_requests=2)
+    assert (done["code"], done["reason"], done["turns"]) == (5, "limit", 2)
+    assert "2 requests" in done["error"]
+
+
+def test_a_model_that_turns_in_circles_is_stopped_with_the_reason(ran: Ran) -> None:
+    done = ran(*[calls("ls")] * 20)
+    assert (done["code"], done["reason"]) == (5, "repeat")
+    assert len(ran.server.requests) < 10
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind", "said"),
+    [
+        (Reply(status=401, error="bad key"), "auth", "check the key"),
+        (Reply(status=429, error="slow down"), "rate_limit", "wait"),
+        (Reply(status=404, error="no such model"), "not_found", "--model"),
+        (Reply(status=500, error="oops"), "server", "oops"),
+    ],
+)
+@pytest.mark.parametrize("dialect", ["openai", "anthropic"])
+def test_a_model_that_refuses_is_one_line_and_exit_code_4(
+    ran: Ran, dialect: Any, reply: Reply, kind: str, said: str
+) -> None:
+    ran.desk.dialect = dialect
+    done = ran(reply)
+    assert (done["code"], done["fault"]["kind"]) == (4, kind)
+    assert said in done["error"]
+
+
+def test_a_context_that_is_full_is_told_as_that(ran: Ran) -> None:
+    message = "prompt is too long: 250000 tokens > 200000 maximum"
+    ran.desk.dialect = "anthropic"
+    done = ran(Reply(status=400, error=message))
+    assert (done["code"], done["fault"]["kind"]) == (4, "context_window")
+
+
+def test_a_server_that_is_not_there_is_told_as_that(ran: Ran) -> None:
+    ran.desk.environ["OPENAI_BASE_URL"] = "http://127.0.0.1:9/v1"
+    done = ran()
+    assert (done["code"], done["fault"]["kind"]) == (4, "connection")
+
+
+def test_without_a_model_one_line_tells_three_ways_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("induscode.session.models.choose_model.__defaults__", ((9,),))
+    assert run_headless(Invocation(cwd=str(tmp_path), prompt="hi")) == 4
+    assert capfd.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"prompt": " "}, "nothing to ask"),
+        ({"mcp": ("/no/such/file",)}, "no such file"),
+        ({"tools": ("raed",)}, "did you mean 'read'"),
+        ({"continue_last": True}, "no conversation"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(ran: Ran, flags: dict[str, Any], said: str) -> None:
+    prompt = flags.pop("prompt", "hi")
+    done = ran(says("never"), prompt=prompt, **flags)
+    assert (done["code"], ran.err.count("\n"), ran.server.requests) == (2, 1, [])
+    assert said in ran.err
+
+
+def test_a_state_directory_that_cannot_be_written_is_told(
+    ran: Ran, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/proc/nowhere")
+    done = ran(says("never"))
+    assert done["code"] == 1
+    assert ran.err.count("\n") == 1
+
+
+# -- what the model is shown -----------------------------------------------------------------------
+
+
+def test_without_tools_nothing_is_attached_and_nothing_is_offered(ran: Ran) -> None:
+    ran.desk.mount(honest(id="srv"))
+    done = ran(says("hello"), no_tools=True)
+    assert (done["code"], done["result"]) == (0, "hello")
+    assert not ran.server.requests[0].get("tools")
+
+
+def test_every_turn_and_its_deck_are_written_down(ran: Ran) -> None:
+    ran.desk.mount(honest(id="srv"))
+    ran(calls("srv__mutate", kind="add"), calls("srv__extra", text="late"), says("done"))
+    sent = [[tool["function"]["name"] for tool in body["tools"]] for body in ran.server.requests]
+    assert "srv__extra" not in sent[0]
+    assert sent[1] == sent[2]
+    (ledger,) = [
+        os.path.join(folder, name)
+        for folder, _, names in os.walk(os.environ["HOME"])
+        for name in names
+        if name.endswith(".db")
+    ]
+
+    async def turns() -> int:
+        store = await open_store(ledger)
+        try:
+            (run, *_) = await store.runs()
+            return sum(row.op == "turn" for row in await store.rows(run.run))
+        finally:
+            await store.aclose()
+
+    assert anyio.run(turns) == 3
+    assert ask_file
+
+
+def test_the_briefing_is_the_same_bytes_from_request_to_request(ran: Ran) -> None:
+    ran(calls("ls"), calls("todo_read"), says("done"))
+    briefings = {body["messages"][0]["content"] for body in ran.server.requests}
+    tools = {json.dumps(body["tools"]) for body in ran.server.requests}
+    assert (len(briefings), len(tools)) == (1, 1)
+
+
+def test_schemas_go_out_as_the_deck_shows_them(ran: Ran) -> None:
+    for dialect in ("openai", "anthropic"):
+        ran.desk.dialect = dialect
+        ran(says("done"))
+        sent = {}
+        for tool in ran.server.requests[-1]["tools"]:
+            function = tool.get("function", tool)
+            sent[function["name"]] = function.get("parameters", function.get("input_schema"))
+        assert sent["saas-action"]["properties"]["arguments"] == {
+            "type": "object",
+            "description": "For execute: what the action is given.",
+        }
+
+
+# -- handles ---------------------------------------------------------------------------------------
+
+
+def test_notes_are_kept_in_a_file_of_the_project(ran: Ran) -> None:
+    ran(calls("memory", action="append", content="use tabs"), says("done"))
+    path = ran.desk.cwd / ".indusvx" / "memory.md"
+    assert path.read_text(encoding="utf-8").strip() == "use tabs"
+
+
+def test_what_a_turn_has_changed_can_be_put_back(ran: Ran) -> None:
+    ran.desk.cwd.mkdir()
+    (ran.desk.cwd / "a.txt").write_text("before", encoding="utf-8")
+    done = ran(
+        calls("read", path="a.txt"), calls("write", path="a.txt", content="after"), says("done")
+    )
+    assert (ran.desk.cwd / "a.txt").read_text(encoding="utf-8") == "after"
+    kept = FileCheckpoints(os.path.join(conversations_dir(), done["session_id"], "checkpoints"))
+    (node,) = kept.nodes()
+
+    async def restore() -> None:
+        context = make_local_context(str(ran.desk.cwd))
+        await kept.restore(node, context.fs)
+        kept.close()
+
+    anyio.run(restore)
+    assert (ran.desk.cwd / "a.txt").read_text(encoding="utf-8") == "before"
+
+
+def test_a_sub_session_works_on_the_same_servers_without_task(ran: Ran, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    ran.desk.mount(honest("--log", log, id="srv"))
+    done = ran(
+        calls("task", objective="count", context="to three"),
+        calls("srv__echo", text="in the sub-session"),
+        says("the report"),
+        says("all done"),
+    )
+    assert (done["result"], done["turns"]) == ("all done", 4)
+    outer, inner, _, last = ran.server.requests
+    names = [tool["function"]["name"] for tool in inner["tools"]]
+    assert "task" not in names
+    assert {*names, "task"} == {tool["function"]["name"] for tool in outer["tools"]}
+    assert "count\n\nWhat is known:\nto three" in texts(inner)
+    assert "the prompt" not in texts({"messages": inner["messages"][1:]})
+    assert "the report" in texts(last)
+    assert "in the sub-session" not in texts(last)
+    assert len(diary(log, "start")) == 1
+
+
+def test_a_sub_session_at_its_limit_reports_what_it_has_and_can_be_resumed(ran: Ran) -> None:
+    half = Reply(text=("found a bit",), calls=(("ls", {}),))
+    done = ran(calls("task", objective="dig", maxTurns=1), half, says("I see"))
+    assert done["code"] == 0
+    answer = texts(ran.server.requests[-1])
+    assert "Ended early (turns)" in answer
+    assert "found a bit" in answer
+    identity = answer.partition('"id":"')[2][:26]
+    ran(
+        calls("task", objective="go on", resume=identity),
+        says("found all"),
+        says("fine"),
+        resume=done["session_id"],
+    )
+    inner = texts(ran.server.requests[-2])
+    assert "dig" in inner
+    assert "go on" in inner
+    assert "found all" in texts(ran.server.requests[-1])
+
+
+def test_a_sub_session_that_only_looks_has_only_such_tools(ran: Ran) -> None:
+    ran(calls("task", objective="look", agent="explore"), says("seen"), says("done"))
+    names = {tool["function"]["name"] for tool in ran.server.requests[1]["tools"]}
+    assert "read" in names
+    assert not names & {"write", "edit", "bash", "task"}
+
+
+def test_a_task_that_is_not_there_cannot_be_resumed(ran: Ran) -> None:
+    ran(calls("task", objective="x", resume="../../etc"), says("hm"))
+    assert "There is no task '../../etc'" in texts(ran.server.requests[-1])
+
+
+# -- the gate --------------------------------------------------------------------------------------
+
+
+class Refusing:
+    """A card that somebody stands in front of."""
+
+    def __init__(self, inner: Capability) -> None:
+        self.inner = inner
+        self.name, self.label = inner.name, inner.label
+        self.description, self.read_only = inner.description, inner.read_only
+        self.parameters: JsonSchema = inner.parameters
+        self.descriptor: ToolDescriptor = describe(inner)
+
+    async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
+        return ToolResult.error(f"{self.name} was not run: nobody is there to ask", code="denied")
+
+
+def test_a_call_that_is_not_allowed_is_listed_and_the_model_goes_on(
+    ran: Ran, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ran.server.script[:] = [
+        calls("task", objective="do it"),
+        says("never here"),
+    ]
+    ran.server.script[:] = [calls("bash", command="rm -rf x"), says("I may not")]
+    for name, value in ran.desk.variables().items():
+        monkeypatch.setenv(name, value)
+    guarding = Guarding(wrap=Refusing, posture="Nothing is allowed here.")
+    asked = Invocation(**ran.desk.asked(output_format="json"))
+    assert run_headless(asked, guarding) == 0
+    said = capfd.readouterr()
+    (denied,) = json.loads(said.out)["denied"]
+    assert denied["name"] == "bash"
+    assert "nobody is there to ask" in denied["reason"]
+    assert "Nothing is allowed here." in texts(ran.server.requests[0])
+
+
+# -- ends ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.anyio
+async def test_r17_a_signal_while_servers_start_ends_everything(tmp_path: Path) -> None:
+    with model_server(says("never")) as server:
+        desk = Desk(tmp_path, server)
+        log = tmp_path / "log"
+        desk.mount(fault("hang", "--log", log, id="late"))
+        process = desk.start()
+        await until(lambda: bool(diary(log, "start")))
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=10)
+    assert (process.returncode, out, server.requests) == (128 + signal.SIGTERM, "", [])
+    assert [is_alive(int(pid)) for pid in diary(log, "start")] == [False]
+
+
+@pytest.mark.anyio
+async def test_r17_a_second_interrupt_ends_at_once(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with model_server(calls("srv__slow", seconds=600)) as server:
+        desk = Desk(tmp_path, server)
+        desk.mount(honest("--log", log, id="srv"))
+        process = desk.start()
+        await until(lambda: bool(diary(log, "heard tools/call")))
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=10)
+    assert process.returncode == 130
+    await until(lambda: not any(is_alive(int(pid)) for pid in diary(log, "start")))
+
+
+@pytest.mark.anyio
+async def test_r17_a_reader_who_does_not_read_is_no_reason_to_stay(tmp_path: Path) -> None:
+    with model_server(Reply(text=("x" * 200_000,), stalls=True)) as server:
+        desk = Desk(tmp_path, server)
+        process = desk.start()
+        await until(server.speaking.is_set)
+        assert process.stdout is not None
+        assert os.read(process.stdout.fileno(), 1) == b"x"
+        process.send_signal(signal.SIGINT)
+        try:
+            assert process.wait(timeout=10) == 130
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        finally:
+            process.communicate()

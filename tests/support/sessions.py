@@ -1,0 +1,122 @@
+"""Sessions for tests: a folder, a model's server, MCP servers in a file, and the program itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from induscode.launch.invocation import Invocation
+from induscode.session.headless import run_headless
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    import pytest
+    from tests.support.model_server import ModelServer
+
+    from indusagi.interop.protocol_bridge.contract import StdioServerConfig
+
+Dialect = Literal["openai", "anthropic"]
+
+DRIVER = """
+import json, sys
+from induscode.launch.invocation import Invocation
+from induscode.session.headless import run_headless
+sys.exit(run_headless(Invocation(**json.loads(sys.argv[1]))))
+"""
+
+
+@dataclass
+class Desk:
+    """A working directory with everything that a session needs."""
+
+    folder: Path
+    server: ModelServer
+    dialect: Dialect = "openai"
+    rows: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    """MCP servers, as a file lists them."""
+    environ: dict[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def cwd(self) -> Path:
+        """Where the session works."""
+        return self.folder / "project"
+
+    def mount(self, config: StdioServerConfig, **more: object) -> None:
+        """Put a server into the file of this session."""
+        row = {"command": config.command, "args": [*config.args], "env": dict(config.env)}
+        self.rows[config.id] = {**row, **more}
+
+    def variables(self) -> dict[str, str]:
+        """Give the variables that lead to the model."""
+        if self.dialect == "anthropic":
+            return {"ANTHROPIC_BASE_URL": self.server.url, "ANTHROPIC_API_KEY": "key"}
+        return {"OPENAI_BASE_URL": f"{self.server.url}/v1", "OPENAI_API_KEY": "key"}
+
+    def asked(self, prompt: str = "the prompt", **flags: Any) -> dict[str, Any]:
+        """Give the fields of an invocation."""
+        self.cwd.mkdir(exist_ok=True)
+        given: dict[str, Any] = {"cwd": str(self.cwd), "prompt": prompt}
+        given["model"] = "anthropic:scripted" if self.dialect == "anthropic" else "openai:scripted"
+        if self.rows:
+            path = self.folder / "mcp.json"
+            path.write_text(json.dumps({"mcpServers": self.rows}), encoding="utf-8")
+            given["mcp"] = (str(path),)
+        return {**given, **flags}
+
+    def here(
+        self, monkeypatch: pytest.MonkeyPatch, prompt: str = "the prompt", **flags: Any
+    ) -> int:
+        """Run the session in this process."""
+        for name, value in {**self.variables(), **self.environ}.items():
+            monkeypatch.setenv(name, value)
+        return run_headless(Invocation(**self.asked(prompt, **flags)))
+
+    def start(
+        self,
+        prompt: str = "the prompt",
+        *,
+        stdin: int = subprocess.DEVNULL,
+        stdout: int = subprocess.PIPE,
+        **flags: Any,
+    ) -> subprocess.Popen[str]:
+        """Start the session in a process of its own, as a person would."""
+        inherited = {name: value for name, value in os.environ.items() if _plain(name)}
+        return subprocess.Popen(
+            [sys.executable, "-c", DRIVER, json.dumps(self.asked(prompt, **flags))],
+            stdin=stdin,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            env={**inherited, **self.variables(), **self.environ},
+        )
+
+    def done(self, prompt: str = "the prompt", **flags: Any) -> Done:
+        """Run the session in a process of its own to its end."""
+        process = self.start(prompt, **flags)
+        out, err = process.communicate(timeout=25)
+        return Done(process.returncode, out, err)
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a session has left."""
+
+    code: int
+    out: str
+    err: str
+
+
+def _plain(name: str) -> bool:
+    # Output that is not buffered by the interpreter hides output that nobody flushed.
+    return name != "PYTHONUNBUFFERED"
+
+
+def texts(body: Mapping[str, Any]) -> str:
+    """Give a request as one text in which what was escaped for JSON is found again."""
+    return json.dumps(body, ensure_ascii=False).replace("\\n", "\n").replace('\\"', '"')
