@@ -200,7 +200,7 @@ def run_in_bash(command: str, folder: Path) -> str:
 
 def bash_parses(text: str) -> bool:
     """Ask bash whether it would take a text for a command."""
-    bash = ["/bin/bash", "-n", "-c", text]
+    bash = ["/bin/bash", "-n", "-c", "--", text]
     return subprocess.run(bash, capture_output=True, timeout=20, check=False).returncode == 0
 
 
@@ -542,7 +542,7 @@ def test_what_bash_runs_of_an_understood_text_was_found_in_it(
     log = folder / "log"
     for name in ("a", "b", "x", "-x", "ab", "ba", "aa", "bb"):
         stub(folder / "bin", name, log)
-    bash = ["/bin/bash", "-c", f"{text}\nwait"]
+    bash = ["/bin/bash", "-c", "--", f"{text}\nwait"]
     env = {"PATH": str(folder / "bin"), "HOME": str(folder)}
     subprocess.run(bash, cwd=folder, env=env, capture_output=True, timeout=20, check=False)
     ran = log.read_text(encoding="utf-8").splitlines() if log.exists() else []

@@ -265,7 +265,7 @@ class _Reader:
         self._append(self.suspects, extra)
 
     def _fed_text(self, node: Node) -> None:
-        for child in all_nodes(node):
+        for child in node.children:
             if child.type == "heredoc_body":
                 body = source(child)
                 self.texts.append(body)

@@ -179,14 +179,15 @@ class Gate:
             if judgement.effect is not Effect.ASK:
                 return self._settled(facts, judgement)
             answer = await self._ask(self._asker, facts, judgement)
-        if answer.scope is None:
-            said = f": {show_unseen(answer.comment)[0]}" if answer.comment else ""
-            return _denied(facts, judgement, f"the user said no{said}")
-        again = await self._gather(card, given, ctx)
-        if binding_of(again) != binding_of(facts):
-            return None
-        await self._remember(facts, judgement, answer.scope)
-        return Verdict(decision=Decision(binding_of(again), answer.scope, "the user"), facts=again)
+            if answer.scope is None:
+                said = f": {show_unseen(answer.comment)[0]}" if answer.comment else ""
+                return _denied(facts, judgement, f"the user said no{said}")
+            again = await self._gather(card, given, ctx)
+            if binding_of(again) != binding_of(facts):
+                return None
+            await self._remember(facts, judgement, answer.scope)
+        decision = Decision(binding_of(again), answer.scope, "the user")
+        return Verdict(decision=decision, facts=again)
 
     async def _gather(self, card: Capability, given: JsonObject, ctx: ToolContext) -> Facts:
         last = self._folders.of(ctx).last

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -111,9 +110,7 @@ def _path_rule(path: PathFact, facts: Facts) -> str | None:
         return None
     act = "write" if path.writing else "read"
     tool = act if facts.kind is Kind.COMMAND else facts.tool
-    if path.refusal != "outside":
-        below = os.path.relpath(name, facts.workspace)
-        name = name if below.startswith("..") else below
+    name = name.removeprefix(facts.workspace.rstrip("/") + "/") or name
     return f"{tool}({name})"
 
 
