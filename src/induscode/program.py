@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, cast
 
 import click
 
 from indusagi import __version__
 from indusagi.core.faults import CoreError
+from induscode.commands import COMPLETE_VARIABLE
 from induscode.launch.flags import FlagGroup, flag_specs
 from induscode.launch.options import GroupedOption, invocation_from, option_of
 from induscode.terminal import complain, printable, tell
@@ -34,6 +36,10 @@ _COMMANDS = {
 
 def run(arguments: Sequence[str]) -> int:
     """Run `indus` with these arguments and return its exit code."""
+    if COMPLETE_VARIABLE in os.environ:
+        from induscode.commands.completion import complete  # noqa: PLC0415 — a shell asks
+
+        return complete(_indus)
     try:
         # Not by click's own `main`, which turns a broken pipe into a plain failure.
         with _indus.make_context("indus", list(arguments)) as context:

@@ -11,6 +11,18 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def visible(text: str) -> str:
+    """Show what a terminal would obey, and keep every kind of space, tabs and ends of lines."""
+    return "".join(c if _is_harmless(c) else c.encode("unicode_escape").decode() for c in text)
+
+
+def _is_harmless(c: str) -> bool:
+    if c.isprintable() or c in "\n\t":
+        return True
+    # The spaces of other scripts; two more characters that count as space end a line.
+    return c.isspace() and c >= "\xa0" and c not in "\u2028\u2029"
+
+
 def complain(message: str) -> None:
     """Put one line on standard error; when nobody can be told, that is no trouble of its own."""
     # Started with it closed, Python has no standard error at all, and `print` would take the other.
@@ -27,6 +39,12 @@ def tell(text: str) -> None:
     """Put text on standard output, line by line; only a newline ends a line."""
     for line in text.split("\n"):
         print(printable(line))  # noqa: T201 — the answer of a command goes to standard output
+
+
+def tell_text(text: str) -> None:
+    """Put a text of several lines on standard output; Windows' ends of lines are ends of lines."""
+    shown = visible(text.replace("\r\n", "\n"))
+    print(shown, end="" if shown.endswith("\n") else "\n")  # noqa: T201 — see tell
 
 
 def drop(descriptor: int) -> None:

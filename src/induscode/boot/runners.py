@@ -6,8 +6,8 @@ One way for every command: a session, a call, a list and a gateway all get their
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from indusagi.capabilities.arguments import near
 from indusagi.core.notes import Note
@@ -16,7 +16,7 @@ from induscode.deck.mcp.config import DiscoveredConfig, discover_mcp_config, gat
 from induscode.deck.mcp.trust import TrustStore
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from indusagi.interop.protocol_bridge.contract import FleetStatus, ServerConfig
     from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
@@ -29,6 +29,13 @@ if TYPE_CHECKING:
     from induscode.deck.mcp.trust import Consent
     from induscode.deck.provision import ToolDeck
     from induscode.launch.invocation import Invocation
+
+
+RowState: TypeAlias = Literal["startable", "untrusted", "changed", "unresolved"]
+"""Ready to be started; not consented to, or no longer; or with a variable that has no value."""
+STANDARD_ERROR = "stderr"
+"""Under this subject the journal keeps what a server wrote before it failed."""
+_KEPT_CHARACTERS = 1_900
 
 
 class NoSuchConfig(ValueError):
@@ -70,6 +77,23 @@ class ServerPlan:
     def untrusted(self) -> Sequence[ServerRow]:
         """The rows of the project that nobody has consented to as they are."""
         return tuple(row for row in self.rows if self.consent.get(row.id) != "trusted")
+
+    def state_of(self, row: ServerRow) -> RowState:
+        """Tell whether a row can be started, and if not, why."""
+        consent = self.consent.get(row.id, "unknown")
+        if consent != "trusted":
+            return "changed" if consent == "changed" else "untrusted"
+        return "startable" if row.id in self.configs else "unresolved"
+
+    def narrowed(self, servers: Collection[str]) -> ServerPlan:
+        """Give the plan of these servers alone, without what is said of the others."""
+        others = tuple(f"server {row.id!r} of " for row in self.rows if row.id not in servers)
+        return replace(
+            self,
+            rows=tuple(row for row in self.rows if row.id in servers),
+            configs={one: config for one, config in self.configs.items() if one in servers},
+            notes=tuple(note for note in self.notes if not note.owner.startswith(others)),
+        )
 
 
 def plan_servers(invocation: Invocation, trust: TrustStore | None = None) -> ServerPlan:
@@ -163,7 +187,15 @@ class McpCapabilities:
     async def aclose(self) -> None:
         """Close the servers, and write the books to their end."""
         if self.booted is not None:
+            self._keep_last_words(self.booted)
             await self.booted.aclose()
+
+    def _keep_last_words(self, booted: BootedBridge) -> None:
+        """Write down what servers that failed had said on standard error: `mcp logs` shows it."""
+        for server, status in self.status().items():
+            if status.fault is not None and status.fault.detail.stderr:
+                said = "\n".join(status.fault.detail.stderr)[-_KEPT_CHARACTERS:]
+                booted.journal.note("fault", server, STANDARD_ERROR, said)
 
 
 async def load_mcp_capabilities(
@@ -184,23 +216,43 @@ async def load_mcp_capabilities(
     from anyio import to_thread  # noqa: PLC0415 — loaded wherever a loop runs
 
     plan = await to_thread.run_sync(plan_servers, invocation, trust)
+    return await attach_servers(plan, store, handlers=handlers, wait=wait)
+
+
+async def attach_servers(
+    plan: ServerPlan,
+    store: LedgerStore,
+    *,
+    lazy: Collection[str] | None = None,
+    handlers: Handlers | None = None,
+    wait: bool = True,
+) -> McpCapabilities:
+    """Attach the servers of a plan; those that are `lazy` wait for a call if they are known.
+
+    None: those whose rows say so.
+    """
     if not plan.rows:
         return McpCapabilities(notes=plan.notes, plan=plan)
     from induscode.deck.mcp.boot import BootPlan, boot_bridge  # noqa: PLC0415 — for those with servers
 
     unresolved = [row.config for row in plan.untrusted]
+    asleep = [row.id for row in plan.rows if row.start == "lazy"] if lazy is None else lazy
     booted = await boot_bridge(
         store,
         BootPlan(
             (*plan.configs.values(), *unresolved),
-            lazy=[row.id for row in plan.rows if row.start == "lazy"],
+            lazy=asleep,
             untrusted=[row.id for row in plan.untrusted],
         ),
         handlers=handlers,
     )
+    attached = booted.attached
+    for server, status in (attached.status or {}).items():
+        # Nobody followed the fleet yet when these failed.
+        if status.fault is not None:
+            booted.journal.note("fault", server, status.fault.kind, str(status.fault))
     if wait:
         await booted.settled()
-    attached = booted.attached
     ledger = attached.enrolment.ledger if attached.enrolment is not None else attached.ledger
     notes = (*plan.notes, *attached.notes)
     return McpCapabilities(ledger.live_capabilities(), attached.fleet, notes, plan, booted)

@@ -6,7 +6,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from induscode.boot.runners import McpCapabilities, load_mcp_capabilities, select_tools
+from induscode.boot.runners import (
+    McpCapabilities,
+    attach_servers,
+    load_mcp_capabilities,
+    select_tools,
+)
 from induscode.deck.contract import DeckContext, DeckFramework, Profile
 from induscode.deck.provision import provision_deck
 
@@ -14,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
     from indusagi.core.notes import Note
+    from induscode.boot.runners import ServerPlan
     from induscode.deck.contract import Capability
     from induscode.deck.mcp.store import LedgerStore
     from induscode.deck.provision import ToolDeck
@@ -57,9 +63,13 @@ async def open_session(
     framework: DeckFramework | None = None,
     profile: Profile = Profile.ALL,
     wrap: Callable[[Capability], Capability] | None = None,
+    plan: ServerPlan | None = None,
     wait: bool = True,
 ) -> AsyncGenerator[Session]:
     """Open all that a run needs, and close it at the end.
+
+    With a `plan` of its own the run has these servers and no others; those that are known wait
+    until one of their tools is called.
 
     Raises:
         UnknownCapability: A native tool that was asked for is none.
@@ -75,6 +85,9 @@ async def open_session(
         stack.push_async_callback(native.context.aclose)
         store = await open_store()
         stack.push_async_callback(store.aclose)
-        mcp = await load_mcp_capabilities(invocation, store, wait=wait)
+        if plan is None:
+            mcp = await load_mcp_capabilities(invocation, store, wait=wait)
+        else:
+            mcp = await attach_servers(plan, store, lazy=tuple(plan.configs), wait=wait)
         stack.push_async_callback(mcp.aclose)
         yield Session(invocation, native, mcp, store, wrap)

@@ -1,0 +1,305 @@
+"""`indus call`: one call of one tool, native or of a server.
+
+Exit codes: 0 it answered, 1 it answered with an error, 2 the call makes no sense, 3 a fault between
+us and its server, 128 + n for signal n.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import click
+
+from induscode.commands.groups import unknown
+from induscode.commands.running import as_usage, opened_store, planned, run_loop
+from induscode.commands.showing import write_json
+from induscode.launch.options import flags, invocation_from
+from induscode.terminal import complain, tell, tell_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from indusagi.core.cancel import CancelToken
+    from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.core.notes import Note
+    from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
+    from indusagi.runtime.content import ToolContentBlock
+    from indusagi.runtime.contract import ToolOutcome, ToolProgress
+    from induscode.boot.runners import ServerPlan
+    from induscode.boot.session import Session
+    from induscode.deck.contract import Capability
+    from induscode.launch.invocation import Invocation
+
+ANSWERED_WITH_ERROR = 1
+MISUSED = 2
+FAULT = 3
+_FAULTS = frozenset({"transport", "protocol", "timeout", "not_connected", "spawn_failed", "drift"})
+"""What a server did not answer. Only of tools of servers: a command that takes too long answers."""
+_MISUSES = frozenset({"invalid_arguments", "unknown_tool"})
+_PROGRESS_GAP_S = 0.2
+
+
+@flags("--tools", "--mcp", "--no-mcp", "--cwd")
+@click.command("call")
+@click.argument("tool")
+@click.argument("arguments", nargs=-1, metavar="[KEY=VALUE]…")
+@click.option(
+    "--json",
+    "whole",
+    metavar="OBJECT|@FILE|-",
+    help="All arguments as one JSON object: here, in a file, or on standard input.",
+)
+@click.option(
+    "--output",
+    type=click.Choice(("text", "json", "raw")),
+    default="text",
+    show_default=True,
+    help="How the answer is written: safe for a terminal, all of it as JSON, or its texts as are.",
+)
+@click.pass_context
+def command(
+    context: click.Context,
+    tool: str,
+    arguments: tuple[str, ...],
+    *,
+    whole: str | None,
+    output: str,
+    **_: object,
+) -> int:
+    """Call TOOL with arguments: KEY=VALUE by its schema, KEY:=JSON as it stands.
+
+    A list is written as JSON, or its key comes several times. Progress goes to standard error.
+
+    Exit codes: 0 answered, 1 the tool answered with an error, 2 a call that makes no sense, 3 its
+    server failed or is not there.
+    """
+    invocation = invocation_from(context)
+
+    async def work(token: CancelToken) -> int:
+        with as_usage():
+            return await _Call(context, invocation, tool, arguments, whole, output).made(token)
+
+    return run_loop(work)
+
+
+class _Call:
+    """One call, from its words to its exit code."""
+
+    def __init__(
+        self,
+        context: click.Context,
+        invocation: Invocation,
+        tool: str,
+        words: Sequence[str],
+        whole: str | None,
+        output: str,
+    ) -> None:
+        self._context = context
+        self._invocation = invocation
+        self._tool = tool
+        self._words = words
+        self._whole = whole
+        self._output = output
+        self._likely: list[str] = []
+        """The servers that the name of the tool speaks of."""
+
+    async def made(self, token: CancelToken) -> int:
+        """Open what the call needs, make it, and show what came of it."""
+        from induscode.boot.session import open_session  # noqa: PLC0415 — brings the deck
+
+        plan = await self._servers()
+        async with open_session(self._invocation, plan=plan) as session:
+            card = await self._card(session)
+            if card is None:
+                return self._missing(session)
+            outcome = await self._run(session, card, token)
+        return self._shown(outcome)
+
+    # -- finding the tool -------------------------------------------------------------------
+
+    async def _servers(self) -> ServerPlan:
+        """Find out which servers may have the tool: none for a native one, one for a known one."""
+        from induscode.boot.runners import ServerPlan  # noqa: PLC0415 — brings the deck
+        from induscode.deck.catalog import has_capability  # noqa: PLC0415 — as above
+
+        if has_capability(self._tool):
+            return ServerPlan()
+        plan = planned(self._invocation)
+        known = await _known_server(plan, self._tool) if plan.configs else None
+        if known is not None:
+            return plan.narrowed([known])
+        self._likely = [row.id for row in plan.rows if self._tool.startswith(f"{row.id}__")]
+        return plan.narrowed(self._likely) if self._likely else plan
+
+    async def _card(self, session: Session) -> Capability | None:
+        found = _find(session, self._tool)
+        fleet = session.mcp.fleet
+        if found is not None or fleet is None:
+            return found
+        # A server that was seen before may have more tools by now.
+        await _wake_all(fleet)
+        return _find(session, self._tool)
+
+    def _missing(self, session: Session) -> int:
+        """Say why there is no such tool: its server is not there, or nobody has it."""
+        plan = session.mcp.plan
+        status = session.mcp.status()
+        why = [str(one.fault) for one in status.values() if one.fault is not None]
+        why += [str(note) for note in plan.notes if _speaks_of(note, plan)]
+        said = f"there is no tool {self._tool!r}"
+        if why and self._likely:
+            complain(f"{said}: {'; '.join(why)}")
+            return FAULT
+        for reason in why:
+            complain(reason)
+        names = [card.name for card in session.deck().tools()]
+        raise unknown(said, self._tool, names, self._context)
+
+    # -- calling it -------------------------------------------------------------------------
+
+    async def _run(self, session: Session, card: Capability, token: CancelToken) -> ToolOutcome:
+        from indusagi.capabilities.budget import UNLIMITED  # noqa: PLC0415 — brings the kernel
+        from indusagi.core.ids import new_ulid  # noqa: PLC0415 — as above
+        from indusagi.runtime.contract import ToolCall  # noqa: PLC0415 — as above
+        from induscode.commands.arguments import BadArgument, read_arguments  # noqa: PLC0415 — as above
+        from induscode.deck.provision import ToolDeck  # noqa: PLC0415 — as above
+
+        try:
+            arguments = read_arguments(self._words, self._whole, card.parameters)
+        except BadArgument as exc:
+            raise click.UsageError(f"{card.name}: {exc}", self._context) from exc
+        deck = session.deck()
+        # No model reads this: whoever typed the call gets the whole answer.
+        unlimited = replace(deck.context, budget=UNLIMITED)
+        box = ToolDeck(deck.tools(), unlimited).into_tool_box()
+        call = ToolCall(f"call_{new_ulid()}", card.name, arguments)
+        return await box.runner.run(call, token, on_progress=_progress(card.name))
+
+    # -- what came of it --------------------------------------------------------------------
+
+    def _shown(self, outcome: ToolOutcome) -> int:
+        code = _exit_code(outcome)
+        if self._output == "json":
+            write_json(_as_json(outcome))
+            return code
+        if code in {MISUSED, FAULT}:
+            complain(" ".join(_text(block) for block in outcome.content))
+            return code
+        for block in outcome.content:
+            self._show(block)
+        if code:
+            said = outcome.details.get("code", "its own")
+            complain(f"{self._tool} answered with an error ({said})")
+        return code
+
+    def _show(self, block: ToolContentBlock) -> None:
+        if block.kind == "text" and self._output == "raw":
+            sys.stdout.write(block.text)
+        elif block.kind == "text":
+            tell_text(block.text)
+        else:
+            tell(_summary(block.value))
+
+
+def _speaks_of(note: Note, plan: ServerPlan) -> bool:
+    return any(note.owner.startswith(f"server {row.id!r}") for row in plan.rows)
+
+
+def _find(session: Session, name: str) -> Capability | None:
+    return next((card for card in session.deck().tools() if card.name == name), None)
+
+
+async def _wake_all(fleet: ServerFleetImpl) -> None:
+    from anyio import create_task_group  # noqa: PLC0415 — for those with servers
+
+    async with create_task_group() as tasks:
+        for server in fleet.status():
+            tasks.start_soon(fleet.wake, server)
+
+
+async def _known_server(plan: ServerPlan, name: str) -> str | None:
+    """Find the server that had a tool of this name when it was seen last."""
+    from indusagi.interop.protocol_bridge.contract import RemoteToolRef  # noqa: PLC0415 — for servers
+    from indusagi.interop.protocol_bridge.names import model_name  # noqa: PLC0415 — as above
+    from induscode.deck.mcp.store_rows import texts_of  # noqa: PLC0415 — as above
+    from induscode.deck.mcp.trust import server_identity  # noqa: PLC0415 — as above
+
+    async with opened_store() as store:
+        rows = await store.latest("list")
+    for row in rows:
+        config = plan.configs.get(str(row.facts.get("server")))
+        if config is None or row.facts.get("identity") != server_identity(config):
+            continue
+        tools = texts_of(row.facts.get("tools"))
+        if any(model_name(RemoteToolRef(config.id, tool), ()) == name for tool in tools):
+            return config.id
+    return None
+
+
+def _progress(name: str) -> Callable[[ToolProgress], None]:
+    """Tell how far a call is, and not faster than anybody can read."""
+    from time import monotonic  # noqa: PLC0415 — for a call that runs
+
+    last = -_PROGRESS_GAP_S
+
+    def told(progress: ToolProgress) -> None:
+        nonlocal last
+        if monotonic() - last < _PROGRESS_GAP_S:
+            return
+        last = monotonic()
+        total = "" if progress.total is None else f"/{progress.total:g}"
+        complain(f"{name}: {progress.done:g}{total} {progress.message}")
+
+    return told
+
+
+def _exit_code(outcome: ToolOutcome) -> int:
+    if not outcome.is_error:
+        return 0
+    code = outcome.details.get("code")
+    if code in _MISUSES:
+        return MISUSED
+    if code in _FAULTS and "server" in outcome.details:
+        return FAULT
+    return ANSWERED_WITH_ERROR
+
+
+def _as_json(outcome: ToolOutcome) -> JsonObject:
+    content: list[JsonValue] = []
+    for block in outcome.content:
+        if block.kind == "text":
+            content.append({**(block.extra or {}), "type": "text", "text": block.text})
+        else:
+            content.append(block.value)
+    return {
+        "isError": outcome.is_error,
+        "content": content,
+        "structured": outcome.structured,
+        "details": dict(outcome.details),
+    }
+
+
+def _text(block: ToolContentBlock) -> str:
+    return block.text if block.kind == "text" else _summary(block.value)
+
+
+def _summary(value: JsonValue) -> str:
+    """Say in one line what a block is that is no text."""
+    from indusagi.core.json import compact_json, is_json_object  # noqa: PLC0415 — see _run
+    from indusagi.core.text import cut_text  # noqa: PLC0415 — see _run
+
+    kind = value.get("type") if is_json_object(value) else None
+    if not is_json_object(value) or not isinstance(kind, str):
+        return compact_json(value)
+    inner = value.get("resource")
+    facts = inner if is_json_object(inner) else value
+    parts = [kind, *(str(facts[key]) for key in ("uri", "mimeType") if facts.get(key))]
+    data = facts.get("data", facts.get("blob"))
+    if isinstance(data, str):
+        parts.append(f"{len(data) * 3 // 4 - data[-2:].count('='):,} bytes")
+    text = facts.get("text")
+    if isinstance(text, str):
+        parts.append(f"{len(text):,} characters")
+    return cut_text(f"[{', '.join(parts)}]", 500)

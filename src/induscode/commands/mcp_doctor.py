@@ -1,0 +1,309 @@
+"""`indus mcp doctor` and `logs`: what is the matter with a server, and what to do about it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import click
+
+from indusagi.interop.protocol_bridge.contract import ProtocolFault, StdioServerConfig
+from induscode.commands.running import opened_store, planned, run_loop
+from induscode.commands.servers import bare_url, find_row, transport_of
+from induscode.commands.showing import as_json, mention, write_json
+from induscode.launch.options import flags, invocation_from
+from induscode.terminal import complain, tell
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from indusagi.capabilities.jobs.receipts import Receipt
+    from indusagi.core.cancel import CancelToken
+    from indusagi.core.json import JsonObject
+    from indusagi.interop.protocol_bridge.contract import ServerConfig
+    from indusagi.interop.protocol_bridge.endpoint import ServerEndpointImpl
+    from induscode.boot.runners import ServerPlan
+    from induscode.deck.mcp.rows import ServerRow
+
+_UNWELL = 1
+_SHOWN_STDERR = 10
+_REASONS = {
+    "auth": "it wants a login: see that the token or the header in its row is right",
+    "exited": "it ended by itself: the lines above mostly say why; try its command in a shell",
+    "frame_too_large": "it sent more than one message may hold",
+    "not_found": "install the command, or correct it: indus mcp get {}",
+    "rate_limited": "try again later",
+    "redirect": "put the address it redirects to into its row",
+    "refused": "nothing listens at its address: start it, or correct the address",
+    "version": "it speaks another version of the protocol: update it",
+}
+_KINDS = {
+    "timeout": "it took too long: give it more time with startup_timeout_sec in its row",
+    "spawn_failed": "try its command in a shell",
+    "transport": "see that its address is right and can be reached from here",
+    "protocol": "it answers what no server may: see whether it is an MCP server at all",
+}
+
+
+@dataclass(slots=True)
+class _Findings:
+    """What was found out about one server."""
+
+    name: str
+    transport: str
+    file: str
+    trust: str
+    target: str
+    handshake: str = "not tried"
+    era: str | None = None
+    version: str | None = None
+    server: str | None = None
+    tools: int | None = None
+    latency_ms: int | None = None
+    stderr: Sequence[str] = ()
+    fault: str | None = None
+    remedy: str | None = None
+    notes: Sequence[str] = field(default=())
+
+    def as_json(self) -> JsonObject:
+        return {
+            "name": self.name,
+            "transport": self.transport,
+            "file": self.file,
+            "trust": self.trust,
+            "target": self.target,
+            "handshake": self.handshake,
+            "era": self.era,
+            "version": self.version,
+            "server": self.server,
+            "tools": self.tools,
+            "latencyMs": self.latency_ms,
+            "stderr": [*self.stderr],
+            "fault": self.fault,
+            "remedy": self.remedy,
+            "notes": [*self.notes],
+        }
+
+
+@flags("--mcp", "--cwd")
+@click.command("doctor")
+@click.argument("name", required=False)
+@as_json
+@click.option("--end-leftovers", is_flag=True, help="End jobs that a crashed run left running.")
+@click.pass_context
+def doctor(
+    context: click.Context, name: str | None, *, as_json: bool, end_leftovers: bool, **_: object
+) -> int:
+    """Examine the server NAME, or all of them, and say what to do. Exit code 1 if one is unwell.
+
+    Each that is trusted is started once, on its own; nothing is written down. Also told: jobs that
+    a run of indus left running when it crashed.
+    """
+    from indusagi.capabilities.jobs.receipts import leftover_jobs  # noqa: PLC0415 — only here
+
+    plan = planned(invocation_from(context))
+    if name is not None:
+        plan = plan.narrowed([find_row(plan, name).id])
+    found = [_begun(row, plan) for row in plan.rows]
+
+    async def work(_: CancelToken) -> int:
+        from anyio import create_task_group  # noqa: PLC0415 — loaded by run_loop
+
+        async with create_task_group() as tasks:
+            for one in found:
+                if one.name in plan.configs:
+                    tasks.start_soon(_examine, one, plan.configs[one.name])
+        return 0
+
+    code = run_loop(work) if plan.configs else 0
+    if code:
+        return code
+    leftovers = leftover_jobs() if name is None else []
+    _report(plan, found, leftovers, as_json=as_json)
+    if end_leftovers:
+        leftovers = _ended(leftovers)
+    unwell = any(one.remedy for one in found) or leftovers
+    return _UNWELL if unwell else 0
+
+
+def _begun(row: ServerRow, plan: ServerPlan) -> _Findings:
+    config = plan.configs.get(row.id, row.config)
+    findings = _Findings(
+        row.id,
+        transport_of(config),
+        row.origin.file,
+        plan.consent[row.id],
+        _target(config),
+    )
+    state = plan.state_of(row)
+    if state in {"untrusted", "changed"}:
+        findings.remedy = f"look at it and consent to it: indus mcp trust {row.id}"
+    elif state == "unresolved":
+        owner = f"server {row.id!r}"
+        said = [note.message for note in plan.notes if note.owner.startswith(owner)]
+        findings.fault = "; ".join(said)
+        findings.remedy = "set the variable, or write a default into the row: ${NAME:-default}"
+    return findings
+
+
+def _target(config: ServerConfig) -> str:
+    if not isinstance(config, StdioServerConfig):
+        return bare_url(config.url)
+    path = shutil.which(config.command)
+    if path is None and config.cwd is not None:
+        path = shutil.which(os.path.join(config.cwd, config.command))
+    return f"{config.command}: {'not found' if path is None else os.path.abspath(path)}"
+
+
+async def _examine(findings: _Findings, config: ServerConfig) -> None:
+    from asyncio import get_running_loop  # noqa: PLC0415 — loaded by run_loop
+
+    from indusagi.interop.protocol_bridge.endpoint import create_server_endpoint  # noqa: PLC0415 — brings the bridge
+
+    clock = get_running_loop().time
+    begun = clock()
+    endpoint = create_server_endpoint(config)
+    try:
+        await endpoint.open()
+        findings.latency_ms = round((clock() - begun) * 1000)
+        findings.handshake = "done"
+        _met(findings, endpoint)
+        findings.tools = len(await endpoint.list_tools())
+        findings.notes = [note.message for note in endpoint.status().notes]
+    except ProtocolFault as fault:
+        _failed(findings, fault)
+    finally:
+        await endpoint.close()
+
+
+def _met(findings: _Findings, endpoint: ServerEndpointImpl) -> None:
+    facts = endpoint.facts
+    if facts is None:
+        return
+    findings.era, findings.version = facts.era, facts.version
+    said = facts.answer.get("serverInfo")
+    if isinstance(said, dict):
+        findings.server = " ".join(str(said[key]) for key in ("name", "version") if key in said)
+
+
+def _failed(findings: _Findings, fault: ProtocolFault) -> None:
+    if findings.handshake != "done":
+        findings.handshake = "failed"
+    findings.fault = str(fault).removeprefix(f"server {findings.name!r}: ")
+    findings.stderr = fault.detail.stderr[-_SHOWN_STDERR:]
+    remedy = _REASONS.get(fault.detail.reason or "") or _KINDS.get(fault.kind, "see the fault")
+    findings.remedy = remedy.format(findings.name)
+
+
+# -- telling ----------------------------------------------------------------------------------
+
+
+def _report(
+    plan: ServerPlan, found: Sequence[_Findings], leftovers: Sequence[Receipt], *, as_json: bool
+) -> None:
+    if as_json:
+        jobs: list[JsonObject] = [
+            {"pid": one.pid, "command": one.command, "cwd": one.cwd} for one in leftovers
+        ]
+        write_json({"servers": [one.as_json() for one in found], "leftovers": jobs})
+        return
+    mention(note for note in plan.notes if not note.message.startswith("not started"))
+    if not found:
+        tell("No servers are configured. Add one: indus mcp add NAME -- COMMAND ARGUMENTS")
+    for one in found:
+        _tell_findings(one)
+    for job in leftovers:
+        tell(f"left running by a run that is gone: process {job.pid}, {job.command}")
+    if leftovers:
+        tell("  what to do: indus mcp doctor --end-leftovers")
+
+
+def _tell_findings(one: _Findings) -> None:
+    tell(f"{one.name} ({one.transport}, {one.file})")
+    tell(f"  trust: {one.trust}")
+    tell(f"  {'command' if one.transport == 'stdio' else 'address'}: {one.target}")
+    tell(f"  handshake: {one.handshake}")
+    if one.handshake == "done":
+        tell(f"  protocol: {one.version} ({one.era}), server: {one.server or 'says no name'}")
+        tell(f"  tools: {'not listed' if one.tools is None else one.tools}")
+        tell(f"  latency: {one.latency_ms} ms")
+    for line in one.stderr:
+        tell(f"  stderr: {line}")
+    for note in one.notes:
+        tell(f"  note: {note}")
+    if one.fault is not None:
+        tell(f"  fault: {one.fault}")
+    if one.remedy is not None:
+        tell(f"  what to do: {one.remedy}")
+
+
+def _ended(leftovers: Sequence[Receipt]) -> list[Receipt]:
+    from indusagi.capabilities.jobs.receipts import end_leftover  # noqa: PLC0415 — only here
+
+    left: list[Receipt] = []
+    for job in leftovers:
+        if end_leftover(job):
+            tell(f"ended: process {job.pid}")
+        else:
+            complain(f"process {job.pid} could not be ended")
+            left.append(job)
+    return left
+
+
+# -- logs -------------------------------------------------------------------------------------
+
+
+@flags("--mcp", "--cwd")
+@click.command("logs")
+@click.argument("name")
+@as_json
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    metavar="N",
+    help="The last N entries.",
+)
+@click.pass_context
+def logs(context: click.Context, name: str, *, as_json: bool, limit: int, **_: object) -> int:
+    """Show what went wrong with the server NAME, and what it said on standard error before it.
+
+    That is kept in the ledger, with every known secret taken out.
+    """
+    found: list[JsonObject] = []
+
+    async def work(_: CancelToken) -> int:
+        async with opened_store() as store:
+            for run in reversed(await store.runs()):
+                rows = [row for row in await store.rows(run.run) if row.facts.get("server") == name]
+                found[:0] = [
+                    {"at": row.at, "run": row.run, "event": row.op, **_said(row.facts)}
+                    for row in rows
+                    if row.op in {"connect", "ready", "fault", "drift", "approve"}
+                ]
+                if len(found) >= limit:
+                    break
+        return 0
+
+    code = run_loop(work)
+    if code:
+        return code
+    if not found:
+        find_row(planned(invocation_from(context)), name)
+    del found[:-limit]
+    if as_json:
+        write_json({"server": name, "entries": found})
+        return 0
+    for entry in found:
+        for line in str(entry["detail"]).split("\n"):
+            tell(f"{entry['at']}  {entry['event']}  {entry['subject']}  {line}".rstrip())
+    if not found:
+        tell(f"Nothing has happened at server {name!r} yet.")
+    return 0
+
+
+def _said(facts: JsonObject) -> JsonObject:
+    return {"subject": facts.get("subject", ""), "detail": facts.get("detail", "")}

@@ -1,0 +1,253 @@
+"""`indus mcp lock`, `diff` and `approve`: what tools were, what they are, and whether that is fine.
+
+All of them connect: what a server has is known from the server alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from indusagi.core.json import is_json_object
+from indusagi.interop.protocol_bridge.contract import RemoteToolRef
+from induscode.commands.catalog import fault_note
+from induscode.commands.groups import unknown
+from induscode.commands.running import opened_store, planned, run_loop
+from induscode.commands.servers import find_row
+from induscode.commands.showing import as_json, mention, write_json
+from induscode.deck.mcp.drift import Drift, grade_drift
+from induscode.launch.options import flags, invocation_from
+from induscode.terminal import complain, tell, tell_text
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Mapping, Sequence
+
+    from indusagi.core.cancel import CancelToken
+    from indusagi.core.json import JsonObject, JsonValue
+    from induscode.boot.runners import McpCapabilities, ServerPlan
+    from induscode.deck.mcp.enrolment import Enrolment
+    from induscode.deck.mcp.store import ThreadedStore
+
+_DIFFERENT = 1
+_FAULT = 3
+
+
+@asynccontextmanager
+async def _connected(
+    plan: ServerPlan,
+) -> AsyncGenerator[tuple[McpCapabilities, ThreadedStore]]:
+    from induscode.boot.runners import attach_servers  # noqa: PLC0415 — brings the bridge
+
+    async with opened_store() as store:
+        mcp = await attach_servers(plan, store, lazy=())
+        try:
+            yield mcp, store
+        finally:
+            await mcp.aclose()
+
+
+def _failed(mcp: McpCapabilities) -> bool:
+    """Say which servers are not there, and tell whether there are any."""
+    faults = [
+        fault_note(server, status.fault)
+        for server, status in mcp.status().items()
+        if status.fault is not None
+    ]
+    left_out = [note for note in mcp.plan.notes if note.message.startswith("not started")]
+    mention((*faults, *left_out))
+    return bool(faults or left_out)
+
+
+def _enrolment(mcp: McpCapabilities) -> Enrolment:
+    assert mcp.booted is not None
+    assert mcp.booted.attached.enrolment is not None
+    return mcp.booted.attached.enrolment
+
+
+# -- lock -------------------------------------------------------------------------------------
+
+
+@flags("--mcp", "--cwd")
+@click.command("lock")
+@click.option("--check", is_flag=True, help="Write nothing; compare with the lock there is.")
+@as_json
+@click.pass_context
+def lock(context: click.Context, *, check: bool, as_json: bool, **_: object) -> int:
+    """Write the definitions of the project's tools to .indusvx/mcp.lock.json, to be committed.
+
+    With --check nothing is written. Exit code 1 if something differs or waits for approval, 3 if a
+    server is not there. Servers of the user's own files are left out.
+    """
+    from induscode.deck.mcp.lock import LOCK_NAME  # noqa: PLC0415 — for those who lock
+
+    invocation = invocation_from(context)
+    plan = planned(invocation)
+    plan = plan.narrowed([row.id for row in plan.rows if row.origin.scope != "user"])
+    if not plan.rows:
+        said = (
+            "The project has no servers of its own: indus mcp add -s project NAME …, or --mcp FILE"
+        )
+        raise click.UsageError(said, context)
+    path = os.path.join(invocation.cwd, LOCK_NAME)
+
+    async def work(_: CancelToken) -> int:
+        async with _connected(plan) as (mcp, _store):
+            if _failed(mcp):
+                complain("the lock would be incomplete: nothing was " + _done(check=check))
+                return _FAULT
+            return _checked(path, mcp, as_json=as_json) if check else _locked(path, mcp, as_json)
+
+    return run_loop(work)
+
+
+def _done(*, check: bool) -> str:
+    return "compared" if check else "written"
+
+
+def _locked(path: str, mcp: McpCapabilities, as_json: bool) -> int:
+    from induscode.deck.mcp.lock import write_lock  # noqa: PLC0415 — see lock
+
+    waiting = _enrolment(mcp).notes
+    if waiting:
+        mention(waiting)
+        complain("nothing was written: these tools wait for approval")
+        return _DIFFERENT
+    ledger = mcp.ledger
+    assert ledger is not None
+    tools = ledger.live_capabilities()
+    write_lock(path, tools)
+    if as_json:
+        write_json({"file": path, "tools": len(tools)})
+    else:
+        tell(f"Wrote the definitions of {len(tools)} tools to {path}")
+    return 0
+
+
+def _checked(path: str, mcp: McpCapabilities, *, as_json: bool) -> int:
+    from induscode.deck.mcp.drift import compare_definitions  # noqa: PLC0415 — see lock
+    from induscode.deck.mcp.lock import read_lock  # noqa: PLC0415 — see lock
+
+    ledger = mcp.ledger
+    assert ledger is not None
+    present = {one.ref: one.raw for one in ledger.live_capabilities()}
+    present |= {one.ref: one.raw for one in _enrolment(mcp).quarantined}
+    drifts = compare_definitions(read_lock(path), present)
+    _show_drifts(drifts, as_json=as_json)
+    if not drifts and not as_json:
+        tell(f"{len(present)} tools are as {path} has them")
+    return _DIFFERENT if drifts else 0
+
+
+def _show_drifts(drifts: Sequence[Drift], *, as_json: bool) -> None:
+    if as_json:
+        rows: list[JsonObject] = [
+            {
+                "server": one.ref.server,
+                "tool": one.ref.name,
+                "grade": str(one.grade),
+                "fields": [*one.fields],
+                "before": one.before,
+                "after": one.after,
+            }
+            for one in drifts
+        ]
+        write_json({"drifts": rows})
+        return
+    for one in drifts:
+        tell(f"{one.ref.server}/{one.ref.name}: {one.grade} ({', '.join(one.fields)})")
+        tell_text(one.diff())
+
+
+# -- diff and approve -------------------------------------------------------------------------
+
+
+@flags("--mcp", "--cwd")
+@click.command("diff")
+@click.argument("server", required=False)
+@as_json
+@click.pass_context
+def diff(context: click.Context, server: str | None, *, as_json: bool, **_: object) -> int:
+    """Show tools that are not what was approved, of SERVER or of all. Exit code 1 if there are."""
+    plan = _wanted(context, server)
+
+    async def work(_: CancelToken) -> int:
+        async with _connected(plan) as (mcp, store):
+            failed = _failed(mcp)
+            before = await _pinned(plan, store)
+            waiting = _enrolment(mcp).quarantined
+        drifts = [
+            Drift(one.ref, grade_drift(before.get(one.ref), one.raw), before.get(one.ref), one.raw)
+            for one in waiting
+        ]
+        _show_drifts(drifts, as_json=as_json)
+        if drifts:
+            return _DIFFERENT
+        if failed:
+            return _FAULT
+        if not as_json:
+            tell("Every tool is as it was approved.")
+        return 0
+
+    return run_loop(work)
+
+
+def _wanted(context: click.Context, server: str | None) -> ServerPlan:
+    plan = planned(invocation_from(context))
+    if server is not None:
+        return plan.narrowed([find_row(plan, server).id])
+    if not plan.rows:
+        raise click.UsageError("There are no servers: 'indus mcp add' adds one", context)
+    return plan
+
+
+async def _pinned(plan: ServerPlan, store: ThreadedStore) -> Mapping[RemoteToolRef, JsonObject]:
+    """Read the definitions that were approved."""
+    from induscode.deck.mcp.trust import server_identity  # noqa: PLC0415 — see lock
+
+    identities = {server: server_identity(config) for server, config in plan.configs.items()}
+    pins = {
+        RemoteToolRef(server, str(row.facts.get("tool"))): str(row.facts.get("definition"))
+        for row in await store.latest("pin")
+        if (server := str(row.facts.get("server"))) in identities
+        and row.facts.get("identity") == identities[server]
+    }
+    documents = await store.documents(pins.values())
+    found: dict[RemoteToolRef, JsonObject] = {}
+    for ref, address in pins.items():
+        definition: JsonValue = json.loads(documents.get(address, "null"))
+        if is_json_object(definition):
+            found[ref] = definition
+    return found
+
+
+@flags("--mcp", "--cwd")
+@click.command("approve")
+@click.argument("server")
+@click.argument("tool", required=False)
+@click.pass_context
+def approve(context: click.Context, server: str, tool: str | None, **_: object) -> int:
+    """Approve the tools of SERVER as they are now, or one TOOL of it. `diff` shows the changes."""
+    plan = _wanted(context, server)
+
+    async def work(_: CancelToken) -> int:
+        async with _connected(plan) as (mcp, _store):
+            if _failed(mcp):
+                return _FAULT
+            enrolment = _enrolment(mcp)
+            waiting = [one.ref for one in enrolment.quarantined]
+            wanted = [ref for ref in waiting if tool in {None, ref.name}]
+            if tool is not None and not wanted:
+                names = [ref.name for ref in waiting]
+                raise unknown(f"No tool {tool!r} of {server!r} waits for approval", tool, names)
+            for ref in wanted:
+                enrolment.approve(ref)
+                tell(f"{ref.server}/{ref.name}: approved as it is now")
+        if not wanted:
+            tell(f"No tool of {server!r} waits for approval.")
+        return 0
+
+    return run_loop(work)

@@ -1,0 +1,58 @@
+"""What commands print: tables for people, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from induscode.terminal import complain, printable, tell
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from indusagi.core.json import JsonLike
+    from indusagi.core.notes import Note
+
+_GAP = "  "
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Write JSON.")
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Put a table on standard output; numbers stand at the right."""
+    cells = [[printable(str(cell)) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
+    numbers = [
+        bool(rows) and all(isinstance(row[at], int) for row in rows) for at in range(len(heads))
+    ]
+    for line in (list(heads), *cells):
+        parts = [
+            cell.rjust(width) if number else cell.ljust(width)
+            for cell, width, number in zip(line, widths, numbers, strict=True)
+        ]
+        tell(_GAP.join(parts).rstrip())
+
+
+def write_json(value: JsonLike, *, indent: int | None = 2) -> None:
+    """Put one JSON value on standard output, in ASCII: nothing in it can move a cursor."""
+    print(json.dumps(value, indent=indent))  # noqa: T201 — the answer of a command
+
+
+def mention(notes: Iterable[Note]) -> None:
+    """Put notes on standard error, a line each."""
+    for note in notes:
+        complain(str(note))
+
+
+def ask(question: str) -> bool:
+    """Ask the person at the terminal; whatever is not a yes is a no."""
+    print(printable(question), end=" [y/N] ", flush=True)  # noqa: T201 — a question to a person
+    return sys.stdin.readline().strip().lower() in {"y", "yes"}
+
+
+def somebody_is_there() -> bool:
+    """Tell whether there is a person to ask."""
+    return sys.stdin is not None and sys.stdin.isatty()

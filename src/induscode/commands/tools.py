@@ -1,0 +1,194 @@
+"""`indus tools`: which tools there are, where they come from, and what they cost a model.
+
+Tools of servers are read from the ledger. A server that was never seen is
+started once, to be asked.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, cast
+
+import click
+
+from induscode.commands.groups import CommandGroup, Lazy, unknown
+from induscode.commands.running import run_loop
+from induscode.commands.showing import as_json, mention, table, write_json
+from induscode.launch.options import flags, invocation_from
+from induscode.terminal import complain, tell, tell_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from indusagi.core.cancel import CancelToken
+    from indusagi.core.json import JsonObject
+    from induscode.commands.catalog import ListedTool, Listing
+
+_NOTHING_FOUND = 1
+_HERE = "induscode.commands.tools"
+
+no_check = click.option(
+    "--no-check", is_flag=True, help="Start no server, not even one that was never seen."
+)
+_deck = flags("--tools", "--no-tools", "--mcp", "--no-mcp", "--cwd")
+
+
+@click.command(
+    cls=CommandGroup,
+    commands={
+        "list": Lazy("list the tools, what each costs, and what each server costs", _HERE, "list_"),
+        "show": Lazy("show everything that a model is told about a tool", _HERE, "show"),
+        "search": Lazy("find tools by words in what is said of them", _HERE, "search"),
+    },
+    default="list",
+)
+def command() -> None:
+    """List, show and search the tools of the deck."""
+
+
+def _listing(context: click.Context, *, no_check: bool) -> Listing:
+    from induscode.commands.catalog import list_tools  # noqa: PLC0415 — brings the deck
+
+    invocation = invocation_from(context)
+    found: list[Listing] = []
+
+    async def look(_: CancelToken) -> int:
+        found.append(await list_tools(invocation, check=not no_check))
+        return 0
+
+    code = run_loop(look)
+    if not found:
+        raise click.exceptions.Exit(code)
+    return found[0]
+
+
+@_deck
+@click.command("list")
+@as_json
+@no_check
+@click.pass_context
+def list_(context: click.Context, *, as_json: bool, no_check: bool, **_: object) -> int:
+    """List the tools, what each costs, and what each server costs.
+
+    The cost is what a model is told about the tool, in tokens of four bytes.
+    """
+    listing = _listing(context, no_check=no_check)
+    mention(listing.notes)
+    if as_json:
+        write_json(_as_json(listing.tools, listing))
+        return 0
+    _show_tools(listing.tools)
+    tell("")
+    costs = _costs(listing)
+    rows = [(cost["name"], cost["state"], cost["tools"], cost["tokens"]) for cost in costs]
+    total = ("all", "", len(listing.tools), sum(one.tokens for one in listing.tools))
+    table(("SOURCE", "STATE", "TOOLS", "TOKENS"), [*rows, total])
+    return 0
+
+
+def _show_tools(tools: Sequence[ListedTool]) -> None:
+    rows = [
+        (one.name, one.source, one.profiles[0] if one.profiles else "-", one.tokens)
+        for one in tools
+    ]
+    table(("NAME", "SOURCE", "PROFILE", "TOKENS"), rows)
+
+
+def _costs(listing: Listing) -> list[JsonObject]:
+    """Give a row for the native tools, and one for every server, with or without tools."""
+    states = {"native": "built in", **listing.states}
+    costs: dict[str, JsonObject] = {
+        source: {"name": source, "state": state, "tools": 0, "tokens": 0}
+        for source, state in states.items()
+    }
+    for one in listing.tools:
+        cost = costs[one.source]
+        cost["tools"] = cast("int", cost["tools"]) + 1
+        cost["tokens"] = cast("int", cost["tokens"]) + one.tokens
+    return list(costs.values())
+
+
+def _as_json(tools: Sequence[ListedTool], listing: Listing) -> JsonObject:
+    return {
+        "tools": [one.as_json() for one in tools],
+        "sources": [*_costs(listing)],
+        "total": {"tools": len(tools), "tokens": sum(one.tokens for one in tools)},
+        "notes": [str(note) for note in listing.notes],
+    }
+
+
+@_deck
+@click.command("show")
+@click.argument("name")
+@as_json
+@no_check
+@click.pass_context
+def show(context: click.Context, name: str, *, as_json: bool, no_check: bool, **_: object) -> int:
+    """Show everything that a model is told about the tool NAME."""
+    from induscode.boot.runners import canon_tool_name  # noqa: PLC0415 — brings the deck
+
+    listing = _listing(context, no_check=no_check)
+    wanted = canon_tool_name(name)
+    found = [one for one in listing.tools if one.name == name]
+    found = found or [one for one in listing.tools if canon_tool_name(one.name) == wanted]
+    if not found:
+        mention(listing.notes)
+        names = [one.name for one in listing.tools]
+        raise unknown(f"There is no tool {name!r}", name, names, context)
+    one = found[0]
+    said = one.descriptor
+    facts: JsonObject = {
+        **one.as_json(),
+        "description": said.description,
+        "parameters": cast("JsonObject", dict(said.parameters)),
+        "annotations": dict(said.annotations or {}),
+        "outputSchema": cast("JsonObject | None", said.output_schema and dict(said.output_schema)),
+    }
+    if as_json:
+        write_json(facts)
+        return 0
+    tell(f"{one.name} ({said.title or one.name})")
+    tell(f"source: {one.source}, profiles: {', '.join(one.profiles) or 'none'}")
+    tell(f"read-only: {'yes' if one.read_only else 'no'}, tokens: {one.tokens}")
+    tell_text(f"\n{said.description}\n")
+    tell_text(json.dumps(facts["parameters"], indent=2))
+    return 0
+
+
+@_deck
+@click.command("search")
+@click.argument("words", nargs=-1, required=True)
+@as_json
+@no_check
+@click.pass_context
+def search(
+    context: click.Context, words: tuple[str, ...], *, as_json: bool, no_check: bool, **_: object
+) -> int:
+    """Find the tools in whose name, title or description all the WORDS stand.
+
+    The exit code is 1 if there are none.
+    """
+    listing = _listing(context, no_check=no_check)
+    ranked = [(rank, one) for one in listing.tools if (rank := _rank(one, words))]
+    found = [one for _, one in sorted(ranked, key=lambda pair: -pair[0])]
+    mention(listing.notes)
+    if as_json:
+        write_json({"tools": [one.as_json() for one in found]})
+    elif found:
+        _show_tools(found)
+    else:
+        complain(f"no tool has all of these in what is said of it: {' '.join(words)}")
+    return 0 if found else _NOTHING_FOUND
+
+
+def _rank(one: ListedTool, words: Sequence[str]) -> int:
+    """Tell how well a tool fits: a word in its name weighs most; 0 if a word is nowhere."""
+    said = one.descriptor
+    places = ((one.name, 4), (said.title or "", 2), (said.description, 1))
+    rank = 0
+    for word in words:
+        weight = sum(weight for text, weight in places if word.casefold() in text.casefold())
+        if not weight:
+            return 0
+        rank += weight
+    return rank

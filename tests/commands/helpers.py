@@ -1,0 +1,102 @@
+"""Configurations, terminals and pipes for tests of the commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.support.scripts import command, run
+from tests.support.servers import SERVERS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Done = subprocess.CompletedProcess[str]
+PYTHON = [sys.executable, "-I", "-S"]
+HONEST = [*PYTHON, str(SERVERS / "honest.py")]
+
+
+def row(*flags: object, **more: Any) -> dict[str, Any]:
+    """Make the row of a server without faults."""
+    return {"command": HONEST[0], "args": [*HONEST[1:], *map(str, flags)], **more}
+
+
+def faulty(mode: str, *words: object, **more: Any) -> dict[str, Any]:
+    """Make the row of a server with a fault."""
+    script = str(SERVERS / "fault.py")
+    return {"command": PYTHON[0], "args": [*PYTHON[1:], script, mode, *map(str, words)], **more}
+
+
+def user_file() -> Path:
+    """Name our own file of the user."""
+    return Path(os.environ["HOME"]) / ".config" / "indusvx" / "mcp.json"
+
+
+def project_file(cwd: Path) -> Path:
+    """Name our own file of a project."""
+    return cwd / ".indusvx" / "mcp.json"
+
+
+def configured(path: Path, servers: Mapping[str, Any]) -> Path:
+    """Write a configuration."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"servers": servers}), encoding="utf-8")
+    return path
+
+
+def servers_of(path: Path) -> dict[str, Any]:
+    """Read the servers of a configuration."""
+    return json.loads(path.read_text(encoding="utf-8"))["servers"]
+
+
+def told(*arguments: str, cwd: Path, **variables: str) -> Any:
+    """Run a command that writes JSON, and read it."""
+    done = run(*arguments, cwd=cwd, **variables)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def piped(text: str, *arguments: str, cwd: Path) -> Done:
+    """Run a command with something on its standard input."""
+    return subprocess.run(
+        [command(), *arguments],
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+        cwd=cwd,
+    )
+
+
+def typed(text: str, *arguments: str, cwd: Path) -> Done:
+    """Run a command with a person at the terminal who types this."""
+    ours, theirs = os.openpty()
+    try:
+        os.write(ours, text.encode())
+        return subprocess.run(
+            [command(), *arguments],
+            stdin=theirs,
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+            cwd=cwd,
+        )
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+def one_line(done: Done, *parts: str, code: int = 2) -> None:
+    """Check that bad input was told in one clear line, and nothing else happened."""
+    assert (done.returncode, done.stdout) == (code, ""), done
+    assert done.stderr.startswith("indus: ")
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    for part in parts:
+        assert part in done.stderr

@@ -1,0 +1,145 @@
+"""`indus tools`: what there is, where from, at what cost, and without starting what is known."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.commands.helpers import configured, faulty, one_line, project_file, row, told, user_file
+from tests.support.scripts import run
+from tests.support.servers import HONEST_TOOLS, diary
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.process
+
+
+def test_the_native_tools_are_listed_with_their_profile_and_their_cost(tmp_path: Path) -> None:
+    done = run("tools", cwd=tmp_path)
+    assert done.returncode == 0
+    lines = [line.split() for line in done.stdout.splitlines() if line]
+    assert lines[0] == ["NAME", "SOURCE", "PROFILE", "TOKENS"]
+    assert lines[1][:3] == ["read", "native", "authoring"]
+    assert int(lines[1][3]) > 50
+    total = sum(int(line[3]) for line in lines if line[1] == "native" and line[0] != "native")
+    assert lines[-1] == ["all", str(len(lines) - 4), str(total)]
+
+
+def test_the_cost_is_a_quarter_of_the_bytes_a_model_is_told(tmp_path: Path) -> None:
+    shown = told("tools", "show", "read", "--json", cwd=tmp_path)
+    said = {
+        "name": shown["name"],
+        "description": shown["description"],
+        "parameters": shown["parameters"],
+        "title": shown["title"],
+        "annotations": shown["annotations"],
+    }
+    size = len(json.dumps(said, separators=(",", ":"), ensure_ascii=False).encode())
+    assert shown["tokens"] == -(-size // 4)
+
+
+def test_only_the_tools_that_were_asked_for_are_listed(tmp_path: Path) -> None:
+    listed = told("tools", "--json", "--tools", "grep,web_fetch", cwd=tmp_path)
+    assert [one["name"] for one in listed["tools"]] == ["grep", "webfetch"]
+    none = told("tools", "list", "--no-tools", "--json", cwd=tmp_path)
+    assert none["total"] == {"tools": 0, "tokens": 0}
+
+
+def test_a_server_is_asked_once_and_known_from_then_on(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    configured(user_file(), {"many": row("--tools", 500, "--log", log)})
+    first = told("tools", "--json", cwd=tmp_path)
+    assert [one["state"] for one in first["sources"]] == ["built in", "asked"]
+    assert len(diary(log, "start")) == 1
+    second = told("tools", "--json", cwd=tmp_path)
+    assert [one["state"] for one in second["sources"]] == ["built in", "known"]
+    assert len(diary(log, "start")) == 1
+    assert first["tools"] == second["tools"]
+    cost = second["sources"][1]
+    assert cost["tools"] == len(HONEST_TOOLS) + 500
+    assert cost["tokens"] == sum(t["tokens"] for t in second["tools"] if t["source"] == "many")
+    again = run("tools", "show", "many__tool_499", cwd=tmp_path)
+    assert "source: many, profiles: none" in again.stdout
+    assert len(diary(log, "start")) == 1
+
+
+def test_with_no_check_nothing_is_started_and_it_is_said(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    configured(user_file(), {"honest": row("--log", log)})
+    done = run("tools", "--no-check", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "honest  unseen" in done.stdout
+    assert "it was never started (leave out --no-check)" in done.stderr
+    assert not log.exists()
+
+
+def test_servers_that_are_not_there_are_told_and_the_others_listed(tmp_path: Path) -> None:
+    configured(
+        user_file(),
+        {
+            "bad": {"command": "no-such-command"},
+            "dies": faulty("exits"),
+            "open": {"command": "x", "env": {"K": "${NOT_SET_HERE}"}},
+            "good": row(),
+        },
+    )
+    configured(project_file(tmp_path), {"theirs": row()})
+    done = run("tools", "--json", cwd=tmp_path)
+    listed = json.loads(done.stdout)
+    states = {one["name"]: one["state"] for one in listed["sources"]}
+    assert states == {
+        "native": "built in",
+        "good": "asked",
+        "bad": "faulted",
+        "dies": "faulted",
+        "open": "unresolved",
+        "theirs": "untrusted",
+    }
+    assert "indus: server 'bad': the command 'no-such-command' was not found" in done.stderr
+    assert "(indus mcp doctor bad)" in done.stderr
+    assert "API_KEY is missing" in done.stderr
+    assert "(indus mcp trust theirs)" in done.stderr
+    assert "the variable NOT_SET_HERE is not set" in done.stderr
+
+
+def test_two_tools_that_come_out_under_one_name_are_told_apart(tmp_path: Path) -> None:
+    configured(user_file(), {"a.b": row(), "a_b": row()})
+    first = told("tools", "--json", cwd=tmp_path)
+    names = [one["name"] for one in first["tools"]]
+    assert len(names) == len(set(names))
+    called = run("call", names[-len(HONEST_TOOLS)], "text=hello", cwd=tmp_path)
+    assert called.stdout == "hello\n"
+
+
+def test_a_tool_is_shown_with_all_that_a_model_is_told(tmp_path: Path) -> None:
+    done = run("tools", "show", "web_fetch", cwd=tmp_path)
+    assert done.stdout.startswith("webfetch (Fetch URL)\nsource: native, profiles: authoring")
+    assert '"type": "object"' in done.stdout
+    file = configured(tmp_path / "s.json", {"honest": row()})
+    shown = told("tools", "show", "honest__add", "--json", "--mcp", str(file), cwd=tmp_path)
+    assert (shown["source"], shown["tool"], shown["readOnly"]) == ("honest", "add", False)
+    assert shown["outputSchema"]["required"] == ["sum"]
+    assert shown["annotations"]["readOnlyHint"] is True
+
+
+def test_a_search_wants_all_words_and_puts_names_first(tmp_path: Path) -> None:
+    found = told("tools", "search", "FILE", "content", "--json", cwd=tmp_path)["tools"]
+    assert "grep" in [one["name"] for one in found]
+    first = run("tools", "search", "read", cwd=tmp_path).stdout.splitlines()[1]
+    assert first.startswith("read ")
+
+
+def test_a_search_without_a_hit_is_exit_code_1(tmp_path: Path) -> None:
+    one_line(run("tools", "search", "zxqv", cwd=tmp_path), "no tool has all of these", code=1)
+    done = run("tools", "search", "zxqv", "--json", cwd=tmp_path)
+    assert (done.returncode, json.loads(done.stdout)) == (1, {"tools": []})
+
+
+def test_what_a_server_says_cannot_move_the_cursor(tmp_path: Path) -> None:
+    configured(user_file(), {"dirty": faulty("dirty")})
+    for words in (("tools",), ("tools", "--json"), ("tools", "search", "e")):
+        done = run(*words, cwd=tmp_path)
+        assert "\x1b" not in done.stdout + done.stderr
+        assert "\u202e" not in done.stdout + done.stderr
