@@ -1,0 +1,352 @@
+"""What an HTTP request to a host goes through: the doors, then its era, then the conversation.
+
+Both eras share one path. A request that names a version of the older protocol, or none, belongs to
+a session; any other stands alone. What the headers of the newer protocol must say is judged by the
+SDK. Whoever goes away while an answer is made has cancelled the request.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+from urllib.parse import parse_qs
+
+import anyio
+from mcp.shared.inbound import (
+    ERROR_CODE_HTTP_STATUS,
+    MCP_PARAM_HEADER_PREFIX,
+    MCP_PROTOCOL_VERSION_HEADER,
+    InboundLadderRejection,
+    classify_inbound_request,
+    find_duplicated_routing_header,
+    unsupported_protocol_version_rejection,
+    validate_mcp_param_headers,
+)
+
+from indusagi.core.json import compact_json, is_json_object
+from indusagi.interop.protocol_bridge._host_doors import Quota, come_in
+from indusagi.interop.protocol_bridge._host_exchange import (
+    EVENTS,
+    JSON,
+    Outbox,
+    Refused,
+    Request,
+    status_of,
+)
+from indusagi.interop.protocol_bridge._host_sessions import Sessions
+from indusagi.interop.protocol_bridge.frames import read_frame
+from indusagi.interop.protocol_bridge.host_session import BUSY, is_request_id
+from indusagi.interop.protocol_bridge.protocol import LEGACY_VERSIONS
+from indusagi.interop.protocol_bridge.wire import PARSE_ERROR
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from indusagi.core.json import JsonObject
+    from indusagi.interop.protocol_bridge._host_exchange import Headers, Receive, Scope, Send
+    from indusagi.interop.protocol_bridge._host_sessions import HttpSession
+    from indusagi.interop.protocol_bridge.host_http import (
+        Doors,
+        HttpSettings,
+        NewClient,
+        SchemaOf,
+    )
+    from indusagi.interop.protocol_bridge.host_session import Served
+    from indusagi.interop.protocol_bridge.wire import RequestId
+
+_SESSION = "mcp-session-id"
+_AWAY = "the client went away"
+_CANCELLED = -32800
+_NO_STATUS: Mapping[int, int] = {}
+
+
+class HostApp:
+    """Answers HTTP requests; an ASGI application."""
+
+    def __init__(
+        self, new_client: NewClient, schema_of: SchemaOf, settings: HttpSettings, doors: Doors
+    ) -> None:
+        self.sessions = Sessions(new_client, settings)
+        self._new_client = new_client
+        self._schema_of = schema_of
+        self._settings = settings
+        self._doors = doors
+        self._stopping = False
+        self._alone: set[Served] = set()
+        """Clients of the newer protocol, one for each request."""
+        self._quota = Quota(settings)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        request = Request(scope, receive, send)
+        try:
+            come_in(request, self._doors)
+            if self._stopping:
+                raise Refused(503, "the host is stopping", BUSY, {"connection": "close"})
+            await self._route(request)
+        except Refused as refused:
+            await request.refuse(refused)
+        except TimeoutError:
+            return  # it reads nothing: there is nobody to be told
+
+    async def _route(self, request: Request) -> None:
+        if request.path == self._settings.path:
+            version = request.headers.get(MCP_PROTOCOL_VERSION_HEADER)
+            if version is not None and version not in LEGACY_VERSIONS:
+                await self._modern(request, version)
+            else:
+                await self._legacy(request)
+        elif request.path == "/health" and request.method == "GET":
+            said: JsonObject = {"status": "ok", "sessions": len(self.sessions)}
+            await request.respond(
+                200, compact_json({**said, "requests": self._quota.running}).encode()
+            )
+        elif self._settings.sse and (request.method, request.path) == ("GET", "/sse"):
+            await self._old_stream(request)
+        elif self._settings.sse and (request.method, request.path) == ("POST", "/messages"):
+            await self._old_message(request)
+        else:
+            raise Refused(404, "there is nothing here")
+
+    # -- the body ---------------------------------------------------------------------------
+
+    async def _frame(self, request: Request) -> JsonObject:
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != JSON.decode():
+            raise Refused(415, "the content type must be application/json")
+        body = await request.body(self._settings.body_bytes, self._settings.body_s)
+        try:
+            frame = read_frame(body)
+        except (ValueError, RecursionError):
+            raise Refused(400, "the body is no JSON that can be read", PARSE_ERROR) from None
+        if not is_json_object(frame) or frame.get("jsonrpc") != "2.0":
+            raise Refused(400, "the body must be one JSON-RPC message")
+        if "id" in frame and "method" in frame:
+            params = frame.get("params")
+            if not is_request_id(frame["id"]) or not isinstance(frame["method"], str):
+                raise Refused(400, "the request has no id that can be answered")
+            if params is not None and not is_json_object(params):
+                raise Refused(400, "params must be an object")
+        return frame
+
+    # -- the older protocol -----------------------------------------------------------------
+
+    async def _legacy(self, request: Request) -> None:
+        if request.method == "POST":
+            await self._legacy_post(request)
+        elif request.method == "GET":
+            await self._legacy_stream(request)
+        elif request.method == "DELETE":
+            session = self._session(request)
+            await self.sessions.drop(session, "its client ended it")
+            await request.respond(200)
+        else:
+            raise Refused(405, "only GET, POST and DELETE", headers={"allow": "GET, POST, DELETE"})
+
+    def _session(self, request: Request) -> HttpSession:
+        identity = request.headers.get(_SESSION)
+        if identity is None:
+            raise Refused(400, "the header Mcp-Session-Id is missing: send initialize first")
+        session = self.sessions.find(identity, request.owner)
+        if session is None:
+            raise Refused(404, "there is no such session: send initialize again")
+        return session
+
+    async def _legacy_post(self, request: Request) -> None:
+        streamed = request.accepts(EVENTS)
+        if not streamed and not request.accepts(JSON):
+            raise Refused(406, "the answer is application/json or text/event-stream")
+        frame = await self._frame(request)
+        opening = frame.get("method") == "initialize" and _SESSION not in request.headers
+        session = await self._admitted(request) if opening else self._session(request)
+        if "id" not in frame or "method" not in frame:
+            session.client.conversation.receive(frame, Outbox())
+            await request.respond(202)
+            return
+        session.busy += 1
+        try:
+            with self._quota.request(request.owner + session.id.encode()):
+                named = [(_SESSION.encode(), session.id.encode())]
+                outbox = Outbox(only_answers=not streamed)
+                await self._exchange(request, session.client, frame, outbox, named, _NO_STATUS)
+        finally:
+            session.busy -= 1
+            if session.client.version is None:
+                # It was opened for a handshake that failed.
+                await self.sessions.drop(session, "it was never initialized")
+
+    async def _admitted(self, request: Request) -> HttpSession:
+        session = await self.sessions.admit(request.owner)
+        if session is None:
+            wait = {"retry-after": "60"}
+            raise Refused(503, "there are too many sessions", BUSY, wait)
+        return session
+
+    async def _legacy_stream(self, request: Request) -> None:
+        if not request.accepts(EVENTS):
+            raise Refused(406, "the answer is text/event-stream")
+        session = self._session(request)
+        if session.stream is not None:
+            raise Refused(409, "this session has its stream already")
+        session.stream = session.client.outlet = outbox = Outbox()
+        try:
+            with self._quota.stream():
+                named = [(_SESSION.encode(), session.id.encode())]
+                await self._pour(request, outbox, named)
+        finally:
+            session.stream = session.client.outlet = None
+
+    # -- the newer protocol -----------------------------------------------------------------
+
+    async def _modern(self, request: Request, version: str) -> None:
+        if request.method != "POST":
+            raise Refused(405, "only POST", headers={"allow": "POST"})
+        if not request.accepts(JSON):
+            raise Refused(406, "the answer is application/json or text/event-stream")
+        frame = await self._frame(request)
+        if "id" not in frame or "method" not in frame:
+            unspoken = unsupported_protocol_version_rejection(version)
+            if unspoken is not None:
+                raise Refused(400, unspoken.message, unspoken.code)
+            await request.respond(202)
+            return
+        listens = frame["method"] == "subscriptions/listen"
+        if listens and not request.accepts(EVENTS):
+            raise Refused(406, "the answer is text/event-stream")
+        rejection = self._judged(request, frame)
+        if rejection is not None:
+            await _reject(request, rejection, frame["id"])
+            return
+        client = self._new_client()
+        self._alone.add(client)
+        outbox = Outbox(only_answers=not request.accepts(EVENTS))
+        try:
+            with self._quota.stream() if listens else self._quota.request(request.owner):
+                await self._exchange(request, client, frame, outbox, (), ERROR_CODE_HTTP_STATUS)
+        finally:
+            self._alone.discard(client)
+            with anyio.CancelScope(shield=True):
+                await client.close(_AWAY)
+
+    def _judged(self, request: Request, frame: JsonObject) -> InboundLadderRejection | None:
+        """Have the SDK compare headers and body."""
+        names = [name for name, _ in request.lines]
+        prefix = MCP_PARAM_HEADER_PREFIX.lower()
+        twice = find_duplicated_routing_header(request.lines) or next(
+            (name for name in names if name.startswith(prefix) and names.count(name) > 1), None
+        )
+        if twice is not None:
+            return InboundLadderRejection(-32020, f"the header {twice} appears more than once")
+        verdict = classify_inbound_request(frame, headers=request.headers)
+        if isinstance(verdict, InboundLadderRejection):
+            return verdict
+        params = cast("JsonObject", frame["params"])
+        name, arguments = params.get("name"), params.get("arguments")
+        schema = self._schema_of(name) if isinstance(name, str) else None
+        if frame["method"] != "tools/call" or schema is None:
+            return None
+        given = arguments if is_json_object(arguments) else {}
+        return validate_mcp_param_headers(schema, given, request.headers)
+
+    # -- the old transport ------------------------------------------------------------------
+
+    async def _old_stream(self, request: Request) -> None:
+        session = await self._admitted(request)
+        session.stream = session.client.outlet = outbox = Outbox()
+        try:
+            with self._quota.stream():
+                place = f"/messages?session_id={session.id}".encode()
+                await self._pour(request, outbox, (), place)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self.sessions.drop(session, _AWAY)
+
+    async def _old_message(self, request: Request) -> None:
+        identity = parse_qs(request.query.decode("latin-1")).get("session_id", [""])[0]
+        session = self.sessions.find(identity, request.owner)
+        if session is None or session.stream is None:
+            raise Refused(404, "there is no such session")
+        frame = await self._frame(request)
+        session.client.conversation.receive(frame, session.stream)
+        await request.respond(202)
+
+    # -- answering --------------------------------------------------------------------------
+
+    async def _exchange(
+        self,
+        request: Request,
+        client: Served,
+        frame: JsonObject,
+        outbox: Outbox,
+        headers: Headers,
+        statuses: Mapping[int, int],
+    ) -> None:
+        """Have a request answered; the answer decides what it looks like."""
+        identity, params = cast("RequestId", frame["id"]), frame.get("params")
+        given = params if is_json_object(params) else {}
+        method = cast("str", frame["method"])
+
+        async def watch() -> None:
+            await request.gone()
+            client.conversation.cancel(identity, _AWAY)
+            outbox.end()
+
+        async with anyio.create_task_group() as tasks:
+            client.conversation.request(identity, method, given, outbox, outbox.end)
+            if not outbox.ended:
+                tasks.start_soon(watch)
+            if outbox.ended or await outbox.settled(self._settings.ping_s):
+                answer = outbox.answer or _cancelled(identity)
+                body = await outbox.following(0) or compact_json(answer).encode()
+                await request.respond(status_of(answer, statuses), body, headers)
+            else:
+                await request.begin_events(headers)
+                while (data := await outbox.following(self._settings.ping_s)) is not None:
+                    await request.event(data)
+                await request.end_events()
+            tasks.cancel_scope.cancel()
+
+    async def _pour(
+        self, request: Request, outbox: Outbox, headers: Headers, endpoint: bytes = b""
+    ) -> None:
+        """Write a standing stream until one of the two ends it."""
+
+        async def watch() -> None:
+            await request.gone()
+            outbox.end()
+
+        async with anyio.create_task_group() as tasks:
+            await request.begin_events(headers)
+            await request.event(endpoint, b"endpoint")
+            tasks.start_soon(watch)
+            while (data := await outbox.following(self._settings.ping_s)) is not None:
+                await request.event(data)
+            await request.end_events()
+            tasks.cancel_scope.cancel()
+
+    # -- the end ----------------------------------------------------------------------------
+
+    async def stop(self, reason: str) -> None:
+        """Take nothing more, let calls finish within the limit, and cancel the rest."""
+        self._stopping = True
+        for client in self._alone:
+            client.conversation.release(reason)
+        with anyio.move_on_after(self._settings.stop_s):
+            await self._quota.calm()
+        for client in [*self._alone]:
+            client.conversation.gone(reason)
+        await self.sessions.close(reason)
+
+
+def _cancelled(identity: RequestId) -> JsonObject:
+    error: JsonObject = {"code": _CANCELLED, "message": "the request was cancelled"}
+    return {"jsonrpc": "2.0", "id": identity, "error": error}
+
+
+async def _reject(request: Request, rejection: InboundLadderRejection, identity: object) -> None:
+    error: JsonObject = {"code": rejection.code, "message": rejection.message}
+    if rejection.data is not None:
+        error["data"] = rejection.data
+    frame: JsonObject = {"jsonrpc": "2.0", "id": cast("RequestId", identity), "error": error}
+    status = ERROR_CODE_HTTP_STATUS.get(rejection.code, 400)
+    await request.respond(status, compact_json(frame).encode())

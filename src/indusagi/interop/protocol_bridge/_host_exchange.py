@@ -1,0 +1,199 @@
+"""One HTTP request and the ways to answer it: at once, or as a stream of events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+import anyio
+
+from indusagi.core.json import compact_json
+from indusagi.interop.protocol_bridge.host_listing import encode
+from indusagi.interop.protocol_bridge.host_session import INVALID_REQUEST
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from indusagi.core.json import JsonObject
+
+    # Any: these are the shapes of ASGI.
+    Scope: TypeAlias = dict[str, Any]
+    Receive: TypeAlias = Callable[[], Awaitable[dict[str, Any]]]
+    Send: TypeAlias = Callable[[dict[str, Any]], Awaitable[None]]
+    Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
+
+JSON = b"application/json"
+EVENTS = b"text/event-stream"
+_LINE = 64
+"""So many events may wait before those who send are asked to wait."""
+_UNREAD_S = 30.0
+"""A client that takes nothing for so long is gone."""
+_STREAMED: Headers = (
+    (b"content-type", EVENTS),
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"x-accel-buffering", b"no"),
+)
+
+
+class Refused(Exception):
+    """A request that is answered with an HTTP status and no more."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: int = INVALID_REQUEST,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.headers = [(key.encode(), value.encode()) for key, value in (headers or {}).items()]
+
+
+class Request:
+    """What came: method, path, headers, and the body once it is read."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.query: bytes = scope["query_string"]
+        self.lines: list[tuple[str, str]] = [
+            (name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]
+        ]
+        self.headers: Mapping[str, str] = dict(self.lines)
+        self.owner = b""
+        """The token it has shown."""
+        self._receive = receive
+        self._send = send
+
+    def accepts(self, kind: bytes) -> bool:
+        """Tell whether the client takes this kind of answer."""
+        wanted = self.headers.get("accept", "").lower().split(",")
+        kinds = {part.partition(";")[0].strip() for part in wanted}
+        whole = kind.decode()
+        return bool(kinds & {whole, f"{whole.partition('/')[0]}/*", "*/*"})
+
+    async def body(self, limit: int, within_s: float) -> bytes:
+        """Read the body, unless it is too large or too slow.
+
+        Raises:
+            Refused: It is.
+        """
+        told = self.headers.get("content-length", "0")
+        if not told.isdigit() or int(told) > limit:
+            raise _too_large(limit)
+        parts: list[bytes] = []
+        size = 0
+        with anyio.move_on_after(within_s):
+            while True:
+                message = await self._receive()
+                if message["type"] == "http.disconnect":
+                    raise Refused(400, "the request was broken off")
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                if size > limit:
+                    raise _too_large(limit)
+                if not message.get("more_body"):
+                    return b"".join(parts)
+        raise Refused(408, "the request took too long to arrive", headers={"connection": "close"})
+
+    async def gone(self) -> None:
+        """Wait until the client goes away; only after the body."""
+        while (await self._receive())["type"] != "http.disconnect":
+            continue
+
+    async def respond(
+        self, status: int, body: bytes = b"", headers: Headers = (), kind: bytes = JSON
+    ) -> None:
+        """Answer in one piece."""
+        typed = [(b"content-type", kind)] if body else []
+        length = (b"content-length", str(len(body)).encode())
+        start = {"type": "http.response.start", "status": status}
+        await self._send({**start, "headers": [*typed, length, *headers]})
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def refuse(self, refused: Refused) -> None:
+        """Answer that it was not taken."""
+        error: JsonObject = {"code": refused.code, "message": refused.message}
+        frame: JsonObject = {"jsonrpc": "2.0", "id": None, "error": error}
+        await self.respond(refused.status, compact_json(frame).encode(), refused.headers)
+
+    async def begin_events(self, headers: Headers = ()) -> None:
+        """Begin a stream of events."""
+        start = {"type": "http.response.start", "status": 200}
+        await self._send({**start, "headers": [*_STREAMED, *headers]})
+
+    async def event(self, data: bytes, name: bytes = b"message", *, last: bool = False) -> None:
+        """Send an event; empty: a sign of life."""
+        body = b"event: %b\r\ndata: %b\r\n\r\n" % (name, data) if data else b": \r\n\r\n"
+        with anyio.fail_after(_UNREAD_S):
+            await self._send({"type": "http.response.body", "body": body, "more_body": not last})
+
+    async def end_events(self) -> None:
+        """End the stream."""
+        await self._send({"type": "http.response.body", "body": b""})
+
+
+def _too_large(limit: int) -> Refused:
+    return Refused(413, f"the body has more than {limit:,} bytes", headers={"connection": "close"})
+
+
+class Outbox:
+    """Takes what is said to a client until somebody writes it; a carrier."""
+
+    def __init__(self, *, only_answers: bool = False) -> None:
+        self.room = asyncio.Event()
+        self.room.set()
+        self.answer: JsonObject | None = None
+        self.ended = False
+        self._only_answers = only_answers
+        self._line: deque[JsonObject] = deque()
+        self._stirred = asyncio.Event()
+
+    def send(self, frame: JsonObject) -> None:
+        """Put a frame in line."""
+        if self.ended or (self._only_answers and "method" in frame):
+            return
+        if "method" not in frame:
+            self.answer = frame
+        self._line.append(frame)
+        self._stirred.set()
+        if len(self._line) >= _LINE:
+            self.room.clear()
+
+    def end(self) -> None:
+        """Take nothing more."""
+        self.ended = True
+        self.room.set()
+        self._stirred.set()
+
+    async def following(self, within_s: float) -> bytes | None:
+        """Take the next frame; empty if none came in time, None if none will come."""
+        with anyio.move_on_after(within_s):
+            while not self._line and not self.ended:
+                self._stirred.clear()
+                await self._stirred.wait()
+        if not self._line:
+            return None if self.ended else b""
+        if len(self._line) <= _LINE:
+            self.room.set()
+        return encode(self._line.popleft())
+
+    async def settled(self, within_s: float) -> bool:
+        """Wait for an answer without anything before it; False if it takes a stream to tell."""
+        with anyio.move_on_after(within_s):
+            while not self._line and not self.ended:
+                self._stirred.clear()
+                await self._stirred.wait()
+        return self.ended and len(self._line) <= 1
+
+
+def status_of(frame: JsonObject, table: Mapping[int, int]) -> int:
+    """Say the status of an answer; the newer protocol tells some errors by it."""
+    error = frame.get("error")
+    if not isinstance(error, dict):
+        return 200
+    return table.get(cast("int", error.get("code")), 200)

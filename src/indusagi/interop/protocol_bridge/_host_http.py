@@ -1,0 +1,105 @@
+"""The server that listens for a host: its socket, its limits, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING
+
+import anyio
+import uvicorn
+
+from indusagi.interop.protocol_bridge._host_app import HostApp
+from indusagi.interop.protocol_bridge.host_http import make_doors
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Generator, Sequence
+
+    from indusagi.interop.protocol_bridge.host_http import HttpSettings, NewClient, SchemaOf
+
+_BACKLOG = 128
+_CONNECTIONS = 512
+_KEEP_ALIVE_S = 15
+_HEADER_BYTES = 32 * 1024
+_LINGER_S = 1
+"""How long answers that are made may take to be read at the end."""
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to whoever runs it, and says when it listens."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready = asyncio.Event()
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.ready.set()
+
+
+@asynccontextmanager
+async def serve_app(
+    new_client: NewClient, schema_of: SchemaOf, settings: HttpSettings, tokens: Sequence[str]
+) -> AsyncGenerator[int]:
+    """Listen until the block is left; gives the port.
+
+    Raises:
+        OSError: The address cannot be listened on.
+    """
+    with _listening(settings) as listener:
+        port = listener.getsockname()[1]
+        app = HostApp(new_client, schema_of, settings, make_doors(settings, tokens, port))
+        server = _Server(await asyncio.to_thread(_config, app))
+        over = asyncio.Event()
+
+        async def serve() -> None:
+            try:
+                await server.serve([listener])
+            finally:
+                over.set()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(serve)
+            tasks.start_soon(app.sessions.watch)
+            await server.ready.wait()
+            try:
+                yield port
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await app.stop("the host was stopped")
+                    server.should_exit = True
+                    await over.wait()
+                tasks.cancel_scope.cancel()
+
+
+@contextmanager
+def _listening(settings: HttpSettings) -> Generator[socket.socket]:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    address = (settings.host.strip("[]"), settings.port)
+    with socket.create_server(address, family=family, backlog=_BACKLOG) as listener:
+        yield listener
+
+
+def _config(app: HostApp) -> uvicorn.Config:
+    config = uvicorn.Config(
+        app,
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=_BACKLOG,
+        limit_concurrency=_CONNECTIONS,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_LINGER_S,
+        h11_max_incomplete_event_size=_HEADER_BYTES,
+    )
+    config.load()
+    return config

@@ -1,0 +1,92 @@
+"""The sessions of clients that speak the older protocol over HTTP; each belongs to its token."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import anyio
+
+if TYPE_CHECKING:
+    from indusagi.interop.protocol_bridge._host_exchange import Outbox
+    from indusagi.interop.protocol_bridge.host_http import HttpSettings, NewClient
+    from indusagi.interop.protocol_bridge.host_session import Served
+
+
+@dataclass(slots=True, eq=False)
+class HttpSession:
+    """One client, found again by the id it was given."""
+
+    owner: bytes
+    client: Served
+    used_at: float
+    id: str = field(default_factory=lambda: secrets.token_hex(16))
+    busy: int = 0
+    """Requests that are being answered."""
+    stream: Outbox | None = None
+    """The standing one."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing of it is open."""
+        return not self.busy and self.stream is None
+
+
+class Sessions:
+    """So many at once; idle ones end, or make room."""
+
+    def __init__(self, new_client: NewClient, settings: HttpSettings) -> None:
+        self._new_client = new_client
+        self._settings = settings
+        self._open: dict[str, HttpSession] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    async def admit(self, owner: bytes) -> HttpSession | None:
+        """Open a session; None if there is no room for one."""
+        now = asyncio.get_running_loop().time()
+        if len(self._open) >= self._settings.sessions:
+            spare = min(
+                (session for session in self._open.values() if session.idle),
+                key=lambda session: session.used_at,
+                default=None,
+            )
+            if spare is None or now - spare.used_at < self._settings.spare_s:
+                return None
+            await self.drop(spare, "another client needs its place")
+        session = HttpSession(owner, self._new_client(), now)
+        self._open[session.id] = session
+        return session
+
+    def find(self, identity: str, owner: bytes) -> HttpSession | None:
+        """Find a session; somebody else's is not there."""
+        session = self._open.get(identity)
+        if session is None or session.owner != owner:
+            return None
+        session.used_at = asyncio.get_running_loop().time()
+        return session
+
+    async def drop(self, session: HttpSession, reason: str) -> None:
+        """End a session and what it has asked for."""
+        if self._open.pop(session.id, None) is not None:
+            if session.stream is not None:
+                session.stream.end()
+            await session.client.close(reason)
+
+    async def watch(self) -> None:
+        """End sessions that nobody uses."""
+        while True:
+            await anyio.sleep(min(60.0, self._settings.idle_s / 2))
+            before = asyncio.get_running_loop().time() - self._settings.idle_s
+            for session in [*self._open.values()]:
+                if session.idle and session.used_at < before:
+                    await self.drop(session, "it was idle for too long")
+
+    async def close(self, reason: str) -> None:
+        """End them all, at the same time."""
+        async with anyio.create_task_group() as tasks:
+            for session in [*self._open.values()]:
+                tasks.start_soon(self.drop, session, reason)

@@ -1,0 +1,257 @@
+"""One client of a host: what it is told and what it may ask, in both eras of the protocol.
+
+The older protocol shakes hands once (`initialize`) and is told of changes unasked. The newer one
+stamps every request with what the handshake would have said, and hears of changes on a request that
+stays open (`subscriptions/listen`). Both may come over one connection; a stamp tells them apart.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, TypeAlias
+
+from indusagi.core.json import NotJson, compact_json
+from indusagi.interop.protocol_bridge.content import to_blocks
+from indusagi.interop.protocol_bridge.host_listing import SERVER_INFO, Prepared
+from indusagi.interop.protocol_bridge.host_session import Conversation
+from indusagi.interop.protocol_bridge.protocol import (
+    LEGACY_VERSIONS,
+    MODERN_VERSIONS,
+    UNSUPPORTED_VERSION,
+)
+from indusagi.interop.protocol_bridge.wire import METHOD_NOT_FOUND, RpcError
+from indusagi.runtime.contract import ToolCall, ToolResult
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.interop.protocol_bridge.host_listing import Catalog
+    from indusagi.interop.protocol_bridge.host_session import (
+        Carrier,
+        HostLimits,
+        HostRequest,
+        Work,
+    )
+    from indusagi.runtime.contract import ProgressSink, ToolProgress
+
+    Answering: TypeAlias = Callable[[HostRequest], JsonObject | Work]
+
+_log = logging.getLogger(__name__)
+
+INVALID_PARAMS = -32602
+VERSION = "io.modelcontextprotocol/protocolVersion"
+CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"
+SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
+TOOLS_CHANGED = "notifications/tools/list_changed"
+
+
+class HostClient:
+    """Answers one client from a catalog."""
+
+    def __init__(self, catalog: Catalog, limits: HostLimits, instructions: str | None) -> None:
+        self.version: str | None = None
+        """What the handshake has agreed on; None before one, and for the newer protocol."""
+        self.outlet: Carrier | None = None
+        """Takes what an older client is told unasked, while there is a way to tell it."""
+        self.conversation = Conversation(self._serve, self._noticed, limits)
+        self._catalog = catalog
+        self._instructions = instructions
+        self._forget: Callable[[], None] | None = None
+        self._legacy: dict[str, Answering] = {
+            "initialize": self._initialize,
+            "ping": _nothing,
+            "logging/setLevel": _nothing,
+            "tools/list": lambda _: self._catalog.listing().legacy,
+            "tools/call": self._call,
+        }
+        self._modern: dict[str, Answering] = {
+            "server/discover": self._discover,
+            "tools/list": lambda _: self._catalog.listing().modern,
+            "tools/call": self._call,
+            "subscriptions/listen": self._listen,
+        }
+
+    async def close(self, reason: str) -> None:
+        """End everything this client has asked for."""
+        if self._forget is not None:
+            self._forget()
+        await self.conversation.finish(reason)
+
+    # -- which era --------------------------------------------------------------------------
+
+    def _serve(self, request: HostRequest) -> JsonObject | Work:
+        if VERSION in request.meta and request.method != "initialize":
+            check_stamp(request.meta)
+            answering = self._modern.get(request.method)
+        else:
+            answering = self._legacy.get(request.method)
+            if answering is not None and not self._may_ask(request.method):
+                raise RpcError(INVALID_PARAMS, _UNMET)
+        if answering is None:
+            raise RpcError(METHOD_NOT_FOUND, f"{request.method} is not supported")
+        return answering(request)
+
+    def _may_ask(self, method: str) -> bool:
+        return self.version is not None or method in {"initialize", "ping"}
+
+    def _noticed(self, method: str, params: JsonObject) -> None:
+        """Know nothing that a notification of a client would change."""
+
+    # -- meeting ----------------------------------------------------------------------------
+
+    def _initialize(self, request: HostRequest) -> JsonObject:
+        wanted = request.params.get("protocolVersion")
+        if not isinstance(wanted, str):
+            raise RpcError(INVALID_PARAMS, "initialize must name a protocolVersion")
+        self.version = wanted if wanted in LEGACY_VERSIONS else LEGACY_VERSIONS[-1]
+        if self._forget is None:
+            self._forget = self._catalog.listen(self._announce)
+        return {
+            "protocolVersion": self.version,
+            "capabilities": _capabilities(),
+            "serverInfo": self._catalog.server_info,
+            **self._said(),
+        }
+
+    def _announce(self) -> None:
+        if self.outlet is not None:
+            self.outlet.send({"jsonrpc": "2.0", "method": TOOLS_CHANGED})
+
+    def _discover(self, request: HostRequest) -> JsonObject:
+        return {
+            "supportedVersions": [*MODERN_VERSIONS],
+            "capabilities": _capabilities(),
+            **self._said(),
+            "resultType": "complete",
+            "ttlMs": 0,
+            "cacheScope": "private",
+            "_meta": self._stamp(),
+        }
+
+    def _said(self) -> JsonObject:
+        return {} if self._instructions is None else {"instructions": self._instructions}
+
+    def _stamp(self) -> JsonObject:
+        return {SERVER_INFO: self._catalog.server_info}
+
+    # -- hearing of changes -----------------------------------------------------------------
+
+    async def _stay(self, request: HostRequest, wanted: bool) -> JsonObject:
+        meta: JsonObject = {SUBSCRIPTION: request.identity}
+        honoured: JsonObject = {"toolsListChanged": True} if wanted else {}
+
+        def changed() -> None:
+            request.tell(TOOLS_CHANGED, {"_meta": meta})
+
+        forget = self._catalog.listen(changed) if wanted else None
+        try:
+            acknowledged: JsonObject = {"_meta": meta, "notifications": honoured}
+            request.tell("notifications/subscriptions/acknowledged", acknowledged)
+            await request.cancel.wait()
+        finally:
+            if forget is not None:
+                forget()
+        return {"resultType": "complete", "_meta": {**meta, **self._stamp()}}
+
+    def _listen(self, request: HostRequest) -> Work:
+        wanted = request.params.get("notifications")
+        if not isinstance(wanted, dict):
+            raise RpcError(INVALID_PARAMS, "subscriptions/listen must name its notifications")
+        request.standing = True
+        return self._stay(request, wanted.get("toolsListChanged") is True)
+
+    # -- calling ----------------------------------------------------------------------------
+
+    def _call(self, request: HostRequest) -> Work:
+        name, arguments = request.params.get("name"), request.params.get("arguments")
+        if not isinstance(name, str):
+            raise RpcError(INVALID_PARAMS, "tools/call must name a tool")
+        if arguments is not None and not isinstance(arguments, dict):
+            raise RpcError(INVALID_PARAMS, f"the arguments of {name!r} must be an object")
+        if name not in self._catalog.listing().schemas:
+            raise RpcError(INVALID_PARAMS, f"there is no tool named {name!r}")
+        return self._answer(request, ToolCall(str(request.identity), name, arguments or {}))
+
+    async def _answer(self, request: HostRequest, call: ToolCall) -> JsonObject:
+        token = request.meta.get("progressToken")
+        sink = None if token is None else _progress(request, token)
+        try:
+            runner = self._catalog.box().runner
+            outcome = await runner.run(call, request.cancel, on_progress=sink)
+            return self._result(request, outcome.result)
+        except Exception as exc:  # noqa: BLE001 — boundary: a box of somebody's that breaks its word
+            _log.error("tool %r failed outside of its own doors", call.name, exc_info=exc)
+            said = f"{call.name} failed inside of the host; its log says more."
+            return self._result(request, ToolResult.error(said, code="failed"))
+
+    def _result(self, request: HostRequest, result: ToolResult) -> JsonObject:
+        try:
+            written = self._written(request, result)
+            return Prepared(written, compact_json(written).encode())
+        except NotJson as exc:
+            said = ToolResult.error(f"The answer cannot be sent: it is {exc}", code="bad_result")
+            return self._written(request, said)
+
+    def _written(self, request: HostRequest, result: ToolResult) -> JsonObject:
+        """Write what a tool answered as a result of the protocol."""
+        modern = VERSION in request.meta
+        structured = result.structured
+        written: JsonObject = {"content": [*to_blocks(result.content)], "isError": result.is_error}
+        # Clients of the older protocol can read an object here, and nothing else.
+        if isinstance(structured, dict) or (modern and structured is not None):
+            written["structuredContent"] = structured
+        meta = result.details.get("_meta")
+        own = dict(meta) if isinstance(meta, dict) else {}
+        # Who answers is said by us: to a client there is one server.
+        own.pop(SERVER_INFO, None)
+        if modern:
+            written["resultType"] = "complete"
+            own |= self._stamp()
+        if own:
+            written["_meta"] = own
+        return written
+
+
+def check_stamp(meta: JsonObject) -> None:
+    """Refuse what a request of the newer protocol says about itself, if it cannot be served."""
+    version = meta[VERSION]
+    if not isinstance(version, str) or not isinstance(meta.get(CAPABILITIES), dict):
+        raise RpcError(INVALID_PARAMS, f"_meta must hold {VERSION} and {CAPABILITIES}")
+    if version not in MODERN_VERSIONS:
+        data: JsonObject = {"supported": [*MODERN_VERSIONS], "requested": version}
+        raise RpcError(UNSUPPORTED_VERSION, "unsupported protocol version", data)
+
+
+def _progress(request: HostRequest, token: JsonValue) -> ProgressSink:
+    # The protocol wants each number to be larger than the one before.
+    last = -1.0
+
+    def tell(progress: ToolProgress) -> None:
+        nonlocal last
+        # A client that does not read is not told of each step: steps are not to pile up.
+        if progress.done <= last or not request.carrier.room.is_set():
+            return
+        last = progress.done
+        notice: JsonObject = {"progressToken": token, "progress": progress.done}
+        if progress.total is not None:
+            notice["total"] = progress.total
+        if progress.message:
+            notice["message"] = progress.message
+        request.tell("notifications/progress", notice)
+
+    return tell
+
+
+def _capabilities() -> JsonObject:
+    return {"tools": {"listChanged": True}}
+
+
+def _nothing(_: HostRequest) -> JsonObject:
+    return {}
+
+
+_UNMET = (
+    "this connection has not been initialized: send initialize first, "
+    f"or stamp the request with {VERSION} and {CAPABILITIES} in _meta"
+)

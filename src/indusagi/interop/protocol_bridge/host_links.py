@@ -1,0 +1,72 @@
+"""Two links in memory that are each other's end: a client and a host in one process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING
+
+from indusagi.interop.protocol_bridge.contract import FaultDetail
+from indusagi.interop.protocol_bridge.wire import LinkEnd
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.interop.protocol_bridge.wire import RequestId
+
+
+class PairedLink:
+    """One end of a pair; what is sent here arrives there, in the next turn of the loop."""
+
+    def __init__(self) -> None:
+        self.room = asyncio.Event()
+        self.room.set()
+        self.other = self
+        self._arrived: deque[JsonObject] = deque()
+        self._on_frame: Callable[[bytes | JsonValue], None] | None = None
+        self._on_end: Callable[[LinkEnd], None] | None = None
+        self._end: LinkEnd | None = None
+
+    def attach(
+        self, on_frame: Callable[[bytes | JsonValue], None], on_end: Callable[[LinkEnd], None]
+    ) -> None:
+        """Deliver what comes, also what came before; `on_end` is called once."""
+        self._on_frame, self._on_end = on_frame, on_end
+        self._deliver()
+        if self._end is not None:
+            on_end(self._end)
+
+    def send(self, frame: JsonObject) -> None:
+        """Put a frame on its way; nothing happens on a link that has ended."""
+        if self._end is None:
+            self.other.arrive(frame)
+
+    def arrive(self, frame: JsonObject) -> None:
+        """Take a frame from the other end."""
+        if not self._arrived:
+            asyncio.get_running_loop().call_soon(self._deliver)
+        self._arrived.append(frame)
+
+    def detail(self, request_id: RequestId) -> FaultDetail | None:
+        """Know nothing of single requests."""
+        return None
+
+    def finish(self, message: str = "closed the connection") -> None:
+        """End both links; safe to call twice."""
+        if self._end is None:
+            self._end = LinkEnd(message, FaultDetail(reason="closed"))
+            self.other.finish(message)
+            if self._on_end is not None:
+                self._on_end(self._end)
+
+    def _deliver(self) -> None:
+        while self._arrived and self._on_frame is not None:
+            self._on_frame(self._arrived.popleft())
+
+
+def linked_pair() -> tuple[PairedLink, PairedLink]:
+    """Make two links; give one to a host and the other to a client."""
+    ours, theirs = PairedLink(), PairedLink()
+    ours.other, theirs.other = theirs, ours
+    return ours, theirs

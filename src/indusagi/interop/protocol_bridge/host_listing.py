@@ -1,0 +1,168 @@
+"""The catalog of a host: what the box holds, as clients are told, written once and sent often."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+from indusagi.core.json import NotJson, compact_json
+from indusagi.interop.protocol_bridge.frames import write_frame
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from indusagi.core.json import JsonLike, JsonObject, JsonValue
+    from indusagi.runtime.contract import ToolBox, ToolDescriptor
+
+    BoxSource: TypeAlias = ToolBox | Callable[[], ToolBox]
+    """A box, or what gives the present one."""
+
+_log = logging.getLogger(__name__)
+
+SERVER_INFO = "io.modelcontextprotocol/serverInfo"
+
+
+class Prepared(dict[str, "JsonValue"]):
+    """A result whose bytes are made once; not to be changed afterwards."""
+
+    __slots__ = ("encoded",)
+
+    def __init__(self, value: JsonObject, encoded: bytes) -> None:
+        super().__init__(value)
+        self.encoded = encoded
+
+
+def encode(frame: JsonObject) -> bytes:
+    """Write a frame; of a prepared result only what stands around it is written anew."""
+    result = frame.get("result")
+    if type(result) is Prepared:
+        identity = write_frame({"id": frame["id"]})
+        return b'{"jsonrpc":"2.0",%b,"result":%b}' % (identity[1:-1], result.encoded)
+    return write_frame(frame)
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The tools of a box at one moment, in its order."""
+
+    schemas: Mapping[str, JsonObject]
+    """By name, as they are listed: a tool that is not in here cannot be called."""
+    legacy: Prepared
+    modern: Prepared
+
+
+def make_listing(descriptors: Sequence[ToolDescriptor], server_info: JsonObject) -> Listing:
+    """Write the rows of a listing for both eras; one that is no JSON is left out and logged."""
+    legacy, modern = _Rows(), _Rows()
+    schemas: dict[str, JsonObject] = {}
+    for descriptor in descriptors:
+        try:
+            row = tool_row(descriptor)
+            before = _as_before(row)
+            text = compact_json(row)
+            modern.add(row, text)
+            legacy.add(before, text if before is row else compact_json(before))
+            schemas[descriptor.name] = cast("JsonObject", row["inputSchema"])
+        except (NotJson, RecursionError) as exc:
+            _log.warning("tool %r cannot be listed: %s", descriptor.name, exc)
+    hints: JsonObject = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
+    stamp: JsonObject = {"_meta": {SERVER_INFO: server_info}}
+    return Listing(schemas, legacy.prepared({}), modern.prepared({**hints, **stamp}))
+
+
+class _Rows:
+    def __init__(self) -> None:
+        self._rows: list[JsonValue] = []
+        self._texts: list[str] = []
+
+    def add(self, row: JsonObject, text: str) -> None:
+        self._rows.append(row)
+        self._texts.append(text)
+
+    def prepared(self, rest: JsonObject) -> Prepared:
+        more = f",{compact_json(rest)[1:-1]}" if rest else ""
+        text = f'{{"tools":[{",".join(self._texts)}]{more}}}'
+        return Prepared({"tools": self._rows, **rest}, text.encode())
+
+
+def tool_row(descriptor: ToolDescriptor) -> JsonObject:
+    """Write a descriptor as a row of the protocol; the schemas are as the tool has them."""
+    parameters = _plain(descriptor.parameters)
+    # The one thing that the protocol demands of this schema, and that clients check.
+    schema = parameters if parameters.get("type") == "object" else {**parameters, "type": "object"}
+    row: JsonObject = {"name": descriptor.name}
+    if descriptor.title is not None:
+        row["title"] = descriptor.title
+    row["description"] = descriptor.description
+    row["inputSchema"] = schema
+    if descriptor.output_schema is not None:
+        row["outputSchema"] = _plain(descriptor.output_schema)
+    if descriptor.annotations:
+        row["annotations"] = _plain(descriptor.annotations)
+    return row
+
+
+def _as_before(row: JsonObject) -> JsonObject:
+    """Leave out what clients of the older protocol cannot read: results that are no objects."""
+    output = row.get("outputSchema")
+    if not isinstance(output, dict) or output.get("type") == "object":
+        return row
+    return {key: value for key, value in row.items() if key != "outputSchema"}
+
+
+def _plain(value: Mapping[str, JsonLike]) -> JsonObject:
+    """Copy what may be frozen into plain dicts and lists."""
+    return cast("JsonObject", _copied(value))
+
+
+def _copied(value: object) -> object:
+    if isinstance(value, (str, int, float)) or value is None:
+        return value
+    if hasattr(value, "items"):
+        return {key: _copied(inner) for key, inner in cast("Mapping[str, object]", value).items()}
+    if isinstance(value, (list, tuple)):
+        return [_copied(inner) for inner in cast("Sequence[object]", value)]
+    return value
+
+
+class Catalog:
+    """The tools a host offers, and those who want to hear when they change."""
+
+    def __init__(self, box: BoxSource, server_info: JsonObject) -> None:
+        self.server_info = server_info
+        self._source = box
+        self._listing: Listing | None = None
+        self._listeners: dict[object, Callable[[], None]] = {}
+
+    def box(self) -> ToolBox:
+        """Give the present box."""
+        if hasattr(self._source, "descriptors"):
+            return cast("ToolBox", self._source)
+        return cast("Callable[[], ToolBox]", self._source)()
+
+    def listing(self) -> Listing:
+        """Give the present listing; it is made once."""
+        if self._listing is None:
+            self._listing = make_listing(self.box().descriptors(), self.server_info)
+        return self._listing
+
+    def changed(self) -> bool:
+        """Look at the box again, and tell those who listen; False if all is as it was."""
+        before = self._listing
+        self._listing = make_listing(self.box().descriptors(), self.server_info)
+        if before is not None and before.modern.encoded == self._listing.modern.encoded:
+            return False
+        for listener in [*self._listeners.values()]:
+            listener()
+        return True
+
+    def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call `listener` after every change; what is returned ends that."""
+        place = object()
+        self._listeners[place] = listener
+
+        def forget() -> None:
+            self._listeners.pop(place, None)
+
+        return forget

@@ -1,0 +1,336 @@
+"""The serving side of JSON-RPC: requests come in, each is answered once or not at all.
+
+A `Conversation` holds what one client has asked and not yet been told. Its requests may all come
+over one link (standard streams, memory) or each over a carrier of its own (HTTP). A request that
+its client cancels, or whose client goes away, has its token cancelled, and nobody is answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeGuard
+
+from indusagi.core.cancel import CancelToken
+from indusagi.interop.protocol_bridge.frames import read_frame
+from indusagi.interop.protocol_bridge.slots import Slots
+from indusagi.interop.protocol_bridge.wire import INTERNAL_ERROR, PARSE_ERROR, RpcError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.interop.protocol_bridge.wire import RequestId
+
+    Work: TypeAlias = Coroutine[object, object, JsonObject]
+    Serve: TypeAlias = Callable[["HostRequest"], JsonObject | Work]
+    """Answers at once, or says what has to be awaited; what it refuses it raises as `RpcError`."""
+    OnNotice: TypeAlias = Callable[[str, JsonObject], None]
+
+_log = logging.getLogger(__name__)
+
+INVALID_REQUEST = -32600
+BUSY = -32000
+_SAID = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostLimits:
+    """What one client may take of us."""
+
+    calls: int = 64
+    """Run at the same time; further ones wait in line."""
+    waiting: int = 1_024
+    """Run or wait in line; further ones are refused."""
+    listeners: int = 16
+    """Standing requests to hear of changes."""
+    frame_bytes: int = 16 * 1024 * 1024
+    linger_s: float = 1.0
+    """How long calls may finish after a client has said its last word and still listens."""
+    stop_s: float = 5.0
+    """How long calls may finish when the host is stopped, before they are cancelled."""
+
+
+class Carrier(Protocol):
+    """Takes what is said to a client."""
+
+    @property
+    def room(self) -> asyncio.Event:
+        """Set while it can take more."""
+        ...
+
+    def send(self, frame: JsonObject) -> None:
+        """Put a frame on its way; nothing happens when the client is gone."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class HostRequest:
+    """One request that waits for its answer."""
+
+    identity: RequestId
+    method: str
+    params: JsonObject
+    carrier: Carrier
+    cancel: CancelToken = field(default_factory=CancelToken)
+    standing: bool = False
+    """It stays for as long as the client likes, and takes nobody's place."""
+    released: bool = False
+    """It was ended by us, in good order: it is answered all the same."""
+    settled: bool = False
+    on_settled: Callable[[], None] | None = None
+
+    @property
+    def meta(self) -> JsonObject:
+        """What was sent along with it."""
+        found = self.params.get("_meta")
+        return found if isinstance(found, dict) else {}
+
+    def tell(self, method: str, params: JsonObject) -> None:
+        """Say something on the way to the answer; nothing is said after it."""
+        if not self.settled:
+            self.carrier.send({"jsonrpc": "2.0", "method": method, "params": params})
+
+    def settle(self, frame: JsonObject | None = None) -> None:
+        """Answer, unless nobody wants it any more."""
+        if self.settled:
+            return
+        if frame is not None and (self.released or not self.cancel.cancelled):
+            self.carrier.send(frame)
+        self.settled = True
+        if self.on_settled is not None:
+            self.on_settled()
+
+
+class Served(Protocol):
+    """One client, as those who carry its requests see it."""
+
+    @property
+    def conversation(self) -> Conversation:
+        """Takes what it asks."""
+        ...
+
+    @property
+    def version(self) -> str | None:
+        """What the handshake has agreed on, if there was one."""
+        ...
+
+    outlet: Carrier | None
+    """Takes what it is told unasked, while there is a way to tell it."""
+
+    async def close(self, reason: str) -> None:
+        """End everything it has asked for."""
+        ...
+
+
+class Conversation:
+    """What one client has asked for, until it is answered, cancelled or gone."""
+
+    def __init__(
+        self, serve: Serve, on_notice: OnNotice | None = None, limits: HostLimits | None = None
+    ) -> None:
+        self._serve = serve
+        self._on_notice = on_notice
+        self._limits = limits or HostLimits()
+        self._slots = Slots(self._limits.calls)
+        self._open: dict[RequestId, HostRequest] = {}
+        self._tasks: dict[HostRequest, asyncio.Task[None]] = {}
+        self._closing = False
+
+    @property
+    def running(self) -> int:
+        """How many requests are not answered yet, apart from standing ones."""
+        return sum(1 for request in self._tasks if not request.standing)
+
+    @property
+    def listening(self) -> int:
+        """How many requests stand."""
+        return len(self._tasks) - self.running
+
+    # -- what comes -------------------------------------------------------------------------
+
+    def receive(self, data: bytes | JsonValue, carrier: Carrier) -> None:
+        """Take what came over a link, whatever it is."""
+        if isinstance(data, bytes):
+            try:
+                data = read_frame(data)
+            except (ValueError, RecursionError):
+                _refuse(carrier, None, PARSE_ERROR, "the message is no JSON that can be read")
+                return
+        # Batches belong to one old revision; each part is taken as if it had come alone.
+        for frame in data if isinstance(data, list) and data else (data,):
+            self._frame(frame, carrier)
+
+    def _frame(self, frame: JsonValue, carrier: Carrier) -> None:
+        if (
+            isinstance(frame, dict)
+            and "method" not in frame
+            and ("result" in frame or "error" in frame)
+        ):
+            return  # an answer, and nothing was asked
+        method = frame.get("method") if isinstance(frame, dict) else None
+        if not isinstance(frame, dict) or not isinstance(method, str):
+            _refuse(carrier, None, INVALID_REQUEST, "the message is no request")
+            return
+        given = frame.get("params")
+        params = given if isinstance(given, dict) else {}
+        if "id" not in frame:
+            self.notice(method, params)
+            return
+        identity = frame["id"]
+        if not is_request_id(identity):
+            _refuse(carrier, None, INVALID_REQUEST, "the id must be a text or a whole number")
+        elif given is not None and not isinstance(given, dict):
+            _refuse(carrier, identity, INVALID_REQUEST, "params must be an object")
+        else:
+            self.request(identity, method, params, carrier)
+
+    def notice(self, method: str, params: JsonObject) -> None:
+        """Take a notification."""
+        if method == "notifications/cancelled":
+            identity, reason = params.get("requestId"), params.get("reason")
+            if is_request_id(identity):
+                told = reason[:_SAID] if isinstance(reason, str) and reason else "cancelled"
+                self.cancel(identity, told)
+        elif self._on_notice is not None:
+            self._on_notice(method, params)
+
+    def request(
+        self,
+        identity: RequestId,
+        method: str,
+        params: JsonObject,
+        carrier: Carrier,
+        on_settled: Callable[[], None] | None = None,
+    ) -> None:
+        """Take a request; its answer goes to its carrier."""
+        request = HostRequest(identity, method, params, carrier, on_settled=on_settled)
+        if self._closing:
+            request.settle(_error(identity, BUSY, "the host is stopping"))
+            return
+        if identity in self._open:
+            request.settle(_error(identity, INVALID_REQUEST, "a request with this id is running"))
+            return
+        try:
+            given = self._serve(request)
+        except Exception as exc:  # noqa: BLE001 — boundary: whatever it is, the client is answered
+            request.settle(_failure(request, exc))
+            return
+        if not isinstance(given, dict):
+            self._start(request, given)
+        elif carrier.room.is_set():
+            request.settle({"jsonrpc": "2.0", "id": identity, "result": given})
+        else:
+            self._start(request, _known(given))
+
+    def _start(self, request: HostRequest, work: Work) -> None:
+        standing = self.listening
+        if len(self._tasks) - standing >= self._limits.waiting or (
+            request.standing and standing >= self._limits.listeners
+        ):
+            work.close()
+            request.settle(_error(request.identity, BUSY, "too many requests at once"))
+            return
+        # Owned by this conversation: kept until it is done, ended by finish().
+        task = asyncio.create_task(self._run(request, work))  # noqa: TID251
+        self._open[request.identity] = request
+        self._tasks[request] = task
+
+        def done(_: object) -> None:
+            work.close()  # of one that was cancelled before it began
+            self._open.pop(request.identity, None)
+            self._tasks.pop(request, None)
+            request.settle()
+
+        task.add_done_callback(done)
+
+    async def _run(self, request: HostRequest, work: Work) -> None:
+        try:
+            result = await (work if request.standing else self._in_turn(request, work))
+            if not request.carrier.room.is_set():
+                with request.cancel.guard():
+                    await request.carrier.room.wait()
+            request.settle({"jsonrpc": "2.0", "id": request.identity, "result": result})
+        except Exception as exc:  # noqa: BLE001 — boundary: whatever it is, the client is answered
+            request.settle(_failure(request, exc))
+
+    async def _in_turn(self, request: HostRequest, work: Work) -> JsonObject:
+        if not self._slots.take():
+            with request.cancel.guard() as waiting:
+                await self._slots.wait()
+            if waiting.cancelled_caught:
+                return {}
+        try:
+            return await work
+        finally:
+            self._slots.give()
+
+    # -- the end ----------------------------------------------------------------------------
+
+    def cancel(self, identity: RequestId, reason: str) -> None:
+        """Cancel one request; it is not answered."""
+        request = self._open.get(identity)
+        if request is not None:
+            request.cancel.cancel(reason)
+
+    def gone(self, reason: str) -> None:
+        """Cancel every request."""
+        for request in [*self._tasks]:
+            request.cancel.cancel(reason)
+
+    def release(self, reason: str) -> None:
+        """Take nothing more, and let those who listen go, with an answer."""
+        self._closing = True
+        for request in [*self._tasks]:
+            if request.standing:
+                request.released = True
+                request.cancel.cancel(reason)
+
+    async def drained(self, within_s: float) -> bool:
+        """Wait until every request but the standing ones is answered; False if it takes longer."""
+        tasks = [task for request, task in self._tasks.items() if not request.standing]
+        if tasks:
+            await asyncio.wait(tasks, timeout=within_s)
+        return all(task.done() for task in tasks)
+
+    async def finish(self, reason: str) -> None:
+        """Cancel what is left, and see it end: by its token, or else by force."""
+        self.gone(reason)
+        tasks = list(self._tasks.values())
+        if tasks:
+            await asyncio.wait(tasks, timeout=self._limits.linger_s)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=self._limits.linger_s)
+
+
+def is_request_id(value: object) -> TypeGuard[int | str]:
+    """Tell whether JSON-RPC allows this as the id of a request."""
+    return isinstance(value, (int, str)) and not isinstance(value, bool)
+
+
+async def _known(result: JsonObject) -> JsonObject:
+    return result
+
+
+def _failure(request: HostRequest, exc: Exception) -> JsonObject:
+    if isinstance(exc, RpcError):
+        return _error(request.identity, exc.code, exc.message, exc.data)
+    # The client learns no more: what is in there is ours.
+    _log.error("the host failed in %s", request.method, exc_info=exc)
+    return _error(request.identity, INTERNAL_ERROR, "internal error")
+
+
+def _error(
+    identity: RequestId | None, code: int, message: str, data: JsonValue = None
+) -> JsonObject:
+    error: JsonObject = {"code": code, "message": message}
+    if data is not None:
+        error["data"] = data
+    return {"jsonrpc": "2.0", "id": identity, "error": error}
+
+
+def _refuse(carrier: Carrier, identity: RequestId | None, code: int, message: str) -> None:
+    carrier.send(_error(identity, code, message))

@@ -1,0 +1,228 @@
+"""Our own standard streams as a link: a client started us, and speaks through them.
+
+The streams are taken away from the rest of the process while the link is open: whatever prints goes
+to standard error, and whatever reads finds nothing. No thread is needed unless standard input is a
+regular file, which the event loop cannot watch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import sys
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from indusagi.core.pipes import PipeReader, PipeWriter
+from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
+from indusagi.interop.protocol_bridge.host_listing import encode
+from indusagi.interop.protocol_bridge.wire import LinkEnd
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
+    from indusagi.core.json import JsonObject, JsonValue
+
+_PIECE_BYTES = 64 * 1024
+_FLUSH_S = 1.0
+"""How long the last words may take to be read."""
+
+
+class LineCutter:
+    """Cuts bytes into lines in linear time; one that is too long is dropped as a whole."""
+
+    def __init__(self, on_line: Callable[[bytes], None], limit: int) -> None:
+        self.dropped = 0
+        self._on_line = on_line
+        self._limit = limit
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes."""
+        start = 0
+        while (newline := data.find(b"\n", start)) >= 0:
+            self._take(data[start:newline])
+            self._complete()
+            start = newline + 1
+        if start < len(data):
+            self._take(data[start:])
+
+    def _take(self, part: bytes) -> None:
+        self._size += len(part)
+        if self._size > self._limit:
+            self._parts.clear()
+        else:
+            self._parts.append(part)
+
+    def _complete(self) -> None:
+        line = b"".join(self._parts)
+        too_long = self._size > self._limit
+        self._parts.clear()
+        self._size = 0
+        if too_long:
+            self.dropped += 1
+            # What cannot be read is answered as such, and nothing else is lost.
+            self._on_line(b"")
+        elif line and not line.isspace():
+            self._on_line(line)
+
+
+class StandardStreams:
+    """A link over two descriptors, which it closes."""
+
+    def __init__(self, source: int, sink: int, frame_bytes: int) -> None:
+        self.room = asyncio.Event()
+        self.room.set()
+        self._source, self._sink = source, sink
+        self._cutter = LineCutter(self._line, frame_bytes)
+        self._outgoing: list[bytes] = []
+        self._on_frame: Callable[[bytes | JsonValue], None] | None = None
+        self._on_end: Callable[[LinkEnd], None] | None = None
+        self._end: LinkEnd | None = None
+        self._reader: PipeReader | None = None
+        self._writer: asyncio.WriteTransport | None = None
+        self._written = asyncio.Event()
+        self.input_ended = asyncio.Event()
+        """The client has said its last word; it may still listen."""
+
+    # -- for the conversation ---------------------------------------------------------------
+
+    def attach(
+        self, on_frame: Callable[[bytes | JsonValue], None], on_end: Callable[[LinkEnd], None]
+    ) -> None:
+        """Deliver what comes; nothing comes before `open`."""
+        self._on_frame, self._on_end = on_frame, on_end
+
+    def send(self, frame: JsonObject) -> None:
+        """Write one line, together with the others of this turn of the loop."""
+        if self._end is not None:
+            return
+        if not self._outgoing:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._outgoing.append(encode(frame))
+
+    def _flush(self) -> None:
+        if not self._outgoing:
+            return
+        self._outgoing.append(b"")
+        data = b"\n".join(self._outgoing)
+        self._outgoing.clear()
+        if self._writer is not None:
+            self._writer.write(data)
+        else:
+            _write_all(self._sink, data)
+
+    # -- opening and closing ----------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Start reading."""
+        loop = asyncio.get_running_loop()
+        if not stat.S_ISREG(os.fstat(self._sink).st_mode):
+            writer = PipeWriter(self.room, self._nobody_reads)
+            pipe = open(self._sink, "wb", buffering=0, closefd=False)  # noqa: SIM115, ASYNC230 — wraps a descriptor, opens nothing
+            self._writer, _ = await loop.connect_write_pipe(lambda: writer, pipe)
+        if not stat.S_ISREG(os.fstat(self._source).st_mode):
+            reader = PipeReader(self._cutter.feed, self._input_over)
+            pipe = open(self._source, "rb", buffering=0, closefd=False)  # noqa: SIM115, ASYNC230 — as above
+            await loop.connect_read_pipe(lambda: reader, pipe)
+            self._reader = reader
+
+    async def read_file(self) -> None:
+        """Read standard input where it is a regular file."""
+        if self._reader is None:
+            while data := await asyncio.to_thread(os.read, self._source, _PIECE_BYTES):
+                self._cutter.feed(data)
+            self._input_over()
+
+    async def close(self) -> None:
+        """Write what is left, as far as somebody reads it, and let the streams go."""
+        self.finish("the host has ended")
+        if self._reader is not None:
+            self._reader.close()
+        if self._writer is not None:
+            self._writer.close()  # after what is in its buffer
+            try:
+                await asyncio.wait_for(self._written.wait(), _FLUSH_S)
+            except TimeoutError:
+                self._writer.abort()
+                await self._written.wait()
+        await asyncio.sleep(0)  # the transports let their descriptors go in the next turn
+
+    # -- what happens -----------------------------------------------------------------------
+
+    def _line(self, line: bytes) -> None:
+        if self._on_frame is not None and self._end is None:
+            self._on_frame(line)
+
+    def _input_over(self) -> None:
+        if not self.input_ended.is_set():
+            self._cutter.feed(b"\n")  # a last line may come without its end
+            self.input_ended.set()
+
+    def _nobody_reads(self) -> None:
+        self.room.set()
+        self._written.set()
+        self.finish("the client stopped reading")
+
+    def finish(self, message: str) -> None:
+        """Declare the end; what was said before it is still written."""
+        if self._end is None:
+            self._flush()
+            self._end = LinkEnd(message, FaultDetail(reason="closed"))
+            self.input_ended.set()
+            if self._on_end is not None:
+                self._on_end(self._end)
+
+
+@asynccontextmanager
+async def standard_streams(frame_bytes: int) -> AsyncGenerator[StandardStreams]:
+    """Take standard input and output for a link, and give them back at the end.
+
+    Raises:
+        ProtocolFault: They cannot be used.
+    """
+    source, sink = _taken()
+    try:
+        link = StandardStreams(source, sink, frame_bytes)
+        try:
+            await link.open()
+        except (OSError, ValueError) as exc:
+            message = f"standard input and output cannot carry a client: {exc}"
+            raise ProtocolFault("transport", message, exc) from exc
+        try:
+            yield link
+        finally:
+            await link.close()
+    finally:
+        _given_back(source, sink)
+
+
+def _taken() -> tuple[int, int]:
+    """Put our ends out of reach, and something harmless in their place."""
+    sys.stdout.flush()
+    try:
+        source, sink = os.dup(0), os.dup(1)
+        nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+        os.dup2(2, 1)
+    except OSError as exc:
+        message = f"standard input and output cannot be taken: {exc}"
+        raise ProtocolFault("transport", message, exc) from exc
+    return source, sink
+
+
+def _given_back(source: int, sink: int) -> None:
+    sys.stdout.flush()
+    for descriptor, place in ((source, 0), (sink, 1)):
+        # The event loop made them non-blocking, for everybody who shares them.
+        os.set_blocking(descriptor, True)
+        os.dup2(descriptor, place)
+        os.close(descriptor)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
