@@ -4,11 +4,15 @@ CoreError                  anything of ours that a caller may want to catch
 ├── NotJson                a value that JSON cannot carry, with the place where it stands
 ├── InvalidTool            a tool that cannot work as it is defined
 ├── ProtocolFault          anything that goes wrong between us and a server; branch on its kind
-└── DeckFault              something the deck cannot do
-    ├── UnknownCapability  no card has this id
-    ├── BuildFailed        a card could not be built
-    ├── BridgeFault        an MCP configuration, a name or a lock that cannot be used
-    └── BackendFault       a handle of the host that cannot be used
+├── DeckFault              something the deck cannot do
+│   ├── UnknownCapability  no card has this id
+│   ├── BuildFailed        a card could not be built
+│   ├── BridgeFault        an MCP configuration, a name or a lock that cannot be used
+│   └── BackendFault       a handle of the host that cannot be used
+├── BadPrompt              what was piped in cannot be a prompt
+├── NoModel                no model to ask, or none of that name
+├── NoConversation         no conversation to go on with
+└── Circles                a model that makes the same call again and again
 
 A class is added to the drawing in the commit that adds the class; a test compares the two.
 What is skipped but does not stop the work is no error: it is a `Note` (see `core.notes`).
