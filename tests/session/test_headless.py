@@ -6,14 +6,15 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 from tests.support.model_server import ModelServer, Reply, calls, model_server, says
+from tests.support.scripts import unmeasured
 from tests.support.servers import diary, fault, honest
 from tests.support.sessions import Desk, texts
-from tests.support.stores import asked as ask_file
 from tests.support.waiting import is_alive, until
 
 from indusagi.capabilities.local import make_local_context
@@ -141,13 +142,46 @@ def test_bad_input_is_one_line_and_exit_code_2(ran: Ran, flags: dict[str, Any], 
     assert said in ran.err
 
 
-def test_a_state_directory_that_cannot_be_written_is_told(
+def test_a_state_that_cannot_be_written_is_told_and_is_no_end(
     ran: Ran, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "/proc/nowhere")
-    done = ran(says("never"))
-    assert done["code"] == 1
-    assert ran.err.count("\n") == 1
+    done = ran(calls("ls"), says("hello"))
+    assert (done["code"], done["result"]) == (0, "hello")
+    assert "cannot be kept" in ran.err
+    assert any("cannot be kept" in note for note in done["notes"])
+    assert ran(says("never"), continue_last=True)["code"] == 2
+
+
+def test_a_disk_that_is_full_is_told_and_is_no_end(
+    ran: Ran, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("induscode.deck.stores.line_log.LineLog.append", full)
+    done = ran(says("hello"))
+    assert (done["code"], done["result"]) == (0, "hello")
+    assert sum("No space left" in note for note in done["notes"]) == 2
+
+
+@pytest.mark.anyio
+async def test_ctrl_c_is_heard_while_nobody_pipes_anything_in(tmp_path: Path) -> None:
+    with model_server(says("never")) as server:
+        desk = Desk(tmp_path, server, environ={"PYTHONFAULTHANDLER": "1"})
+        process = desk.start(None, stdin=subprocess.PIPE)
+        await until(lambda: _catches(process.pid, signal.SIGINT))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=10) == 130
+        process.communicate()
+
+
+def _catches(pid: int, number: signal.Signals) -> bool:
+    with open(f"/proc/{pid}/status", encoding="utf-8") as file:
+        caught = next(line for line in file if line.startswith("SigCgt:"))
+    # SIGHUP has no handler before those of the session are set.
+    mask = int(caught.split()[1], 16)
+    return all(mask >> (one - 1) & 1 for one in (number, signal.SIGHUP))
 
 
 # -- what the model is shown -----------------------------------------------------------------------
@@ -182,7 +216,6 @@ def test_every_turn_and_its_deck_are_written_down(ran: Ran) -> None:
             await store.aclose()
 
     assert anyio.run(turns) == 3
-    assert ask_file
 
 
 def test_the_briefing_is_the_same_bytes_from_request_to_request(ran: Ran) -> None:
@@ -304,24 +337,37 @@ class Refusing:
         return ToolResult.error(f"{self.name} was not run: nobody is there to ask", code="denied")
 
 
+def guarded(ran: Ran, monkeypatch: pytest.MonkeyPatch, *script: Reply) -> int:
+    ran.server.script[:] = script
+    for name, value in ran.desk.variables().items():
+        monkeypatch.setenv(name, value)
+
+    def wrap(card: Capability) -> Capability:
+        return Refusing(card) if card.name == "bash" else card
+
+    asked = Invocation(**ran.desk.asked(output_format="json"))
+    return run_headless(asked, Guarding(wrap=wrap, posture="No commands are allowed here."))
+
+
 def test_a_call_that_is_not_allowed_is_listed_and_the_model_goes_on(
     ran: Ran, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    ran.server.script[:] = [
-        calls("task", objective="do it"),
-        says("never here"),
-    ]
-    ran.server.script[:] = [calls("bash", command="rm -rf x"), says("I may not")]
-    for name, value in ran.desk.variables().items():
-        monkeypatch.setenv(name, value)
-    guarding = Guarding(wrap=Refusing, posture="Nothing is allowed here.")
-    asked = Invocation(**ran.desk.asked(output_format="json"))
-    assert run_headless(asked, guarding) == 0
+    assert guarded(ran, monkeypatch, calls("bash", command="rm -rf x"), says("I may not")) == 0
     said = capfd.readouterr()
     (denied,) = json.loads(said.out)["denied"]
     assert denied["name"] == "bash"
     assert "nobody is there to ask" in denied["reason"]
-    assert "Nothing is allowed here." in texts(ran.server.requests[0])
+    assert "No commands are allowed here." in texts(ran.server.requests[0])
+
+
+def test_a_sub_session_may_not_do_what_its_parent_may_not(
+    ran: Ran, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = (calls("task", objective="x"), calls("bash", command="ls"), says("no"), says("well"))
+    assert guarded(ran, monkeypatch, *script) == 0
+    (denied,) = json.loads(capfd.readouterr().out)["denied"]
+    assert denied["name"] == "bash"
+    assert "nobody is there to ask" in texts(ran.server.requests[2])
 
 
 # -- ends ------------------------------------------------------------------------------------------
@@ -344,12 +390,16 @@ async def test_r17_a_signal_while_servers_start_ends_everything(tmp_path: Path) 
 @pytest.mark.anyio
 async def test_r17_a_second_interrupt_ends_at_once(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with model_server(calls("srv__slow", seconds=600)) as server:
+    with model_server(Reply(text=("Once",), stalls=True)) as server:
         desk = Desk(tmp_path, server)
-        desk.mount(honest("--log", log, id="srv"))
-        process = desk.start()
-        await until(lambda: bool(diary(log, "heard tools/call")))
+        # A server that does not go by itself: closing it in peace takes its time.
+        desk.mount(fault("stubborn", "--log", log, id="srv"))
+        process = desk.start(output_format="stream-json")
+        await until(server.speaking.is_set)
         process.send_signal(signal.SIGINT)
+        assert process.stdout is not None
+        told = iter(process.stdout.readline, "")
+        assert any('"type":"result"' in line for line in told)
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=10)
     assert process.returncode == 130
@@ -372,3 +422,11 @@ async def test_r17_a_reader_who_does_not_read_is_no_reason_to_stay(tmp_path: Pat
             raise
         finally:
             process.communicate()
+
+
+def test_nothing_heavy_is_loaded_before_there_is_something_to_ask() -> None:
+    heavy = ("pydantic", "pydantic_ai", "mcp", "openai", "anthropic", "httpx2", "jsonschema")
+    code = f"import sys, induscode.session.headless as h; print(set({heavy}) & set(sys.modules))"
+    command = [sys.executable, "-c", code]
+    found = subprocess.run(command, capture_output=True, text=True, check=True, env=unmeasured())
+    assert found.stdout == "set()\n"

@@ -304,7 +304,7 @@ async def test_cancelling_reaches_the_tool_and_keeps_what_was_said(stage: Stage)
     stage.tools = [tool(slow, name="slow")]
     with anyio.fail_after(10):
         ended = await stage.run([("slow", "{}")], "never", hear=hear)
-    assert (ended.reason, ended.said) == ("cancelled", "SIGINT")
+    assert (ended.reason, ended.said) == ("cancelled", "stopped by SIGINT")
     assert ended_with == ["SIGINT"]
     assert [message["kind"] for message in stage.kept][:2] == ["request", "response"]
 

@@ -29,7 +29,7 @@ from induscode.session.events import (
 )
 from induscode.session.exits import ExitCode, signal_code
 from induscode.session.output import Closing, Opening, Page, event_json, reporter_for
-from induscode.session.prompt import LARGEST_INPUT, BadPrompt, piped_text, read_prompt
+from induscode.session.prompt import LARGEST_INPUT, BadPrompt, read_prompt
 from induscode.session.repeats import STOP_AT, TELL_AT, RepeatGuard
 
 if TYPE_CHECKING:
@@ -170,35 +170,46 @@ def pipe_of(data: bytes) -> IO[str]:
 
 def test_what_is_piped_in_is_added_to_the_prompt() -> None:
     with pipe_of(b"error: caf\xc3\xa9 \xff\n") as stdin:
-        assert read_prompt("why?", stdin) == "why?\n\nerror: café \ufffd\n"
+        assert read_prompt("why?", stdin) == ("why?\n\nerror: café \ufffd\n", "")
 
 
 def test_a_file_is_read_and_a_closed_input_is_none(tmp_path: Path) -> None:
     (tmp_path / "in").write_text("from a file", encoding="utf-8")
     with (tmp_path / "in").open(encoding="utf-8") as stdin:
-        assert read_prompt(None, stdin) == "from a file"
-    assert piped_text(None) == ""
-    assert piped_text(stdin) == ""
+        assert read_prompt(None, stdin) == ("from a file", "")
+    assert read_prompt("ask", None) == ("ask", "")
+    assert read_prompt("ask", stdin) == ("ask", "")
 
 
 def test_a_terminal_is_never_read() -> None:
     master, slave = os.openpty()
     os.write(master, b"typed\n")
     with os.fdopen(slave, encoding="utf-8") as stdin:
-        assert piped_text(stdin) == ""
+        assert read_prompt("ask", stdin) == ("ask", "")
     os.close(master)
 
 
 def test_a_device_is_never_read() -> None:
     with open("/dev/zero", encoding="utf-8") as stdin:
-        assert piped_text(stdin) == ""
+        assert read_prompt("ask", stdin) == ("ask", "")
 
 
-def test_a_pipe_that_nobody_writes_to_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("induscode.session.prompt._SILENCE_S", 0.01)
+def test_a_pipe_that_nobody_writes_to_is_given_up_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("induscode.session.prompt._SILENCE_S", 0.2)
     reading, writing = os.pipe()
     with os.fdopen(reading, encoding="utf-8") as stdin:
-        assert read_prompt("ask", stdin) == "ask"
+        said = "nothing was piped in for 0.2 s: going on without it"
+        assert read_prompt("ask", stdin) == ("ask", said)
+    os.close(writing)
+
+
+def test_a_pipe_that_is_all_there_is_is_waited_for_until_somebody_says_stop() -> None:
+    reading, writing = os.pipe()
+    looks = iter([False, False, True])
+    with os.fdopen(reading, encoding="utf-8") as stdin, pytest.raises(BadPrompt):
+        read_prompt(None, stdin, lambda: next(looks))
     os.close(writing)
 
 

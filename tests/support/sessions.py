@@ -58,7 +58,7 @@ class Desk:
             return {"ANTHROPIC_BASE_URL": self.server.url, "ANTHROPIC_API_KEY": "key"}
         return {"OPENAI_BASE_URL": f"{self.server.url}/v1", "OPENAI_API_KEY": "key"}
 
-    def asked(self, prompt: str = "the prompt", **flags: Any) -> dict[str, Any]:
+    def asked(self, prompt: str | None = "the prompt", **flags: Any) -> dict[str, Any]:
         """Give the fields of an invocation."""
         self.cwd.mkdir(exist_ok=True)
         given: dict[str, Any] = {"cwd": str(self.cwd), "prompt": prompt}
@@ -79,7 +79,7 @@ class Desk:
 
     def start(
         self,
-        prompt: str = "the prompt",
+        prompt: str | None = "the prompt",
         *,
         stdin: int = subprocess.DEVNULL,
         stdout: int = subprocess.PIPE,

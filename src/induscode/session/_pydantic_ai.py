@@ -154,7 +154,7 @@ class Engine:
         """Have a question answered. Whatever comes of it is in the value, also a cancellation.
 
         Raises:
-            BrokenPipeError: Nobody reads any more what is told.
+            OSError: What is told cannot be written: nobody reads it any more.
             NoConversation: The history is not one.
         """
         used, told = RunUsage(), _Told()
@@ -178,10 +178,12 @@ class Engine:
         except failures.RunTimedOut:
             return Ended(reason="time", text="", said="the time it was given is over")
         except failures.RunCancelled:
-            return Ended(reason="cancelled", text="", said=plan.cancel.reason or "cancelled")
+            return Ended(reason="cancelled", text="", said=f"stopped by {plan.cancel.reason}")
         except Circles as exc:
             said = f"{exc} was called again and again with the same outcome"
             return Ended(reason="repeat", text="", said=said)
+        except failures.UserError as exc:
+            return Ended(reason="error", text="", said=str(exc))
         except failures.AgentRunError as exc:
             fault = fault_of(exc)
             return Ended(reason="error", text="", said=str(fault), fault=fault)

@@ -78,7 +78,7 @@ class Calls:
 
         Raises:
             Circles: It has brought the same answer too often.
-            BrokenPipeError: Nobody hears any more what is told.
+            OSError: What is told cannot be written: nobody reads it any more.
         """
         await self._sink(ToolCalled(call.id, call.name, call.input))
         outcome = await self._ran(box, call)
@@ -120,6 +120,7 @@ class Calls:
                 return  # somebody reads slower than the tool tells: the next one says more
 
         outcome: ToolOutcome | None = None
+        failed: list[OSError] = []
         with send, receive:
             async with anyio.create_task_group() as tasks:
 
@@ -128,12 +129,14 @@ class Calls:
                         said = ToolAdvanced(call.id, call.name, one.done, one.total, one.message)
                         try:
                             await self._sink(said)
-                        except BrokenPipeError:
+                        except OSError as exc:
+                            failed.append(exc)
                             tasks.cancel_scope.cancel()
 
                 tasks.start_soon(relay)
                 outcome = await box.runner.run(call, self._cancel, on_progress=advanced)
                 send.close()
-        if outcome is None:
-            raise BrokenPipeError
+        if failed:
+            raise failed[0]
+        assert outcome is not None
         return outcome

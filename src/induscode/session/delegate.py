@@ -15,8 +15,10 @@ from anyio import to_thread
 from indusagi.capabilities.context import ContextId
 from indusagi.capabilities.read_state import ReadState
 from indusagi.core.ids import is_ulid, new_ulid
+from indusagi.runtime.contract import ToolProgress
 from induscode.deck.contract import DelegateReport
 from induscode.deck.toolbox import DeckRunner, DeckToolBox
+from induscode.session.events import ToolAnswered, ToolCalled, nobody
 from induscode.session.plan import RequestBudget, RunPlan
 from induscode.session.transcript import NoConversation, Transcript
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from induscode.deck.contract import DelegateRequest
     from induscode.deck.provision import ToolDeck
     from induscode.session.briefing import Briefing
-    from induscode.session.events import Ended, EndReason
+    from induscode.session.events import Ended, EndReason, Event, Sink
 
 AGENTS = ("general", "explore")
 """`general` has every tool of its parent but `task`; `explore` only those that change nothing."""
@@ -62,6 +64,8 @@ class Parent:
     servers: Callable[[], dict[str, str]]
     briefing: Briefing
     budget: RequestBudget
+    sink: Sink = nobody
+    """Told of calls that were not allowed, whoever made them."""
 
 
 class SubSessions:
@@ -123,6 +127,12 @@ class SubSessions:
         def box() -> DeckToolBox:
             return DeckToolBox(DeckRunner({card.name: card for card in deck().tools()}, own))
 
+        async def heard(event: Event) -> None:
+            if isinstance(event, ToolCalled):
+                ctx.report(ToolProgress(budget.used, limit, f"calling {event.name}"))
+            elif isinstance(event, ToolAnswered) and event.code == "denied":
+                await parent.sink(event)
+
         async def keep(message: JsonObject) -> None:
             await to_thread.run_sync(transcript.keep, message)
 
@@ -134,6 +144,7 @@ class SubSessions:
             cancel=ctx.cancel,
             budget=budget,
             history=transcript.messages(),
+            sink=heard,
             on_message=keep,
             time_s=(request.timeout_ms or _TIME_S * 1_000) / 1_000,
         )

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import anyio
@@ -24,33 +25,22 @@ from induscode.boot.runners import NoSuchConfig
 from induscode.boot.session import open_session
 from induscode.deck.contract import UnknownCapability
 from induscode.session.briefing import Briefing, project_words
-from induscode.session.delegate import Parent
-from induscode.session.events import Ended, ToolAnswered, Usage
 from induscode.session.exits import ExitCode, signal_code
 from induscode.session.handles import make_handles
 from induscode.session.models import NoModel, choose_model
-from induscode.session.output import Closing, Opening, Page, reporter_for
-from induscode.session.plan import RequestBudget, RunPlan
+from induscode.session.output import Page, reporter_for
 from induscode.session.prompt import BadPrompt, read_prompt
-from induscode.session.transcript import NoConversation, open_transcript
+from induscode.session.question import Question
+from induscode.session.transcript import NoConversation, Transcript, open_transcript
 from induscode.terminal import complain, drop
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable
     from typing import IO
 
     from indusagi.core.cancel import CancelToken
-    from indusagi.core.json import JsonObject
-    from indusagi.runtime.contract import ToolDescriptor
-    from induscode.boot.session import Session
     from induscode.deck.contract import Capability
     from induscode.launch.invocation import Invocation
-    from induscode.session._pydantic_ai import Engine
-    from induscode.session.events import Event
-    from induscode.session.handles import Handles
-    from induscode.session.models import ModelChoice
-    from induscode.session.output import Reporter
-    from induscode.session.transcript import Transcript
 
 _CLOSING_S = 5.0
 """How long everything may take to close once the program was told to end."""
@@ -140,13 +130,14 @@ async def _answered(
     stdin: IO[str] | None,
 ) -> int:
     async with AsyncExitStack() as stack:
-        opened: tuple[str, _Run] | None = None
+        opened: tuple[str, Question] | None = None
         # What is opened here stays open beyond the scope, and is closed in peace whatever happens.
         with cancel.guard():
-            prompt = await to_thread.run_sync(
-                read_prompt, invocation.prompt, stdin, abandon_on_cancel=True
+            prompt, note = await to_thread.run_sync(
+                read_prompt, invocation.prompt, stdin, lambda: cancel.cancelled
             )
-            opened = prompt, await _opened(invocation, guarding, page, cancel, stack)
+            odd = [note] if note else []
+            opened = prompt, await _opened(invocation, guarding, page, cancel, stack, odd)
         if opened is None:
             return ExitCode.FAILED
         prompt, run = opened
@@ -160,9 +151,10 @@ async def _opened(
     page: Page,
     cancel: CancelToken,
     stack: AsyncExitStack,
-) -> _Run:
+    odd: list[str],
+) -> Question:
     choice = await choose_model(invocation, os.environ)
-    transcript = await stack.enter_async_context(_transcript(invocation))
+    transcript = await stack.enter_async_context(_transcript(invocation, odd))
     handles = make_handles(invocation.cwd, transcript)
     stack.callback(handles.checkpoints.close)
     loading = await stack.enter_async_context(_loading())
@@ -172,7 +164,9 @@ async def _opened(
     words = await to_thread.run_sync(project_words, invocation.cwd)
     briefing = Briefing(invocation.cwd, guarding.posture, words)
     reporter = reporter_for(invocation.output_format, page, chatty=_watched())
-    run = _Run(invocation, session, choice, transcript, handles, briefing, reporter, cancel)
+    run = Question(
+        invocation, session, choice, transcript, handles, briefing, reporter, cancel, odd
+    )
     await reporter.opened(run.opening())
     await loading.watched()
     return run
@@ -183,17 +177,27 @@ def _watched() -> bool:
 
 
 @asynccontextmanager
-async def _transcript(invocation: Invocation) -> AsyncGenerator[Transcript]:
+async def _transcript(invocation: Invocation, odd: list[str]) -> AsyncGenerator[Transcript]:
+    """Open the conversation; a new one that cannot be kept is held without being kept."""
+    wanted = invocation.resume is not None or invocation.continue_last
+
     def opened() -> Transcript:
         return open_transcript(
             invocation.cwd, resume=invocation.resume, last=invocation.continue_last
         )
 
-    transcript = await to_thread.run_sync(opened)
-    try:
+    with ExitStack() as stack:
+        try:
+            transcript = await to_thread.run_sync(opened)
+        except OSError as exc:
+            if wanted:
+                raise
+            odd.append(f"this conversation cannot be kept: {exc}")
+            folder = stack.enter_context(TemporaryDirectory(prefix="indus-"))
+            path = os.path.join(folder, new_ulid())
+            transcript = await to_thread.run_sync(Transcript, path, invocation.cwd)
+        stack.callback(transcript.close)
         yield transcript
-    finally:
-        transcript.close()
 
 
 @asynccontextmanager
@@ -212,155 +216,3 @@ def _load() -> None:
     from importlib import import_module  # noqa: PLC0415 — for this one
 
     import_module("induscode.session._pydantic_ai")
-
-
-@dataclass(slots=True)
-class _Run:
-    """One question, once everything is open."""
-
-    invocation: Invocation
-    session: Session
-    choice: ModelChoice
-    transcript: Transcript
-    handles: Handles
-    briefing: Briefing
-    reporter: Reporter
-    cancel: CancelToken
-    denied: list[JsonObject] = field(default_factory=list["JsonObject"])
-    notes: list[str] = field(default_factory=list[str])
-
-    def opening(self) -> Opening:
-        """Tell what there is."""
-        self.notes.extend(self._notes())
-        return Opening(
-            session=self.transcript.id,
-            model=self.choice.label,
-            cwd=self.invocation.cwd,
-            tools=[card.name for card in self.session.deck().tools()],
-            servers=self._servers(),
-            notes=tuple(self.notes),
-        )
-
-    def _notes(self) -> list[str]:
-        said = [self.choice.note] if self.choice.note else []
-        said.extend(str(note) for note in self.session.notes)
-        for name, status in self.session.mcp.status().items():
-            if status.fault is not None:
-                fault = str(status.fault)
-                said.append(fault if repr(name) in fault else f"server {name!r}: {fault}")
-        return list(dict.fromkeys(said))
-
-    def _servers(self) -> list[JsonObject]:
-        rows: list[JsonObject] = []
-        for name, status in self.session.mcp.status().items():
-            fault = status.fault
-            rows.append(
-                {
-                    "name": name,
-                    "phase": str(status.phase),
-                    "tools": status.tool_count,
-                    "fault": None
-                    if fault is None
-                    else {"kind": str(fault.kind), "message": str(fault)},
-                }
-            )
-        return rows
-
-    async def refused(self, missing: Sequence[str]) -> int:
-        """End before the first request, since a server is missing that must be there."""
-        names = ", ".join(map(repr, missing))
-        said = f"{names} must be ready for this run and is not: no request was made"
-        await self._closed(Ended(reason="error", text="", said=said), ExitCode.SERVER_MISSING)
-        return ExitCode.SERVER_MISSING
-
-    async def conversed(self, prompt: str) -> int:
-        """Have the prompt answered."""
-        from induscode.session._pydantic_ai import Engine, open_model  # noqa: PLC0415 — warmed up
-
-        model = await to_thread.run_sync(open_model, self.choice)
-        async with Engine(model) as engine:
-            ended = await self._asked(engine, prompt)
-            code = _code(ended, self.cancel)
-            await self._closed(ended, code, engine.usage)
-            return code
-
-    async def _asked(self, engine: Engine, prompt: str) -> Ended:
-        budget = RequestBudget(self.invocation.max_requests)
-        session, briefing = self.session, self.briefing
-        self.handles.delegate.serve(
-            Parent(engine, session.deck, self._servers_of, briefing, budget)
-        )
-        node = new_ulid()
-        await to_thread.run_sync(self.handles.checkpoints.begin, node)
-        plan = RunPlan(
-            box=session.box,
-            briefing=lambda: briefing.text(
-                [card.name for card in session.deck().tools()], self._servers_of()
-            ),
-            cancel=self.cancel,
-            budget=budget,
-            history=self.transcript.messages(),
-            sink=self._heard,
-            on_turn=_TurnKeeper(session, self.transcript, node).keep,
-            on_message=self._keep,
-        )
-        return await engine.run(prompt, plan)
-
-    def _servers_of(self) -> dict[str, str]:
-        ledger = self.session.mcp.ledger
-        return {} if ledger is None else {c.name: c.ref.server for c in ledger.live_capabilities()}
-
-    async def _keep(self, message: JsonObject) -> None:
-        await to_thread.run_sync(self.transcript.keep, message)
-
-    async def _heard(self, event: Event) -> None:
-        if isinstance(event, ToolAnswered) and event.code == "denied":
-            self.denied.append({"id": event.id, "name": event.name, "reason": event.text})
-        await self.reporter.event(event)
-
-    async def _closed(self, ended: Ended, code: int, usage: Usage | None = None) -> None:
-        closing = Closing(
-            session=self.transcript.id,
-            ended=ended,
-            usage=usage or Usage(cost_usd=0.0),
-            exit_code=code,
-            denied=tuple(self.denied),
-            notes=tuple(self.notes),
-        )
-        # Told to end, it still says what came of it, to a reader who still reads.
-        with anyio.move_on_after(1.0, shield=True):
-            await self.reporter.closed(closing)
-
-
-class _TurnKeeper:
-    """Writes down which deck each turn was shown."""
-
-    def __init__(self, session: Session, transcript: Transcript, node: str) -> None:
-        from induscode.deck.mcp.journal import Journal  # noqa: PLC0415 — needs a running session
-
-        booted = session.mcp.booted
-        self._journal = Journal(session.store) if booted is None else booted.journal
-        self._transcript, self._node = transcript, node
-
-    async def keep(self, descriptors: Sequence[ToolDescriptor]) -> None:
-        """Keep a turn, in the books of the deck and in the conversation."""
-        digest = self._journal.turn(descriptors)
-        facts: dict[str, str | int] = {
-            "node": self._node,
-            "run": self._journal.run,
-            "turn": self._journal.turns,
-            "deck": digest,
-        }
-        await to_thread.run_sync(lambda: self._transcript.mark("turn", **facts))
-
-
-def _code(ended: Ended, cancel: CancelToken) -> int:
-    if ended.reason == "cancelled":
-        return signal_code(cancel.reason or "")
-    return {
-        "done": ExitCode.OK,
-        "limit": ExitCode.LIMIT,
-        "repeat": ExitCode.LIMIT,
-        "time": ExitCode.LIMIT,
-        "error": ExitCode.MODEL if ended.fault is not None else ExitCode.FAILED,
-    }[ended.reason]

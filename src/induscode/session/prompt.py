@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from indusagi.core.faults import CoreError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import IO
 
 LARGEST_INPUT = 4 * 1024 * 1024
@@ -18,43 +19,62 @@ _SILENCE_S = 3.0
 """How long a pipe may stay silent before it is taken for one that nobody writes to."""
 
 
+_LOOK_S = 0.1
+
+
 class BadPrompt(CoreError):
     """There is nothing to ask, or too much of it."""
 
 
-def read_prompt(given: str | None, stdin: IO[str] | None) -> str:
-    """Put the prompt together. It blocks, and never on a terminal: call it in a thread.
+def _never() -> bool:
+    return False
+
+
+def read_prompt(
+    given: str | None, stdin: IO[str] | None, stopped: Callable[[], bool] = _never
+) -> tuple[str, str]:
+    """Put the prompt together, and say what is odd about it; nothing if nothing is.
+
+    It blocks, but never on a terminal, and not for long once `stopped` says so: for a thread.
 
     Raises:
         BadPrompt: There is nothing, or more than can be asked.
     """
-    piped = piped_text(stdin)
+    said = (given or "").strip()
+    piped, note = _piped(stdin, stopped, patience_s=_SILENCE_S if said else None)
     parts = [part for part in (given or "", piped) if part.strip()]
     if not parts:
         raise BadPrompt('there is nothing to ask: say it after -p, as in indus -p "…"')
-    return "\n\n".join(parts)
+    return "\n\n".join(parts), note
 
 
-def piped_text(stdin: IO[str] | None) -> str:
-    """Read what is piped in; nothing if standard input is a terminal, is closed, or stays silent.
+def _piped(
+    stdin: IO[str] | None, stopped: Callable[[], bool], patience_s: float | None
+) -> tuple[str, str]:
+    """Read what is piped in; nothing if it is a terminal, is closed, or stays silent for too long.
 
-    Raises:
-        BadPrompt: It is too much.
+    A pipe that is the only source of the prompt is waited for: there is nothing else to do.
     """
     handle = _handle(stdin)
     if handle is None:
-        return ""
+        return "", ""
     chunks: list[bytes] = []
-    size = 0
-    # The first bytes may never come: a pipe that somebody forgot to close. After them the end will.
-    if not _has_something(handle):
-        return ""
-    while chunk := os.read(handle, 65_536):
+    size, waited = 0, 0.0
+    while not stopped():
+        if not _ready(handle):
+            waited += _LOOK_S
+            # The first bytes may never come, from a pipe that somebody forgot to close.
+            if not chunks and patience_s is not None and waited >= patience_s:
+                return "", f"nothing was piped in for {patience_s:g} s: going on without it"
+            continue
+        chunk = os.read(handle, 65_536)
+        if not chunk:
+            break
         chunks.append(chunk)
         size += len(chunk)
         if size > LARGEST_INPUT:
             raise BadPrompt(f"more than {LARGEST_INPUT:,} bytes were piped in: give a file to read")
-    return b"".join(chunks).decode("utf-8", "replace")
+    return b"".join(chunks).decode("utf-8", "replace"), ""
 
 
 def _handle(stdin: IO[str] | None) -> int | None:
@@ -67,6 +87,6 @@ def _handle(stdin: IO[str] | None) -> int | None:
     return handle if piped else None
 
 
-def _has_something(handle: int) -> bool:
-    ready, _, _ = select.select([handle], [], [], _SILENCE_S)
+def _ready(handle: int) -> bool:
+    ready, _, _ = select.select([handle], [], [], _LOOK_S)
     return bool(ready)

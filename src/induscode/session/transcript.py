@@ -47,6 +47,8 @@ class Transcript:
         """
         self.directory = make_private_dir(directory)
         self.id = os.path.basename(self.directory)
+        self.trouble: str | None = None
+        """Why nothing more is kept, if that is so."""
         self._lock = os.open(
             os.path.join(self.directory, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
         )
@@ -57,7 +59,7 @@ class Transcript:
             os.close(self._lock)
             raise
         if not self._log.rows:
-            self._log.append({"op": "start", "cwd": cwd, "at": iso_utc(now_ms())})
+            self.mark("start", cwd=cwd)
 
     def _hold(self) -> None:
         try:
@@ -73,20 +75,21 @@ class Transcript:
         return tuple(message for message in rows if is_json_object(message))
 
     def keep(self, message: JsonObject) -> None:
-        """Add a message.
-
-        Raises:
-            OSError: It cannot be written.
-        """
-        self._log.append({"op": "message", "message": message})
+        """Add a message."""
+        self._add({"op": "message", "message": message})
 
     def mark(self, op: str, **facts: str | int) -> None:
-        """Add a row about the conversation itself.
+        """Add a row about the conversation itself."""
+        self._add({"op": op, "at": iso_utc(now_ms()), **facts})
 
-        Raises:
-            OSError: It cannot be written.
-        """
-        self._log.append({"op": op, "at": iso_utc(now_ms()), **facts})
+    def _add(self, row: JsonObject) -> None:
+        # A full disk is no reason to stop talking; what follows a gap would only mislead.
+        if self.trouble is not None:
+            return
+        try:
+            self._log.append(row)
+        except OSError as exc:
+            self.trouble = str(exc)
 
     def close(self) -> None:
         """Give it up, so that another process can go on with it."""
