@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from indusagi.capabilities.context import ToolContext
+    from indusagi.capabilities.files.policy import PathRequest
     from indusagi.core.json import JsonObject, JsonValue
     from induscode.session.gate.decision import Question
 
@@ -130,7 +131,8 @@ async def test_arguments_that_do_not_fit_are_told_and_nobody_is_asked(work: Path
     found = await verdict(gate, "bash", work, comand="ls")
     assert found.code == "invalid_arguments"
     assert "comand" in found.reason
-    for arguments in ("ls", [1], float("nan"), {"command": float("inf")}):
+    wrong: list[JsonValue] = ["ls", [1], float("nan"), {"command": float("inf")}]
+    for arguments in wrong:
         refused = await gate.check(card("bash", work), arguments, context(work))
         assert refused.code == "invalid_arguments"
     looped: JsonObject = {}
@@ -233,7 +235,7 @@ async def test_a_shell_of_which_nobody_knows_what_holds_it_counts_as_none(work: 
     class Silent:
         pass
 
-    ctx = replace(context(work), shell=Silent())  # type: ignore[arg-type]
+    ctx = replace(context(work), shell=Silent())
     found = await Gate(rules(allow="bash(ls *)")).check(card("bash", work), {"command": "ls"}, ctx)
     assert "nobody knows" in found.reason
 
@@ -533,11 +535,12 @@ async def test_a_tree_outside_is_searched_when_somebody_says_so(work: Path, tmp_
     os.symlink(tmp_path / "outside.txt", beside / "way out")
     gate = Gate(approval=Approval.ALL)
     ctx = context(work)
-    for name, arguments in (
+    calls: list[tuple[str, JsonObject]] = [
         ("ls", {"path": str(beside), "depth": 3}),
         ("grep", {"path": str(beside), "pattern": "needle"}),
         ("find", {"path": str(beside), "query": "*.txt"}),
-    ):
+    ]
+    for name, arguments in calls:
         result = await gate.run(card(name, work), arguments, ctx)
         assert "f.txt" in text_of(result), text_of(result)
 
@@ -599,13 +602,16 @@ async def test_a_door_without_a_policy_stays_as_it_is(work: Path) -> None:
     assert "inside" in text_of(result)
 
 
-async def test_a_door_under_another_policy_keeps_its_workspace(work: Path, tmp_path: Path) -> None:
+async def test_a_door_under_another_policy_keeps_its_workspace(work: Path) -> None:
+    def anything(request: PathRequest) -> bool:
+        return request.resolved.endswith(".txt")
+
     for looked in (True, False):
         ctx = context(work)
         assert isinstance(ctx.fs, LocalFs)
         if looked:
             await ctx.fs.resolve(".")
-        other = ctx.fs.under(lambda policy: replace(policy, permits=lambda _: True))
+        other = ctx.fs.under(lambda policy: replace(policy, permits=anything))
         assert await other.read_text("../outside.txt") == "outside\n"
         with pytest.raises(PermissionError):
             await ctx.fs.read_text("../outside.txt")
@@ -628,7 +634,7 @@ async def test_a_door_of_another_kind_is_left_alone(work: Path) -> None:
         async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
             return ToolResult.text(await ctx.fs.read_text("a.txt"))
 
-    ctx = replace(context(work), fs=Other())  # type: ignore[arg-type]
+    ctx = replace(context(work), fs=Other())
     assert "inside" in text_of(await Gate().run(Reads(), {"path": "a.txt"}, ctx))
 
 
@@ -736,7 +742,7 @@ async def test_every_card_of_a_deck_passes_the_gate(work: Path) -> None:
     deck = provision_deck(Profile.ALL, DeckContext(str(work))).graft([remote()])
     gate = Gate()
     box = deck.map_capabilities(lambda one: gated(one, gate)).into_tool_box()
-    denied = {
+    denied: dict[str, JsonObject] = {
         "write": {"path": "x", "content": "x"},
         "bash": {"command": "ls"},
         "bg-process": {"action": "start", "command": "ls"},
@@ -748,14 +754,15 @@ async def test_every_card_of_a_deck_passes_the_gate(work: Path) -> None:
     for name, arguments in denied.items():
         outcome = await box.runner.run(ToolCall("1", name, arguments))
         assert outcome.result.details["code"] == "denied", text_of(outcome.result)
-    for name, arguments in {
+    passed: dict[str, JsonObject] = {
         "read": {"path": "a.txt"},
         "memory": {"action": "read"},
         "todo": {"action": "read"},
         "enter_plan_mode": {},
         "bg-process": {"action": "list"},
         "task": {"objective": "x"},
-    }.items():
+    }
+    for name, arguments in passed.items():
         outcome = await box.runner.run(ToolCall("1", name, arguments))
         assert outcome.result.details.get("code") != "denied", name
     await deck.context.aclose()
@@ -779,6 +786,40 @@ async def test_a_gated_card_is_told_like_the_card_inside(work: Path) -> None:
     assert isinstance(outer, GatedCard)
     deck = ToolDeck([outer], context(work))
     assert deck.into_tool_box().descriptors()[0].annotations == {"readOnlyHint": True}
+
+
+async def test_a_card_behind_two_gates_runs_when_both_say_yes(work: Path) -> None:
+    above = Gate(rules(allow="write(**)", deny="write(no)"))
+    below = Gate(rules(allow="write(/**)"))
+    both = gated(gated(card("write", work), above), below)
+    assert both.gates == (below, above)
+    ctx = context(work)
+
+    async def wrote(path: str) -> bool:
+        return not (await both.run({"path": path, "content": "x\n"}, ctx)).is_error
+
+    assert await wrote("yes")
+    assert not await wrote("no")
+    assert not await wrote("../x")
+    assert not (await gated(both, Gate()).run({"path": "more", "content": "x"}, ctx)).details.get(
+        "diff"
+    )
+
+
+async def test_a_strangers_card_is_known_through_whatever_is_wrapped_around_it(work: Path) -> None:
+    class Around:
+        label, description, read_only = "", "", True
+        parameters = ANYTHING
+
+        def __init__(self) -> None:
+            self.inner = remote()
+            self.name = self.inner.name
+
+        async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
+            return await self.inner.run(arguments, ctx)
+
+    facts = await gather(Around(), {}, context(work))
+    assert (facts.server, facts.pin) == ("github", remote().pin)
 
 
 async def test_a_foreign_card_without_an_address_is_asked_about_all_the_same(work: Path) -> None:

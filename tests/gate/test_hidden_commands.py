@@ -272,6 +272,17 @@ WRITING = (
     "ls; /bin/rm x",
     "./ls",
     "/tmp/echo x",
+    "./timeout 5 ls",
+    "/tmp/env ls",
+    "echo x > *.txt",
+    "timeout ${x} ls",
+    "command -v ls",
+    "ls() (rm x); ls",
+    "export -f ls; ls",
+    "unset PATH; ls",
+    "deno eval x",
+    "timeout -- 5 rm x",
+    "less -- x",
     "$ls x",
     "'ls' x",
     "l\\s x",
@@ -531,7 +542,7 @@ PIECES = st.sampled_from(
 @example('x=a | b 2>&1 b "$(a)" ')
 @example("! -x 2>&1 a ")
 @example("env ''\\a ")
-@settings(max_examples=2_000)
+@settings(max_examples=800)
 def test_what_bash_runs_of_an_understood_text_was_found_in_it(
     tmp_path_factory: pytest.TempPathFactory, text: str
 ) -> None:

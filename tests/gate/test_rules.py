@@ -261,9 +261,7 @@ TEXTS = st.sampled_from(
         *("webfetch(domain:a.org)", "bash(git)", "process", "read(/w/src)", "ls", "b*"),
     ]
 )
-RULES = st.lists(
-    st.builds(lambda text, effect: rule(text, effect), TEXTS, st.sampled_from(Effect)), max_size=8
-)
+RULES = st.lists(st.builds(rule, TEXTS, st.sampled_from(Effect)), max_size=8)
 
 
 def _path(path: str, *, writing: bool, refusal: Refusal | None = None) -> PathFact:

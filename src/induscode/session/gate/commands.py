@@ -249,6 +249,8 @@ class _Reader:
         if words[1:]:
             self._passed_on(node, words[1:])
         target = word_of(words[0], self.variables)
+        if target.glob:
+            target = UNKNOWN
         number = (target.text or "").rstrip("-")
         if operator in {">&", "<&"} and number.isdigit():
             return
@@ -286,7 +288,7 @@ class _Reader:
 
     def _add(self, words: Sequence[Word]) -> None:
         """Take in a command, looking through plain wrappers."""
-        while base_name(words[0].shown) in WRAPPERS:
+        while words[0].text in WRAPPERS:
             self._append(self.suspects, words)
             inner = unwrapped(words)
             if inner is None:
@@ -306,7 +308,7 @@ class _Reader:
         self._judge(words)
 
     def _without_assignments(self, wrapper: Word, words: Sequence[Word]) -> Sequence[Word]:
-        if base_name(wrapper.shown) != "env":
+        if wrapper.text != "env":
             return words
         at = 0
         while at < len(words) and "=" in words[at].shown:
@@ -319,7 +321,7 @@ class _Reader:
         if why is not None:
             self.flaws.append(why)
         name = base_name(words[0].shown)
-        if name in RUNNERS or name in SHELLS or name == "find":
+        if name in RUNNERS or name in SHELLS or name == "find" or name in WRAPPERS:
             self._suspect(words[1:])
         self.fed = self.fed or reads_commands(words)
         if any(word.text is None for word in words):
@@ -375,10 +377,6 @@ class _Reader:
             self.flaws.append("it writes or reads a file after it has changed the directory")
         if any(redirect.target.text is None for redirect in self.redirects):
             self.flaws.append("only the shell knows which file it is connected to")
-            self.redirects = [
-                Redirect(UNKNOWN if r.target.text is None else r.target, r.writes)
-                for r in self.redirects
-            ]
 
 
 def _is_strange(char: str) -> bool:

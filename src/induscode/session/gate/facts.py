@@ -25,7 +25,7 @@ from induscode.deck.contract import ForeignCard
 from induscode.session.gate.commands import parse_command
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from indusagi.capabilities.backends import Refusal
     from indusagi.capabilities.context import ToolContext
@@ -122,8 +122,16 @@ class _Wrapper(Protocol):
 
 
 def is_foreign(card: Capability) -> bool:
-    """Tell whether a stranger wrote the card."""
-    return isinstance(card, ForeignCard) and card.foreign
+    """Tell whether a stranger wrote the card, or one that it is wrapped around."""
+    return any(isinstance(one, ForeignCard) and one.foreign for one in _layers(card))
+
+
+def _layers(card: Capability) -> Iterator[Capability]:
+    """Give a card and what it is wrapped around, the innermost last."""
+    yield card
+    while isinstance(card, _Wrapper):
+        card = card.inner
+        yield card
 
 
 def prepared(card: Capability, arguments: JsonValue) -> JsonValue:
@@ -136,11 +144,10 @@ def prepared(card: Capability, arguments: JsonValue) -> JsonValue:
 
 
 def _tool_of(card: Capability) -> DefinedTool | None:
-    while isinstance(card, _Wrapper):
-        card = card.inner
-    if isinstance(card, DefinedTool):
-        return card
-    return _native(card.name) if card.name in builtin_ids() else None
+    inner = [*_layers(card)][-1]
+    if isinstance(inner, DefinedTool):
+        return inner
+    return _native(inner.name) if inner.name in builtin_ids() else None
 
 
 @cache
@@ -190,9 +197,10 @@ def _kind(card: Capability, arguments: JsonObject) -> Kind:
 
 
 def _of_server(card: Capability, facts: Facts) -> Facts:
-    if not isinstance(card, _RemoteCard):
-        return facts
-    return replace(facts, server=card.ref.server, pin=card.pin)
+    for one in _layers(card):
+        if isinstance(one, _RemoteCard):
+            return replace(facts, server=one.ref.server, pin=one.pin)
+    return facts
 
 
 async def _of_command(facts: Facts, ctx: ToolContext, shell_folders: tuple[str, ...]) -> Facts:

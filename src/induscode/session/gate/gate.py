@@ -128,15 +128,26 @@ class Gate:
         reason = f"{card.name} was not run: where its paths lead changes all the time"
         return Verdict(decision=None, reason=reason)
 
-    async def run(self, card: Capability, arguments: JsonValue, ctx: ToolContext) -> ToolResult:
-        """Run a card if the gate says yes; what it says otherwise is the answer."""
+    async def run(
+        self,
+        card: Capability,
+        arguments: JsonValue,
+        ctx: ToolContext,
+        also: Sequence[Gate] = (),
+    ) -> ToolResult:
+        """Run a card if the gate and the others say yes; what one says otherwise is the answer."""
+        for other in also:
+            said = await other.check(card, arguments, ctx)
+            if said.facts is None or not said.allowed:
+                return ToolResult.error(said.reason, code=said.code)
+            arguments = said.facts.arguments
         verdict = await self.check(card, arguments, ctx)
         facts, decision = verdict.facts, verdict.decision
         if facts is None or decision is None or not decision.spend(binding_of(facts)):
             return ToolResult.error(verdict.reason, code=verdict.code)
         leave = Leave(facts)
         try:
-            own = for_call(ctx, facts, leave, self._denies(facts))
+            own = for_call(ctx, facts, leave, _denier(facts, (self, *also)))
             result = await card.run(facts.arguments, own)
         finally:
             leave.end()
@@ -240,18 +251,20 @@ class Gate:
             note = Note("a decision for always", f"holds for this session only: {exc}")
             self.notes.append(note)
 
-    def _denies(self, facts: Facts) -> Callable[[str], str | None]:
-        def denies(resolved: str) -> str | None:
-            rule = denied_path(self._rules, facts, resolved)
-            return None if rule is None else rule.told
-
-        return denies
-
     def _follow_shell(self, facts: Facts, ctx: ToolContext, result: ToolResult) -> None:
         """Note where bash stands now: the next command may name its files from there."""
         folder = result.details.get("cwd")
         if facts.tool == "bash" and isinstance(folder, str):
             self._folders.of(ctx).last = folder
+
+
+def _denier(facts: Facts, gates: Sequence[Gate]) -> Callable[[str], str | None]:
+    def denies(resolved: str) -> str | None:
+        given = [rule for gate in gates for rule in gate.rules]
+        found = denied_path(given, facts, resolved)
+        return None if found is None else found.told
+
+    return denies
 
 
 def _denied(facts: Facts, judgement: Judgement, why: str) -> Verdict:
@@ -267,11 +280,11 @@ def _to_allow(facts: Facts, judgement: Judgement) -> str:
 
 
 class GatedCard:
-    """A card behind the gate."""
+    """A card behind one gate or several, all of which must say yes."""
 
-    def __init__(self, inner: Capability, gate: Gate) -> None:
+    def __init__(self, inner: Capability, *gates: Gate) -> None:
         self.inner = inner
-        self._gate = gate
+        self.gates = gates
 
     def __repr__(self) -> str:
         return f"GatedCard({self.inner!r})"
@@ -312,10 +325,17 @@ class GatedCard:
         return describe(self.inner)
 
     async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
-        """Run the card inside if the gate says yes."""
-        return await self._gate.run(self.inner, arguments, ctx)
+        """Run the card inside if the gates say yes."""
+        gate, *others = self.gates
+        return await gate.run(self.inner, arguments, ctx, others)
 
 
 def gated(card: Capability, gate: Gate) -> GatedCard:
-    """Put a card behind a gate; for `ToolDeck.map_capabilities`."""
-    return card if isinstance(card, GatedCard) else GatedCard(card, gate)
+    """Put a card behind a gate, and leave it behind those it is behind already.
+
+    For `ToolDeck.map_capabilities`. A sub-session that is given gated cards and a gate of its own
+    may do what both allow.
+    """
+    if not isinstance(card, GatedCard):
+        return GatedCard(card, gate)
+    return card if gate in card.gates else GatedCard(card.inner, gate, *card.gates)

@@ -292,7 +292,7 @@ def unwrapped(words: Sequence[Word]) -> Sequence[Word] | None:
 
     For `env` the assignments before the command are a part of it.
     """
-    wrapper = WRAPPERS[base_name(words[0].shown)]
+    wrapper = WRAPPERS[words[0].shown]
     at = 1
     while at < len(words):
         text = words[at].text
