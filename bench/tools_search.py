@@ -105,13 +105,13 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "find",
-        "names among 40,000 files, in one thread",
-        "rg --files, in one thread",
+        "names among 40,000 files",
+        "rg --files",
         partial(
             compare_tool,
             "find",
             {"query": _NAMED},
-            ["--threads=1", "--files", "-0", f"--iglob=*{_NAMED}*", "--"],
+            [_THREADS, "--files", "-0", f"--iglob=*{_NAMED}*", "--"],
         ),
         budget=1.3,
     ),

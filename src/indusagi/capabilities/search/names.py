@@ -181,10 +181,8 @@ class _Hunt:
         for listing in self._walk.listings():
             names.looked_at += len(listing.names)
             hits = matches(listing.above, listing.names)
-            if hits:
-                entries = dict(zip(listing.names, listing.entries, strict=True))
-                for name in hits:
-                    self._take(listing.met(entries[name]))
+            for met in listing.named(hits) if hits else ():
+                self._take(met)
             if self._stop.is_set() or monotonic() > deadline:
                 names.timed_out = True
                 break

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from indusagi.capabilities.files.ignore import REPOSITORY
+from indusagi.capabilities.search.leaves import LateEntry, is_leaf
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from indusagi.capabilities.files.ignore import IgnoreRules
 
+Entry: TypeAlias = "os.DirEntry[str] | LateEntry"
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _DEEPEST = 200
 """A handle is held open for each directory on the way down, and there are not many."""
@@ -21,7 +23,7 @@ _DEEPEST = 200
 class Met(NamedTuple):
     """Something that lies in the tree."""
 
-    entry: os.DirEntry[str]
+    entry: Entry
     above: str
     """The way to its directory, with a slash at the end."""
     is_dir: bool
@@ -54,14 +56,21 @@ class Listing(NamedTuple):
     handle: int
     above: str
     """The way into it, with a slash at the end."""
-    entries: list[os.DirEntry[str]]
+    entries: Sequence[os.DirEntry[str]] | None
+    """None if it was listed by names alone."""
     names: list[str]
-    """Those of the entries, in the same order."""
     rules: IgnoreRules | None
 
-    def met(self, entry: os.DirEntry[str]) -> Met:
+    def met(self, entry: Entry) -> Met:
         """Give one of its entries."""
         return Met(entry, self.above, _is_dir(entry), self.rules, self.handle)
+
+    def named(self, names: Sequence[str]) -> Iterator[Met]:
+        """Give those of its entries that have these names."""
+        if self.entries is None:
+            return (self.met(LateEntry(name, self.handle)) for name in names)
+        wanted = set(names)
+        return (self.met(entry) for entry in self.entries if entry.name in wanted)
 
 
 class _Frame(NamedTuple):
@@ -151,6 +160,8 @@ class Walk:
     ) -> Listing:
         """List a directory and put it on the stack; the handle is closed if that fails."""
         try:
+            if not in_order and is_leaf(handle):
+                return self._push_leaf(stack, handle, above, rules, name)
             with os.scandir(handle) as found:
                 entries = list(found)
         except OSError:
@@ -166,6 +177,23 @@ class Walk:
             names = [entry.name for entry in entries]
         listing = Listing(handle, above, entries, names, rules)
         stack.append(_Frame(listing, iter(entries if in_order else _directories(entries))))
+        return listing
+
+    def _push_leaf(
+        self,
+        stack: list[_Frame],
+        handle: int,
+        above: str,
+        rules: IgnoreRules | None,
+        name: str | None,
+    ) -> Listing:
+        names = os.listdir(handle)
+        if rules is not None and name is not None:
+            rules = rules.below(name, handle, names)
+        if not self._hidden or REPOSITORY in names:
+            names = [one for one in names if self._shows(one)]
+        listing = Listing(handle, above, None, names, rules)
+        stack.append(_Frame(listing, iter(())))
         return listing
 
     def _shows(self, name: str) -> bool:
@@ -188,7 +216,7 @@ def _directories(entries: list[os.DirEntry[str]]) -> list[os.DirEntry[str]]:
         return [entry for entry in entries if _is_dir(entry)]
 
 
-def _is_dir(entry: os.DirEntry[str]) -> bool:
+def _is_dir(entry: Entry) -> bool:
     try:
         return entry.is_dir(follow_symlinks=False)
     except OSError:  # gone since, on a system that has to ask
