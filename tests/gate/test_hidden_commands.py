@@ -177,6 +177,9 @@ HIDDEN = {
     "printf -v": "printf -v x 'git clean -fd'; $x",
     "read": "read -r x <<< 'git clean -fd'; $x",
     "array": "x=(git clean -fd); ${x[@]}",
+    "two pairs of backticks": ">/dev/null `git clean -fd` `git clean -fd`",
+    "nothing in between": "git $nothing clean -fd",
+    "options of an option": "git -c a=b -C . --no-pager clean -fd",
 }
 
 
@@ -447,6 +450,14 @@ async def test_c17_many_commands_do_not_hide_a_denied_one(count: int, tmp_path: 
 
 async def test_c17_what_is_too_long_is_denied_where_something_is_denied(tmp_path: Path) -> None:
     command = f"echo {'x' * LONGEST_TEXT}; git clean -fd"
+    assert await effect_of(tmp_path, command, rules(allow=WIDE, deny=DENIED)) is Effect.DENY
+    assert await effect_of(tmp_path, command, rules(allow=WIDE)) is Effect.ASK
+
+
+async def test_c17_here_documents_without_end_are_denied_where_something_is_denied(
+    tmp_path: Path,
+) -> None:
+    command = "cat " + "<<a " * 5_000
     assert await effect_of(tmp_path, command, rules(allow=WIDE, deny=DENIED)) is Effect.DENY
     assert await effect_of(tmp_path, command, rules(allow=WIDE)) is Effect.ASK
 

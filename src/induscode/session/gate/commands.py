@@ -8,7 +8,6 @@ tell, and are there to be denied only.
 from __future__ import annotations
 
 import re
-import unicodedata
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -25,6 +24,7 @@ from induscode.session.gate.launchers import (
     unwrapped,
 )
 from induscode.session.gate.script import Command, Redirect, Script
+from induscode.session.gate.spelling import is_strange, respelt
 from induscode.session.gate.tree import (
     WORDS,
     all_nodes,
@@ -41,7 +41,9 @@ if TYPE_CHECKING:
 
     from tree_sitter import Node
 
-LONGEST_TEXT = 64 * 1024
+LONGEST_TEXT = 32 * 1024
+_MOST_DOCUMENTS = 100
+"""Here-documents that are read: the grammar takes ever longer for each."""
 MOST_COMMANDS = 2_000
 _DEEPEST = 5
 """How far text within text is followed."""
@@ -112,12 +114,12 @@ class _Reader:
             text = text[:LONGEST_TEXT]
         self._look_at_characters(text)
         self._read_tree(text)
-        for other in _respelt(text):
+        for other in respelt(text):
             self._suspect_text(other)
         self._after()
 
     def _look_at_characters(self, text: str) -> None:
-        strange = {char for char in text if _is_strange(char)}
+        strange = {char for char in text if is_strange(char)}
         if strange:
             listed = ", ".join(f"U+{ord(char):04X}" for char in sorted(strange))
             self.flaws.append(f"it holds characters that cannot be told apart or seen: {listed}")
@@ -125,6 +127,11 @@ class _Reader:
             self.flaws.append("a line goes on in the middle of a word")
 
     def _read_tree(self, text: str) -> None:
+        if text.count("<<") > _MOST_DOCUMENTS:
+            self.whole = False
+            self.flaws.append(f"it has more than {_MOST_DOCUMENTS} here-documents")
+            self._suspect_words(text)
+            return
         data = text.encode("utf-8", "replace")
         root = parsed(data)
         if root.has_error:
@@ -305,6 +312,7 @@ class _Reader:
         self._append(self.commands, words)
         if words[0].text is None:
             self.flaws.append(f"only the shell knows which command it runs: {words[0].shown}")
+            self.fed = True
         self._judge(words)
 
     def _without_assignments(self, wrapper: Word, words: Sequence[Word]) -> Sequence[Word]:
@@ -377,19 +385,3 @@ class _Reader:
             self.flaws.append("it writes or reads a file after it has changed the directory")
         if any(redirect.target.text is None for redirect in self.redirects):
             self.flaws.append("only the shell knows which file it is connected to")
-
-
-def _is_strange(char: str) -> bool:
-    if char in "\n\t " or "!" <= char <= "~":
-        return False
-    return unicodedata.category(char)[0] in "CZ"
-
-
-def _respelt(text: str) -> Iterator[str]:
-    """Give the text as others may read it who see white space where the shell sees none."""
-    if re.search(r"\\\r?\n", text):
-        yield re.sub(r"\\\r?\n", "", text)
-    if any(map(_is_strange, text)):
-        yield "".join(" " if _is_strange(char) else char for char in text)
-        yield "".join("" if _is_strange(char) else char for char in text)
-        yield "".join("\n" if char in "\r\v\f\x85\u2028\u2029" else char for char in text)

@@ -125,22 +125,22 @@ def _is_long(option: str, text: str) -> bool:
 def _in_order(parts: Sequence[str], words: Sequence[Word]) -> Match:
     """Look for words in this order, with nothing but options and their values in between."""
     places = {0}
+    hole = False
     for part in parts:
-        after: set[int] = set()
-        for place in _reachable(places, words):
-            word = words[place]
-            if any(_fits(part, guess, fold=True) for guess in word.guesses):
-                after.add(place + 1)
-            elif word.text is None:
-                return Match.MAYBE
-        if not after:
-            return Match.NO
-        places = after
+        reached = _reachable(places, words)
+        hole = hole or any(words[place].text is None for place in reached)
+        places = {
+            place + 1
+            for place in reached
+            if any(_fits(part, guess, fold=True) for guess in words[place].guesses)
+        }
+        if not places:
+            return Match.MAYBE if hole else Match.NO
     return Match.YES
 
 
 def _reachable(places: set[int], words: Sequence[Word]) -> list[int]:
-    """List where the next word may stand: an option is passed over, with its value or without."""
+    """List where the next word may stand: behind options and their values, and behind nothing."""
     found: set[int] = set()
     waiting = list(places)
     while waiting:
@@ -150,6 +150,8 @@ def _reachable(places: set[int], words: Sequence[Word]) -> list[int]:
         found.add(at)
         if any(guess.startswith("-") for guess in words[at].guesses):
             waiting += [at + 1, at + 2]
+        if "" in words[at].guesses:
+            waiting.append(at + 1)
     return sorted(found)
 
 
