@@ -246,13 +246,9 @@ async def attach_servers(
         ),
         handlers=handlers,
     )
-    attached = booted.attached
-    for server, status in (attached.status or {}).items():
-        # Nobody followed the fleet yet when these failed.
-        if status.fault is not None:
-            booted.journal.note("fault", server, status.fault.kind, str(status.fault))
     if wait:
         await booted.settled()
+    attached = booted.attached
     ledger = attached.enrolment.ledger if attached.enrolment is not None else attached.ledger
     notes = (*plan.notes, *attached.notes)
     return McpCapabilities(ledger.live_capabilities(), attached.fleet, notes, plan, booted)

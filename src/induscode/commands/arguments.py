@@ -75,7 +75,7 @@ def _property(schema: JsonSchema, key: str) -> JsonObject | None:
         return found
     if key not in known and schema.get("additionalProperties") is False:
         meant = near(key, known)
-        hint = f"; did you mean {meant!r}?" if meant else ""
+        hint = f"; did you mean {meant!r}?" if meant else "."
         takes = ", ".join(known) or "none"
         raise BadArgument(f"the tool takes no {key!r}{hint} It takes: {takes}")
     return None

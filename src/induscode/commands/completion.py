@@ -45,4 +45,7 @@ def command(context: click.Context, shell: str) -> int:
 def complete(root: click.Command) -> int:
     """Answer a shell that runs the script and asks how a line may go on."""
     instruction = os.environ.get(COMPLETE_VARIABLE, "")
-    return shell_complete(root, {}, _NAME, COMPLETE_VARIABLE, instruction)
+    try:
+        return shell_complete(root, {}, _NAME, COMPLETE_VARIABLE, instruction)
+    except click.UsageError:  # the line is wrong already: there is no way on
+        return 0

@@ -145,6 +145,11 @@ def consent(path: str, row: ServerRow) -> None:
     tell(f"You have consented to {row.id!r} as it is; everybody else is asked: indus mcp trust")
 
 
+def is_server_name(name: str) -> bool:
+    """Tell whether a server of ours may be called this; names of tools begin with it."""
+    return _NAME.fullmatch(name) is not None
+
+
 def checked_row(name: str, fields: JsonObject, path: str, scope: Scope) -> ServerRow:
     """Make the row, as it will be read.
 
@@ -152,7 +157,7 @@ def checked_row(name: str, fields: JsonObject, path: str, scope: Scope) -> Serve
         click.UsageError: It is none.
     """
     context = click.get_current_context(silent=True)
-    if not _NAME.fullmatch(name):
+    if not is_server_name(name):
         said = (
             f"{name!r} is no name for a server: use letters, digits, '.', '_' and '-', at most 64"
         )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from induscode.commands.foreign import PROGRAMS, discover_foreign, read_foreign
-from induscode.commands.mcp_add import checked_row, consent
+from induscode.commands.mcp_add import checked_row, consent, is_server_name
 from induscode.commands.servers import scope_option, transport_of
 from induscode.commands.showing import as_json, ask, mention, somebody_is_there, table, write_json
 from induscode.deck.mcp.config_writer import changing, own_file, read_own
@@ -134,7 +134,9 @@ def _compared(servers: Iterable[ForeignServer], ours: Mapping[str, JsonObject]) 
     found: list[_Candidate] = []
     for server in servers:
         known = taken.get(server.name)
-        if known is None:
+        if not is_server_name(server.name):
+            conflict = "its name cannot be used here"
+        elif known is None:
             conflict = ""
             taken[server.name] = server.fields
         elif same_json(known, server.fields):
