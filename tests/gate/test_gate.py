@@ -19,7 +19,7 @@ from tests.gate.support import (
     rules,
     verdict,
 )
-from tests.support.tools import ANYTHING, tool
+from tests.support.tools import ANYTHING, NOTHING, tool
 
 from indusagi.capabilities.backends import SandboxState
 from indusagi.capabilities.local_fs import LocalFs
@@ -726,6 +726,23 @@ async def test_a_domain_is_compared_as_the_address_is_read(
     texts: str, url: str, allowed: bool, work: Path
 ) -> None:
     assert (await verdict(Gate(rules(allow=texts)), "webfetch", work, url=url)).allowed is allowed
+
+
+async def test_a_path_that_a_rule_cannot_name_is_allowed_once_only(work: Path) -> None:
+    for path in ("a*b", "a\u202eb", "a\nb"):
+        person = Person()
+        await verdict(Gate(asker=person), "write", work, path=path, content="x")
+        assert person.questions[0].scopes == (Scope.ONCE,)
+
+
+async def test_a_card_that_changed_its_schema_is_checked_by_the_one_it_has(work: Path) -> None:
+    async def run(arguments: JsonObject, ctx: ToolContext) -> str:
+        return "ran"
+
+    gate = Gate()
+    strict = tool(run, parameters=NOTHING, read_only=True)
+    assert not (await gate.check(strict, {"a": 1}, context(work))).allowed
+    assert (await gate.check(tool(run, read_only=True), {"a": 1}, context(work))).allowed
 
 
 async def test_a_denied_domain_covers_what_is_below_it_and_what_cannot_be_read(work: Path) -> None:

@@ -319,6 +319,9 @@ WRITING = (
     "awk '{print > \"out.txt\"}' f",
     "awk '{print | \"sh\"}' f",
     "awk -f prog.awk f",
+    "awk $prog f",
+    "sed $prog f",
+    "ls >&-x",
     "git log --output=out.txt",
     "git diff --ext-diff",
     "git -c core.pager='rm x' log",
@@ -434,6 +437,25 @@ async def test_r50_what_writes_or_is_not_understood_is_never_allowed_by_rules(
 async def test_what_is_understood_and_allowed_runs_unasked(command: str, tmp_path: Path) -> None:
     assert bash_parses(command)
     assert await effect_of(tmp_path, command, rules(allow=MODEST)) is Effect.ALLOW
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        (r"$'a\tb'", "a\tb"),
+        (r"$'\cA\101\x41\u0041\U00000041'", "\x01AAAA"),
+        (r"$'\'\"\q'", "'\"q"),
+        (r"$'a\x00b'", "ab"),
+        (r"$'\Uffffffff'", ""),
+        ("a\\ b'c d'\"ef\"", "a bc def"),
+        ('"a\\\\b\\$c\\"d\\e"', 'a\\b$c"d\\e'),
+        ("a\\*b", "a*b"),
+    ],
+)
+def test_quotes_come_off_as_in_the_shell(text: str, read: str) -> None:
+    word = parse_command(f"echo {text}").commands[0].words[1]
+    assert word.guesses[0] == read
+    assert word.text in {None, read}
 
 
 async def test_c16_a_denied_command_behind_another_is_denied(tmp_path: Path) -> None:

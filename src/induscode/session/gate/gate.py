@@ -101,7 +101,7 @@ class Gate:
         self._store = store
         self._asking = anyio.Lock()
         self._folders: PerContext[_Folders] = PerContext(_Folders)
-        self._checkers: dict[str, ArgumentChecker] = {}
+        self._checkers: dict[str, tuple[JsonSchema, ArgumentChecker]] = {}
         self.notes: list[Note] = []
         """What went wrong besides."""
 
@@ -163,12 +163,12 @@ class Gate:
         compact_json(given)
         if is_foreign(card):
             return []
-        if card.name not in self._checkers:
-            self._checkers[card.name] = ArgumentChecker(card.parameters)
+        schema, checker = self._checkers.get(card.name, (None, None))
+        if checker is None or schema is not card.parameters:
+            checker = ArgumentChecker(card.parameters)
+            self._checkers[card.name] = (card.parameters, checker)
         try:
-            return await self._checkers[card.name].check(given)
-        except NotJson:
-            raise
+            return await checker.check(given)
         except Exception as exc:  # noqa: BLE001 — boundary: a schema that the validator chokes on
             return [f"its schema cannot be used: {exc}"]
 
