@@ -18,13 +18,16 @@ from tests.support.sessions import Desk, texts
 from tests.support.waiting import is_alive, until
 
 from indusagi.capabilities.local import make_local_context
+from indusagi.core.cancel import CancelToken
 from indusagi.runtime.contract import ToolResult
-from induscode.deck.contract import describe
+from induscode.deck.contract import DelegateRequest, describe
 from induscode.deck.mcp.store import open_store
 from induscode.deck.stores import FileCheckpoints
 from induscode.launch.invocation import Invocation
-from induscode.session.headless import Guarding, run_headless
-from induscode.session.transcript import conversations_dir
+from induscode.session.delegate import SubSessions
+from induscode.session.headless import Guarding, headless, run_headless
+from induscode.session.output import Page
+from induscode.session.transcript import Transcript, conversations_dir
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -239,6 +242,30 @@ def test_schemas_go_out_as_the_deck_shows_them(ran: Ran) -> None:
         }
 
 
+def test_a_model_that_takes_no_pictures_is_told_of_them_in_words(ran: Ran) -> None:
+    ran.desk.mount(honest(id="srv"))
+    refusal = Reply(status=500, error="image input is not supported by this model")
+    done = ran(
+        calls("srv__media"),
+        refusal,
+        calls("srv__media"),
+        says("I cannot see it"),
+        model="blind",
+        base_url=f"{ran.server.url}/v1",
+    )
+    assert (done["code"], done["result"]) == (0, "I cannot see it")
+    _, with_it, without, again = map(texts, ran.server.requests)
+    assert "data:image/png" in with_it
+    for body in (without, again):
+        assert "data:image/png" not in body
+        assert "[image/png, 70 bytes: left out, this model does not take it]" in body
+
+
+def test_a_refusal_for_another_reason_is_final(ran: Ran) -> None:
+    done = ran(Reply(status=500, error="no image, no vision, nothing"), says("never"))
+    assert (done["code"], len(ran.server.requests)) == (4, 1)
+
+
 # -- handles ---------------------------------------------------------------------------------------
 
 
@@ -313,6 +340,36 @@ def test_a_sub_session_that_only_looks_has_only_such_tools(ran: Ran) -> None:
     names = {tool["function"]["name"] for tool in ran.server.requests[1]["tools"]}
     assert "read" in names
     assert not names & {"write", "edit", "bash", "task"}
+
+
+def test_a_sub_session_without_requests_left_reports_that(ran: Ran) -> None:
+    done = ran(calls("task", objective="dig"), says("never"), max_requests=1)
+    assert (done["code"], done["reason"], len(ran.server.requests)) == (5, "limit", 1)
+
+
+def test_a_long_report_is_cut(ran: Ran) -> None:
+    ran(calls("task", objective="tell"), says("x" * 60_000), says("long"))
+    assert "[the report went on]" in texts(ran.server.requests[-1])
+
+
+def test_a_task_whose_history_is_damaged_is_told(ran: Ran) -> None:
+    done = ran(calls("task", objective="dig"), says("found"), says("fine"))
+    tasks = os.path.join(conversations_dir(), done["session_id"], "tasks")
+    (identity,) = os.listdir(tasks)
+    task = Transcript(os.path.join(tasks, identity), "/")
+    task.keep({"kind": "nonsense"})
+    task.close()
+    asked = calls("task", objective="go on", resume=identity)
+    ran(asked, says("hm"), resume=done["session_id"])
+    assert "what was kept of it cannot be read" in texts(ran.server.requests[-1])
+
+
+@pytest.mark.anyio
+async def test_work_is_handed_on_only_once_the_session_is_open(tmp_path: Path) -> None:
+    nobody = SubSessions(str(tmp_path), str(tmp_path))
+    context = make_local_context(str(tmp_path))
+    report = await nobody.run(DelegateRequest(objective="x"), context)
+    assert (report.ok, report.reason) == (False, "error")
 
 
 def test_a_task_that_is_not_there_cannot_be_resumed(ran: Ran) -> None:
@@ -422,6 +479,32 @@ async def test_r17_a_reader_who_does_not_read_is_no_reason_to_stay(tmp_path: Pat
             raise
         finally:
             process.communicate()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("shape", "gone", "code"),
+    [("text", True, 141), ("stream-json", True, 141), ("json", False, 1), ("text", False, 1)],
+)
+async def test_output_that_cannot_be_written_ends_the_run(
+    ran: Ran, monkeypatch: pytest.MonkeyPatch, shape: Any, gone: bool, code: int
+) -> None:
+    """A reader who left is told apart from a disk that is full."""
+    ran.server.script[:] = [says("hello"), says("never")]
+    for name, value in ran.desk.variables().items():
+        monkeypatch.setenv(name, value)
+    reading, writing = os.pipe()
+    os.close(reading)
+    full = os.open("/dev/full", os.O_WRONLY)
+    try:
+        asked = Invocation(**ran.desk.asked(output_format=shape))
+        page = Page(writing if gone else full)
+        found = await headless(asked, Guarding(), page=page, cancel=CancelToken())
+    finally:
+        os.close(writing)
+        os.close(full)
+    assert found == code
+    assert len(ran.server.requests) <= 1
 
 
 def test_nothing_heavy_is_loaded_before_there_is_something_to_ask() -> None:

@@ -291,6 +291,7 @@ async def test_cancelling_reaches_the_tool_and_keeps_what_was_said(stage: Stage)
     ended_with: list[str | None] = []
 
     async def slow(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
+        ctx.report(ToolProgress(1))
         try:
             await anyio.sleep_forever()
         finally:
@@ -298,7 +299,7 @@ async def test_cancelling_reaches_the_tool_and_keeps_what_was_said(stage: Stage)
         raise AssertionError
 
     def hear(event: Event) -> None:
-        if isinstance(event, ToolCalled):
+        if isinstance(event, ToolAdvanced):
             stage.cancel.cancel("SIGINT")
 
     stage.tools = [tool(slow, name="slow")]
@@ -419,3 +420,12 @@ async def test_the_answers_of_the_last_calls_are_kept_at_a_limit(stage: Stage) -
     again = Stage(stage.folder, tools=[echo()])
     assert (await again.run("well", history=stage.kept)).reason == "done"
     assert again.returned() == ["precious"]
+
+
+async def test_a_misuse_of_the_library_is_a_failure_and_no_crash(stage: Stage) -> None:
+    def hear(event: Event) -> None:
+        if isinstance(event, TextDelta):
+            raise failures.UserError("misused")
+
+    ended = await stage.run("words", hear=hear)
+    assert (ended.reason, ended.said, ended.fault) == ("error", "misused", None)

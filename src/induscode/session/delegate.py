@@ -167,7 +167,7 @@ def _prompt(request: DelegateRequest) -> str:
 def _report(ended: Ended, identity: str) -> DelegateReport:
     text = ended.text
     if ended.reason != "done":
-        text = f"{text}\n[{ended.said}]" if text else f"[{ended.said}]"
+        text = "\n\n".join((*ended.passages, f"[{ended.said}]"))
     if len(text) > _LARGEST_REPORT:
         text = f"{text[:_LARGEST_REPORT]}\n[the report went on]"
     return DelegateReport(

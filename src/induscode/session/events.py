@@ -121,6 +121,8 @@ class Ended:
     reason: EndReason
     text: str
     """The last thing the model said; a part of it if the run ended early."""
+    passages: Sequence[str] = ()
+    """Everything it said on the way, the last included."""
     said: str = ""
     """Why it ended early, for people."""
     fault: ModelFault | None = None

@@ -68,6 +68,8 @@ def run_headless(invocation: Invocation, guarding: Guarding | None = None) -> in
         code = anyio.run(_told_to_end, invocation, guarding or Guarding(), page)
     except KeyboardInterrupt:
         code = int(ExitCode.INTERRUPTED)
+    if code == ExitCode.READER_LEFT:
+        drop(_STANDARD_OUTPUT)
     if page.stuck:
         # A thread hangs in a write that nobody reads, and would keep the interpreter from ending.
         os._exit(code)
@@ -108,7 +110,6 @@ async def headless(
     try:
         code = await _answered(invocation, guarding, page, cancel, stdin or sys.stdin)
     except BrokenPipeError:
-        drop(_STANDARD_OUTPUT)
         code = int(ExitCode.READER_LEFT)
     except (BadPrompt, NoConversation, NoSuchConfig, UnknownCapability) as exc:
         complain(str(exc))

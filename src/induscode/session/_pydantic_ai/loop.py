@@ -1,4 +1,4 @@
-"""The model loop, on pydantic-ai. The only module that knows it.
+"""The model loop itself.
 
 The deck is read anew at every step, arguments go to the kernel as the model wrote them, and a tool
 that fails is an answer like any other. What the library offers beyond that (retries of tools, its
@@ -25,7 +25,6 @@ from pydantic_ai.messages import (
     ToolReturn,
     repair_messages,
 )
-from pydantic_ai.profiles import ModelProfile
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import RunContext, ToolDefinition
 from pydantic_ai.toolsets.abstract import AbstractToolset, ToolsetTool
@@ -33,22 +32,26 @@ from pydantic_ai.usage import RunUsage, UsageLimits
 
 from indusagi.core.json import is_json_object
 from indusagi.runtime.contract import ToolCall
+from induscode.session._pydantic_ai.models import fault_of
+from induscode.session._pydantic_ai.pictures import about_pictures, in_words, without_pictures
 from induscode.session.calls import AnyArguments, Calls, Circles, as_written
-from induscode.session.events import Ended, ModelFault, TextDelta, Usage
+from induscode.session.events import Ended, TextDelta, Usage
 from induscode.session.transcript import NoConversation
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pydantic_ai.agent import AgentRun
     from pydantic_ai.models import Model
 
     from indusagi.runtime.contract import ToolDescriptor
     from induscode.deck.toolbox import DeckToolBox
-    from induscode.session.events import FaultKind
-    from induscode.session.models import ModelChoice
     from induscode.session.plan import RunPlan
 
 _REQUEST_S = 600.0
 """The longest silence of a model's server."""
+_KEEPING_S = 2.0
+"""How long the end of a conversation may take to be kept."""
 _FORGIVEN = 1_000
 """How often a model may ask for a tool that is not there; the limit of requests comes first."""
 
@@ -59,10 +62,12 @@ _FORGIVEN = 1_000
 class DeckToolset(AbstractToolset[None]):
     """The tools of a deck for a run of the loop."""
 
-    def __init__(self, plan: RunPlan, *, rich: bool = False) -> None:
+    def __init__(self, plan: RunPlan, *, rich: bool = False, blind: bool = False) -> None:
         self._plan = plan
         self._rich = rich
         """Whether answers of tools may hold pictures, and have a mark for failures."""
+        self._blind = blind
+        """Whether the model takes no pictures at all."""
         self._calls = Calls(plan.sink, plan.cancel)
         self._box: DeckToolBox | None = None
         self._step = -1
@@ -113,6 +118,8 @@ class DeckToolset(AbstractToolset[None]):
         files = [BinaryContent(one.data, media_type=one.media_type) for one in answer.attachments]
         if not files:
             return answer.text
+        if self._blind:
+            return "\n".join((answer.text, *(in_words(file) for file in files)))
         # Elsewhere answers of tools are text, and what is not goes into a message after it.
         beside = [f"What {name} gave beside its text:", *files]
         return [answer.text, *files] if self._rich else ToolReturn(answer.text, content=beside)
@@ -128,11 +135,20 @@ class DeckToolset(AbstractToolset[None]):
 
 
 @dataclass(slots=True)
-class _Told:
-    """What the model has said so far, and which of its messages were handed on."""
+class _Course:
+    """One run on its way: what it was given, and what has come of it so far."""
 
-    passage: list[str] = field(default_factory=list[str])
-    messages: int = 0
+    plan: RunPlan
+    token: CancellationToken
+    used: RunUsage = field(default_factory=RunUsage)
+    passages: list[list[str]] = field(default_factory=list[list[str]])
+    """What the model has said, request by request, piece by piece."""
+    messages: list[ModelMessage] = field(default_factory=list["ModelMessage"])
+    """The whole conversation, as far as it came."""
+    handed_on: int = 0
+
+    def said(self) -> Sequence[str]:
+        return tuple(text for pieces in self.passages if (text := "".join(pieces)))
 
 
 class Engine:
@@ -140,6 +156,7 @@ class Engine:
 
     def __init__(self, model: Model) -> None:
         self._model = model
+        self._blind = False
         self.usage = Usage(cost_usd=0.0)
         """What all runs have taken together."""
 
@@ -157,28 +174,27 @@ class Engine:
             OSError: What is told cannot be written: nobody reads it any more.
             NoConversation: The history is not one.
         """
-        used, told = RunUsage(), _Told()
         # pydantic-ai and the kernel each have a token: this one stops the requests to the model.
-        token = CancellationToken()
-        forget = plan.cancel.on_cancel(token.cancel)
+        course = _Course(plan, CancellationToken())
+        forget = plan.cancel.on_cancel(course.token.cancel)
         try:
-            ended = await self._driven(prompt, plan, told, used, token)
+            ended = await self._driven(prompt, course)
         finally:
             forget()
-        usage = _usage(used)
+        usage = _usage(course.used)
         self.usage = self.usage.plus(usage)
         await plan.sink(usage)
-        return replace(ended, text="".join(told.passage), usage=usage)
+        last = "".join(course.passages[-1]) if course.passages else ""
+        return replace(ended, text=last, passages=course.said(), usage=usage)
 
-    async def _driven(
-        self, prompt: str, plan: RunPlan, told: _Told, used: RunUsage, token: CancellationToken
-    ) -> Ended:
+    async def _driven(self, prompt: str, course: _Course) -> Ended:
         try:
-            return await self._through(prompt, plan, told, used, token)
+            return await self._seen(prompt, course)
         except failures.RunTimedOut:
             return Ended(reason="time", text="", said="the time it was given is over")
         except failures.RunCancelled:
-            return Ended(reason="cancelled", text="", said=f"stopped by {plan.cancel.reason}")
+            said = f"stopped by {course.plan.cancel.reason}"
+            return Ended(reason="cancelled", text="", said=said)
         except Circles as exc:
             said = f"{exc} was called again and again with the same outcome"
             return Ended(reason="repeat", text="", said=said)
@@ -188,10 +204,21 @@ class Engine:
             fault = fault_of(exc)
             return Ended(reason="error", text="", said=str(fault), fault=fault)
 
+    async def _seen(self, prompt: str, course: _Course) -> Ended:
+        """Go through it; with a model that takes no pictures once more, without them."""
+        try:
+            return await self._through(prompt, _history(course.plan), course)
+        except failures.ModelAPIError as exc:
+            if self._blind or not about_pictures(exc, course.messages):
+                raise
+        self._blind, course.handed_on = True, 0
+        return await self._through(None, [without_pictures(one) for one in course.messages], course)
+
     async def _through(
-        self, prompt: str, plan: RunPlan, told: _Told, used: RunUsage, token: CancellationToken
+        self, prompt: str | None, history: Sequence[ModelMessage], course: _Course
     ) -> Ended:
-        deck = DeckToolset(plan, rich=self._model.system == "anthropic")
+        plan = course.plan
+        deck = DeckToolset(plan, rich=self._model.system == "anthropic", blind=self._blind)
         agent = Agent(
             self._model,
             deps_type=type(None),
@@ -202,66 +229,64 @@ class Engine:
         )
         async with agent.iter(
             prompt,
-            message_history=_history(plan),
+            message_history=history,
             usage_limits=UsageLimits(request_limit=None),
-            usage=used,
-            cancellation_token=token,
+            usage=course.used,
+            cancellation_token=course.token,
             timeout=plan.time_s,
         ) as run:
             try:
-                return await self._steps(agent, run, deck, plan, told)
+                return await self._steps(agent, run, deck, course)
             finally:
                 # Also what was cut short belongs to the conversation, whatever ended it.
-                with anyio.CancelScope(shield=True):
-                    await _hand_on(run, plan, told)
+                with anyio.move_on_after(_KEEPING_S, shield=True):
+                    await _hand_on(run, course)
 
     async def _steps(
-        self,
-        agent: Agent[None, str],
-        run: AgentRun[None, str],
-        deck: DeckToolset,
-        plan: RunPlan,
-        told: _Told,
+        self, agent: Agent[None, str], run: AgentRun[None, str], deck: DeckToolset, course: _Course
     ) -> Ended:
+        budget = course.plan.budget
         async for node in run:
             if agent.is_model_request_node(node):
-                if plan.budget.left == 0:
-                    await _keep(node.request, plan)  # the answers that nobody was asked about
-                    said = f"the limit of {plan.budget.limit} requests to the model is reached"
+                if budget.left == 0:
+                    await _keep(node.request, course.plan)  # answers that nobody was asked about
+                    said = f"the limit of {budget.limit} requests to the model is reached"
                     return Ended(reason="limit", text="", said=said)
-                plan.budget.used += 1
-                told.passage.clear()
+                budget.used += 1
+                course.passages.append([])
                 async with node.stream(run.ctx) as stream:
                     async for event in stream:
-                        await _tell(event, plan, told)
+                        await _tell(event, course)
             elif agent.is_call_tools_node(node):
                 async with node.stream(run.ctx) as events:
                     async for event in events:
                         if isinstance(event, FunctionToolResultEvent):
                             await deck.missed(event)
-            await _hand_on(run, plan, told)
+            await _hand_on(run, course)
         return Ended(reason="done", text="")
 
 
-async def _tell(event: AgentStreamEvent, plan: RunPlan, told: _Told) -> None:
+async def _tell(event: AgentStreamEvent, course: _Course) -> None:
+    passage = course.passages[-1]
     text, starts = "", False
     if isinstance(event, PartStartEvent) and isinstance(event.part, TextPart):
         text, starts = event.part.content, True
-        if told.passage:
-            told.passage.append("\n\n")
+        if passage:
+            passage.append("\n\n")
     elif isinstance(event, PartDeltaEvent) and isinstance(event.delta, TextPartDelta):
         text = event.delta.content_delta
     if text or starts:
-        told.passage.append(text)
-        await plan.sink(TextDelta(text, starts))
+        passage.append(text)
+        await course.plan.sink(TextDelta(text, starts))
 
 
-async def _hand_on(run: AgentRun[None, str], plan: RunPlan, told: _Told) -> None:
-    messages: list[ModelMessage] = run.new_messages()
-    for message in messages[told.messages :]:
-        told.messages += 1
+async def _hand_on(run: AgentRun[None, str], course: _Course) -> None:
+    course.messages = run.all_messages()
+    fresh: list[ModelMessage] = run.new_messages()
+    for message in fresh[course.handed_on :]:
+        course.handed_on += 1
         if message.parts:
-            await _keep(message, plan)
+            await _keep(message, course.plan)
 
 
 async def _keep(message: ModelMessage, plan: RunPlan) -> None:
@@ -279,80 +304,11 @@ def _history(plan: RunPlan) -> list[ModelMessage]:
 
 
 def _usage(used: RunUsage) -> Usage:
-    cost = getattr(used, "cost", None)
     return Usage(
         used.requests,
         used.input_tokens,
         used.output_tokens,
         used.cache_read_tokens,
         used.cache_write_tokens,
-        None if cost is None else float(cost),
+        None if used.cost is None else float(used.cost),
     )
-
-
-# -- models and their faults ----------------------------------------------------------------------
-
-
-VERBATIM = ModelProfile(json_schema_transformer=None, supports_inline_system_prompts=True)
-"""Schemas go out as the kernel shows them, and no word of a tool's answer is escaped on the way."""
-
-
-def open_model(choice: ModelChoice) -> Model:
-    """Make the client of a model; nothing is sent before the first request."""
-    if choice.dialect == "anthropic":
-        from pydantic_ai.models.anthropic import (  # noqa: PLC0415 — a second of imports
-            AnthropicModel,
-            AnthropicModelSettings,
-        )
-        from pydantic_ai.providers.anthropic import AnthropicProvider  # noqa: PLC0415 — with it
-
-        there = AnthropicProvider(api_key=choice.api_key or "none", base_url=choice.base_url)
-        # The briefing and the deck are the same bytes at every request, as long as they can be.
-        kept = AnthropicModelSettings(
-            anthropic_cache_instructions=True,
-            anthropic_cache_tool_definitions=True,
-            anthropic_cache_messages=True,
-        )
-        return AnthropicModel(choice.name, provider=there, settings=kept, profile=VERBATIM)
-    from pydantic_ai.models.openai import OpenAIChatModel  # noqa: PLC0415 — half a second of imports
-    from pydantic_ai.providers.openai import OpenAIProvider  # noqa: PLC0415 — with it
-    from pydantic_ai.providers.openai_compatible import (  # noqa: PLC0415 — with it
-        OpenAICompatibleProvider,
-    )
-
-    if choice.dialect == "openai":
-        own = OpenAIProvider(base_url=choice.base_url, api_key=choice.api_key or "none")
-        return OpenAIChatModel(choice.name, provider=own, profile=VERBATIM)
-    assert choice.base_url is not None
-    other = OpenAICompatibleProvider("local", base_url=choice.base_url, api_key=choice.api_key)
-    return OpenAIChatModel(choice.name, provider=other, profile=VERBATIM)
-
-
-_KINDS: tuple[tuple[type[Exception], FaultKind, str], ...] = (
-    (failures.ModelAuthenticationError, "auth", "check the key"),
-    (failures.ModelQuotaExceededError, "quota", "look at the account"),
-    (failures.ModelRateLimitError, "rate_limit", "wait, or use another model"),
-    (failures.ModelContextWindowExceededError, "context_window", "ask for less, or begin anew"),
-    (failures.ModelNotFoundError, "not_found", "check --model"),
-    (failures.ModelConnectionError, "connection", "check the address, and whether it runs"),
-    (failures.ModelRequestRejectedError, "rejected", ""),
-)
-
-
-def fault_of(error: failures.AgentRunError) -> ModelFault:
-    """Say in one line why a model did not answer."""
-    said = _words(error)
-    for kind, name, remedy in _KINDS:
-        if isinstance(error, kind):
-            return ModelFault(name, said, remedy)
-    return ModelFault("server", said)
-
-
-def _words(error: failures.AgentRunError) -> str:
-    if not isinstance(error, failures.ModelAPIError):
-        return f"the model did not answer as it should: {error}"
-    body = error.body
-    inner = body.get("error", body) if is_json_object(body) else body
-    told = inner.get("message") if is_json_object(inner) else inner
-    status = f" ({error.status_code})" if isinstance(error, failures.ModelHTTPError) else ""
-    return f"{error.model_name}{status}: {told or error.message}"
