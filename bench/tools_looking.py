@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import statistics
 import subprocess
 from functools import partial
 from pathlib import Path
@@ -99,6 +100,7 @@ def searched(tool: str, scene: Scene) -> Finding:
     if program is None:
         raise CannotMeasure("there is no ripgrep")
     arguments, flags = _SEARCHES[tool]
+    took = plain = 0.0
     ours: list[float] = []
     by_hand: list[float] = []
     command = [program, *_PLAIN, *flags, "./"]
@@ -106,18 +108,17 @@ def searched(tool: str, scene: Scene) -> Finding:
     with scene.driver(tree) as driver:
         for turn in range(_MOST_ROUNDS):
             batch = driver.calls(
-                [(tool, arguments)] * _IN_A_ROW, limit_s=3 * scene.sizes.patience_s
+                [(tool, arguments)] * _IN_A_ROW, watch=False, limit_s=_IN_A_ROW * patience
             )
             for answer in batch.answers:
                 if answer is None or answer.error:
-                    return Finding(ok=False, text=_failed(answer, scene.sizes.patience_s))
+                    return Finding(ok=False, text=_failed(answer, patience))
                 ours.append(answer.seconds)
             by_hand += [_timed(command, tree) for _ in range(_IN_A_ROW)]
-            within = min(ours) <= _TIMES * min(by_hand)
+            took, plain = statistics.median(ours), statistics.median(by_hand)
             # On only if it is over: others on the machine may be the reason.
-            if (turn + 1 >= _ROUNDS and within) or sum(ours) > patience:
+            if (turn + 1 >= _ROUNDS and took <= _TIMES * plain) or sum(ours) > patience:
                 break
-    took, plain = min(ours), min(by_hand)
     text = f"{took / plain:.2f} x ({seconds(took)} / {seconds(plain)})"
     if tool == "find":
         names = _timed(["find", ".", "-name", f"*{_NAMED}*"], tree)

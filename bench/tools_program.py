@@ -6,7 +6,7 @@ by the few names they share. Beside every call a task looks how late the event l
 
     {"op": "open", "cwd": path}                      make a session there
     {"op": "listen"}                                 -> {"secret": port, "entry": port}
-    {"op": "call", "calls": [[tool, arguments], ...], "together": bool}
+    {"op": "call", "calls": [[tool, arguments], ...], "together": bool, "watch": bool}
                                                      -> a line for each call, then a last one
     {"op": "sessions", "count": n}                   make sessions, use each once, drop them
     {"op": "close"}                                  end the session
@@ -27,6 +27,7 @@ from typing import Any, TextIO, cast
 from urllib.parse import parse_qs, urlsplit
 
 _PAUSE_S = 0.005
+_LONG_PAUSE_S = 0.25
 _LONGEST_TEXT = 4_000_000
 _MEMORY = 8 << 30
 """A subject that holds all it is told is to fail, and not to take the machine with it."""
@@ -37,12 +38,14 @@ class _Lateness:
 
     def __init__(self) -> None:
         self.seconds = 0.0
+        self.off = False
+        """Set while something is timed to which a task that wakes up all the time matters."""
 
     async def watch(self) -> None:
         """Look again and again, until cancelled."""
         while True:
             due = perf_counter() + _PAUSE_S
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(_PAUSE_S if not self.off else _LONG_PAUSE_S)
             self.seconds = max(self.seconds, perf_counter() - due)
 
     def taken(self) -> float:
@@ -206,6 +209,7 @@ class _Program:
     async def _calls(self, request: Mapping[str, Any]) -> None:
         calls = cast("list[tuple[str, object]]", request["calls"])
         gc.collect()
+        self._late.off = not request["watch"]
         await asyncio.sleep(4 * _PAUSE_S)
         before = _resident()
         _forget_peak()
@@ -225,8 +229,9 @@ class _Program:
         started = perf_counter()
         failed, output = await self._session.call(tool, arguments)
         seconds = perf_counter() - started
-        # One turn more, or what held the loop up at the very end would not be seen.
-        await asyncio.sleep(2 * _PAUSE_S)
+        if not self._late.off:
+            # One turn more, or what held the loop up at the very end would not be seen.
+            await asyncio.sleep(2 * _PAUSE_S)
         self._say(
             number=number,
             seconds=seconds,
@@ -237,15 +242,22 @@ class _Program:
         )
 
     async def _sessions(self, request: Mapping[str, Any]) -> None:
-        items = [{"id": str(n), "text": "x" * 400, "status": "pending"} for n in range(100)]
-        for _ in range(20):
-            await _Session(self._cwd, self._ports).call("todo_set", {"items": items})
+        for number in range(20):
+            await self._used(number)
         gc.collect()
         before = _resident()
-        for _ in range(cast("int", request["count"])):
-            await _Session(self._cwd, self._ports).call("todo_set", {"items": items})
+        for number in range(cast("int", request["count"])):
+            await self._used(number)
         gc.collect()
         self._say(done=True, before=before, peak=_resident())
+
+    async def _used(self, number: int) -> None:
+        """Use a session for a list of its own, and let go of it."""
+        items = [
+            {"id": str(n), "text": f"{number} {n} {'x' * 400}", "status": "pending"}
+            for n in range(100)
+        ]
+        await _Session(self._cwd, self._ports).call("todo_set", {"items": items})
 
     async def _close(self, _request: Mapping[str, Any]) -> None:
         if self._session is not None:

@@ -26,6 +26,8 @@ _STOPPED_S = 6.5
 _BATCH_S = 15.0
 _GROWTH = 16 * MB
 _GONE_S = 2.0
+_NAMED = 8
+"""How many that hang are named."""
 
 # -- hanging --------------------------------------------------------------------------------
 
@@ -98,7 +100,9 @@ def hanging(scene: Scene) -> Finding:
     ]
     text = f"{len(hung)} of {len(commands)}"
     if hung:
-        text += ": " + ", ".join(f"`{_shown(each)}`" for each in hung)
+        text += ": " + ", ".join(f"`{_shown(each)}`" for each in hung[:_NAMED])
+    if len(hung) > _NAMED:
+        text += ", ..."
     return Finding(not hung, text, {"hung": len(hung), "total": len(commands)})
 
 

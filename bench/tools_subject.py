@@ -159,10 +159,15 @@ class Driver:
         calls: Sequence[tuple[str, JsonObject]],
         *,
         together: bool = False,
+        watch: bool = True,
         limit_s: float = 60.0,
     ) -> Batch:
-        """Call tools one after the other, or all at the same time."""
-        self._tell({"op": "call", "calls": [list(call) for call in calls], "together": together})
+        """Call tools one after the other, or all at the same time.
+
+        Without `watch` nothing else runs in the subject, and nothing is known of its event loop.
+        """
+        given = [list(call) for call in calls]
+        self._tell({"op": "call", "calls": given, "together": together, "watch": watch})
         answers: list[Answer | None] = [None] * len(calls)
         deadline = monotonic() + limit_s
         growth: int | None = None
