@@ -36,7 +36,7 @@ from indusagi.interop.protocol_bridge._host_sessions import Sessions
 from indusagi.interop.protocol_bridge.frames import read_frame
 from indusagi.interop.protocol_bridge.host_session import BUSY, is_request_id
 from indusagi.interop.protocol_bridge.protocol import LEGACY_VERSIONS
-from indusagi.interop.protocol_bridge.wire import PARSE_ERROR
+from indusagi.interop.protocol_bridge.wire import METHOD_NOT_FOUND, PARSE_ERROR
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -214,6 +214,9 @@ class HostApp:
         if listens and not request.accepts(EVENTS):
             raise Refused(406, "the answer is text/event-stream")
         rejection = self._judged(request, frame)
+        if rejection is None and frame["method"] == "initialize":
+            gone = "there is no handshake in this version of the protocol"
+            rejection = InboundLadderRejection(METHOD_NOT_FOUND, gone)
         if rejection is not None:
             await _reject(request, rejection, frame["id"])
             return

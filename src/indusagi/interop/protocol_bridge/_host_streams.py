@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, cast
 
@@ -15,13 +16,43 @@ if TYPE_CHECKING:
 
     from anyio.abc import AsyncResource
 
+    from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge._sdk_streams import Streams
+
+_FLUSH_S = 1.0
+"""How long the last words may take to be read."""
+
+
+class HostStreamLink(StreamLink):
+    """A link that can tell when all was said."""
+
+    def __init__(self, streams: Streams) -> None:
+        super().__init__(streams)
+        self._said = asyncio.Event()
+        self._said.set()
+
+    def send(self, frame: JsonObject) -> None:
+        """Put a frame in line."""
+        self._said.clear()
+        super().send(frame)
+
+    async def following(self) -> JsonObject:
+        """Take the next frame; by then the one before has been taken."""
+        if not self._line:
+            self._said.set()
+        return await super().following()
+
+    async def flushed(self) -> None:
+        """Wait until all was said, or there is nobody to hear it."""
+        if self._end is None:
+            with anyio.move_on_after(_FLUSH_S):
+                await self._said.wait()
 
 
 @asynccontextmanager
-async def host_streams(streams: Streams) -> AsyncGenerator[StreamLink]:
+async def host_streams(streams: Streams) -> AsyncGenerator[HostStreamLink]:
     """Carry what goes over a stream pair, and close it at the end, as a server of the SDK does."""
-    link = StreamLink(streams)
+    link = HostStreamLink(streams)
 
     async def read() -> None:
         try:
@@ -35,7 +66,8 @@ async def host_streams(streams: Streams) -> AsyncGenerator[StreamLink]:
         try:
             yield link
         finally:
-            tasks.cancel_scope.cancel()
             with anyio.CancelScope(shield=True):
+                await link.flushed()
+                tasks.cancel_scope.cancel()
                 for stream in streams:
                     await cast("AsyncResource", stream).aclose()

@@ -9,9 +9,7 @@ able to speak to it through the browser of its user.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import os
-import secrets
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
@@ -26,6 +24,7 @@ from indusagi.interop.protocol_bridge.contract import ProtocolFault
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
+    from ipaddress import IPv4Address, IPv6Address
 
     from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.host_session import Served
@@ -104,24 +103,27 @@ class Doors:
 
 def is_loopback(host: str) -> bool:
     """Tell whether an address to listen on can be reached from this machine alone."""
-    if host == "localhost":
-        return True
+    address = _address(host)
+    return host == "localhost" or (address is not None and address.is_loopback)
+
+
+def _address(host: str) -> IPv4Address | IPv6Address | None:
+    from ipaddress import ip_address  # noqa: PLC0415 — few serve over HTTP
+
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
+        return ip_address(host.strip("[]"))
     except ValueError:
-        return False
+        return None
 
 
 def make_doors(settings: HttpSettings, tokens: Sequence[str], port: int) -> Doors:
     """Say under which names and from which pages a host on that port takes requests."""
     names = [*_LOOPBACK]
-    try:
-        address = ipaddress.ip_address(settings.host.strip("[]"))
-    except ValueError:
-        names.append(settings.host)
-    else:
-        if not address.is_unspecified:
-            names.append(f"[{address}]" if address.version == 6 else str(address))
+    address = _address(settings.host)
+    if address is None:
+        names.append(settings.host.lower())
+    elif not address.is_unspecified:
+        names.append(f"[{address}]" if address.version == 6 else str(address))
     hosts = {f"{name}:{port}" for name in names} | {name.lower() for name in settings.allowed_hosts}
     if port == 80:
         hosts |= set(names)
@@ -146,7 +148,7 @@ def kept_token() -> KeptToken:
         ValueError: There is something else in its file.
     """
     place = os.path.join(make_private_dir(state_dir()), TOKEN_FILE)
-    token = secrets.token_hex(_TOKEN_BYTES)
+    token = _new_token()
     try:
         handle = create_private_file(place)
     except FileExistsError:
@@ -154,6 +156,12 @@ def kept_token() -> KeptToken:
     with os.fdopen(handle, "w", encoding="ascii") as file:
         file.write(token + "\n")
     return KeptToken(token, place, is_new=True)
+
+
+def _new_token() -> str:
+    from secrets import token_hex  # noqa: PLC0415 — few serve over HTTP
+
+    return token_hex(_TOKEN_BYTES)
 
 
 def _known_token(place: str) -> str:

@@ -262,7 +262,7 @@ class Conversation:
             if waiting.cancelled_caught:
                 return {}
         try:
-            return await work
+            return {} if request.cancel.cancelled else await work
         finally:
             self._slots.give()
 

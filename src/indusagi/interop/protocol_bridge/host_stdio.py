@@ -77,6 +77,7 @@ class StandardStreams:
         self.room.set()
         self._source, self._sink = source, sink
         self._cutter = LineCutter(self._line, frame_bytes)
+        self._early: list[bytes] = []
         self._outgoing: list[bytes] = []
         self._on_frame: Callable[[bytes | JsonValue], None] | None = None
         self._on_end: Callable[[LinkEnd], None] | None = None
@@ -92,8 +93,13 @@ class StandardStreams:
     def attach(
         self, on_frame: Callable[[bytes | JsonValue], None], on_end: Callable[[LinkEnd], None]
     ) -> None:
-        """Deliver what comes; nothing comes before `open`."""
+        """Deliver what comes, also what came before; `on_end` is called once."""
         self._on_frame, self._on_end = on_frame, on_end
+        early, self._early = self._early, []
+        for line in early:
+            on_frame(line)
+        if self._end is not None:
+            on_end(self._end)
 
     def send(self, frame: JsonObject) -> None:
         """Write one line, together with the others of this turn of the loop."""
@@ -153,7 +159,9 @@ class StandardStreams:
     # -- what happens -----------------------------------------------------------------------
 
     def _line(self, line: bytes) -> None:
-        if self._on_frame is not None and self._end is None:
+        if self._on_frame is None:
+            self._early.append(line)
+        elif self._end is None:
             self._on_frame(line)
 
     def _input_over(self) -> None:

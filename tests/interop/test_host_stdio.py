@@ -1,0 +1,164 @@
+"""The host on standard streams: a process that a client starts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.host_clients import CHILD
+from tests.support.scripts import ROOT
+from tests.support.waiting import LIMIT_S
+
+from indusagi.core.child import Child
+from indusagi.interop.protocol_bridge.host_stdio import LineCutter
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+    from pathlib import Path
+
+STAMP = {
+    "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+    "io.modelcontextprotocol/clientCapabilities": {},
+}
+ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def frame(identity: int, method: str, **params: Any) -> bytes:
+    said = {"jsonrpc": "2.0", "id": identity, "method": method}
+    return json.dumps({**said, "params": {**params, "_meta": STAMP}}).encode() + b"\n"
+
+
+class Speaker:
+    """Talks to a host line by line."""
+
+    def __init__(self) -> None:
+        self.child = Child(self)
+        self.lines: list[Any] = []
+        self.errors = b""
+        self._rest = b""
+        self._stirred = asyncio.Event()
+
+    def wrote(self, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        self.lines += [json.loads(line) for line in lines]
+        self._stirred.set()
+
+    def complained(self, data: bytes) -> None:
+        self.errors += data
+
+    def changed(self) -> None:
+        self._stirred.set()
+
+    async def answer(self, identity: int, method: str, **params: Any) -> Any:
+        self.child.write(frame(identity, method, **params))
+        with anyio.fail_after(LIMIT_S):
+            while True:
+                for line in self.lines:
+                    if line.get("id") == identity:
+                        return line.get("result", line.get("error"))
+                self._stirred.clear()
+                await self._stirred.wait()
+
+
+@asynccontextmanager
+async def speaker() -> AsyncGenerator[Speaker]:
+    talks = Speaker()
+    await talks.child.start([sys.executable, str(CHILD)], ENV, None)
+    try:
+        yield talks
+    finally:
+        await talks.child.end(5.0)
+
+
+pytestmark = pytest.mark.process
+
+
+async def test_a_host_on_standard_streams_loads_neither_the_sdk_nor_a_web_server() -> None:
+    async with speaker() as talks:
+        answer = await talks.answer(1, "tools/call", name="loaded")
+        loaded = set(json.loads(answer["content"][0]["text"]))
+        assert loaded & {"mcp", "mcp_types", "pydantic", "httpx2", "uvicorn", "starlette"} == set()
+
+
+async def test_what_a_tool_prints_or_starts_does_not_reach_the_client() -> None:
+    async with speaker() as talks:
+        assert (await talks.answer(1, "tools/call", name="noise"))["content"][0]["text"] == "quiet"
+        assert await talks.answer(2, "server/discover")
+        assert len(talks.lines) == 2
+        assert b"more stray words" in talks.errors
+
+
+async def test_c22_a_line_that_is_too_long_or_no_json_is_answered_and_ends_nothing() -> None:
+    async with speaker() as talks:
+        talks.child.write(b"x" * (17 * 1024 * 1024) + b"\n")
+        talks.child.write(b"no json\n\n  \n")
+        assert await talks.answer(1, "server/discover")
+        assert [line["error"]["code"] for line in talks.lines[:2]] == [-32700, -32700]
+
+
+async def test_a_host_leaves_when_its_client_has_said_its_last_word() -> None:
+    async with speaker() as talks:
+        assert await talks.answer(1, "server/discover")
+        await talks.child.end(10.0)
+        assert talks.child.exit_code == 0
+
+
+async def test_a_host_that_is_told_to_end_cancels_what_does_not_and_leaves() -> None:
+    async with speaker() as talks:
+        assert await talks.answer(1, "server/discover")
+        talks.child.write(frame(2, "subscriptions/listen", notifications={}))
+        assert await talks.answer(3, "server/discover")
+        pid = talks.child.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGTERM)
+        with anyio.fail_after(LIMIT_S):
+            await talks.child.exited.wait()
+        assert talks.lines[-1]["id"] == 2
+        assert talks.child.exit_code == 0
+
+
+def test_the_answers_come_also_where_the_input_ends_at_once(tmp_path: Path) -> None:
+    said = frame(1, "tools/list") + frame(2, "tools/call", name="echo", arguments={"text": "hi"})
+    for given_as in ("pipe", "file"):
+        (tmp_path / "in").write_bytes(said.rstrip(b"\n"))
+        with open(tmp_path / "in", "rb") as source, open(tmp_path / "out", "wb") as sink:
+            done = subprocess.run(
+                [sys.executable, str(CHILD)],
+                env=ENV,
+                timeout=LIMIT_S,
+                check=True,
+                **({"input": said, "stdout": subprocess.PIPE} if given_as == "pipe" else {}),
+                **({"stdin": source, "stdout": sink} if given_as == "file" else {}),
+            )
+        out = done.stdout if given_as == "pipe" else (tmp_path / "out").read_bytes()
+        answers = [json.loads(line) for line in out.splitlines()]
+        assert [answer["id"] for answer in answers] == [1, 2]
+        assert answers[1]["result"]["content"][0]["text"] == "hi"
+
+
+@given(
+    lines=st.lists(st.binary(max_size=12).map(lambda line: line.replace(b"\n", b""))),
+    cut=st.integers(1, 7),
+)
+def test_lines_are_the_same_however_they_arrive(lines: list[bytes], cut: int) -> None:
+    found: list[bytes] = []
+    cutter = LineCutter(found.append, 8)
+    data = b"".join(line + b"\n" for line in lines)
+    for start in range(0, len(data), cut):
+        cutter.feed(data[start : start + cut])
+    kept = [b"" if len(line) > 8 else line for line in lines]
+    assert found == [
+        line
+        for line, given_line in zip(kept, lines, strict=True)
+        if len(given_line) > 8 or (line and not line.isspace())
+    ]

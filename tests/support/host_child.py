@@ -1,0 +1,36 @@
+"""A provider host on standard streams, for tests that want a process: `python <this>`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+
+from tests.support.host_tools import Bench
+
+from indusagi.core.signals import ending_signals
+from indusagi.interop import ProviderHostInfo, create_provider_host
+from indusagi.runtime.contract import ToolResult
+
+
+async def main() -> None:
+    bench = Bench()
+
+    async def loaded(arguments: object, ctx: object) -> ToolResult:
+        return ToolResult.json(sorted({name.partition(".")[0] for name in sys.modules}))
+
+    async def noise(arguments: object, ctx: object) -> ToolResult:
+        print("stray words")  # noqa: T201 — what tools should not do, and do
+        os.write(1, b"more stray words\n")
+        subprocess.run(["cat"], check=True)  # noqa: ASYNC221 — would take the client's words
+        return ToolResult.text("quiet")
+
+    bench.add("loaded", loaded)
+    bench.add("noise", noise)
+    host = create_provider_host(bench.box(), ProviderHostInfo("child", "1.0"))
+    async with ending_signals() as told:
+        await host.serve_stdio(told)
+
+
+asyncio.run(main())
