@@ -63,7 +63,7 @@ STRICT: JsonObject = {**SCHEMA, "additionalProperties": False}
     ],
 )
 def test_a_value_is_read_by_its_schema(words: list[str], expected: JsonValue) -> None:
-    assert read_arguments(words, None, SCHEMA) == expected
+    assert read_arguments(words, {}, SCHEMA) == expected
 
 
 @pytest.mark.parametrize(
@@ -89,13 +89,13 @@ def test_a_value_is_read_by_its_schema(words: list[str], expected: JsonValue) ->
 )
 def test_a_value_that_does_not_fit_is_told(words: list[str], said: str) -> None:
     with pytest.raises(BadArgument, match=said.replace("[", r"\[")):
-        read_arguments(words, None, SCHEMA)
+        read_arguments(words, {}, SCHEMA)
 
 
 def test_a_key_that_a_tool_does_not_take_is_told_with_those_it_takes() -> None:
     with pytest.raises(
         BadArgument, match=r"takes no 'cuont'; did you mean 'count'\? It takes: text"
     ):
-        read_arguments(["cuont=1"], None, STRICT)
+        read_arguments(["cuont=1"], {}, STRICT)
     with pytest.raises(BadArgument, match=r"takes no 'a'\. It takes: none"):
-        read_arguments(["a=1"], None, {"type": "object", "additionalProperties": False})
+        read_arguments(["a=1"], {}, {"type": "object", "additionalProperties": False})

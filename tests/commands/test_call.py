@@ -24,6 +24,9 @@ from tests.support.scripts import command, run
 from tests.support.servers import diary
 from tests.support.waiting import is_alive, until
 
+from induscode.session.gate.rules import Effect, Rule, parse_rule
+from induscode.session.gate.store import RuleStore
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -118,6 +121,36 @@ def test_progress_goes_to_standard_error(tmp_path: Path) -> None:
     done = run("call", "honest__slow", *arguments, cwd=tmp_path)
     assert done.stdout == "done\n"
     assert done.stderr == "indus: honest__slow: 1/1 step 1\n"
+
+
+def test_what_a_rule_denies_stays_denied_whoever_types_it(tmp_path: Path) -> None:
+    rule = parse_rule("write(*.lock)", Effect.DENY)
+    assert isinstance(rule, Rule)
+    RuleStore().add([rule])
+    done = run("call", "write", "path=a.lock", "content=x", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "write was not run: it is denied" in done.stdout
+    assert not (tmp_path / "a.lock").exists()
+    assert run("call", "write", "path=a.txt", "content=x", cwd=tmp_path).returncode == 0
+    assert (tmp_path / "a.txt").read_text(encoding="utf-8") == "x"
+
+
+def test_an_interrupt_ends_the_wait_for_standard_input(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [command(), "call", "grep", "--json", "-"],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+    )
+    with process:
+        assert process.stdin is not None
+        # More than a pipe holds: when this is written, somebody reads.
+        process.stdin.write(" " * 300_000)
+        process.stdin.flush()
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=15)
+    assert process.returncode == 130
 
 
 def test_a_long_answer_is_not_cut(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_the_indentation_and_the_order_stay(tmp_path: Path, indent: str) -> None
     put(path)
     with open(path, encoding="utf-8") as file:
         after = file.read()
-    grown = {"z": 1, "servers": {"b": {}, "a": {}, "new": ROW}}
+    grown: Any = {"z": 1, "servers": {"b": {}, "a": {}, "new": ROW}}
     assert after == json.dumps(grown, indent=indent) + "\n"
 
 

@@ -24,13 +24,12 @@ class BadArgument(ValueError):
     """Words that do not say what the arguments are."""
 
 
-def read_arguments(words: Sequence[str], whole: str | None, schema: JsonSchema) -> JsonObject:
-    """Put together the object of `--json` and what the words add to it.
+def read_arguments(words: Sequence[str], given: JsonObject, schema: JsonSchema) -> JsonObject:
+    """Put together the object that is given and what the words add to it.
 
     Raises:
-        BadArgument: A word is no `key=value`, a value does not fit, or the JSON is none.
+        BadArgument: A word is no `key=value`, or a value does not fit.
     """
-    given = {} if whole is None else _object(whole)
     named: JsonObject = {}
     for word in words:
         key, raw, text = _split(word)
@@ -156,7 +155,12 @@ _READERS = {
 # -- the whole object -------------------------------------------------------------------------
 
 
-def _object(whole: str) -> JsonObject:
+def read_object(whole: str) -> JsonObject:
+    """Read the object of `--json`; it may wait for standard input, so not in an event loop.
+
+    Raises:
+        BadArgument: It cannot be read, or is none.
+    """
     text, where = _text(whole)
     found = _json(text, where)
     if not is_json_object(found):

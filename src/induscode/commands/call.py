@@ -14,7 +14,7 @@ import click
 
 from induscode.commands.groups import unknown
 from induscode.commands.running import as_usage, opened_store, planned, run_loop
-from induscode.commands.showing import write_json
+from induscode.commands.showing import mention, write_json
 from induscode.launch.options import flags, invocation_from
 from induscode.terminal import complain, tell, tell_text
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from induscode.boot.session import Session
     from induscode.deck.contract import Capability
     from induscode.launch.invocation import Invocation
+    from induscode.session.gate.decision import Answer, Question
 
 ANSWERED_WITH_ERROR = 1
 MISUSED = 2
@@ -75,11 +76,20 @@ def command(
     Exit codes: 0 answered, 1 the tool answered with an error, 2 a call that makes no sense, 3 its
     server failed or is not there.
     """
-    invocation = invocation_from(context)
+    from induscode.commands.arguments import BadArgument, read_object  # noqa: PLC0415 — not for the help
+
+    call = _Call(context, invocation_from(context), tool, arguments, output)
+    try:
+        # Before there is a loop: standard input is waited for, and an interrupt must end that.
+        call.given = {} if whole is None else read_object(whole)
+    except BadArgument as exc:
+        raise click.UsageError(str(exc), context) from exc
+    call.plan = call.servers()
+    call.wrap = _gate()
 
     async def work(token: CancelToken) -> int:
         with as_usage():
-            return await _Call(context, invocation, tool, arguments, whole, output).made(token)
+            return await call.made(token)
 
     return run_loop(work)
 
@@ -93,24 +103,27 @@ class _Call:
         invocation: Invocation,
         tool: str,
         words: Sequence[str],
-        whole: str | None,
         output: str,
     ) -> None:
         self._context = context
         self._invocation = invocation
         self._tool = tool
         self._words = words
-        self._whole = whole
         self._output = output
         self._likely: list[str] = []
         """The servers that the name of the tool speaks of."""
+        self.given: JsonObject = {}
+        self.plan: ServerPlan | None = None
+        """None for a native tool, which needs no servers."""
+        self.wrap: Callable[[Capability], Capability] | None = None
 
     async def made(self, token: CancelToken) -> int:
         """Open what the call needs, make it, and show what came of it."""
-        from induscode.boot.session import open_session  # noqa: PLC0415 — brings the deck
+        from induscode.boot.runners import ServerPlan  # noqa: PLC0415 — brings the deck
+        from induscode.boot.session import open_session  # noqa: PLC0415 — as above
 
-        plan = await self._servers()
-        async with open_session(self._invocation, plan=plan) as session:
+        plan = ServerPlan() if self.plan is None else await self._narrowed(self.plan)
+        async with open_session(self._invocation, plan=plan, wrap=self.wrap) as session:
             card = await self._card(session)
             if card is None:
                 return self._missing(session)
@@ -119,14 +132,14 @@ class _Call:
 
     # -- finding the tool -------------------------------------------------------------------
 
-    async def _servers(self) -> ServerPlan:
-        """Find out which servers may have the tool: none for a native one, one for a known one."""
-        from induscode.boot.runners import ServerPlan  # noqa: PLC0415 — brings the deck
-        from induscode.deck.catalog import has_capability  # noqa: PLC0415 — as above
+    def servers(self) -> ServerPlan | None:
+        """Find out which servers there are, unless the tool is a native one."""
+        from induscode.deck.catalog import has_capability  # noqa: PLC0415 — brings the cards
 
-        if has_capability(self._tool):
-            return ServerPlan()
-        plan = planned(self._invocation)
+        return None if has_capability(self._tool) else planned(self._invocation)
+
+    async def _narrowed(self, plan: ServerPlan) -> ServerPlan:
+        """Keep the server that is known to have the tool, or those that may have it."""
         known = await _known_server(plan, self._tool) if plan.configs else None
         if known is not None:
             return plan.narrowed([known])
@@ -167,7 +180,7 @@ class _Call:
         from induscode.deck.provision import ToolDeck  # noqa: PLC0415 — as above
 
         try:
-            arguments = read_arguments(self._words, self._whole, card.parameters)
+            arguments = read_arguments(self._words, self.given, card.parameters)
         except BadArgument as exc:
             raise click.UsageError(f"{card.name}: {exc}", self._context) from exc
         deck = session.deck()
@@ -201,6 +214,28 @@ class _Call:
             tell_text(block.text)
         else:
             tell(_summary(block.value))
+
+
+class _WhoTyped:
+    """Answers for the person who typed the call: yes to it, and to it alone."""
+
+    async def ask(self, question: Question) -> Answer:
+        """Say yes, once."""
+        from induscode.session.gate.decision import Answer, Scope  # noqa: PLC0415 — see _gate
+
+        return Answer(Scope.ONCE)
+
+
+def _gate() -> Callable[[Capability], Capability]:
+    """Put the gate in front of every card: what a rule of the user's denies stays denied."""
+    from induscode.session.gate.gate import Gate, GatedCard  # noqa: PLC0415 — for a call that runs
+    from induscode.session.gate.store import RuleStore  # noqa: PLC0415 — as above
+
+    store = RuleStore()
+    rules, notes = store.load()
+    mention(notes)
+    gate = Gate(rules, asker=_WhoTyped(), store=store)
+    return lambda card: GatedCard(card, gate)
 
 
 def _speaks_of(note: Note, plan: ServerPlan) -> bool:
