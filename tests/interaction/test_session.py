@@ -227,10 +227,8 @@ def test_c28_nothing_that_a_checkout_brings_is_run(
 
 
 @requirement("session/prompt-is-no-flag")
-def test_c21_a_prompt_that_looks_like_a_flag_is_a_prompt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_c21_a_prompt_that_looks_like_a_flag_is_a_prompt(tmp_path: Path) -> None:
     with model_server(says("done")) as server:
         desk = Desk(tmp_path, server)
-        assert desk.here(monkeypatch, "--mcp=/tmp/evil.json") == 0
+        assert desk.done("--mcp=/tmp/evil.json").code == 0
     assert server.requests[0]["messages"][-1]["content"] == "--mcp=/tmp/evil.json"

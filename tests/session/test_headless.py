@@ -25,7 +25,8 @@ from induscode.deck.mcp.store import open_store
 from induscode.deck.stores import FileCheckpoints
 from induscode.launch.invocation import Invocation
 from induscode.session.delegate import SubSessions
-from induscode.session.headless import Guarding, headless, run_headless
+from induscode.session.guarding import Guarding
+from induscode.session.headless import headless, run_headless
 from induscode.session.output import Page
 from induscode.session.transcript import Transcript, conversations_dir
 
@@ -172,7 +173,7 @@ def test_a_disk_that_is_full_is_told_and_is_no_end(
 async def test_ctrl_c_is_heard_while_nobody_pipes_anything_in(tmp_path: Path) -> None:
     with model_server(says("never")) as server:
         desk = Desk(tmp_path, server, environ={"PYTHONFAULTHANDLER": "1"})
-        process = desk.start(None, stdin=subprocess.PIPE)
+        process = desk.start("", stdin=subprocess.PIPE)
         await until(lambda: _catches(process.pid, signal.SIGINT))
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=10) == 130
@@ -378,6 +379,27 @@ def test_a_task_that_is_not_there_cannot_be_resumed(ran: Ran) -> None:
 
 
 # -- the gate --------------------------------------------------------------------------------------
+
+
+def test_without_a_person_only_what_a_rule_allows_is_done(ran: Ran) -> None:
+    ran.desk.mount(honest(id="srv"))
+    script = (
+        calls("bash", command="touch made"),
+        calls("srv__echo", text="x"),
+        calls("ls"),
+        says("done"),
+    )
+    done = ran(*script, approval="ask", allow=("srv__echo",))
+    assert [one["name"] for one in done["denied"]] == ["bash"]
+    assert not (ran.desk.cwd / "made").exists()
+    assert "Nobody is there to be asked" in texts(ran.server.requests[0])
+    assert "Allowed: srv__echo." in texts(ran.server.requests[0])
+
+
+def test_a_rule_that_is_none_is_one_line_and_exit_code_2(ran: Ran) -> None:
+    assert ran(says("never"), allow=("bash(",))["code"] == 2
+    assert (ran.err.count("\n"), ran.server.requests) == (1, [])
+    assert "--allow" in ran.err
 
 
 class Refusing:

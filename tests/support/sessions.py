@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from tests.support.scripts import command
 
 from induscode.launch.invocation import Invocation
 from induscode.session.headless import run_headless
@@ -22,13 +23,6 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.contract import StdioServerConfig
 
 Dialect = Literal["openai", "anthropic"]
-
-DRIVER = """
-import json, sys
-from induscode.launch.invocation import Invocation
-from induscode.session.headless import run_headless
-sys.exit(run_headless(Invocation(**json.loads(sys.argv[1]))))
-"""
 
 
 @dataclass
@@ -58,10 +52,10 @@ class Desk:
             return {"ANTHROPIC_BASE_URL": self.server.url, "ANTHROPIC_API_KEY": "key"}
         return {"OPENAI_BASE_URL": f"{self.server.url}/v1", "OPENAI_API_KEY": "key"}
 
-    def asked(self, prompt: str | None = "the prompt", **flags: Any) -> dict[str, Any]:
+    def asked(self, prompt: str = "the prompt", **flags: Any) -> dict[str, Any]:
         """Give the fields of an invocation."""
         self.cwd.mkdir(exist_ok=True)
-        given: dict[str, Any] = {"cwd": str(self.cwd), "prompt": prompt}
+        given: dict[str, Any] = {"cwd": str(self.cwd), "prompt": prompt, "approval": "all"}
         given["model"] = "anthropic:scripted" if self.dialect == "anthropic" else "openai:scripted"
         if self.rows:
             path = self.folder / "mcp.json"
@@ -79,7 +73,7 @@ class Desk:
 
     def start(
         self,
-        prompt: str | None = "the prompt",
+        prompt: str = "the prompt",
         *,
         stdin: int = subprocess.DEVNULL,
         stdout: int = subprocess.PIPE,
@@ -88,7 +82,7 @@ class Desk:
         """Start the session in a process of its own, as a person would."""
         inherited = {name: value for name, value in os.environ.items() if _plain(name)}
         return subprocess.Popen(
-            [sys.executable, "-c", DRIVER, json.dumps(self.asked(prompt, **flags))],
+            [command(), *_words(self.asked(prompt, **flags))],
             stdin=stdin,
             stdout=stdout,
             stderr=subprocess.PIPE,
@@ -110,6 +104,21 @@ class Done:
     code: int
     out: str
     err: str
+
+
+def _words(asked: Mapping[str, Any]) -> list[str]:
+    """Write an invocation as a command line."""
+    words = ["-C", asked["cwd"], "-p", asked["prompt"]]
+    for key, value in asked.items():
+        if key in {"cwd", "prompt"}:
+            continue
+        flag = {"continue_last": "--continue"}.get(key, f"--{key.replace('_', '-')}")
+        if isinstance(value, bool):
+            words += [flag] if value else []
+        else:
+            several = cast("tuple[str, ...]", value) if isinstance(value, tuple) else (str(value),)
+            words += [flag, ",".join(several)]
+    return words
 
 
 def _plain(name: str) -> bool:

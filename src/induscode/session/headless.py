@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
-from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
@@ -26,6 +25,7 @@ from induscode.boot.session import open_session
 from induscode.deck.contract import UnknownCapability
 from induscode.session.briefing import Briefing, project_words
 from induscode.session.exits import ExitCode, signal_code
+from induscode.session.guarding import BadRule, guarding_for
 from induscode.session.handles import make_handles
 from induscode.session.models import NoModel, choose_model
 from induscode.session.output import Page, reporter_for
@@ -35,37 +35,29 @@ from induscode.session.transcript import NoConversation, Transcript, open_transc
 from induscode.terminal import complain, drop
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator
     from typing import IO
 
     from indusagi.core.cancel import CancelToken
-    from induscode.deck.contract import Capability
     from induscode.launch.invocation import Invocation
+    from induscode.session.guarding import Guarding
 
 _CLOSING_S = 5.0
 """How long everything may take to close once the program was told to end."""
 _STANDARD_OUTPUT = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Guarding:
-    """What stands between the model's calls and the cards."""
-
-    wrap: Callable[[Capability], Capability] | None = None
-    posture: str = ""
-    """What the model is told about it."""
-
-
 def run_headless(invocation: Invocation, guarding: Guarding | None = None) -> int:
     """Answer the prompt of an invocation and give the exit code of the program.
 
-    Call it in the main thread, without a running event loop.
+    Without a guarding of the caller's there is the one that the invocation asks for. Call it in the
+    main thread, without a running event loop.
     """
     page = Page(_STANDARD_OUTPUT)
     if sys.stdout is not None:
         sys.stdout.flush()
     try:
-        code = anyio.run(_told_to_end, invocation, guarding or Guarding(), page)
+        code = anyio.run(_told_to_end, invocation, guarding, page)
     except KeyboardInterrupt:
         code = int(ExitCode.INTERRUPTED)
     if code == ExitCode.READER_LEFT:
@@ -76,7 +68,7 @@ def run_headless(invocation: Invocation, guarding: Guarding | None = None) -> in
     return code
 
 
-async def _told_to_end(invocation: Invocation, guarding: Guarding, page: Page) -> int:
+async def _told_to_end(invocation: Invocation, guarding: Guarding | None, page: Page) -> int:
     async with ending_signals() as token:
         forget = token.on_cancel(lambda: _hurry(token))
         try:
@@ -100,7 +92,7 @@ def _hurry(token: CancelToken) -> None:
 
 async def headless(
     invocation: Invocation,
-    guarding: Guarding,
+    guarding: Guarding | None,
     *,
     page: Page,
     cancel: CancelToken,
@@ -111,7 +103,7 @@ async def headless(
         code = await _answered(invocation, guarding, page, cancel, stdin or sys.stdin)
     except BrokenPipeError:
         code = int(ExitCode.READER_LEFT)
-    except (BadPrompt, NoConversation, NoSuchConfig, UnknownCapability) as exc:
+    except (BadPrompt, BadRule, NoConversation, NoSuchConfig, UnknownCapability) as exc:
         complain(str(exc))
         code = int(ExitCode.USAGE)
     except NoModel as exc:
@@ -125,7 +117,7 @@ async def headless(
 
 async def _answered(
     invocation: Invocation,
-    guarding: Guarding,
+    guarding: Guarding | None,
     page: Page,
     cancel: CancelToken,
     stdin: IO[str] | None,
@@ -148,13 +140,15 @@ async def _answered(
 
 async def _opened(
     invocation: Invocation,
-    guarding: Guarding,
+    guarding: Guarding | None,
     page: Page,
     cancel: CancelToken,
     stack: AsyncExitStack,
     odd: list[str],
 ) -> Question:
     choice = await choose_model(invocation, os.environ)
+    guarding = guarding or await to_thread.run_sync(guarding_for, invocation)
+    odd.extend(map(str, guarding.notes))
     transcript = await stack.enter_async_context(_transcript(invocation, odd))
     handles = make_handles(invocation.cwd, transcript)
     stack.callback(handles.checkpoints.close)
