@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ import pytest
 
 from indusagi.capabilities.sandbox.bubblewrap import Private, bubblewrap_argv, is_helper
 from indusagi.capabilities.sandbox.landlock import landlock_argv
+from indusagi.capabilities.sandbox.landlock_run import all_but
 from indusagi.capabilities.sandbox.landlock_run import landlock_abi
 from indusagi.capabilities.sandbox.policy import Sandbox, git_folders, is_within, lay_out
 
@@ -96,14 +98,31 @@ def test_a_path_lies_within_another_by_its_parts(path: str, root: str, within: b
 def test_landlock_reads_everything_but_what_is_hidden(tmp_path: Path) -> None:
     (tmp_path / "keys").mkdir()
     (tmp_path / "other").touch()
+    (tmp_path / "link").symlink_to("keys")
+    read = all_but("/", [str(tmp_path / "keys")])
+    assert str(tmp_path / "other") in read
+    assert "/usr" in read
+    for hidden in (tmp_path / "keys", tmp_path / "link", tmp_path):
+        assert str(hidden) not in read
+    assert all_but("/", []) == ["/"]
+
+
+def test_landlock_is_told_what_is_hidden_and_what_is_not_after_all(tmp_path: Path) -> None:
+    keys = str(tmp_path / "keys")
     private = Private(str(tmp_path / "keys" / "private"))
-    layout = lay_out(Sandbox(hidden=(str(tmp_path / "keys"),), read_only=True), "/usr")
-    rules = landlock_argv(layout, private)[-1]
-    assert f'"{tmp_path}/other"' in rules
-    assert f'"{tmp_path}/keys"' not in rules
-    assert f'"{private.root}"' in rules
-    assert '"/usr"' in rules.partition('"read"')[2]
-    assert '"/usr"' not in rules.partition('"read"')[0]
+    layout = lay_out(Sandbox(hidden=(keys,), read_only=True), "/usr")
+    rules = json.loads(landlock_argv(layout, private)[-1])
+    assert (rules["hidden"], rules["read"]) == ([keys], [private.root])
+    assert "/usr" not in rules["write"]
+
+
+def test_a_command_line_does_not_grow_with_what_lies_beside_a_key(tmp_path: Path) -> None:
+    (tmp_path / "keys").mkdir()
+    for number in range(2_000):
+        (tmp_path / f"{number:0100}").touch()
+    layout = lay_out(Sandbox(hidden=(str(tmp_path / "keys"),)), "/usr")
+    assert len(landlock_argv(layout, Private("/private"))[-1]) < 4_096
+    assert len(all_but(str(tmp_path), [str(tmp_path / "keys")])) == 2_000
 
 
 def test_a_folder_that_cannot_be_listed_is_left_out(
@@ -117,9 +136,9 @@ def test_a_folder_that_cannot_be_listed_is_left_out(
             raise PermissionError(13, "Permission denied")
         return listed(path)
 
-    layout = lay_out(Sandbox(hidden=(str(tmp_path / "keys"),)), "/usr")
     monkeypatch.setattr(os, "listdir", refuse)
-    assert f'"{tmp_path}' not in landlock_argv(layout, Private("/private"))[-1]
+    read = all_but("/", [str(tmp_path / "keys")])
+    assert not any(path.startswith(str(tmp_path)) for path in read)
 
 
 def test_a_process_that_is_gone_or_closed_to_us_is_no_survivor(

@@ -72,8 +72,12 @@ def test_a_directory_that_cannot_be_listed_is_told(
             raise PermissionError
         return cast("Iterator[os.DirEntry[str]]", real(handle))
 
+    def listdir(handle: int) -> list[str]:
+        raise PermissionError
+
     with opened(tmp_path) as handle:
         monkeypatch.setattr(os, "scandir", scandir)
+        monkeypatch.setattr(os, "listdir", listdir)
         going = Walk(handle, None)
         assert [listing.above for listing in going.listings()] == [""]
         monkeypatch.undo()

@@ -8,15 +8,12 @@ system can be talked to.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities.sandbox.policy import is_within
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from indusagi.capabilities.sandbox.bubblewrap import Private
     from indusagi.capabilities.sandbox.policy import Layout
 
@@ -35,10 +32,10 @@ def landlock_argv(layout: Layout, private: Private) -> list[str]:
     write = [*layout.writable, private.tmp, private.notes, *_DEVICES]
     if not layout.read_only:
         write.append(layout.workspace)
-    read = [*_all_but("/", layout.hidden)]
-    if any(is_within(private.root, path) for path in layout.hidden):
-        read.append(private.root)
-    rules = json.dumps({"write": write, "read": read, "network": layout.network})
+    # What is to be read is worked out in the child: it may be more than a command line can hold.
+    hidden = [*layout.hidden]
+    read = [private.root] if any(is_within(private.root, path) for path in hidden) else []
+    rules = json.dumps({"write": write, "hidden": hidden, "read": read, "network": layout.network})
     return [sys.executable, "-I", "-S", landlock_run.__file__, rules]
 
 
@@ -52,17 +49,3 @@ def landlock_lacks(abi: int, layout: Layout) -> tuple[str, ...]:
     if not layout.network:
         lacks.append("guard of the network" if abi < _ABI_WITH_TCP else "guard of UDP")
     return tuple(lacks)
-
-
-def _all_but(folder: str, hidden: tuple[str, ...]) -> Iterator[str]:
-    """Name the paths that together are `folder` without what is hidden in it."""
-    if not any(is_within(path, folder) for path in hidden):
-        yield folder
-        return
-    try:
-        names = sorted(os.listdir(folder))
-    except OSError:
-        return
-    for path in (os.path.join(folder, name) for name in names):
-        if path not in hidden and not os.path.islink(path):
-            yield from _all_but(path, hidden)

@@ -37,8 +37,22 @@ def landlock_abi() -> int:
     return max(int(found), 0)
 
 
+def all_but(folder: str, hidden: list[str]) -> list[str]:
+    """Name the paths that together are `folder` without what is hidden in it."""
+    inside = folder.rstrip("/") + "/"
+    if folder not in hidden and not any(path.startswith(inside) for path in hidden):
+        return [folder]
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return []
+    paths = [inside + name for name in names]
+    shown = [path for path in paths if path not in hidden and not os.path.islink(path)]
+    return [one for path in shown for one in all_but(path, hidden)]
+
+
 def restrict(
-    *, write: list[str], read: list[str], network: bool
+    *, write: list[str], read: list[str], hidden: list[str], network: bool
 ) -> None:  # pragma: no cover — runs in a process that is restricted for good
     """Take every right from this process but these.
 
@@ -54,7 +68,7 @@ def restrict(
     ruleset = _call(_CREATE_RULESET, attributes, ctypes.c_size_t(ctypes.sizeof(attributes)), 0)
     # Names may be seen everywhere; what is in a file only where that was not taken away.
     _allow(ruleset, "/", _READ_DIR)
-    for path in read:
+    for path in [*all_but("/", hidden), *read]:
         _allow(ruleset, path, reading)
     for path in write:
         _allow(ruleset, path, handled)

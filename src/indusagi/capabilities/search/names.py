@@ -7,6 +7,7 @@ import re
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from heapq import merge
 from threading import Event, Lock
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 TIME_LIMIT_S = 20.0
 COLLECTED = 100_000
 """Names that are collected before the walk is ended."""
+_SORTED_AT_ONCE = 4_000
 _GLOB = re.compile(r"[*?\[{]")
 
 
@@ -191,7 +193,7 @@ class _Hunt:
                 break
         names.closed = self._walk.closed
         names.ignored_dirs = self._walk.kept_out
-        names.paths = sorted(self._found, key=self._order)
+        names.paths = self._in_order()
         return names
 
     def _take(self, met: Met) -> None:
@@ -221,5 +223,19 @@ class _Hunt:
         except OSError:  # gone since
             return 0
 
-    def _order(self, path: str) -> tuple[int, list[str]]:
-        return (self._found[path] if self._query.by_time else 0), path_key(path)
+    def _in_order(self) -> list[str]:
+        """Sort what was found, a part at a time: one large sort would stop every other thread."""
+        key = self._time_order if self._query.by_time else path_key
+        paths = list(self._found)
+        parts = [
+            sorted(paths[at : at + _SORTED_AT_ONCE], key=key)
+            for at in range(0, len(paths), _SORTED_AT_ONCE)
+        ]
+        return (
+            list(merge(*parts, key=key))
+            if len(parts) > 1
+            else [path for part in parts for path in part]
+        )
+
+    def _time_order(self, path: str) -> tuple[int, str]:
+        return self._found[path], path_key(path)

@@ -61,9 +61,10 @@ class FileHits:
     is_binary: bool = False
 
 
-def path_key(path: str) -> list[str]:
+def path_key(path: str) -> str:
     """Give what paths are sorted by: name by name, as a walk through directories meets them."""
-    return path.split("/")
+    # No name holds a NUL, which comes before every other character: one text, quickly compared.
+    return path.replace("/", "\0")
 
 
 def window(text: str, start: int, end: int) -> str:

@@ -135,7 +135,7 @@ async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
         return ToolResult.error(f"The query {exc}.", code="invalid_pattern")
     limit = arguments.get("limit")
     most = min(limit, _MOST) if isinstance(limit, int) else _DEFAULT_LIMIT
-    return _report(names, query, base, most)
+    return await to_thread.run_sync(_report, names, query, base, most)
 
 
 def _query(arguments: JsonObject, text: str, *, by_path: bool) -> Query:
