@@ -10,8 +10,7 @@ import pytest
 
 from indusagi.capabilities.sandbox.bubblewrap import Private, bubblewrap_argv, is_helper
 from indusagi.capabilities.sandbox.landlock import landlock_argv
-from indusagi.capabilities.sandbox.landlock_run import all_but
-from indusagi.capabilities.sandbox.landlock_run import landlock_abi
+from indusagi.capabilities.sandbox.landlock_run import all_but, landlock_abi
 from indusagi.capabilities.sandbox.policy import Sandbox, git_folders, is_within, lay_out
 
 if TYPE_CHECKING:
@@ -108,6 +107,7 @@ def test_landlock_reads_everything_but_what_is_hidden(tmp_path: Path) -> None:
 
 
 def test_landlock_is_told_what_is_hidden_and_what_is_not_after_all(tmp_path: Path) -> None:
+    (tmp_path / "keys").mkdir()
     keys = str(tmp_path / "keys")
     private = Private(str(tmp_path / "keys" / "private"))
     layout = lay_out(Sandbox(hidden=(keys,), read_only=True), "/usr")
