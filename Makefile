@@ -1,7 +1,7 @@
 # Recipes use relative paths only: the clone's own path may hold spaces.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types arrows unit format bench interop conformance lock clean
+.PHONY: help setup demo test lint types arrows unit format bench scoreboard interop conformance lock clean
 # The steps of `test` run in the order given, also under -j.
 .NOTPARALLEL:
 
@@ -54,6 +54,9 @@ format: setup  ## format, and mend what can be mended
 
 bench: setup  ## measure
 	@.venv/bin/python -m bench
+
+scoreboard: setup  ## probe the native tools, item by item
+	@.venv/bin/python -m bench.tools
 
 interop: setup  ## connect to servers that others wrote (installs them into .outside)
 	@.venv/bin/python -m outside.interop

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bench import bridge, deck, kernel, start, tools_search
+from bench import bridge, deck, kernel, start, tools, tools_search
 
 if TYPE_CHECKING:
     from bench.row import Row
@@ -13,6 +13,7 @@ ROWS: tuple[Row, ...] = (
     *start.ROWS,
     *kernel.ROWS,
     *tools_search.ROWS,
+    *tools.ROWS,
     *bridge.ROWS,
     *deck.ROWS,
 )
