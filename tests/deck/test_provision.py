@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.support.deck import capability
 
+from indusagi.capabilities.jobs.table import JobTable, jobs_of
 from indusagi.capabilities.read_state import ReadState
 from indusagi.core.cancel import CancelToken
 from indusagi.runtime import JsonContentBlock, TextContentBlock, ToolCall, ToolResult
 from induscode.deck import DeckContext, DeckFramework, Profile
+from induscode.deck.cards import bg_process
+from induscode.deck.cards.checkpoint import CheckpointingCard
 from induscode.deck.provision import ToolDeck, provision_deck
+from induscode.deck.stores import FileCheckpoints
 from induscode.deck.toolbox import project_result
 
 if TYPE_CHECKING:
@@ -173,3 +177,18 @@ def test_project_result_loses_no_block() -> None:
     assert project_result(ToolResult(())) == []
     both = ToolResult((TextContentBlock("x"), JsonContentBlock(1)))
     assert project_result(both) == [{"type": "text", "text": "x"}, {"type": "json", "value": 1}]
+
+
+def test_probe_0_21_the_deck_has_what_a_session_needs_and_each_of_it_once(tmp_path: Path) -> None:
+    made = deck(tmp_path)
+    names = [card.name for card in made.tools()]
+    assert {"enter_plan_mode", "exit_plan_mode", "task", "memory"} <= set(names)
+    assert len(set(names)) == len(names)
+    assert made.context.framework.read_state is not None
+    kept = DeckFramework(checkpoint=FileCheckpoints(tmp_path / "checkpoints"))
+    with_rewind = provision_deck(Profile.ALL, DeckContext(str(tmp_path), kept))
+    wrapped = [card.name for card in with_rewind.tools() if isinstance(card, CheckpointingCard)]
+    assert wrapped == ["write", "edit"]
+    # Two tables of background commands, one engine behind them.
+    assert bg_process.DaemonTable().of(made.context).__class__ is JobTable
+    assert jobs_of(made.context).__class__ is JobTable

@@ -116,3 +116,39 @@ def test_both_ways_to_list_find_the_same(
         by_name = [found(root, query) for query in queries]
         patch.setattr(walk, "is_leaf", never)
         assert [found(root, query) for query in queries] == by_name
+
+
+def test_probe_0_18_every_directory_is_listed_once_and_only_hits_are_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(200):
+        folder = tmp_path / f"d{number % 10}" / f"part{number}"
+        folder.mkdir(parents=True)
+        for at in range(5):
+            (folder / f"file{at}.txt").touch()
+    (tmp_path / "d3/part3/needle.txt").touch()
+    listed, looked = 0, 0
+    real_scan, real_list, real_stat = os.scandir, os.listdir, LateEntry.stat
+
+    def scandir(handle: int) -> object:
+        nonlocal listed
+        listed += 1
+        return real_scan(handle)
+
+    def listdir(handle: int) -> list[str]:
+        nonlocal listed
+        listed += 1
+        return real_list(handle)
+
+    def stat(entry: LateEntry, *, follow_symlinks: bool = True) -> os.stat_result:
+        nonlocal looked
+        looked += 1
+        return real_stat(entry, follow_symlinks=follow_symlinks)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", scandir)
+        patch.setattr(os, "listdir", listdir)
+        patch.setattr(LateEntry, "stat", stat)
+        assert found(tmp_path, Query("needle")) == ["d3/part3/needle.txt"]
+    assert listed == 1 + 10 + 200
+    assert looked <= 2
