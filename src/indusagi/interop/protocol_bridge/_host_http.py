@@ -32,14 +32,30 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.ready = asyncio.Event()
+        self._told = asyncio.Event()
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
+        """Leave them alone."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen."""
         await super().startup(sockets)
         self.ready.set()
+
+    async def main_loop(self) -> None:
+        """Wait to be told to end."""
+        # Its own looks ten times a second whether it is to end.
+        while not self._told.is_set():
+            await self.on_tick(0)
+            with anyio.move_on_after(1.0):
+                await self._told.wait()
+
+    def leave(self) -> None:
+        """Be told to end."""
+        self.should_exit = True
+        self._told.set()
 
 
 @asynccontextmanager
@@ -72,7 +88,7 @@ async def serve_app(
             finally:
                 with anyio.CancelScope(shield=True):
                     await app.stop("the host was stopped")
-                    server.should_exit = True
+                    server.leave()
                     await over.wait()
                 tasks.cancel_scope.cancel()
 
@@ -80,8 +96,11 @@ async def serve_app(
 @contextmanager
 def _listening(settings: HttpSettings) -> Generator[socket.socket]:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    address = (settings.host.strip("[]"), settings.port)
-    with socket.create_server(address, family=family, backlog=_BACKLOG) as listener:
+    # Named as TCP: asyncio looks for that before it has each write sent at once.
+    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((settings.host.strip("[]"), settings.port))
+        listener.listen(_BACKLOG)
         yield listener
 
 
