@@ -20,7 +20,7 @@ from indusagi.capabilities.files.diff import compare, patch_of
 from indusagi.capabilities.files.excerpt import excerpt, showable
 from indusagi.capabilities.files.locks import file_lock
 from indusagi.capabilities.files.syntax import broken_by
-from indusagi.capabilities.tools._paths import path_trouble, shown_path
+from indusagi.capabilities.tools.paths import path_trouble, shown_path
 from indusagi.core.text import clean_text
 from indusagi.runtime.contract import ToolResult
 

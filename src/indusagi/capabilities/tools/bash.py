@@ -25,7 +25,7 @@ from indusagi.capabilities.jobs.text import Shown, shown_output
 from indusagi.capabilities.lenient import lenient
 from indusagi.capabilities.sandbox.policy import is_within
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
-from indusagi.capabilities.tools._paths import path_given, path_trouble
+from indusagi.capabilities.tools.paths import path_given, path_trouble
 from indusagi.core.text import clean_text
 from indusagi.runtime.content import TextContentBlock
 from indusagi.runtime.contract import Keep, ToolResult

@@ -17,7 +17,7 @@ from indusagi.capabilities.files.change import (
 from indusagi.capabilities.lenient import lenient
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
 from indusagi.capabilities.tools._change import change_file, missing, unknown
-from indusagi.capabilities.tools._paths import PATH_ALIASES, path_given
+from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given
 from indusagi.core.json import is_json_object
 from indusagi.runtime.contract import ToolResult
 

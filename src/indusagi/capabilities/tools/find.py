@@ -20,7 +20,7 @@ from indusagi.capabilities.search.names import (
 )
 from indusagi.capabilities.search.naming import joined, shown_name, shown_place
 from indusagi.capabilities.tool import ToolSpec, define_tool
-from indusagi.capabilities.tools._paths import PATH_ALIASES, path_given, path_trouble
+from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given, path_trouble
 from indusagi.runtime.contract import ToolResult
 
 if TYPE_CHECKING:

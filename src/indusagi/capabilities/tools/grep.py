@@ -20,7 +20,7 @@ from indusagi.capabilities.search.seek import Seeker, stamped
 from indusagi.capabilities.search.target import opened_target
 from indusagi.capabilities.search.walk import Walk
 from indusagi.capabilities.tool import ToolSpec, define_tool
-from indusagi.capabilities.tools._paths import PATH_ALIASES, path_given, path_trouble
+from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given, path_trouble
 from indusagi.runtime.contract import ToolResult
 
 if TYPE_CHECKING:

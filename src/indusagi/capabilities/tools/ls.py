@@ -10,8 +10,8 @@ from indusagi.capabilities.lenient import lenient
 from indusagi.capabilities.tool import ToolSpec, define_tool
 from indusagi.capabilities.tools._ls_lines import render, shown_name, sized
 from indusagi.capabilities.tools._ls_tree import MOST_ENTRIES, Choice, Tree
-from indusagi.capabilities.tools._paths import PATH_ALIASES, path_given, path_trouble
 from indusagi.capabilities.tools._read_folder import not_there
+from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given, path_trouble
 from indusagi.runtime.contract import ToolResult
 
 if TYPE_CHECKING:

@@ -21,10 +21,10 @@ from indusagi.capabilities.files.pdf import DEFAULT_PAGES, MOST_PAGES
 from indusagi.capabilities.files.sniff import hex_of
 from indusagi.capabilities.lenient import lenient
 from indusagi.capabilities.tool import ToolSpec, define_tool
-from indusagi.capabilities.tools._paths import PATH_ALIASES, path_given, path_trouble, shown_path
 from indusagi.capabilities.tools._read_folder import folder_listing, not_there
 from indusagi.capabilities.tools._read_media import show_notebook, show_pdf, show_picture
 from indusagi.capabilities.tools._read_text import show_lines
+from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given, path_trouble, shown_path
 from indusagi.core.text import clean_text
 from indusagi.runtime.contract import ToolResult
 

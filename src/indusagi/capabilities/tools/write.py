@@ -9,7 +9,7 @@ from indusagi.capabilities.files.change import Change, overwritten
 from indusagi.capabilities.lenient import lenient
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
 from indusagi.capabilities.tools._change import change_file, unknown
-from indusagi.capabilities.tools._paths import PATH_ALIASES, path_given
+from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given
 
 if TYPE_CHECKING:
     from indusagi.capabilities.context import ToolContext

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from indusagi.capabilities.tools._paths import PATH_ALIASES, path_given
+from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given
 from indusagi.core.json import is_json_object
 from induscode.deck.contract import describe
 
