@@ -28,7 +28,7 @@ from induscode.session.delegate import SubSessions
 from induscode.session.guarding import Guarding
 from induscode.session.headless import headless, run_headless
 from induscode.session.output import Page
-from induscode.session.transcript import Transcript, conversations_dir
+from induscode.session.transcript import Transcript, conversations_dir, open_transcript
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -222,6 +222,15 @@ def test_every_turn_and_its_deck_are_written_down(ran: Ran) -> None:
     assert anyio.run(turns) == 3
 
 
+def test_a_failure_is_marked_as_one_where_the_dialect_has_a_mark(ran: Ran) -> None:
+    ran.desk.dialect = "anthropic"
+    ran.desk.mount(honest(id="srv"))
+    ran(calls("srv__fail"), says("I see"))
+    (answer,) = ran.server.requests[-1]["messages"][-1]["content"]
+    assert answer["is_error"] is True
+    assert answer["content"][0]["text"] == "it did not work"
+
+
 def test_the_briefing_is_the_same_bytes_from_request_to_request(ran: Ran) -> None:
     ran(calls("ls"), calls("todo_read"), says("done"))
     briefings = {body["messages"][0]["content"] for body in ran.server.requests}
@@ -314,6 +323,9 @@ def test_a_sub_session_works_on_the_same_servers_without_task(ran: Ran, tmp_path
     assert "the report" in texts(last)
     assert "in the sub-session" not in texts(last)
     assert len(diary(log, "start")) == 1
+    transcript = open_transcript(str(ran.desk.cwd), resume=done["session_id"])
+    assert sum(row["op"] == "turn" for row in transcript.rows()) == 4
+    transcript.close()
 
 
 def test_a_sub_session_at_its_limit_reports_what_it_has_and_can_be_resumed(ran: Ran) -> None:
