@@ -18,15 +18,16 @@ from indusagi.core.ids import is_ulid, new_ulid
 from indusagi.runtime.contract import ToolProgress
 from induscode.deck.contract import DelegateReport
 from induscode.deck.toolbox import DeckRunner, DeckToolBox
-from induscode.session.events import ToolAnswered, ToolCalled, nobody
+from induscode.session.events import ToolAnswered, ToolCalled
 from induscode.session.plan import RequestBudget, RunPlan
 from induscode.session.transcript import NoConversation, Transcript
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from indusagi.capabilities.context import ToolContext
     from indusagi.core.json import JsonObject
+    from indusagi.runtime.contract import ToolDescriptor
     from induscode.deck.contract import DelegateRequest
     from induscode.deck.provision import ToolDeck
     from induscode.session.briefing import Briefing
@@ -64,8 +65,10 @@ class Parent:
     servers: Callable[[], dict[str, str]]
     briefing: Briefing
     budget: RequestBudget
-    sink: Sink = nobody
+    sink: Sink
     """Told of calls that were not allowed, whoever made them."""
+    on_turn: Callable[[Sequence[ToolDescriptor]], Awaitable[None]]
+    """Told what a model is shown, in whichever session."""
 
 
 class SubSessions:
@@ -145,6 +148,7 @@ class SubSessions:
             budget=budget,
             history=transcript.messages(),
             sink=heard,
+            on_turn=parent.on_turn,
             on_message=keep,
             time_s=(request.timeout_ms or _TIME_S * 1_000) / 1_000,
         )

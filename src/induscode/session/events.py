@@ -98,10 +98,6 @@ Event: TypeAlias = "TextDelta | ToolCalled | ToolAdvanced | ToolAnswered | Usage
 Sink: TypeAlias = "Callable[[Event], Awaitable[None]]"
 
 
-async def nobody(_: Event) -> None:
-    """Take an event that nobody wants to hear of."""
-
-
 @dataclass(frozen=True, slots=True)
 class ModelFault:
     """Why a model did not answer, in one line."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from induscode.session.events import nobody
-
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
@@ -30,14 +28,6 @@ class RequestBudget:
         return max(0, self.limit - self.used)
 
 
-async def _ignore_turn(_: Sequence[ToolDescriptor]) -> None:
-    return None
-
-
-async def _ignore_message(_: JsonObject) -> None:
-    return None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
     """One question to a model, and everything around it."""
@@ -47,10 +37,10 @@ class RunPlan:
     briefing: Callable[[], str]
     cancel: CancelToken
     budget: RequestBudget
-    history: Sequence[JsonObject] = ()
-    sink: Sink = nobody
-    on_turn: Callable[[Sequence[ToolDescriptor]], Awaitable[None]] = _ignore_turn
+    history: Sequence[JsonObject]
+    sink: Sink
+    on_turn: Callable[[Sequence[ToolDescriptor]], Awaitable[None]]
     """Told what the model is shown, before every request."""
-    on_message: Callable[[JsonObject], Awaitable[None]] = _ignore_message
+    on_message: Callable[[JsonObject], Awaitable[None]]
     """Told every message, once it is complete."""
     time_s: float | None = None

@@ -107,14 +107,23 @@ class Question:
     async def _asked(self, engine: Engine, prompt: str) -> Ended:
         budget = RequestBudget(self.invocation.max_requests)
         session, briefing = self.session, self.briefing
-        self.handles.delegate.serve(
-            Parent(engine, session.deck, self._servers_of, briefing, budget, self._heard)
-        )
         node = new_ulid()
         try:
             await to_thread.run_sync(self.handles.checkpoints.begin, node)
         except OSError as exc:
             self._remark(f"what files held before is not kept: {exc}")
+        turns = _TurnKeeper(session, self.transcript, node)
+        self.handles.delegate.serve(
+            Parent(
+                engine,
+                session.deck,
+                self._servers_of,
+                briefing,
+                budget,
+                self._heard,
+                turns.keep,
+            )
+        )
         plan = RunPlan(
             box=session.box,
             briefing=lambda: briefing.text(
@@ -124,7 +133,7 @@ class Question:
             budget=budget,
             history=self.transcript.messages(),
             sink=self._heard,
-            on_turn=_TurnKeeper(session, self.transcript, node).keep,
+            on_turn=turns.keep,
             on_message=self._keep,
         )
         return await engine.run(prompt, plan)

@@ -69,9 +69,13 @@ class Transcript:
                 f"the conversation {self.id} is open in another process: wait for its end"
             ) from exc
 
+    def rows(self) -> Sequence[JsonObject]:
+        """Give everything there is, the oldest first."""
+        return tuple(self._log.rows)
+
     def messages(self) -> Sequence[JsonObject]:
         """Give the messages, the oldest first."""
-        rows = (row.get("message") for row in self._log.rows if row.get("op") == "message")
+        rows = (row.get("message") for row in self.rows() if row.get("op") == "message")
         return tuple(message for message in rows if is_json_object(message))
 
     def keep(self, message: JsonObject) -> None:
