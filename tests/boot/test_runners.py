@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from indusagi.interop import StdioServerConfig
+    from induscode.launch.invocation import SandboxMode
 
 pytestmark = pytest.mark.anyio
 
@@ -220,3 +221,15 @@ async def test_servers_can_be_left_to_come_up_in_the_background(work: Path) -> N
     assert loaded.capabilities == ()
     await loaded.aclose()
     await store.aclose()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("mode", ["off", "auto"])
+async def test_commands_run_in_the_sandbox_that_was_asked_for(
+    work: Path, mode: SandboxMode
+) -> None:
+    async with open_session(Invocation(cwd=str(work), sandbox=mode)) as session:
+        outcome = await session.box().runner.run(ToolCall("1", "bash", {"command": "true"}))
+        assert not outcome.is_error
+        off = outcome.details["sandbox"] == "none: switched off"
+        assert off == (mode == "off")

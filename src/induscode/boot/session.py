@@ -78,7 +78,8 @@ async def open_session(
     from induscode.deck.mcp.store import open_store  # noqa: PLC0415 — for those who open one
 
     async with AsyncExitStack() as stack:
-        context = DeckContext(invocation.cwd, framework or DeckFramework())
+        framework = framework or DeckFramework()
+        context = DeckContext(invocation.cwd, framework, invocation.sandbox)
         native = select_tools(provision_deck(profile, context), invocation.tools)
         if invocation.no_tools:
             native = native.retain(lambda _: False)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, NewType, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Literal, NewType, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from indusagi.core.faults import CoreError
 from indusagi.runtime.contract import ToolDescriptor
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 ValueT = TypeVar("ValueT")
 
+SandboxMode: TypeAlias = Literal["auto", "required", "off"]
 CapabilityId = NewType("CapabilityId", str)
 """The name a model calls a card by; made by `capability_id` and nowhere else."""
 
@@ -135,6 +136,8 @@ class DeckContext:
 
     cwd: str
     framework: DeckFramework = field(default_factory=DeckFramework)
+    sandbox: SandboxMode = "auto"
+    """Whether commands run in a sandbox."""
 
 
 BuildFn: TypeAlias = "Callable[[DeckContext], Capability]"

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 from indusagi.capabilities.context import Framework
 from indusagi.capabilities.local import make_local_context
+from indusagi.capabilities.local_shell import LocalShell
 from indusagi.capabilities.read_state import ReadState
+from indusagi.capabilities.sandbox.policy import Sandbox
 from indusagi.core.notes import Note
 from induscode.deck.cards.checkpoint import maybe_wrap_checkpoint
 from induscode.deck.catalog import cards_for_profile
@@ -33,7 +35,8 @@ def cards_for_deck_profile(profile: Profile) -> Sequence[CapabilityCard]:
 def base_context(ctx: DeckContext) -> ToolContext:
     """Make the context that the cards of a deck run in, all their life."""
     read_state = ctx.framework.read_state or ReadState()
-    return make_local_context(ctx.cwd, None, None, Framework(read_state=read_state))
+    shell = LocalShell(ctx.cwd, sandbox=Sandbox(mode=ctx.sandbox))
+    return make_local_context(ctx.cwd, None, shell, Framework(read_state=read_state))
 
 
 class ToolDeck:
