@@ -118,6 +118,7 @@ def test_a_server_that_is_not_there_is_told_as_that(ran: Ran) -> None:
     ran.desk.environ["OPENAI_BASE_URL"] = "http://127.0.0.1:9/v1"
     done = ran()
     assert (done["code"], done["fault"]["kind"]) == (4, "connection")
+    assert "http://127.0.0.1:9/v1" in done["error"]
 
 
 def test_without_a_model_one_line_tells_three_ways_on(
@@ -137,6 +138,7 @@ def test_without_a_model_one_line_tells_three_ways_on(
         ({"mcp": ("/no/such/file",)}, "no such file"),
         ({"tools": ("raed",)}, "did you mean 'read'"),
         ({"continue_last": True}, "no conversation"),
+        ({"base_url": "localhost"}, "no address of a server"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(ran: Ran, flags: dict[str, Any], said: str) -> None:

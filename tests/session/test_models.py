@@ -12,6 +12,7 @@ from induscode.launch.invocation import Invocation
 from induscode.session.models import (
     ANTHROPIC_DEFAULT,
     OPENAI_DEFAULT,
+    BadAddress,
     ModelChoice,
     NoModel,
     choose_model,
@@ -79,6 +80,26 @@ async def test_without_a_model_the_error_says_how_to_get_one(
 ) -> None:
     with pytest.raises(NoModel, match=said):
         await choose_model(asked(model, url), environ)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "localhost:9",
+        "http://[",
+        "ftp://x",
+        "http://",
+        "http://two words/v1",
+        "http://127.0.0.1:99999/v1",
+        "http://" + "x" * 70 + "/v1",
+        "http://a\n/v1",
+    ],
+)
+async def test_an_address_that_is_none_is_refused_before_anything_is_sent(address: str) -> None:
+    with pytest.raises(BadAddress, match="no address of a server"):
+        await choose_model(asked("x", address), {})
+    with pytest.raises(BadAddress):
+        await choose_model(asked("anthropic:x"), {A: "a", "ANTHROPIC_BASE_URL": address})
 
 
 async def test_a_key_is_in_no_text() -> None:

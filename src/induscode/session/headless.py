@@ -27,7 +27,7 @@ from induscode.session.briefing import Briefing, project_words
 from induscode.session.exits import ExitCode, signal_code
 from induscode.session.guarding import BadRule, guarding_for
 from induscode.session.handles import make_handles
-from induscode.session.models import NoModel, choose_model
+from induscode.session.models import BadAddress, NoModel, choose_model
 from induscode.session.output import Page, reporter_for
 from induscode.session.prompt import BadPrompt, read_prompt
 from induscode.session.question import Question
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 _CLOSING_S = 5.0
 """How long everything may take to close once the program was told to end."""
 _STANDARD_OUTPUT = 1
+_MISTAKES = (BadAddress, BadPrompt, BadRule, NoConversation, NoSuchConfig, UnknownCapability)
 
 
 def run_headless(invocation: Invocation, guarding: Guarding | None = None) -> int:
@@ -103,7 +104,7 @@ async def headless(
         code = await _answered(invocation, guarding, page, cancel, stdin or sys.stdin)
     except BrokenPipeError:
         code = int(ExitCode.READER_LEFT)
-    except (BadPrompt, BadRule, NoConversation, NoSuchConfig, UnknownCapability) as exc:
+    except _MISTAKES as exc:
         complain(str(exc))
         code = int(ExitCode.USAGE)
     except NoModel as exc:

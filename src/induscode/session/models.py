@@ -33,6 +33,10 @@ class NoModel(CoreError):
     """There is no model to ask, and this says what can be done about it."""
 
 
+class BadAddress(CoreError):
+    """An address at which no server can be."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
     """A model, and where it is."""
@@ -60,8 +64,12 @@ async def choose_model(
 
     Raises:
         NoModel: There is none; the message says how to get one.
+        BadAddress: Where it is to be no server can be.
     """
     base_url = invocation.base_url or environ.get("OPENAI_BASE_URL") or None
+    for address in (base_url, environ.get("ANTHROPIC_BASE_URL")):
+        if address:
+            _check(address)
     if invocation.model:
         insisted = invocation.base_url is not None
         return _named(invocation.model, base_url, insisted=insisted, environ=environ)
@@ -75,6 +83,21 @@ async def choose_model(
     if environ.get("OPENAI_API_KEY"):
         return _named(f"openai:{OPENAI_DEFAULT}", None, insisted=False, environ=environ)
     return await _local(ports)
+
+
+def _check(address: str) -> None:
+    from urllib.parse import urlsplit  # noqa: PLC0415 — for those who give an address
+
+    try:
+        parts = urlsplit(address)
+        host = (parts.hostname or "").encode("idna")
+        fine = parts.scheme in {"http", "https"} and host and parts.port != 0
+    except ValueError:
+        fine = False
+    if not fine or not address.isprintable() or " " in address:
+        raise BadAddress(
+            f"{address!r} is no address of a server: write it as http://127.0.0.1:8080/v1"
+        )
 
 
 def _named(

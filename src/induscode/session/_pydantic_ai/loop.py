@@ -201,7 +201,7 @@ class Engine:
         except failures.UserError as exc:
             return Ended(reason="error", text="", said=str(exc))
         except failures.AgentRunError as exc:
-            fault = fault_of(exc)
+            fault = fault_of(exc, self._model.base_url)
             return Ended(reason="error", text="", said=str(fault), fault=fault)
 
     async def _seen(self, prompt: str, course: _Course) -> Ended:

@@ -62,9 +62,11 @@ _KINDS: tuple[tuple[type[Exception], FaultKind, str], ...] = (
 )
 
 
-def fault_of(error: failures.AgentRunError) -> ModelFault:
-    """Say in one line why a model did not answer."""
+def fault_of(error: failures.AgentRunError, address: str | None = None) -> ModelFault:
+    """Say in one line why a model at an address did not answer."""
     said = _words(error)
+    if isinstance(error, failures.ModelConnectionError) and address:
+        said = f"{error.model_name} at {address}: {error.message.rstrip('.')}"
     for kind, name, remedy in _KINDS:
         if isinstance(error, kind):
             return ModelFault(name, said, remedy)
