@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from indusagi.runtime import JsonSchema
 
 _PNG = (
-    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8DwHwAFBQIAX8jx0gAAAABJRU5ErkJggg=="
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8DwHwAF"
+    "BQIAX8jx0gAAAABJRU5ErkJggg=="
 )
 _WAV = "UklGRiQAAABXQVZFZm10IBAAAAABAAEAQB8AAIA+AAACABAAZGF0YQAAAAA="
 _IMAGE: JsonObject = {"type": "image", "data": _PNG, "mimeType": "image/png"}
@@ -126,7 +127,8 @@ class Subject:
         run: Callable[[JsonObject, ToolContext], Awaitable[ToolResult | JsonLike]],
         parameters: JsonSchema = _NOTHING,
     ) -> None:
-        self._registry.register(define_tool(ToolSpec(name, f"What {name} is for.", parameters, run)))
+        spec = ToolSpec(name, f"What {name} is for.", parameters, run)
+        self._registry.register(define_tool(spec))
 
     async def _grow(self, arguments: JsonObject, ctx: ToolContext) -> JsonLike:
         self._grown += 1

@@ -74,12 +74,12 @@ async def test_cancel_ends_the_connection_and_what_runs() -> None:
 
 async def test_a_host_is_stopped_when_its_calls_are_answered() -> None:
     bench = Bench()
+    answers: list[Any] = []
     async with create_client_server_memory_streams() as (ours, theirs):
         running = await host_of(bench).connect(theirs)
         async with ClientSession(*ours) as session, anyio.create_task_group() as tasks:
             await session.initialize()
             await session.list_tools()  # this client would do so after the call
-            answers: list[Any] = []
 
             async def call() -> None:
                 answers.append(await session.call_tool("hang", {}))
@@ -90,7 +90,7 @@ async def test_a_host_is_stopped_when_its_calls_are_answered() -> None:
             await asyncio.sleep(0)
             bench.let_go.set()
             await running.waiting()
-        assert answers[0].content[0].text == "let go"
+    assert answers[0].content[0].text == "let go"
 
 
 @pytest.mark.parametrize("transport", [object(), (1, 2), "stdio"])
@@ -122,8 +122,8 @@ async def test_the_catalog_arrives_as_the_box_has_it(way: str) -> None:
 async def test_every_kind_of_answer_arrives_as_the_tool_gave_it(way: str) -> None:
     steps: list[tuple[float, float | None, str | None]] = []
 
-    async def stepped(done: float, total: float | None, message: str | None) -> None:
-        steps.append((done, total, message))
+    async def stepped(progress: float, total: float | None, message: str | None) -> None:
+        steps.append((progress, total, message))
 
     async with client_of(host_of(Bench()), way) as client:
         said = plain(await client.call_tool("echo", {"text": "grüß\u2028 dich"}))
@@ -154,7 +154,7 @@ async def test_a_cancelled_call_reaches_its_tool(way: str) -> None:
     bench = Bench()
     async with client_of(host_of(bench), way) as client:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(client.call_tool, "hang", {})
+            tasks.start_soon(lambda: client.call_tool("hang", {}))
             await bench.began.wait()
             tasks.cancel_scope.cancel()
         with anyio.fail_after(10):
@@ -168,7 +168,7 @@ async def test_calls_of_one_client_run_side_by_side(way: str) -> None:
     bench = Bench()
     async with client_of(host_of(bench), way) as client, anyio.create_task_group() as tasks:
         for _ in range(3):
-            tasks.start_soon(client.call_tool, "hang", {})
+            tasks.start_soon(lambda: client.call_tool("hang", {}))
         await until(lambda: bench.seen["hang"] == 3)
         bench.let_go.set()
 

@@ -43,7 +43,7 @@ INITIALIZE: dict[str, Any] = {
         "clientInfo": {"name": "raw", "version": "1"},
     },
 }
-STAMP = {
+STAMP: dict[str, Any] = {
     "io.modelcontextprotocol/protocolVersion": "2026-07-28",
     "io.modelcontextprotocol/clientCapabilities": {},
 }
@@ -61,7 +61,7 @@ class Http:
         return await self.client.post(path, content=body, headers=sent)
 
     async def modern(self, method: str, **params: Any) -> httpx2.Response:
-        frame = {"jsonrpc": "2.0", "id": 5, "method": method}
+        frame: dict[str, Any] = {"jsonrpc": "2.0", "id": 5, "method": method}
         named = {"mcp_name": params["name"]} if "name" in params else {}
         return await self.post(
             {**frame, "params": {**params, "_meta": STAMP}},
@@ -86,7 +86,8 @@ class Http:
 @asynccontextmanager
 async def serving(**settings: Any) -> AsyncGenerator[Http]:
     bench = Bench()
-    chosen = HttpSettings(**{"tokens": [TOKEN, OTHER], **settings})
+    given: dict[str, Any] = {"tokens": [TOKEN, OTHER], **settings}
+    chosen = HttpSettings(**given)
     async with host_of(bench).serve_http(chosen) as host:
         base = f"http://127.0.0.1:{host.port}"
         async with httpx2.AsyncClient(base_url=base, timeout=20) as client:
@@ -119,9 +120,10 @@ async def test_r51_c2_a_stranger_does_not_reach_a_handler(
     bind: str, headers: dict[str, str], status: int
 ) -> None:
     async with serving(host=bind) as http:
-        sent = {**BOTH, **KNOWN, **{k: v.encode() for k, v in headers.items()}}
+        sent = {k: v.encode() for k, v in {**BOTH, **KNOWN, **headers}.items()}
         for method, path in (("POST", "/mcp"), ("GET", "/health"), ("OPTIONS", "/mcp")):
-            got = await http.client.request(method, path, json=INITIALIZE, headers=sent)
+            raw = [(name.encode(), value) for name, value in sent.items()]
+            got = await http.client.request(method, path, json=INITIALIZE, headers=raw)
             assert got.status_code == status
             assert "access-control-allow-origin" not in got.headers
         assert http.bench.asked == 0
@@ -166,6 +168,7 @@ def test_an_address_of_this_machine_alone_is_told_from_others(host: str, alone: 
 async def test_the_token_is_made_once_and_only_its_user_can_read_it() -> None:
     async with host_of(Bench()).serve_http() as first:
         assert first.token is not None
+        assert first.token_path is not None
         assert first.token_path == os.path.join(state_dir(), TOKEN_FILE)
         assert first.token_is_new
         assert len(bytes.fromhex(first.token)) == 32
@@ -253,7 +256,7 @@ async def test_a_session_belongs_to_its_token() -> None:
 
 async def test_r52_there_is_a_limit_to_sessions_and_one_that_failed_takes_no_place() -> None:
     async with serving() as http:
-        bad = {**INITIALIZE, "params": {}}
+        bad: dict[str, Any] = {**INITIALIZE, "params": {}}
         assert (await http.post(bad)).json()["error"]["code"] == -32602
         statuses: list[int] = []
 
@@ -390,7 +393,12 @@ async def test_what_is_not_there_is_told(
 
 async def test_what_headers_and_body_say_must_agree() -> None:
     async with serving() as http:
-        frame = {"jsonrpc": "2.0", "id": 5, "method": "tools/list", "params": {"_meta": STAMP}}
+        frame: dict[str, Any] = {
+            "jsonrpc": "2.0",
+            "id": 5,
+            "method": "tools/list",
+            "params": {"_meta": STAMP},
+        }
         for headers, code in (
             ({"mcp_method": "tools/call"}, -32020),
             ({"mcp_method": "tools/list", "mcp_protocol_version": "2031-01-01"}, -32020),
@@ -409,7 +417,12 @@ async def test_what_headers_and_body_say_must_agree() -> None:
 
 async def test_headers_that_come_twice_are_refused() -> None:
     async with serving() as http:
-        frame = {"jsonrpc": "2.0", "id": 5, "method": "tools/list", "params": {"_meta": STAMP}}
+        frame: dict[str, Any] = {
+            "jsonrpc": "2.0",
+            "id": 5,
+            "method": "tools/list",
+            "params": {"_meta": STAMP},
+        }
         for name in ("mcp-method", "mcp-param-region"):
             headers = [*BOTH.items(), *KNOWN.items(), ("mcp-protocol-version", "2026-07-28")]
             headers += [(name, "tools/list"), (name, "tools/list")]
@@ -430,7 +443,7 @@ async def test_notifications_are_taken_and_not_answered() -> None:
 
 async def test_a_client_that_takes_no_events_gets_the_answer_alone() -> None:
     async with serving() as http:
-        frame = {
+        frame: dict[str, Any] = {
             "jsonrpc": "2.0",
             "id": 5,
             "method": "tools/call",
@@ -440,22 +453,21 @@ async def test_a_client_that_takes_no_events_gets_the_answer_alone() -> None:
         got = await http.post(frame, accept="application/json", mcp_name="steps", **named)
         assert got.json()["result"]["content"][0]["text"] == "walked"
         listen = {"jsonrpc": "2.0", "id": 5, "method": "subscriptions/listen"}
-        sent = {**listen, "params": {"_meta": STAMP, "notifications": {}}}
+        sent: dict[str, Any] = {**listen, "params": {"_meta": STAMP, "notifications": {}}}
         named = {"mcp_protocol_version": "2026-07-28", "mcp_method": "subscriptions/listen"}
         assert (await http.post(sent, accept="application/json", **named)).status_code == 406
 
 
 async def test_a_silent_call_shows_signs_of_life() -> None:
-    async with serving(ping_s=0.02) as http:
-        async with anyio.create_task_group() as tasks:
+    async with serving(ping_s=0.02) as http, anyio.create_task_group() as tasks:
 
-            async def later() -> None:
-                await http.bench.began.wait()
-                await asyncio.sleep(0.1)
-                http.bench.let_go.set()
+        async def later() -> None:
+            await http.bench.began.wait()
+            await asyncio.sleep(0.1)
+            http.bench.let_go.set()
 
-            tasks.start_soon(later)
-            got = await http.modern("tools/call", name="hang", arguments={})
+        tasks.start_soon(later)
+        got = await http.modern("tools/call", name="hang", arguments={})
         assert got.headers["content-type"] == "text/event-stream"
         assert got.text.startswith(": ")
         data = [line for line in got.text.splitlines() if line.startswith("data: ")]
@@ -476,7 +488,12 @@ async def test_r52_a_client_that_vanishes_has_its_call_cancelled(era: str) -> No
             headers["mcp-name"] = "hang"
         else:
             headers["mcp-session-id"] = await http.session()
-        frame = {"jsonrpc": "2.0", "id": 5, "method": "tools/call", "params": params}
+        frame: dict[str, Any] = {
+            "jsonrpc": "2.0",
+            "id": 5,
+            "method": "tools/call",
+            "params": params,
+        }
         _, writer = await asyncio.open_connection("127.0.0.1", http.port)
         writer.write(http.request(frame, headers))
         await http.bench.began.wait()

@@ -171,7 +171,7 @@ async def test_what_older_clients_say_out_of_habit_is_taken() -> None:
 
 # -- C22: malformed requests ----------------------------------------------------------------
 
-MALFORMED = [
+MALFORMED: list[Any] = [
     None, 1, "text", [], {}, {"jsonrpc": "2.0"}, {"method": 1, "id": 1}, {"id": 1},
     {"jsonrpc": "2.0", "id": None, "method": "tools/list"},
     {"jsonrpc": "2.0", "id": True, "method": "tools/list"},

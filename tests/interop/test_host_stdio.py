@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from pathlib import Path
 
-STAMP = {
+STAMP: dict[str, Any] = {
     "io.modelcontextprotocol/protocolVersion": "2026-07-28",
     "io.modelcontextprotocol/clientCapabilities": {},
 }
@@ -127,23 +127,29 @@ async def test_a_host_that_is_told_to_end_cancels_what_does_not_and_leaves() -> 
         assert talks.child.exit_code == 0
 
 
-def test_the_answers_come_also_where_the_input_ends_at_once(tmp_path: Path) -> None:
-    said = frame(1, "tools/list") + frame(2, "tools/call", name="echo", arguments={"text": "hi"})
-    for given_as in ("pipe", "file"):
-        (tmp_path / "in").write_bytes(said.rstrip(b"\n"))
-        with open(tmp_path / "in", "rb") as source, open(tmp_path / "out", "wb") as sink:
-            done = subprocess.run(
-                [sys.executable, str(CHILD)],
-                env=ENV,
-                timeout=LIMIT_S,
-                check=True,
-                **({"input": said, "stdout": subprocess.PIPE} if given_as == "pipe" else {}),
-                **({"stdin": source, "stdout": sink} if given_as == "file" else {}),
-            )
-        out = done.stdout if given_as == "pipe" else (tmp_path / "out").read_bytes()
-        answers = [json.loads(line) for line in out.splitlines()]
-        assert [answer["id"] for answer in answers] == [1, 2]
-        assert answers[1]["result"]["content"][0]["text"] == "hi"
+SAID = frame(1, "tools/list") + frame(2, "tools/call", name="echo", arguments={"text": "hi"})
+
+
+def test_the_answers_come_also_where_the_input_ends_at_once() -> None:
+    command = [sys.executable, str(CHILD)]
+    done = subprocess.run(
+        command, env=ENV, timeout=LIMIT_S, check=True, input=SAID, stdout=subprocess.PIPE
+    )
+    _check_answers(done.stdout)
+
+
+def test_standard_streams_may_be_files(tmp_path: Path) -> None:
+    (tmp_path / "in").write_bytes(SAID.rstrip(b"\n"))
+    with open(tmp_path / "in", "rb") as source, open(tmp_path / "out", "wb") as sink:
+        command = [sys.executable, str(CHILD)]
+        subprocess.run(command, env=ENV, timeout=LIMIT_S, check=True, stdin=source, stdout=sink)
+    _check_answers((tmp_path / "out").read_bytes())
+
+
+def _check_answers(out: bytes) -> None:
+    answers = [json.loads(line) for line in out.splitlines()]
+    assert [answer["id"] for answer in answers] == [1, 2]
+    assert answers[1]["result"]["content"][0]["text"] == "hi"
 
 
 @given(

@@ -18,7 +18,7 @@ async def main() -> None:
     bench = Bench()
 
     async def loaded(arguments: object, ctx: object) -> ToolResult:
-        return ToolResult.json(sorted({name.partition(".")[0] for name in sys.modules}))
+        return ToolResult.json([*sorted({name.partition(".")[0] for name in sys.modules})])
 
     async def noise(arguments: object, ctx: object) -> ToolResult:
         print("stray words")  # noqa: T201 — what tools should not do, and do

@@ -67,7 +67,8 @@ async def serve_app(
     Raises:
         OSError: The address cannot be listened on.
     """
-    with _listening(settings) as listener:
+    # In a thread: the address may be a name that somebody has to be asked for.
+    with await asyncio.to_thread(_listener, settings) as listener:
         port = listener.getsockname()[1]
         app = HostApp(new_client, schema_of, settings, make_doors(settings, tokens, port))
         server = _Server(await asyncio.to_thread(_config, app))
@@ -93,15 +94,18 @@ async def serve_app(
                 tasks.cancel_scope.cancel()
 
 
-@contextmanager
-def _listening(settings: HttpSettings) -> Generator[socket.socket]:
+def _listener(settings: HttpSettings) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     # Named as TCP: asyncio looks for that before it has each write sent at once.
-    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((settings.host.strip("[]"), settings.port))
         listener.listen(_BACKLOG)
-        yield listener
+    except OSError:
+        listener.close()
+        raise
+    return listener
 
 
 def _config(app: HostApp) -> uvicorn.Config:
