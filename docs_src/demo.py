@@ -1,83 +1,94 @@
-"""What `make demo` shows: a tool is defined, registered and called, and so are its mistakes."""
+"""What `make demo` shows: a model, three servers (one is broken), and every tool in one deck.
 
-from __future__ import annotations
+The model is a script and everything runs on this machine, in a folder that is gone afterwards. The
+program is the real one.
+"""
 
-import asyncio
+import json
+import os
+import subprocess
+import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from indusagi.capabilities import (
-    SessionDir,
-    ToolRegistry,
-    ToolSpec,
-    define_tool,
-    make_local_context,
-)
-from indusagi.core import CancelToken, compact_json
-from indusagi.runtime import ToolCall
+from scripted_model import scripted_model
 
-if TYPE_CHECKING:
-    from indusagi.capabilities import ToolContext
-    from indusagi.core import JsonObject, JsonValue
-    from indusagi.runtime import ToolBox
-
-LETTERS = ToolSpec(
-    name="letters",
-    description="Repeat the letters of the alphabet, a line each.",
-    parameters={
-        "type": "object",
-        "properties": {"times": {"type": "integer", "minimum": 1}},
-        "required": ["times"],
-        "additionalProperties": False,
+HERE = Path(__file__).resolve().parent
+INDUS = Path(sys.executable).with_name("indus")
+SERVERS = {
+    "notes": {"command": sys.executable, "args": [str(HERE / "notes_server.py")]},
+    "gallery": {"command": sys.executable, "args": [str(HERE / "gallery_server.py")]},
+    "broken": {
+        "command": sys.executable,
+        "args": ["-c", "import sys; sys.exit('the database is not there')"],
     },
-    run=lambda arguments, ctx: letters(arguments, ctx),
-    read_only=True,
+}
+SCRIPT = (
+    [("read", {"path": "todo.txt"}), ("gallery__show", {})],
+    [("notes__add", {"text": "water the plants"})],
+    "The list has two things, the gallery has twenty rooms, and the note is kept.",
 )
 
 
-async def letters(arguments: JsonObject, ctx: ToolContext) -> JsonValue:
-    times = arguments["times"]
-    assert isinstance(times, int)
-    return "".join(f"{chr(ord('a') + n % 26)}\n" for n in range(26 * times))
-
-
-async def wait(arguments: JsonObject, ctx: ToolContext) -> JsonValue:
-    result = await ctx.shell.exec("sleep 60")
-    return f"the command {result.ended}"
-
-
-WAIT = ToolSpec("wait", "Run a command that takes a minute.", {"type": "object"}, wait)
-
-
-async def show(box: ToolBox, title: str, name: str, arguments: JsonValue, seconds: float) -> None:
-    """Call a tool and print what a model would read."""
-    print(f"\n# {title}\n{name} {compact_json(arguments)}")
-    token = CancelToken()
-    timer = asyncio.get_running_loop().call_later(seconds, token.cancel, "the demo has seen enough")
-    outcome = await box.runner.run(ToolCall("demo", name, arguments), token)
-    timer.cancel()
-    lines = str(outcome.output).strip().splitlines()
-    shown = lines if len(lines) <= 6 else [*lines[:2], f"… {len(lines) - 4} lines …", *lines[-2:]]
-    print(*(f"{'error' if outcome.is_error else 'ok'} | {line}" for line in shown), sep="\n")
-
-
-async def main(folder: str) -> None:
-    registry = ToolRegistry()
-    registry.register_all([define_tool(LETTERS), define_tool(WAIT)])
-    context = replace(make_local_context(folder), session_dir=SessionDir(f"{folder}/session"))
-    box = registry.to_tool_box(context)
-    print("tools:", ", ".join(descriptor.name for descriptor in box.descriptors()))
-    await show(box, "a call", "letters", {"times": 1}, 60)
-    await show(box, "a call with a wrong key and a wrong type", "letters", {"tims": "two"}, 60)
-    await show(box, "a tool that does not exist", "leters", {}, 60)
-    await show(
-        box, "an answer too long for a model: cut, and kept in full", "letters", {"times": 100}, 60
+def indus(folder, first, second, *more):
+    """Run the program as a person would, with a home of its own."""
+    home = str(folder / "home")
+    environment = {"HOME": home, "PATH": os.environ["PATH"], "NO_COLOR": "1"}
+    print(f"\n$ indus {first} {second!r}{' …' if more else ''}")
+    done = subprocess.run(
+        [INDUS, first, second, *more],
+        cwd=folder / "work",
+        env=environment,
+        text=True,
+        capture_output=True,
     )
-    await show(box, "a call that is cancelled: the command ends with it", "wait", {}, 0.3)
+    for line in (done.stderr + done.stdout).rstrip().splitlines():
+        print(line.replace(str(folder), "…"))
+    return done.returncode
+
+
+def reached(asked):
+    """Say what has reached the model in the answers of its tools."""
+    parts = [part for message in asked[-1]["messages"] for part in parts_of(message["content"])]
+    texts = "\n".join(part["text"] for part in parts if part["type"] == "text")
+    rooms = sum(f"room {number}: picture {number}" in texts for number in range(1, 21))
+    pictures = sum(part["type"] == "image_url" for part in parts)
+    print(f"\n# what reached the model: {rooms} lines, {pictures} picture, ", end="")
+    print(f"{texts.count('Do not touch.')} resource, {texts.count('water')} line of the file")
+
+
+def left_running():
+    """Count the servers of this demo that are still there."""
+    try:
+        listed = subprocess.run(["ps", "-A", "-o", "args="], text=True, capture_output=True).stdout
+    except OSError:
+        return "unknown, there is no ps"
+    return sum("_server.py" in line and str(HERE) in line for line in listed.splitlines())
+
+
+def parts_of(content):
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content or []
+
+
+def main(folder):
+    (folder / "work").mkdir()
+    (folder / "home").mkdir()
+    (folder / "work" / "todo.txt").write_text("water the plants\nfeed the cat\n", encoding="utf-8")
+    (folder / "work" / "servers.json").write_text(
+        json.dumps({"servers": SERVERS}), encoding="utf-8"
+    )
+    question = "What is on my list, and what is in the gallery? Note the first thing."
+    with scripted_model(*SCRIPT) as (address, asked):
+        code = indus(
+            folder, "-p", question, "--mcp", "servers.json", "--allow", "gallery__*",
+            "--allow", "notes__*", "--base-url", address, "--model", "script",
+        )  # fmt: skip
+        reached(asked)
+    timeline = indus(folder, "ledger", "timeline")
+    print(f"\n# servers left running: {left_running()}")
+    return code or timeline
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as place:
-        asyncio.run(main(str(Path(place).resolve())))
+        sys.exit(main(Path(place).resolve()))
