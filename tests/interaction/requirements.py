@@ -183,27 +183,87 @@ REQUIREMENTS = (
     Requirement(
         "kernel/arguments",
         "Arguments that do not fit never reach the tool, and the answer says what would.",
-        "README, what the box promises",
+        "README, what it promises",
     ),
     Requirement(
         "kernel/budget",
         "An answer past the budget is cut, and kept in full where only its owner can read it.",
-        "README, what the box promises",
+        "README, what it promises",
     ),
     Requirement(
         "kernel/cancel-reaches-commands",
         "Cancelling a call ends the command it runs, with everything that command started.",
-        "README, what the box promises",
+        "README, what it promises",
     ),
     Requirement(
         "kernel/task-cancellation",
         "The cancellation of the caller's own task passes through.",
-        "README, what the box promises",
+        "README, what it promises",
     ),
     Requirement(
         "command/bad-input",
         "Bad input is one line on standard error and exit code 2.",
         "README, when something is wrong",
+    ),
+    Requirement(
+        "session/first",
+        "A model that calls a tool of a server gets all of its answer: text, picture and resource.",
+        "README, try it",
+    ),
+    Requirement(
+        "session/fault-reported",
+        "A server that fails is named with its reason, and the run goes on.",
+        "README, try it",
+    ),
+    Requirement(
+        "session/nothing-left",
+        "When a run is over, nothing of it is left running.",
+        "README, what it promises",
+    ),
+    Requirement(
+        "session/cancel-tool",
+        "A signal ends the call that is under way, up to the request at the server.",
+        "README, what it promises",
+    ),
+    Requirement(
+        "session/cancel-stream",
+        "A signal in the middle of an answer ends the request.",
+        "README, what it promises",
+    ),
+    Requirement(
+        "session/required",
+        "A server that must be there and is not ends the run before anything is asked.",
+        "The command, asking a model",
+    ),
+    Requirement(
+        "session/continue",
+        "A conversation can be continued.",
+        "The command, asking a model",
+    ),
+    Requirement(
+        "session/stdin",
+        "What is piped in is added to the prompt, and only the answer comes out.",
+        "The command, asking a model",
+    ),
+    Requirement(
+        "session/pipe",
+        "A reader who leaves ends the run, and is no failure that needs words.",
+        "The command, exit codes",
+    ),
+    Requirement(
+        "session/secrets",
+        "No secret of ours reaches a server, a command or a file.",
+        "SECURITY, what is not trusted",
+    ),
+    Requirement(
+        "session/untrusted-project",
+        "Nothing that a project brings is run before somebody has consented to it.",
+        "README, what it promises",
+    ),
+    Requirement(
+        "session/prompt-is-no-flag",
+        "A prompt is never read as a flag.",
+        "The command, asking a model",
     ),
 )
 
