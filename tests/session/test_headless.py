@@ -114,6 +114,26 @@ def test_a_context_that_is_full_is_told_as_that(ran: Ran) -> None:
     assert (done["code"], done["fault"]["kind"]) == (4, "context_window")
 
 
+@pytest.mark.parametrize(
+    ("dialect", "finish", "said"),
+    [
+        ("openai", "length", "limit of words"),
+        ("anthropic", "max_tokens", "limit of words"),
+        ("openai", "content_filter", "filter"),
+        ("openai", None, "may be cut off"),
+    ],
+)
+def test_an_answer_that_is_not_whole_is_told_as_that(
+    ran: Ran, dialect: Any, finish: str | None, said: str
+) -> None:
+    ran.desk.dialect = dialect
+    done = ran(Reply(text=("half an ans",), finish=finish))
+    assert (done["code"], done["result"]) == (0, "half an ans")
+    (note,) = done["notes"]
+    assert said in note
+    assert said in ran.err
+
+
 def test_a_server_that_is_not_there_is_told_as_that(ran: Ran) -> None:
     ran.desk.environ["OPENAI_BASE_URL"] = "http://127.0.0.1:9/v1"
     done = ran()

@@ -42,7 +42,7 @@ def asked(model: str | None = None, base_url: str | None = None) -> Invocation:
             ModelChoice("anthropic", "x", URL, "a"),
         ),
         ("anthropic:x", URL, {A: "a", OWN: "o"}, ModelChoice("anthropic", "x", URL, "o")),
-        ("openai:x", None, {K: "k"}, ModelChoice("openai", "x", None, "k")),
+        ("openai:x", None, {K: "k\n"}, ModelChoice("openai", "x", None, "k")),
         (
             "openai:x",
             None,
@@ -70,6 +70,8 @@ async def test_the_model_that_was_asked_for_or_that_there_is_a_key_for(
         ("anthropic:x", None, {K: "k"}, A),
         ("openai:x", None, {"ANTHROPIC_BASE_URL": URL}, K),
         ("x", None, {K: "k"}, "whose model is it"),
+        ("openai:x", None, {K: "k\u00e9"}, "no key has"),
+        ("openai:x", None, {K: "k\nX-Header: y"}, "no key has"),
         ("x:y", None, {}, "--base-url"),
         (None, URL, {}, "name one with --model"),
         (None, "https://127.0.0.1:9/v1", {}, "name one with --model"),

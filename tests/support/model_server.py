@@ -31,6 +31,8 @@ class Reply:
     """Tools with their arguments; a string is sent as it is, be it JSON or not."""
     status: int = 200
     error: str = ""
+    finish: str | None = ""
+    """Why it ends, in the words of the dialect; None: it breaks off."""
     stalls: bool = False
     """Say the text and then nothing more, until the reader leaves."""
 
@@ -166,9 +168,9 @@ def _openai(reply: Reply) -> Iterator[bytes]:
         text = _text(arguments)
         for part in (text[: len(text) // 2], text[len(text) // 2 :]):
             yield chunk({"tool_calls": [{"index": index, "function": {"arguments": part}}]})
-    if reply.stalls:
+    if reply.stalls or reply.finish is None:
         return
-    yield chunk({}, "tool_calls" if reply.calls else "stop")
+    yield chunk({}, reply.finish or ("tool_calls" if reply.calls else "stop"))
     usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
     yield _sse({**_CHUNK, "choices": [], "usage": usage})
     yield b"data: [DONE]\n\n"
@@ -205,9 +207,10 @@ def _anthropic(reply: Reply) -> Iterator[bytes]:
         halves = (text[: len(text) // 2], text[len(text) // 2 :])
         yield from _block(index, block, "input_json_delta", "partial_json", halves)
         index += 1
-    if reply.stalls:
+    if reply.stalls or reply.finish is None:
         return
-    stop = {"stop_reason": "tool_use" if reply.calls else "end_turn", "stop_sequence": None}
+    reason = reply.finish or ("tool_use" if reply.calls else "end_turn")
+    stop = {"stop_reason": reason, "stop_sequence": None}
     yield _named("message_delta", {"delta": stop, "usage": {"output_tokens": 5}})
     yield _named("message_stop", {})
 

@@ -121,5 +121,7 @@ class Ended:
     """Everything it said on the way, the last included."""
     said: str = ""
     """Why it ended early, for people."""
+    note: str = ""
+    """What is odd about an answer that is there."""
     fault: ModelFault | None = None
     usage: Usage = field(default_factory=Usage)

@@ -130,7 +130,10 @@ def _with_key(choice: ModelChoice, environ: Mapping[str, str]) -> ModelChoice:
     """
     prefix = "ANTHROPIC" if choice.dialect == "anthropic" else "OPENAI"
     usual = choice.base_url in {None, environ.get(f"{prefix}_BASE_URL")}
-    key = environ.get(f"{prefix}_API_KEY" if usual else OWN_KEY) or None
+    variable = f"{prefix}_API_KEY" if usual else OWN_KEY
+    key = environ.get(variable, "").strip() or None
+    if key is not None and not (key.isascii() and key.isprintable()):
+        raise NoModel(f"{variable} holds characters that no key has: copy it anew")
     if key is None and choice.base_url is None:
         raise NoModel(f"{choice.label} needs a key: set {prefix}_API_KEY")
     return replace(choice, api_key=key)

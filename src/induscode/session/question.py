@@ -101,6 +101,8 @@ class Question:
         async with Engine(model) as engine:
             ended = await self._asked(engine, prompt)
             code = _code(ended, self.cancel)
+            if ended.note:
+                self._remark(ended.note)
             await self._closed(ended, code, engine.usage)
             return code
 

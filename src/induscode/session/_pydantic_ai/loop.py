@@ -18,6 +18,7 @@ from pydantic_ai.messages import (
     FunctionToolResultEvent,
     ModelMessage,
     ModelMessagesTypeAdapter,
+    ModelResponse,
     PartDeltaEvent,
     PartStartEvent,
     TextPart,
@@ -263,7 +264,22 @@ class Engine:
                         if isinstance(event, FunctionToolResultEvent):
                             await deck.missed(event)
             await _hand_on(run, course)
-        return Ended(reason="done", text="")
+        return Ended(reason="done", text="", note=_cut_short(course.messages))
+
+
+def _cut_short(messages: Sequence[ModelMessage]) -> str:
+    """Say that an answer is not whole, if the last one is not."""
+    last = messages[-1] if messages else None
+    if not isinstance(last, ModelResponse):
+        return ""
+    # A stream that breaks off is taken for one that stops; only what the provider said tells them
+    # apart.
+    if last.provider_name is not None and "finish_reason" not in (last.provider_details or {}):
+        return "the answer may be cut off: its end was not told"
+    return {
+        "length": "the answer is cut off: the model has reached its limit of words",
+        "content_filter": "the answer is cut off by a filter of the model's provider",
+    }.get(last.finish_reason or "", "")
 
 
 async def _tell(event: AgentStreamEvent, course: _Course) -> None:
