@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import socket
@@ -19,16 +20,21 @@ from tests.support.waiting import until
 
 from indusagi.core.places import state_dir
 from indusagi.interop import HttpSettings, ProtocolFault
+from indusagi.interop.protocol_bridge import _host_exchange
 from indusagi.interop.protocol_bridge.host_http import (
     TOKEN_FILE,
     is_loopback,
     kept_token,
     make_doors,
 )
+from indusagi.runtime.contract import ToolProgress
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from pathlib import Path
+
+    from indusagi.capabilities.context import ToolContext
+    from indusagi.core.json import JsonObject
 
 BOTH = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
 KNOWN = {"authorization": f"Bearer {TOKEN}"}
@@ -502,6 +508,35 @@ async def test_r52_a_client_that_vanishes_has_its_call_cancelled(era: str) -> No
             await http.bench.ended.wait()
         assert http.bench.reasons == ["the client went away"]
         await until(lambda: http.bench.seen["hang"] == 1)
+        assert (await http.modern("server/discover")).status_code == 200
+
+
+async def test_r52_a_client_that_stays_and_reads_nothing_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_host_exchange, "_UNREAD_S", 0.1)
+    ended = asyncio.Event()
+
+    async def flood(arguments: JsonObject, ctx: ToolContext) -> str:
+        assert ctx.on_progress is not None
+        try:
+            for step in itertools.count():
+                ctx.on_progress(ToolProgress(step, message="x" * 65_536))
+                await asyncio.sleep(0)
+        finally:
+            ended.set()
+        raise AssertionError
+
+    async with serving() as http:
+        http.bench.add("flood", flood)
+        meta = {**STAMP, "progressToken": 1}
+        params = {"name": "flood", "arguments": {}, "_meta": meta}
+        frame = {"jsonrpc": "2.0", "id": 5, "method": "tools/call", "params": params}
+        headers = {"mcp-protocol-version": "2026-07-28", "mcp-method": "tools/call"}
+        with socket.create_connection(("127.0.0.1", http.port)) as deaf:
+            deaf.sendall(http.request(frame, {**headers, "mcp-name": "flood"}))
+            with anyio.fail_after(20):
+                await ended.wait()
         assert (await http.modern("server/discover")).status_code == 200
 
 

@@ -16,10 +16,19 @@ from tests.support.host_tools import Bench
 from tests.support.links import settled
 from tests.support.waiting import LIMIT_S, until
 
-from indusagi.interop import HostLimits, ProviderHostInfo, create_provider_host, linked_pair
+from indusagi.interop import (
+    Handlers,
+    HostLimits,
+    ProtocolFault,
+    ProviderHostInfo,
+    ServerLimits,
+    create_provider_host,
+    linked_pair,
+)
 from indusagi.interop.protocol_bridge.host_client import CAPABILITIES, SUBSCRIPTION, VERSION
 from indusagi.interop.protocol_bridge.host_listing import SERVER_INFO, encode
-from indusagi.runtime.contract import ToolDescriptor, ToolOutcome, ToolResult
+from indusagi.interop.protocol_bridge.protocol import Peer
+from indusagi.runtime.contract import ToolDescriptor, ToolOutcome, ToolProgress, ToolResult
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -454,3 +463,79 @@ async def test_calls_that_outlast_the_stop_are_cancelled() -> None:
         await client.running.stop()
         assert bench.ended.is_set()
         assert client.heard == []
+
+
+# -- links ----------------------------------------------------------------------------------
+
+
+async def test_a_pair_of_links_keeps_what_came_before_somebody_listened() -> None:
+    ours, theirs = linked_pair()
+    ours.send({"n": 1})
+    await settled()
+    heard: list[Any] = []
+    ends: list[str] = []
+    theirs.attach(heard.append, lambda end: ends.append(end.message))
+    ours.finish("done")
+    ours.send({"n": 2})
+    await settled()
+    assert (heard, ends, ours.detail(1)) == ([{"n": 1}], ["done"], None)
+    ours.attach(heard.append, lambda end: ends.append(end.message))
+    assert ends == ["done", "done"]
+
+
+async def test_our_own_client_speaks_to_our_own_host_without_the_sdk() -> None:
+    ours, theirs = linked_pair()
+    running = await create_provider_host(Bench().box()).connect(theirs)
+    peer = Peer(ours, ServerLimits(), Handlers(), {"name": "own", "version": "1"})
+    facts = await peer.connect()
+    assert facts.era == "modern"
+    assert len(await peer.pages("tools/list", "tools")) == 10
+    told: list[JsonObject] = []
+    answer = await peer.call_tool("steps", {}, on_progress=told.append)
+    assert answer["content"] == [{"type": "text", "text": "walked"}]
+    assert len(told) == 3
+    await peer.close()
+    ours.finish()
+    await running.waiting()
+
+
+async def test_a_second_handshake_is_taken_and_nobody_is_told_twice() -> None:
+    bench = Bench()
+    host = create_provider_host(bench.box)
+    async with raw_client(host) as client:
+        await client.initialize()
+        assert await client.answer("again", "initialize", {"protocolVersion": "2024-11-05"})
+        bench.add("late", bench._echo)
+        host.changed()
+        await client.hears(3)
+        await settled()
+        assert [f.get("method") for f in client.heard[2:]] == ["notifications/tools/list_changed"]
+
+
+async def test_a_link_that_fails_at_the_start_is_a_transport_fault() -> None:
+    class Unusable:
+        room = asyncio.Event()
+
+        def attach(self, on_frame: Any, on_end: Any) -> None:
+            raise OSError("no such wire")
+
+        def send(self, frame: JsonObject) -> None:
+            raise AssertionError
+
+    with pytest.raises(ProtocolFault, match="no such wire") as caught:
+        await create_provider_host(Bench().box()).connect(Unusable())
+    assert caught.value.kind == "transport"
+
+
+async def test_progress_that_says_little_is_passed_on_as_it_is() -> None:
+    class Terse(Broken):
+        async def run(
+            self, call: ToolCall, cancel: CancelToken | None = None, **more: Any
+        ) -> ToolOutcome:
+            more["on_progress"](ToolProgress(1))
+            return ToolOutcome(call.id, ToolResult.text("done"))
+
+    box: Any = Terse(None)
+    async with raw_client(create_provider_host(box)) as client:
+        await client.answer(1, "tools/call", modern(name="odd", _meta={"progressToken": 0}))
+        assert client.heard[0]["params"] == {"progressToken": 0, "progress": 1}

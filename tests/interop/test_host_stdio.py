@@ -20,7 +20,8 @@ from tests.support.scripts import ROOT
 from tests.support.waiting import LIMIT_S
 
 from indusagi.core.child import Child
-from indusagi.interop.protocol_bridge.host_stdio import LineCutter
+from indusagi.interop.protocol_bridge import host_stdio
+from indusagi.interop.protocol_bridge.host_stdio import LineCutter, StandardStreams
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -146,10 +147,93 @@ def test_standard_streams_may_be_files(tmp_path: Path) -> None:
     _check_answers((tmp_path / "out").read_bytes())
 
 
+@pytest.mark.parametrize(
+    ("redirected", "code", "said"),
+    [
+        ("</dev/null", 0, ""),
+        ("<&-", 1, "not open"),
+        (">&-", 1, "not open"),
+        ("</dev/null 2>&-", 0, ""),
+    ],
+)
+def test_streams_that_carry_nothing_end_the_host_at_once(
+    redirected: str, code: int, said: str
+) -> None:
+    command = f"{sys.executable} {CHILD} {redirected}"
+    done = subprocess.run(
+        command, shell=True, env=ENV, timeout=LIMIT_S, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == code
+    assert said in done.stderr
+
+
 def _check_answers(out: bytes) -> None:
     answers = [json.loads(line) for line in out.splitlines()]
     assert [answer["id"] for answer in answers] == [1, 2]
     assert answers[1]["result"]["content"][0]["text"] == "hi"
+
+
+# -- the link alone -------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def piped() -> AsyncGenerator[tuple[StandardStreams, int, int]]:
+    """Give a link over two pipes, and the client's ends of them."""
+    source, theirs_in = os.pipe()
+    theirs_out, sink = os.pipe()
+    link = StandardStreams(source, sink, 1024)
+    await link.open()
+    try:
+        yield link, theirs_in, theirs_out
+    finally:
+        await link.close()
+        for descriptor in (source, theirs_in, theirs_out, sink):
+            try:
+                os.close(descriptor)
+            except OSError:
+                continue
+
+
+async def test_what_comes_before_somebody_listens_is_kept() -> None:
+    async with piped() as (link, theirs_in, _):
+        os.write(theirs_in, b'{"a":1}\n{"b":2}')
+        os.close(theirs_in)
+        with anyio.fail_after(LIMIT_S):
+            await link.input_ended.wait()
+        heard: list[Any] = []
+        ends: list[str] = []
+        link.attach(heard.append, lambda end: ends.append(end.message))
+        assert heard == [b'{"a":1}', b'{"b":2}']
+        link.finish("enough")
+        link.finish("again")
+        assert ends == ["enough"]
+        link.attach(heard.append, lambda end: ends.append(end.message))
+        assert ends == ["enough", "enough"]
+        link.send({"c": 3})
+
+
+async def test_a_client_that_reads_nothing_does_not_keep_the_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(host_stdio, "_FLUSH_S", 0.05)
+    async with piped() as (link, _, _):
+        link.attach(lambda data: None, lambda end: None)
+        for _ in range(64):
+            link.send({"x": "y" * 65_536})
+        await asyncio.sleep(0)
+        assert not link.room.is_set()
+        with anyio.fail_after(LIMIT_S):
+            await link.close()
+        assert link.room.is_set()
+
+
+async def test_a_client_that_closes_its_end_has_gone_away() -> None:
+    async with piped() as (link, _, theirs_out):
+        ended = asyncio.Event()
+        link.attach(lambda data: None, lambda end: ended.set())
+        os.close(theirs_out)
+        with anyio.fail_after(LIMIT_S):
+            await ended.wait()
 
 
 @given(

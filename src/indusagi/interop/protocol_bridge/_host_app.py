@@ -86,8 +86,6 @@ class HostApp:
             await self._route(request)
         except Refused as refused:
             await request.refuse(refused)
-        except TimeoutError:
-            return  # it reads nothing: there is nobody to be told
 
     async def _route(self, request: Request) -> None:
         if request.path == self._settings.path:
@@ -304,9 +302,8 @@ class HostApp:
                 await request.respond(status_of(answer, statuses), body, headers)
             else:
                 await request.begin_events(headers)
-                while (data := await outbox.following(self._settings.ping_s)) is not None:
-                    await request.event(data)
-                await request.end_events()
+                if not await self._written(request, outbox):
+                    client.conversation.cancel(identity, _AWAY)
             tasks.cancel_scope.cancel()
 
     async def _pour(
@@ -322,10 +319,16 @@ class HostApp:
             await request.begin_events(headers)
             await request.event(endpoint, b"endpoint")
             tasks.start_soon(watch)
-            while (data := await outbox.following(self._settings.ping_s)) is not None:
-                await request.event(data)
-            await request.end_events()
+            await self._written(request, outbox)
             tasks.cancel_scope.cancel()
+
+    async def _written(self, request: Request, outbox: Outbox) -> bool:
+        """Write events until they end; False if the client does not take them."""
+        while (data := await outbox.following(self._settings.ping_s)) is not None:
+            if not await request.event(data):
+                return False
+        await request.end_events()
+        return True
 
     # -- the end ----------------------------------------------------------------------------
 
@@ -336,6 +339,7 @@ class HostApp:
             client.conversation.release(reason)
         with anyio.move_on_after(self._settings.stop_s):
             await self._quota.calm()
+            await self.sessions.drained()
         for client in [*self._alone]:
             client.conversation.gone(reason)
         await self.sessions.close(reason)

@@ -23,7 +23,8 @@ def come_in(request: Request, doors: Doors) -> None:
     Raises:
         Refused: One of them is not right.
     """
-    if request.headers.get("host", "").lower() not in doors.hosts:
+    names = [value.lower() for name, value in request.lines if name == "host"]
+    if len(names) != 1 or names[0] not in doors.hosts:
         raise Refused(421, "this host is not known under that name")
     origins = [value for name, value in request.lines if name == "origin"]
     if any(origin.lower() not in doors.origins for origin in origins):

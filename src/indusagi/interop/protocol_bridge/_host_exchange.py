@@ -132,11 +132,13 @@ class Request:
         start = {"type": "http.response.start", "status": 200}
         await self._send({**start, "headers": [*_STREAMED, *headers]})
 
-    async def event(self, data: bytes, name: bytes = b"message", *, last: bool = False) -> None:
-        """Send an event; empty: a sign of life."""
+    async def event(self, data: bytes, name: bytes = b"message") -> bool:
+        """Send an event; empty: a sign of life. False if the client takes nothing any more."""
         body = b"event: %b\r\ndata: %b\r\n\r\n" % (name, data) if data else b": \r\n\r\n"
-        with anyio.fail_after(_UNREAD_S):
-            await self._send({"type": "http.response.body", "body": body, "more_body": not last})
+        with anyio.move_on_after(_UNREAD_S):
+            await self._send({"type": "http.response.body", "body": body, "more_body": True})
+            return True
+        return False
 
     async def end_events(self) -> None:
         """End the stream."""

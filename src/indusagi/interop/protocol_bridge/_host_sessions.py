@@ -85,6 +85,11 @@ class Sessions:
                 if session.idle and session.used_at < before:
                     await self.drop(session, "it was idle for too long")
 
+    async def drained(self) -> None:
+        """Wait until every request of every session is answered."""
+        for session in [*self._open.values()]:
+            await session.client.conversation.drained(self._settings.stop_s)
+
     async def close(self, reason: str) -> None:
         """End them all, at the same time."""
         async with anyio.create_task_group() as tasks:

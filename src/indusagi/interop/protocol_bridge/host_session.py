@@ -136,17 +136,8 @@ class Conversation:
         self._slots = Slots(self._limits.calls)
         self._open: dict[RequestId, HostRequest] = {}
         self._tasks: dict[HostRequest, asyncio.Task[None]] = {}
+        self._standing = 0
         self._closing = False
-
-    @property
-    def running(self) -> int:
-        """How many requests are not answered yet, apart from standing ones."""
-        return sum(1 for request in self._tasks if not request.standing)
-
-    @property
-    def listening(self) -> int:
-        """How many requests stand."""
-        return len(self._tasks) - self.running
 
     # -- what comes -------------------------------------------------------------------------
 
@@ -225,10 +216,11 @@ class Conversation:
             self._start(request, _known(given))
 
     def _start(self, request: HostRequest, work: Work) -> None:
-        standing = self.listening
-        if len(self._tasks) - standing >= self._limits.waiting or (
-            request.standing and standing >= self._limits.listeners
-        ):
+        if request.standing:
+            full = self._standing >= self._limits.listeners
+        else:
+            full = len(self._tasks) - self._standing >= self._limits.waiting
+        if full:
             work.close()
             request.settle(_error(request.identity, BUSY, "too many requests at once"))
             return
@@ -236,11 +228,13 @@ class Conversation:
         task = asyncio.create_task(self._run(request, work))  # noqa: TID251
         self._open[request.identity] = request
         self._tasks[request] = task
+        self._standing += request.standing
 
         def done(_: object) -> None:
             work.close()  # of one that was cancelled before it began
             self._open.pop(request.identity, None)
             self._tasks.pop(request, None)
+            self._standing -= request.standing
             request.settle()
 
         task.add_done_callback(done)

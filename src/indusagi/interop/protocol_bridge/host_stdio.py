@@ -1,8 +1,8 @@
 """Our own standard streams as a link: a client started us, and speaks through them.
 
 The streams are taken away from the rest of the process while the link is open: whatever prints goes
-to standard error, and whatever reads finds nothing. No thread is needed unless standard input is a
-regular file, which the event loop cannot watch.
+to standard error, and whatever reads finds nothing. No thread is needed unless standard input is
+something that the event loop cannot watch, such as a regular file.
 """
 
 from __future__ import annotations
@@ -125,18 +125,18 @@ class StandardStreams:
     async def open(self) -> None:
         """Start reading."""
         loop = asyncio.get_running_loop()
-        if not stat.S_ISREG(os.fstat(self._sink).st_mode):
+        if _can_be_watched(self._sink):
             writer = PipeWriter(self.room, self._nobody_reads)
             pipe = open(self._sink, "wb", buffering=0, closefd=False)  # noqa: SIM115, ASYNC230 — wraps a descriptor, opens nothing
             self._writer, _ = await loop.connect_write_pipe(lambda: writer, pipe)
-        if not stat.S_ISREG(os.fstat(self._source).st_mode):
+        if _can_be_watched(self._source):
             reader = PipeReader(self._cutter.feed, self._input_over)
             pipe = open(self._source, "rb", buffering=0, closefd=False)  # noqa: SIM115, ASYNC230 — as above
             await loop.connect_read_pipe(lambda: reader, pipe)
             self._reader = reader
 
     async def read_file(self) -> None:
-        """Read standard input where it is a regular file."""
+        """Read what the event loop cannot watch, such as a regular file."""
         if self._reader is None:
             while data := await asyncio.to_thread(os.read, self._source, _PIECE_BYTES):
                 self._cutter.feed(data)
@@ -194,11 +194,7 @@ async def standard_streams(frame_bytes: int) -> AsyncGenerator[StandardStreams]:
     source, sink = _taken()
     try:
         link = StandardStreams(source, sink, frame_bytes)
-        try:
-            await link.open()
-        except (OSError, ValueError) as exc:
-            message = f"standard input and output cannot carry a client: {exc}"
-            raise ProtocolFault("transport", message, exc) from exc
+        await link.open()
         try:
             yield link
         finally:
@@ -209,21 +205,27 @@ async def standard_streams(frame_bytes: int) -> AsyncGenerator[StandardStreams]:
 
 def _taken() -> tuple[int, int]:
     """Put our ends out of reach, and something harmless in their place."""
-    sys.stdout.flush()
-    try:
-        source, sink = os.dup(0), os.dup(1)
-        nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        os.dup2(nothing, 0)
-        os.close(nothing)
-        os.dup2(2, 1)
-    except OSError as exc:
-        message = f"standard input and output cannot be taken: {exc}"
-        raise ProtocolFault("transport", message, exc) from exc
+    # Python says so when they were closed from the start; their numbers may be anybody's by now.
+    if sys.__stdin__ is None or sys.__stdout__ is None:
+        raise ProtocolFault("transport", "standard input and output are not open")
+    sys.__stdout__.flush()
+    source, sink = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    os.dup2(nothing, 0)
+    os.dup2(nothing if sys.__stderr__ is None else 2, 1)
+    os.close(nothing)
     return source, sink
 
 
+def _can_be_watched(descriptor: int) -> bool:
+    """Tell what has to be waited for from what can be read and written at any time."""
+    mode = os.fstat(descriptor).st_mode
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(descriptor)
+
+
 def _given_back(source: int, sink: int) -> None:
-    sys.stdout.flush()
+    if sys.__stdout__ is not None:
+        sys.__stdout__.flush()
     for descriptor, place in ((source, 0), (sink, 1)):
         # The event loop made them non-blocking, for everybody who shares them.
         os.set_blocking(descriptor, True)
