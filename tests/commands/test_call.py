@@ -75,7 +75,8 @@ def test_a_tool_that_a_known_server_has_since_is_found(tmp_path: Path) -> None:
     configured(user_file(), {"g": {"command": row()["command"], "args": [str(script), str(flag)]}})
     run("tools", cwd=tmp_path)
     flag.touch()
-    assert run("call", "g__late", cwd=tmp_path).stdout == "late\n"
+    done = run("call", "g__late", cwd=tmp_path)
+    assert (done.stdout, done.stderr) == ("late\n", "")
 
 
 _GROWING = f"""
@@ -254,6 +255,19 @@ def test_arguments_come_from_a_file_or_a_pipe_and_words_add_to_them(tmp_path: Pa
     assert done.stdout == "41\n"
 
 
+def test_too_much_on_standard_input_and_none_at_all_are_told(tmp_path: Path) -> None:
+    done = piped(" " * (16 * 1024 * 1024 + 1), "call", "grep", "--json", "-", cwd=tmp_path)
+    one_line(done, "standard input: more than 16,777,216 bytes")
+    closed = subprocess.run(
+        ["/bin/sh", "-c", f'"{command()}" call grep --json - <&-'],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    one_line(closed, "standard input")
+
+
 def test_text_is_safe_to_look_at_and_raw_is_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "esc").write_bytes(b"a\x1b]0;x\x07\tb\r\n\xe3\x80\x80c\n")
     done = run("call", "read", "path=esc", cwd=tmp_path)
@@ -283,22 +297,25 @@ def test_an_interrupt_reaches_the_tool_and_is_130(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=15)
     assert process.returncode == 130
-    assert diary(log, "cancelled")
+    assert diary(log, "heard notifications/cancelled") == [""]
     (pid,) = diary(log, "start")
     anyio.run(until, lambda: not is_alive(int(pid)))
 
 
-def test_an_interrupt_while_a_server_starts_ends_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "words", [("call", "mute__x"), ("tools",), ("mcp", "list"), ("mcp", "doctor"), ("mcp", "diff")]
+)
+def test_an_interrupt_while_a_server_starts_ends_it(tmp_path: Path, words: tuple[str, ...]) -> None:
     log = tmp_path / "log"
     configured(user_file(), {"mute": faulty("mute", "--log", log)})
-    process = subprocess.Popen(
-        [command(), "call", "mute__x"], stderr=subprocess.PIPE, text=True, cwd=tmp_path
-    )
+    process = subprocess.Popen([command(), *words], stderr=subprocess.PIPE, text=True, cwd=tmp_path)
     with process:
         anyio.run(until, lambda: bool(diary(log, "start")))
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=15)
     assert process.returncode == 128 + signal.SIGTERM
+    (pid,) = diary(log, "start")
+    anyio.run(until, lambda: not is_alive(int(pid)))
 
 
 def test_r37_a_tool_that_is_not_what_was_approved_is_a_fault(tmp_path: Path) -> None:

@@ -133,6 +133,15 @@ def test_a_file_that_is_no_text_or_no_file_is_left_as_it_is(tmp_path: Path) -> N
         put(str(path))
 
 
+def test_a_row_of_a_list_is_taken_out_alone(tmp_path: Path) -> None:
+    text = '{"servers": [{"name": "a"}, 5, {"name": "b"}]}'
+    path = written(tmp_path / "mcp.json", text)
+    with changing(path, private=True) as config:
+        assert config.remove("a")
+        assert not config.remove("c")
+    assert read(path) == {"servers": [5, {"name": "b"}]}
+
+
 def test_half_a_surrogate_pair_survives(tmp_path: Path) -> None:
     path = written(tmp_path / "mcp.json", '{"x": "\\ud800", "servers": {}}')
     put(path)

@@ -195,6 +195,9 @@ def test_the_doctor_is_content_with_one_that_is_well(tmp_path: Path) -> None:
     (found,) = told("mcp", "doctor", "good", "--json", cwd=tmp_path)["servers"]
     assert (found["handshake"], found["remedy"], found["era"]) == ("done", None, "legacy")
     assert found["latencyMs"] >= 0
+    configured(user_file(), {"new": row("--era", "modern")})
+    (found,) = told("mcp", "doctor", "new", "--json", cwd=tmp_path)["servers"]
+    assert (found["era"], found["version"]) == ("modern", "2026-07-28")
 
 
 def test_a_server_that_cannot_list_is_told(tmp_path: Path) -> None:

@@ -107,6 +107,16 @@ def test_the_lock_holds_the_projects_tools_and_finds_every_change(
     assert run("mcp", "lock", "--check", cwd=tmp_path).returncode == 0
 
 
+def test_the_ledger_tells_of_a_tool_that_is_gone(tmp_path: Path, server: Changing) -> None:
+    configured(user_file(), {"s": server.row})
+    run("mcp", "list", cwd=tmp_path)
+    server.has(one={"description": "One."})
+    run("mcp", "list", cwd=tmp_path)
+    happened = told("ledger", "--json", cwd=tmp_path)["rows"]
+    (gone,) = [one for one in happened if one["event"] == "retire"]
+    assert f"retire   {gone['facts']['key'][:15]}" in run("ledger", cwd=tmp_path).stdout
+
+
 def test_a_lock_is_never_written_without_a_server_that_belongs_to_it(tmp_path: Path) -> None:
     file = configured(tmp_path / "s.json", {"good": row(), "dies": faulty("exits")})
     done = run("mcp", "lock", "--mcp", str(file), cwd=tmp_path)

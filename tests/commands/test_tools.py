@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 from tests.commands.helpers import configured, faulty, one_line, project_file, row, told, user_file
 from tests.support.scripts import run
-from tests.support.servers import HONEST_TOOLS, diary
+from tests.support.servers import HONEST_TOOLS, SERVERS, diary
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -104,13 +105,49 @@ def test_servers_that_are_not_there_are_told_and_the_others_listed(tmp_path: Pat
     assert "the variable NOT_SET_HERE is not set" in done.stderr
 
 
+_NAMED = f"""
+import sys
+sys.path.insert(0, {str(SERVERS)!r})
+from peer import Peer, text
+peer = Peer("named", {{}})
+peer.add(sys.argv[1], lambda call: text(sys.argv[1]))
+peer.serve()
+"""
+
+
 def test_two_tools_that_come_out_under_one_name_are_told_apart(tmp_path: Path) -> None:
-    configured(user_file(), {"a.b": row(), "a_b": row()})
+    script = tmp_path / "named.py"
+    script.write_text(_NAMED, encoding="utf-8")
+    servers = {"a": "b__x", "a__b": "x"}
+    rows = {
+        server: {"command": sys.executable, "args": [str(script), tool]}
+        for server, tool in servers.items()
+    }
+    configured(user_file(), rows)
     first = told("tools", "--json", cwd=tmp_path)
-    names = [one["name"] for one in first["tools"]]
-    assert len(names) == len(set(names))
-    called = run("call", names[-len(HONEST_TOOLS)], "text=hello", cwd=tmp_path)
-    assert called.stdout == "hello\n"
+    found = {one["tool"]: one["name"] for one in first["tools"] if one["source"] != "native"}
+    assert found["b__x"] == "a__b__x"
+    assert found["x"].startswith("a__b__x_")
+    for tool, name in found.items():
+        assert run("call", name, cwd=tmp_path).stdout == f"{tool}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["show"], ["Missing argument 'NAME'"]),
+        (["show", "grepp"], ["There is no tool 'grepp'. Did you mean 'grep'?"]),
+        (["show", "a\x1b[2J"], ["'a\\x1b[2J'"]),
+        (["search"], ["Missing argument"]),
+        (["list", "--tools", "nope"], ["there is no capability 'nope'"]),
+        (["--mcp", "nowhere"], ["--mcp nowhere: there is no such file or directory"]),
+        (["--cwd", "nowhere"], ["'nowhere': No such file or directory"]),
+        (["list", "extra"], ["unexpected extra argument (extra)"]),
+        (["lsit"], ["There is no command 'lsit'. Did you mean 'list'?"]),
+    ],
+)
+def test_bad_input_is_one_clear_line(tmp_path: Path, words: list[str], parts: list[str]) -> None:
+    one_line(run("tools", *words, cwd=tmp_path), *parts)
 
 
 def test_a_tool_is_shown_with_all_that_a_model_is_told(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import select
 import sys
 from typing import TYPE_CHECKING
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from indusagi.runtime.contract import JsonSchema
 
 _LARGEST_BYTES = 16 * 1024 * 1024
+_CHUNK_BYTES = 64 * 1024
+_STEP_S = 0.2
 
 
 class BadArgument(ValueError):
@@ -185,10 +189,19 @@ def _text(whole: str) -> tuple[str, str]:
 def _piped() -> bytes:
     if sys.stdin is None:  # started with it closed
         return b""
-    data = sys.stdin.buffer.read(_LARGEST_BYTES + 1)
-    if len(data) > _LARGEST_BYTES:
-        raise OSError(f"more than {_LARGEST_BYTES:,} bytes")
-    return data
+    data = bytearray()
+    while chunk := _next_chunk(sys.stdin.fileno()):
+        data += chunk
+        if len(data) > _LARGEST_BYTES:
+            raise OSError(f"more than {_LARGEST_BYTES:,} bytes")
+    return bytes(data)
+
+
+def _next_chunk(descriptor: int) -> bytes:
+    """Wait for more, in small steps: a signal that comes just before a read does not end it."""
+    while not select.select([descriptor], [], [], _STEP_S)[0]:
+        continue
+    return os.read(descriptor, _CHUNK_BYTES)
 
 
 def _json(text: str, where: str) -> JsonValue:

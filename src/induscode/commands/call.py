@@ -7,13 +7,14 @@ us and its server, 128 + n for signal n.
 from __future__ import annotations
 
 import sys
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
 
 from induscode.commands.groups import unknown
-from induscode.commands.running import as_usage, opened_store, planned, run_loop
+from induscode.commands.running import as_usage, opened_store, planned, run_told
 from induscode.commands.showing import mention, write_json
 from induscode.launch.options import flags, invocation_from
 from induscode.terminal import complain, tell, tell_text
@@ -91,7 +92,7 @@ def command(
         with as_usage():
             return await call.made(token)
 
-    return run_loop(work)
+    return run_told(work)
 
 
 class _Call:
@@ -123,12 +124,23 @@ class _Call:
         from induscode.boot.session import open_session  # noqa: PLC0415 — as above
 
         plan = ServerPlan() if self.plan is None else await self._narrowed(self.plan)
-        async with open_session(self._invocation, plan=plan, wrap=self.wrap) as session:
-            card = await self._card(session)
+        async with AsyncExitStack() as stack:
+            opened: tuple[Session, Capability | None] | None = None
+            # Once it runs, the call is told of a signal by the token alone, and so is its server;
+            # everything is then closed in peace.
+            with token.guard():
+                session = await stack.enter_async_context(
+                    open_session(self._invocation, plan=plan, wrap=self.wrap)
+                )
+                opened = session, await self._card(session)
+            if opened is None:
+                return 0
+            session, card = opened
             if card is None:
                 return self._missing(session)
             outcome = await self._run(session, card, token)
-        return self._shown(outcome)
+        # Nobody waits for the answer of a call that was told to end.
+        return 0 if token.cancelled else self._shown(outcome)
 
     # -- finding the tool -------------------------------------------------------------------
 

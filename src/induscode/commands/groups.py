@@ -42,10 +42,8 @@ class CommandGroup(click.Group):
         """Name the commands, in the order of the table."""
         return list(self.table)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Load a command."""
-        if cmd_name not in self.table:
-            return None
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
+        """Load a command of the table; `resolve_command` lets no other name come here."""
         from importlib import import_module  # noqa: PLC0415 — only whoever runs a command pays
 
         row = self.table[cmd_name]

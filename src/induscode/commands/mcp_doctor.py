@@ -26,9 +26,13 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.endpoint import ServerEndpointImpl
     from induscode.boot.runners import ServerPlan
     from induscode.deck.mcp.rows import ServerRow
+    from induscode.deck.mcp.store import ThreadedStore
+    from induscode.deck.mcp.store_rows import Row
 
 _UNWELL = 1
 _SHOWN_STDERR = 10
+_TOLD = frozenset({"connect", "ready", "fault", "drift", "approve"})
+"""The events of a server that are told as its log."""
 _REASONS = {
     "auth": "it wants a login: see that the token or the header in its row is right",
     "exited": "it ended by itself: the lines above mostly say why; try its command in a shell",
@@ -273,37 +277,46 @@ def logs(context: click.Context, name: str, *, as_json: bool, limit: int, **_: o
 
     That is kept in the ledger, with every known secret taken out.
     """
-    found: list[JsonObject] = []
+    rows: list[Row] = []
 
     async def work(_: CancelToken) -> int:
         async with opened_store() as store:
-            for run in reversed(await store.runs()):
-                rows = [row for row in await store.rows(run.run) if row.facts.get("server") == name]
-                found[:0] = [
-                    {"at": row.at, "run": row.run, "event": row.op, **_said(row.facts)}
-                    for row in rows
-                    if row.op in {"connect", "ready", "fault", "drift", "approve"}
-                ]
-                if len(found) >= limit:
-                    break
+            rows.extend(await _entries(store, name, limit))
+        if not rows:
+            find_row(planned(invocation_from(context)), name)
+        _show_entries(name, rows, as_json=as_json)
         return 0
 
-    code = run_loop(work)
-    if code:
-        return code
-    if not found:
-        find_row(planned(invocation_from(context)), name)
-    del found[:-limit]
+    return run_loop(work)
+
+
+async def _entries(store: ThreadedStore, name: str, limit: int) -> Sequence[Row]:
+    """Read the last things that happened at a server, in their order."""
+    found: list[Row] = []
+    for run in reversed(await store.runs()):
+        rows = [row for row in await store.rows(run.run) if row.facts.get("server") == name]
+        found[:0] = [row for row in rows if row.op in _TOLD]
+        if len(found) >= limit:
+            break
+    return found[-limit:]
+
+
+def _show_entries(name: str, rows: Sequence[Row], *, as_json: bool) -> None:
+    entries: list[JsonObject] = [
+        {
+            "at": row.at,
+            "run": row.run,
+            "event": row.op,
+            "subject": row.facts.get("subject", ""),
+            "detail": row.facts.get("detail", ""),
+        }
+        for row in rows
+    ]
     if as_json:
-        write_json({"server": name, "entries": found})
-        return 0
-    for entry in found:
+        write_json({"server": name, "entries": entries})
+        return
+    for entry in entries:
         for line in str(entry["detail"]).split("\n"):
             tell(f"{entry['at']}  {entry['event']}  {entry['subject']}  {line}".rstrip())
-    if not found:
+    if not entries:
         tell(f"Nothing has happened at server {name!r} yet.")
-    return 0
-
-
-def _said(facts: JsonObject) -> JsonObject:
-    return {"subject": facts.get("subject", ""), "detail": facts.get("detail", "")}

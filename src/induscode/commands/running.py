@@ -17,7 +17,18 @@ if TYPE_CHECKING:
 
 
 def run_loop(work: Callable[[CancelToken], Awaitable[int]]) -> int:
-    """Run `work` to its end, or until a signal asks for it; give the exit code."""
+    """Run `work` to its end, or until a signal stops it; give the exit code."""
+
+    async def stopped(token: CancelToken) -> int:
+        with token.guard():
+            return await work(token)
+        return 0
+
+    return run_told(stopped)
+
+
+def run_told(work: Callable[[CancelToken], Awaitable[int]]) -> int:
+    """Run `work`, which is told by the token of a signal and ends by itself; give the exit code."""
     import anyio  # noqa: PLC0415 — for commands that need a loop
 
     return anyio.run(_signalled, work)
@@ -28,9 +39,8 @@ async def _signalled(work: Callable[[CancelToken], Awaitable[int]]) -> int:
     from induscode.session.exits import signal_code  # noqa: PLC0415 — as above
 
     async with ending_signals() as token:
-        with token.guard():
-            return await work(token)
-        return signal_code(token.reason or "")
+        code = await work(token)
+    return code if token.reason is None else signal_code(token.reason)
 
 
 @contextmanager
