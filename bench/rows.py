@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bench import bridge, deck, kernel, start, tools, tools_search
+from bench import bridge, commands, deck, kernel, start, tools, tools_search
 
 if TYPE_CHECKING:
     from bench.row import Row
 
 ROWS: tuple[Row, ...] = (
     *start.ROWS,
+    *commands.ROWS,
     *kernel.ROWS,
     *tools_search.ROWS,
     *tools.ROWS,

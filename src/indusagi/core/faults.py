@@ -9,8 +9,10 @@ CoreError                  anything of ours that a caller may want to catch
 │   ├── BuildFailed        a card could not be built
 │   ├── BridgeFault        an MCP configuration, a name or a lock that cannot be used
 │   └── BackendFault       a handle of the host that cannot be used
-├── BadPrompt              what was piped in cannot be a prompt
+├── BadPrompt              nothing to ask, or too much of it
+├── BadRule                a rule of permission that cannot be read
 ├── NoModel                no model to ask, or none of that name
+│   └── BadAddress         an address of a model that is none
 ├── NoConversation         no conversation to go on with
 └── Circles                a model that makes the same call again and again
 
