@@ -21,7 +21,7 @@ from tests.support.waiting import until
 from indusagi.core.places import state_dir
 from indusagi.interop import HttpSettings, ProtocolFault
 from indusagi.interop.protocol_bridge import _host_exchange
-from indusagi.interop.protocol_bridge.host_http import (
+from indusagi.interop.protocol_bridge.host_doors import (
     TOKEN_FILE,
     is_loopback,
     kept_token,

@@ -48,10 +48,10 @@ from indusagi.interop.protocol_bridge.host import ProviderHost as ProviderHost
 from indusagi.interop.protocol_bridge.host import ProviderHostInfo as ProviderHostInfo
 from indusagi.interop.protocol_bridge.host import RunningProviderHost as RunningProviderHost
 from indusagi.interop.protocol_bridge.host import create_provider_host as create_provider_host
-from indusagi.interop.protocol_bridge.host_http import HttpHost as HttpHost
-from indusagi.interop.protocol_bridge.host_http import HttpSettings as HttpSettings
 from indusagi.interop.protocol_bridge.host_links import linked_pair as linked_pair
 from indusagi.interop.protocol_bridge.host_session import HostLimits as HostLimits
+from indusagi.interop.protocol_bridge.host_settings import HttpHost as HttpHost
+from indusagi.interop.protocol_bridge.host_settings import HttpSettings as HttpSettings
 from indusagi.interop.protocol_bridge.model_schema import model_schema as model_schema
 from indusagi.interop.protocol_bridge.schema import normalize_schema as normalize_schema
 from indusagi.interop.protocol_bridge.supervision import Supervision as Supervision

@@ -44,13 +44,9 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge._host_exchange import Headers, Receive, Scope, Send
     from indusagi.interop.protocol_bridge._host_sessions import HttpSession
-    from indusagi.interop.protocol_bridge.host_http import (
-        Doors,
-        HttpSettings,
-        NewClient,
-        SchemaOf,
-    )
+    from indusagi.interop.protocol_bridge.host_doors import Doors
     from indusagi.interop.protocol_bridge.host_session import Served
+    from indusagi.interop.protocol_bridge.host_settings import HttpSettings, NewClient, SchemaOf
     from indusagi.interop.protocol_bridge.wire import RequestId
 
 _SESSION = "mcp-session-id"

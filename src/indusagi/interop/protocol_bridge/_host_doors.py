@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
     from indusagi.interop.protocol_bridge._host_exchange import Request
-    from indusagi.interop.protocol_bridge.host_http import Doors, HttpSettings
+    from indusagi.interop.protocol_bridge.host_doors import Doors
+    from indusagi.interop.protocol_bridge.host_settings import HttpSettings
 
 
 def come_in(request: Request, doors: Doors) -> None:

@@ -11,12 +11,12 @@ import anyio
 import uvicorn
 
 from indusagi.interop.protocol_bridge._host_app import HostApp
-from indusagi.interop.protocol_bridge.host_http import make_doors
+from indusagi.interop.protocol_bridge.host_doors import make_doors
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator, Sequence
 
-    from indusagi.interop.protocol_bridge.host_http import HttpSettings, NewClient, SchemaOf
+    from indusagi.interop.protocol_bridge.host_settings import HttpSettings, NewClient, SchemaOf
 
 _BACKLOG = 128
 _CONNECTIONS = 512

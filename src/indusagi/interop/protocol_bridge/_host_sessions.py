@@ -11,8 +11,8 @@ import anyio
 
 if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge._host_exchange import Outbox
-    from indusagi.interop.protocol_bridge.host_http import HttpSettings, NewClient
     from indusagi.interop.protocol_bridge.host_session import Served
+    from indusagi.interop.protocol_bridge.host_settings import HttpSettings, NewClient
 
 
 @dataclass(slots=True, eq=False)

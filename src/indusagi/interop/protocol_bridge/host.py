@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.protocol_bridge.host_http import HttpHost, HttpSettings
     from indusagi.interop.protocol_bridge.host_listing import BoxSource
     from indusagi.interop.protocol_bridge.host_session import Served
+    from indusagi.interop.protocol_bridge.host_settings import HttpHost, HttpSettings
     from indusagi.interop.protocol_bridge.host_stdio import StandardStreams
     from indusagi.interop.protocol_bridge.wire import LinkEnd
 

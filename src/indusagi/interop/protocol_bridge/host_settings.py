@@ -1,0 +1,66 @@
+"""Where a host behind HTTP listens, to whom, how much it takes; and what became of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from indusagi.core.json import JsonObject
+    from indusagi.interop.protocol_bridge.host_session import Served
+
+    NewClient: TypeAlias = Callable[[], Served]
+    SchemaOf: TypeAlias = Callable[[str], JsonObject | None]
+    """Gives the schema of a tool's arguments; some arguments are repeated in headers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpSettings:
+    """Where a host listens, to whom, and how much it takes."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0: one that is free."""
+    path: str = "/mcp"
+    tokens: Sequence[str] | None = field(default=None, repr=False)
+    """Each opens the host; None: the one of the file, which is made if it is not there."""
+    without_token: bool = False
+    """Take requests from everybody; only for an address of this machine alone."""
+    allowed_hosts: Sequence[str] = ()
+    """Names under which it may be addressed (`name:port`), besides those of this machine."""
+    allowed_origins: Sequence[str] = ()
+    """Pages that may speak to it, besides those it would serve itself."""
+    sse: bool = False
+    """Also speak the old transport, at `/sse` and `/messages`."""
+    body_bytes: int = 4 * 1024 * 1024
+    body_s: float = 10.0
+    sessions: int = 16
+    requests: int = 128
+    """At once, in all; further ones get a 503."""
+    requests_each: int = 64
+    """At once, of one session or token; further ones get a 429."""
+    streams: int = 64
+    """Standing ones."""
+    idle_s: float = 1800.0
+    """A session without a request for so long is ended."""
+    spare_s: float = 60.0
+    """A session idle for so long makes room when there is none."""
+    ping_s: float = 15.0
+    """A stream on which nothing is said for so long gets a sign of life."""
+    stop_s: float = 5.0
+    """How long calls may finish when the host is stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpHost:
+    """A host that listens."""
+
+    url: str
+    port: int
+    token: str | None = field(default=None, repr=False)
+    """The one of the file; None if others were given, or none is needed."""
+    token_path: str | None = None
+    token_is_new: bool = False
+    """It was made just now, and should be shown: it will not be again."""
