@@ -12,7 +12,7 @@ CoreError                  anything of ours that a caller may want to catch
 ├── BadPrompt              nothing to ask, or too much of it
 ├── BadRule                a rule of permission that cannot be read
 ├── NoModel                no model to ask, or none of that name
-│   └── BadAddress         an address of a model that is none
+├── BadAddress             an address at which no model can be
 ├── NoConversation         no conversation to go on with
 └── Circles                a model that makes the same call again and again
 
