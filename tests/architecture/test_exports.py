@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from importlib import import_module
 from types import ModuleType
 
 import pytest
@@ -18,7 +19,9 @@ NAMES = {
         project_content
     """,
     "indusagi.interop": """
-        BridgeConfig CLIENT_NAME CLIENT_VERSION EndpointPhase EndpointStatus FAULT_KINDS FaultCause
+        HostLimits HttpHost HttpSettings ProviderHost ProviderHostInfo RunningProviderHost
+        create_provider_host linked_pair BridgeConfig CLIENT_NAME CLIENT_VERSION EndpointPhase
+        EndpointStatus FAULT_KINDS FaultCause
         FaultDetail FaultKind FaultReason FleetEvent FleetStatus Handlers InjectedTransport
         MountedBridge MountedProtocolBridge MountedTool ProtocolFault QUALIFIER RemoteCallResult
         RemoteTool RemoteToolRef ServerConfig ServerEndpoint ServerEndpointImpl ServerFleet
@@ -38,10 +41,14 @@ NAMES = {
 
 
 def public_names(module: ModuleType) -> set[str]:
+    # By `dir`, since a door may load its names when they are first used.
     return {
         name
-        for name, value in vars(module).items()
-        if not name.startswith("_") and not isinstance(value, ModuleType)
+        for name in dir(module)
+        if not name.startswith("_")
+        and name not in {"TYPE_CHECKING", "annotations"}
+        and not isinstance(value := getattr(module, name), ModuleType)
+        and value is not import_module
     }
 
 

@@ -18,7 +18,7 @@ from anyio import to_thread
 from indusagi.capabilities.backends import PathRefused, SandboxState
 from indusagi.capabilities.files.protected import usual_protection
 from indusagi.capabilities.tool import DefinedTool
-from indusagi.capabilities.tools._paths import path_given
+from indusagi.capabilities.tools.paths import path_given
 from indusagi.core.json import is_json_object
 from induscode.deck.builtin import builtin_ids
 from induscode.deck.contract import ForeignCard
