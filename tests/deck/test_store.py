@@ -237,7 +237,7 @@ async def test_processes_that_start_and_write_at_once_lose_nothing(tmp_path: Pat
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("part", range(3))
+@pytest.mark.parametrize("part", range(10))
 async def test_r53_whoever_is_killed_loses_no_row_that_was_acknowledged(
     tmp_path: Path, part: int
 ) -> None:
@@ -247,7 +247,7 @@ async def test_r53_whoever_is_killed_loses_no_row_that_was_acknowledged(
         process = writer(path, f"run{loop}", 100_000)
         assert process.stdout is not None
         # Killed after another number of rows each time, in the middle of the next ones.
-        rows = part * 10 + loop
+        rows = (part * 10 + loop) % 30
         for _ in range(1 + rows):
             process.stdout.readline()
         process.kill()
