@@ -215,3 +215,18 @@ async def test_a_listing_that_fails_is_tried_again_while_the_server_lives(tmp_pa
     async with fleet_of(fault("lists", "error", "--log", log)) as fleet:
         await until(lambda: len(diary(log, "heard tools/list")) >= 3)
         assert fleet.status()["lists"].phase is EndpointPhase.READY
+
+
+async def test_a_server_that_is_started_again_still_says_why_it_is_not_up() -> None:
+    slow_to_come = StdioServerConfig("gone", "no-such-command")
+    fleet = ServerFleetImpl(supervision=replace(QUICK, first_s=0.01, jitter=0.0))
+    told: list[FleetEvent] = []
+    fleet.follow(told.append)
+    await fleet.start(BridgeConfig((slow_to_come,)))
+    try:
+        await until(lambda: fleet.status()["gone"].restarts > 1)
+    finally:
+        await fleet.tear_down()
+    again = [one for one in told if one.status.phase is EndpointPhase.CONNECTING][1:]
+    assert again
+    assert all("no-such-command" in str(one.status.fault) for one in again)

@@ -560,7 +560,7 @@ async def test_the_settings_of_the_kernel_cannot_be_changed(
         "    print(path)\n"
     )
     (root / "try.py").write_text(script, encoding="utf-8")
-    command = f"{sys.executable} try.py {' '.join(levers)}; echo tried"
+    command = f"{sys.executable} -S try.py {' '.join(levers)}; echo tried"
     result = await run(root, command, Sandbox(mechanisms=(mechanism,)))
     assert result.output == b"tried\n"
 
@@ -573,7 +573,7 @@ async def test_a_socket_of_who_runs_programs_for_others_cannot_be_reached(
         server.bind(path)
         server.listen()
         script = f"import socket; socket.socket(socket.AF_UNIX).connect('{path}')"
-        command = f'{sys.executable} -c "{script}" && echo reached'
+        command = f'{sys.executable} -S -c "{script}" && echo reached'
         open_to_all = await run(root, command, Sandbox(mechanisms=(bubblewrapped,)))
         hidden = Sandbox(mechanisms=(bubblewrapped,), hidden=(path,))
         closed = await run(root, command, hidden)

@@ -38,6 +38,9 @@ STANDARD_ERROR = "stderr"
 _KEPT_CHARACTERS = 1_900
 
 
+_NOT_SOON_S = 3_600.0
+
+
 class NoSuchConfig(ValueError):
     """A path after `--mcp` at which there is nothing."""
 
@@ -226,15 +229,19 @@ async def attach_servers(
     lazy: Collection[str] | None = None,
     handlers: Handlers | None = None,
     wait: bool = True,
+    once: bool = False,
 ) -> McpCapabilities:
     """Attach the servers of a plan; those that are `lazy` wait for a call if they are known.
 
-    None: those whose rows say so.
+    None: those whose rows say so. With `once` a server that fails is not started again: whoever
+    only looks wants to see the first failure.
     """
     if not plan.rows:
         return McpCapabilities(notes=plan.notes, plan=plan)
+    from indusagi.interop.protocol_bridge.supervision import Supervision  # noqa: PLC0415 — with it
     from induscode.deck.mcp.boot import BootPlan, boot_bridge  # noqa: PLC0415 — for those with servers
 
+    supervision = Supervision(first_s=_NOT_SOON_S, longest_s=_NOT_SOON_S) if once else None
     unresolved = [row.config for row in plan.untrusted]
     asleep = [row.id for row in plan.rows if row.start == "lazy"] if lazy is None else lazy
     booted = await boot_bridge(
@@ -244,6 +251,7 @@ async def attach_servers(
             lazy=asleep,
             untrusted=[row.id for row in plan.untrusted],
         ),
+        supervision=supervision,
         handlers=handlers,
     )
     if wait:

@@ -50,7 +50,7 @@ def list_(context: click.Context, *, as_json: bool, no_check: bool, **_: object)
             if not no_check:
                 from induscode.boot.runners import attach_servers  # noqa: PLC0415 — brings the bridge
 
-                mcp = await attach_servers(plan, store, lazy=())
+                mcp = await attach_servers(plan, store, lazy=(), once=True)
                 try:
                     status.update(mcp.status())
                 finally:

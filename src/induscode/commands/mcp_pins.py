@@ -43,7 +43,7 @@ async def _connected(
     from induscode.boot.runners import attach_servers  # noqa: PLC0415 — brings the bridge
 
     async with opened_store() as store:
-        mcp = await attach_servers(plan, store, lazy=())
+        mcp = await attach_servers(plan, store, lazy=(), once=True)
         try:
             yield mcp, store
         finally:

@@ -253,6 +253,7 @@ class _Keeper:
         self._tell = tell
         self._record = Record(supervision)
         self._next_try_at: float | None = None
+        self._last_fault: ProtocolFault | None = None
         self._owner = Owner(f"keeper {config.id}")
         self.endpoint = self._fresh()
 
@@ -276,8 +277,12 @@ class _Keeper:
         next_try_s = None
         if self._next_try_at is not None:
             next_try_s = max(0.0, self._next_try_at - asyncio.get_running_loop().time())
+        status = self.endpoint.status()
+        coming_up = status.phase in {EndpointPhase.IDLE, EndpointPhase.CONNECTING}
         return replace(
-            self.endpoint.status(),
+            status,
+            # Why it is not up: what the last attempt met, until another one has ended.
+            fault=status.fault or (self._last_fault if coming_up else None),
             restarts=self.restarts,
             next_try_s=next_try_s,
             trust="untrusted" if self.waiting == "untrusted" else "trusted",
@@ -293,6 +298,7 @@ class _Keeper:
                 self.settled.set()
                 await self.endpoint.ended()
                 status, up_s = self.endpoint.status(), loop.time() - begun
+                self._last_fault = status.fault
                 wait_s = self._record.delay(status.fault, up_s, loop.time())
                 if status.phase is EndpointPhase.CLOSED or wait_s is None:
                     return
