@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import sys
 import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -218,15 +219,15 @@ async def test_a_listing_that_fails_is_tried_again_while_the_server_lives(tmp_pa
 
 
 async def test_a_server_that_is_started_again_still_says_why_it_is_not_up() -> None:
-    slow_to_come = StdioServerConfig("gone", "no-such-command")
+    dies = StdioServerConfig("gone", sys.executable, ("-c", "import sys; sys.exit('no disk')"))
     fleet = ServerFleetImpl(supervision=replace(QUICK, first_s=0.01, jitter=0.0))
     told: list[FleetEvent] = []
     fleet.follow(told.append)
-    await fleet.start(BridgeConfig((slow_to_come,)))
+    await fleet.start(BridgeConfig((dies,)))
     try:
         await until(lambda: fleet.status()["gone"].restarts > 1)
     finally:
         await fleet.tear_down()
     again = [one for one in told if one.status.phase is EndpointPhase.CONNECTING][1:]
     assert again
-    assert all("no-such-command" in str(one.status.fault) for one in again)
+    assert all("no disk" in str(one.status.fault) for one in again)
