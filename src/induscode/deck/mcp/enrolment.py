@@ -150,12 +150,14 @@ class Enrolment:
             if not self._holding:
                 self.take(told.server)
         elif self._sink is not None and told.event == "phase":
-            fault = told.status.fault
-            if fault is not None:
+            phase, fault = told.status.phase, told.status.fault
+            # While it comes up again, its fault is still that of the attempt before.
+            if phase == "connecting":
+                self._sink.note("connect", told.server, "", "")
+            elif fault is not None:
                 self._sink.note("fault", told.server, fault.kind, str(fault))
-            elif told.status.phase in {"connecting", "ready"}:
-                op: JournalOp = "ready" if told.status.phase == "ready" else "connect"
-                self._sink.note(op, told.server, "", "")
+            elif phase == "ready":
+                self._sink.note("ready", told.server, "", "")
 
     def take(self, server: str) -> None:
         """Bring the ledger in step with what a server lists."""
