@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from induscode.deck.mcp.store_db import DamagedStore, read_facts
@@ -15,7 +16,7 @@ from induscode.deck.mcp.store_file import End
 from induscode.deck.mcp.store_rows import address_of, chained, needed_documents, texts_of, withheld
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
 
     from indusagi.core.json import JsonObject
     from induscode.deck.mcp.store_db import LedgerDb
@@ -27,13 +28,8 @@ _MOST = 20
 def damage_of(db: LedgerDb, witness: End | None) -> Sequence[str]:
     """List what is wrong with a store; nothing if it is what was written."""
     try:
-        # One transaction: what another process appends meanwhile is not half seen.
-        db.connection.execute("BEGIN")
-        try:
+        with _at_once(db):
             found = _Check(db, witness).run()
-        finally:
-            if db.connection.in_transaction:
-                db.connection.execute("ROLLBACK")
     except (sqlite3.DatabaseError, DamagedStore, TypeError, ValueError) as exc:
         return (f"the file cannot be read to its end: {exc}",)
     if len(found) > _MOST:
@@ -43,6 +39,22 @@ def damage_of(db: LedgerDb, witness: End | None) -> Sequence[str]:
 
 def end_damage(db: LedgerDb, witness: End | None) -> str | None:
     """Look at the end alone, which costs the same however long the store is."""
+    with _at_once(db):
+        return _end_damage(db, witness)
+
+
+@contextmanager
+def _at_once(db: LedgerDb) -> Generator[None]:
+    """Read in one transaction: what another process appends meanwhile is not half seen."""
+    db.connection.execute("BEGIN")
+    try:
+        yield
+    finally:
+        if db.connection.in_transaction:
+            db.connection.execute("ROLLBACK")
+
+
+def _end_damage(db: LedgerDb, witness: End | None) -> str | None:
     head = db.end("head")
     base = db.end("base")
     asked = "SELECT position, digest FROM events ORDER BY position DESC LIMIT 1"
@@ -82,7 +94,7 @@ class _Check:
         self._base()
         self._documents()
         self._last_words()
-        ended = end_damage(self._db, self._witness)
+        ended = _end_damage(self._db, self._witness)
         if ended is not None:
             self._found.append(ended)
         return self._found
