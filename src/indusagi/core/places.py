@@ -111,3 +111,22 @@ def read_small_file(path: str | os.PathLike[str], limit: int, *, follow: bool = 
         return b"".join(chunks)
     finally:
         os.close(handle)
+
+
+def replace_private_file(path: str, data: bytes) -> None:
+    """Put a file that only this user can read in the place of `path`, in one step.
+
+    Raises:
+        OSError: It cannot be written; what was there stays, and nothing else is left behind.
+    """
+    temporary = f"{path}.{os.urandom(8).hex()}.tmp"
+    try:
+        with os.fdopen(create_private_file(temporary), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+        raise

@@ -21,11 +21,16 @@ from urllib.parse import urlsplit, urlunsplit
 from indusagi.core.clock import iso_utc, now_ms
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import compact_json, is_json_object
-from indusagi.core.places import make_private_dir, read_small_file, state_dir
+from indusagi.core.places import (
+    make_private_dir,
+    read_small_file,
+    replace_private_file,
+    state_dir,
+)
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Generator
 
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.contract import ServerConfig
@@ -271,21 +276,4 @@ def _changing(path: str) -> Generator[_Store]:
 def _write(path: str, store: _Store) -> None:
     rows: JsonObject = dict(sorted(store.rows.items()))
     text = json.dumps({"version": _VERSION, "salt": store.salt, "approved": rows}, indent=1)
-    temporary = f"{path}.{new_ulid()}.tmp"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    try:
-        with os.fdopen(os.open(temporary, flags, 0o600), "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
-        raise
-
-
-def unapproved(questions: Sequence[Question]) -> str:
-    """Say what a run without a person at the terminal leaves out, and what to do about it."""
-    names = ", ".join(question.server for question in questions)
-    return f"not started, because nobody has consented to them: {names} (indus mcp trust)"
+    replace_private_file(path, text.encode("utf-8"))

@@ -7,8 +7,7 @@ import threading
 
 from anyio import to_thread
 
-from indusagi.core.ids import new_ulid
-from indusagi.core.places import make_dirs, read_small_file
+from indusagi.core.places import make_dirs, read_small_file, replace_private_file
 from induscode.deck.cards.memory import joined
 
 MEMORY_NAME = os.path.join(".indusvx", "memory.md")
@@ -63,15 +62,4 @@ class FileMemory:
 
     def _write(self, content: str) -> None:
         make_dirs(os.path.dirname(self._path))
-        temporary = f"{self._path}.{new_ulid()}.tmp"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        try:
-            with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
-                file.write(content.encode("utf-8", "backslashreplace"))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self._path)
-        except BaseException:
-            if os.path.exists(temporary):
-                os.unlink(temporary)
-            raise
+        replace_private_file(self._path, content.encode("utf-8", "backslashreplace"))

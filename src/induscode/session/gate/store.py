@@ -17,7 +17,12 @@ from indusagi.core.clock import iso_utc, now_ms
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import is_json_object
 from indusagi.core.notes import Note
-from indusagi.core.places import make_private_dir, read_small_file, state_dir
+from indusagi.core.places import (
+    make_private_dir,
+    read_small_file,
+    replace_private_file,
+    state_dir,
+)
 from induscode.session.gate.rules import Effect, Origin, Rule, parse_rule
 
 if TYPE_CHECKING:
@@ -190,15 +195,4 @@ def _write(path: str, content: _Content) -> None:
     text = json.dumps(
         {"version": _VERSION, "rules": rows, "unsandboxed": content.unsandboxed}, indent=1
     )
-    temporary = f"{path}.{new_ulid()}.tmp"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    try:
-        with os.fdopen(os.open(temporary, flags, 0o600), "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
-        raise
+    replace_private_file(path, text.encode("utf-8"))
