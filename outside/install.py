@@ -71,17 +71,17 @@ def _make_environment(folder: Path, pins: Path) -> None:
         _run([python, "-m", "pip", "install", "--quiet", "--require-hashes", "-r", pins])
 
 
-def node_packages(node: Node) -> Path:
-    """Give the folder of the node packages; they are installed if they are not there.
+def node_packages(node: Node, group: str = "") -> Path:
+    """Give the folder of the node packages of a group; they are installed if they are not there.
 
     Raises:
         CannotInstall: They cannot be installed.
     """
-    folder = HOME / "npm"
-    pins = [PINS / "package.json", PINS / "package-lock.json"]
+    folder = HOME / group / "npm"
+    pins = [PINS / group / "package.json", PINS / group / "package-lock.json"]
     mark = content_hash([pin.read_text("utf-8") for pin in pins])
     if not _made(folder, mark):
-        say("Installing the node packages (once) ...")
+        say(f"Installing the node packages {f'of the {group} ' if group else ''}(once) ...")
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         for pin in pins:

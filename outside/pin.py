@@ -24,8 +24,12 @@ if TYPE_CHECKING:
 PYTHON = {
     "servers": "mcp<2 mcp-server-time mcp-server-git mcp-server-fetch mcp-server-sqlite",
     "modern": "mcp>=2 mcp-server-motherduck",
+    "clients/modern": "fastmcp==4.1.* openai-agents==0.24.*",
+    "clients/legacy": "langchain-mcp-adapters==0.3.*",
 }
 """What is installed together; the SDK is named where another version would be taken."""
+NODE = ("", "clients")
+"""The folders that hold a `package.json`."""
 _UNWANTED = ("resolved", "funding", "license", "deprecated")
 
 
@@ -37,8 +41,9 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     for name, wanted in PYTHON.items():
         pin_python(name, wanted.split(), *arguments)
-    with tempfile.TemporaryDirectory() as folder:
-        pin_node(node.npm, Path(folder))
+    for group in NODE:
+        with tempfile.TemporaryDirectory() as folder:
+            pin_node(node.npm, group, Path(folder))
     return 0
 
 
@@ -52,9 +57,9 @@ def pin_python(name: str, wanted: Sequence[str], *options: str) -> None:
     subprocess.run(command, cwd=ROOT, input="\n".join(wanted), text=True, check=True)
 
 
-def pin_node(npm: Sequence[str], folder: Path) -> None:
-    """Write the versions and hashes of the node packages."""
-    shutil.copy(PINS / "package.json", folder)
+def pin_node(npm: Sequence[str], group: str, folder: Path) -> None:
+    """Write the versions and hashes of the node packages of a group."""
+    shutil.copy(PINS / group / "package.json", folder)
     options = ("--package-lock-only", "--ignore-scripts", "--no-audit", "--no-fund")
     subprocess.run([*npm, "install", *options], cwd=folder, check=True)
     lock = json.loads((folder / "package-lock.json").read_text("utf-8"))
@@ -62,7 +67,7 @@ def pin_node(npm: Sequence[str], folder: Path) -> None:
         for key in _UNWANTED:
             package.pop(key, None)
     text = json.dumps(lock, indent=1, ensure_ascii=False)
-    (PINS / "package-lock.json").write_text(f"{text}\n", "utf-8")
+    (PINS / group / "package-lock.json").write_text(f"{text}\n", "utf-8")
 
 
 if __name__ == "__main__":
