@@ -157,6 +157,11 @@ class Outbox:
         self._line: deque[JsonObject] = deque()
         self._stirred = asyncio.Event()
 
+    @property
+    def hears(self) -> bool:
+        """Whether anything but an answer would be written."""
+        return not self.ended and not self._only_answers
+
     def send(self, frame: JsonObject) -> None:
         """Put a frame in line."""
         if self.ended or (self._only_answers and "method" in frame):

@@ -31,6 +31,11 @@ class HostStreamLink(StreamLink):
         self._said = asyncio.Event()
         self._said.set()
 
+    @property
+    def hears(self) -> bool:
+        """Whether there is anybody at the other end."""
+        return self._end is None
+
     def send(self, frame: JsonObject) -> None:
         """Put a frame in line."""
         self._said.clear()

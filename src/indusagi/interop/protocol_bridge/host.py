@@ -62,6 +62,11 @@ class HostLink(Protocol):
         """Set while it can take more."""
         ...
 
+    @property
+    def hears(self) -> bool:
+        """Whether there is anybody at the other end."""
+        ...
+
     def attach(
         self, on_frame: Callable[[bytes | JsonValue], None], on_end: Callable[[LinkEnd], None]
     ) -> None:

@@ -37,6 +37,11 @@ class PairedLink:
         if self._end is not None:
             on_end(self._end)
 
+    @property
+    def hears(self) -> bool:
+        """Whether there is anybody at the other end."""
+        return self._end is None
+
     def send(self, frame: JsonObject) -> None:
         """Put a frame on its way; nothing happens on a link that has ended."""
         if self._end is None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeGuard
 
 from indusagi.core.cancel import CancelToken
 from indusagi.interop.protocol_bridge.frames import read_frame
+from indusagi.interop.protocol_bridge.host_asking import Questions, closed
 from indusagi.interop.protocol_bridge.slots import Slots
 from indusagi.interop.protocol_bridge.wire import INTERNAL_ERROR, PARSE_ERROR, RpcError
 
@@ -45,6 +46,8 @@ class HostLimits:
     """Run or wait in line; further ones are refused."""
     listeners: int = 16
     """Standing requests to hear of changes."""
+    asks: int = 64
+    """Questions of ours that it has not answered."""
     frame_bytes: int = 16 * 1024 * 1024
     linger_s: float = 1.0
     """How long calls may finish after a client has said its last word and still listens."""
@@ -60,6 +63,11 @@ class Carrier(Protocol):
         """Set while it can take more."""
         ...
 
+    @property
+    def hears(self) -> bool:
+        """Whether the client would read more here than the answer it waits for."""
+        ...
+
     def send(self, frame: JsonObject) -> None:
         """Put a frame on its way; nothing happens when the client is gone."""
         ...
@@ -73,6 +81,7 @@ class HostRequest:
     method: str
     params: JsonObject
     carrier: Carrier
+    questions: Questions
     cancel: CancelToken = field(default_factory=CancelToken)
     standing: bool = False
     """It stays for as long as the client likes, and takes nobody's place."""
@@ -91,6 +100,21 @@ class HostRequest:
         """Say something on the way to the answer; nothing is said after it."""
         if not self.settled:
             self.carrier.send({"jsonrpc": "2.0", "method": method, "params": params})
+
+    async def ask(
+        self, method: str, params: JsonObject | None = None, *, within_s: float
+    ) -> JsonObject:
+        """Ask its client something on the way to the answer.
+
+        Raises:
+            RpcError: The client refused, or was asked too much.
+            BadAnswer: It answered with something else than an object.
+            WireTimeout: It did not answer in time, and was told that nobody waits.
+            WireClosed: It is gone, hears nothing here, or wants no answer any more.
+        """
+        with self.cancel.guard():
+            return await self.questions.ask(method, params, self.carrier, within_s)
+        raise closed("the request was cancelled")
 
     def settle(self, frame: JsonObject | None = None) -> None:
         """Answer, unless nobody wants it any more."""
@@ -134,6 +158,7 @@ class Conversation:
         self._on_notice = on_notice
         self._limits = limits or HostLimits()
         self._slots = Slots(self._limits.calls)
+        self._questions = Questions(self._limits.asks)
         self._open: dict[RequestId, HostRequest] = {}
         self._tasks: dict[HostRequest, asyncio.Task[None]] = {}
         self._standing = 0
@@ -159,7 +184,8 @@ class Conversation:
             and "method" not in frame
             and ("result" in frame or "error" in frame)
         ):
-            return  # an answer, and nothing was asked
+            self._questions.answered(frame)
+            return
         method = frame.get("method") if isinstance(frame, dict) else None
         if not isinstance(frame, dict) or not isinstance(method, str):
             _refuse(carrier, None, INVALID_REQUEST, "the message is no request")
@@ -196,7 +222,9 @@ class Conversation:
         on_settled: Callable[[], None] | None = None,
     ) -> None:
         """Take a request; its answer goes to its carrier."""
-        request = HostRequest(identity, method, params, carrier, on_settled=on_settled)
+        request = HostRequest(
+            identity, method, params, carrier, self._questions, on_settled=on_settled
+        )
         if self._closing:
             request.settle(_error(identity, BUSY, "the host is stopping"))
             return
@@ -260,6 +288,14 @@ class Conversation:
         finally:
             self._slots.give()
 
+    # -- asking in turn ---------------------------------------------------------------------
+
+    def ask(
+        self, method: str, params: JsonObject | None, carrier: Carrier, *, within_s: float
+    ) -> Work:
+        """Ask the client something that belongs to no request; as `HostRequest.ask` otherwise."""
+        return self._questions.ask(method, params, carrier, within_s)
+
     # -- the end ----------------------------------------------------------------------------
 
     def cancel(self, identity: RequestId, reason: str) -> None:
@@ -290,6 +326,7 @@ class Conversation:
 
     async def finish(self, reason: str) -> None:
         """Cancel what is left, and see it end: by its token, or else by force."""
+        self._questions.gone(reason)
         self.gone(reason)
         tasks = list(self._tasks.values())
         if tasks:

@@ -101,6 +101,11 @@ class StandardStreams:
         if self._end is not None:
             on_end(self._end)
 
+    @property
+    def hears(self) -> bool:
+        """Whether somebody reads."""
+        return self._end is None
+
     def send(self, frame: JsonObject) -> None:
         """Write one line, together with the others of this turn of the loop."""
         if self._end is not None:
