@@ -1,0 +1,1 @@
+"""A server with everything that the conformance suite calls by name, in both revisions."""
