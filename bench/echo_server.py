@@ -1,6 +1,7 @@
-"""The quickest MCP server there can be in Python: one loop, one tool, no thread.
+"""The quickest MCP server there can be in Python: one loop, one function, no thread.
 
-A benchmark of clients needs a server that is no part of what it measures.
+A benchmark of clients needs a server that is no part of what it measures. It has one tool, or as
+many as its argument says: `echo`, `echo1`, …
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ HELLO: dict[str, Any] = {
 
 def main() -> None:
     write, flush = sys.stdout.write, sys.stdout.flush
+    more = range(1, int(sys.argv[1]) if len(sys.argv) > 1 else 1)
+    tools = [TOOL, *({**TOOL, "name": f"echo{number}"} for number in more)]
     for line in sys.stdin:
         message = json.loads(line)
         if "id" not in message:
@@ -32,7 +35,7 @@ def main() -> None:
             text = message["params"]["arguments"]["text"]
             reply = {"content": [{"type": "text", "text": text}]}
         elif method == "tools/list":
-            reply = {"tools": [TOOL]}
+            reply = {"tools": tools}
         elif method == "initialize":
             reply = HELLO
         error = {"code": -32601, "message": "unknown"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bench import bridge, commands, deck, kernel, start, tools, tools_search
+from bench import bridge, commands, deck, gateway, kernel, start, tools, tools_search
 
 if TYPE_CHECKING:
     from bench.row import Row
@@ -17,4 +17,5 @@ ROWS: tuple[Row, ...] = (
     *tools.ROWS,
     *bridge.ROWS,
     *deck.ROWS,
+    *gateway.ROWS,
 )
