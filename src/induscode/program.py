@@ -28,6 +28,7 @@ The options are listed by `indus --help`."""
 _COMMANDS = {
     "tools": ("list, show and search the tools of the deck", "induscode.commands.tools"),
     "call": ("call one tool", "induscode.commands.call"),
+    "serve": ("serve the deck and all servers as one MCP server", "induscode.commands.serve"),
     "mcp": ("configure, trust and examine MCP servers", "induscode.commands.mcp"),
     "ledger": ("what was enrolled when, and what a model saw", "induscode.commands.ledger"),
     "completion": ("print the completion script of a shell", "induscode.commands.completion"),

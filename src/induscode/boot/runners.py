@@ -16,13 +16,13 @@ from induscode.deck.mcp.config import DiscoveredConfig, discover_mcp_config, gat
 from induscode.deck.mcp.trust import TrustStore
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from indusagi.interop.protocol_bridge.contract import FleetStatus, ServerConfig
     from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
     from indusagi.interop.protocol_bridge.handlers import Handlers
     from induscode.deck.contract import Capability
-    from induscode.deck.mcp.boot import BootedBridge
+    from induscode.deck.mcp.boot import BootedBridge, BootPlan
     from induscode.deck.mcp.ledger import BridgeLedger
     from induscode.deck.mcp.rows import ServerRow
     from induscode.deck.mcp.store import LedgerStore
@@ -187,6 +187,11 @@ class McpCapabilities:
             if row.required and (row.id not in status or status[row.id].phase != "ready")
         )
 
+    def brand_new(self) -> Sequence[str]:
+        """Name the servers that can be started and of whose tools nothing is known yet."""
+        known = () if self.booted is None else self.booted.from_store
+        return tuple(one for one in self.plan.configs if one not in known)
+
     async def aclose(self) -> None:
         """Close the servers, and write the books to their end."""
         if self.booted is not None:
@@ -199,6 +204,14 @@ class McpCapabilities:
             if status.fault is not None and status.fault.detail.stderr:
                 said = "\n".join(status.fault.detail.stderr)[-_KEPT_CHARACTERS:]
                 booted.journal.note("fault", server, STANDARD_ERROR, said)
+
+
+@dataclass(frozen=True, slots=True)
+class Lasting:
+    """For a run whose servers may be others while it lasts, and which waits for none of them."""
+
+    dress: Callable[[ServerConfig], ServerConfig] | None = None
+    """What a server is started with, besides what its row says."""
 
 
 async def load_mcp_capabilities(
@@ -230,27 +243,22 @@ async def attach_servers(
     handlers: Handlers | None = None,
     wait: bool = True,
     once: bool = False,
+    lasting: Lasting | None = None,
 ) -> McpCapabilities:
     """Attach the servers of a plan; those that are `lazy` wait for a call if they are known.
 
     None: those whose rows say so. With `once` a server that fails is not started again: whoever
     only looks wants to see the first failure.
     """
-    if not plan.rows:
+    if not plan.rows and lasting is None:
         return McpCapabilities(notes=plan.notes, plan=plan)
     from indusagi.interop.protocol_bridge.supervision import Supervision  # noqa: PLC0415 — with it
-    from induscode.deck.mcp.boot import BootPlan, boot_bridge  # noqa: PLC0415 — for those with servers
+    from induscode.deck.mcp.boot import boot_bridge  # noqa: PLC0415 — for those with servers
 
     supervision = Supervision(first_s=_NOT_SOON_S, longest_s=_NOT_SOON_S) if once else None
-    unresolved = [row.config for row in plan.untrusted]
-    asleep = [row.id for row in plan.rows if row.start == "lazy"] if lazy is None else lazy
     booted = await boot_bridge(
         store,
-        BootPlan(
-            (*plan.configs.values(), *unresolved),
-            lazy=asleep,
-            untrusted=[row.id for row in plan.untrusted],
-        ),
+        boot_plan_of(plan, lazy=lazy, lasting=lasting),
         supervision=supervision,
         handlers=handlers,
     )
@@ -260,3 +268,21 @@ async def attach_servers(
     ledger = attached.enrolment.ledger if attached.enrolment is not None else attached.ledger
     notes = (*plan.notes, *attached.notes)
     return McpCapabilities(ledger.live_capabilities(), attached.fleet, notes, plan, booted)
+
+
+def boot_plan_of(
+    plan: ServerPlan, *, lazy: Collection[str] | None = None, lasting: Lasting | None = None
+) -> BootPlan:
+    """Say which servers of a plan there are, and when each of them is started."""
+    from induscode.deck.mcp.boot import BootPlan  # noqa: PLC0415 — for those with servers
+
+    unresolved = [row.config for row in plan.untrusted]
+    asleep = [row.id for row in plan.rows if row.start == "lazy"] if lazy is None else lazy
+    return BootPlan(
+        (*plan.configs.values(), *unresolved),
+        lazy=asleep,
+        untrusted=[row.id for row in plan.untrusted],
+        wait_for_new=lasting is None,
+        lasting=lasting is not None,
+        dress=None if lasting is None else lasting.dress,
+    )

@@ -13,16 +13,16 @@ from induscode.boot.runners import (
     select_tools,
 )
 from induscode.deck.contract import DeckContext, DeckFramework, Profile
-from induscode.deck.provision import provision_deck
+from induscode.deck.provision import ToolDeck, base_context, provision_deck
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
     from indusagi.core.notes import Note
-    from induscode.boot.runners import ServerPlan
+    from indusagi.interop.protocol_bridge.handlers import Handlers
+    from induscode.boot.runners import Lasting, ServerPlan
     from induscode.deck.contract import Capability
     from induscode.deck.mcp.store import LedgerStore
-    from induscode.deck.provision import ToolDeck
     from induscode.deck.toolbox import DeckToolBox
     from induscode.launch.invocation import Invocation
 
@@ -61,15 +61,18 @@ async def open_session(
     invocation: Invocation,
     *,
     framework: DeckFramework | None = None,
-    profile: Profile = Profile.ALL,
+    profile: Profile | None = Profile.ALL,
     wrap: Callable[[Capability], Capability] | None = None,
     plan: ServerPlan | None = None,
     wait: bool = True,
+    lasting: Lasting | None = None,
+    handlers: Handlers | None = None,
 ) -> AsyncGenerator[Session]:
     """Open all that a run needs, and close it at the end.
 
     With a `plan` of its own the run has these servers and no others; those that are known wait
-    until one of their tools is called.
+    until one of their tools is called, unless the run is a `lasting` one. Without a profile there
+    are no native cards.
 
     Raises:
         UnknownCapability: A native tool that was asked for is none.
@@ -80,15 +83,19 @@ async def open_session(
     async with AsyncExitStack() as stack:
         framework = framework or DeckFramework()
         context = DeckContext(invocation.cwd, framework, invocation.sandbox)
-        native = select_tools(provision_deck(profile, context), invocation.tools)
-        if invocation.no_tools:
-            native = native.retain(lambda _: False)
+        if profile is None or invocation.no_tools:
+            native = ToolDeck((), base_context(context))
+        else:
+            native = select_tools(provision_deck(profile, context), invocation.tools)
         stack.push_async_callback(native.context.aclose)
         store = await open_store()
         stack.push_async_callback(store.aclose)
         if plan is None:
-            mcp = await load_mcp_capabilities(invocation, store, wait=wait)
+            mcp = await load_mcp_capabilities(invocation, store, handlers=handlers, wait=wait)
         else:
-            mcp = await attach_servers(plan, store, lazy=tuple(plan.configs), wait=wait)
+            lazy = tuple(plan.configs) if lasting is None else None
+            mcp = await attach_servers(
+                plan, store, lazy=lazy, handlers=handlers, wait=wait, lasting=lasting
+            )
         stack.push_async_callback(mcp.aclose)
         yield Session(invocation, native, mcp, store, wrap)

@@ -58,14 +58,16 @@ async def attach_bridge_capabilities(
     known: Mapping[str, Sequence[RemoteTool]] | None = None,
     supervision: Supervision | None = None,
     handlers: Handlers | None = None,
+    lasting: bool = False,
 ) -> AttachResult:
     """Connect to servers and enrol their tools; the ledger that is given stays as it is.
 
     A server that fails contributes nothing and says why in the status. Without servers nothing is
-    started, and the ledger itself comes back. Those that are `waiting` are not started either; what
-    is `known` of their tools is enrolled, and the first call of one starts its server.
+    started, and the ledger itself comes back, unless the fleet is `lasting` and may get some later.
+    Those that are `waiting` are not started either; what is `known` of their tools is enrolled, and
+    the first call of one starts its server.
     """
-    if not config.servers:
+    if not config.servers and not lasting:
         return AttachResult(ledger, None, None, 0)
     fleet = ServerFleetImpl(supervision=supervision, handlers=handlers)
     # Before anything starts, so that it hears of servers that come up or fail at once.

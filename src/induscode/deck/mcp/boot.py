@@ -20,11 +20,11 @@ from indusagi.interop.protocol_bridge.contract import BridgeConfig, ProtocolFaul
 from induscode.deck.mcp.attach import attach_bridge_capabilities
 from induscode.deck.mcp.journal import Journal
 from induscode.deck.mcp.ledger import BridgeLedger
-from induscode.deck.mcp.pins import definitions_of, open_pins
+from induscode.deck.mcp.pins import definitions_of, identities_of, open_pins
 from induscode.deck.mcp.store_rows import Retention
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from indusagi.core.notes import Note
     from indusagi.interop.protocol_bridge.contract import RemoteTool, ServerConfig
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.handlers import Handlers
     from indusagi.interop.protocol_bridge.supervision import Supervision
     from induscode.deck.mcp.attach import AttachResult
+    from induscode.deck.mcp.pins import StorePins
     from induscode.deck.mcp.store import LedgerStore
 
 
@@ -47,6 +48,29 @@ class BootPlan:
     wait_for_new: bool = True
     """Whether to wait until servers that were never seen have come up or failed."""
     retention: Retention = field(default_factory=Retention)
+    lasting: bool = False
+    """Whether servers may be added later: then there is a fleet also without any."""
+    dress: Callable[[ServerConfig], ServerConfig] | None = None
+    """What a server is started with, where that is more than its pins and the books know."""
+
+    def dressed(self, config: ServerConfig) -> ServerConfig:
+        """Give what a server is started with."""
+        return config if self.dress is None else self.dress(config)
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """What became of the servers when their configuration changed."""
+
+    removed: Sequence[str] = ()
+    replaced: Sequence[str] = ()
+    added: Sequence[str] = ()
+    started: Sequence[str] = ()
+    """Of those that are there anew, which are to be woken."""
+    notes: Sequence[Note] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.removed or self.replaced or self.added)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +82,58 @@ class BootedBridge:
     from_store: Collection[str]
     """The servers whose tools were there before they were."""
     _background: Owner
+    _pins: StorePins
+    _present: dict[str, tuple[ServerConfig, bool]]
+    """What each server is made from, and whether it is trusted."""
+
+    async def change(self, plan: BootPlan) -> Changed:
+        """Have the servers of a plan in place of those there are; what is the same goes on.
+
+        Those that are new stay asleep: whoever calls this wakes them. Only for a fleet that is
+        lasting, and by one caller at a time.
+        """
+        fleet, enrolment = self.attached.fleet, self.attached.enrolment
+        assert fleet is not None
+        assert enrolment is not None
+        wanted = {one.id: (one, one.id not in plan.untrusted) for one in plan.servers}
+        removed = [one for one in self._present if one not in wanted]
+        replaced = [
+            one
+            for one in self._present
+            if wanted.get(one, self._present[one]) != self._present[one]
+        ]
+        added = [one for one in wanted if one not in self._present]
+        for server in (*removed, *replaced):
+            enrolment.forget(server)
+            del self._present[server]
+        await _close(fleet, (*removed, *replaced))
+        fresh = [wanted[one][0] for one in (*replaced, *added) if wanted[one][1]]
+        known, notes = await self._introduced(fresh)
+        for server in (*replaced, *added):
+            config, trusted = self._present[server] = wanted[server]
+            await fleet.add(plan.dressed(config), waiting="asleep" if trusted else "untrusted")
+            if server in known:
+                enrolment.take_tools(server, known[server])
+        started = [one.id for one in fresh if one.id not in known or one.id not in plan.lazy]
+        return Changed(removed, replaced, added, started, notes)
+
+    async def _introduced(
+        self, servers: Sequence[ServerConfig]
+    ) -> tuple[Mapping[str, Sequence[RemoteTool]], Sequence[Note]]:
+        store = self.journal.store
+        self.journal.introduce(servers)
+        self._pins.learn(identities_of(servers), await store.latest("pin"))
+        known, notes = await known_tools(store, servers)
+        self.journal.knows(_names(known))
+        return known, notes
+
+    async def wake(self, servers: Iterable[str]) -> None:
+        """Start servers, and wait until each has come up or failed."""
+        fleet = self.attached.fleet
+        async with asyncio.TaskGroup() as tasks:
+            for server in servers if fleet is not None else ():
+                assert fleet is not None
+                tasks.create_task(_wake(fleet, server))
 
     async def settled(self) -> None:
         """Wait until every server that is started without being called has come up or failed."""
@@ -103,26 +179,39 @@ async def boot_bridge(
     if journal is not None:
         books.introduce(trusted)
     known, notes = await known_tools(store, trusted)
-    books.knows({server: [one.ref.name for one in tools] for server, tools in known.items()})
+    books.knows(_names(known))
     started = [one.id for one in trusted if one.id not in known or one.id not in plan.lazy]
     waiting: dict[str, Waiting] = {
         one.id: "asleep" for one in trusted if one.id in known or not plan.wait_for_new
     }
     waiting.update(dict.fromkeys(plan.untrusted, "untrusted"))
+    pins = await open_pins(books, trusted)
     attached = await attach_bridge_capabilities(
         ledger or BridgeLedger.empty(),
-        BridgeConfig(plan.servers),
-        pins=await open_pins(books, trusted),
+        BridgeConfig([plan.dressed(one) for one in plan.servers]),
+        pins=pins,
         sink=books,
         waiting=waiting,
         known=known,
         supervision=supervision,
         handlers=handlers,
+        lasting=plan.lasting,
     )
     background = Owner("boot of servers")
     background.start(_start(attached.fleet, started, books, plan.retention))
     told = replace(attached, notes=(*attached.notes, *notes, *store.notes))
-    return BootedBridge(told, books, tuple(known), background)
+    present = {one.id: (one, one.id not in plan.untrusted) for one in plan.servers}
+    return BootedBridge(told, books, tuple(known), background, pins, present)
+
+
+def _names(known: Mapping[str, Sequence[RemoteTool]]) -> dict[str, list[str]]:
+    return {server: [one.ref.name for one in tools] for server, tools in known.items()}
+
+
+async def _close(fleet: ServerFleetImpl, servers: Sequence[str]) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        for server in servers:
+            tasks.create_task(fleet.remove(server))
 
 
 async def _start(

@@ -297,6 +297,14 @@ class Enrolment:
         if self._sink is not None and self._ledger is not before:
             self._sink.keep(self._ledger.since(before.next_seq))
 
+    def forget(self, server: str) -> None:
+        """Retire all that a server has enrolled, and know nothing of it: another may follow it."""
+        self.withdraw(server)
+        self._listed.pop(server, None)
+        for refs in (self._drifted, self._left_places, self._unfit):
+            for ref in [ref for ref in refs if ref.server == server]:
+                del refs[ref]
+
 
 def _owner(ref: RemoteToolRef) -> str:
     return f"server {ref.server!r}, tool {ref.name!r}"

@@ -78,6 +78,8 @@ class Journal:
             self._redaction.learn((config,))
             self._configs[config.id] = config
             self._identities[config.id] = server_identity(config)
+            # Which tools it had belongs to what it was.
+            self._listed.pop(config.id, None)
 
     def knows(self, listings: Mapping[str, Sequence[str]]) -> None:
         """Take for known which tools servers had when they were seen last."""

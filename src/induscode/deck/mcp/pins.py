@@ -35,6 +35,11 @@ class StorePins:
     ) -> None:
         self._journal = journal
         self._pins: dict[tuple[str, str], str] = {}
+        self.learn(identities, rows)
+
+    def learn(self, identities: Mapping[str, str], rows: Iterable[Row]) -> None:
+        """Take the pins of servers from rows of the store, in place of those that they had."""
+        self._pins = {key: pin for key, pin in self._pins.items() if key[0] not in identities}
         for row in rows:
             facts = row.facts
             server, tool, pin = facts.get("server"), facts.get("tool"), facts.get("pin")
@@ -63,8 +68,12 @@ class StorePins:
 
 async def open_pins(journal: Journal, servers: Iterable[ServerConfig]) -> StorePins:
     """Read the pins of servers from the store of a journal."""
-    identities = {config.id: server_identity(config) for config in servers}
-    return StorePins(journal, identities, await journal.store.latest("pin"))
+    return StorePins(journal, identities_of(servers), await journal.store.latest("pin"))
+
+
+def identities_of(servers: Iterable[ServerConfig]) -> Mapping[str, str]:
+    """Tell by id what servers are."""
+    return {config.id: server_identity(config) for config in servers}
 
 
 async def definitions_of(

@@ -1,0 +1,169 @@
+"""`indus serve`: the deck and all configured servers, as one MCP server.
+
+Standard output belongs to the protocol; whatever is said to people goes to standard error.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from induscode.commands.serve_entry import CLIENTS
+from induscode.launch.options import flags, invocation_from
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from indusagi.interop.protocol_bridge.host_settings import HttpSettings
+
+DEFAULT_ADDRESS = "127.0.0.1:7332"
+NAME = "indus"
+PROFILES = ("authoring", "survey", "all", "none")
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_ADDRESS = re.compile(r"(?:(?P<host>\[[^\]]*\]|[^:\s]*):)?(?P<port>\d{1,5})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """What is served, to whom, and under which name."""
+
+    name: str
+    profile: str
+    settings: HttpSettings | None
+    """None: over standard input and output."""
+    transparent: str | None
+
+
+@flags("--tools", "--mcp", "--no-mcp", "--allow", "--approval", "--sandbox", "--cwd")
+@click.command("serve")
+@click.option("--stdio", is_flag=True, help="Serve whoever starts this process (the default).")
+@click.option(
+    "--http",
+    metavar="[HOST:]PORT",
+    is_flag=False,
+    flag_value=DEFAULT_ADDRESS,
+    help=f"Serve at an address instead; {DEFAULT_ADDRESS} if none is given, 0 for a free port.",
+)
+@click.option("--sse", is_flag=True, help="With --http: also speak the old transport, at /sse.")
+@click.option("--no-token", is_flag=True, help="With --http on this machine alone: ask no token.")
+@click.option(
+    "--allowed-host",
+    "hosts",
+    multiple=True,
+    metavar="NAME:PORT",
+    help="With --http: a further name under which it may be addressed (repeatable).",
+)
+@click.option(
+    "--allowed-origin",
+    "origins",
+    multiple=True,
+    metavar="ORIGIN",
+    help="With --http: a page that may speak to it (repeatable).",
+)
+@click.option(
+    "--profile",
+    type=click.Choice(PROFILES),
+    default=PROFILES[0],
+    show_default=True,
+    help="Native tools: those that only look (authoring), every built-in (survey), all, or none.",
+)
+@click.option("--name", default=NAME, show_default=True, help="The name it is served under.")
+@click.option("--transparent", metavar="SERVER", help="Pass one server through, unchanged.")
+@click.option(
+    "--print-config",
+    type=click.Choice(tuple(CLIENTS)),
+    help="Print the entry to paste into a client instead of serving.",
+)
+@click.pass_context
+def command(
+    context: click.Context,
+    *,
+    stdio: bool,
+    http: str | None,
+    sse: bool,
+    no_token: bool,
+    hosts: tuple[str, ...],
+    origins: tuple[str, ...],
+    profile: str,
+    name: str,
+    transparent: str | None,
+    print_config: str | None,
+    **_: object,
+) -> int:
+    """Serve the native tools and those of all configured servers as one MCP server.
+
+    Servers are attached as everywhere: trust and pins apply, and files that change are read again
+    (SIGHUP: at once). SIGTERM and the end of standard input end it well.
+    """
+    _check(context, stdio=stdio, http=http, only_http={"--sse": sse, "--no-token": no_token})
+    _check(context, stdio=stdio, http=http, only_http={"--allowed-host": hosts})
+    _check(context, stdio=stdio, http=http, only_http={"--allowed-origin": origins})
+    if _NAME.fullmatch(name) is None:
+        said = f"--name {name!r}: use letters, digits, _ and -, 64 at most"
+        raise click.UsageError(said, context)
+    if transparent is not None and was_given(context, "profile"):
+        raise click.UsageError("--transparent and --profile exclude each other", context)
+    settings = None
+    if http is not None:
+        settings = _settings(
+            context, http, sse=sse, no_token=no_token, hosts=hosts, origins=origins
+        )
+    if context.params["tools"] and not was_given(context, "profile"):
+        profile = "all"  # those that are named were asked for
+    options = ServeOptions(name=name, profile=profile, settings=settings, transparent=transparent)
+    if print_config is not None:
+        from induscode.commands.serve_print import print_entry  # noqa: PLC0415 — for this alone
+
+        return print_entry(context, options, print_config)
+    from induscode.commands.serve_run import run_serve  # noqa: PLC0415 — brings the bridge
+
+    return run_serve(invocation_from(context), options)
+
+
+def _check(
+    context: click.Context, *, stdio: bool, http: str | None, only_http: dict[str, object]
+) -> None:
+    if stdio and http is not None:
+        raise click.UsageError("--stdio and --http exclude each other", context)
+    for flag, given in only_http.items():
+        if given and http is None:
+            raise click.UsageError(f"{flag} means nothing without --http", context)
+
+
+def was_given(context: click.Context, key: str) -> bool:
+    """Tell whether an option stands in the command line, and is not there by default."""
+    return context.get_parameter_source(key) is click.core.ParameterSource.COMMANDLINE
+
+
+def _settings(
+    context: click.Context,
+    given: str,
+    *,
+    sse: bool,
+    no_token: bool,
+    hosts: Sequence[str],
+    origins: Sequence[str],
+) -> HttpSettings:
+    from indusagi.interop.protocol_bridge.host_settings import HttpSettings  # noqa: PLC0415 — few serve over HTTP
+
+    found = _ADDRESS.fullmatch(given)
+    if found is None or int(found["port"]) > 65_535:
+        raise click.UsageError(f"--http {given!r}: write HOST:PORT, or a port", context)
+    host = (found["host"] or "127.0.0.1").strip("[]")
+    if no_token:
+        from indusagi.interop.protocol_bridge.host_doors import is_loopback  # noqa: PLC0415 — as above
+
+        if not is_loopback(host):
+            said = f"--no-token: {host} can be reached from elsewhere; 127.0.0.1 cannot"
+            raise click.UsageError(said, context)
+    return HttpSettings(
+        host=host,
+        port=int(found["port"]),
+        without_token=no_token,
+        sse=sse,
+        allowed_hosts=hosts,
+        allowed_origins=origins,
+    )

@@ -1,0 +1,264 @@
+"""The gateway: native cards and tools of servers in one box, which changes while it is served."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import anyio
+from anyio import to_thread
+
+from indusagi.capabilities.budget import UNLIMITED
+from indusagi.interop.protocol_bridge.contract import EndpointPhase
+from induscode.boot.runners import NoSuchConfig, boot_plan_of, plan_servers
+from induscode.commands.catalog import fault_note
+from induscode.commands.serve_loop import without_ourselves
+from induscode.commands.serve_watch import troubles
+from induscode.deck.provision import ToolDeck
+from induscode.terminal import complain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from anyio.abc import TaskGroup
+
+    from indusagi.core.cancel import CancelToken
+    from indusagi.core.notes import Note
+    from indusagi.interop.protocol_bridge.contract import ServerConfig
+    from indusagi.interop.protocol_bridge.fleet import FleetEvent
+    from indusagi.interop.protocol_bridge.host import ProviderHost
+    from indusagi.runtime.contract import ProgressSink, ToolCall, ToolDescriptor, ToolOutcome
+    from induscode.boot.runners import Lasting, ServerPlan
+    from induscode.boot.session import Session
+    from induscode.commands.serve_gate import ServingGate
+    from induscode.commands.serve_loop import GatewayInfo, Listening
+    from induscode.commands.serve_signals import Told
+    from induscode.commands.serve_watch import Agreed, Watch
+    from induscode.deck.mcp.boot import Changed
+    from induscode.deck.mcp.ledger import BridgeLedger
+    from induscode.deck.toolbox import DeckToolBox
+
+FIRST_S = 5.0
+"""How long servers that were never seen before may keep the first client waiting."""
+_REMEMBERED = 1_000
+_TOGETHER_S = 0.05
+"""Changes that come so close together are told as one."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayBox:
+    """Two boxes as one: what servers answer goes out whole, native cards keep to their budget."""
+
+    native: DeckToolBox
+    remote: DeckToolBox
+
+    @property
+    def runner(self) -> GatewayBox:
+        """Itself: it finds the box that a call is for."""
+        return self
+
+    def descriptors(self) -> Sequence[ToolDescriptor]:
+        """List the native cards, then the tools of servers."""
+        return (*self.native.descriptors(), *self.remote.descriptors())
+
+    async def run(
+        self,
+        call: ToolCall,
+        cancel: CancelToken | None = None,
+        *,
+        on_progress: ProgressSink | None = None,
+    ) -> ToolOutcome:
+        """Run one call; an unknown tool is an error outcome."""
+        box = self.remote if call.name in self.remote.runner.cards else self.native
+        return await box.runner.run(call, cancel, on_progress=on_progress)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """What stays the same about a gateway, whatever becomes of its servers."""
+
+    info: GatewayInfo
+    gate: ServingGate
+    lasting: Lasting
+    listening: Listening | None
+    agreed: Agreed
+    watch: Watch | None
+    """None where no files are looked at."""
+    files: Sequence[str]
+
+
+class Gateway:
+    """The deck that is served, and the servers behind it."""
+
+    def __init__(self, session: Session, plan: ServerPlan, frame: Frame) -> None:
+        self.session = session
+        self.plan = plan
+        self._frame = frame
+        self._native = session.native.map_capabilities(frame.gate.native)
+        self._ourselves: dict[str, ServerConfig] = {}
+        self._moved = anyio.Event()
+        self._said: set[str] = set()
+        self._box: GatewayBox | None = None
+        self._boxed: BridgeLedger | None = None
+
+    # -- what is served ---------------------------------------------------------------------
+
+    def box(self) -> GatewayBox:
+        """Give the present box; it is made anew when the ledger has moved."""
+        ledger = self.session.mcp.ledger
+        if self._box is None or self._boxed is not ledger:
+            self._box, self._boxed = self._made(ledger), ledger
+        return self._box
+
+    def _made(self, ledger: BridgeLedger | None) -> GatewayBox:
+        # In the order of the configuration, whichever server came up first.
+        rank = {row.id: at for at, row in enumerate(self.plan.rows)}
+        live = [] if ledger is None else [*ledger.live_capabilities()]
+        live = [one for one in live if one.ref.server not in self._ourselves]
+        live.sort(key=lambda one: rank.get(one.ref.server, len(rank)))
+        deck = self._native.graft(live)
+        self._mention(deck.notes)
+        grafted = deck.tools()[len(self._native.tools()) :]
+        unlimited = replace(deck.context, budget=UNLIMITED)
+        remote = ToolDeck(map(self._frame.gate.remote, grafted), unlimited)
+        return GatewayBox(self._native.into_tool_box(), remote.into_tool_box())
+
+    def summary(self) -> str:
+        """Say in one line what is served."""
+        box = self.box()
+        native, remote = len(box.native.runner.cards), len(box.remote.runner.cards)
+        status = self.session.mcp.status()
+        ready = sum(one.phase == EndpointPhase.READY for one in status.values())
+        servers = f"{len(self.plan.configs)} servers ({ready} ready)"
+        return f"{native} native tools, {remote} tools of {servers}, as {self._frame.info.name!r}"
+
+    # -- while it runs ----------------------------------------------------------------------
+
+    async def first_servers(self) -> None:
+        """Wait for servers that nothing is known of, but not long; and for those that must be."""
+        booted = self.session.mcp.booted
+        if booted is None:
+            return
+        required = [
+            row.id for row in self.plan.rows if row.required and row.id in self.plan.configs
+        ]
+        with anyio.move_on_after(FIRST_S):
+            await booted.wake(self.session.mcp.brand_new())
+        await booted.wake(required)
+
+    async def follow(self, host: ProviderHost, told: Told) -> None:
+        """Keep what clients are told in step with the servers, and these with their files."""
+        fleet = self.session.mcp.fleet
+        assert fleet is not None
+        async with anyio.create_task_group() as tasks:
+            leave = fleet.follow(lambda event: self._heard(event, tasks))
+            try:
+                for server in fleet.status():
+                    self._look_at(server, tasks)
+                tasks.start_soon(self._announce, host)
+                if self._frame.watch is not None:
+                    await self._reread(self._frame.watch, told, tasks)
+                await anyio.sleep_forever()
+            finally:
+                leave()
+
+    def _heard(self, event: FleetEvent, tasks: TaskGroup) -> None:
+        if event.event == "phase":
+            if event.status.fault is not None:
+                self._mention([fault_note(event.server, event.status.fault)])
+            self._look_at(event.server, tasks)
+        else:
+            self._moved.set()
+
+    def _look_at(self, server: str, tasks: TaskGroup) -> None:
+        """Close a server that turns out to be this very gateway."""
+        fleet = self.session.mcp.fleet
+        endpoint = None if fleet is None else fleet.endpoint(server)
+        if fleet is None or endpoint is None or server not in self.plan.configs:
+            return
+        if self._frame.info.is_behind(endpoint.facts):
+            self._ourselves[server] = self.plan.configs[server]
+            self._box = None
+            self._moved.set()
+            complain(f"server {server!r} is this gateway itself, and was closed")
+            tasks.start_soon(fleet.stop, server)
+
+    async def _announce(self, host: ProviderHost) -> None:
+        while True:
+            await self._moved.wait()
+            await anyio.sleep(_TOGETHER_S)
+            self._moved = anyio.Event()
+            host.changed()
+            self._mention_enrolment()
+
+    # -- when files change ------------------------------------------------------------------
+
+    async def _reread(self, watch: Watch, told: Told, tasks: TaskGroup) -> None:
+        while True:
+            forced = await watch.changed(told)
+            plan = await self._planned(forced=forced)
+            if plan is not None:
+                await self._change(plan, tasks)
+
+    async def _planned(self, *, forced: bool) -> ServerPlan | None:
+        """Read the files; None if one of them is broken, and nothing is to change."""
+        broken = await to_thread.run_sync(troubles, self._frame.files)
+        if broken:
+            self._said -= set(map(str, broken))
+            self._mention(broken)
+            return None
+        try:
+            plan = await to_thread.run_sync(plan_servers, self.session.invocation)
+        except NoSuchConfig as exc:
+            complain(f"{exc}; the servers stay as they were")
+            return None
+        if forced:
+            self._frame.agreed.renew(plan)
+        return without_ourselves(self._frame.agreed.applied(plan), self._frame.listening)
+
+    async def _change(self, plan: ServerPlan, tasks: TaskGroup) -> None:
+        booted = self.session.mcp.booted
+        assert booted is not None
+        ours = [one for one, config in self._ourselves.items() if plan.configs.get(one) == config]
+        self._ourselves = {one: self._ourselves[one] for one in ours}
+        if ours:
+            plan = plan.narrowed([row.id for row in plan.rows if row.id not in ours])
+        order = [row.id for row in self.plan.rows]
+        self.plan = plan
+        changed = await booted.change(boot_plan_of(plan, lasting=self._frame.lasting))
+        self._mention((*plan.notes, *changed.notes))
+        if changed or order != [row.id for row in plan.rows]:
+            self._box = None
+            self._moved.set()
+        if changed:
+            complain(f"the configuration has changed: {_told(changed)}")
+        tasks.start_soon(booted.wake, changed.started)
+
+    # -- telling ----------------------------------------------------------------------------
+
+    def mention_all(self) -> None:
+        """Tell everything that was left out, and why servers are not there."""
+        self._mention((*self._frame.gate.notes, *self.session.notes))
+        self._mention_enrolment()
+        for server, status in self.session.mcp.status().items():
+            if status.fault is not None:
+                self._mention([fault_note(server, status.fault)])
+
+    def _mention_enrolment(self) -> None:
+        booted = self.session.mcp.booted
+        if booted is not None and booted.attached.enrolment is not None:
+            self._mention(booted.attached.enrolment.notes)
+
+    def _mention(self, notes: Iterable[Note]) -> None:
+        """Put notes on standard error, each once."""
+        if len(self._said) > _REMEMBERED:
+            self._said.clear()
+        for text in map(str, notes):
+            if text not in self._said:
+                self._said.add(text)
+                complain(text)
+
+
+def _told(changed: Changed) -> str:
+    parts = {"removed": changed.removed, "replaced": changed.replaced, "added": changed.added}
+    return "; ".join(f"{what} {', '.join(names)}" for what, names in parts.items() if names)

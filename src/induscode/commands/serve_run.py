@@ -1,0 +1,203 @@
+"""Runs a gateway: from its options to its exit code."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+import anyio
+import click
+
+from indusagi import __version__
+from indusagi.interop.protocol_bridge.contract import ProtocolFault
+from indusagi.interop.protocol_bridge.host import create_provider_host
+from induscode.boot.runners import Lasting
+from induscode.boot.session import open_session
+from induscode.commands.running import as_usage, planned
+from induscode.commands.serve_gate import serving_gate
+from induscode.commands.serve_gateway import Frame, Gateway
+from induscode.commands.serve_loop import (
+    GatewayInfo,
+    Listening,
+    ancestry,
+    marked,
+    refusal,
+    without_ourselves,
+)
+from induscode.commands.serve_signals import serving_signals
+from induscode.commands.serve_watch import Agreed, Watch, config_files
+from induscode.deck.contract import Profile
+from induscode.session.exits import ExitCode
+from induscode.session.guarding import BadRule
+from induscode.terminal import complain
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
+    from indusagi.core.cancel import CancelToken
+    from indusagi.interop.protocol_bridge.contract import ServerConfig
+    from indusagi.interop.protocol_bridge.host_settings import HttpHost, HttpSettings
+    from induscode.boot.runners import ServerPlan
+    from induscode.commands.serve import ServeOptions
+    from induscode.commands.serve_signals import Told
+    from induscode.launch.invocation import Invocation
+
+
+class Host(Protocol):
+    """What can be served: a box of tools, or one server passed through."""
+
+    async def serve_stdio(self, stop: CancelToken | None = None) -> None:
+        """Serve whoever started this process."""
+        ...
+
+    def serve_http(
+        self, settings: HttpSettings | None = None
+    ) -> AbstractAsyncContextManager[HttpHost]:
+        """Serve at an address while the block runs."""
+        ...
+
+
+def run_serve(invocation: Invocation, options: ServeOptions) -> int:
+    """Serve until somebody ends it, and give the exit code.
+
+    Raises:
+        click.UsageError: What was given makes no sense.
+    """
+    files = () if invocation.no_mcp else config_files(invocation)
+    watch = Watch(files) if files else None
+    read = planned(invocation)
+    listening = _listening(options.settings)
+    plan = without_ourselves(read, listening)
+    if options.transparent is not None:
+        return _relay(plan, options, options.transparent)
+    above = ancestry(os.environ)
+    why = refusal(plan, above)
+    if why is not None:
+        complain(why)
+        return int(ExitCode.USAGE)
+    try:
+        gate = serving_gate(invocation)
+    except BadRule as exc:
+        raise click.UsageError(str(exc), click.get_current_context(silent=True)) from exc
+    frame = Frame(
+        info=GatewayInfo(options.name, __version__),
+        gate=gate,
+        lasting=Lasting(partial(_marked, above)),
+        listening=listening,
+        agreed=Agreed(invocation.cwd, read),
+        watch=watch,
+        files=files,
+    )
+    with as_usage():
+        return anyio.run(_gateway, invocation, options, plan, frame)
+
+
+def _marked(above: tuple[str, ...], config: ServerConfig) -> ServerConfig:
+    return marked(config, above)
+
+
+def _listening(settings: HttpSettings | None) -> Listening | None:
+    return None if settings is None else Listening(settings.host, settings.port)
+
+
+# -- the gateway ------------------------------------------------------------------------------
+
+
+async def _gateway(
+    invocation: Invocation, options: ServeOptions, plan: ServerPlan, frame: Frame
+) -> int:
+    from indusagi.interop.protocol_bridge.callers import asking_handlers  # noqa: PLC0415 — with the bridge
+
+    profile = None if options.profile == "none" else Profile(options.profile)
+    async with serving_signals() as told, AsyncExitStack() as stack:
+        gateway: Gateway | None = None
+        # What is opened here stays open beyond the scope, and is closed in peace whatever happens.
+        with told.end.guard():
+            session = await stack.enter_async_context(
+                open_session(
+                    invocation,
+                    profile=profile,
+                    plan=plan,
+                    wait=False,
+                    lasting=frame.lasting,
+                    handlers=asking_handlers(),
+                )
+            )
+            gateway = Gateway(session, plan, frame)
+            await gateway.first_servers()
+        if gateway is None or told.end.cancelled:
+            return told.code
+        code = await _served(gateway, options, frame, told)
+    return code or told.code
+
+
+async def _served(gateway: Gateway, options: ServeOptions, frame: Frame, told: Told) -> int:
+    gateway.mention_all()
+    missing = gateway.session.mcp.missing()
+    if missing:
+        complain(f"required and not ready: {', '.join(missing)}")
+        return int(ExitCode.SERVER_MISSING)
+    host = create_provider_host(gateway.box, frame.info)
+    code = 0
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(gateway.follow, host, told)
+        code = await _fronted(host, options.settings, told, gateway.summary())
+        tasks.cancel_scope.cancel()
+    return code
+
+
+async def _fronted(host: Host, settings: HttpSettings | None, told: Told, what: str) -> int:
+    """Serve over the one way or the other, until it is over."""
+    try:
+        if settings is None:
+            complain(f"serving over standard input and output: {what}")
+            await host.serve_stdio(told.end)
+        else:
+            async with host.serve_http(settings) as serving:
+                _tell_address(serving, settings, what)
+                await told.end.wait()
+    except ProtocolFault as fault:
+        complain(str(fault))
+        return int(ExitCode.FAILED)
+    return 0
+
+
+def _tell_address(serving: HttpHost, settings: HttpSettings, what: str) -> None:
+    complain(f"serving at {serving.url}: {what}")
+    if settings.sse:
+        complain(f"for old clients: {serving.url.removesuffix(settings.path)}/sse")
+    if serving.token_path is None:
+        complain("no token is asked: every program of this machine can call these tools")
+    elif serving.token_is_new:
+        complain(f"token (shown once; it is kept in {serving.token_path}): {serving.token}")
+    else:
+        complain(f"token: in {serving.token_path}")
+
+
+# -- one server, passed through ---------------------------------------------------------------
+
+
+def _relay(plan: ServerPlan, options: ServeOptions, name: str) -> int:
+    from induscode.commands.serve_transparent import NOT_STARTED, relayed_server  # noqa: PLC0415 — for a relay
+
+    above = ancestry(os.environ)
+    config = relayed_server(plan, name)
+    if config is None:
+        return NOT_STARTED
+    why = refusal(plan.narrowed([name]), above)
+    if why is not None:
+        complain(why)
+        return int(ExitCode.USAGE)
+    return anyio.run(_relayed, config, options)
+
+
+async def _relayed(config: ServerConfig, options: ServeOptions) -> int:
+    from importlib import import_module  # noqa: PLC0415 — for a relay
+
+    async with serving_signals() as told:
+        host: Host = import_module("indusagi.interop").create_relay_host(config)
+        what = f"server {config.id!r}, passed through"
+        code = await _fronted(host, options.settings, told, what)
+    return code or told.code
