@@ -1,7 +1,7 @@
 # Recipes use relative paths only: the clone's own path may hold spaces.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types arrows unit format bench scoreboard interop conformance lock clean
+.PHONY: help setup demo test lint types arrows unit format bench scoreboard interop conformance clients lock clean
 # The steps of `test` run in the order given, also under -j.
 .NOTPARALLEL:
 
@@ -63,6 +63,9 @@ interop: setup  ## connect to servers that others wrote (installs them into .out
 
 conformance: setup  ## have the official suite judge our client (installs it into .outside)
 	@.venv/bin/python -m outside.conformance
+
+clients: setup  ## let clients that others wrote visit `indus serve` (installs them into .outside)
+	@.venv/bin/python -m outside.clients
 
 lock: setup  ## write the locks anew (scripts/lock --upgrade takes newer versions)
 	@sh scripts/lock
