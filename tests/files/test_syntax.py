@@ -46,7 +46,7 @@ def test_an_error_that_was_there_before_is_not(
         ("a.py", "x = '\\d'\n"),
         ("a.py", "x = '\udce9'\n"),
         ("a.py", "x = " + "-" * 50_000 + "1"),
-        ("a.py", "(" * 200_000),
+        ("a.py", "(" * 500_000),
         ("a.json", "[" * 100_000),
         ("a.json", "9" * 5_000),
         ("a.json", "{" * 400_001),

@@ -18,6 +18,7 @@ from tests.support.scripts import unmeasured
 from tests.support.tools import box_of, call, context
 
 from indusagi.capabilities.context import Framework
+from indusagi.capabilities.files import task
 from indusagi.capabilities.files.change import LARGEST_FILE
 from indusagi.capabilities.tools import _change
 from indusagi.capabilities.tools.write import write_tool
@@ -271,13 +272,13 @@ async def test_a_change_by_somebody_else_at_the_last_moment_is_not_lost(
     path = tmp_path / "a"
     path.write_bytes(b"old\n")
     have_read(ctx, path)
-    really = _change.patch_of
+    really = task.patch_of
 
     def meddling(*args: object, **more: object) -> tuple[bytes, bool]:
         path.write_bytes(b"theirs\n")
         return really(*args, **more)  # pyright: ignore[reportArgumentType]
 
-    monkeypatch.setattr(_change, "patch_of", meddling)
+    monkeypatch.setattr(task, "patch_of", meddling)
     assert code(await write(ctx, "a", "ours\n")) == "stale"
     path.unlink()
     assert code(await write(ctx, "a", "ours\n")) == "stale"

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_PYTHON_CHARS = 100_000
-"""The parser holds up the whole process: for this much, a few hundredths of a second."""
-_DATA_CHARS = 400_000
+_MOST_CHARS = 400_000
+_PYTHON_AT_ONCE = 16 * 1024
+"""The parser of Python holds up the whole process: for this much, a hundredth of a second."""
 _WITH_COMMENTS = ("tsconfig", "jsconfig", "devcontainer", ".eslintrc", ".babelrc")
 """Begin the names of files that are called JSON and may have comments."""
 _CHECKED = "<edited file>"
@@ -39,6 +39,11 @@ def broken_by(path: str, former: str | None, text: str) -> str | None:
     return wrong
 
 
+def takes_long(path: str, size: int) -> bool:
+    """Tell whether to look at so many characters would hold up the whole process for a while."""
+    return _PYTHON_AT_ONCE < size <= _MOST_CHARS and _check_for(path) is _python
+
+
 def _check_for(path: str) -> Callable[[str], str | None] | None:
     name = os.path.basename(path).lower()
     suffix = os.path.splitext(name)[1]
@@ -48,7 +53,7 @@ def _check_for(path: str) -> Callable[[str], str | None] | None:
 
 
 def _python(text: str) -> str | None:
-    if len(text) > _PYTHON_CHARS:
+    if len(text) > _MOST_CHARS:
         return None
     import ast  # noqa: PLC0415 — only where Python was edited
     import warnings  # noqa: PLC0415 — as above
@@ -65,7 +70,7 @@ def _python(text: str) -> str | None:
 
 
 def _json(text: str) -> str | None:
-    if len(text) > _DATA_CHARS:
+    if len(text) > _MOST_CHARS:
         return None
     import json  # noqa: PLC0415 — only where JSON was edited
 
@@ -79,7 +84,7 @@ def _json(text: str) -> str | None:
 
 
 def _toml(text: str) -> str | None:
-    if len(text) > _DATA_CHARS:
+    if len(text) > _MOST_CHARS:
         return None
     import tomllib  # noqa: PLC0415 — only where TOML was edited
 
@@ -93,7 +98,7 @@ def _toml(text: str) -> str | None:
 
 
 def _xml(text: str) -> str | None:
-    if len(text) > _DATA_CHARS or "<!ENTITY" in text:
+    if len(text) > _MOST_CHARS or "<!ENTITY" in text:
         return None  # entities could stand for more than there is memory for
     from xml.parsers import expat  # noqa: PLC0415 — only where XML was edited
 

@@ -2,8 +2,7 @@
 
 It runs in a process of its own and writes what ripgrep would write. A process, because a regular
 expression of Python's may take for ever and nothing but the end of its process can stop it: in a
-thread it would hold up everything else, for it does not let go of the interpreter. That costs one
-start of Python.
+thread it would hold up everything else, for it does not let go of the interpreter.
 
 Each file is tried as a whole first, and line by line only if something is found: most files hold
 nothing, and one search of a whole file is far cheaper than one for each line.
@@ -20,6 +19,7 @@ from base64 import b64encode
 from dataclasses import asdict
 from typing import TYPE_CHECKING, BinaryIO
 
+from indusagi.capabilities.files.apart import own_python
 from indusagi.capabilities.files.globs import glob_regex
 from indusagi.capabilities.files.ignore import IgnoreRules, RuleFile
 from indusagi.capabilities.search.braces import TooManyAlternatives, expand_braces
@@ -34,17 +34,6 @@ if TYPE_CHECKING:
     from indusagi.capabilities.search.walk import Met
     from indusagi.core.json import JsonObject
 
-_START = """
-import sys, types
-for name, path in zip(("indusagi", "indusagi.capabilities"), sys.argv[1:3]):
-    sys.modules[name] = types.ModuleType(name)
-    sys.modules[name].__path__ = [path]
-from indusagi.capabilities.search.engine import main
-sys.exit(main(*sys.argv[3:]))
-"""
-"""Finds our modules where they are, and does without the rest of the packages they are in: to load
-the whole kernel takes four times as long as to start Python."""
-_KERNEL = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _WHOLE_BYTES = 256 * 1024 * 1024
 """The most that is read of a file that was asked for."""
 _FIRST_LOOK = 64 * 1024
@@ -54,8 +43,8 @@ _BOMS = ((b"\xef\xbb\xbf", "utf-8"), (b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "
 
 def command(search: Search, target: str, *, whole: bool) -> list[str]:
     """Write the command line that searches `target`; see `ripgrep.command`."""
-    start = [sys.executable, "-I", "-c", _START, os.path.dirname(_KERNEL), _KERNEL]
-    return [*start, json.dumps(asdict(search)), target, "whole" if whole else "tree"]
+    extent = "whole" if whole else "tree"
+    return own_python(__name__, json.dumps(asdict(search)), target, extent)
 
 
 def main(request: str, target: str, extent: str) -> int:

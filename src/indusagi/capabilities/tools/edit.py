@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from indusagi.capabilities.files.change import (
-    Change,
-    Refused,
-    Replacement,
-    edited,
-    overwritten,
-    stale,
-)
+from indusagi.capabilities.files.change import Replacement
 from indusagi.capabilities.lenient import lenient
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
-from indusagi.capabilities.tools._change import change_file, missing, unknown
+from indusagi.capabilities.tools._change import change_file
 from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given
 from indusagi.core.json import is_json_object
 from indusagi.runtime.contract import ToolResult
@@ -25,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from indusagi.capabilities.context import ToolContext
-    from indusagi.capabilities.tools._change import Seen
     from indusagi.core.json import JsonLike, JsonObject, JsonValue
     from indusagi.runtime.contract import JsonSchema
 
@@ -117,8 +107,7 @@ async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
     if isinstance(edits, str):
         return ToolResult.error(f"edit was not run: {edits}", code="invalid_arguments")
     path = path_given(arguments)
-    work = partial(_worked_out, edits, path)
-    return await change_file(ctx, path, work, dry_run=arguments.get("dryRun") is True)
+    return await change_file(ctx, path, edits=edits, dry_run=arguments.get("dryRun") is True)
 
 
 def _edits(arguments: JsonObject) -> Sequence[Replacement] | str:
@@ -148,42 +137,3 @@ def _edit(given: JsonObject) -> Replacement:
         cast("str", given["newText"]),
         given.get("replaceAll") is True,
     )
-
-
-def _worked_out(
-    edits: Sequence[Replacement], path: str, before: bytes | None, seen: Seen
-) -> Change | Refused:
-    if before is None:
-        return _created(edits, path)
-    if not all(edit.old for edit in edits):
-        message = "oldText is empty, which only makes a new file, and this one exists"
-        return Refused("invalid_arguments", message)
-    if seen.unread:
-        return unknown(before, seen)
-    if seen.knows(before):
-        return edited(before, edits, path)
-    change = edited(before, edits, path, exactly=True)
-    if isinstance(change, Change):
-        note = (
-            "the file has changed since it was read; oldText still stood in it once, unchanged. "
-            "Read it again before you rely on the rest"
-        )
-        facts = {**change.facts, "changed_since_read": True}
-        return replace(change, notes=(note, *change.notes), unseen=True, facts=facts)
-    if change.code != "stale":
-        return change
-    message = f"it has changed since it was read, and {change.message}; read it again."
-    return stale(before, "stale", message)
-
-
-def _created(edits: Sequence[Replacement], path: str) -> Change | Refused:
-    first, *more = edits
-    if first.old:
-        return missing("To make it, give an empty oldText, or use write.")
-    if not all(edit.old for edit in more):
-        return Refused("invalid_arguments", "only the first of several edits can make the file")
-    change = overwritten(None, first.new, path)
-    if isinstance(change, Refused) or not more:
-        return change
-    change = edited(change.after, more, path)
-    return change if isinstance(change, Refused) else replace(change, before=None, former="")

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from indusagi.capabilities.files.change import Change, overwritten
 from indusagi.capabilities.lenient import lenient
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
-from indusagi.capabilities.tools._change import change_file, unknown
+from indusagi.capabilities.tools._change import change_file
 from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given
 
 if TYPE_CHECKING:
     from indusagi.capabilities.context import ToolContext
-    from indusagi.capabilities.files.change import Refused
-    from indusagi.capabilities.tools._change import Seen
     from indusagi.core.json import JsonObject
     from indusagi.runtime.contract import JsonSchema, ToolResult
 
@@ -55,11 +51,4 @@ def write_tool() -> DefinedTool:
 async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
     path = path_given(arguments)
     content = cast("str", arguments["content"])
-    return await change_file(ctx, path, partial(_worked_out, content, path))
-
-
-def _worked_out(content: str, path: str, before: bytes | None, seen: Seen) -> Change | Refused:
-    change = overwritten(before, content, path)
-    if before is None or (isinstance(change, Change) and change.after == before):
-        return change
-    return change if seen.knows(before) else unknown(before, seen)
+    return await change_file(ctx, path, content=content)
