@@ -111,7 +111,8 @@ def command(
         settings = _settings(
             context, http, sse=sse, no_token=no_token, hosts=hosts, origins=origins
         )
-    if context.params["tools"] and not was_given(context, "profile"):
+    invocation = invocation_from(context)
+    if invocation.tools and not was_given(context, "profile"):
         profile = "all"  # those that are named were asked for
     options = ServeOptions(name=name, profile=profile, settings=settings, transparent=transparent)
     if print_config is not None:
@@ -120,7 +121,7 @@ def command(
         return print_entry(context, options, print_config)
     from induscode.commands.serve_run import run_serve  # noqa: PLC0415 — brings the bridge
 
-    return run_serve(invocation_from(context), options)
+    return run_serve(invocation, options)
 
 
 def _check(

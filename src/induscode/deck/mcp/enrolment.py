@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 PinVerdict: TypeAlias = Literal["first", "same", "drift"]
 """A definition nobody has seen, the pinned one, or another one than that."""
 JournalOp: TypeAlias = Literal["connect", "ready", "fault", "drift", "approve"]
+_COMING_UP = frozenset({EndpointPhase.IDLE, EndpointPhase.CONNECTING})
+"""A tool that is known before its server is up may be called before it is, too."""
 
 
 class PinBook(Protocol):
@@ -238,7 +240,7 @@ class Enrolment:
 
         async def guarded(arguments: JsonValue, ctx: ToolContext) -> ToolResult:
             endpoint = self.fleet.endpoint(ref.server)
-            if endpoint is not None and endpoint.phase is EndpointPhase.IDLE:
+            if endpoint is not None and endpoint.phase in _COMING_UP:
                 await self.fleet.wake(ref.server)
             return self._refusal(ref) or await run(arguments, ctx)
 

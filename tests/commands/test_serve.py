@@ -1,0 +1,374 @@
+"""`indus serve` over standard streams: what is served, what may be called, what is said of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.commands.helpers import configured, faulty, one_line, project_file, row, user_file
+from tests.commands.serving import CHANGED, VERSION, greeted, hello, serving
+from tests.support.scripts import command, run, unmeasured
+from tests.support.servers import HONEST_TOOLS, diary, fault
+from tests.support.waiting import is_alive
+
+from indusagi import __version__
+from indusagi.interop import StdioServerConfig, create_server_endpoint
+
+pytestmark = pytest.mark.process
+
+READ_ONLY = ["read", "ls", "grep", "find", "websearch", "webfetch", "todo_read"]
+
+
+def of(server: str) -> list[str]:
+    return [f"{server}__{name}" for name in HONEST_TOOLS]
+
+
+# -- what is served ---------------------------------------------------------------------------
+
+
+def test_the_tools_of_all_servers_and_those_that_only_look_are_one_server(tmp_path: Path) -> None:
+    configured(user_file(), {"b": row(), "a": row()})
+    with serving(cwd=tmp_path) as gateway:
+        said = gateway.greet()
+        assert (said["serverInfo"]["name"], said["serverInfo"]["version"]) == ("indus", __version__)
+        assert said["protocolVersion"] == VERSION
+        assert gateway.tools() == [*READ_ONLY, *of("b"), *of("a")]
+        assert gateway.text("a__echo", text="hello") == "hello"
+        (tmp_path / "notes.txt").write_text("the word is pelican\n", encoding="utf-8")
+        assert "pelican" in gateway.text("read", path="notes.txt")
+        listed = gateway.ask("tools/list")["result"]["tools"]
+        assert {tool["annotations"]["readOnlyHint"] for tool in listed[: len(READ_ONLY)]} == {True}
+        lines = gateway.said().splitlines()
+    assert lines == [
+        "indus: serving over standard input and output: "
+        "7 native tools, 24 tools of 2 servers (2 ready), as 'indus'"
+    ]
+    assert gateway.process.returncode == 0
+
+
+async def test_our_own_bridge_is_a_client_like_any_other(tmp_path: Path) -> None:
+    configured(user_file(), {"honest": row()})
+    config = StdioServerConfig("gateway", command(), ("serve",), cwd=str(tmp_path))
+    endpoint = create_server_endpoint(config)
+    await endpoint.open()
+    try:
+        tools = await endpoint.list_tools()
+        assert [tool.ref.name for tool in tools] == [*READ_ONLY, *of("honest")]
+        answer = await endpoint.invoke("honest__media", {})
+        kinds = [block["type"] for block in answer.content]  # type: ignore[index,call-overload]
+        assert kinds[:4] == ["text", "image", "audio", "resource_link"]
+        assert (await endpoint.invoke("honest__fail", {})).is_error
+        facts = endpoint.facts
+        assert facts is not None
+        assert facts.era == "modern"
+    finally:
+        await endpoint.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "there", "absent"),
+    [
+        (["--profile", "none"], [], ["read", "write"]),
+        (["--profile", "survey"], ["read", "bash", "write", "process"], ["memory", "task"]),
+        (["--profile", "all"], ["read", "bash", "memory", "task"], []),
+        (["--tools", "write"], ["write"], ["read"]),
+        (["--tools", "read,ls", "--no-mcp"], ["read", "ls"], ["honest__echo", "grep"]),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_native_tools_join_as_they_are_asked_for(
+    tmp_path: Path, words: list[str], there: list[str], absent: list[str]
+) -> None:
+    configured(user_file(), {"honest": row()})
+    with greeted(*words, "--name", "mine", cwd=tmp_path) as gateway:
+        tools = gateway.tools()
+        assert [name for name in there if name not in tools] == []
+        assert [name for name in absent if name in tools] == []
+        assert ("honest__echo" in tools) == ("--no-mcp" not in words)
+        assert "as 'mine'" in gateway.said()
+
+
+SCRIPT = """
+import json, sys
+sys.argv = ["indus", "serve"]
+from induscode.cli import main
+code = main()
+print(json.dumps([code, sorted(sys.modules)]), file=sys.stderr)
+"""
+HEAVY = {
+    "mcp", "mcp_types", "pydantic", "pydantic_ai", "httpx", "httpx2", "httpcore2", "starlette",
+    "uvicorn", "jsonschema", "rich", "prompt_toolkit", "openai", "anthropic",
+}  # fmt: skip
+
+
+def test_over_standard_streams_nothing_heavy_is_loaded(tmp_path: Path) -> None:
+    configured(user_file(), {"honest": row()})
+    call = {"name": "honest__echo", "arguments": {"text": "x"}}
+    frames = [
+        hello(),
+        {"jsonrpc": "2.0", "method": "notifications/initialized"},
+        {"jsonrpc": "2.0", "id": 1, "method": "tools/list"},
+        {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": call},
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        input="".join(json.dumps(frame) + "\n" for frame in frames),
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=True,
+        env=unmeasured(),
+        cwd=tmp_path,
+    )
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {one["id"] for one in answers} == {0, 1, 2}
+    code, modules = json.loads(done.stderr.splitlines()[-1])
+    assert code == 0
+    assert {name.partition(".")[0] for name in modules} & HEAVY == set()
+
+
+def test_what_servers_answer_is_passed_on_whole_and_native_tools_keep_their_budget(
+    tmp_path: Path,
+) -> None:
+    configured(user_file(), {"honest": row()})
+    (tmp_path / "long.txt").write_text("word\n" * 40_000, encoding="utf-8")
+    with greeted(cwd=tmp_path) as gateway:
+        assert gateway.text("honest__big", bytes=3_000_000) == "x" * 3_000_000
+        assert len(gateway.text("grep", pattern="word")) < 60_000
+
+
+def test_progress_and_cancel_reach_the_server_and_come_back(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    configured(user_file(), {"honest": row("--log", log)})
+    with greeted(cwd=tmp_path) as gateway:
+        slow = {"seconds": 20, "progress": 200}
+        asked = gateway.send(
+            "tools/call", name="honest__slow", arguments=slow, _meta={"progressToken": "p"}
+        )
+        gateway.until(lambda: bool(gateway.heard))
+        assert gateway.heard[0]["method"] == "notifications/progress"
+        gateway.write(
+            {
+                "jsonrpc": "2.0",
+                "method": "notifications/cancelled",
+                "params": {"requestId": asked},
+            }
+        )
+        gateway.until(lambda: len(diary(log, "cancelled")) == 1)
+        assert gateway.text("honest__echo", text="on") == "on"
+
+
+# -- what may be called -----------------------------------------------------------------------
+
+
+def test_what_would_be_asked_about_is_refused_with_the_flag_that_allows_it(tmp_path: Path) -> None:
+    outside = tmp_path / "outside.txt"
+    outside.write_text("pelican", encoding="utf-8")
+    inside = tmp_path / "work"
+    inside.mkdir()
+    with greeted("--profile", "all", cwd=inside) as gateway:
+        for name, arguments in (
+            ("read", {"path": str(outside)}),
+            ("webfetch", {"url": "https://example.org/"}),
+            ("write", {"path": "new.txt", "content": "x"}),
+            ("bash", {"command": "touch new.txt"}),
+        ):
+            answer = gateway.call(name, **arguments)
+            assert answer["isError"]
+            assert "nobody is there to ask" in answer["content"][0]["text"]
+            assert "--allow" in answer["content"][0]["text"]
+        assert not (inside / "new.txt").exists()
+    rules = ["--allow", f"read({outside})", "--approval", "auto-edit", "--profile", "survey"]
+    with greeted(*rules, cwd=inside) as gateway:
+        assert "pelican" in gateway.text("read", path=str(outside))
+        assert not gateway.call("write", path="new.txt", content="x")["isError"]
+    assert (inside / "new.txt").read_text(encoding="utf-8") == "x"
+
+
+def test_rules_of_the_user_hold_for_tools_of_servers_too(tmp_path: Path) -> None:
+    configured(user_file(), {"honest": row()})
+    state = Path(os.environ["HOME"]) / ".local" / "state" / "indus"
+    state.mkdir(parents=True, mode=0o700)
+    rules = state / "permissions.json"
+    kept = [
+        {"effect": "deny", "rule": "honest__add"},
+        {"effect": "ask", "rule": "honest__pid"},
+    ]
+    rules.write_text(json.dumps({"version": 1, "rules": kept}), encoding="utf-8")
+    rules.chmod(0o600)
+    with greeted(cwd=tmp_path) as gateway:
+        assert gateway.text("honest__echo", text="free") == "free"
+        denied = gateway.call("honest__add", a=1, b=2)
+        assert denied["isError"]
+        assert "it is denied" in denied["content"][0]["text"]
+        asked = gateway.call("honest__pid")
+        assert asked["isError"]
+        assert "nobody is there to ask" in asked["content"][0]["text"]
+
+
+def test_a_server_of_the_project_waits_for_consent_and_comes_with_it(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    configured(project_file(tmp_path), {"theirs": row("--log", log)})
+    with greeted(cwd=tmp_path) as gateway:
+        assert gateway.tools() == READ_ONLY
+        assert "nobody has consented to it" in gateway.said()
+        assert "indus mcp trust theirs" in gateway.said()
+        assert not log.exists()
+        assert run("mcp", "trust", "--yes", "theirs", cwd=tmp_path).returncode == 0
+        assert gateway.until_tools(lambda tools: "theirs__echo" in tools) == [
+            *READ_ONLY,
+            *of("theirs"),
+        ]
+        assert gateway.text("theirs__echo", text="in") == "in"
+        assert run("mcp", "untrust", "theirs", cwd=tmp_path).returncode == 0
+        gateway.until_tools(lambda tools: tools == READ_ONLY)
+        gateway.until(lambda: not any(is_alive(int(pid)) for pid in diary(log, "start")))
+
+
+# -- servers that are late, fail or change ----------------------------------------------------
+
+
+def held(tmp_path: Path, *flags: object) -> dict[str, Any]:
+    """Make the row of a server that does not start while there is a file `hold`."""
+    honest = row(*flags)
+    line = f'while test -e {tmp_path}/hold; do sleep 0.05; done; exec "$@"'
+    return {"command": "sh", "args": ["-c", line, "held", honest["command"], *honest["args"]]}
+
+
+def test_what_is_known_of_a_server_is_listed_before_it_is_up(tmp_path: Path) -> None:
+    configured(user_file(), {"late": held(tmp_path)})
+    assert "late__echo" in run("tools", cwd=tmp_path).stdout
+    (tmp_path / "hold").touch()
+    with greeted(cwd=tmp_path) as gateway:
+        assert gateway.tools() == [*READ_ONLY, *of("late")]
+        assert "1 servers (0 ready)" in gateway.said()
+        asked = gateway.send("tools/call", name="late__echo", arguments={"text": "now"})
+        (tmp_path / "hold").unlink()
+        assert gateway.answer(asked)["result"]["content"][0]["text"] == "now"
+
+
+def test_a_server_that_takes_long_is_waited_for_a_while_and_then_arrives(tmp_path: Path) -> None:
+    (tmp_path / "hold").touch()
+    configured(user_file(), {"late": held(tmp_path), "quick": row()})
+    with greeted(cwd=tmp_path) as gateway:
+        assert gateway.tools() == [*READ_ONLY, *of("quick")]
+        (tmp_path / "hold").unlink()
+        assert gateway.until_tools(lambda tools: "late__echo" in tools) == [
+            *READ_ONLY,
+            *of("late"),
+            *of("quick"),
+        ]
+        assert gateway.heard[0]["method"] == CHANGED
+
+
+def test_a_server_that_fails_is_told_and_takes_nothing_with_it(tmp_path: Path) -> None:
+    configured(
+        user_file(), {"dies": faulty("exits"), "gone": {"command": "no-such-command"}, "ok": row()}
+    )
+    with greeted(cwd=tmp_path) as gateway:
+        assert gateway.tools() == [*READ_ONLY, *of("ok")]
+        assert "API_KEY is missing" in gateway.said()
+        assert "indus mcp doctor gone" in gateway.said()
+        assert "3 servers (1 ready)" in gateway.said()
+
+
+def test_a_required_server_that_is_not_there_is_the_end(tmp_path: Path) -> None:
+    configured(user_file(), {"gone": {"command": "no-such-command", "required": True}})
+    done = run("serve", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "required and not ready: gone" in done.stderr
+
+
+def test_a_killed_server_keeps_its_tools_and_comes_back(tmp_path: Path) -> None:
+    configured(user_file(), {"honest": row()})
+    with greeted(cwd=tmp_path) as gateway:
+        first = gateway.call("honest__pid")["structuredContent"]["pid"]
+        os.kill(first, 9)
+        assert gateway.tools() == [*READ_ONLY, *of("honest")]
+        again: dict[str, Any] = {"isError": True}
+        while again["isError"]:
+            again = gateway.call("honest__pid")
+        assert again["structuredContent"]["pid"] != first
+
+
+def test_a_definition_that_changes_is_taken_out_and_told(tmp_path: Path) -> None:
+    configured(user_file(), {"honest": row()})
+    with greeted(cwd=tmp_path) as gateway:
+        gateway.call("honest__mutate", kind="describe")
+        left = gateway.until_tools(lambda tools: bool(tools) and len(tools) < 7 + len(HONEST_TOOLS))
+        (missing,) = {*READ_ONLY, *of("honest")} - {*left}
+        gateway.until(lambda: "is not the one that was approved" in gateway.said())
+        answer = gateway.ask("tools/call", name=missing, arguments={})
+        assert answer["error"]["code"] == -32602
+
+
+# -- misuse -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["--stdio", "--http"], ["exclude each other"]),
+        (["--http", "nonsense"], ["HOST:PORT"]),
+        (["--http", "127.0.0.1:70000"], ["HOST:PORT"]),
+        (["--http", "0.0.0.0:0", "--no-token"], ["--no-token", "0.0.0.0"]),
+        (["--sse"], ["--sse means nothing without --http"]),
+        (["--no-token"], ["without --http"]),
+        (["--allowed-host", "a:1"], ["without --http"]),
+        (["--allowed-origin", "http://a"], ["without --http"]),
+        (["--profile", "everything"], ["authoring"]),
+        (["--name", "two words"], ["--name"]),
+        (["--name", ""], ["--name"]),
+        (["--tools", "raed"], ["read"]),
+        (["--mcp", "no-such.json"], ["no such file"]),
+        (["--allow", "read("], ["--allow"]),
+        (["--transparent", "nobody"], ["no server 'nobody'"]),
+        (["--transparent", "x", "--profile", "all"], ["exclude each other"]),
+        (["--print-config", "emacs"], ["claude"]),
+        (["--print-config", "codex", "--http", "0"], ["a port that stays the same"]),
+        (["--print-config", "codex", "--http", "--sse"], ["--sse"]),
+        (["surplus"], ["surplus"]),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_bad_input_is_one_line(tmp_path: Path, words: list[str], parts: list[str]) -> None:
+    one_line(run("serve", *words, cwd=tmp_path), *parts)
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_place_to_serve(tmp_path: Path, closed: str) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f'"$0" serve {closed}', command()],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert ("standard input and output are not open" in done.stderr) == ("2>" not in closed)
+
+
+def test_c22_nonsense_on_standard_input_ends_nothing(tmp_path: Path) -> None:
+    with greeted("--no-mcp", cwd=tmp_path) as gateway:
+        assert gateway.process.stdin is not None
+        for line in (b"\xff\xfe", b"{", b"[]", b"null", b"[" * 100_000, b"x" * 1_000_000):
+            gateway.process.stdin.write(line + b"\n")
+        gateway.process.stdin.flush()
+        assert gateway.tools() == READ_ONLY
+
+
+def test_the_values_of_fault_servers_are_not_obeyed_by_the_terminal(tmp_path: Path) -> None:
+    config = fault("exits")
+    configured(
+        user_file(),
+        {"bad\x1b[2J": {"command": config.command, "args": [*config.args]}},
+    )
+    with greeted(cwd=tmp_path) as gateway:
+        gateway.tools()
+        assert "\x1b" not in gateway.said()
