@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.host_tools import Bench
 
+from indusagi.interop.protocol_bridge.frames import write_frame
 from indusagi.interop.protocol_bridge.host_listing import (
     Catalog,
     Prepared,
-    encode,
     make_listing,
     tool_row,
 )
@@ -76,7 +76,7 @@ def test_the_prepared_bytes_say_what_the_value_says(identity: int | str, names: 
     for result in (make_listing(tools, INFO).legacy, make_listing(tools, INFO).modern):
         frame: Any = {"jsonrpc": "2.0", "id": identity, "result": result}
         plain: Any = {**frame, "result": dict(result)}
-        assert json.loads(encode(frame)) == json.loads(encode(plain))
+        assert json.loads(write_frame(frame)) == json.loads(write_frame(plain))
 
 
 def test_the_listing_is_made_once_until_the_tools_change() -> None:

@@ -25,8 +25,9 @@ from indusagi.interop import (
     create_provider_host,
     linked_pair,
 )
+from indusagi.interop.protocol_bridge.frames import write_frame
 from indusagi.interop.protocol_bridge.host_client import CAPABILITIES, SUBSCRIPTION, VERSION
-from indusagi.interop.protocol_bridge.host_listing import SERVER_INFO, encode
+from indusagi.interop.protocol_bridge.host_listing import SERVER_INFO
 from indusagi.interop.protocol_bridge.protocol import Peer
 from indusagi.runtime.contract import ToolDescriptor, ToolOutcome, ToolProgress, ToolResult
 
@@ -54,7 +55,7 @@ class Raw:
 
     def _take(self, frame: bytes | JsonValue) -> None:
         assert isinstance(frame, dict)
-        encode(frame)
+        write_frame(frame)
         self.heard.append(frame)
         self._stirred.set()
 
@@ -515,6 +516,7 @@ async def test_a_second_handshake_is_taken_and_nobody_is_told_twice() -> None:
 async def test_a_link_that_fails_at_the_start_is_a_transport_fault() -> None:
     class Unusable:
         room = asyncio.Event()
+        hears = True
 
         def attach(self, on_frame: Any, on_end: Any) -> None:
             raise OSError("no such wire")

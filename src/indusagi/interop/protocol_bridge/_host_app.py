@@ -33,8 +33,8 @@ from indusagi.interop.protocol_bridge._host_exchange import (
     status_of,
 )
 from indusagi.interop.protocol_bridge._host_sessions import Sessions
-from indusagi.interop.protocol_bridge.frames import read_frame
-from indusagi.interop.protocol_bridge.host_session import BUSY, is_request_id
+from indusagi.interop.protocol_bridge.frames import read_exact
+from indusagi.interop.protocol_bridge.host_session import BUSY, NO_PARAMS, is_request_id
 from indusagi.interop.protocol_bridge.protocol import LEGACY_VERSIONS
 from indusagi.interop.protocol_bridge.wire import METHOD_NOT_FOUND, PARSE_ERROR
 
@@ -110,7 +110,7 @@ class HostApp:
             raise Refused(415, "the content type must be application/json")
         body = await request.body(self._settings.body_bytes, self._settings.body_s)
         try:
-            frame = read_frame(body)
+            frame = read_exact(body)
         except (ValueError, RecursionError):
             raise Refused(400, "the body is no JSON that can be read", PARSE_ERROR) from None
         if not is_json_object(frame) or frame.get("jsonrpc") != "2.0":
@@ -280,7 +280,7 @@ class HostApp:
     ) -> None:
         """Have a request answered; the answer decides what it looks like."""
         identity, params = cast("RequestId", frame["id"]), frame.get("params")
-        given = params if is_json_object(params) else {}
+        given = params if is_json_object(params) else NO_PARAMS
         method = cast("str", frame["method"])
 
         async def watch() -> None:

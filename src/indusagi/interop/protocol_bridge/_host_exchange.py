@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import anyio
 
 from indusagi.core.json import compact_json
-from indusagi.interop.protocol_bridge.host_listing import encode
+from indusagi.interop.protocol_bridge.frames import write_frame
 from indusagi.interop.protocol_bridge.host_session import INVALID_REQUEST
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ class Outbox:
             return None if self.ended else b""
         if len(self._line) <= _LINE:
             self.room.set()
-        return encode(self._line.popleft())
+        return write_frame(self._line.popleft())
 
     async def settled(self, within_s: float) -> bool:
         """Wait for an answer without anything before it; False if it takes a stream to tell."""

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 _BOM = b"\xef\xbb\xbf"
 _WHITE = " \t\r\n"
+_BLANKS = frozenset(_WHITE)
+_CARRIED = ("result", "params", "error")
 _ANSWER = re.compile(
     rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d{1,15})\s*,\s*"(?:result|error)"'
 )
@@ -32,6 +34,65 @@ def read_frame(line: bytes) -> JsonValue:
     return cast("JsonValue", value)
 
 
+class Prepared(dict[str, "JsonValue"]):
+    """An object whose bytes are known; not to be changed afterwards."""
+
+    __slots__ = ("encoded",)
+
+    def __init__(self, value: JsonObject, encoded: bytes) -> None:
+        super().__init__(value)
+        self.encoded = encoded
+
+
+def read_exact(line: bytes) -> JsonValue:
+    """Read a frame, and keep the very bytes of what it carries: to be handed on as they are.
+
+    Raises:
+        ValueError: It is no JSON.
+        RecursionError: It is nested too deeply.
+    """
+    text = line.removeprefix(_BOM).decode("utf-8", "replace").strip(_WHITE)
+    if not text.startswith("{"):
+        return read_frame(line)
+    frame: JsonObject = {}
+    at = _after_white(text, 1)
+    more = not text.startswith("}", at)
+    while more:
+        if not text.startswith('"', at):
+            raise ValueError(f"a name is expected at character {at:,}")
+        key, at = _DECODER.raw_decode(text, at)
+        start = _after(text, at, ":")
+        value, at = _DECODER.raw_decode(text, start)
+        frame[key] = _kept(value, text[start:at]) if key in _CARRIED else value
+        at = _after_white(text, at)
+        more = text.startswith(",", at)
+        at = _after_white(text, at + 1) if more else at
+    if _after(text, at, "}") != len(text):
+        raise ValueError(f"more follows at character {at:,}")
+    return frame
+
+
+def _kept(value: JsonValue, text: str) -> JsonValue:
+    if not isinstance(value, dict):
+        return value
+    # Outside of texts, where none can be, the end of a line means nothing, and would end ours.
+    whole = text.replace("\r", " ").replace("\n", " ")
+    return Prepared(value, whole.encode("utf-8", "backslashreplace"))
+
+
+def _after(text: str, at: int, sign: str) -> int:
+    at = _after_white(text, at)
+    if not text.startswith(sign, at):
+        raise ValueError(f"{sign!r} is expected at character {at:,}")
+    return _after_white(text, at + 1)
+
+
+def _after_white(text: str, at: int) -> int:
+    while text[at : at + 1] in _BLANKS:
+        at += 1
+    return at
+
+
 def answered_id(line: bytes) -> int | None:
     """Tell which request a line was meant to answer that cannot be read."""
     found = _ANSWER.match(line.removeprefix(_BOM))
@@ -39,8 +100,17 @@ def answered_id(line: bytes) -> int | None:
 
 
 def write_frame(frame: JsonObject) -> bytes:
-    """Write a frame as one line, without its end."""
-    return _ENCODER.encode(frame).encode("utf-8", "backslashreplace")
+    """Write a frame as one line, without its end; what is prepared in it is not written anew."""
+    for key in _CARRIED:
+        value = frame.get(key)
+        if type(value) is Prepared:
+            around = _written({name: other for name, other in frame.items() if name != key})
+            return b'%b,"%b":%b}' % (around[:-1], key.encode(), value.encoded)
+    return _written(frame)
+
+
+def _written(value: JsonObject) -> bytes:
+    return _ENCODER.encode(value).encode("utf-8", "backslashreplace")
 
 
 def _no_such_number(name: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from indusagi.core.json import NotJson, compact_json
-from indusagi.interop.protocol_bridge.frames import write_frame
+from indusagi.interop.protocol_bridge.frames import Prepared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -21,25 +21,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 SERVER_INFO = "io.modelcontextprotocol/serverInfo"
-
-
-class Prepared(dict[str, "JsonValue"]):
-    """A result whose bytes are made once; not to be changed afterwards."""
-
-    __slots__ = ("encoded",)
-
-    def __init__(self, value: JsonObject, encoded: bytes) -> None:
-        super().__init__(value)
-        self.encoded = encoded
-
-
-def encode(frame: JsonObject) -> bytes:
-    """Write a frame; of a prepared result only what stands around it is written anew."""
-    result = frame.get("result")
-    if type(result) is Prepared:
-        identity = write_frame({"id": frame["id"]})
-        return b'{"jsonrpc":"2.0",%b,"result":%b}' % (identity[1:-1], result.encoded)
-    return write_frame(frame)
 
 
 @dataclass(frozen=True, slots=True)

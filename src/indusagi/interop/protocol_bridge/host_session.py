@@ -9,122 +9,36 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeGuard
 
-from indusagi.core.cancel import CancelToken
 from indusagi.interop.protocol_bridge.frames import read_frame
-from indusagi.interop.protocol_bridge.host_asking import Questions, closed
+from indusagi.interop.protocol_bridge.host_asking import Questions
+from indusagi.interop.protocol_bridge.host_request import (
+    NO_PARAMS,
+    HostLimits,
+    HostRequest,
+    Refusal,
+)
 from indusagi.interop.protocol_bridge.slots import Slots
 from indusagi.interop.protocol_bridge.wire import INTERNAL_ERROR, PARSE_ERROR, RpcError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable
 
     from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.interop.protocol_bridge.host_request import Carrier, Work
     from indusagi.interop.protocol_bridge.wire import RequestId
 
-    Work: TypeAlias = Coroutine[object, object, JsonObject]
-    Serve: TypeAlias = Callable[["HostRequest"], JsonObject | Work]
+    Serve: TypeAlias = Callable[[HostRequest], JsonObject | Work]
     """Answers at once, or says what has to be awaited; what it refuses it raises as `RpcError`."""
     OnNotice: TypeAlias = Callable[[str, JsonObject], None]
+    Reader: TypeAlias = Callable[[bytes], JsonValue]
 
 _log = logging.getLogger(__name__)
 
 INVALID_REQUEST = -32600
 BUSY = -32000
 _SAID = 200
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostLimits:
-    """What one client may take of us."""
-
-    calls: int = 64
-    """Run at the same time; further ones wait in line."""
-    waiting: int = 1_024
-    """Run or wait in line; further ones are refused."""
-    listeners: int = 16
-    """Standing requests to hear of changes."""
-    asks: int = 64
-    """Questions of ours that it has not answered."""
-    frame_bytes: int = 16 * 1024 * 1024
-    linger_s: float = 1.0
-    """How long calls may finish after a client has said its last word and still listens."""
-    stop_s: float = 5.0
-    """How long calls may finish when the host is stopped, before they are cancelled."""
-
-
-class Carrier(Protocol):
-    """Takes what is said to a client."""
-
-    @property
-    def room(self) -> asyncio.Event:
-        """Set while it can take more."""
-        ...
-
-    @property
-    def hears(self) -> bool:
-        """Whether the client would read more here than the answer it waits for."""
-        ...
-
-    def send(self, frame: JsonObject) -> None:
-        """Put a frame on its way; nothing happens when the client is gone."""
-        ...
-
-
-@dataclass(slots=True, eq=False)
-class HostRequest:
-    """One request that waits for its answer."""
-
-    identity: RequestId
-    method: str
-    params: JsonObject
-    carrier: Carrier
-    questions: Questions
-    cancel: CancelToken = field(default_factory=CancelToken)
-    standing: bool = False
-    """It stays for as long as the client likes, and takes nobody's place."""
-    released: bool = False
-    """It was ended by us, in good order: it is answered all the same."""
-    settled: bool = False
-    on_settled: Callable[[], None] | None = None
-
-    @property
-    def meta(self) -> JsonObject:
-        """What was sent along with it."""
-        found = self.params.get("_meta")
-        return found if isinstance(found, dict) else {}
-
-    def tell(self, method: str, params: JsonObject) -> None:
-        """Say something on the way to the answer; nothing is said after it."""
-        if not self.settled:
-            self.carrier.send({"jsonrpc": "2.0", "method": method, "params": params})
-
-    async def ask(
-        self, method: str, params: JsonObject | None = None, *, within_s: float
-    ) -> JsonObject:
-        """Ask its client something on the way to the answer.
-
-        Raises:
-            RpcError: The client refused, or was asked too much.
-            BadAnswer: It answered with something else than an object.
-            WireTimeout: It did not answer in time, and was told that nobody waits.
-            WireClosed: It is gone, hears nothing here, or wants no answer any more.
-        """
-        with self.cancel.guard():
-            return await self.questions.ask(method, params, self.carrier, within_s)
-        raise closed("the request was cancelled")
-
-    def settle(self, frame: JsonObject | None = None) -> None:
-        """Answer, unless nobody wants it any more."""
-        if self.settled:
-            return
-        if frame is not None and (self.released or not self.cancel.cancelled):
-            self.carrier.send(frame)
-        self.settled = True
-        if self.on_settled is not None:
-            self.on_settled()
 
 
 class Served(Protocol):
@@ -152,10 +66,18 @@ class Conversation:
     """What one client has asked for, until it is answered, cancelled or gone."""
 
     def __init__(
-        self, serve: Serve, on_notice: OnNotice | None = None, limits: HostLimits | None = None
+        self,
+        serve: Serve,
+        on_notice: OnNotice | None = None,
+        limits: HostLimits | None = None,
+        *,
+        on_answer: Callable[[JsonObject], None] | None = None,
+        read: Reader = read_frame,
     ) -> None:
         self._serve = serve
         self._on_notice = on_notice
+        self._on_answer = on_answer
+        self._read = read
         self._limits = limits or HostLimits()
         self._slots = Slots(self._limits.calls)
         self._questions = Questions(self._limits.asks)
@@ -170,7 +92,7 @@ class Conversation:
         """Take what came over a link, whatever it is."""
         if isinstance(data, bytes):
             try:
-                data = read_frame(data)
+                data = self._read(data)
             except (ValueError, RecursionError):
                 _refuse(carrier, None, PARSE_ERROR, "the message is no JSON that can be read")
                 return
@@ -185,13 +107,15 @@ class Conversation:
             and ("result" in frame or "error" in frame)
         ):
             self._questions.answered(frame)
+            if self._on_answer is not None:
+                self._on_answer(frame)
             return
         method = frame.get("method") if isinstance(frame, dict) else None
         if not isinstance(frame, dict) or not isinstance(method, str):
             _refuse(carrier, None, INVALID_REQUEST, "the message is no request")
             return
         given = frame.get("params")
-        params = given if isinstance(given, dict) else {}
+        params = given if isinstance(given, dict) else NO_PARAMS
         if "id" not in frame:
             self.notice(method, params)
             return
@@ -205,13 +129,13 @@ class Conversation:
 
     def notice(self, method: str, params: JsonObject) -> None:
         """Take a notification."""
+        if self._on_notice is not None:
+            self._on_notice(method, params)
         if method == "notifications/cancelled":
             identity, reason = params.get("requestId"), params.get("reason")
             if is_request_id(identity):
                 told = reason[:_SAID] if isinstance(reason, str) and reason else "cancelled"
                 self.cancel(identity, told)
-        elif self._on_notice is not None:
-            self._on_notice(method, params)
 
     def request(
         self,
@@ -347,6 +271,8 @@ async def _known(result: JsonObject) -> JsonObject:
 
 
 def _failure(request: HostRequest, exc: Exception) -> JsonObject:
+    if isinstance(exc, Refusal):
+        return {"jsonrpc": "2.0", "id": request.identity, "error": exc.error}
     if isinstance(exc, RpcError):
         return _error(request.identity, exc.code, exc.message, exc.data)
     # The client learns no more: what is in there is ours.

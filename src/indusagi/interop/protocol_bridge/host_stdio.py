@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from indusagi.core.pipes import PipeReader, PipeWriter
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
-from indusagi.interop.protocol_bridge.host_listing import encode
+from indusagi.interop.protocol_bridge.frames import write_frame
 from indusagi.interop.protocol_bridge.wire import LinkEnd
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class StandardStreams:
             return
         if not self._outgoing:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._outgoing.append(encode(frame))
+        self._outgoing.append(write_frame(frame))
 
     def _flush(self) -> None:
         if not self._outgoing:
