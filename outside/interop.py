@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from indusagi.interop import SseServerConfig, StreamableHttpServerConfig
 from outside.install import ROOT, CannotInstall, find_node, node_packages, python_commands
-from outside.remote import listening, pages
+from outside.remote import NotListening, listening, pages
 from outside.say import aligned, complain, markdown, say, write_between
 from outside.servers import make_scratch, node_servers, python_servers
 from outside.visit import Visit, stdio, visit, visit_together
@@ -106,8 +106,8 @@ async def _visit_remote(server: Server, kind: RemoteKind) -> Visit:
             else:
                 config = StreamableHttpServerConfig(server.id, f"http://localhost:{port}/mcp")
             return await visit(config, server.calls)
-    except TimeoutError:
-        return Visit(server.id, kind, wrong=["it does not come to listen"])
+    except NotListening as exc:
+        return Visit(server.id, kind, wrong=[str(exc)])
 
 
 def _cells(done: Visit) -> tuple[str, ...]:

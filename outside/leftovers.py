@@ -37,10 +37,12 @@ class Watch:
     """Knows what ran before, and finds what was left behind since.
 
     A process counts if it descends from this one. Whoever outlives its parent no longer does: it
-    is known by the group it is in, or by `.outside/` in its command line.
+    is known by the group it is in, or by a path in its command line, that of `.outside/` if no
+    other is given.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, known_by: str = f"{HOME}/") -> None:
+        self._known_by = known_by
         self._before = {process.identity for process in _running()}
         self._seen: set[tuple[int, str]] = set()
 
@@ -61,17 +63,16 @@ class Watch:
         found: dict[int, Process] = {}
         grown = True
         while grown:
-            more = {p.pid: p for p in fresh if p.pid not in found and _counts(p, families)}
+            more = {p.pid: p for p in fresh if p.pid not in found and self._counts(p, families)}
             found |= more
             families |= more.keys()
             grown = bool(more)
         self._seen |= {process.identity for process in found.values()}
         return list(found.values())
 
-
-def _counts(process: Process, families: set[int]) -> bool:
-    related = process.parent in families or process.group in families - {os.getpid()}
-    return related or f"{HOME}/" in process.args
+    def _counts(self, process: Process, families: set[int]) -> bool:
+        related = process.parent in families or process.group in families - {os.getpid()}
+        return related or self._known_by in process.args
 
 
 def _running() -> list[Process]:

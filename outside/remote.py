@@ -10,42 +10,65 @@ import socket
 import subprocess
 import threading
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator, Sequence
-    from pathlib import Path
+    from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 
 LOOPBACK = "127.0.0.1"
 _START_S = 20
 _STOP_S = 5
 
 
+class NotListening(Exception):
+    """A command that was started does not come to listen."""
+
+
 @asynccontextmanager
-async def listening(command: Sequence[str]) -> AsyncGenerator[int]:
+async def listening(
+    command: Sequence[str],
+    *,
+    log: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> AsyncGenerator[int]:
     """Run a command that listens on the port it is given: as `{port}`, and in the variable PORT.
 
+    Args:
+        command: The command.
+        log: Takes what it says.
+        env: What it finds in its environment besides ours.
+        cwd: Where it runs.
+
     Raises:
-        TimeoutError: It does not come to listen.
+        NotListening: It ends, or takes too long.
     """
     port = _free_port()
-    process = await asyncio.create_subprocess_exec(
-        *(word.replace("{port}", str(port)) for word in command),
-        env={**os.environ, "PORT": str(port)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    with (log or Path(os.devnull)).open("wb") as said:
+        process = await asyncio.create_subprocess_exec(
+            *(word.replace("{port}", str(port)) for word in command),
+            env={**os.environ, "PORT": str(port), **(env or {})},
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+        )
     try:
-        async with asyncio.timeout(_START_S):
-            await _until_open(port)
+        try:
+            async with asyncio.timeout(_START_S):
+                await _until_open(port, process)
+        except TimeoutError:
+            raise NotListening(f"it does not come to listen within {_START_S} s") from None
         yield port
     finally:
         await _stop(process)
 
 
-async def _until_open(port: int) -> None:
+async def _until_open(port: int, process: asyncio.subprocess.Process) -> None:
     while True:
+        if process.returncode is not None:
+            raise NotListening(f"it ended with {process.returncode}")
         try:
             _, writer = await asyncio.open_connection("localhost", port)
         except OSError:

@@ -1,0 +1,133 @@
+"""The servers that the conformance suite judges, and what each of them cannot have.
+
+What a server does not offer is left out with a reason: never without one, and never if it passes
+after all.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from outside.install import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+_NO_RESOURCES = "a box of tools has no resources"
+_NO_PROMPTS = "a box of tools has no prompts"
+_NO_COMPLETION = "there are neither prompts nor templates whose arguments could be completed"
+_NO_LOGGING = "a tool of a box has no log of its client to write to"
+_OWN_STREAM = "a tool behind us cannot close the stream that its own answer goes out on"
+_NO_ASKING = "a tool of a box has no way to ask its client"
+NO_SUCH_NAMES = "it has none of the names that the suite calls"
+
+_BOX_LEFT_OUT: dict[str, str] = {
+    "completion-complete": _NO_COMPLETION,
+    "tools-call-with-logging": _NO_LOGGING,
+    "server-sse-polling": _OWN_STREAM,
+    "resources-list": _NO_RESOURCES,
+    "resources-read-text": _NO_RESOURCES,
+    "resources-read-binary": _NO_RESOURCES,
+    "resources-templates-read": _NO_RESOURCES,
+    "resources-subscribe": _NO_RESOURCES,
+    "resources-unsubscribe": _NO_RESOURCES,
+    "sep-2164-resource-not-found": _NO_RESOURCES,
+    "prompts-list": _NO_PROMPTS,
+    "prompts-get-simple": _NO_PROMPTS,
+    "prompts-get-with-args": _NO_PROMPTS,
+    "prompts-get-embedded-resource": _NO_PROMPTS,
+    "prompts-get-with-image": _NO_PROMPTS,
+    "tools-call-sampling": _NO_ASKING,
+    "tools-call-elicitation": _NO_ASKING,
+    "elicitation-sep1034-defaults": _NO_ASKING,
+    "elicitation-sep1330-enums": _NO_ASKING,
+    "input-required-result-basic-elicitation": _NO_ASKING,
+    "input-required-result-basic-sampling": _NO_ASKING,
+    "input-required-result-basic-list-roots": _NO_ASKING,
+    "input-required-result-request-state": _NO_ASKING,
+    "input-required-result-multiple-input-requests": _NO_ASKING,
+    "input-required-result-multi-round": _NO_ASKING,
+    "input-required-result-missing-input-response": _NO_ASKING,
+    "input-required-result-non-tool-request": _NO_PROMPTS,
+    "input-required-result-result-type": _NO_ASKING,
+    "input-required-result-tampered-state": _NO_ASKING,
+    "input-required-result-capability-check": _NO_ASKING,
+    "input-required-result-ignore-extra-params": _NO_ASKING,
+}
+_BOX_MAY_FAIL: dict[str, str] = {
+    "sep-2549-prompts-list-caching-hints": _NO_PROMPTS,
+    "sep-2549-resources-list-caching-hints": _NO_RESOURCES,
+    "sep-2549-resources-templates-list-caching-hints": _NO_RESOURCES,
+    "sep-2575-server-no-log-without-loglevel": _NO_LOGGING,
+    "sep-2575-server-rejects-undeclared-capability": _NO_ASKING,
+    "sep-2575-missing-capability-http-400": _NO_ASKING,
+    "sep-2575-http-server-no-independent-requests-on-stream": _NO_ASKING,
+}
+_AT_ONCE = 8
+_RELAY_LEFT_OUT = {"server-sse-polling": _OWN_STREAM}
+_GENERAL = frozenset(
+    {
+        "server-initialize",
+        "server-session-lifecycle",
+        "logging-set-level",
+        "ping",
+        "tools-list",
+        "server-sse-multiple-streams",
+        "dns-rebinding-protection",
+        "http-header-validation",
+        "input-required-result-unsupported-methods",
+    }
+)
+"""What can be said of any server that has tools."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A server under judgement."""
+
+    name: str
+    command: tuple[str, ...]
+    """What serves `http://localhost:{port}/mcp`; the port is put in for `{port}`."""
+    left_out: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The scenarios about what it does not offer, with the reason."""
+    may_fail: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Checks about the same inside of other scenarios."""
+    only: frozenset[str] | None = None
+    """All that can be judged, where that is the shorter list."""
+    at_once: int | None = None
+    """So many scenarios one process takes: the suite leaves its sessions open."""
+
+    def why_not(self, scenario: str) -> str | None:
+        """Give the reason why a scenario does not count."""
+        if self.only is not None and scenario not in self.only:
+            return NO_SUCH_NAMES
+        return self.left_out.get(scenario)
+
+
+def subjects(scratch: Path) -> list[Subject]:
+    """Name them all; what they need is written into an empty folder."""
+    config = scratch / "servers.json"
+    server = {
+        "command": sys.executable,
+        "args": ["-m", "outside.conformance_server"],
+        "cwd": str(ROOT),
+    }
+    config.write_text(json.dumps({"mcpServers": {"conformance": server}}), "utf-8")
+    python = sys.executable
+    indus = (python, "-m", "induscode", "serve", "--http", "127.0.0.1:{port}", "--no-token")
+    relay = (*indus, "--transparent", "conformance", "--mcp", str(config))
+    return [
+        Subject("direct", (python, "-m", "outside.conformance_server", "--http", "{port}")),
+        Subject(
+            "tool box",
+            (python, "-m", "outside.conformance_host", "{port}"),
+            left_out=_BOX_LEFT_OUT,
+            may_fail=_BOX_MAY_FAIL,
+        ),
+        Subject("pass-through", relay, left_out=_RELAY_LEFT_OUT, at_once=_AT_ONCE),
+        Subject("deck", (*indus, "--no-mcp"), only=_GENERAL, at_once=_AT_ONCE),
+    ]
