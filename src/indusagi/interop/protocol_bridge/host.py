@@ -19,6 +19,7 @@ from indusagi.core.owner import Owner
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
 from indusagi.interop.protocol_bridge.host_client import HostClient
 from indusagi.interop.protocol_bridge.host_listing import Catalog
+from indusagi.interop.protocol_bridge.host_parking import Parking
 from indusagi.interop.protocol_bridge.host_session import HostLimits
 from indusagi.interop.protocol_bridge.host_stdio import standard_streams
 
@@ -162,9 +163,9 @@ class ProviderHost:
         """Look at the box again, and tell every client if its tools are others than before."""
         return self.catalog.changed()
 
-    def new_client(self) -> HostClient:
-        """Make what answers one client."""
-        return HostClient(self.catalog, self.limits, self.info.instructions)
+    def new_client(self, parking: Parking | None = None) -> HostClient:
+        """Make what answers one client; its calls may wait for it elsewhere than with it."""
+        return HostClient(self.catalog, self.limits, self.info.instructions, parking)
 
     async def connect(self, transport: HostTransport) -> RunningProviderHost:
         """Serve one client over a transport; returns when it is being served.
@@ -212,10 +213,17 @@ class ProviderHost:
         from indusagi.interop.protocol_bridge.host_http import open_http  # noqa: PLC0415 — few serve over HTTP
 
         schemas = self.catalog
-        async with open_http(
-            self.new_client, lambda name: schemas.listing().schemas.get(name), settings
-        ) as serving:
-            yield serving
+        # Over HTTP a client of the newer protocol is one request long; a call may take several.
+        parking = Parking()
+        try:
+            async with open_http(
+                lambda: self.new_client(parking),
+                lambda name: schemas.listing().schemas.get(name),
+                settings,
+            ) as serving:
+                yield serving
+        finally:
+            await parking.close()
 
 
 def create_provider_host(

@@ -11,8 +11,16 @@ import logging
 from typing import TYPE_CHECKING, TypeAlias
 
 from indusagi.core.json import NotJson, compact_json
+from indusagi.interop.protocol_bridge.callers import CAPABILITIES, calling
 from indusagi.interop.protocol_bridge.content import to_blocks
+from indusagi.interop.protocol_bridge.host_callers import (
+    INVALID_PARAMS,
+    LegacyCaller,
+    ParkedCall,
+    hops_of,
+)
 from indusagi.interop.protocol_bridge.host_listing import SERVER_INFO, Prepared
+from indusagi.interop.protocol_bridge.host_parking import Parking
 from indusagi.interop.protocol_bridge.host_session import Conversation
 from indusagi.interop.protocol_bridge.protocol import (
     LEGACY_VERSIONS,
@@ -25,7 +33,9 @@ from indusagi.runtime.contract import ToolCall, ToolResult
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.interop.protocol_bridge.callers import Caller
     from indusagi.interop.protocol_bridge.host_listing import Catalog
     from indusagi.interop.protocol_bridge.host_session import (
         Carrier,
@@ -39,9 +49,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-INVALID_PARAMS = -32602
 VERSION = "io.modelcontextprotocol/protocolVersion"
-CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"
 SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
 TOOLS_CHANGED = "notifications/tools/list_changed"
 
@@ -49,12 +57,22 @@ TOOLS_CHANGED = "notifications/tools/list_changed"
 class HostClient:
     """Answers one client from a catalog."""
 
-    def __init__(self, catalog: Catalog, limits: HostLimits, instructions: str | None) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        limits: HostLimits,
+        instructions: str | None,
+        parking: Parking | None = None,
+    ) -> None:
         self.version: str | None = None
         """What the handshake has agreed on; None before one, and for the newer protocol."""
         self.outlet: Carrier | None = None
         """Takes what an older client is told unasked, while there is a way to tell it."""
         self.conversation = Conversation(self._serve, self._noticed, limits)
+        self.capabilities: JsonObject = {}
+        """What an older client said it can be asked."""
+        self._parking = parking or Parking()
+        self._parks_alone = parking is None
         self._catalog = catalog
         self._instructions = instructions
         self._forget: Callable[[], None] | None = None
@@ -77,6 +95,8 @@ class HostClient:
         if self._forget is not None:
             self._forget()
         await self.conversation.finish(reason)
+        if self._parks_alone:
+            await self._parking.close()
 
     # -- which era --------------------------------------------------------------------------
 
@@ -105,6 +125,8 @@ class HostClient:
         if not isinstance(wanted, str):
             raise RpcError(INVALID_PARAMS, "initialize must name a protocolVersion")
         self.version = wanted if wanted in LEGACY_VERSIONS else LEGACY_VERSIONS[-1]
+        able = request.params.get("capabilities")
+        self.capabilities = able if isinstance(able, dict) else {}
         if self._forget is None:
             self._forget = self._catalog.listen(self._announce)
         return {
@@ -171,14 +193,42 @@ class HostClient:
             raise RpcError(INVALID_PARAMS, f"the arguments of {name!r} must be an object")
         if name not in self._catalog.listing().schemas:
             raise RpcError(INVALID_PARAMS, f"there is no tool named {name!r}")
-        return self._answer(request, ToolCall(str(request.identity), name, arguments or {}))
+        hops = hops_of(request.meta)
+        call = ToolCall(str(request.identity), name, arguments or {})
+        if VERSION not in request.meta:
+            caller = LegacyCaller(request, self.conversation, self.capabilities, hops)
+            return self._answer(request, call, caller, request.cancel, _sink(request))
+        able = request.meta[CAPABILITIES]
+        if "requestState" in request.params:
+            return self._stamped(self._parking.resume(request, name))
+        parked = ParkedCall(name, able if isinstance(able, dict) else {}, hops, _sink)
+        if not parked.capabilities:
+            return self._answer(request, call, parked, request.cancel, _sink(request))
 
-    async def _answer(self, request: HostRequest, call: ToolCall) -> JsonObject:
-        token = request.meta.get("progressToken")
-        sink = None if token is None else _progress(request, token)
+        def running(parked: ParkedCall) -> Work:
+            return self._answer(request, call, parked, parked.cancel, parked.progressed)
+
+        return self._stamped(self._parking.begin(request, parked, running))
+
+    async def _stamped(self, rounds: Work) -> JsonObject:
+        """Say of questions too who has them."""
+        answer = await rounds
+        if answer.get("resultType") == "input_required":
+            answer["_meta"] = self._stamp()
+        return answer
+
+    async def _answer(
+        self,
+        request: HostRequest,
+        call: ToolCall,
+        caller: Caller,
+        cancel: CancelToken,
+        sink: ProgressSink | None,
+    ) -> JsonObject:
+        calling.set(caller)
         try:
             runner = self._catalog.box().runner
-            outcome = await runner.run(call, request.cancel, on_progress=sink)
+            outcome = await runner.run(call, cancel, on_progress=sink)
             return self._result(request, outcome.result)
         except Exception as exc:  # noqa: BLE001 — boundary: a box of somebody's that breaks its word
             _log.error("tool %r failed outside of its own doors", call.name, exc_info=exc)
@@ -221,6 +271,11 @@ def check_stamp(meta: JsonObject) -> None:
     if version not in MODERN_VERSIONS:
         data: JsonObject = {"supported": [*MODERN_VERSIONS], "requested": version}
         raise RpcError(UNSUPPORTED_VERSION, "unsupported protocol version", data)
+
+
+def _sink(request: HostRequest) -> ProgressSink | None:
+    token = request.meta.get("progressToken")
+    return None if token is None else _progress(request, token)
 
 
 def _progress(request: HostRequest, token: JsonValue) -> ProgressSink:

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from indusagi.interop.protocol_bridge.callers import InFlight, calling, on_behalf
 from indusagi.interop.protocol_bridge.wire import (
     METHOD_NOT_FOUND,
     BadAnswer,
@@ -87,9 +88,10 @@ class Peer:
         self._handlers = handlers
         self._answers = handlers.by_method()
         self._info = client_info
+        self._in_flight = InFlight()
         self.wire = Wire(
             link,
-            on_request=self._requested if self._answers else None,
+            on_request=self._pushed if self._answers else None,
             on_notify=self._notified,
             in_flight=limits.in_flight,
             inbound=limits.inbound,
@@ -254,10 +256,15 @@ class Peer:
         self, method: str, params: JsonObject, *, on_progress: OnProgress | None = None
     ) -> JsonObject:
         """Ask something that may come back with questions, and go on until it is answered."""
-        answer = await self._ask(method, params, on_progress)
-        if answer.get("resultType") == "input_required":
-            async with _within(self._limits.call_hard_s, method):
-                answer = await self._with_answers(method, params, answer, on_progress)
+        with self._in_flight.call() as caller:
+            if caller is not None:
+                modern = self.facts is not None and self.facts.era == "modern"
+                able = self._handlers.capabilities() if modern else None
+                params = on_behalf(caller, params, able)
+            answer = await self._ask(method, params, on_progress)
+            if answer.get("resultType") == "input_required":
+                async with _within(self._limits.call_hard_s, method):
+                    answer = await self._with_answers(method, params, answer, on_progress)
         kind = answer.get("resultType") or "complete"
         if kind != "complete":
             raise BadAnswer(f"{method} answered with a result of type {kind!r}")
@@ -316,6 +323,11 @@ class Peer:
 
     # -- being asked ------------------------------------------------------------------------
 
+    async def _pushed(self, method: str, params: JsonObject) -> JsonObject:
+        # A task of the wire's own: whoever it would inherit has nothing to do with the question.
+        calling.set(self._in_flight.attributed())
+        return await self._requested(method, params)
+
     async def _requested(self, method: str, params: JsonObject) -> JsonObject:
         handler = self._answers.get(method)
         if handler is None:
@@ -342,7 +354,7 @@ class Peer:
             return params
         meta = (params or {}).get("_meta")
         own = meta if isinstance(meta, dict) else {}
-        return {**(params or {}), "_meta": {**own, **self._stamp(self.facts.version)}}
+        return {**(params or {}), "_meta": {**self._stamp(self.facts.version), **own}}
 
 
 @asynccontextmanager

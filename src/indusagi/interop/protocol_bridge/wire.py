@@ -219,6 +219,8 @@ class Wire:
         """Tell those whose deadline has passed, and give the next one."""
         pending = [waiting for waiting in self._waiting.values() if not waiting.answer.done()]
         for waiting in pending:
+            if waiting.follows and self._inbound:  # the peer waits for us, not we for it
+                waiting.due = max(waiting.due, min(waiting.hard_at, now + waiting.idle_s))
             if waiting.due <= now:
                 waiting.answer.set_exception(TimeoutError())
         return min((waiting.due for waiting in pending if waiting.due > now), default=math.inf)
@@ -253,11 +255,8 @@ class Wire:
 
     def _received(self, data: bytes | JsonValue) -> None:
         frame = self._parsed(data) if isinstance(data, bytes) else data
-        if isinstance(frame, list) and frame:
-            for one in frame:
-                self._frame(one)
-        else:
-            self._frame(frame)
+        for one in frame if isinstance(frame, list) and frame else (frame,):
+            self._frame(one)
 
     def _parsed(self, line: bytes) -> JsonValue:
         try:

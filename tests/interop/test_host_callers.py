@@ -1,0 +1,326 @@
+"""What a server asks in the middle of a call reaches the client that made the call, or nobody."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+from mcp.client import Client
+from mcp.server.lowlevel import Server
+from mcp.shared.exceptions import MCPError
+from mcp_types import CallToolResult, CreateMessageResult, ElicitResult, TextContent
+from tests.support.host_clients import client_of, memory
+from tests.support.servers import honest
+from tests.support.waiting import until
+
+from indusagi.interop import (
+    BridgeConfig,
+    create_provider_host,
+    create_server_endpoint,
+    mount_protocol_bridge,
+)
+from indusagi.interop.protocol_bridge.callers import HOPS, asking_handlers, calling
+from indusagi.interop.protocol_bridge.host_callers import MAX_HOPS, ParkedCall
+from indusagi.interop.protocol_bridge.host_parking import Parking
+from indusagi.interop.protocol_bridge.wire import RpcError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from indusagi.core.json import JsonObject
+    from indusagi.interop import MountedProtocolBridge
+
+ASK: Any = {"method": "elicitation/create"}
+FRONTS = ["memory-modern", "memory-legacy", "http-modern", "http-legacy"]
+
+
+@asynccontextmanager
+async def mounted(era: str) -> AsyncGenerator[MountedProtocolBridge]:
+    config = BridgeConfig((honest("--era", era),))
+    bridge = await mount_protocol_bridge(config, handlers=asking_handlers())
+    try:
+        yield bridge
+    finally:
+        await bridge.fleet.tear_down()
+
+
+def named(name: str) -> Any:
+    async def elicit(context: object, params: object) -> ElicitResult:
+        return ElicitResult(action="accept", content={"name": name})
+
+    return elicit
+
+
+async def sample(context: object, params: object) -> CreateMessageResult:
+    said = TextContent(type="text", text="something")
+    return CreateMessageResult(role="assistant", content=said, model="none")
+
+
+@pytest.mark.parametrize("upstream", ["legacy", "modern"])
+@pytest.mark.parametrize("front", FRONTS)
+async def test_a_question_reaches_the_client_whatever_the_eras(front: str, upstream: str) -> None:
+    async with mounted(upstream) as bridge:
+        host = create_provider_host(bridge.box)
+        async with client_of(
+            host, front, elicitation_callback=named("Ada"), sampling_callback=sample
+        ) as client:
+            told = await client.call_tool("honest__ask", ASK)
+            assert told.structured_content == {"action": "accept", "content": {"name": "Ada"}}
+            twice = {"method": "sampling/createMessage", "rounds": 2}
+            told = await client.call_tool("honest__ask", twice)
+            assert told.structured_content is not None
+            assert told.structured_content["content"] == {"type": "text", "text": "something"}
+
+
+@pytest.mark.parametrize("upstream", ["legacy", "modern"])
+@pytest.mark.parametrize("front", ["memory-modern", "memory-legacy"])
+async def test_a_client_that_cannot_be_asked_is_not_asked(front: str, upstream: str) -> None:
+    async with mounted(upstream) as bridge:
+        async with client_of(create_provider_host(bridge.box), front) as client:
+            told = await client.call_tool("honest__ask", ASK)
+    assert "Ada" not in str(told)
+    refused = "the client cannot be asked" in str(told) or "this needs" in str(told)
+    assert told.is_error or refused
+
+
+async def test_a_question_that_may_belong_to_two_clients_reaches_neither() -> None:
+    asked: list[str] = []
+
+    def hearing(name: str) -> Any:
+        async def elicit(context: object, params: object) -> ElicitResult:
+            asked.append(name)
+            return ElicitResult(action="accept", content={"name": name})
+
+        return elicit
+
+    async with mounted("legacy") as bridge:
+        host = create_provider_host(bridge.box)
+        async with (
+            client_of(host, "memory-legacy", elicitation_callback=hearing("one")) as one,
+            client_of(host, "memory-legacy", elicitation_callback=hearing("two")) as two,
+            anyio.create_task_group() as tasks,
+        ):
+            began = asyncio.Event()
+
+            async def progressed(progress: float, total: float | None, message: str | None) -> None:
+                began.set()
+
+            async def slow() -> None:
+                arguments = {"seconds": 25, "progress": 500}
+                await one.call_tool("honest__slow", arguments, progress_callback=progressed)
+
+            tasks.start_soon(slow)
+            await began.wait()
+            told = await two.call_tool("honest__ask", ASK)
+            assert "cannot be told which client" in str(told.structured_content)
+            tasks.cancel_scope.cancel()
+    assert asked == []
+
+
+async def test_several_calls_of_one_older_client_share_its_ear() -> None:
+    async with mounted("legacy") as bridge:
+        host = create_provider_host(bridge.box)
+        async with client_of(host, "memory-legacy", elicitation_callback=named("Ada")) as client:
+            answers: list[Any] = []
+
+            async def ask() -> None:
+                answers.append((await client.call_tool("honest__ask", ASK)).structured_content)
+
+            async with anyio.create_task_group() as tasks:
+                for _ in range(5):
+                    tasks.start_soon(ask)
+    assert answers == [{"action": "accept", "content": {"name": "Ada"}}] * 5
+
+
+async def test_a_refusal_of_the_client_is_what_the_server_hears() -> None:
+    async def elicit(context: object, params: object) -> ElicitResult:
+        raise MCPError(-1, "not today")
+
+    async with mounted("legacy") as bridge:
+        host = create_provider_host(bridge.box)
+        async with client_of(host, "memory-legacy", elicitation_callback=elicit) as client:
+            told = await client.call_tool("honest__ask", ASK)
+    assert told.structured_content is not None
+    assert told.structured_content["code"] == -1
+
+
+# -- parked calls ---------------------------------------------------------------------------
+
+STAMP: JsonObject = {
+    "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+    "io.modelcontextprotocol/clientInfo": {"name": "raw", "version": "1"},
+    "io.modelcontextprotocol/clientCapabilities": {"elicitation": {"form": {}}},
+}
+
+
+class Raw:
+    """A client that says exactly what a test wants, over streams."""
+
+    def __init__(self, streams: Any) -> None:
+        self._read, self._write = streams
+        self._ids = 0
+
+    async def call(self, name: str, arguments: JsonObject, **more: Any) -> Any:
+        from mcp.shared.message import SessionMessage  # noqa: PLC0415 — with the SDK
+        from mcp_types import jsonrpc_message_adapter  # noqa: PLC0415 — with the SDK
+
+        self._ids += 1
+        params = {"name": name, "arguments": arguments, "_meta": STAMP, **more}
+        frame = {"jsonrpc": "2.0", "id": self._ids, "method": "tools/call", "params": params}
+        await self._write.send(SessionMessage(jsonrpc_message_adapter.validate_python(frame)))
+        told = (await self._read.receive()).message.model_dump(by_alias=True, exclude_none=True)
+        return told.get("result", told.get("error"))
+
+
+@asynccontextmanager
+async def raw_client(bridge: MountedProtocolBridge) -> AsyncGenerator[Raw]:
+    async with memory(create_provider_host(bridge.box)) as streams:
+        yield Raw(streams)
+
+
+async def test_a_parked_call_goes_on_with_its_answers_and_only_once() -> None:
+    async with mounted("legacy") as bridge, raw_client(bridge) as client:
+        first = await client.call("honest__ask", ASK)
+        assert first["resultType"] == "input_required"
+        assert first["_meta"]
+        ((key, question),) = first["inputRequests"].items()
+        assert question["method"] == "elicitation/create"
+        answers = {key: {"action": "decline"}}
+        state = first["requestState"]
+        other = await client.call("honest__echo", {}, requestState=state, inputResponses=answers)
+        assert other["code"] == -32602
+        nothing = await client.call("honest__ask", ASK, requestState=state)
+        assert nothing["inputRequests"] == first["inputRequests"]
+        state = nothing["requestState"]
+        last = await client.call("honest__ask", ASK, requestState=state, inputResponses=answers)
+        assert last["structuredContent"] == {"action": "decline"}
+        again = await client.call("honest__ask", ASK, requestState=state, inputResponses=answers)
+        assert again["code"] == -32602
+
+
+async def test_an_answer_that_is_none_is_refused_to_the_server() -> None:
+    async with mounted("legacy") as bridge, raw_client(bridge) as client:
+        first = await client.call("honest__ask", ASK)
+        answers = dict.fromkeys(first["inputRequests"], "what?")
+        state = first["requestState"]
+        last = await client.call("honest__ask", ASK, requestState=state, inputResponses=answers)
+    assert "no object" in last["structuredContent"]["message"]
+
+
+def request_like() -> Any:
+    from indusagi.core.cancel import CancelToken  # noqa: PLC0415 — for this helper
+
+    class Request:
+        def __init__(self) -> None:
+            self.cancel = CancelToken()
+            self.params: JsonObject = {}
+
+    return Request()
+
+
+def parked(name: str = "a") -> ParkedCall:
+    return ParkedCall(name, {"elicitation": {}}, 0, lambda _: None)
+
+
+async def asking(call: ParkedCall) -> JsonObject:
+    with call.cancel.guard():
+        return await call.ask("elicitation/create", {})
+    return {"cancelled": call.cancel.reason}
+
+
+async def test_a_client_that_never_answers_has_its_call_cancelled() -> None:
+    parking, call = Parking(round_s=0.01), parked()
+    told = await parking.begin(request_like(), call, asking)
+    assert told["resultType"] == "input_required"
+    await until(lambda: call.cancel.cancelled)
+    request = request_like()
+    request.params = {"requestState": told["requestState"]}
+    with pytest.raises(RpcError, match="waited for too long"):
+        await parking.resume(request, "a")
+
+
+async def test_there_is_room_for_so_many_parked_calls() -> None:
+    parking = Parking(calls=1)
+    await parking.begin(request_like(), parked(), asking)
+    with pytest.raises(RpcError, match="too many"):
+        await parking.begin(request_like(), parked(), asking)
+    await parking.close()
+
+
+async def test_a_host_that_ends_leaves_no_parked_call_behind() -> None:
+    parking, ended = Parking(), asyncio.Event()
+
+    async def running(call: ParkedCall) -> JsonObject:
+        try:
+            return await asking(call)
+        finally:
+            ended.set()
+
+    await parking.begin(request_like(), parked(), running)
+    await parking.close()
+    assert ended.is_set()
+
+
+async def test_a_request_that_is_cancelled_cancels_its_call() -> None:
+    parking, call, request = Parking(), parked(), request_like()
+    began = asyncio.Event()
+
+    async def running(call: ParkedCall) -> JsonObject:
+        began.set()
+        return {"reason": await call.cancel.wait()}
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(parking.begin, request, call, running)
+        await began.wait()
+        request.cancel.cancel("enough")
+    assert call.cancel.reason == "enough"
+
+
+async def test_a_call_that_breaks_is_told_to_whoever_waits() -> None:
+    async def running(call: ParkedCall) -> JsonObject:
+        raise RpcError(-7, "broken")
+
+    with pytest.raises(RpcError, match="broken"):
+        await Parking().begin(request_like(), parked(), running)
+
+
+# -- hops -----------------------------------------------------------------------------------
+
+
+async def test_a_call_that_goes_in_circles_is_refused() -> None:
+    async with mounted("legacy") as bridge, raw_client(bridge) as client:
+        meta = {**STAMP, HOPS: MAX_HOPS + 1}
+        told = await client.call("honest__echo", {"text": "x"}, _meta=meta)
+        assert "serves itself" in told["message"]
+        told = await client.call("honest__echo", {"text": "x"}, _meta={**STAMP, HOPS: "many"})
+        assert told["content"][0]["text"] == "x"
+
+
+@pytest.mark.parametrize("mode", ["legacy", "modern"])
+async def test_every_gateway_counts_itself(mode: str) -> None:
+    heard: list[Any] = []
+
+    async def call(context: Any, params: Any) -> CallToolResult:
+        heard.append(dict(params.meta or {}))
+        return CallToolResult(content=[])
+
+    server = Server("ear", on_call_tool=call)
+
+    @asynccontextmanager
+    async def session() -> AsyncGenerator[Any]:
+        async with Client(server, mode="legacy" if mode == "legacy" else "auto") as client:
+            yield client.session
+
+    endpoint = create_server_endpoint(honest(), session, handlers=asking_handlers())
+    await endpoint.open()
+    try:
+        calling.set(ParkedCall("a", {"elicitation": {}, "roots": {}}, 2, lambda _: None))
+        await endpoint.invoke("x", {})
+        calling.set(None)
+        await endpoint.invoke("x", {})
+    finally:
+        await endpoint.close()
+    assert [meta.get(HOPS) for meta in heard] == [3, None]
