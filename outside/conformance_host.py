@@ -15,6 +15,9 @@ from indusagi.capabilities import ToolRegistry, ToolSpec, define_tool, make_loca
 from indusagi.core.signals import ending_signals
 from indusagi.interop import HttpSettings, ProviderHostInfo, create_provider_host
 from indusagi.runtime import JsonContentBlock, TextContentBlock, ToolProgress, ToolResult
+from outside.conformance_questions import OF_TEXT, PLAIN
+from outside.conformance_server import schemas
+from outside.conformance_server.samples import PNG, WAV
 from outside.say import say
 
 if TYPE_CHECKING:
@@ -25,42 +28,8 @@ if TYPE_CHECKING:
     from indusagi.interop import ProviderHost
     from indusagi.runtime import JsonSchema
 
-_PNG = (
-    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8DwHwAF"
-    "BQIAX8jx0gAAAABJRU5ErkJggg=="
-)
-_WAV = "UklGRiQAAABXQVZFZm10IBAAAAABAAEAQB8AAIA+AAACABAAZGF0YQAAAAA="
-_IMAGE: JsonObject = {"type": "image", "data": _PNG, "mimeType": "image/png"}
-_AUDIO: JsonObject = {"type": "audio", "data": _WAV, "mimeType": "audio/wav"}
-_NOTHING: JsonSchema = {"type": "object", "properties": {}}
-_RICH: JsonSchema = {
-    "$schema": "https://json-schema.org/draft/2020-12/schema",
-    "type": "object",
-    "$defs": {
-        "address": {
-            "$anchor": "addressDef",
-            "type": "object",
-            "properties": {"street": {"type": "string"}, "city": {"type": "string"}},
-        }
-    },
-    "properties": {
-        "name": {"type": "string"},
-        "address": {"$ref": "#/$defs/address"},
-        "contactMethod": {"type": "string", "enum": ["phone", "email"]},
-        "phone": {"type": "string"},
-        "email": {"type": "string"},
-    },
-    "allOf": [{"anyOf": [{"required": ["phone"]}, {"required": ["email"]}]}],
-    "if": {"properties": {"contactMethod": {"const": "phone"}}, "required": ["contactMethod"]},
-    "then": {"required": ["phone"]},
-    "else": {"required": ["email"]},
-    "additionalProperties": False,
-}
-_HEADERS: JsonSchema = {
-    "type": "object",
-    "properties": {"region": {"type": "string", "x-mcp-header": "Region"}},
-    "required": ["region"],
-}
+_IMAGE: JsonObject = {"type": "image", "data": PNG, "mimeType": "image/png"}
+_AUDIO: JsonObject = {"type": "audio", "data": WAV, "mimeType": "audio/wav"}
 
 
 def _resource(uri: str, kind: str, text: str) -> JsonObject:
@@ -114,8 +83,12 @@ class Subject:
         self._add("test_error_handling", _answering(failed))
         self._add("test_tool_with_progress", _progress)
         self._add("test_trigger_tool_change", self._grow)
-        self._add("json_schema_2020_12_tool", _answering(text), _RICH)
-        self._add("test_x_mcp_header", _answering(text), _HEADERS)
+        self._add("json_schema_2020_12_tool", _answering(text), schemas.RICH)
+        self._add("test_x_mcp_header", _answering(text), schemas.HEADER)
+        for name, run in PLAIN.items():
+            self._add(name, run)
+        for name, (argument, run) in OF_TEXT.items():
+            self._add(name, run, schemas.of_text(argument))
 
     def box(self) -> ToolBox:
         """Give the tools there are now."""
@@ -125,7 +98,7 @@ class Subject:
         self,
         name: str,
         run: Callable[[JsonObject, ToolContext], Awaitable[ToolResult | JsonLike]],
-        parameters: JsonSchema = _NOTHING,
+        parameters: JsonSchema = schemas.NOTHING,
     ) -> None:
         spec = ToolSpec(name, f"What {name} is for.", parameters, run)
         self._registry.register(define_tool(spec))

@@ -11,11 +11,7 @@ from mcp_types import (
     TextResourceContents,
 )
 
-PNG = (
-    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8DwHwAF"
-    "BQIAX8jx0gAAAABJRU5ErkJggg=="
-)
-WAV = "UklGRiQAAABXQVZFZm10IBAAAAABAAEAQB8AAIA+AAACABAAZGF0YQAAAAA="
+from outside.conformance_server.samples import PNG, WAV
 
 
 def said(text: str) -> CallToolResult:

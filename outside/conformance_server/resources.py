@@ -23,7 +23,7 @@ from mcp_types import (
     UnsubscribeRequestParams,
 )
 
-from outside.conformance_server.content import PNG
+from outside.conformance_server.samples import PNG
 
 if TYPE_CHECKING:
     from outside.conformance_server.asking import Asked
