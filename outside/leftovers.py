@@ -6,8 +6,12 @@ import os
 import subprocess
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from outside.install import HOME
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _SETTLE_S = 2.0
 """A process that was ended needs a moment to be gone; one that was left behind stays."""
@@ -72,10 +76,9 @@ class Watch:
 
     def _counts(self, process: Process, families: set[int]) -> bool:
         related = process.parent in families or process.group in families - {os.getpid()}
-        return related or self._known_by in process.args
+        return related or self._installed in process.args
 
-
-def _running() -> list[Process]:
+    def _running() -> list[Process]:
     env = {**os.environ, "LC_ALL": "C"}
     listed = subprocess.run(_PS, capture_output=True, text=True, env=env, check=True).stdout
     found: list[Process] = []

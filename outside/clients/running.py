@@ -42,8 +42,8 @@ class Runs:
             # The exit code says the same as the JSON; where it does not, nothing was written.
             return json.loads(said)
         except ValueError:
-            told = complained.strip()[-800:] or said[-800:]
-            raise NoReport(f"ended with {process.returncode}: {told}") from None
+            code = process.returncode
+            raise NoReport(f"ended with {code}: {_tail(said, complained)}") from None
 
     def interrupted(self, *command: str) -> str:
         """Interrupt a command once the slow tool runs; tell what it wrote as its result.
@@ -55,7 +55,7 @@ class Runs:
             deadline = time.monotonic() + _RUN_S
             while "started" not in self.subject.happened():
                 if process.poll() is not None or time.monotonic() > deadline:
-                    raise NoReport(f"it never called: {self._ended(process)[1].strip()[-800:]}")
+                    raise NoReport(f"it never called: {_tail(*self._ended(process))}")
                 time.sleep(0.02)
             self.look()
             # The client alone, not its group: what it started must learn of it from the client.
@@ -94,3 +94,7 @@ class Runs:
                 if process.poll() is None:
                     with suppress(ProcessLookupError):
                         os.killpg(process.pid, signal.SIGKILL)
+
+
+def _tail(*said: str) -> str:
+    return " ".join(text.strip()[-800:] for text in said if text.strip())

@@ -43,7 +43,7 @@ class Visit:
 def visit(client: Client, transport: Transport) -> Visit:
     """Let a client do everything once, against an `indus serve` that nobody else uses."""
     done = Visit(client.name, transport, client.cancels)
-    watch = Watch()
+    watch = Watch(HOME / "clients")
     # A path that is what it seems to be: on some systems the folder for such things is a link.
     with tempfile.TemporaryDirectory() as name:
         subject = make_subject(Path(name).resolve())
@@ -58,13 +58,8 @@ def visit(client: Client, transport: Transport) -> Visit:
                         done.wrong.append(f"{finding.what}: {finding.wrong}")
         except (NoReport, CannotServe) as exc:
             done.wrong.append(str(exc))
-        done.wrong.extend(f"process left: {process}" for process in watch.left() if _ours(process))
+        done.wrong.extend(f"process left: {process}" for process in watch.left())
     return done
-
-
-def _ours(process: str) -> bool:
-    # Another run of what is installed beside the clients may go on at the same time.
-    return f"{HOME}/" not in process or f"{HOME}/clients/" in process
 
 
 @contextmanager

@@ -24,8 +24,8 @@ def _connection(asked: dict) -> dict:
     return {"transport": "stdio", "command": command, "args": args, "env": asked["env"]}
 
 
-def _wait_for_start(journal: Path) -> None:
-    while "started" not in journal.read_text("utf-8"):
+def _wait(call: asyncio.Task, journal: Path) -> None:
+    while not call.done() and "started" not in journal.read_text("utf-8"):
         time.sleep(0.01)
 
 
@@ -66,9 +66,9 @@ class _Visit:
     async def _cancelled(self) -> str:
         async with asyncio.TaskGroup() as tasks:
             call = tasks.create_task(self._call("slow"))
-            await asyncio.to_thread(_wait_for_start, Path(self._asked["journal"]))
+            await asyncio.to_thread(_wait, call, Path(self._asked["journal"]))
             call.cancel()
-        return "" if call.cancelled() else "it came to an end"
+        return "" if call.cancelled() else f"it ended: {call.result().text}"
 
     async def _protocol(self) -> str:
         async with self._client.session("indus", auto_initialize=False) as session:

@@ -27,17 +27,17 @@ def _text(result) -> str:
     return "".join(block.text for block in result.content)
 
 
-def _wait_for_start(journal: Path) -> None:
-    while "started" not in journal.read_text("utf-8"):
+def _wait(call: asyncio.Task, journal: Path) -> None:
+    while not call.done() and "started" not in journal.read_text("utf-8"):
         time.sleep(0.01)
 
 
 async def _cancelled(server, journal: Path) -> str:
     async with asyncio.TaskGroup() as tasks:
         call = tasks.create_task(server.call_tool("shelf__slow", {}))
-        await asyncio.to_thread(_wait_for_start, journal)
+        await asyncio.to_thread(_wait, call, journal)
         call.cancel()
-    return "" if call.cancelled() else "it came to an end"
+    return "" if call.cancelled() else f"it ended: {_text(call.result())}"
 
 
 async def _report(asked: dict) -> dict:

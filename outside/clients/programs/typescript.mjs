@@ -21,18 +21,16 @@ function transport() {
   return new StdioClientTransport({ command, args, env: asked.env, stderr: "inherit" });
 }
 
-async function started() {
-  while (!readFileSync(asked.journal, "utf8").includes("started")) {
-    await setTimeout(10);
-  }
-}
-
 async function cancelled(client) {
   const abort = new AbortController();
+  let ended = false;
   const call = client
     .callTool({ name: "shelf__slow", arguments: {} }, { signal: abort.signal })
-    .then(() => "it came to an end", () => "");
-  await started();
+    .then((result) => `it ended: ${text(result)}`, () => "")
+    .finally(() => (ended = true));
+  while (!ended && !readFileSync(asked.journal, "utf8").includes("started")) {
+    await setTimeout(10);
+  }
   abort.abort("enough");
   return await call;
 }
