@@ -25,7 +25,8 @@ from indusagi.capabilities.context import Framework
 from indusagi.capabilities.egress import WebSettings
 from indusagi.capabilities.spill import SessionDir
 from indusagi.capabilities.tools.webfetch import webfetch_tool
-from indusagi.capabilities.web import fetching
+from indusagi.capabilities.web import fetching, page
+from indusagi.capabilities.web.layout import SHORT_JSON
 from indusagi.core.cancel import CancelToken
 from indusagi.core.places import create_private_file
 from indusagi.runtime.content import JsonContentBlock, TextContentBlock
@@ -147,6 +148,35 @@ async def test_json_is_laid_out_and_nothing_in_it_changes(tmp_path: Path) -> Non
         '{\n  "n": 1.0e5,\n  "big": 123456789012345678901234567890,\n  "a": [],\n'
         '  "o": {\n    "k": [\n      1,\n      "x, y"\n    ]\n  },\n  "n": 2\n}\n'
     )
+
+
+LONG_JSON = b"[" + b"1," * SHORT_JSON + b"1]"
+
+
+async def test_a_long_json_text_is_laid_out_in_a_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its parser lets nobody else run: in a thread the event loop would stand still."""
+
+    def here(_text: str) -> str:
+        raise AssertionError("laid out here")
+
+    monkeypatch.setattr(page, "laid_out", here)
+    headers = {"Content-Type": "application/json"}
+    outcome = await read(tmp_path, replying(LONG_JSON, headers=headers))
+    assert inside(outcome).startswith("[\n  1,\n  1,\n")
+
+
+@pytest.mark.parametrize("argv", [["/nowhere/python"], [sys.executable, "-c", "pass"]])
+async def test_json_that_cannot_be_laid_out_is_shown_as_it_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: list[str]
+) -> None:
+    def instead(_module: str) -> list[str]:
+        return argv
+
+    monkeypatch.setattr(page, "own_python", instead)
+    outcome = await read(tmp_path, replying(LONG_JSON, headers={"Content-Type": "text/json"}))
+    assert inside(outcome).startswith("[1,1,")
 
 
 async def test_the_tool_says_what_it_is(tmp_path: Path) -> None:
@@ -511,7 +541,8 @@ from dataclasses import replace
 from indusagi.capabilities import Framework, make_local_context
 from indusagi.capabilities.egress import WebSettings
 from indusagi.capabilities.tools.webfetch import webfetch_tool
-from indusagi.capabilities.web import fetching
+from indusagi.capabilities.web import fetching, page
+from indusagi.capabilities.web.layout import SHORT_JSON
 
 packer = zlib.compressobj(9, zlib.DEFLATED, 31)
 bomb = b"".join([packer.compress(bytes(1 << 20)) for _ in range(300)] + [packer.flush()])

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import sys
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indusagi.capabilities.web import fence
+from indusagi.capabilities.web import fence, layout
 from indusagi.capabilities.web.charset import decoded
 from indusagi.capabilities.web.fence import FENCE_BYTES, fenced
 from indusagi.capabilities.web.layout import LONGEST_JSON, laid_open, laid_out
@@ -33,6 +36,15 @@ def test_json_is_laid_out_as_python_does_it(value: object, ascii_only: bool) -> 
 )
 def test_what_cannot_be_laid_out_stays_as_it_is(text: str) -> None:
     assert laid_out(text) == text
+
+
+def test_what_is_laid_out_in_a_process_comes_out_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = '{"a":["\\ud800 \u20ac",1.0e5]}'
+    streams = [SimpleNamespace(buffer=io.BytesIO(data)) for data in (text.encode("utf-8"), b"")]
+    monkeypatch.setattr(sys, "stdin", streams[0])
+    monkeypatch.setattr(sys, "stdout", streams[1])
+    assert layout.main() == 0
+    assert streams[1].buffer.getvalue().decode("utf-8") == laid_out(text)
 
 
 def test_a_deep_nest_does_not_become_megabytes_of_spaces() -> None:
@@ -101,3 +113,13 @@ def test_half_a_character_at_the_end_of_half_a_page_is_left_out(
     cut = draw.draw(st.integers(0, len(data)))
     found = decoded(data[:cut], "text/plain; charset=utf-8", whole=False)
     assert text.removeprefix("\ufeff").startswith(found.text)
+
+
+@pytest.mark.parametrize("charset", ["utf-8", "gb18030", "shift_jis", "iso2022_jp", "utf-16-le"])
+@pytest.mark.parametrize("shift", range(4))
+def test_a_long_text_is_read_in_pieces_and_no_letter_falls_apart(charset: str, shift: int) -> None:
+    """No other thread runs while a codec is at work."""
+    text = "x" * shift + "\u65e5\u672ca" * 150_000
+    data = text.encode(charset)
+    assert len(data) > 2 * 256 * 1024
+    assert decoded(data, f"text/plain; charset={charset}").text == text

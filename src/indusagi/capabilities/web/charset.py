@@ -25,6 +25,7 @@ _IN_PAGE = re.compile(
 _LOOKED_AT: Final = 1024
 """Where a page may say what it is written in."""
 _SNIFFED: Final = 32 * 1024
+_PIECE: Final = 256 * 1024
 _TEXTS = re.compile(
     r"ascii|utf-8|utf-16(-[lb]e)?|iso8859-\d+|cp\d+|koi8-[rut]|gb\w+|hz|big5\w*|shift_jis\w*"
     r"|euc_\w+|iso2022_\w+|mac-\w+|tis-620|johab"
@@ -58,7 +59,7 @@ def _read(data: bytes, tried: Sequence[str], label: str | None, *, whole: bool) 
         if text is not None:
             return Decoded(text, charset)
     charset = label or _guess(data)
-    text = codecs.getincrementaldecoder(charset)("replace").decode(data, whole)
+    text = _piecewise(data, charset, "replace", whole=whole)
     return Decoded(text, charset, text.count("\N{REPLACEMENT CHARACTER}"))
 
 
@@ -87,9 +88,16 @@ def _known(label: str) -> str | None:
 
 def _strictly(data: bytes, charset: str, *, whole: bool) -> str | None:
     try:
-        return codecs.getincrementaldecoder(charset)("strict").decode(data, whole)
+        return _piecewise(data, charset, "strict", whole=whole)
     except UnicodeError:
         return None
+
+
+def _piecewise(data: bytes, charset: str, errors: str, *, whole: bool) -> str:
+    """Decode in pieces: no other thread runs while a codec is at work."""
+    decoder = codecs.getincrementaldecoder(charset)(errors)
+    parts = [decoder.decode(data[at : at + _PIECE]) for at in range(0, len(data), _PIECE)]
+    return "".join((*parts, decoder.decode(b"", whole)))
 
 
 def _guess(data: bytes) -> str:

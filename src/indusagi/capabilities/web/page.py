@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar
 from anyio import to_thread
 
 from indusagi.capabilities.egress import WebTrouble
+from indusagi.capabilities.files.apart import own_python
+from indusagi.capabilities.files.asking import asked
+from indusagi.capabilities.web import layout
 from indusagi.capabilities.web.charset import decoded
-from indusagi.capabilities.web.layout import laid_open, laid_out
+from indusagi.capabilities.web.layout import LONGEST_JSON, SHORT_JSON, laid_open, laid_out
 from indusagi.capabilities.web.markdown import converted
 from indusagi.capabilities.web.media import medium_of
 
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from indusagi.capabilities.web.media import Medium
 
 T = TypeVar("T")
+_JSON_S: Final = 10.0
 Format: TypeAlias = Literal["markdown", "text", "html", "raw"]
 ACCEPT: Final[dict[Format, str]] = {
     "markdown": "text/markdown, text/html;q=0.9, application/xhtml+xml;q=0.9, text/plain;q=0.8, "
@@ -78,7 +82,7 @@ async def page_of(fetched: Fetched, form: Format) -> TextPage | BytesPage:
 
 async def _readable(text: str, medium: Medium, url: str, form: Format, notes: list[str]) -> str:
     if medium == "json":
-        return await _aside(partial(laid_out, text))
+        return await _laid_out(text)
     if medium != "html":
         return text
     try:
@@ -91,6 +95,18 @@ async def _readable(text: str, medium: Medium, url: str, form: Format, notes: li
     elif not page.text.strip():
         notes.append("the page has no text of its own; it may be made by a script in a browser")
     return f"Title: {page.title}\n\n{page.text}" if page.title else page.text
+
+
+async def _laid_out(text: str) -> str:
+    """Lay out JSON: a longer text in a process of its own, as for a page of HTML."""
+    if not SHORT_JSON < len(text) <= LONGEST_JSON:
+        return await _aside(partial(laid_out, text))
+    try:
+        question = [text.encode("utf-8", "surrogatepass")]
+        pieces = await asked(own_python(layout.__name__), question, _JSON_S)
+    except OSError:  # no process to be had, or it took too long
+        return text
+    return b"".join(pieces).decode("utf-8", "surrogatepass") or text
 
 
 async def _aside(work: Callable[[], T]) -> T:

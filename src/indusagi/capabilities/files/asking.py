@@ -1,0 +1,61 @@
+"""A question to a process of our own, and its answer; the process ends with whoever waits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from anyio import fail_after
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_PIECE = 256 * 1024
+"""Bytes that are handed to the pipe in one go."""
+
+
+async def asked(argv: Sequence[str], question: Sequence[bytes], deadline_s: float) -> list[bytes]:
+    """Start a process, write the pieces of a question to it, and give the pieces of its answer.
+
+    Raises:
+        TimeoutError: It took longer than that.
+        OSError: It cannot be started.
+    """
+    from indusagi.core.child import Child  # noqa: PLC0415 — processes, for large work alone
+
+    heard = _Heard()
+    child = Child(heard)
+    try:
+        with fail_after(deadline_s):
+            # It reads all before it works and writes at the end: it does not outlive us for long.
+            await child.start(argv, {}, None, dies_with_us=False)
+            for piece in _slices(question):
+                await child.writable.wait()
+                child.write(piece)
+            child.close_input()
+            await child.output_ended.wait()
+    finally:
+        await child.end(0)
+    return heard.pieces
+
+
+def _slices(pieces: Sequence[bytes]) -> Iterator[bytes]:
+    for piece in pieces:
+        for at in range(0, len(piece), _PIECE):
+            yield piece[at : at + _PIECE]
+
+
+class _Heard:
+    """What the process has written."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+
+    def wrote(self, data: bytes) -> None:
+        """Keep it."""
+        self.pieces.append(data)
+
+    def complained(self, data: bytes) -> None:
+        """Leave its complaints be: without an answer there is nothing to say but that."""
+
+    def changed(self) -> None:
+        """Look at nothing: whoever waits looks at the events of the process."""
