@@ -78,7 +78,8 @@ class Watch:
         related = process.parent in families or process.group in families - {os.getpid()}
         return related or self._installed in process.args
 
-    def _running() -> list[Process]:
+
+def _running() -> list[Process]:
     env = {**os.environ, "LC_ALL": "C"}
     listed = subprocess.run(_PS, capture_output=True, text=True, env=env, check=True).stdout
     found: list[Process] = []
