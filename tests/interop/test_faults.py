@@ -13,7 +13,7 @@ from indusagi.interop.protocol_bridge.contract import (
     StreamableHttpServerConfig,
 )
 from indusagi.interop.protocol_bridge.faults import Site, classify
-from indusagi.interop.protocol_bridge.protocol import VersionMismatch
+from indusagi.interop.protocol_bridge.refusals import VersionMismatch
 from indusagi.interop.protocol_bridge.wire import (
     BadAnswer,
     LinkEnd,

@@ -23,11 +23,10 @@ from indusagi.interop.protocol_bridge.protocol import (
     INPUT_ROUNDS,
     LEGACY_VERSIONS,
     MODERN_VERSIONS,
-    UNSUPPORTED_VERSION,
     Peer,
     ServerFacts,
-    VersionMismatch,
 )
+from indusagi.interop.protocol_bridge.refusals import UNSUPPORTED_VERSION, VersionMismatch
 from indusagi.interop.protocol_bridge.wire import BadAnswer, RpcError, WireClosed, WireTimeout
 
 if TYPE_CHECKING:

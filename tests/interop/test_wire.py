@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from tests.support.links import LoopTime, MemoryLink, outcome_of, settled
 
 from indusagi.interop.protocol_bridge.contract import FaultDetail
+from indusagi.interop.protocol_bridge.refusals import is_final
 from indusagi.interop.protocol_bridge.wire import (
     BadAnswer,
     RpcError,
     Wire,
     WireClosed,
     WireTimeout,
-    is_final,
 )
 
 if TYPE_CHECKING:
@@ -376,6 +376,30 @@ async def test_without_progress_the_idle_deadline_comes_first(
         await link.hears("m")
         link.say(progress(1))
         await time.passes(61)
+        assert str(await asked) == "m was not answered within 60 s"
+
+
+async def test_a_peer_that_waits_for_us_is_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    link, time = MemoryLink(), LoopTime(monkeypatch)
+    thought = asyncio.Event()
+
+    async def think(method: str, params: JsonObject) -> JsonObject:
+        await thought.wait()
+        return {}
+
+    wire = Wire(link, on_request=think)
+    async with asyncio.TaskGroup() as tasks:
+        asked = ask(tasks, wire, idle_s=60.0, hard_s=400.0)
+        await link.hears("m")
+        link.say(request(7))
+        for _ in range(5):
+            await time.passes(50)
+        assert not asked.done()
+        thought.set()
+        await settled()
+        await time.passes(59)
+        assert not asked.done()
+        await time.passes(2)
         assert str(await asked) == "m was not answered within 60 s"
 
 

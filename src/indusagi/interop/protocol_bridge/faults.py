@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from indusagi.core.text import clean_text, cut_text
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
-from indusagi.interop.protocol_bridge.protocol import VersionMismatch
+from indusagi.interop.protocol_bridge.refusals import VersionMismatch
 from indusagi.interop.protocol_bridge.wire import BadAnswer, RpcError, WireClosed, WireTimeout
 
 if TYPE_CHECKING:

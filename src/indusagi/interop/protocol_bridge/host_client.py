@@ -22,11 +22,8 @@ from indusagi.interop.protocol_bridge.host_callers import (
 from indusagi.interop.protocol_bridge.host_listing import SERVER_INFO, Prepared
 from indusagi.interop.protocol_bridge.host_parking import Parking
 from indusagi.interop.protocol_bridge.host_session import Conversation
-from indusagi.interop.protocol_bridge.protocol import (
-    LEGACY_VERSIONS,
-    MODERN_VERSIONS,
-    UNSUPPORTED_VERSION,
-)
+from indusagi.interop.protocol_bridge.protocol import LEGACY_VERSIONS, MODERN_VERSIONS
+from indusagi.interop.protocol_bridge.refusals import UNSUPPORTED_VERSION
 from indusagi.interop.protocol_bridge.wire import METHOD_NOT_FOUND, RpcError
 from indusagi.runtime.contract import ToolCall, ToolResult
 

@@ -15,6 +15,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from indusagi.interop.protocol_bridge.callers import InFlight, calling, on_behalf
+from indusagi.interop.protocol_bridge.refusals import (
+    UNSUPPORTED_VERSION,
+    VersionMismatch,
+    is_final,
+    locked_modern,
+    names_versions,
+    supported,
+)
 from indusagi.interop.protocol_bridge.wire import (
     METHOD_NOT_FOUND,
     BadAnswer,
@@ -22,7 +30,6 @@ from indusagi.interop.protocol_bridge.wire import (
     Wire,
     WireClosed,
     WireTimeout,
-    is_final,
 )
 
 if TYPE_CHECKING:
@@ -39,17 +46,12 @@ Asking: TypeAlias = "Coroutine[object, object, JsonObject]"
 
 MODERN_VERSIONS = ("2026-07-28",)
 LEGACY_VERSIONS = ("2024-10-07", "2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
-UNSUPPORTED_VERSION = -32022
 INPUT_ROUNDS = 10
 """How often one call may come back with a question."""
 _EMPTY_ROUND_PAUSE_S = 0.1
 """A server that asks for nothing and wants to be asked again is not asked at full speed."""
 _STAMP = "io.modelcontextprotocol/"
 _listen_ids = itertools.count(1)
-
-
-class VersionMismatch(Exception):
-    """The server speaks no version that we speak."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,17 +143,19 @@ class Peer:
             for task in (discover, initialize):  # of two good answers the modern one
                 if task in done and task.exception() is None:
                     return task.result()
-            if initialize in done and _locked_modern(initialize.exception()):
+            if initialize in done and locked_modern(initialize.exception()):
                 # Our first question made it choose the modern protocol: ask again in that way.
                 return await self._discover()
         # The refusal of the old handshake tells more than that of a method it may not know.
-        raise discover.exception() if _names_versions(discover) else initialize.exception()  # type: ignore[misc]
+        raise (
+            discover.exception() if names_versions(discover.exception()) else initialize.exception()
+        )  # type: ignore[misc]
 
     async def _discover(self) -> ServerFacts:
         try:
             answer = await self._ask_for_versions(MODERN_VERSIONS[-1])
         except RpcError as exc:
-            theirs = _supported(exc)
+            theirs = supported(exc)
             common = [v for v in MODERN_VERSIONS if v in theirs]
             if exc.code != UNSUPPORTED_VERSION or not common:
                 raise
@@ -365,23 +369,6 @@ async def _within(limit_s: float, method: str) -> AsyncGenerator[None]:
             yield
     except TimeoutError:
         raise WireTimeout(f"{method} was not answered within {limit_s:g} s in all") from None
-
-
-def _supported(exc: RpcError) -> list[JsonValue]:
-    supported = exc.data.get("supported") if isinstance(exc.data, dict) else None
-    return supported if isinstance(supported, list) else []
-
-
-def _names_versions(task: asyncio.Task[ServerFacts]) -> bool:
-    """Tell whether a server that knows the modern protocol said that it speaks another version."""
-    exc = task.exception()
-    if isinstance(exc, VersionMismatch):
-        return True
-    return isinstance(exc, RpcError) and exc.code == UNSUPPORTED_VERSION
-
-
-def _locked_modern(exc: BaseException | None) -> bool:
-    return isinstance(exc, RpcError) and exc.code == UNSUPPORTED_VERSION
 
 
 def _mismatch(theirs: Sequence[JsonValue]) -> str:

@@ -217,13 +217,20 @@ class Wire:
 
     def _expire(self, now: float) -> float:
         """Tell those whose deadline has passed, and give the next one."""
+        if self._inbound:
+            self._postpone()
         pending = [waiting for waiting in self._waiting.values() if not waiting.answer.done()]
         for waiting in pending:
-            if waiting.follows and self._inbound:  # the peer waits for us, not we for it
-                waiting.due = max(waiting.due, min(waiting.hard_at, now + waiting.idle_s))
             if waiting.due <= now:
                 waiting.answer.set_exception(TimeoutError())
         return min((waiting.due for waiting in pending if waiting.due > now), default=math.inf)
+
+    def _postpone(self) -> None:
+        """Start idle deadlines anew: the peer waited for us, not we for it."""
+        now = self._loop.time()
+        for waiting in self._waiting.values():
+            if waiting.follows:
+                waiting.due = min(waiting.hard_at, now + waiting.idle_s)
 
     def notify(self, method: str, params: JsonObject | None = None) -> None:
         """Tell the peer something that needs no answer."""
@@ -351,7 +358,11 @@ class Wire:
                 self._answer(identity, self._on_request, method, params)
             )
             self._inbound[identity] = task
-            task.add_done_callback(lambda _: self._inbound.pop(identity, None))
+            task.add_done_callback(lambda _: self._dealt_with(identity))
+
+    def _dealt_with(self, identity: RequestId) -> None:
+        self._inbound.pop(identity, None)
+        self._postpone()
 
     async def _answer(
         self, identity: RequestId, on_request: OnRequest, method: str, params: JsonObject
@@ -386,13 +397,3 @@ def _rpc_error(error: JsonValue) -> Exception:
         message if isinstance(message, str) else "the server gave no reason",
         error.get("data"),
     )
-
-
-def is_final(exc: BaseException | None) -> bool:
-    """Tell whether a question was answered, or no other one would get through either."""
-    detail = exc.detail if isinstance(exc, RpcError) else None
-    if detail is None:
-        return exc is None
-    # A refusal with a status may mean this question only; a refused connection means all.
-    never_met = detail.reason == "refused" and detail.http_status is None
-    return never_met or detail.reason in {"auth", "rate_limited", "redirect"}
