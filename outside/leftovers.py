@@ -6,12 +6,8 @@ import os
 import subprocess
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from outside.install import HOME
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _SETTLE_S = 2.0
 """A process that was ended needs a moment to be gone; one that was left behind stays."""
@@ -45,8 +41,8 @@ class Watch:
     other is given.
     """
 
-    def __init__(self, known_by: str = f"{HOME}/") -> None:
-        self._known_by = known_by
+    def __init__(self, known_by: Path = HOME) -> None:
+        self._known_by = f"{known_by}/"
         self._before = {process.identity for process in _running()}
         self._seen: set[tuple[int, str]] = set()
 
@@ -76,7 +72,7 @@ class Watch:
 
     def _counts(self, process: Process, families: set[int]) -> bool:
         related = process.parent in families or process.group in families - {os.getpid()}
-        return related or self._installed in process.args
+        return related or self._known_by in process.args
 
 
 def _running() -> list[Process]:

@@ -43,7 +43,7 @@ class Visit:
 def visit(client: Client, transport: Transport) -> Visit:
     """Let a client do everything once, against an `indus serve` that nobody else uses."""
     done = Visit(client.name, transport, client.cancels)
-    watch = Watch(HOME / "clients")
+    watch = Watch(f"{HOME}/clients/")
     # A path that is what it seems to be: on some systems the folder for such things is a link.
     with tempfile.TemporaryDirectory() as name:
         subject = make_subject(Path(name).resolve())
