@@ -41,8 +41,8 @@ class Watch:
     other is given.
     """
 
-    def __init__(self, known_by: Path = HOME) -> None:
-        self._known_by = f"{known_by}/"
+    def __init__(self, known_by: str = f"{HOME}/") -> None:
+        self._known_by = known_by
         self._before = {process.identity for process in _running()}
         self._seen: set[tuple[int, str]] = set()
 
