@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from jsonschema import Draft202012Validator
 
-from indusagi.capabilities.tools import MUTATING_NAMES, READ_ONLY_NAMES, TOOL_FACTORIES
+from indusagi.capabilities.tools import MUTATING_NAMES, READ_ONLY_NAMES, native_tools
 from induscode.deck import DeckContext, DeckFault, Profile, capability_id
 from induscode.deck.builtin import (
     MUTATING,
@@ -62,7 +62,8 @@ def test_the_catalog_is_one_and_the_same_at_every_look() -> None:
 
 def test_built_in_names_are_those_of_the_framework(tmp_path: Path) -> None:
     assert (*READ_ONLY_NAMES, *MUTATING_NAMES) == BUILTINS
-    assert len(TOOL_FACTORIES) == 12
+    made = {tool.name: tool.read_only for tool in native_tools()}
+    assert made == {name: name in READ_ONLY_NAMES for name in BUILTINS}
     deck = DeckContext(str(tmp_path))
     assert tuple(row.build(deck).name for row in builtin_descriptors()) == BUILTINS
 

@@ -1,50 +1,60 @@
 """The twelve native tools: one table, and every view of it derived.
 
-Importing this loads none of the libraries that the tools work with.
+A tool is loaded when it is asked for, and with it none of the libraries that it works with.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from indusagi.capabilities.tools.bash import bash_tool as bash_tool
-from indusagi.capabilities.tools.edit import edit_tool as edit_tool
-from indusagi.capabilities.tools.find import find_tool as find_tool
-from indusagi.capabilities.tools.grep import grep_tool as grep_tool
-from indusagi.capabilities.tools.ls import ls_tool as ls_tool
-from indusagi.capabilities.tools.process import process_tool as process_tool
-from indusagi.capabilities.tools.read import read_tool as read_tool
-from indusagi.capabilities.tools.todo import todo_read_tool as todo_read_tool
-from indusagi.capabilities.tools.todo import todo_set_tool as todo_set_tool
-from indusagi.capabilities.tools.webfetch import webfetch_tool as webfetch_tool
-from indusagi.capabilities.tools.websearch import websearch_tool as websearch_tool
-from indusagi.capabilities.tools.write import write_tool as write_tool
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from indusagi.capabilities.tool import DefinedTool
+    from indusagi.capabilities.tools.bash import bash_tool as bash_tool
+    from indusagi.capabilities.tools.edit import edit_tool as edit_tool
+    from indusagi.capabilities.tools.find import find_tool as find_tool
+    from indusagi.capabilities.tools.grep import grep_tool as grep_tool
+    from indusagi.capabilities.tools.ls import ls_tool as ls_tool
+    from indusagi.capabilities.tools.process import process_tool as process_tool
+    from indusagi.capabilities.tools.read import read_tool as read_tool
+    from indusagi.capabilities.tools.todo import todo_read_tool as todo_read_tool
+    from indusagi.capabilities.tools.todo import todo_set_tool as todo_set_tool
+    from indusagi.capabilities.tools.webfetch import webfetch_tool as webfetch_tool
+    from indusagi.capabilities.tools.websearch import websearch_tool as websearch_tool
+    from indusagi.capabilities.tools.write import write_tool as write_tool
 
-TOOL_FACTORIES: tuple[Callable[[], DefinedTool], ...] = (
-    read_tool,
-    ls_tool,
-    grep_tool,
-    find_tool,
-    websearch_tool,
-    webfetch_tool,
-    todo_read_tool,
-    write_tool,
-    edit_tool,
-    bash_tool,
-    process_tool,
-    todo_set_tool,
+
+class _Row(NamedTuple):
+    name: str
+    home: str
+    only_looks: bool
+
+
+# In the order a catalog shows it: those that only look come first.
+_TABLE = (
+    _Row("read", "read", only_looks=True),
+    _Row("ls", "ls", only_looks=True),
+    _Row("grep", "grep", only_looks=True),
+    _Row("find", "find", only_looks=True),
+    _Row("websearch", "websearch", only_looks=True),
+    _Row("webfetch", "webfetch", only_looks=True),
+    _Row("todo_read", "todo", only_looks=True),
+    _Row("write", "write", only_looks=False),
+    _Row("edit", "edit", only_looks=False),
+    _Row("bash", "bash", only_looks=False),
+    _Row("process", "process", only_looks=False),
+    _Row("todo_set", "todo", only_looks=False),
 )
-"""Everything, in the order a catalog shows it: those that only look come first."""
+_HOMES = {f"{row.name}_tool": row.home for row in _TABLE}
+READ_ONLY_NAMES = tuple(row.name for row in _TABLE if row.only_looks)
+MUTATING_NAMES = tuple(row.name for row in _TABLE if not row.only_looks)
 
 
 def native_tools() -> tuple[DefinedTool, ...]:
     """Make the twelve tools, in the order of the table."""
-    return tuple(make() for make in TOOL_FACTORIES)
+    return tuple(_factory(name)() for name in _HOMES)
 
 
 def native_tool(name: str) -> DefinedTool:
@@ -53,10 +63,19 @@ def native_tool(name: str) -> DefinedTool:
     Raises:
         KeyError: There is none of this name.
     """
-    return _FACTORIES[name]()
+    return _factory(f"{name}_tool")()
 
 
-_DEFINED = native_tools()
-_FACTORIES = dict(zip((tool.name for tool in _DEFINED), TOOL_FACTORIES, strict=True))
-READ_ONLY_NAMES = tuple(tool.name for tool in _DEFINED if tool.read_only)
-MUTATING_NAMES = tuple(tool.name for tool in _DEFINED if not tool.read_only)
+def _factory(name: str) -> Callable[[], DefinedTool]:
+    home = import_module(f"{__name__}.{_HOMES[name]}")
+    return cast("Callable[[], DefinedTool]", getattr(home, name))
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _factory(name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})
