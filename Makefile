@@ -1,7 +1,7 @@
 # Recipes use relative paths only: the clone's own path may hold spaces.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types arrows unit format bench scoreboard interop conformance clients lock clean
+.PHONY: help setup demo test lint types arrows unit format bench soak scoreboard interop conformance clients lock clean
 # The steps of `test` run in the order given, also under -j.
 .NOTPARALLEL:
 
@@ -55,13 +55,16 @@ format: setup  ## format, and mend what can be mended
 bench: setup  ## measure
 	@.venv/bin/python -m bench
 
+soak: setup  ## put indus serve under mixed load and see that nothing grows (MINUTES=30: for long)
+	@.venv/bin/python -m bench.soak $(if $(MINUTES),--minutes $(MINUTES))
+
 scoreboard: setup  ## probe the native tools, item by item
 	@.venv/bin/python -m bench.tools
 
 interop: setup  ## connect to servers that others wrote (installs them into .outside)
 	@.venv/bin/python -m outside.interop
 
-conformance: setup  ## have the official suite judge our client (installs it into .outside)
+conformance: setup  ## have the official suite judge our client and our servers (installs it into .outside)
 	@.venv/bin/python -m outside.conformance
 
 clients: setup  ## let clients that others wrote visit `indus serve` (installs them into .outside)

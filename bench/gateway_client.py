@@ -140,6 +140,7 @@ class Pipes(asyncio.SubprocessProtocol):
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(CannotMeasure(f"process {self.pid} ended: {self.code}"))
+                waiting.exception()  # seen: whoever has gone away need not be told
 
     def _heard(self, message: Answer) -> None:
         if "method" not in message:
@@ -165,6 +166,10 @@ class Pipes(asyncio.SubprocessProtocol):
         self._waiting[identity] = waiting
         self._send(frame(method, params, identity))
         return identity, waiting
+
+    def forget(self, identity: int) -> None:
+        """Expect no answer any more."""
+        self._waiting.pop(identity, None)
 
     async def notify(self, method: str, params: JsonObject | None = None) -> None:
         """Say something that has no answer."""

@@ -102,8 +102,8 @@ class Running:
 
     def memory(self) -> Memory:
         """Tell how much memory it has now."""
-        own = _resident(self.pid)
-        return Memory(own, own + sum(map(_resident, _helpers(self.pid))))
+        own = resident(self.pid)
+        return Memory(own, own + sum(map(resident, _helpers(self.pid))))
 
 
 @asynccontextmanager
@@ -184,7 +184,8 @@ async def _ended(process: asyncio.subprocess.Process) -> None:
     await process.wait()
 
 
-def _resident(pid: int) -> int:
+def resident(pid: int) -> int:
+    """Give the resident memory of a process in bytes."""
     try:
         with open(f"/proc/{pid}/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
