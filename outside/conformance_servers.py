@@ -13,7 +13,7 @@ from outside.install import ROOT
 from outside.leftovers import Watch
 from outside.remote import NotListening, listening
 from outside.say import aligned, markdown, say
-from outside.subjects import NO_SUCH_NAMES, Subject, subjects
+from outside.subjects import Subject, subjects
 from outside.suite import REVISIONS, Suite, Verdict, end_of, read_results
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _HEAD = ("subject", "revision", "scenario", "passed", "failed", "result")
 _WIDTHS = (12, 10, 45, 6, 6, 11)
 _NOT_OFFERED = "not offered"
+_REST = "all that have no number"
 _STATE = ("HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME")
 
 
@@ -191,18 +192,22 @@ def _sums(judged: Sequence[Judged], revision: str) -> list[tuple[str, ...]]:
 
 def left_out(judged: Iterable[Judged]) -> list[str]:
     """Say what was not judged, and why."""
-    lines: list[str] = []
-    for each in judged:
-        if each.subject.only is not None:
-            lines.append(f"- {each.subject.name}: {NO_SUCH_NAMES}: all that have no number.")
-            continue
-        by_reason: defaultdict[str, list[str]] = defaultdict(list)
-        for verdict in each.verdicts:
-            reason = each.subject.why_not(verdict.scenario)
-            names = verdict.excepted if reason is None else [verdict.scenario]
-            for name in names:
-                by_reason[reason or each.subject.may_fail[name]].append(name)
-        for reason, names in by_reason.items():
-            listed = ", ".join(f"`{name}`" for name in dict.fromkeys(names))
-            lines.append(f"- {each.subject.name}: {reason}: {listed}.")
-    return lines
+    return [
+        f"- {each.subject.name}: {reason}: {', '.join(dict.fromkeys(names))}."
+        for each in judged
+        for reason, names in _reasons(each).items()
+    ]
+
+
+def _reasons(judged: Judged) -> dict[str, list[str]]:
+    subject = judged.subject
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for verdict in judged.verdicts:
+        reason = subject.why_not(verdict.scenario)
+        if reason is not None:
+            # Where few scenarios can be judged at all, the table says which.
+            every = subject.only is not None
+            found[reason].append(_REST if every else f"`{verdict.scenario}`")
+        for name in verdict.excepted if reason is None else ():
+            found[subject.may_fail[name]].append(f"`{name}`")
+    return found
