@@ -100,9 +100,12 @@ class Choice:
         types = file_types().get(search.type or "", [])
         self._types = [regex for regex in map(glob_regex, types) if regex is not None]
         self._no_ignore = search.no_ignore
+        self._secrets = frozenset(search.secrets)
 
     def enters(self, met: Met) -> bool:
         """Tell whether a directory is looked into."""
+        if met.path in self._secrets:
+            return False
         said = self._named(met)
         return (self._no_ignore or not met.is_ignored()) if said is None else said
 
@@ -111,7 +114,7 @@ class Choice:
         said = self._named(met)
         if said is None:
             said = not self._only_named and (self._no_ignore or not met.is_ignored())
-        return said and self.has_type(met.entry.name)
+        return said and self.has_type(met.entry.name) and met.path not in self._secrets
 
     def has_type(self, name: str) -> bool:
         """Tell whether a name is one of the kind that is asked for."""

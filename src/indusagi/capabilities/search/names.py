@@ -19,7 +19,7 @@ from indusagi.capabilities.search.request import path_key
 from indusagi.capabilities.search.walk import Walk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Sequence
 
     from indusagi.capabilities.search.walk import Met
 
@@ -50,6 +50,8 @@ class Query:
     no_ignore: bool = False
     hidden: bool = True
     by_time: bool = False
+    secrets: Sequence[str] = ()
+    """Directories that are not looked into, by their path."""
 
     @property
     def is_glob(self) -> bool:
@@ -172,7 +174,10 @@ class _Hunt:
     def __init__(self, handle: int, query: Query, rules: IgnoreRules | None, stop: Event) -> None:
         self._query = query
         self._stop = stop
-        self._walk = Walk(handle, rules, hidden=query.hidden)
+        self._secrets = frozenset(query.secrets)
+        self._shut = 0
+        enters = self._enters if query.secrets else None
+        self._walk = Walk(handle, rules, hidden=query.hidden, enters=enters)
         self._names = Names()
         self._found: dict[str, int] = {}
 
@@ -192,9 +197,15 @@ class _Hunt:
                 names.is_full = True
                 break
         names.closed = self._walk.closed
-        names.ignored_dirs = self._walk.kept_out
+        names.ignored_dirs = self._walk.kept_out - self._shut
         names.paths = self._in_order()
         return names
+
+    def _enters(self, met: Met) -> bool:
+        if met.path in self._secrets:
+            self._shut += 1
+            return False
+        return not met.is_ignored()
 
     def _take(self, met: Met) -> None:
         names, query = self._names, self._query

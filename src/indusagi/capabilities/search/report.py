@@ -10,6 +10,7 @@ from indusagi.capabilities.files.hidden import hidden_in
 from indusagi.capabilities.search.naming import joined, shown_name
 from indusagi.capabilities.search.records import Counts, Matches
 from indusagi.capabilities.search.request import MAX_FILE_BYTES, Mode, path_key
+from indusagi.capabilities.search.secrets import notice
 from indusagi.capabilities.search.seek import COLLECTED_FILES, TIME_LIMIT_S, page_of
 from indusagi.core.text import clean_text, cut_text
 from indusagi.runtime.contract import ToolResult
@@ -93,6 +94,8 @@ def report(asked: Asked, found: Found, files: Sequence[str], ignored: Sequence[s
     notices = list(_notices(asked, found, body))
     details = {"mode": str(asked.search.mode), "offset": asked.offset, **details}
     details["partial"] = found.finished.timed_out or found.finished.exit_code not in {0, 1, None}
+    if asked.search.secrets:
+        details["protected"] = len(asked.search.secrets)
     if found.reader.searched is not None:
         details["searched"] = found.reader.searched
     return ToolResult.text("\n".join([head, *notices, *body]), **details)
@@ -173,6 +176,7 @@ def _nothing(asked: Asked, found: Found, ignored: Sequence[str]) -> str:
 
 def _notices(asked: Asked, found: Found, body: Sequence[str]) -> Iterator[str]:
     reader, finished = found.reader, found.finished
+    yield from notice(asked.search.secrets, asked.base)
     if finished.timed_out:
         advice = "narrow it with path, glob or type"
         yield f"[Stopped after {TIME_LIMIT_S:.0f} s, with what was found until then: {advice}.]"

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 WINDOW_CHARS = 500
 """The most that is shown of a line: the part around what was found."""
@@ -39,6 +43,8 @@ class Search:
     before: int = 0
     after: int = 0
     no_ignore: bool = False
+    secrets: Sequence[str] = ()
+    """Paths that are not looked into, whatever else is said."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ model gives never stands where an option could: patterns follow `-e`, other valu
 from __future__ import annotations
 
 import os
+import re
 import sys
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from indusagi.capabilities.search.request import Search
 
 _MOST_THREADS = 4
+_SPECIAL = re.compile(r"[*?\[\]{}\\!#]")
 _KEPT = ("HOME", "XDG_CONFIG_HOME")
 """Where the rules of whoever runs this are looked for: what of them everybody else sees too."""
 
@@ -72,6 +74,7 @@ def command(program: str, search: Search, target: str, *, in_order: bool, whole:
     if not whole:
         argv.append(f"--max-filesize={MAX_FILE_BYTES}")
     # After the others: of several globs the last one that matches decides.
+    argv += [f"--glob=!/{_as_it_is(path)}" for path in search.secrets]
     return [*argv, "--glob=!.git", "-e", _pattern(search), "--", target]
 
 
@@ -102,6 +105,11 @@ def _which(search: Search) -> Iterator[str]:
         yield f"--type={search.type}"
     if search.glob is not None:
         yield f"--glob={search.glob}"
+
+
+def _as_it_is(path: str) -> str:
+    """Write a path such that it matches itself, whatever is in it."""
+    return _SPECIAL.sub(r"\\\g<0>", path)
 
 
 def _pattern(search: Search) -> str:

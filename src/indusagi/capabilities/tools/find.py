@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from anyio import to_thread
@@ -19,6 +20,7 @@ from indusagi.capabilities.search.names import (
     split_query,
 )
 from indusagi.capabilities.search.naming import joined, shown_name, shown_place
+from indusagi.capabilities.search.secrets import notice, secrets_below
 from indusagi.capabilities.tool import ToolSpec, define_tool
 from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given, path_trouble
 from indusagi.runtime.contract import ToolResult
@@ -126,6 +128,7 @@ async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
     try:
         root = await ctx.fs.resolve(".")
         with await ctx.fs.folder(path) as opened:
+            query = replace(query, secrets=await secrets_below(ctx.fs, opened.path, root))
             names = await _walked(opened, query)
             base = shown_place(opened.path, root)
         await _add_named(names, query, ctx, path)
@@ -183,6 +186,7 @@ def _report(names: Names, query: Query, base: str, limit: int) -> ToolResult:
     if len(page) < total:
         head += f", the first {len(page):,} are shown: narrow the query, or raise limit"
     lines = [joined(base, shown_name(path)) for path in page]
+    notices = [*notice(query.secrets, base), *_notices(names, query)]
     details: dict[str, JsonValue] = {
         "total": total,
         "shown": len(page),
@@ -190,7 +194,9 @@ def _report(names: Names, query: Query, base: str, limit: int) -> ToolResult:
         "ignoredDirectories": names.ignored_dirs,
         "partial": names.timed_out or names.is_full or bool(names.closed),
     }
-    return ToolResult.text("\n".join([head, *_notices(names, query), *lines]), **details)
+    if query.secrets:
+        details["protected"] = len(query.secrets)
+    return ToolResult.text("\n".join([head, *notices, *lines]), **details)
 
 
 def _notices(names: Names, query: Query) -> Iterator[str]:

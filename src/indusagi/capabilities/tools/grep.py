@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from anyio import to_thread
@@ -16,6 +17,7 @@ from indusagi.capabilities.search.naming import shown_place
 from indusagi.capabilities.search.records import Matches
 from indusagi.capabilities.search.report import Asked, failure, report
 from indusagi.capabilities.search.request import Mode, Search
+from indusagi.capabilities.search.secrets import secrets_below
 from indusagi.capabilities.search.seek import Seeker, stamped
 from indusagi.capabilities.search.target import opened_target
 from indusagi.capabilities.search.walk import Walk
@@ -107,6 +109,9 @@ def grep_tool(engine: Engine | None = None) -> DefinedTool:
         try:
             root = await ctx.fs.resolve(".")
             async with opened_target(ctx.fs, path) as target:
+                if not target.is_file:
+                    secrets = await secrets_below(ctx.fs, target.shown, root)
+                    search = replace(search, secrets=secrets)
                 seeker = await Seeker.find(root, engine)
                 return await _answer(arguments, search, target, seeker, root)
         except OSError as exc:

@@ -1,0 +1,56 @@
+"""Credentials that lie in a tree: what the file door does not open, no search looks into either."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from anyio import to_thread
+
+from indusagi.capabilities.backends import PathRefused
+from indusagi.capabilities.files.protected import is_within, parts_below, usual_protection
+from indusagi.capabilities.search.naming import joined, shown_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from indusagi.capabilities.backends import Fs
+
+
+async def secrets_below(fs: Fs, folder: str, root: str) -> tuple[str, ...]:
+    """List what in a directory is not to be looked into, by its path from there.
+
+    The door is asked of each place, so that what a user has permitted is searched.
+
+    Args:
+        fs: The door.
+        folder: The directory that is searched, absolute, links followed.
+        root: The working directory, likewise.
+    """
+    closed: list[str] = []
+    protection = usual_protection()
+    if not any(is_within(place, base) for place in protection.places for base in (folder, root)):
+        return ()
+    for place in await to_thread.run_sync(_there, folder, root):
+        try:
+            await fs.resolve(place)
+        except PathRefused:
+            closed.append("/".join(parts_below(place, folder)))
+    return tuple(closed)
+
+
+def notice(secrets: Sequence[str], base: str) -> Iterator[str]:
+    """Say what was not looked into, if anything, as seen from where the user stands."""
+    if secrets:
+        names = ", ".join(joined(base, shown_name(path)) for path in secrets)
+        yield f"[Not looked into, for it holds credentials of the user: {names}.]"
+
+
+def _there(folder: str, root: str) -> Sequence[str]:
+    protection = usual_protection()
+    places = {*protection.hidden_below(folder), *protection.hidden_below(root)}
+    return sorted(
+        place
+        for place in places
+        if place != folder and is_within(place, folder) and os.path.lexists(place)
+    )
