@@ -131,6 +131,14 @@ class Gateway:
         return self.process.wait(LIMIT_S)
 
 
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Wait until something is so, when nobody can be asked."""
+    end = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 @contextmanager
 def serving(*words: str, cwd: Path, **variables: str) -> Iterator[Gateway]:
     """Run `indus serve` as long as the block runs."""

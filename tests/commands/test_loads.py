@@ -40,6 +40,7 @@ print(json.dumps([code, sorted(sys.modules)]), file=sys.stderr)
         ["ledger"],
         ["ledger", "verify"],
         ["completion", "bash"],
+        ["serve", "--print-config", "claude"],
     ],
     ids=" ".join,
 )
@@ -66,6 +67,7 @@ def test_nothing_heavy_is_loaded(tmp_path: Path, words: list[str]) -> None:
 COMMANDS = {
     "tools": ["list", "show", "search"],
     "call": [],
+    "serve": [],
     "mcp": [
         "list", "get", "add", "add-json", "import", "remove", "enable", "disable", "trust",
         "untrust", "lock", "diff", "approve", "doctor", "logs",

@@ -129,8 +129,9 @@ class Gateway:
         native, remote = len(box.native.runner.cards), len(box.remote.runner.cards)
         status = self.session.mcp.status()
         ready = sum(one.phase == EndpointPhase.READY for one in status.values())
-        servers = f"{len(self.plan.configs)} servers ({ready} ready)"
-        return f"{native} native tools, {remote} tools of {servers}, as {self._frame.info.name!r}"
+        servers = f"servers: {len(self.plan.configs)}, of which {ready} ready"
+        name = self._frame.info.name
+        return f"as {name!r}: native tools: {native}, tools of servers: {remote}, {servers}"
 
     # -- while it runs ----------------------------------------------------------------------
 
@@ -174,9 +175,9 @@ class Gateway:
         """Close a server that turns out to be this very gateway."""
         fleet = self.session.mcp.fleet
         endpoint = None if fleet is None else fleet.endpoint(server)
-        if fleet is None or endpoint is None or server not in self.plan.configs:
+        if fleet is None or endpoint is None or server in self._ourselves:
             return
-        if self._frame.info.is_behind(endpoint.facts):
+        if server in self.plan.configs and self._frame.info.is_behind(endpoint.facts):
             self._ourselves[server] = self.plan.configs[server]
             self._box = None
             self._moved.set()

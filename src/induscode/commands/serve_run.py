@@ -152,7 +152,7 @@ async def _fronted(host: Host, settings: HttpSettings | None, told: Told, what: 
     """Serve over the one way or the other, until it is over."""
     try:
         if settings is None:
-            complain(f"serving over standard input and output: {what}")
+            complain(f"serving over standard input and output {what}")
             await host.serve_stdio(told.end)
         else:
             async with host.serve_http(settings) as serving:
@@ -165,7 +165,7 @@ async def _fronted(host: Host, settings: HttpSettings | None, told: Told, what: 
 
 
 def _tell_address(serving: HttpHost, settings: HttpSettings, what: str) -> None:
-    complain(f"serving at {serving.url}: {what}")
+    complain(f"serving at {serving.url} {what}")
     if settings.sse:
         complain(f"for old clients: {serving.url.removesuffix(settings.path)}/sse")
     if serving.token_path is None:
@@ -198,6 +198,6 @@ async def _relayed(config: ServerConfig, options: ServeOptions) -> int:
 
     async with serving_signals() as told:
         host: Host = import_module("indusagi.interop").create_relay_host(config)
-        what = f"server {config.id!r}, passed through"
+        what = f"server {config.id!r} as it is"
         code = await _fronted(host, options.settings, told, what)
     return code or told.code

@@ -15,7 +15,7 @@ from indusagi.core.clock import iso_utc, now_ms
 from indusagi.core.json import NotJson
 from indusagi.core.notes import Note
 from indusagi.interop.protocol_bridge.bridge import mount_tool
-from indusagi.interop.protocol_bridge.contract import EndpointPhase, is_usable_phase
+from indusagi.interop.protocol_bridge.contract import is_usable_phase
 from indusagi.interop.protocol_bridge.names import model_name
 from indusagi.runtime.contract import ToolResult
 from induscode.deck.mcp.capability import BridgeCapability
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 PinVerdict: TypeAlias = Literal["first", "same", "drift"]
 """A definition nobody has seen, the pinned one, or another one than that."""
 JournalOp: TypeAlias = Literal["connect", "ready", "fault", "drift", "approve"]
-_COMING_UP = frozenset({EndpointPhase.IDLE, EndpointPhase.CONNECTING})
-"""A tool that is known before its server is up may be called before it is, too."""
 
 
 class PinBook(Protocol):
@@ -240,7 +238,8 @@ class Enrolment:
 
         async def guarded(arguments: JsonValue, ctx: ToolContext) -> ToolResult:
             endpoint = self.fleet.endpoint(ref.server)
-            if endpoint is not None and endpoint.phase in _COMING_UP:
+            # A tool that is known before its server is up may be called before it is, too.
+            if endpoint is not None and endpoint.known_tools is None:
                 await self.fleet.wake(ref.server)
             return self._refusal(ref) or await run(arguments, ctx)
 

@@ -1,0 +1,223 @@
+"""`indus serve` while its files change, and when it is told to end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.commands.helpers import configured, row, servers_of, user_file
+from tests.commands.serving import CHANGED, greeted, serving, wait_for
+from tests.support.scripts import command
+from tests.support.servers import HONEST_TOOLS, diary
+from tests.support.waiting import LIMIT_S, is_alive
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.process
+NONE = ["--profile", "none"]
+
+
+def of(server: str) -> list[str]:
+    return [f"{server}__{name}" for name in HONEST_TOOLS]
+
+
+def gone(log: Path) -> None:
+    """Check that no process of a server is left."""
+    pids = [int(pid) for pid in diary(log, "start")]
+    assert pids
+    assert not any(map(is_alive, pids))
+
+
+# -- files ------------------------------------------------------------------------------------
+
+
+def test_servers_come_and_go_with_their_file(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with greeted(*NONE, cwd=tmp_path) as gateway:
+        assert gateway.tools() == []
+        configured(user_file(), {"a": row("--log", log)})
+        assert gateway.until_tools(lambda tools: tools == of("a"))
+        assert gateway.heard[-1]["method"] == CHANGED
+        assert gateway.text("a__echo", text="x") == "x"
+        configured(user_file(), {"b": row(), "a": row("--log", log)})
+        assert gateway.until_tools(lambda tools: tools == [*of("b"), *of("a")])
+        assert len(diary(log, "start")) == 1, "a server that stays as it is goes on"
+        configured(user_file(), {"b": row(), "a": row("--log", log, "--tools", 1)})
+        assert gateway.until_tools(lambda tools: "a__tool_0" in tools)
+        assert len(diary(log, "start")) == 2
+        assert gateway.text("a__echo", text="y") == "y"
+        configured(user_file(), {"b": row()})
+        assert gateway.until_tools(lambda tools: tools == of("b"))
+        gateway.until(lambda: not any(is_alive(int(pid)) for pid in diary(log, "start")))
+        user_file().unlink()
+        gateway.until_tools(lambda tools: tools == [] and "removed b" in gateway.said())
+        for said in ("added a", "added b", "replaced a", "removed a", "removed b"):
+            assert f"the configuration has changed: {said}" in gateway.said()
+
+
+def test_a_server_that_comes_back_in_its_file_is_listed_from_the_ledger(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    configured(user_file(), {"a": row("--log", log, start="lazy")})
+    with greeted(*NONE, cwd=tmp_path) as gateway:
+        assert gateway.tools() == of("a")
+        configured(user_file(), {})
+        gateway.until_tools(lambda tools: tools == [] and "removed a" in gateway.said())
+        configured(user_file(), {"a": row("--log", log, start="lazy")})
+        gateway.until_tools(lambda tools: tools == of("a"))
+        assert len(diary(log, "start")) == 1
+        assert gateway.text("a__echo", text="awake") == "awake"
+        assert len(diary(log, "start")) == 2
+
+
+def test_a_broken_file_changes_nothing_and_is_told_until_it_is_whole(tmp_path: Path) -> None:
+    configured(user_file(), {"a": row()})
+    with greeted(*NONE, cwd=tmp_path) as gateway:
+        user_file().write_text('{"servers": {"a": ', encoding="utf-8")
+        gateway.until(lambda: "the servers stay as they were" in gateway.said())
+        assert gateway.tools() == of("a")
+        assert gateway.text("a__echo", text="still") == "still"
+        assert "it is no JSON" in gateway.said()
+        configured(user_file(), {"b": row()})
+        gateway.until_tools(lambda tools: tools == of("b"))
+
+
+def test_a_row_that_names_no_server_is_told_and_the_others_come(tmp_path: Path) -> None:
+    with greeted(*NONE, cwd=tmp_path) as gateway:
+        configured(user_file(), {"bad": {}, "good": row()})
+        gateway.until_tools(lambda tools: tools == of("good"))
+        assert "neither a command nor a url" in gateway.said()
+
+
+def test_a_named_file_elsewhere_is_the_users_and_is_followed(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    named = configured(tmp_path / "named.json", {"a": row()})
+    with greeted(*NONE, "--mcp", str(named), cwd=work) as gateway:
+        assert gateway.tools() == of("a")
+        configured(named, {"b": row()})
+        gateway.until_tools(lambda tools: tools == of("b"))
+        named.unlink()
+        gateway.until(lambda: "there is no such file or directory; the servers" in gateway.said())
+        assert gateway.tools() == of("b")
+
+
+def test_c8_what_changes_in_a_named_file_of_the_project_waits_for_a_word(tmp_path: Path) -> None:
+    named = configured(tmp_path / "named.json", {"a": row(), "b": row()})
+    log = tmp_path / "log"
+    with greeted(*NONE, "--mcp", "named.json", cwd=tmp_path) as gateway:
+        assert gateway.tools() == [*of("a"), *of("b")]
+        configured(named, {"a": row(), "b": row("--log", log), "c": row("--log", log)})
+        gateway.until_tools(lambda tools: tools == of("a"))
+        gateway.until(lambda: f"kill -HUP {gateway.pid}" in gateway.said())
+        assert not log.exists()
+        os.kill(gateway.pid, signal.SIGHUP)
+        gateway.until_tools(lambda tools: tools == [*of("a"), *of("b"), *of("c")])
+        assert servers_of(named).keys() == {"a", "b", "c"}
+
+
+def test_a_hangup_reads_the_files_anew_and_ends_nothing(tmp_path: Path) -> None:
+    configured(user_file(), {"a": row()})
+    with greeted(*NONE, cwd=tmp_path) as gateway:
+        os.kill(gateway.pid, signal.SIGHUP)
+        configured(user_file(), {"b": row()})
+        os.kill(gateway.pid, signal.SIGHUP)
+        gateway.until_tools(lambda tools: tools == of("b"))
+
+
+def test_a_hangup_of_the_terminal_is_an_end(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    configured(user_file(), {"a": row("--log", log)})
+    ours, theirs = os.openpty()
+    process = subprocess.Popen(
+        ["setsid", "--ctty", command(), "serve", "--http", "0"],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        cwd=tmp_path,
+    )
+    os.close(theirs)
+    seen = b""
+    while b"serving at" not in seen:
+        seen += os.read(ours, 4096)
+    os.close(ours)
+    assert process.wait(LIMIT_S) == 128 + signal.SIGHUP
+    gone(log)
+
+
+# -- the end ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_signal_lets_calls_finish_and_leaves_nothing(
+    tmp_path: Path, number: int, code: int
+) -> None:
+    log = tmp_path / "log"
+    configured(user_file(), {"a": row("--log", log)})
+    with greeted(*NONE, cwd=tmp_path) as gateway:
+        asked = gateway.send("tools/call", name="a__slow", arguments={"seconds": 1})
+        gateway.until(lambda: bool(diary(log, "heard tools/call")))
+        os.kill(gateway.pid, number)
+        assert not gateway.answer(asked)["result"]["isError"]
+        assert gateway.process.wait(LIMIT_S) == code
+    gone(log)
+
+
+def test_a_call_that_takes_too_long_is_cancelled_at_the_end(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    configured(user_file(), {"a": row("--log", log)})
+    with greeted(*NONE, cwd=tmp_path) as gateway:
+        gateway.send("tools/call", name="a__slow", arguments={"seconds": 60})
+        gateway.until(lambda: bool(diary(log, "heard tools/call")))
+        os.kill(gateway.pid, signal.SIGTERM)
+        assert gateway.process.wait(LIMIT_S) == 0
+    assert len(diary(log, "heard notifications/cancelled")) == 1
+    gone(log)
+
+
+def test_told_twice_it_ends_at_once_and_its_servers_with_it(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    configured(user_file(), {"a": row("--log", log)})
+    with greeted(*NONE, cwd=tmp_path) as gateway:
+        gateway.send("tools/call", name="a__slow", arguments={"seconds": 60})
+        gateway.until(lambda: bool(diary(log, "heard tools/call")))
+        os.kill(gateway.pid, signal.SIGTERM)
+        os.kill(gateway.pid, signal.SIGINT)
+        assert gateway.process.wait(LIMIT_S) in {130, 143}
+        wait_for(lambda: not any(is_alive(int(pid)) for pid in diary(log, "start")))
+
+
+def test_the_end_of_standard_input_is_the_end(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    configured(user_file(), {"a": row("--log", log)})
+    with greeted(*NONE, cwd=tmp_path) as gateway:
+        assert gateway.process.stdin is not None
+        gateway.process.stdin.close()
+        assert gateway.process.wait(LIMIT_S) == 0
+    gone(log)
+
+
+def test_r52_a_client_that_vanishes_in_a_call_leaves_no_process(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    configured(user_file(), {"a": row("--log", log)})
+    with greeted(*NONE, cwd=tmp_path) as gateway:
+        gateway.send("tools/call", name="a__slow", arguments={"seconds": 60})
+        gateway.until(lambda: bool(diary(log, "heard tools/call")))
+        assert gateway.leave() == 0
+    assert len(diary(log, "heard notifications/cancelled")) == 1
+    gone(log)
+
+
+def test_a_signal_while_servers_come_up_ends_it_too(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    quiet = {"command": "sh", "args": ["-c", f"echo start $$ >> {log}; exec sleep 60"]}
+    configured(user_file(), {"quiet": quiet})
+    with serving(*NONE, cwd=tmp_path) as gateway:
+        gateway.until(lambda: bool(diary(log, "start")))
+        os.kill(gateway.pid, signal.SIGTERM)
+        assert gateway.process.wait(LIMIT_S) == 0
+        assert gateway.lines == []
+    gone(log)
