@@ -23,7 +23,7 @@ from tests.support.scripts import ROOT
 from tests.support.waiting import LIMIT_S, until
 
 from indusagi.interop import HostLimits, HttpSettings, linked_pair
-from indusagi.interop.protocol_bridge.host import RunningProviderHost
+from indusagi.interop.protocol_bridge.host_serving import RunningProviderHost
 from indusagi.interop.protocol_bridge.wire import BadAnswer, RpcError, WireClosed, WireTimeout
 
 if TYPE_CHECKING:

@@ -60,12 +60,16 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.handlers import Handlers as Handlers
     from indusagi.interop.protocol_bridge.host import ProviderHost as ProviderHost
     from indusagi.interop.protocol_bridge.host import ProviderHostInfo as ProviderHostInfo
-    from indusagi.interop.protocol_bridge.host import RunningProviderHost as RunningProviderHost
     from indusagi.interop.protocol_bridge.host import create_provider_host as create_provider_host
     from indusagi.interop.protocol_bridge.host_links import linked_pair as linked_pair
+    from indusagi.interop.protocol_bridge.host_serving import (
+        RunningProviderHost as RunningProviderHost,
+    )
     from indusagi.interop.protocol_bridge.host_session import HostLimits as HostLimits
     from indusagi.interop.protocol_bridge.host_settings import HttpHost as HttpHost
     from indusagi.interop.protocol_bridge.host_settings import HttpSettings as HttpSettings
+    from indusagi.interop.protocol_bridge.relay import RelayHost as RelayHost
+    from indusagi.interop.protocol_bridge.relay import create_relay_host as create_relay_host
     from indusagi.interop.protocol_bridge.schema import normalize_schema as normalize_schema
     from indusagi.interop.protocol_bridge.supervision import Supervision as Supervision
 
@@ -112,13 +116,15 @@ _HOMES = {
     "Handlers": "handlers",
     "ProviderHost": "host",
     "ProviderHostInfo": "host",
-    "RunningProviderHost": "host",
+    "RunningProviderHost": "host_serving",
     "create_provider_host": "host",
     "linked_pair": "host_links",
     "HostLimits": "host_session",
     "HttpHost": "host_settings",
     "HttpSettings": "host_settings",
     "model_schema": "model_schema",
+    "RelayHost": "relay",
+    "create_relay_host": "relay",
     "normalize_schema": "schema",
     "Supervision": "supervision",
 }

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.contract import ServerConfig, StdioServerConfig
     from indusagi.interop.protocol_bridge.handlers import Handlers
     from indusagi.interop.protocol_bridge.protocol import Era
+    from indusagi.interop.protocol_bridge.wire import Link
 
 SessionFactory: TypeAlias = "Callable[[], AbstractAsyncContextManager[object]]"
 """Yields what to speak through: an SDK `ClientSession` that is connected, a `(read, write)` pair of
@@ -52,6 +53,32 @@ async def open_peer(
         opening = sdk.remote_peer(config, handlers, client_info())
     async with opening as peer:
         yield peer
+
+
+@asynccontextmanager
+async def open_link(
+    config: ServerConfig, version: Callable[[], str | None]
+) -> AsyncGenerator[Link]:
+    """Reach the server of a configuration without a word to it, and let it go at the end.
+
+    `version` gives what a handshake has agreed on, once there was one.
+    """
+    if config.kind == "stdio":
+        link = await spawn_link(config)
+        try:
+            yield link
+        finally:
+            await link.close()
+    else:
+        remote = await asyncio.to_thread(_loaded_relay)
+        async with remote.remote_link(config, version) as link:
+            yield link
+
+
+def _loaded_relay():
+    from indusagi.interop.protocol_bridge import _relay_http  # noqa: PLC0415 — as below
+
+    return _relay_http
 
 
 def _loaded_sdk():

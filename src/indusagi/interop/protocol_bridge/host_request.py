@@ -44,6 +44,8 @@ class HostLimits:
     """Standing requests to hear of changes."""
     asks: int = 64
     """Questions of ours that it has not answered."""
+    upstreams: int = 17
+    """Connections to the server behind a relay: one for each session, and one that is shared."""
     frame_bytes: int = 16 * 1024 * 1024
     linger_s: float = 1.0
     """How long calls may finish after a client has said its last word and still listens."""

@@ -54,8 +54,13 @@ class Served(Protocol):
         """What the handshake has agreed on, if there was one."""
         ...
 
-    outlet: Carrier | None
-    """Takes what it is told unasked, while there is a way to tell it."""
+    @property
+    def outlet(self) -> Carrier | None:
+        """Takes what it is told unasked, while there is a way to tell it."""
+        ...
+
+    @outlet.setter
+    def outlet(self, outlet: Carrier | None) -> None: ...
 
     async def close(self, reason: str) -> None:
         """End everything it has asked for."""

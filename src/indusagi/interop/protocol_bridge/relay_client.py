@@ -1,0 +1,244 @@
+"""One client of a relay, and the connection to the server that is its own.
+
+Whoever shakes hands, or has a connection of its own to us, gets a connection of its own to the
+server: whatever either of the two says is handed to the other, with nothing changed, ids included.
+Over HTTP a client has several streams, and the server does not say which one it means: what belongs
+to a call by its progress token goes there, news go to the standing stream, everything else goes to
+the newest call, and waits if there is no stream at all. Whatever it is, it belongs to this client.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections import deque
+from typing import TYPE_CHECKING
+
+from indusagi.interop.protocol_bridge.frames import read_exact
+from indusagi.interop.protocol_bridge.host_request import NO_PARAMS
+from indusagi.interop.protocol_bridge.host_session import Conversation
+from indusagi.interop.protocol_bridge.relay_request import CANCELLED, PROGRESS, Relayed, find
+from indusagi.interop.protocol_bridge.relay_shared import VERSION
+from indusagi.interop.protocol_bridge.wire import RpcError
+
+if TYPE_CHECKING:
+    from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.interop.protocol_bridge.host_request import Carrier, HostLimits, HostRequest
+    from indusagi.interop.protocol_bridge.relay_line import Line, Lines
+    from indusagi.interop.protocol_bridge.relay_shared import SharedLine
+    from indusagi.interop.protocol_bridge.relay_tools import ToolSchemas
+    from indusagi.interop.protocol_bridge.wire import RequestId
+
+_log = logging.getLogger(__name__)
+
+_KEPT = 64
+"""So many words of the server wait for a stream; after that the oldest is dropped."""
+_UNREAD = 1_000
+"""So many notices are sent to a client that does not read; after that they are dropped."""
+_greetings = itertools.count(1)
+
+
+class RelayClient:
+    """Hands on what one client says, and what it is told."""
+
+    def __init__(
+        self,
+        lines: Lines,
+        limits: HostLimits,
+        schemas: ToolSchemas,
+        shared: SharedLine | None = None,
+    ) -> None:
+        self.version: str | None = None
+        """What the handshake has agreed on; None before one."""
+        self.conversation = Conversation(
+            self._serve, self._noticed, limits, on_answer=self._answered, read=read_exact
+        )
+        self._lines = lines
+        self._schemas = schemas
+        self._shared = shared
+        self._limit = limits.waiting
+        self._line: Line | None = None
+        self._outlet: Carrier | None = None
+        self._open: dict[RequestId, Relayed] = {}
+        self._asked: dict[RequestId, Carrier | None] = {}
+        """What the server has asked, and where it was put to the client."""
+        self._kept: deque[JsonObject] = deque(maxlen=_KEPT)
+        self._unread = 0
+        self._greeting: Relayed | None = None
+        self._settings: dict[JsonValue, JsonObject] = {}
+        """What the server was told to remember, by what it is about."""
+
+    @property
+    def outlet(self) -> Carrier | None:
+        """Takes what it is told unasked, while there is a way to tell it."""
+        return self._outlet
+
+    @outlet.setter
+    def outlet(self, outlet: Carrier | None) -> None:
+        self._outlet = outlet
+        kept, self._kept = self._kept, deque(maxlen=_KEPT)
+        for frame in kept:
+            self._tell(frame)
+
+    async def close(self, reason: str) -> None:
+        """End everything this client has asked for, and its connection."""
+        await self.conversation.finish(reason)
+        line, self._line = self._line, None
+        if line is not None:
+            await line.close()
+
+    # -- what the client says ---------------------------------------------------------------
+
+    def _serve(self, request: HostRequest) -> Relayed:
+        if self._shared is not None and VERSION in request.meta and request.method != "initialize":
+            return self._shared.ask(request)
+        line = self._own(request)
+        if len(self._open) >= self._limit and not line.has_room:
+            raise RpcError(-32000, "the server takes nothing more at the moment")
+        relayed = Relayed(request, request.identity)
+        relayed.on_withdrawn = self._withdrawn
+        relayed.on_closed = self._closed
+        self._open[request.identity] = relayed
+        if request.method == "initialize":
+            self._greeting = relayed
+        elif request.method == "server/discover":
+            limits = self._lines.config.limits
+            relayed.due(limits.connect_s, self._silent("server/discover", limits.connect_s))
+        line.send(relayed.frame())
+        return relayed
+
+    def _silent(self, method: str, within_s: float) -> str:
+        name = self._lines.config.id
+        return f"server {name!r}: it did not answer {method} within {within_s:g} s"
+
+    def _own(self, request: HostRequest) -> Line:
+        if self._line is None:
+            greeting = [] if request.method == "initialize" else self._replay()
+            self._line = self._lines.open(self._received, self._ended, greeting)
+            self._line.version = self.version
+        return self._line
+
+    def _replay(self) -> list[JsonObject]:
+        """Say again what a server has to know that was started anew."""
+        if self._greeting is None or self.version is None:
+            return []
+        told: list[JsonObject] = [
+            {**self._greeting.frame(), "id": f"relay-{next(_greetings)}"},
+            {"jsonrpc": "2.0", "method": "notifications/initialized"},
+        ]
+        kept = self._settings.values()
+        told.extend({**frame, "id": f"relay-{next(_greetings)}"} for frame in kept)
+        return told
+
+    def _noticed(self, method: str, params: JsonObject) -> None:
+        if self._line is None:
+            return
+        if method == CANCELLED:
+            relayed = find(self._open, params.get("requestId"))
+            if relayed is not None:
+                relayed.withdrawn = True
+        frame: JsonObject = {"jsonrpc": "2.0", "method": method}
+        self._line.send(frame if params is NO_PARAMS else {**frame, "params": params})
+
+    def _answered(self, frame: JsonObject) -> None:
+        identity = frame.get("id")
+        if self._line is None or not isinstance(identity, (int, str)):
+            return
+        if identity in self._asked:
+            del self._asked[identity]
+            self._line.send(frame)
+
+    def _withdrawn(self, relayed: Relayed) -> None:
+        # Both protocols forbid to cancel the first request.
+        if self._line is not None and relayed.request.method != "initialize":
+            self._line.send(relayed.withdrawal())
+
+    def _closed(self, relayed: Relayed) -> None:
+        self._open.pop(relayed.identity, None)
+
+    # -- what the server says ---------------------------------------------------------------
+
+    def _received(self, frame: JsonObject) -> None:
+        method, identity = frame.get("method"), frame.get("id")
+        if not isinstance(method, str):
+            self._resolve(frame)
+        elif isinstance(identity, (int, str)):
+            self._asked[identity] = None
+            self._tell(frame)
+        else:
+            self._tell(frame)
+
+    def _resolve(self, frame: JsonObject) -> None:
+        relayed = find(self._open, frame.get("id"))
+        if relayed is None or ("result" not in frame and "error" not in frame):
+            return
+        result = frame.get("result")
+        if isinstance(result, dict):
+            self._learn(relayed.request, result)
+        relayed.answered(frame)
+
+    def _learn(self, request: HostRequest, result: JsonObject) -> None:
+        method, params = request.method, request.params
+        if method == "initialize":
+            agreed = result.get("protocolVersion")
+            self.version = agreed if isinstance(agreed, str) else ""
+            if self._line is not None:
+                self._line.version = self.version
+        elif method == "tools/list":
+            self._schemas.learn(result)
+        elif method in {"logging/setLevel", "resources/subscribe"}:
+            frame: JsonObject = {"jsonrpc": "2.0", "method": method, "params": params}
+            self._settings[_subject(params)] = frame
+        elif method == "resources/unsubscribe":
+            self._settings.pop(_subject(params), None)
+
+    def _ended(self, said: str) -> None:
+        self._line = None
+        self._asked.clear()
+        for relayed in [*self._open.values()]:
+            relayed.failed(said)
+
+    # -- which way to the client ------------------------------------------------------------
+
+    def _tell(self, frame: JsonObject) -> None:
+        carrier = self._way(frame)
+        if carrier is None:
+            self._kept.append(frame)
+            return
+        identity = frame.get("id")
+        if isinstance(identity, (int, str)):
+            self._asked[identity] = carrier
+        elif carrier.room.is_set():
+            self._unread = 0
+        else:
+            self._unread += 1
+            if self._unread > _UNREAD:
+                if self._unread == _UNREAD + 1:
+                    _log.warning("a client does not read: notices to it are dropped")
+                return
+        carrier.send(frame)
+
+    def _way(self, frame: JsonObject) -> Carrier | None:
+        method, params = frame.get("method"), frame.get("params")
+        given = params if isinstance(params, dict) else {}
+        if method == PROGRESS:
+            token = given.get("progressToken")
+            for relayed in reversed(self._open.values()):
+                if relayed.token == token and relayed.request.carrier.hears:
+                    return relayed.request.carrier
+        if method == CANCELLED:
+            identity = given.get("requestId")
+            asked = self._asked.pop(identity, None) if isinstance(identity, (int, str)) else None
+            if asked is not None and asked.hears:
+                return asked
+        calls = [relayed.request.carrier for relayed in reversed(self._open.values())]
+        # News concern no call: a client that has a standing stream expects them there.
+        news = isinstance(method, str) and method.endswith(("list_changed", "resources/updated"))
+        ways = [self._outlet, *calls] if news else [*calls, self._outlet]
+        return next((way for way in ways if way is not None and way.hears), None)
+
+
+def _subject(params: JsonObject) -> str:
+    """Say what a setting is about: a resource, or the one level of all."""
+    uri = params.get("uri")
+    return uri if isinstance(uri, str) else ""

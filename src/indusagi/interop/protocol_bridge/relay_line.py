@@ -1,0 +1,230 @@
+"""A connection of a relay to its server: raw frames, one life, and how soon the next may begin.
+
+What is sent before the connection stands waits in line. A connection that follows one that broke
+may have to greet the server first; then everything else waits for the answer to that. The server's
+words are handed on as they came: a text that cannot be read is dropped, and if it was meant as an
+answer, whoever waits for it is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import anyio
+
+from indusagi.core.owner import Owner
+from indusagi.interop.protocol_bridge.connect import open_link
+from indusagi.interop.protocol_bridge.faults import Site, classify
+from indusagi.interop.protocol_bridge.frames import answered_id, read_exact
+from indusagi.interop.protocol_bridge.supervision import Record, Supervision
+from indusagi.interop.protocol_bridge.wire import INTERNAL_ERROR, RpcError, WireClosed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.interop.protocol_bridge.contract import ProtocolFault, ServerConfig
+    from indusagi.interop.protocol_bridge.wire import Link, LinkEnd, RequestId
+
+_log = logging.getLogger(__name__)
+
+UNAVAILABLE = -32000
+_CLOSE_S = 1.0
+"""The host of a relay is to end within seconds, its servers included."""
+_SOONEST_S = 1.0
+
+
+class Line:
+    """One life of a connection. Made by `Lines.open`."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        on_frame: Callable[[JsonObject], None],
+        on_end: Callable[[ProtocolFault], None],
+        greeting: Sequence[JsonObject] = (),
+    ) -> None:
+        self.version: str | None = None
+        """What the handshake has agreed on; some links repeat it with every message."""
+        self._config = config
+        self._on_frame = on_frame
+        self._on_end = on_end
+        self._greeting = [*greeting]
+        self._waiting: list[JsonObject] = []
+        self._link: Link | None = None
+        self._ready = False
+        self._over = asyncio.Event()
+        self._owner = Owner("relay")
+        self._began_at = asyncio.get_running_loop().time()
+
+    @property
+    def up_s(self) -> float:
+        """How long ago it was begun."""
+        return asyncio.get_running_loop().time() - self._began_at
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the server takes what is sent to it."""
+        return self._link is None or self._link.room.is_set()
+
+    # -- its life ---------------------------------------------------------------------------
+
+    def start(self, after: Callable[[Line], None]) -> None:
+        """Begin; `after` is called when all of it is gone."""
+        self._owner.start(self._live(after))
+
+    async def _live(self, after: Callable[[Line], None]) -> None:
+        try:
+            async with open_link(self._config, lambda: self.version) as link:
+                self._link = link
+                link.attach(self._received, self._ended)
+                self._begin()
+                await self._over.wait()
+        except Exception as exc:  # noqa: BLE001 — boundary: whatever it is, those who wait are told
+            self._broke(exc)
+        finally:
+            after(self)
+
+    async def close(self) -> None:
+        """End it, and see it gone; nobody is told any more."""
+        self._over.set()
+        await self._owner.ended()
+
+    def _begin(self) -> None:
+        if self._greeting:
+            self._say(self._greeting[0])
+        else:
+            self._flow()
+
+    def _flow(self) -> None:
+        self._ready = True
+        waiting, self._waiting = self._waiting, []
+        for frame in waiting:
+            self._say(frame)
+
+    def _ended(self, end: LinkEnd) -> None:
+        self._broke(WireClosed(end))
+
+    def _broke(self, exc: Exception) -> None:
+        if not self._over.is_set():
+            self._over.set()
+            site = Site.CONNECT if self._link is None else Site.HELD
+            self._on_end(classify(exc, self._config, site))
+
+    # -- what is said -----------------------------------------------------------------------
+
+    def send(self, frame: JsonObject) -> None:
+        """Hand a frame to the server, as soon as there is a way."""
+        if self._ready:
+            self._say(frame)
+        else:
+            self._waiting.append(frame)
+
+    def _say(self, frame: JsonObject) -> None:
+        if self._link is not None and not self._over.is_set():
+            self._link.send(frame)
+
+    def _received(self, data: bytes | JsonValue) -> None:
+        frames = self._parsed(data) if isinstance(data, bytes) else data
+        for frame in frames if isinstance(frames, list) else (frames,):
+            if self._over.is_set():
+                return
+            if isinstance(frame, dict):
+                self._frame(frame)
+            elif frame is not None:
+                _log.warning("server %r said something that is no message", self._config.id)
+
+    def _parsed(self, line: bytes) -> JsonValue:
+        try:
+            return read_exact(line)
+        except (ValueError, RecursionError) as exc:
+            _log.warning("server %r said something that cannot be read", self._config.id)
+            identity = answered_id(line)
+            if identity is None:
+                return None
+            said = f"server {self._config.id!r}: its answer cannot be read: {exc}"
+            error: JsonObject = {"code": INTERNAL_ERROR, "message": said}
+            return {"jsonrpc": "2.0", "id": identity, "error": error}
+
+    def _frame(self, frame: JsonObject) -> None:
+        if not self._ready and self._greeting and frame.get("id") == self._greeting[0]["id"]:
+            for more in self._greeting[1:]:
+                self._say(more)
+            self._flow()
+            return
+        error, identity = frame.get("error"), frame.get("id")
+        if isinstance(error, dict) and isinstance(identity, (int, str)):
+            frame = {**frame, "error": self._named(error, identity)}
+        self._on_frame(frame)
+
+    def _named(self, error: JsonObject, identity: RequestId) -> JsonObject:
+        """Say whose error it is, if it was the way there that failed, and not the server."""
+        detail = None if self._link is None else self._link.detail(identity)
+        if detail is None or detail.reason is None:
+            return error
+        return {**error, "message": f"server {self._config.id!r}: {error.get('message')}"}
+
+
+class Lines:
+    """The connections to one server: so many at once, and none too soon after one that broke."""
+
+    def __init__(self, config: ServerConfig, limit: int, rules: Supervision | None = None) -> None:
+        hasty = replace(config.limits, close_s=min(config.limits.close_s, _CLOSE_S))
+        self.config: ServerConfig = replace(config, limits=hasty)
+        self._limit = limit
+        self._record = Record(rules or Supervision())
+        self._open: set[Line] = set()
+        self._not_before = 0.0
+        self._fault: ProtocolFault | None = None
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def open(
+        self,
+        on_frame: Callable[[JsonObject], None],
+        on_end: Callable[[str], None],
+        greeting: Sequence[JsonObject] = (),
+    ) -> Line:
+        """Begin a connection.
+
+        Raises:
+            RpcError: There are too many, or the last one broke a moment ago.
+        """
+        name = self.config.id
+        wait = self._not_before - asyncio.get_running_loop().time()
+        if wait > 0:
+            said = f"{self._fault}; it is not started again before {wait:.0f} s have passed"
+            raise RpcError(UNAVAILABLE, said)
+        if len(self._open) >= self._limit:
+            said = (
+                f"server {name!r}: {self._limit} clients have a connection of their own, "
+                "and more are not allowed: try again when one has left"
+            )
+            raise RpcError(UNAVAILABLE, said)
+
+        def ended(fault: ProtocolFault) -> None:
+            self._failed(fault, line.up_s)
+            on_end(str(fault))
+
+        line = Line(self.config, on_frame, ended, greeting)
+        self._open.add(line)
+        line.start(self._open.discard)
+        return line
+
+    def _failed(self, fault: ProtocolFault, up_s: float) -> None:
+        now = asyncio.get_running_loop().time()
+        delay = self._record.delay(fault, up_s, now)
+        # Once is no habit: whoever asks next has it started at once.
+        wait = 0.0 if self._record.in_a_row == 1 else delay
+        self._not_before = now + (_SOONEST_S if wait is None else wait)
+        self._fault = fault
+
+    async def close(self) -> None:
+        """End every connection, at the same time."""
+        async with anyio.create_task_group() as tasks:
+            for line in [*self._open]:
+                tasks.start_soon(line.close)
