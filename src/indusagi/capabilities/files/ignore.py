@@ -67,7 +67,10 @@ class RuleFile:
     several the greatest decides, and says how. Tables hold a pair: for files, for directories.
     """
 
-    __slots__ = ("_globs", "_names", "_paths", "_suffixes", "_widths", "by_path", "cut", "size")
+    __slots__ = (
+        *("_begins", "_ends", "_globs", "_names", "_path_begins", "_paths", "_suffixes", "_widths"),
+        *("by_path", "cut", "size"),
+    )
 
     def __init__(self, data: bytes) -> None:
         self.size = len(data)
@@ -100,6 +103,9 @@ class RuleFile:
         self.by_path = bool(self._paths) or any(glob.by_path for glob in self._globs)
         """Whether a rule speaks of a path, and not of a name alone."""
         self._widths = {len(suffix) for suffix in self._suffixes}
+        self._ends = tuple(self._suffixes)
+        self._begins = tuple({glob.prefix for glob in self._globs if not glob.by_path})
+        self._path_begins = tuple({glob.prefix for glob in self._globs if glob.by_path})
 
     def _table(self, text: bytes) -> dict[bytes, list[int]] | None:
         """Tell where a pattern is looked up; None for one that must be tried."""
@@ -116,6 +122,13 @@ class RuleFile:
             path: The way to it from the directory that the rules are for.
             is_dir: Whether it is a directory; a link to one is none.
         """
+        if not (
+            name in self._names
+            or name.endswith(self._ends)
+            or name.startswith(self._begins)
+            or (self.by_path and (path in self._paths or path.startswith(self._path_begins)))
+        ):
+            return None  # as for most names there are
         best = -1
         if (pair := self._names.get(name)) is not None:
             best = pair[is_dir]

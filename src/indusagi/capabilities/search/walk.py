@@ -50,16 +50,46 @@ class Met(NamedTuple):
         return rules is not None and rules.ignores(self.entry.name, is_dir=self.is_dir)
 
 
-class Listing(NamedTuple):
+class Listing:
     """A directory, and all that lies in it."""
 
-    handle: int
-    above: str
-    """The way into it, with a slash at the end."""
-    entries: Sequence[os.DirEntry[str]] | None
-    """None if it was listed by names alone."""
-    names: list[str]
-    rules: IgnoreRules | None
+    __slots__ = ("_name", "_rules", "above", "entries", "handle", "names")
+
+    def __init__(
+        self,
+        handle: int,
+        above: str,
+        names: list[str],
+        entries: Sequence[os.DirEntry[str]] | None = None,
+    ) -> None:
+        self.handle = handle
+        self.above = above
+        """The way into it, with a slash at the end."""
+        self.names = names
+        self.entries = entries
+        """None if it was listed by names alone."""
+        self._rules: IgnoreRules | None = None
+        self._name: str | None = None
+
+    def under(self, rules: IgnoreRules | None, name: str | None) -> None:
+        """Set the rules that hold above it; of the topmost directory, which has no name, in it."""
+        self._rules = rules
+        self._name = None if rules is None else name
+
+    @property
+    def rules(self) -> IgnoreRules | None:
+        """Those that hold in it; made when first asked for, for in most directories nobody does."""
+        if self._name is not None and self._rules is not None:
+            self._rules = self._rules.below(self._name, self.handle, self.names)
+            self._name = None
+        return self._rules
+
+    def without(self, shows: Callable[[str], bool]) -> None:
+        """Leave out what is not shown."""
+        _ = self.rules  # they may stand in what is left out
+        if self.entries is not None:
+            self.entries = [entry for entry in self.entries if shows(entry.name)]
+        self.names = [name for name in self.names if shows(name)]
 
     def met(self, entry: Entry) -> Met:
         """Give one of its entries."""
@@ -101,27 +131,37 @@ class Walk:
         self._handle = handle
         self._rules = rules
         self._hidden = hidden
-        self._enters = enters or _is_wanted
+        self._enters = enters
 
     def listings(self) -> Iterator[Listing]:
         """Give each directory; its handle is open until the next is asked for."""
         stack: list[_Frame] = []
         try:
-            yield self._push(stack, os.dup(self._handle), "", self._rules, None)
+            yield self._push(stack, self._listed(os.dup(self._handle), "", self._rules, None))
             while stack:
                 listing, rest = stack[-1]
                 entry = next(rest, None)
                 if entry is None:
                     os.close(stack.pop().listing.handle)
-                elif (entered := self._entered(stack, listing.met(entry))) is not None:
+                    continue
+                entered = self._entered(stack, listing, entry)
+                if entered is None:
+                    continue
+                if entered.entries is not None:
+                    yield self._push(stack, entered)
+                    continue
+                try:
                     yield entered
+                finally:
+                    os.close(entered.handle)
         finally:
             _close(stack)
 
     def __iter__(self) -> Iterator[Met]:
         stack: list[_Frame] = []
         try:
-            self._push(stack, os.dup(self._handle), "", self._rules, None, in_order=True)
+            top = self._listed(os.dup(self._handle), "", self._rules, None, in_order=True)
+            self._push(stack, top, in_order=True)
             while stack:
                 listing, rest = stack[-1]
                 entry = next(rest, None)
@@ -131,26 +171,39 @@ class Walk:
                 met = listing.met(entry)
                 yield met
                 if met.is_dir:
-                    self._entered(stack, met, in_order=True)
+                    entered = self._entered(stack, listing, entry, in_order=True)
+                    if entered is not None:
+                        self._push(stack, entered, in_order=True)
         finally:
             _close(stack)
 
-    def _entered(self, stack: list[_Frame], met: Met, *, in_order: bool = False) -> Listing | None:
+    def _entered(
+        self,
+        stack: list[_Frame],
+        listing: Listing,
+        entry: os.DirEntry[str],
+        *,
+        in_order: bool = False,
+    ) -> Listing | None:
         """Enter a directory, if it is to be and can be entered."""
-        name, path = met.entry.name, met.path
-        if not self._enters(met):
+        name, rules = entry.name, listing.rules
+        if self._enters is None:
+            wanted = rules is None or not rules.ignores(name, is_dir=True)
+        else:
+            wanted = self._enters(listing.met(entry))
+        if not wanted:
             self.kept_out += 1
             return None
+        path = listing.above + name
         if len(stack) < _DEEPEST:
             with suppress(OSError):
-                handle = os.open(name, _DIRECTORY, dir_fd=met.handle)
-                return self._push(stack, handle, f"{path}/", met.rules, name, in_order=in_order)
+                handle = os.open(name, _DIRECTORY, dir_fd=listing.handle)
+                return self._listed(handle, f"{path}/", rules, name, in_order=in_order)
         self.closed.append(path)
         return None
 
-    def _push(
+    def _listed(
         self,
-        stack: list[_Frame],
         handle: int,
         above: str,
         rules: IgnoreRules | None,
@@ -158,42 +211,29 @@ class Walk:
         *,
         in_order: bool = False,
     ) -> Listing:
-        """List a directory and put it on the stack; the handle is closed if that fails."""
+        """List a directory; the handle is closed if that fails."""
         try:
             if not in_order and is_leaf(handle):
-                return self._push_leaf(stack, handle, above, rules, name)
-            with os.scandir(handle) as found:
-                entries = list(found)
+                listing = Listing(handle, above, os.listdir(handle))
+            else:
+                with os.scandir(handle) as found:
+                    entries = list(found)
+                if in_order:
+                    entries.sort(key=lambda entry: os.fsencode(entry.name))
+                listing = Listing(handle, above, [entry.name for entry in entries], entries)
         except OSError:
             os.close(handle)
             raise
-        if in_order:
-            entries.sort(key=lambda entry: os.fsencode(entry.name))
-        names = [entry.name for entry in entries]
-        if rules is not None and name is not None:
-            rules = rules.below(name, handle, names)
-        if not self._hidden or REPOSITORY in names:
-            entries = [entry for entry in entries if self._shows(entry.name)]
-            names = [entry.name for entry in entries]
-        listing = Listing(handle, above, entries, names, rules)
-        stack.append(_Frame(listing, iter(entries if in_order else _directories(entries))))
+        listing.under(rules, name)
+        if not self._hidden or REPOSITORY in listing.names:
+            listing.without(self._shows)
         return listing
 
-    def _push_leaf(
-        self,
-        stack: list[_Frame],
-        handle: int,
-        above: str,
-        rules: IgnoreRules | None,
-        name: str | None,
-    ) -> Listing:
-        names = os.listdir(handle)
-        if rules is not None and name is not None:
-            rules = rules.below(name, handle, names)
-        if not self._hidden or REPOSITORY in names:
-            names = [one for one in names if self._shows(one)]
-        listing = Listing(handle, above, None, names, rules)
-        stack.append(_Frame(listing, iter(())))
+    @staticmethod
+    def _push(stack: list[_Frame], listing: Listing, *, in_order: bool = False) -> Listing:
+        """Put a directory on the way down."""
+        entries = listing.entries or ()
+        stack.append(_Frame(listing, iter(entries if in_order else _directories(entries))))
         return listing
 
     def _shows(self, name: str) -> bool:
@@ -205,11 +245,7 @@ def _close(stack: list[_Frame]) -> None:
         os.close(frame.listing.handle)
 
 
-def _is_wanted(met: Met) -> bool:
-    return not met.is_ignored()
-
-
-def _directories(entries: list[os.DirEntry[str]]) -> list[os.DirEntry[str]]:
+def _directories(entries: Sequence[os.DirEntry[str]]) -> list[os.DirEntry[str]]:
     try:
         return [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
     except OSError:
