@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from outside.clients.roster import Client
+    from outside.clients.subject import Transport
 
+TRANSPORTS: tuple[Transport, ...] = ("stdio", "http")
 _HEAD = ("client", "transport", "protocol", *Visit.looked_at, "cancelled by", "result")
 _WIDTHS = (22, 9, 10, *(max(len(what), 3) for what in Visit.looked_at), 21, 6)
 
@@ -38,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
         complain(f"outside.clients: {exc}")
         return 2
     say(aligned(_HEAD, _WIDTHS))
-    visits = [_told(visit(client, how)) for how in ("stdio", "http") for client in chosen]
+    visits = [_told(visit(client, how)) for how in TRANSPORTS for client in chosen]
     failed = [done for done in visits if done.wrong]
     if not options.only:
         rows = [(*done.cells, "FAILED" if done.wrong else "ok") for done in visits]
