@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from indusagi.capabilities.files.ignore import REPOSITORY
@@ -50,6 +49,11 @@ class Met(NamedTuple):
         return rules is not None and rules.ignores(self.entry.name, is_dir=self.is_dir)
 
 
+_Place: TypeAlias = "tuple[int, str, IgnoreRules | None, str | None]"
+"""A directory: its handle, the way into it with a slash at the end, the rules that hold above it,
+and its name. The topmost has no name, and the rules are those that hold in it."""
+
+
 class Listing:
     """A directory, and all that lies in it."""
 
@@ -57,24 +61,14 @@ class Listing:
 
     def __init__(
         self,
-        handle: int,
-        above: str,
+        place: _Place,
         names: list[str],
         entries: Sequence[os.DirEntry[str]] | None = None,
     ) -> None:
-        self.handle = handle
-        self.above = above
-        """The way into it, with a slash at the end."""
+        self.handle, self.above, self._rules, self._name = place
         self.names = names
         self.entries = entries
         """None if it was listed by names alone."""
-        self._rules: IgnoreRules | None = None
-        self._name: str | None = None
-
-    def under(self, rules: IgnoreRules | None, name: str | None) -> None:
-        """Set the rules that hold above it; of the topmost directory, which has no name, in it."""
-        self._rules = rules
-        self._name = None if rules is None else name
 
     @property
     def rules(self) -> IgnoreRules | None:
@@ -137,7 +131,7 @@ class Walk:
         """Give each directory; its handle is open until the next is asked for."""
         stack: list[_Frame] = []
         try:
-            yield self._push(stack, self._listed(os.dup(self._handle), "", self._rules, None))
+            yield self._push(stack, self._listed((os.dup(self._handle), "", self._rules, None)))
             while stack:
                 listing, rest = stack[-1]
                 entry = next(rest, None)
@@ -160,7 +154,7 @@ class Walk:
     def __iter__(self) -> Iterator[Met]:
         stack: list[_Frame] = []
         try:
-            top = self._listed(os.dup(self._handle), "", self._rules, None, in_order=True)
+            top = self._listed((os.dup(self._handle), "", self._rules, None), in_order=True)
             self._push(stack, top, in_order=True)
             while stack:
                 listing, rest = stack[-1]
@@ -195,36 +189,30 @@ class Walk:
             self.kept_out += 1
             return None
         path = listing.above + name
-        if len(stack) < _DEEPEST:
-            with suppress(OSError):
+        try:
+            if len(stack) < _DEEPEST:
                 handle = os.open(name, _DIRECTORY, dir_fd=listing.handle)
-                return self._listed(handle, f"{path}/", rules, name, in_order=in_order)
+                return self._listed((handle, f"{path}/", rules, name), in_order=in_order)
+        except OSError:  # gone since, or not ours to look into
+            pass
         self.closed.append(path)
         return None
 
-    def _listed(
-        self,
-        handle: int,
-        above: str,
-        rules: IgnoreRules | None,
-        name: str | None,
-        *,
-        in_order: bool = False,
-    ) -> Listing:
+    def _listed(self, place: _Place, *, in_order: bool = False) -> Listing:
         """List a directory; the handle is closed if that fails."""
+        handle = place[0]
         try:
             if not in_order and is_leaf(handle):
-                listing = Listing(handle, above, os.listdir(handle))
+                listing = Listing(place, os.listdir(handle))
             else:
                 with os.scandir(handle) as found:
                     entries = list(found)
                 if in_order:
                     entries.sort(key=lambda entry: os.fsencode(entry.name))
-                listing = Listing(handle, above, [entry.name for entry in entries], entries)
+                listing = Listing(place, [entry.name for entry in entries], entries)
         except OSError:
             os.close(handle)
             raise
-        listing.under(rules, name)
         if not self._hidden or REPOSITORY in listing.names:
             listing.without(self._shows)
         return listing
