@@ -14,7 +14,7 @@ from tests.support.scripts import command
 from tests.support.waiting import LIMIT_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator
     from pathlib import Path
 
 Json = dict[str, Any]
@@ -140,7 +140,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def serving(*words: str, cwd: Path, **variables: str) -> Iterator[Gateway]:
+def serving(*words: str, cwd: Path, **variables: str) -> Generator[Gateway]:
     """Run `indus serve` as long as the block runs."""
     log = cwd / f"said-{time.monotonic_ns()}.txt"
     with log.open("wb") as errors:
@@ -162,7 +162,7 @@ def serving(*words: str, cwd: Path, **variables: str) -> Iterator[Gateway]:
 
 
 @contextmanager
-def greeted(*words: str, cwd: Path, **variables: str) -> Iterator[Gateway]:
+def greeted(*words: str, cwd: Path, **variables: str) -> Generator[Gateway]:
     """Run `indus serve`, and shake hands with it."""
     with serving(*words, cwd=cwd, **variables) as gateway:
         gateway.greet()

@@ -24,7 +24,7 @@ from tests.support.waiting import LIMIT_S, is_alive, until
 from indusagi.interop import SseServerConfig, StreamableHttpServerConfig, create_server_endpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
     from tests.commands.serving import Gateway
 
@@ -37,7 +37,7 @@ def token_file() -> Path:
 
 
 @contextmanager
-def listening(*words: str, cwd: Path) -> Iterator[tuple[Gateway, str]]:
+def listening(*words: str, cwd: Path) -> Generator[tuple[Gateway, str]]:
     """Run a gateway behind HTTP, and give where it listens."""
     with serving("--http", "127.0.0.1:0", *words, cwd=cwd) as gateway:
         wait_for(lambda: "serving at" in gateway.said())
@@ -129,7 +129,7 @@ def test_c27_the_token_of_a_client_goes_nowhere_else(tmp_path: Path) -> None:
             accept = {"accept": "application/json, text/event-stream", **known}
             met = client.post(url, json=hello(), headers=accept)
             session = {**accept, "mcp-session-id": met.headers["mcp-session-id"]}
-            call = {"name": "a__env", "arguments": {}}
+            call: dict[str, Any] = {"name": "a__env", "arguments": {}}
             asked = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}
             answer = client.post(url, json=asked, headers=session).text
         assert "PATH" in answer

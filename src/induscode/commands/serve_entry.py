@@ -107,8 +107,9 @@ def _vscode(entry: Entry) -> str:
 def _gemini(entry: Entry) -> str:
     row = _started(entry)
     if entry.address is not None:
-        key = "url" if entry.address.sse else "httpUrl"
-        row = {key: entry.address.url, **_header(entry.address, f"${TOKEN_VARIABLE}")}
+        url = entry.address.url
+        where: JsonObject = {"url": url, "type": "sse"} if entry.address.sse else {"httpUrl": url}
+        row = {**where, **_header(entry.address, f"${TOKEN_VARIABLE}")}
     return _json({"mcpServers": {entry.name: row}})
 
 

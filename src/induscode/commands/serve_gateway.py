@@ -78,7 +78,6 @@ class Frame:
     """What stays the same about a gateway, whatever becomes of its servers."""
 
     info: GatewayInfo
-    gate: ServingGate
     lasting: Lasting
     listening: Listening | None
     agreed: Agreed
@@ -90,11 +89,12 @@ class Frame:
 class Gateway:
     """The deck that is served, and the servers behind it."""
 
-    def __init__(self, session: Session, plan: ServerPlan, frame: Frame) -> None:
+    def __init__(self, session: Session, plan: ServerPlan, frame: Frame, gate: ServingGate) -> None:
         self.session = session
         self.plan = plan
         self._frame = frame
-        self._native = session.native.map_capabilities(frame.gate.native)
+        self._gate = gate
+        self._native = session.native.map_capabilities(gate.native)
         self._ourselves: dict[str, ServerConfig] = {}
         self._moved = anyio.Event()
         self._said: set[str] = set()
@@ -120,7 +120,7 @@ class Gateway:
         self._mention(deck.notes)
         grafted = deck.tools()[len(self._native.tools()) :]
         unlimited = replace(deck.context, budget=UNLIMITED)
-        remote = ToolDeck(map(self._frame.gate.remote, grafted), unlimited)
+        remote = ToolDeck(map(self._gate.remote, grafted), unlimited)
         return GatewayBox(self._native.into_tool_box(), remote.into_tool_box())
 
     def summary(self) -> str:
@@ -239,7 +239,7 @@ class Gateway:
 
     def mention_all(self) -> None:
         """Tell everything that was left out, and why servers are not there."""
-        self._mention((*self._frame.gate.notes, *self.session.notes))
+        self._mention((*self._gate.notes, *self.session.notes))
         self._mention_enrolment()
         for server, status in self.session.mcp.status().items():
             if status.fault is not None:

@@ -149,7 +149,7 @@ def refusal(plan: ServerPlan, above: Sequence[str]) -> str | None:
     return None
 
 
-def marked(config: ServerConfig, above: Sequence[str]) -> ServerConfig:
+def marked(above: Sequence[str], config: ServerConfig) -> ServerConfig:
     """Have the process of a server know below which rows it stands."""
     if not isinstance(config, StdioServerConfig):
         return config

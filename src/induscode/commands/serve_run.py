@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import anyio
 import click
+from anyio import to_thread
 
 from indusagi import __version__
 from indusagi.interop.protocol_bridge.contract import ProtocolFault
@@ -34,6 +35,7 @@ from induscode.session.guarding import BadRule
 from induscode.terminal import complain
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from contextlib import AbstractAsyncContextManager
 
     from indusagi.core.cancel import CancelToken
@@ -66,36 +68,31 @@ def run_serve(invocation: Invocation, options: ServeOptions) -> int:
         click.UsageError: What was given makes no sense.
     """
     files = () if invocation.no_mcp else config_files(invocation)
+    # Before the files are read: what changes while they are is a change.
     watch = Watch(files) if files else None
     read = planned(invocation)
     listening = _listening(options.settings)
     plan = without_ourselves(read, listening)
-    if options.transparent is not None:
-        return _relay(plan, options, options.transparent)
     above = ancestry(os.environ)
+    if options.transparent is not None:
+        return _relay(plan, options, options.transparent, above)
     why = refusal(plan, above)
     if why is not None:
         complain(why)
         return int(ExitCode.USAGE)
-    try:
-        gate = serving_gate(invocation)
-    except BadRule as exc:
-        raise click.UsageError(str(exc), click.get_current_context(silent=True)) from exc
     frame = Frame(
         info=GatewayInfo(options.name, __version__),
-        gate=gate,
-        lasting=Lasting(partial(_marked, above)),
+        lasting=Lasting(partial(marked, above)),
         listening=listening,
         agreed=Agreed(invocation.cwd, read),
         watch=watch,
         files=files,
     )
-    with as_usage():
-        return anyio.run(_gateway, invocation, options, plan, frame)
-
-
-def _marked(above: tuple[str, ...], config: ServerConfig) -> ServerConfig:
-    return marked(config, above)
+    try:
+        with as_usage():
+            return anyio.run(_gateway, invocation, options, plan, frame)
+    except BadRule as exc:
+        raise click.UsageError(str(exc), click.get_current_context(silent=True)) from exc
 
 
 def _listening(settings: HttpSettings | None) -> Listening | None:
@@ -125,7 +122,9 @@ async def _gateway(
                     handlers=asking_handlers(),
                 )
             )
-            gateway = Gateway(session, plan, frame)
+            # In a thread, and after the servers were started: it takes as long as they do.
+            gate = await to_thread.run_sync(serving_gate, invocation)
+            gateway = Gateway(session, plan, frame, gate)
             await gateway.first_servers()
         if gateway is None or told.end.cancelled:
             return told.code
@@ -179,13 +178,12 @@ def _tell_address(serving: HttpHost, settings: HttpSettings, what: str) -> None:
 # -- one server, passed through ---------------------------------------------------------------
 
 
-def _relay(plan: ServerPlan, options: ServeOptions, name: str) -> int:
-    from induscode.commands.serve_transparent import NOT_STARTED, relayed_server  # noqa: PLC0415 — for a relay
+def _relay(plan: ServerPlan, options: ServeOptions, name: str, above: Sequence[str]) -> int:
+    from induscode.commands.serve_transparent import relayed_server  # noqa: PLC0415 — for a relay
 
-    above = ancestry(os.environ)
-    config = relayed_server(plan, name)
+    config = relayed_server(plan, name, above)
     if config is None:
-        return NOT_STARTED
+        return int(ExitCode.SERVER_MISSING)
     why = refusal(plan.narrowed([name]), above)
     if why is not None:
         complain(why)
@@ -194,10 +192,10 @@ def _relay(plan: ServerPlan, options: ServeOptions, name: str) -> int:
 
 
 async def _relayed(config: ServerConfig, options: ServeOptions) -> int:
-    from importlib import import_module  # noqa: PLC0415 — for a relay
+    from indusagi.interop.protocol_bridge.relay import create_relay_host  # noqa: PLC0415 — for a relay
 
     async with serving_signals() as told:
-        host: Host = import_module("indusagi.interop").create_relay_host(config)
+        host = create_relay_host(config)
         what = f"server {config.id!r} as it is"
         code = await _fronted(host, options.settings, told, what)
     return code or told.code

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import click
 
-from induscode.commands.serve_loop import ancestry, marked
+from induscode.commands.serve_loop import marked
 from induscode.commands.servers import find_row
-from induscode.session.exits import ExitCode
 from induscode.terminal import complain
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from indusagi.interop.protocol_bridge.contract import ServerConfig
     from induscode.boot.runners import ServerPlan
 
@@ -23,8 +23,10 @@ _REMEDIES = {
 }
 
 
-def relayed_server(plan: ServerPlan, name: str) -> ServerConfig | None:
+def relayed_server(plan: ServerPlan, name: str, above: Sequence[str]) -> ServerConfig | None:
     """Find the one server; None, and a word about it, if it must not be started.
+
+    It is told below which rows it stands, those `above` and its own.
 
     Raises:
         click.UsageError: There is no server of this name.
@@ -37,7 +39,4 @@ def relayed_server(plan: ServerPlan, name: str) -> ServerConfig | None:
     if state != "startable":
         complain(f"server {name!r} is not started: {_REMEDIES[state].format(name)}")
         return None
-    return marked(plan.configs[name], ancestry(os.environ))
-
-
-NOT_STARTED = int(ExitCode.SERVER_MISSING)
+    return marked(above, plan.configs[name])
