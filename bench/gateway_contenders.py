@@ -147,7 +147,8 @@ def _named(variable: str) -> str:
 
 
 def _serve(desk: Desk, *more: str) -> list[str]:
-    return [console_script("indus"), "serve", "--mcp", desk.config, *more]
+    # The others have no tools of their own.
+    return [console_script("indus"), "serve", "--profile", "none", "--mcp", desk.config, *more]
 
 
 def _approved(desk: Desk) -> None:

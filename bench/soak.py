@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from bench.process import compile_packages
 from bench.row import CannotMeasure
-from bench.soak_gateways import SUBJECTS, opened
+from bench.soak_gateways import SUBJECTS, complaints, opened
 from bench.soak_judge import LEAST, Verdict, judge
 from bench.soak_load import Wrong, lap
 from bench.soak_sample import QUANTITIES, at_rest
@@ -54,12 +54,12 @@ class Course:
 
 
 async def _run(course: Course, until: float) -> None:
-    try:
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        try:
             async with opened(course.subject, folder, course.done) as gateway:
                 await _laps(course, gateway, until)
-    except (Wrong, CannotMeasure) as exc:
-        course.failure = str(exc)
+        except (Wrong, CannotMeasure) as exc:
+            course.failure = f"{exc}; {complaints(folder)}"
 
 
 async def _laps(course: Course, gateway: Gateway, until: float) -> None:

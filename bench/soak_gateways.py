@@ -19,7 +19,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from bench.gateway_client import end_group, meet, names, open_log, open_pipes
+from bench.gateway_client import LOG, end_group, meet, names, open_log, open_pipes
 from bench.gateway_contenders import free_port
 from bench.gateway_http import Web
 from bench.gateway_run import children
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import AsyncGenerator, Awaitable
 
-    from bench.gateway_client import Answer, Pipes
+    from bench.gateway_client import Answer
     from indusagi.core import JsonObject
 
 _HERE = Path(__file__).resolve().parent
@@ -64,6 +64,7 @@ SUBJECTS = (
     Subject("stdio"),
     Subject("http", http=True),
     Subject("relay", ("--transparent", _STEADY), tool="{}", relay=True),
+    Subject("relay-http", ("--transparent", _STEADY), tool="{}", http=True, relay=True),
 )
 
 
@@ -185,7 +186,7 @@ async def opened(subject: Subject, folder: str, done: Counter[str]) -> AsyncGene
                 while subject.tool.format("echo") not in await names(gateway.visitor.client):  # noqa: ASYNC110 — at the start
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
-            raise CannotMeasure(f"{subject.name} did not start: {_log(folder)}") from None
+            raise CannotMeasure(f"{subject.name} did not start") from None
         yield gateway
 
 
@@ -203,29 +204,25 @@ async def _by_pipes(subject: Subject, folder: str, done: Counter[str]) -> AsyncG
     waiting.append(visitor)
     try:
         yield Gateway(subject, folder, observer, pipes.pid, 0, visitor)
-        _still_runs(pipes, folder)
+        if pipes.code is not None:
+            raise Wrong(f"the gateway has ended: {pipes.code}")
     finally:
         await pipes.aclose()
-    expect(pipes.code, 0, f"the exit code of {subject.name}; {_log(folder)}")
-
-
-def _still_runs(pipes: Pipes, folder: str) -> None:
-    if pipes.code is not None:
-        raise Wrong(f"the gateway has ended: {pipes.code} {_log(folder)}")
+    expect(pipes.code, 0, f"the exit code of {subject.name}")
 
 
 @asynccontextmanager
 async def _by_http(subject: Subject, folder: str, done: Counter[str]) -> AsyncGenerator[Gateway]:
     port, observer = free_port(), os.path.join(folder, "observer")
     listening = ("--http", f"127.0.0.1:{port}", "--no-token")
-    with open_log(_work(folder)) as complaints:
+    with open_log(_work(folder)) as log:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, _SUBJECT, observer, *_serve(subject, folder), *listening),
             cwd=_work(folder),
             env=_env(folder),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=complaints,
+            stderr=log,
             start_new_session=True,
         )
     waiting: list[Visitor] = []
@@ -247,7 +244,7 @@ async def _by_http(subject: Subject, folder: str, done: Counter[str]) -> AsyncGe
             pass
         end_group(process.pid)
         await process.wait()
-    expect(process.returncode, 0, f"the exit code of {subject.name}; {_log(folder)}")
+    expect(process.returncode, 0, f"the exit code of {subject.name}")
 
 
 async def _listens(web: Web, process: asyncio.subprocess.Process) -> None:
@@ -288,8 +285,9 @@ def _env(folder: str) -> dict[str, str]:
     return {**kept, "HOME": folder}
 
 
-def _log(folder: str) -> str:
-    path = Path(_work(folder), "stderr.log")
+def complaints(folder: str) -> str:
+    """Give the last of what gateways have written to standard error."""
+    path = Path(_work(folder), LOG)
     return path.read_text(encoding="utf-8", errors="replace")[-600:] if path.exists() else ""
 
 
