@@ -39,6 +39,8 @@ class Gateway:
         """Notifications, in their order."""
         self.lines: list[bytes] = []
         """Everything that came on standard output."""
+        self.questions: list[Json] = []
+        """What we were asked."""
         self._ids = 0
         self._rest = b""
         self._answers: dict[object, Json] = {}
@@ -70,9 +72,11 @@ class Gateway:
         self.until(lambda: identity in self._answers)
         return self._answers.pop(identity)
 
-    def greet(self) -> Json:
+    def greet(self, **capabilities: Any) -> Json:
         """Shake hands."""
-        self.write(hello())
+        first = hello()
+        first["params"]["capabilities"] = capabilities
+        self.write(first)
         answer = self.answer(0)["result"]
         self.write({"jsonrpc": "2.0", "method": "notifications/initialized"})
         return answer
@@ -118,7 +122,9 @@ class Gateway:
         for line in lines:
             self.lines.append(line)
             frame = json.loads(line)
-            if "method" in frame:
+            if "method" in frame and "id" in frame:
+                self.questions.append(frame)
+            elif "method" in frame:
                 self.heard.append(frame)
             else:
                 self._answers[frame["id"]] = frame

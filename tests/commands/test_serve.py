@@ -163,6 +163,21 @@ def test_progress_and_cancel_reach_the_server_and_come_back(tmp_path: Path) -> N
         assert gateway.text("honest__echo", text="on") == "on"
 
 
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+def test_what_a_server_asks_in_a_call_is_asked_of_the_client(tmp_path: Path, era: str) -> None:
+    configured(user_file(), {"honest": row("--era", era)})
+    with serving("--profile", "none", cwd=tmp_path) as gateway:
+        gateway.greet(elicitation={})
+        ask = {"method": "elicitation/create"}
+        asked = gateway.send("tools/call", name="honest__ask", arguments=ask)
+        gateway.until(lambda: bool(gateway.questions))
+        (question,) = gateway.questions
+        assert question["params"]["message"] == "What is your name?"
+        given = {"action": "accept", "content": {"name": "Ada"}}
+        gateway.write({"jsonrpc": "2.0", "id": question["id"], "result": given})
+        assert gateway.answer(asked)["result"]["structuredContent"] == given
+
+
 # -- what may be called -----------------------------------------------------------------------
 
 
