@@ -118,10 +118,13 @@ class _Judging:
         only = self._subject.only
         for revision, listed in scenarios.items():
             offered = [one for one in listed if only is None or one in only]
-            size = self._subject.at_once or max(len(offered), 1)
+            # The later revision knows no sessions.
+            room = self._subject.sessions if revision == REVISIONS[0] else None
+            size = room or max(len(offered), 1)
             for begin in range(0, len(offered), size):
                 if not self._judged.wrong:
-                    await self._some(revision, offered[begin : begin + size])
+                    some = offered[begin : begin + size]
+                    await self._some(revision, some, together=len(some) == len(listed) > 1)
             self._judged.verdicts += [
                 Verdict(revision, one) for one in listed if one not in offered
             ]
@@ -129,12 +132,11 @@ class _Judging:
             self._complain(f"left behind: {process}")
         return self._judged
 
-    async def _some(self, revision: str, scenarios: Sequence[str]) -> None:
+    async def _some(self, revision: str, scenarios: Sequence[str], *, together: bool) -> None:
         log, results = self._folder / "log.txt", self._folder / revision
         # Nothing that somebody has set up for themselves, and nothing left in their home.
         env = {**dict.fromkeys(_STATE, str(self._scratch)), "PYTHONPATH": str(ROOT)}
         command, judge = self._subject.command, self._suite.judge_server
-        together = self._subject.at_once is None and len(scenarios) > 1
         try:
             async with listening(command, log=log, env=env, cwd=self._scratch) as port:
                 url = f"http://localhost:{port}/mcp"

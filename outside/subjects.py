@@ -55,7 +55,7 @@ _BOX_MAY_FAIL: dict[str, str] = {
     "sep-2575-server-rejects-undeclared-capability": _NO_ERROR,
     "sep-2575-missing-capability-http-400": _NO_ERROR,
 }
-_AT_ONCE = 8
+_SESSIONS = 8
 _RELAY_LEFT_OUT = {"server-sse-polling": _OWN_STREAM}
 _GENERAL = frozenset(
     {
@@ -97,8 +97,8 @@ class Subject:
     """Checks about the same inside of other scenarios."""
     only: frozenset[str] | None = None
     """All that can be judged, where that is the shorter list."""
-    at_once: int | None = None
-    """So many scenarios one process takes: the suite leaves its sessions open."""
+    sessions: int | None = None
+    """So many scenarios a process of it has room for: the suite leaves its sessions open."""
 
     def why_not(self, scenario: str) -> str | None:
         """Give the reason why a scenario does not count."""
@@ -127,12 +127,12 @@ def subjects(scratch: Path) -> list[Subject]:
             left_out=_BOX_LEFT_OUT,
             may_fail=_BOX_MAY_FAIL,
         ),
-        Subject("pass-through", relay, left_out=_RELAY_LEFT_OUT, at_once=_AT_ONCE),
+        Subject("pass-through", relay, left_out=_RELAY_LEFT_OUT, sessions=_SESSIONS),
         Subject(
             "deck",
             (*indus, "--no-mcp"),
             may_fail=_DECK_MAY_FAIL,
             only=_GENERAL,
-            at_once=_AT_ONCE,
+            sessions=_SESSIONS,
         ),
     ]
