@@ -107,7 +107,7 @@ async def test_a_client_of_the_sdk_answers_what_it_is_asked(way: str) -> None:
                 ("roots/list", "roots", [{"uri": "file:///here", "name": "here"}]),
             ]:
                 given = await client.call_tool("ask", {"method": method})
-                assert cast("Any", given.structured_content)[key] == answer
+                assert given.structured_content[key] == answer
             assert (await client.call_tool("ask", {"method": "ping"})).structured_content == {}
 
 
@@ -306,7 +306,7 @@ async def sessions(count: int, clients: list[AskingClient]) -> AsyncGenerator[li
         http = await stack.enter_async_context(httpx2.AsyncClient(base_url=base, timeout=20))
         opened: list[Session] = []
         for _ in range(count):
-            frame = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {}}
+            frame: Any = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {}}
             answer = await http.post("/mcp", content=json.dumps(frame), headers=BOTH)
             opened.append(Session(http, answer.headers["mcp-session-id"]))
         yield opened
@@ -343,9 +343,10 @@ async def test_over_http_nobody_answers_for_another_session() -> None:
         async with posting as response:
             told = events(response)
             asked = await anext(told)
-            frame: JsonObject = {"jsonrpc": "2.0", "id": asked["id"], "result": {"action": "x"}}
+            frame: Any = {"jsonrpc": "2.0", "id": asked["id"], "result": {"action": "x"}}
             assert (await other.post(frame)).status_code == 202
-            await session.post({**frame, "result": {"action": "mine"}})
+            mine: Any = {"jsonrpc": "2.0", "id": asked["id"], "result": {"action": "mine"}}
+            await session.post(mine)
             assert (await anext(told))["result"]["structuredContent"] == {"action": "mine"}
 
 

@@ -106,7 +106,10 @@ class Line:
             self._say(frame)
 
     def _ended(self, end: LinkEnd) -> None:
-        self._broke(WireClosed(end))
+        if end.detail.stderr and not self._over.is_set():
+            # For whoever runs us: a client may be anybody.
+            _log.warning("last words of server %r: %s", self._config.id, end.detail.stderr[-1])
+        self._broke(WireClosed(replace(end, detail=replace(end.detail, stderr=()))))
 
     def _broke(self, exc: Exception) -> None:
         if not self._over.is_set():
