@@ -207,7 +207,12 @@ async def _answer(
     failed = failure(found, search)
     if failed is not None:
         return failed
-    files, ignored = await to_thread.run_sync(_facts, search, target, found)
+    return await to_thread.run_sync(_reported, asked, target, found)
+
+
+def _reported(asked: Asked, target: Target, found: Found) -> ToolResult:
+    """Put the answer together: thousands of lines are not for the event loop."""
+    files, ignored = _facts(asked.search, target, found)
     return report(asked, found, files, ignored)
 
 
@@ -230,7 +235,7 @@ def _named_like(patterns: list[str]) -> Callable[[str], bool]:
 
 
 def _facts(search: Search, target: Target, found: Found) -> tuple[list[str], list[str]]:
-    """Look up what only the files themselves can tell; not for the event loop."""
+    """Look up what only the files themselves can tell."""
     reader = found.reader
     if isinstance(reader, Matches) and reader.matches and search.mode is Mode.FILES:
         paths = [file.path for file in reader.sorted_files()]
