@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from bench.tools_board import Scene
-    from indusagi.core.json import JsonObject
+    from indusagi.core.json import JsonObject, JsonValue
 
 _LATE_S = 0.05
 _KEPT = 4 * MB
@@ -156,7 +156,9 @@ def _edits() -> Iterator[tuple[str, JsonObject]]:
         yield "read", {"path": path, "limit": 10}
         yield "edit", {"path": path, "oldText": _MISS, "newText": "    pass\n"}
         yield "edit", {"path": path, "oldText": "call(1000007,", "newText": "called(7,"}
-    several = [{"oldText": f"call(10000{n},", "newText": f"called({n},"} for n in range(10, 60)]
+    several: list[JsonValue] = [
+        {"oldText": f"call(10000{n},", "newText": f"called({n},"} for n in range(10, 60)
+    ]
     yield "edit", {"path": "large.c", "edits": [*several]}
 
 
