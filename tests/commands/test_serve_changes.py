@@ -8,11 +8,15 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.commands.helpers import configured, row, servers_of, user_file
+from tests.commands.helpers import configured, row, servers_of, typed, user_file
 from tests.commands.serving import CHANGED, greeted, serving, wait_for
 from tests.support.scripts import command
 from tests.support.servers import HONEST_TOOLS, diary
 from tests.support.waiting import LIMIT_S, is_alive
+
+from induscode.commands.serve_signals import Told
+from induscode.commands.serve_watch import Watch
+from induscode.deck.mcp.trust import TrustStore
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,6 +49,8 @@ def test_servers_come_and_go_with_their_file(tmp_path: Path) -> None:
         assert gateway.text("a__echo", text="x") == "x"
         configured(user_file(), {"b": row(), "a": row("--log", log)})
         assert gateway.until_tools(lambda tools: tools == [*of("b"), *of("a")])
+        configured(user_file(), {"a": row("--log", log), "b": row()})
+        assert gateway.until_tools(lambda tools: tools == [*of("a"), *of("b")])
         assert len(diary(log, "start")) == 1, "a server that stays as it is goes on"
         configured(user_file(), {"b": row(), "a": row("--log", log, "--tools", 1)})
         assert gateway.until_tools(lambda tools: "a__tool_0" in tools)
@@ -221,3 +227,41 @@ def test_a_signal_while_servers_come_up_ends_it_too(tmp_path: Path) -> None:
         assert gateway.process.wait(LIMIT_S) == 0
         assert gateway.lines == []
     gone(log)
+
+
+# -- watching ---------------------------------------------------------------------------------
+
+
+class Scripted(Watch):
+    """Sees what it was told to see."""
+
+    script: list[object]
+
+    def _seen(self) -> object:
+        return self.script.pop(0) if len(self.script) > 1 else self.script[0]
+
+
+async def test_a_file_that_is_being_written_is_left_alone_until_it_is_quiet() -> None:
+    Scripted.script = [1, 2, 3, 4, 4, 5]
+    watch = Scripted(())
+    told = Told()
+    assert await watch.changed(told) is False
+    assert Scripted.script == [5]
+    assert await watch.changed(told) is False
+    told.again.set()
+    assert await watch.changed(told) is True
+    assert not told.again.is_set()
+
+
+def test_without_a_home_there_is_no_consent_to_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless(_: object) -> str:
+        raise OSError("there is no home directory")
+
+    monkeypatch.setattr(TrustStore, "path", property(homeless))
+    assert Watch(())._seen() == ()
+
+
+def test_a_person_who_starts_it_is_told_who_should(tmp_path: Path) -> None:
+    done = typed("\x04", "serve", *NONE, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "see indus serve --print-config" in done.stderr

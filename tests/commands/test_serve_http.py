@@ -88,6 +88,7 @@ def test_r51_c2_other_names_and_other_pages_are_turned_away_on_every_address(
         assert post(everywhere).status_code == 401
         assert post(everywhere, **known, host="evil.example").status_code in {403, 421}
         assert post(everywhere, **known).status_code == 200
+        assert "needs --allowed-host NAME:PORT" in gateway.said()
 
 
 def test_without_a_token_only_this_machine_is_served_and_that_is_said(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from indusagi.core.cancel import CancelToken
     from indusagi.core.notes import Note
-    from indusagi.interop.protocol_bridge.contract import ServerConfig
+    from indusagi.interop.protocol_bridge.contract import EndpointStatus, ServerConfig
     from indusagi.interop.protocol_bridge.fleet import FleetEvent
     from indusagi.interop.protocol_bridge.host import ProviderHost
     from indusagi.runtime.contract import ProgressSink, ToolCall, ToolDescriptor, ToolOutcome
@@ -100,21 +100,27 @@ class Gateway:
         self._said: set[str] = set()
         self._box: GatewayBox | None = None
         self._boxed: BridgeLedger | None = None
+        # A lasting session has all of these, also without any server.
+        booted = session.mcp.booted
+        assert booted is not None
+        assert booted.attached.fleet is not None
+        assert booted.attached.enrolment is not None
+        self._booted, self._fleet = booted, booted.attached.fleet
+        self._enrolment = booted.attached.enrolment
 
     # -- what is served ---------------------------------------------------------------------
 
     def box(self) -> GatewayBox:
         """Give the present box; it is made anew when the ledger has moved."""
-        ledger = self.session.mcp.ledger
+        ledger = self._enrolment.ledger
         if self._box is None or self._boxed is not ledger:
             self._box, self._boxed = self._made(ledger), ledger
         return self._box
 
-    def _made(self, ledger: BridgeLedger | None) -> GatewayBox:
+    def _made(self, ledger: BridgeLedger) -> GatewayBox:
         # In the order of the configuration, whichever server came up first.
         rank = {row.id: at for at, row in enumerate(self.plan.rows)}
-        live = [] if ledger is None else [*ledger.live_capabilities()]
-        live = [one for one in live if one.ref.server not in self._ourselves]
+        live = [one for one in ledger.live_capabilities() if one.ref.server not in self._ourselves]
         live.sort(key=lambda one: rank.get(one.ref.server, len(rank)))
         deck = self._native.graft(live)
         self._mention(deck.notes)
@@ -137,24 +143,19 @@ class Gateway:
 
     async def first_servers(self) -> None:
         """Wait for servers that nothing is known of, but not long; and for those that must be."""
-        booted = self.session.mcp.booted
-        if booted is None:
-            return
         required = [
             row.id for row in self.plan.rows if row.required and row.id in self.plan.configs
         ]
         with anyio.move_on_after(FIRST_S):
-            await booted.wake(self.session.mcp.brand_new())
-        await booted.wake(required)
+            await self._booted.wake(self.session.mcp.brand_new())
+        await self._booted.wake(required)
 
     async def follow(self, host: ProviderHost, told: Told) -> None:
         """Keep what clients are told in step with the servers, and these with their files."""
-        fleet = self.session.mcp.fleet
-        assert fleet is not None
         async with anyio.create_task_group() as tasks:
-            leave = fleet.follow(lambda event: self._heard(event, tasks))
+            leave = self._fleet.follow(lambda event: self._heard(event, tasks))
             try:
-                for server in fleet.status():
+                for server in self._fleet.status():
                     self._look_at(server, tasks)
                 tasks.start_soon(self._announce, host)
                 if self._frame.watch is not None:
@@ -165,24 +166,22 @@ class Gateway:
 
     def _heard(self, event: FleetEvent, tasks: TaskGroup) -> None:
         if event.event == "phase":
-            if event.status.fault is not None:
-                self._mention([fault_note(event.server, event.status.fault)])
+            self._mention_fault(event.server, event.status)
             self._look_at(event.server, tasks)
         else:
             self._moved.set()
 
     def _look_at(self, server: str, tasks: TaskGroup) -> None:
         """Close a server that turns out to be this very gateway."""
-        fleet = self.session.mcp.fleet
-        endpoint = None if fleet is None else fleet.endpoint(server)
-        if fleet is None or endpoint is None or server in self._ourselves:
+        endpoint, config = self._fleet.endpoint(server), self.plan.configs.get(server)
+        if endpoint is None or config is None or server in self._ourselves:
             return
-        if server in self.plan.configs and self._frame.info.is_behind(endpoint.facts):
-            self._ourselves[server] = self.plan.configs[server]
+        if self._frame.info.is_behind(endpoint.facts):
+            self._ourselves[server] = config
             self._box = None
             self._moved.set()
             complain(f"server {server!r} is this gateway itself, and was closed")
-            tasks.start_soon(fleet.stop, server)
+            tasks.start_soon(self._fleet.stop, server)
 
     async def _announce(self, host: ProviderHost) -> None:
         while True:
@@ -190,7 +189,7 @@ class Gateway:
             await anyio.sleep(_TOGETHER_S)
             self._moved = anyio.Event()
             host.changed()
-            self._mention_enrolment()
+            self._mention(self._enrolment.notes)
 
     # -- when files change ------------------------------------------------------------------
 
@@ -218,37 +217,33 @@ class Gateway:
         return without_ourselves(self._frame.agreed.applied(plan), self._frame.listening)
 
     async def _change(self, plan: ServerPlan, tasks: TaskGroup) -> None:
-        booted = self.session.mcp.booted
-        assert booted is not None
         ours = [one for one, config in self._ourselves.items() if plan.configs.get(one) == config]
         self._ourselves = {one: self._ourselves[one] for one in ours}
         if ours:
             plan = plan.narrowed([row.id for row in plan.rows if row.id not in ours])
         order = [row.id for row in self.plan.rows]
         self.plan = plan
-        changed = await booted.change(boot_plan_of(plan, lasting=self._frame.lasting))
+        changed = await self._booted.change(boot_plan_of(plan, lasting=self._frame.lasting))
         self._mention((*plan.notes, *changed.notes))
         if changed or order != [row.id for row in plan.rows]:
             self._box = None
             self._moved.set()
         if changed:
             complain(f"the configuration has changed: {_told(changed)}")
-        tasks.start_soon(booted.wake, changed.started)
+        tasks.start_soon(self._booted.wake, changed.started)
 
     # -- telling ----------------------------------------------------------------------------
 
     def mention_all(self) -> None:
         """Tell everything that was left out, and why servers are not there."""
         self._mention((*self._gate.notes, *self.session.notes))
-        self._mention_enrolment()
+        self._mention(self._enrolment.notes)
         for server, status in self.session.mcp.status().items():
-            if status.fault is not None:
-                self._mention([fault_note(server, status.fault)])
+            self._mention_fault(server, status)
 
-    def _mention_enrolment(self) -> None:
-        booted = self.session.mcp.booted
-        if booted is not None and booted.attached.enrolment is not None:
-            self._mention(booted.attached.enrolment.notes)
+    def _mention_fault(self, server: str, status: EndpointStatus) -> None:
+        if status.fault is not None:
+            self._mention([fault_note(server, status.fault)])
 
     def _mention(self, notes: Iterable[Note]) -> None:
         """Put notes on standard error, each once."""

@@ -48,7 +48,9 @@ _LAUNCHERS = (
     "nice",
     "timeout",
 )
-_HERE = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0", "::"})
+EVERYWHERE = frozenset({"0.0.0.0", "::"})
+"""What is listened on to be reached at every address of a machine."""
+_HERE = EVERYWHERE | {"localhost", "127.0.0.1", "::1"}
 
 
 # -- rows that are ourselves ------------------------------------------------------------------

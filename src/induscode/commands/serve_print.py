@@ -10,14 +10,13 @@ import click
 
 from induscode.commands.serve import was_given
 from induscode.commands.serve_entry import CLIENTS, TOKEN_VARIABLE, Address, Entry, own_command
+from induscode.commands.serve_loop import EVERYWHERE
 from induscode.launch.options import invocation_from
 from induscode.terminal import complain
 
 if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.host_settings import HttpSettings
     from induscode.commands.serve import ServeOptions
-
-_EVERYWHERE = frozenset({"0.0.0.0", "::"})
 
 
 def print_entry(context: click.Context, options: ServeOptions, client: str) -> int:
@@ -43,7 +42,7 @@ def _address(context: click.Context, settings: HttpSettings, client: str) -> Add
         raise click.UsageError("--print-config needs a port that stays the same", context)
     if settings.sse and client == "codex":
         raise click.UsageError("codex does not speak the old transport: leave out --sse", context)
-    host = "127.0.0.1" if settings.host in _EVERYWHERE else settings.host
+    host = "127.0.0.1" if settings.host in EVERYWHERE else settings.host
     name = f"[{host}]" if ":" in host else host
     path = "/sse" if settings.sse else settings.path
     url = f"http://{name}:{settings.port}{path}"

@@ -20,6 +20,7 @@ from induscode.commands.running import as_usage, planned
 from induscode.commands.serve_gate import serving_gate
 from induscode.commands.serve_gateway import Frame, Gateway
 from induscode.commands.serve_loop import (
+    EVERYWHERE,
     GatewayInfo,
     Listening,
     ancestry,
@@ -29,6 +30,7 @@ from induscode.commands.serve_loop import (
 )
 from induscode.commands.serve_signals import serving_signals
 from induscode.commands.serve_watch import Agreed, Watch, config_files
+from induscode.commands.showing import somebody_is_there
 from induscode.deck.contract import Profile
 from induscode.session.exits import ExitCode
 from induscode.session.guarding import BadRule
@@ -152,6 +154,8 @@ async def _fronted(host: Host, settings: HttpSettings | None, told: Told, what: 
     try:
         if settings is None:
             complain(f"serving over standard input and output {what}")
+            if somebody_is_there():
+                complain("an MCP client is meant to start this: see indus serve --print-config")
             await host.serve_stdio(told.end)
         else:
             async with host.serve_http(settings) as serving:
@@ -165,6 +169,8 @@ async def _fronted(host: Host, settings: HttpSettings | None, told: Told, what: 
 
 def _tell_address(serving: HttpHost, settings: HttpSettings, what: str) -> None:
     complain(f"serving at {serving.url} {what}")
+    if settings.host in EVERYWHERE and not settings.allowed_hosts:
+        complain("whoever comes from elsewhere needs --allowed-host NAME:PORT")
     if settings.sse:
         complain(f"for old clients: {serving.url.removesuffix(settings.path)}/sse")
     if serving.token_path is None:
