@@ -129,11 +129,8 @@ class BootedBridge:
 
     async def wake(self, servers: Iterable[str]) -> None:
         """Start servers, and wait until each has come up or failed."""
-        fleet = self.attached.fleet
-        async with asyncio.TaskGroup() as tasks:
-            for server in servers if fleet is not None else ():
-                assert fleet is not None
-                tasks.create_task(_wake(fleet, server))
+        if self.attached.fleet is not None:
+            await _wake_all(self.attached.fleet, servers)
 
     async def settled(self) -> None:
         """Wait until every server that is started without being called has come up or failed."""
@@ -218,10 +215,15 @@ async def _start(
     fleet: ServerFleetImpl | None, servers: Sequence[str], books: Journal, keep: Retention
 ) -> None:
     async with asyncio.TaskGroup() as tasks:
-        for server in servers if fleet is not None else ():
-            assert fleet is not None
-            tasks.create_task(_wake(fleet, server))
+        if fleet is not None:
+            tasks.create_task(_wake_all(fleet, servers))
         tasks.create_task(_prune(books, keep))
+
+
+async def _wake_all(fleet: ServerFleetImpl, servers: Iterable[str]) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        for server in servers:
+            tasks.create_task(_wake(fleet, server))
 
 
 async def _wake(fleet: ServerFleetImpl, server: str) -> None:
