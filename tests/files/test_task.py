@@ -172,6 +172,12 @@ async def test_more_than_is_ever_written_starts_no_process(monkeypatch: pytest.M
     assert found.code == "too_large"
 
 
+def test_more_bytes_than_are_ever_written_are_refused_however_few_the_letters() -> None:
+    found = worked_out(task(content="€" * (LARGEST_FILE // 2)), None)
+    assert isinstance(found, Refused)
+    assert found.code == "too_large"
+
+
 async def test_a_process_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_apart, "DEADLINE_S", 0.2)
     run_instead(monkeypatch, sys.executable, "-c", "import time; time.sleep(60)")

@@ -11,8 +11,11 @@ from tests.support.tools import box_of, call, context
 
 from indusagi.capabilities.files.policy import workspace_policy
 from indusagi.capabilities.local_fs import LocalFs
+from indusagi.capabilities.search.engine import Choice
+from indusagi.capabilities.search.request import Search
 from indusagi.capabilities.search.secrets import secrets_below
 from indusagi.capabilities.search.seek import Engine
+from indusagi.capabilities.search.walk import Walk
 from indusagi.capabilities.tools.find import find_tool
 from indusagi.capabilities.tools.grep import grep_tool
 
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonValue
     from indusagi.runtime.contract import ToolOutcome
 
-pytestmark = [pytest.mark.anyio, pytest.mark.process]
+pytestmark = pytest.mark.process
 SECRETS = (".netrc", ".ssh/id_ed25519", "kept [a]/credentials", ".config/gh/hosts.yml")
 
 
@@ -98,6 +101,18 @@ async def test_find_does_not_look_into_them(home: Path) -> None:
     assert outcome.details["ignoredDirectories"] == 0
     folders = await call(box, "find", {"query": ".ssh"})
     assert names_in(folders) == {".ssh/", ".ssh2"}
+
+
+def test_neither_a_file_nor_a_directory_is_taken_by_the_engine_of_ours(home: Path) -> None:
+    choice = Choice(Search(pattern="key", glob="**", secrets=[".netrc", ".ssh"]))
+    handle = os.open(home, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        met = list(Walk(handle, None, enters=choice.enters))
+    finally:
+        os.close(handle)
+    taken = {each.path for each in met if each.is_file() and choice.takes(each)}
+    assert "notes" in taken
+    assert not taken & {".netrc", ".ssh/id_ed25519"}
 
 
 async def test_what_the_user_permits_is_searched(home: Path) -> None:
