@@ -38,11 +38,11 @@ _INSTALL = "not installed: {} names none"
 class Plan:
     """How long everything is measured."""
 
-    starts: int = 3
-    rounds: int = 7
+    starts: int = 5
+    rounds: int = 5
     slice_s: float = 0.15
     """How long one contender calls before the next has its turn."""
-    least: int = 3
+    least: int = 2
     """So many calls in a turn, however long they take."""
 
 

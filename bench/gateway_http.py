@@ -1,6 +1,7 @@
 """The raw client over HTTP: connections that stay, and answers that are JSON or a stream of events.
 
-One `Web` is one session at one address; it opens as many connections as there are requests at once.
+One `Web` is one client at one address; it opens as many connections as there are requests at once.
+It has a session, or, when it speaks the newer protocol, stamps every request and needs none.
 """
 
 from __future__ import annotations
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
     Line: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 _LIMIT = 64 * 1024 * 1024
+_MODERN = "2026-07-28"
+_STAMP: JsonObject = {
+    "io.modelcontextprotocol/protocolVersion": _MODERN,
+    "io.modelcontextprotocol/clientCapabilities": {},
+}
 
 
 class Web:
@@ -34,10 +40,12 @@ class Web:
         path: str,
         *,
         token: str | None = None,
+        modern: bool = False,
         on_notice: Callable[[Answer], None] | None = None,
     ) -> None:
         self._port = port
         self._path = path
+        self._modern = modern
         self._on_notice = on_notice
         self._ids = itertools.count(1)
         self._session: str | None = None
@@ -52,7 +60,13 @@ class Web:
     async def request(self, method: str, params: JsonObject | None = None) -> Answer:
         """Ask, and wait for the answer."""
         identity = next(self._ids)
-        answer = await self._exchange("POST", frame(method, params, identity), identity)
+        named = ""
+        if self._modern:
+            params = {**(params or {}), "_meta": _STAMP}
+            named = f"MCP-Protocol-Version: {_MODERN}\r\nMcp-Method: {method}\r\n"
+            named += f"Mcp-Name: {params['name']}\r\n" if "name" in params else ""
+        body = frame(method, params, identity)
+        answer = await self._exchange("POST", body, identity, named=named)
         if answer is None:
             raise CannotMeasure(f"{method} was not answered over HTTP")
         return answer
@@ -63,7 +77,7 @@ class Web:
 
     async def get(self, path: str) -> Answer:
         """Read a page that is JSON."""
-        answer = await self._exchange("GET", b"", None, path)
+        answer = await self._exchange("GET", b"", None, path=path)
         return answer or {}
 
     async def leave(self) -> None:
@@ -77,11 +91,17 @@ class Web:
             writer.close()
 
     async def _exchange(
-        self, verb: str, body: bytes, identity: int | None, path: str | None = None
+        self,
+        verb: str,
+        body: bytes,
+        identity: int | None,
+        *,
+        path: str | None = None,
+        named: str = "",
     ) -> Answer | None:
         line = await self._line()
         try:
-            line[1].write(self._head(verb, path or self._path, body) + body)
+            line[1].write(self._head(verb, path or self._path, body, named) + body)
             status, headers = await _read_head(line[0])
             self._session = headers.get("mcp-session-id", self._session)
             answer = await self._answer(line[0], headers, identity)
@@ -108,9 +128,9 @@ class Web:
         except OSError as exc:
             raise CannotMeasure(f"nobody listens on port {self._port}") from exc
 
-    def _head(self, verb: str, path: str, body: bytes) -> bytes:
-        session = ""
-        if self._session is not None:
+    def _head(self, verb: str, path: str, body: bytes, named: str) -> bytes:
+        session = named
+        if self._session is not None and not self._modern:
             session = f"Mcp-Session-Id: {self._session}\r\nMCP-Protocol-Version: {VERSION}\r\n"
         length = f"Content-Length: {len(body)}\r\n"
         return f"{verb} {path} HTTP/1.1\r\n{self._fixed}{session}{length}\r\n".encode()

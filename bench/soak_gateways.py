@@ -93,17 +93,19 @@ class Gateway:
     # -- clients that come and go -----------------------------------------------------------
 
     async def _visits_by_http(self) -> None:
-        async def one() -> None:
-            web = Web(self.port, "/mcp")
-            try:
-                await visit(Visitor(web, self.subject.tool, self.visitor.done))
-                await web.leave()
-            finally:
-                await web.aclose()
-
         async with asyncio.TaskGroup() as tasks:
-            for _ in range(_VISITORS):
-                tasks.create_task(one())
+            for number in range(_VISITORS):
+                # A relay speaks as its server does, and that one is old.
+                modern = number % 2 == 0 and not self.subject.relay
+                tasks.create_task(self._visit(Web(self.port, "/mcp", modern=modern), modern))
+
+    async def _visit(self, web: Web, modern: bool) -> None:
+        try:
+            await visit(Visitor(web, self.subject.tool, self.visitor.done), greets=not modern)
+            if not modern:
+                await web.leave()
+        finally:
+            await web.aclose()
 
     async def _visit_by_pipes(self) -> None:
         """Start a gateway of one's own beside the others, and leave nothing of it behind."""

@@ -238,9 +238,10 @@ def _first(exc: BaseException) -> BaseException:
     return exc
 
 
-async def visit(visitor: Visitor) -> None:
-    """Come, look around, and call once."""
-    await meet(visitor.client)
+async def visit(visitor: Visitor, *, greets: bool = True) -> None:
+    """Come, look around, and call once; who speaks the newer protocol does not greet."""
+    if greets:
+        await meet(visitor.client)
     await listings(visitor)
     said = f"visit {random.random()}"
     expect(texts(await visitor.call("echo", {"text": said})), [said], "an echo of a visitor")

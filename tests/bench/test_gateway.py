@@ -160,7 +160,7 @@ async def test_the_client_over_pipes_tells_answers_apart_and_hands_on_the_rest()
     assert [notice["method"] for notice in notices] == ["hi"]
 
 
-async def served(*answers: bytes) -> "AsyncGenerator[int]":
+async def served(*answers: bytes, heard: "list[bytes] | None" = None) -> "AsyncGenerator[int]":
     left = list(answers)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -168,7 +168,9 @@ async def served(*answers: bytes) -> "AsyncGenerator[int]":
             while left:
                 head = await reader.readuntil(b"\r\n\r\n")
                 size = int(head.lower().partition(b"content-length: ")[2].split()[0])
-                await reader.readexactly(size)
+                body = await reader.readexactly(size)
+                if heard is not None:
+                    heard.append(head + body)
                 writer.write(left.pop(0))
         except asyncio.IncompleteReadError:
             pass
@@ -224,3 +226,19 @@ async def test_the_client_over_http_tells_of_refusals_and_of_connections_that_br
         await web.aclose()
     with pytest.raises(CannotMeasure, match="nobody listens"):
         await Web(free_port(), "/mcp").request("greet")
+
+
+async def test_in_the_newer_protocol_the_client_stamps_its_requests_and_has_no_session() -> None:
+    heard: list[bytes] = []
+    async for port in served(plain(), plain(), heard=heard):
+        older, newer = Web(port, "/mcp"), Web(port, "/mcp", modern=True)
+        await older.request("tools/call", {"name": "echo"})
+        await older.aclose()
+        await newer.request("tools/call", {"name": "echo"})
+        await newer.aclose()
+    assert b"Mcp-Method" not in heard[0]
+    assert b"_meta" not in heard[0]
+    for said in (b"MCP-Protocol-Version: 2026-07-28", b"Mcp-Method: tools/call", b"Mcp-Name: echo"):
+        assert heard[1].count(said) == 1
+    assert b'"io.modelcontextprotocol/protocolVersion": "2026-07-28"' in heard[1]
+    assert b"Mcp-Session-Id" not in heard[1]
