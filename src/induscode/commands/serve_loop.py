@@ -172,10 +172,14 @@ class GatewayInfo(ProviderHostInfo):
 
     instance: str = field(default_factory=new_ulid, kw_only=True)
 
+    @property
+    def _description(self) -> str:
+        return f"The tools of several MCP servers and of one machine. Instance {self.instance}."
+
     def as_json(self) -> JsonObject:
         """Say it in the words of the protocol."""
         said = ProviderHostInfo.as_json(self)
-        said["description"] = f"gateway {self.instance}"
+        said["description"] = self._description
         return said
 
     def is_behind(self, facts: ServerFacts | None) -> bool:
@@ -184,4 +188,4 @@ class GatewayInfo(ProviderHostInfo):
         meta = answer.get("_meta")
         modern = meta.get(_SERVER_INFO) if is_json_object(meta) else None
         said = answer.get("serverInfo", modern)
-        return is_json_object(said) and said.get("description") == f"gateway {self.instance}"
+        return is_json_object(said) and said.get("description") == self._description
