@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, TypedDict, cast
 
 from bench.gateway_run import children, resident
+from bench.row import CannotMeasure
 from bench.soak_judge import Quantity
 
 if TYPE_CHECKING:
@@ -73,13 +74,23 @@ async def at_rest(pid: int, place: str) -> Sample:
     return last
 
 
+async def _asked(place: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    try:
+        return await asyncio.open_unix_connection(place)
+    except OSError as exc:
+        raise CannotMeasure("nobody observes: the process has ended") from exc
+
+
 async def _look(pid: int, place: str) -> Sample:
     async with asyncio.timeout(_OBSERVER_S):
-        reader, writer = await asyncio.open_unix_connection(place)
+        reader, writer = await _asked(place)
         try:
-            observed = cast("_Observed", json.loads(await reader.read()))
+            data = await reader.read()
         finally:
             writer.close()
+    if not data:
+        raise CannotMeasure("the observer has failed")
+    observed = cast("_Observed", json.loads(data))
     below = children(pid)
     return Sample(
         resident(pid),
