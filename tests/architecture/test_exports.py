@@ -20,8 +20,8 @@ NAMES = {
     """,
     "indusagi.interop": """
         HostLimits HttpHost HttpSettings ProviderHost ProviderHostInfo RunningProviderHost
-        create_provider_host linked_pair BridgeConfig CLIENT_NAME CLIENT_VERSION EndpointPhase
-        EndpointStatus FAULT_KINDS FaultCause
+        create_provider_host create_relay_host RelayHost linked_pair BridgeConfig CLIENT_NAME
+        CLIENT_VERSION EndpointPhase EndpointStatus FAULT_KINDS FaultCause
         FaultDetail FaultKind FaultReason FleetEvent FleetStatus Handlers InjectedTransport
         MountedBridge MountedProtocolBridge MountedTool ProtocolFault QUALIFIER RemoteCallResult
         RemoteTool RemoteToolRef ServerConfig ServerEndpoint ServerEndpointImpl ServerFleet
