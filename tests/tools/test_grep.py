@@ -18,6 +18,8 @@ from tests.support.tools import box_of, call, context
 
 from indusagi.capabilities.budget import UNLIMITED
 from indusagi.capabilities.search import records, ripgrep, seek
+from indusagi.capabilities.search.names import Lent
+from indusagi.capabilities.search.odd_rules import has_odd_rules
 from indusagi.capabilities.search.seek import Engine
 from indusagi.capabilities.tools.grep import grep_tool
 from indusagi.core.cancel import CancelToken
@@ -603,3 +605,54 @@ def _by_gnu_grep(root: Path, pattern: str) -> list[tuple[str, str]]:
     found = subprocess.run(argv, cwd=root, capture_output=True, text=True, env=env, check=False)
     assert found.returncode < 2, found.stderr
     return re.findall(r"^\./(\d/\d+):(\d+):", found.stdout, re.M)
+
+
+# -- a pipe where a rule file would be --------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", [".gitignore", "a/.gitignore", "../.gitignore"])
+async def test_a_pipe_in_the_place_of_a_rule_file_holds_nothing_up(
+    tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "work"
+    fill(root, {"a/one": "foo", "b/.gitignore": "two\n", "b/two": "foo", "b/three": "foo"})
+    os.mkfifo(root / place)
+    monkeypatch.setattr(seek, "PATIENCE_S", 0.0)
+    with anyio.fail_after(15):
+        assert await lines(root, Engine.RIPGREP, pattern="foo") == [
+            "a/one:1: foo",
+            "b/three:1: foo",
+        ]
+
+
+async def test_a_long_search_that_nothing_holds_up_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path, {"a/.gitignore": "two\n", "a/one": "foo", "a/two": "foo"})
+    monkeypatch.setattr(seek, "PATIENCE_S", 0.0)
+    assert await lines(tmp_path, Engine.RIPGREP, pattern="foo") == ["a/one:1: foo"]
+
+
+def test_a_pipe_where_nobody_looks_does_not_count(tmp_path: Path) -> None:
+    fill(tmp_path, {"file": "x", ".gitignore": "a\n", "a/one": "foo", "b/.gitignore/x": "a folder"})
+    os.mkfifo(tmp_path / "a/.gitignore")
+    for place, odd in (("a", True), ("b", False), (".", False), ("file", False)):
+        handle = os.open(tmp_path / place, os.O_RDONLY)
+        try:
+            assert has_odd_rules(Lent(handle), str(tmp_path / place)) is odd
+        finally:
+            os.close(handle)
+
+
+def test_who_has_given_up_looks_for_no_pipe(tmp_path: Path) -> None:
+    fill(tmp_path, {"a/one": "foo", "b/one": "foo"})
+    handle = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        lent = Lent(handle)
+        lent.give_up()
+        assert not has_odd_rules(lent, str(tmp_path))
+        lent = Lent(handle)
+        lent.given_up.set()
+        assert not has_odd_rules(lent, str(tmp_path))
+    finally:
+        os.close(handle)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import anyio
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from indusagi.core.child import Child
 
@@ -37,12 +37,27 @@ class Finished:
     """None if it was ended before it was done."""
     complaints: str
     timed_out: bool
+    held_up: bool = False
+    """Whether it was ended because it would never have come to its end."""
 
 
 async def run_program(
-    argv: Sequence[str], env: Mapping[str, str], cwd: str, reader: Reader, timeout_s: float
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    cwd: str,
+    reader: Reader,
+    timeout_s: float,
+    doubt: Callable[[], Awaitable[bool]] | None = None,
 ) -> Finished:
     """Run a program and hand what it writes to `reader`; a caller that is cancelled ends it.
+
+    Args:
+        argv: The program and its arguments.
+        env: Its environment.
+        cwd: Where it starts.
+        reader: Who takes what it writes.
+        timeout_s: How long it may take.
+        doubt: Runs beside it, and says whether to end it because something holds it up.
 
     Raises:
         OSError: It cannot be started.
@@ -51,16 +66,38 @@ async def run_program(
 
     listener = _Listener(reader)
     child = listener.child = Child(listener)
+    held_up = False
     try:
         await child.start(argv, env, cwd, with_input=False, dies_with_us=False)
         with anyio.move_on_after(timeout_s) as timer:
-            await listener.over.wait()
-        code = None if reader.is_full or timer.cancelled_caught else child.exit_code
+            held_up = await _over_or_held_up(listener.over, doubt)
+        ended_by_us = reader.is_full or timer.cancelled_caught or held_up
+        code = None if ended_by_us else child.exit_code
     finally:
         # It has no affairs to put in order: nothing it does outlives it.
         await child.end(0)
     complaints = bytes(listener.complaints).decode("utf-8", "replace")
-    return Finished(code, complaints, timer.cancelled_caught)
+    return Finished(code, complaints, timer.cancelled_caught, held_up)
+
+
+async def _over_or_held_up(over: anyio.Event, doubt: Callable[[], Awaitable[bool]] | None) -> bool:
+    """Wait for the end, and tell whether it was given up."""
+    if doubt is None:
+        await over.wait()
+        return False
+    held_up = False
+
+    async def watch() -> None:
+        nonlocal held_up
+        held_up = await doubt()
+        if held_up:
+            group.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(watch)
+        await over.wait()
+        group.cancel_scope.cancel()
+    return held_up
 
 
 class _Listener:

@@ -10,12 +10,15 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from anyio import to_thread
+from anyio import sleep, to_thread
 
 from indusagi.capabilities.search import engine, ripgrep
+from indusagi.capabilities.search.names import Lent
+from indusagi.capabilities.search.odd_rules import has_odd_rules
 from indusagi.capabilities.search.records import Counts, Matches
 from indusagi.capabilities.search.request import FileHits, Mode
 from indusagi.capabilities.search.run import run_program
@@ -33,6 +36,8 @@ COLLECTED = 5_000
 COLLECTED_FILES = 20_000
 """Files that are collected where only files are asked for."""
 TIME_LIMIT_S = 20.0
+PATIENCE_S = 2.0
+"""After so long it is looked into whether something holds the search up."""
 
 
 class Engine(StrEnum):
@@ -101,6 +106,22 @@ class Seeker:
         Raises:
             OSError: The engine cannot be started.
         """
+        found = await self._sought(search, target, limit, offset, accepts)
+        if found.finished.held_up:
+            # Our own engine opens nothing that is no file.
+            return await Seeker(None).seek(
+                search, target, limit=limit, offset=offset, accepts=accepts
+            )
+        return found
+
+    async def _sought(
+        self,
+        search: Search,
+        target: Target,
+        limit: int,
+        offset: int,
+        accepts: Callable[[str], bool] | None,
+    ) -> Found:
         deadline = monotonic() + TIME_LIMIT_S
         if search.mode is not Mode.CONTENT:
             reader = (
@@ -127,14 +148,26 @@ class Seeker:
         *,
         in_order: bool = False,
     ) -> Finished:
+        left_s = max(0.0, deadline - monotonic())
         if self._program is None:
             argv = engine.command(search, target.path, whole=target.is_file)
-        else:
-            argv = ripgrep.command(
-                self._program, search, target.path, in_order=in_order, whole=target.is_file
-            )
-        left_s = max(0.0, deadline - monotonic())
-        return await run_program(argv, ripgrep.environment(), target.cwd, reader, left_s)
+            return await run_program(argv, ripgrep.environment(), target.cwd, reader, left_s)
+        argv = ripgrep.command(
+            self._program, search, target.path, in_order=in_order, whole=target.is_file
+        )
+        reads_rules = not (search.no_ignore or target.is_file)
+        doubt = partial(_is_held_up, target) if reads_rules else None
+        return await run_program(argv, ripgrep.environment(), target.cwd, reader, left_s, doubt)
+
+
+async def _is_held_up(target: Target) -> bool:
+    """Look, once a search takes long, whether it can come to an end at all."""
+    await sleep(PATIENCE_S)
+    lent = Lent(target.handle)
+    try:
+        return await to_thread.run_sync(has_odd_rules, lent, target.shown, abandon_on_cancel=True)
+    finally:
+        lent.give_up()
 
 
 class _Listing:
