@@ -23,9 +23,7 @@ def loops() -> list[asyncio.AbstractEventLoop]:
     """Find the event loops of this process that run."""
     # By its type: a stand-in for something else may load it when it is asked for its class.
     kind = asyncio.AbstractEventLoop
-    found = [
-        cast("asyncio.AbstractEventLoop", one) for one in _all() if issubclass(type(one), kind)
-    ]
+    found = [cast("asyncio.AbstractEventLoop", o) for o in _all() if issubclass(type(o), kind)]
     return [loop for loop in found if loop.is_running()]
 
 
