@@ -122,6 +122,7 @@ class _Call:
         """Open what the call needs, make it, and show what came of it."""
         from induscode.boot.runners import ServerPlan  # noqa: PLC0415 — brings the deck
         from induscode.boot.session import open_session  # noqa: PLC0415 — as above
+        from induscode.deck.contract import Profile  # noqa: PLC0415 — as above
 
         plan = ServerPlan() if self.plan is None else await self._narrowed(self.plan)
         async with AsyncExitStack() as stack:
@@ -129,8 +130,10 @@ class _Call:
             # Once it runs, the call is told of a signal by the token alone, and so is its server;
             # everything is then closed in peace.
             with token.guard():
+                # A tool of a server needs no native ones, and they take time to load.
+                profile = Profile.ALL if self.plan is None else None
                 session = await stack.enter_async_context(
-                    open_session(self._invocation, plan=plan, wrap=self.wrap)
+                    open_session(self._invocation, plan=plan, wrap=self.wrap, profile=profile)
                 )
                 opened = session, await self._card(session)
             if opened is None:
@@ -179,7 +182,11 @@ class _Call:
             return FAULT
         for reason in why:
             complain(reason)
-        names = [card.name for card in session.deck().tools()]
+        from induscode.deck.catalog import cards_for_profile  # noqa: PLC0415 — brings the cards
+        from induscode.deck.contract import Profile  # noqa: PLC0415 — as above
+
+        names = [str(card.id) for card in cards_for_profile(Profile.ALL)]
+        names += [card.name for card in session.deck().tools()]
         raise unknown(said, self._tool, names, self._context)
 
     # -- calling it -------------------------------------------------------------------------

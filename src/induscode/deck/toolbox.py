@@ -28,7 +28,7 @@ class DeckRunner:
     def __init__(self, cards: Mapping[str, Capability], context: ToolContext) -> None:
         self.cards = cards
         self.context = context
-        runs = {name: _Run(card) for name, card in cards.items()}
+        runs = {name: _Run(card, _is_foreign(card)) for name, card in cards.items()}
         self._kernel = RegistryRunner(runs, context)
 
     async def run(
@@ -47,6 +47,7 @@ class _Run:
     """A card whose answers are safe to show and whose failures are answers."""
 
     card: Capability
+    foreign: bool
 
     async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
         try:
@@ -54,8 +55,11 @@ class _Run:
         except Exception as exc:  # noqa: BLE001 — boundary: a card may be anybody's
             said = f"{self.card.name} failed: {type(exc).__name__}: {exc}"
             return ToolResult.error(said, code="failed")
-        foreign = isinstance(self.card, ForeignCard) and self.card.foreign
-        return _made_visible(result) if foreign else result
+        return _made_visible(result) if self.foreign else result
+
+
+def _is_foreign(card: Capability) -> bool:
+    return isinstance(card, ForeignCard) and card.foreign
 
 
 def _made_visible(result: ToolResult) -> ToolResult:
