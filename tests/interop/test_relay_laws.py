@@ -105,13 +105,6 @@ def test_what_is_no_json_is_refused(text: bytes) -> None:
         read_exact(text)
 
 
-class Behind:
-    """A server that answers what the test says."""
-
-    def __init__(self) -> None:
-        self.link = MemoryLink()
-
-
 @given(params=OBJECTS, result=OBJECTS, style=STYLES)
 async def test_any_request_and_any_result_pass_equal_and_in_order(
     params: Any, result: Any, style: Any
@@ -123,7 +116,7 @@ async def test_any_request_and_any_result_pass_equal_and_in_order(
     link = MemoryLink()
     lines = Lines(StdioServerConfig("behind", "none"), 1)
     client = RelayClient(lines, HostLimits(), ToolSchemas())
-    client._line = _Line(client, link)  # type: ignore[assignment] — a line without a process
+    client._channel.line = _Line(client, link)  # type: ignore[assignment] — a line without a process
     client.outlet = theirs
     asked = {"jsonrpc": "2.0", "id": "a", "method": "x/y", "params": params}
     client.conversation.receive(written(asked, style), theirs)
@@ -133,7 +126,7 @@ async def test_any_request_and_any_result_pass_equal_and_in_order(
     assert ordered(write_frame(sent)) == ordered(json.dumps(asked).encode())
     expected = {"jsonrpc": "2.0", "id": "a", "result": result}
     assert ordered(write_frame(answer)) == ordered(json.dumps(expected).encode())
-    client._line = None
+    client._channel.line = None
     await client.close("done")
 
 

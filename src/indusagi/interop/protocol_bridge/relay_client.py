@@ -17,14 +17,17 @@ from typing import TYPE_CHECKING
 from indusagi.interop.protocol_bridge.frames import read_exact
 from indusagi.interop.protocol_bridge.host_request import NO_PARAMS
 from indusagi.interop.protocol_bridge.host_session import Conversation
-from indusagi.interop.protocol_bridge.relay_request import CANCELLED, PROGRESS, Relayed, find
+from indusagi.interop.protocol_bridge.relay_channel import Channel
+from indusagi.interop.protocol_bridge.relay_line import UNAVAILABLE
+from indusagi.interop.protocol_bridge.relay_request import CANCELLED, PROGRESS
 from indusagi.interop.protocol_bridge.relay_shared import VERSION
 from indusagi.interop.protocol_bridge.wire import RpcError
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.host_request import Carrier, HostLimits, HostRequest
-    from indusagi.interop.protocol_bridge.relay_line import Line, Lines
+    from indusagi.interop.protocol_bridge.relay_line import Lines
+    from indusagi.interop.protocol_bridge.relay_request import Relayed
     from indusagi.interop.protocol_bridge.relay_shared import SharedLine
     from indusagi.interop.protocol_bridge.relay_tools import ToolSchemas
     from indusagi.interop.protocol_bridge.wire import RequestId
@@ -53,13 +56,11 @@ class RelayClient:
         self.conversation = Conversation(
             self._serve, self._noticed, limits, on_answer=self._answered, read=read_exact
         )
-        self._lines = lines
+        self._channel = Channel(lines, self._received)
         self._schemas = schemas
         self._shared = shared
         self._limit = limits.waiting
-        self._line: Line | None = None
         self._outlet: Carrier | None = None
-        self._open: dict[RequestId, Relayed] = {}
         self._asked: dict[RequestId, Carrier | None] = {}
         """What the server has asked, and where it was put to the client."""
         self._kept: deque[JsonObject] = deque(maxlen=_KEPT)
@@ -83,40 +84,24 @@ class RelayClient:
     async def close(self, reason: str) -> None:
         """End everything this client has asked for, and its connection."""
         await self.conversation.finish(reason)
-        line, self._line = self._line, None
-        if line is not None:
-            await line.close()
+        await self._channel.close()
 
     # -- what the client says ---------------------------------------------------------------
 
     def _serve(self, request: HostRequest) -> Relayed:
         if self._shared is not None and VERSION in request.meta and request.method != "initialize":
             return self._shared.ask(request)
-        line = self._own(request)
-        if len(self._open) >= self._limit and not line.has_room:
-            raise RpcError(-32000, "the server takes nothing more at the moment")
-        relayed = Relayed(request, request.identity)
-        relayed.on_withdrawn = self._withdrawn
-        relayed.on_closed = self._closed
-        self._open[request.identity] = relayed
+        channel = self._channel
+        if channel.line is None:
+            self._asked.clear()
+            replay = [] if request.method == "initialize" else self._replay()
+            channel.ready(replay).version = self.version
+        elif not channel.line.has_room and len(channel.open) >= self._limit:
+            raise RpcError(UNAVAILABLE, "the server takes nothing more at the moment")
+        relayed = channel.hand_on(request, request.identity)
         if request.method == "initialize":
             self._greeting = relayed
-        elif request.method == "server/discover":
-            limits = self._lines.config.limits
-            relayed.due(limits.connect_s, self._silent("server/discover", limits.connect_s))
-        line.send(relayed.frame())
         return relayed
-
-    def _silent(self, method: str, within_s: float) -> str:
-        name = self._lines.config.id
-        return f"server {name!r}: it did not answer {method} within {within_s:g} s"
-
-    def _own(self, request: HostRequest) -> Line:
-        if self._line is None:
-            greeting = [] if request.method == "initialize" else self._replay()
-            self._line = self._lines.open(self._received, self._ended, greeting)
-            self._line.version = self.version
-        return self._line
 
     def _replay(self) -> list[JsonObject]:
         """Say again what a server has to know that was started anew."""
@@ -131,30 +116,18 @@ class RelayClient:
         return told
 
     def _noticed(self, method: str, params: JsonObject) -> None:
-        if self._line is None:
-            return
         if method == CANCELLED:
-            relayed = find(self._open, params.get("requestId"))
+            relayed = self._channel.find(params.get("requestId"))
             if relayed is not None:
                 relayed.withdrawn = True
         frame: JsonObject = {"jsonrpc": "2.0", "method": method}
-        self._line.send(frame if params is NO_PARAMS else {**frame, "params": params})
+        self._channel.send(frame if params is NO_PARAMS else {**frame, "params": params})
 
     def _answered(self, frame: JsonObject) -> None:
         identity = frame.get("id")
-        if self._line is None or not isinstance(identity, (int, str)):
-            return
-        if identity in self._asked:
+        if isinstance(identity, (int, str)) and identity in self._asked:
             del self._asked[identity]
-            self._line.send(frame)
-
-    def _withdrawn(self, relayed: Relayed) -> None:
-        # Both protocols forbid to cancel the first request.
-        if self._line is not None and relayed.request.method != "initialize":
-            self._line.send(relayed.withdrawal())
-
-    def _closed(self, relayed: Relayed) -> None:
-        self._open.pop(relayed.identity, None)
+            self._channel.send(frame)
 
     # -- what the server says ---------------------------------------------------------------
 
@@ -169,8 +142,8 @@ class RelayClient:
             self._tell(frame)
 
     def _resolve(self, frame: JsonObject) -> None:
-        relayed = find(self._open, frame.get("id"))
-        if relayed is None or ("result" not in frame and "error" not in frame):
+        relayed = self._channel.answered(frame)
+        if relayed is None:
             return
         result = frame.get("result")
         if isinstance(result, dict):
@@ -182,8 +155,8 @@ class RelayClient:
         if method == "initialize":
             agreed = result.get("protocolVersion")
             self.version = agreed if isinstance(agreed, str) else ""
-            if self._line is not None:
-                self._line.version = self.version
+            if self._channel.line is not None:
+                self._channel.line.version = self.version
         elif method == "tools/list":
             self._schemas.learn(result)
         elif method in {"logging/setLevel", "resources/subscribe"}:
@@ -191,12 +164,6 @@ class RelayClient:
             self._settings[_subject(params)] = frame
         elif method == "resources/unsubscribe":
             self._settings.pop(_subject(params), None)
-
-    def _ended(self, said: str) -> None:
-        self._line = None
-        self._asked.clear()
-        for relayed in [*self._open.values()]:
-            relayed.failed(said)
 
     # -- which way to the client ------------------------------------------------------------
 
@@ -223,7 +190,7 @@ class RelayClient:
         given = params if isinstance(params, dict) else {}
         if method == PROGRESS:
             token = given.get("progressToken")
-            for relayed in reversed(self._open.values()):
+            for relayed in reversed(self._channel.open.values()):
                 if relayed.token == token and relayed.request.carrier.hears:
                     return relayed.request.carrier
         if method == CANCELLED:
@@ -231,7 +198,7 @@ class RelayClient:
             asked = self._asked.pop(identity, None) if isinstance(identity, (int, str)) else None
             if asked is not None and asked.hears:
                 return asked
-        calls = [relayed.request.carrier for relayed in reversed(self._open.values())]
+        calls = [relayed.request.carrier for relayed in reversed(self._channel.open.values())]
         # News concern no call: a client that has a standing stream expects them there.
         news = isinstance(method, str) and method.endswith(("list_changed", "resources/updated"))
         ways = [self._outlet, *calls] if news else [*calls, self._outlet]

@@ -13,8 +13,6 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import anyio
-
 from indusagi.core.owner import Owner
 from indusagi.interop.protocol_bridge.connect import open_link
 from indusagi.interop.protocol_bridge.faults import Site, classify
@@ -186,6 +184,9 @@ class Lines:
     def __len__(self) -> int:
         return len(self._open)
 
+    def __contains__(self, line: Line) -> bool:
+        return line in self._open
+
     def open(
         self,
         on_frame: Callable[[JsonObject], None],
@@ -225,9 +226,3 @@ class Lines:
         wait = 0.0 if self._record.in_a_row == 1 else delay
         self._not_before = now + (_SOONEST_S if wait is None else wait)
         self._fault = fault
-
-    async def close(self) -> None:
-        """End every connection, at the same time."""
-        async with anyio.create_task_group() as tasks:
-            for line in [*self._open]:
-                tasks.start_soon(line.close)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING, cast
 
 from indusagi.interop.protocol_bridge.host_request import NO_PARAMS, Refusal
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.host_request import HostRequest
     from indusagi.interop.protocol_bridge.wire import RequestId
 
-_log = logging.getLogger(__name__)
-
 LISTEN = "subscriptions/listen"
 SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
 CANCELLED = "notifications/cancelled"
@@ -28,14 +25,20 @@ PROGRESS = "notifications/progress"
 class Relayed:
     """Gives the answer of the server when it is awaited; work of a conversation."""
 
-    def __init__(self, request: HostRequest, identity: RequestId) -> None:
+    def __init__(
+        self,
+        request: HostRequest,
+        identity: RequestId,
+        on_withdrawn: Callable[[Relayed], None],
+        on_closed: Callable[[Relayed], None],
+    ) -> None:
         self.request = request
         self.identity = identity
         """The id under which the server knows it."""
         self.withdrawn = False
         """The server was told that nobody waits."""
-        self.on_withdrawn: Callable[[Relayed], None] | None = None
-        self.on_closed: Callable[[Relayed], None] | None = None
+        self._on_withdrawn = on_withdrawn
+        self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
         self._answer: asyncio.Future[JsonObject] = self._loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
@@ -53,12 +56,10 @@ class Relayed:
         if self._timer is not None:
             self._timer.cancel()
         self._withdraw()
-        if not self._answer.done():
-            self._answer.cancel()
-        elif not self._answer.cancelled():
+        # One that failed may have no reader, and is no defect.
+        if not self._answer.cancel() and not self._answer.cancelled():
             self._answer.exception()
-        if self.on_closed is not None:
-            self.on_closed(self)
+        self._on_closed(self)
 
     def _cancelled(self) -> None:
         self._withdraw()
@@ -68,9 +69,9 @@ class Relayed:
             self._answer.set_result({"resultType": "complete", "_meta": meta})
 
     def _withdraw(self) -> None:
-        if not self._answer.done() and not self.withdrawn and self.on_withdrawn is not None:
+        if not self._answer.done() and not self.withdrawn:
             self.withdrawn = True
-            self.on_withdrawn(self)
+            self._on_withdrawn(self)
 
     # -- for the relay ----------------------------------------------------------------------
 
@@ -115,18 +116,3 @@ class Relayed:
             self.failed(said)
 
         self._timer = self._loop.call_later(within_s, late)
-
-
-def find(table: dict[RequestId, Relayed], identity: JsonValue) -> Relayed | None:
-    """Find who waits for an answer, also where a number comes back as `1.0` or `"1"`."""
-    if isinstance(identity, float) and identity.is_integer():
-        identity = int(identity)
-    if not isinstance(identity, (int, str)) or isinstance(identity, bool):
-        return None
-    found = table.get(identity)
-    if found is None and isinstance(identity, str) and identity.isascii() and identity.isdecimal():
-        return table.get(int(identity)) if len(identity) <= _LONGEST_NUMBER else None
-    return found
-
-
-_LONGEST_NUMBER = 15

@@ -13,18 +13,15 @@ import itertools
 import logging
 from typing import TYPE_CHECKING
 
-from indusagi.interop.protocol_bridge.relay_request import (
-    PROGRESS,
-    SUBSCRIPTION,
-    Relayed,
-    find,
-)
+from indusagi.interop.protocol_bridge.relay_channel import Channel
+from indusagi.interop.protocol_bridge.relay_request import PROGRESS, SUBSCRIPTION
 from indusagi.interop.protocol_bridge.wire import METHOD_NOT_FOUND
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.host_request import HostRequest
-    from indusagi.interop.protocol_bridge.relay_line import Line, Lines
+    from indusagi.interop.protocol_bridge.relay_line import Lines
+    from indusagi.interop.protocol_bridge.relay_request import Relayed
     from indusagi.interop.protocol_bridge.relay_tools import ToolSchemas
     from indusagi.interop.protocol_bridge.wire import RequestId
 
@@ -41,14 +38,10 @@ class SharedLine:
     """Hands on requests of many clients over one connection."""
 
     def __init__(self, lines: Lines, schemas: ToolSchemas) -> None:
-        self._lines = lines
+        self._name = lines.config.id
         self._schemas = schemas
-        self._line: Line | None = None
+        self._channel = Channel(lines, self._received)
         self._ids = itertools.count(1)
-        self._open: dict[RequestId, Relayed] = {}
-        self._doubt_until = 0.0
-
-    # -- what clients say -------------------------------------------------------------------
 
     def ask(self, request: HostRequest) -> Relayed:
         """Hand a request on.
@@ -56,32 +49,13 @@ class SharedLine:
         Raises:
             RpcError: There is no connection, and none can be made now.
         """
-        if self._line is None:
-            self._line = self._lines.open(self._received, self._ended)
-        relayed = Relayed(request, next(self._ids))
-        relayed.on_withdrawn = self._withdrawn
-        relayed.on_closed = self._closed
-        self._open[relayed.identity] = relayed
-        if request.method == "server/discover":
-            limits = self._lines.config.limits
-            said = f"it did not answer server/discover within {limits.connect_s:g} s"
-            relayed.due(limits.connect_s, f"server {self._lines.config.id!r}: {said}")
-        self._line.send(relayed.frame(_with_token(relayed)))
-        return relayed
+        self._channel.ready()
+        identity = next(self._ids)
+        return self._channel.hand_on(request, identity, _with_token(request, identity))
 
     async def close(self) -> None:
         """End the connection."""
-        line, self._line = self._line, None
-        if line is not None:
-            await line.close()
-
-    def _withdrawn(self, relayed: Relayed) -> None:
-        self._doubt_until = asyncio.get_running_loop().time() + _DOUBT_S
-        if self._line is not None:
-            self._line.send(relayed.withdrawal())
-
-    def _closed(self, relayed: Relayed) -> None:
-        self._open.pop(relayed.identity, None)
+        await self._channel.close()
 
     # -- what the server says ---------------------------------------------------------------
 
@@ -95,8 +69,8 @@ class SharedLine:
             self._notice(frame, method)
 
     def _resolve(self, frame: JsonObject) -> None:
-        relayed = find(self._open, frame.get("id"))
-        if relayed is None or ("result" not in frame and "error" not in frame):
+        relayed = self._channel.answered(frame)
+        if relayed is None:
             return
         result = frame.get("result")
         if isinstance(result, dict):
@@ -107,20 +81,17 @@ class SharedLine:
         relayed.answered(frame)
 
     def _refuse(self, identity: RequestId, method: str) -> None:
-        name = self._lines.config.id
-        _log.warning("server %r asks for %s without saying whom: refused", name, method)
+        _log.warning("server %r asks for %s without saying whom: refused", self._name, method)
         said = f"{method} cannot be passed on: several clients share this connection"
         error: JsonObject = {"code": METHOD_NOT_FOUND, "message": said}
-        if self._line is not None:
-            self._line.send({"jsonrpc": "2.0", "id": identity, "error": error})
+        self._channel.send({"jsonrpc": "2.0", "id": identity, "error": error})
 
     def _notice(self, frame: JsonObject, method: str) -> None:
         given = frame.get("params")
         params = given if isinstance(given, dict) else {}
         relayed = self._meant(method, params)
         if relayed is None:
-            name = self._lines.config.id
-            _log.warning("server %r says %s without saying to whom: dropped", name, method)
+            _log.warning("server %r says %s without saying to whom: dropped", self._name, method)
             return
         carrier = relayed.request.carrier
         if not carrier.room.is_set() and method in {PROGRESS, _MESSAGE}:
@@ -134,33 +105,28 @@ class SharedLine:
 
     def _meant(self, method: str, params: JsonObject) -> Relayed | None:
         if method == PROGRESS:
-            found = find(self._open, params.get("progressToken"))
+            found = self._channel.find(params.get("progressToken"))
             return found if found is not None and found.token is not None else None
         meta = params.get("_meta")
         named = meta.get(SUBSCRIPTION) if isinstance(meta, dict) else None
         if named is not None:
-            found = find(self._open, named)
+            found = self._channel.find(named)
             return found if found is not None and found.request.standing else None
         return self._only_one() if method == _MESSAGE else None
 
     def _only_one(self) -> Relayed | None:
-        calls = [relayed for relayed in self._open.values() if not relayed.request.standing]
-        if len(calls) != 1 or asyncio.get_running_loop().time() < self._doubt_until:
+        calls = [one for one in self._channel.open.values() if not one.request.standing]
+        clear_s = asyncio.get_running_loop().time() - self._channel.withdrawn_at
+        if len(calls) != 1 or clear_s < _DOUBT_S:
             return None
         return calls[0] if LOG_LEVEL in calls[0].request.meta else None
 
-    def _ended(self, said: str) -> None:
-        self._line = None
-        for relayed in [*self._open.values()]:
-            relayed.failed(said)
 
-
-def _with_token(relayed: Relayed) -> JsonObject | None:
+def _with_token(request: HostRequest, identity: RequestId) -> JsonObject | None:
     """Put an id that is unique here in the place of a client's progress token."""
-    if relayed.token is None:
+    if request.meta.get("progressToken") is None:
         return None
-    meta: JsonObject = {**relayed.request.meta, "progressToken": relayed.identity}
-    return {**relayed.request.params, "_meta": meta}
+    return {**request.params, "_meta": {**request.meta, "progressToken": identity}}
 
 
 def _renamed(value: JsonObject, key: str, relayed: Relayed) -> JsonObject:
