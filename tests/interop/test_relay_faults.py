@@ -110,6 +110,11 @@ async def test_a_server_that_exits_at_what_it_does_not_know_can_be_asked_in_the_
         assert "server 'dies-on-unknown'" in lost["error"]["message"]
         await front.hello()
         assert (await front.ask("tools/list", None, 3))["result"]["tools"]
+        # Its end at the first question is not held against whoever asks in the old way.
+        for number in range(4, 8):
+            assert "error" in await front.ask("server/discover", stamped(), number)
+            del front.session["mcp-session-id"]
+            await front.hello()
 
 
 async def test_noise_of_a_server_is_not_handed_on() -> None:

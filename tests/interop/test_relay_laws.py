@@ -15,7 +15,7 @@ from indusagi.interop import StdioServerConfig, linked_pair
 from indusagi.interop.protocol_bridge.frames import Prepared, read_exact, read_frame, write_frame
 from indusagi.interop.protocol_bridge.host_request import HostLimits
 from indusagi.interop.protocol_bridge.relay_client import RelayClient
-from indusagi.interop.protocol_bridge.relay_line import Lines
+from indusagi.interop.protocol_bridge.relay_line import Lines, Pace
 from indusagi.interop.protocol_bridge.relay_tools import ToolSchemas
 
 TEXT = st.text(st.characters(codec="utf-8") | st.characters(categories=["Cs"]), max_size=8)
@@ -115,7 +115,7 @@ async def test_any_request_and_any_result_pass_equal_and_in_order(
     ours.attach(heard.append, lambda end: None)
     link = MemoryLink()
     lines = Lines(StdioServerConfig("behind", "none"), 1)
-    client = RelayClient(lines, HostLimits(), ToolSchemas())
+    client = RelayClient(lines, Pace(), HostLimits(), ToolSchemas())
     client._channel.line = _Line(client, link)  # type: ignore[assignment] — a line without a process
     client.outlet = theirs
     asked = {"jsonrpc": "2.0", "id": "a", "method": "x/y", "params": params}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from indusagi.interop.protocol_bridge.host_request import HostLimits
 from indusagi.interop.protocol_bridge.host_serving import ServingHost
 from indusagi.interop.protocol_bridge.relay_client import RelayClient
-from indusagi.interop.protocol_bridge.relay_line import Lines
+from indusagi.interop.protocol_bridge.relay_line import Lines, Pace
 from indusagi.interop.protocol_bridge.relay_shared import SharedLine
 from indusagi.interop.protocol_bridge.relay_tools import ToolSchemas
 
@@ -36,12 +36,14 @@ class RelayHost(ServingHost):
         self, config: ServerConfig, limits: HostLimits, rules: Supervision | None = None
     ) -> None:
         super().__init__(limits)
-        self.lines = Lines(config, limits.upstreams, rules)
+        self.lines = Lines(config, limits.upstreams)
+        self._rules = rules
+        self._pace = Pace(rules)
         self._schemas = ToolSchemas()
 
     def new_client(self) -> RelayClient:
         """Make what hands on the words of one client, over a connection of its own."""
-        return RelayClient(self.lines, self.limits, self._schemas)
+        return RelayClient(self.lines, self._pace, self.limits, self._schemas)
 
     @asynccontextmanager
     async def serve_http(self, settings: HttpSettings | None = None) -> AsyncGenerator[HttpHost]:
@@ -56,10 +58,11 @@ class RelayHost(ServingHost):
         chosen = settings or HttpSettings()
         chosen = replace(chosen, stop_s=min(chosen.stop_s, self.limits.stop_s))
         lines, schemas = self.lines, self._schemas
-        shared = SharedLine(lines, schemas)
+        # Apart: a server that breaks at a question of the newer protocol may serve the older well.
+        shared = SharedLine(lines, Pace(self._rules), schemas)
 
         def new_client() -> RelayClient:
-            return RelayClient(lines, self.limits, schemas, shared)
+            return RelayClient(lines, self._pace, self.limits, schemas, shared)
 
         try:
             async with open_http(new_client, schemas.of, chosen) as serving:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.host_request import HostRequest
-    from indusagi.interop.protocol_bridge.relay_line import Line, Lines
+    from indusagi.interop.protocol_bridge.relay_line import Line, Lines, Pace
     from indusagi.interop.protocol_bridge.wire import RequestId
 
 _DISCOVER = "server/discover"
@@ -22,13 +22,14 @@ _LONGEST_NUMBER = 15
 class Channel:
     """Hands requests on, and finds them again when something comes back."""
 
-    def __init__(self, lines: Lines, on_frame: Callable[[JsonObject], None]) -> None:
+    def __init__(self, lines: Lines, pace: Pace, on_frame: Callable[[JsonObject], None]) -> None:
         self.open: dict[RequestId, Relayed] = {}
         """By the ids under which the server knows them, the newest last."""
         self.line: Line | None = None
         self.withdrawn_at = float("-inf")
         """When a request was withdrawn last, by the clock of the loop."""
         self._lines = lines
+        self._pace = pace
         self._on_frame = on_frame
         self._spent: list[Line] = []
 
@@ -39,7 +40,7 @@ class Channel:
             RpcError: None can be made now.
         """
         if self.line is None:
-            self.line = self._lines.open(self._on_frame, self._ended, greeting)
+            self.line = self._lines.open(self._on_frame, self._ended, self._pace, greeting)
         return self.line
 
     def hand_on(

@@ -26,7 +26,7 @@ from indusagi.interop.protocol_bridge.wire import RpcError
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.host_request import Carrier, HostLimits, HostRequest
-    from indusagi.interop.protocol_bridge.relay_line import Lines
+    from indusagi.interop.protocol_bridge.relay_line import Lines, Pace
     from indusagi.interop.protocol_bridge.relay_request import Relayed
     from indusagi.interop.protocol_bridge.relay_shared import SharedLine
     from indusagi.interop.protocol_bridge.relay_tools import ToolSchemas
@@ -47,6 +47,7 @@ class RelayClient:
     def __init__(
         self,
         lines: Lines,
+        pace: Pace,
         limits: HostLimits,
         schemas: ToolSchemas,
         shared: SharedLine | None = None,
@@ -56,7 +57,7 @@ class RelayClient:
         self.conversation = Conversation(
             self._serve, self._noticed, limits, on_answer=self._answered, read=read_exact
         )
-        self._channel = Channel(lines, self._received)
+        self._channel = Channel(lines, pace, self._received)
         self._schemas = schemas
         self._shared = shared
         self._limit = limits.waiting
@@ -94,6 +95,7 @@ class RelayClient:
         channel = self._channel
         if channel.line is None:
             self._asked.clear()
+            self._kept = deque((said for said in self._kept if "id" not in said), _KEPT)
             replay = [] if request.method == "initialize" else self._replay()
             channel.ready(replay).version = self.version
         elif not channel.line.has_room and len(channel.open) >= self._limit:

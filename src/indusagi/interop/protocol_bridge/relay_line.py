@@ -169,17 +169,45 @@ class Line:
         return {**error, "message": f"server {self._config.id!r}: {error.get('message')}"}
 
 
-class Lines:
-    """The connections to one server: so many at once, and none too soon after one that broke."""
+class Pace:
+    """How soon a connection may be made after one that broke."""
 
-    def __init__(self, config: ServerConfig, limit: int, rules: Supervision | None = None) -> None:
+    def __init__(self, rules: Supervision | None = None) -> None:
+        self._record = Record(rules or Supervision())
+        self._not_before = 0.0
+        self._fault: ProtocolFault | None = None
+
+    def check(self) -> None:
+        """See whether one may be made now.
+
+        Raises:
+            RpcError: The last one broke a moment ago.
+        """
+        wait = self._not_before - asyncio.get_running_loop().time()
+        if wait > 0:
+            said = f"{self._fault}; it is not started again before {wait:.0f} s have passed"
+            raise RpcError(UNAVAILABLE, said)
+
+    def failed(self, fault: ProtocolFault, up_s: float) -> None:
+        """Take note of one that broke."""
+        now = asyncio.get_running_loop().time()
+        wait = self._record.delay(fault, up_s, now)
+        if wait is None:
+            wait = _SOONEST_S
+        elif self._record.in_a_row == 1:
+            wait = 0.0  # once is no habit: whoever asks next has it started at once
+        self._not_before = now + wait
+        self._fault = fault
+
+
+class Lines:
+    """The connections to one server: so many at once, and no more."""
+
+    def __init__(self, config: ServerConfig, limit: int) -> None:
         hasty = replace(config.limits, close_s=min(config.limits.close_s, _CLOSE_S))
         self.config: ServerConfig = replace(config, limits=hasty)
         self._limit = limit
-        self._record = Record(rules or Supervision())
         self._open: set[Line] = set()
-        self._not_before = 0.0
-        self._fault: ProtocolFault | None = None
 
     def __len__(self) -> int:
         return len(self._open)
@@ -191,6 +219,7 @@ class Lines:
         self,
         on_frame: Callable[[JsonObject], None],
         on_end: Callable[[str], None],
+        pace: Pace,
         greeting: Sequence[JsonObject] = (),
     ) -> Line:
         """Begin a connection.
@@ -198,31 +227,19 @@ class Lines:
         Raises:
             RpcError: There are too many, or the last one broke a moment ago.
         """
-        name = self.config.id
-        wait = self._not_before - asyncio.get_running_loop().time()
-        if wait > 0:
-            said = f"{self._fault}; it is not started again before {wait:.0f} s have passed"
-            raise RpcError(UNAVAILABLE, said)
+        pace.check()
         if len(self._open) >= self._limit:
             said = (
-                f"server {name!r}: {self._limit} clients have a connection of their own, "
+                f"server {self.config.id!r}: {self._limit} clients have a connection of their own, "
                 "and more are not allowed: try again when one has left"
             )
             raise RpcError(UNAVAILABLE, said)
 
         def ended(fault: ProtocolFault) -> None:
-            self._failed(fault, line.up_s)
+            pace.failed(fault, line.up_s)
             on_end(str(fault))
 
         line = Line(self.config, on_frame, ended, greeting)
         self._open.add(line)
         line.start(self._open.discard)
         return line
-
-    def _failed(self, fault: ProtocolFault, up_s: float) -> None:
-        now = asyncio.get_running_loop().time()
-        delay = self._record.delay(fault, up_s, now)
-        # Once is no habit: whoever asks next has it started at once.
-        wait = 0.0 if self._record.in_a_row == 1 else delay
-        self._not_before = now + (_SOONEST_S if wait is None else wait)
-        self._fault = fault

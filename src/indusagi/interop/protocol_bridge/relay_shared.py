@@ -20,7 +20,7 @@ from indusagi.interop.protocol_bridge.wire import METHOD_NOT_FOUND
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.host_request import HostRequest
-    from indusagi.interop.protocol_bridge.relay_line import Lines
+    from indusagi.interop.protocol_bridge.relay_line import Lines, Pace
     from indusagi.interop.protocol_bridge.relay_request import Relayed
     from indusagi.interop.protocol_bridge.relay_tools import ToolSchemas
     from indusagi.interop.protocol_bridge.wire import RequestId
@@ -37,10 +37,10 @@ _DOUBT_S = 5.0
 class SharedLine:
     """Hands on requests of many clients over one connection."""
 
-    def __init__(self, lines: Lines, schemas: ToolSchemas) -> None:
+    def __init__(self, lines: Lines, pace: Pace, schemas: ToolSchemas) -> None:
         self._name = lines.config.id
         self._schemas = schemas
-        self._channel = Channel(lines, self._received)
+        self._channel = Channel(lines, pace, self._received)
         self._ids = itertools.count(1)
 
     def ask(self, request: HostRequest) -> Relayed:
