@@ -152,6 +152,59 @@ async def test_what_no_stream_can_carry_waits_for_one(behind: Behind) -> None:
         await until(lambda: len(front.by_request["standing"]) == 2)
 
 
+async def test_what_waits_for_a_stream_is_bounded(
+    behind: Behind, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with http_fronts(create_relay_host(CONFIG)) as [front]:
+        await opened(front, behind)
+        for number in range(100):
+            behind.notify("notifications/message", {"n": number})
+        behind.ask("late", "roots/list")
+        await until(lambda: bool(behind.link.replies()))
+        [refused] = behind.link.replies()
+        assert "no stream" in json.dumps(refused)
+        assert "no stream open" in caplog.text
+        await streams(front)
+        await until(lambda: len(front.by_request["standing"]) == 64)
+
+
+async def test_a_client_is_not_asked_more_than_the_limit(behind: Behind) -> None:
+    host = create_relay_host(CONFIG, limits=HostLimits(asks=2, linger_s=0.1))
+    async with front_of(host) as front:
+        front.say("x/y", {}, 1)
+        await behind.heard("x/y")
+        for number in (1, 2, 3):
+            behind.ask(number, "roots/list")
+        [refused] = behind.link.replies()
+        assert refused["id"] == 3
+        front.write({"jsonrpc": "2.0", "id": 1, "result": {}})
+        await until(lambda: len(behind.link.replies()) == 2)
+        behind.ask(4, "roots/list")
+        await front.hears(lambda frame: frame.get("id") == 4)
+
+
+async def test_questions_of_a_server_that_broke_are_not_put(behind: Behind) -> None:
+    async with http_fronts(create_relay_host(CONFIG)) as [front]:
+        await opened(front, behind)
+        behind.ask("old", "roots/list")
+        behind.notify("notifications/tools/list_changed")
+        behind.link.end("went away")
+        front.say("x/y", {}, 5)
+        await until(lambda: len(behind.links) == 2)
+        await streams(front)
+        told = await front.stream_of("standing")
+        assert told["method"] == "notifications/tools/list_changed"
+
+
+@pytest.mark.parametrize("code", [[], {}, "x", None, 1.5, True])
+async def test_an_error_with_an_odd_code_is_still_passed_on(behind: Behind, code: Any) -> None:
+    async with http_fronts(create_relay_host(CONFIG)) as [front]:
+        modern_call(front, 1)
+        asked = await behind.heard("tools/call")
+        behind.link.say({"jsonrpc": "2.0", "id": asked["id"], "error": {"code": code}})
+        assert (await front.hears(lambda f: f.get("id") == 1))["error"] == {"code": code}
+
+
 async def test_a_question_that_is_withdrawn_is_withdrawn_where_it_was_put(behind: Behind) -> None:
     async with http_fronts(create_relay_host(CONFIG)) as [front]:
         await opened(front, behind)

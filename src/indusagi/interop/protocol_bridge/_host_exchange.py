@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import anyio
 
@@ -203,6 +203,5 @@ class Outbox:
 def status_of(frame: JsonObject, table: Mapping[int, int]) -> int:
     """Say the status of an answer; the newer protocol tells some errors by it."""
     error = frame.get("error")
-    if not isinstance(error, dict):
-        return 200
-    return table.get(cast("int", error.get("code")), 200)
+    code = error.get("code") if isinstance(error, dict) else None
+    return table.get(code, 200) if isinstance(code, int) else 200

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _KEPT = 64
-"""So many words of the server wait for a stream; after that the oldest is dropped."""
+"""So many words of the server wait for a stream; those after them are dropped or refused."""
 _UNREAD = 1_000
 """So many notices are sent to a client that does not read; after that they are dropped."""
 _greetings = itertools.count(1)
@@ -60,11 +60,11 @@ class RelayClient:
         self._channel = Channel(lines, pace, self._received)
         self._schemas = schemas
         self._shared = shared
-        self._limit = limits.waiting
+        self._limits = limits
         self._outlet: Carrier | None = None
         self._asked: dict[RequestId, Carrier | None] = {}
         """What the server has asked, and where it was put to the client."""
-        self._kept: deque[JsonObject] = deque(maxlen=_KEPT)
+        self._kept: deque[JsonObject] = deque()
         self._unread = 0
         self._greeting: Relayed | None = None
         self._settings: dict[JsonValue, JsonObject] = {}
@@ -78,7 +78,7 @@ class RelayClient:
     @outlet.setter
     def outlet(self, outlet: Carrier | None) -> None:
         self._outlet = outlet
-        kept, self._kept = self._kept, deque(maxlen=_KEPT)
+        kept, self._kept = self._kept, deque()
         for frame in kept:
             self._tell(frame)
 
@@ -95,10 +95,10 @@ class RelayClient:
         channel = self._channel
         if channel.line is None:
             self._asked.clear()
-            self._kept = deque((said for said in self._kept if "id" not in said), _KEPT)
+            self._kept = deque(said for said in self._kept if "id" not in said)
             replay = [] if request.method == "initialize" else self._replay()
             channel.ready(replay).version = self.version
-        elif not channel.line.has_room and len(channel.open) >= self._limit:
+        elif not channel.line.has_room and len(channel.open) >= self._limits.waiting:
             raise RpcError(UNAVAILABLE, "the server takes nothing more at the moment")
         relayed = channel.hand_on(request, request.identity)
         if request.method == "initialize":
@@ -137,11 +137,14 @@ class RelayClient:
         method, identity = frame.get("method"), frame.get("id")
         if not isinstance(method, str):
             self._resolve(frame)
-        elif isinstance(identity, (int, str)):
-            self._asked[identity] = None
-            self._tell(frame)
+        elif isinstance(identity, (int, str)) and len(self._asked) >= self._limits.asks:
+            self._refuse(identity, "the client has too many questions to answer")
         else:
             self._tell(frame)
+
+    def _refuse(self, identity: RequestId, said: str) -> None:
+        error: JsonObject = {"code": UNAVAILABLE, "message": said}
+        self._channel.send({"jsonrpc": "2.0", "id": identity, "error": error})
 
     def _resolve(self, frame: JsonObject) -> None:
         relayed = self._channel.answered(frame)
@@ -170,22 +173,29 @@ class RelayClient:
     # -- which way to the client ------------------------------------------------------------
 
     def _tell(self, frame: JsonObject) -> None:
-        carrier = self._way(frame)
+        carrier, identity = self._way(frame), frame.get("id")
+        asks = isinstance(identity, (int, str))
+        if carrier is None and len(self._kept) >= _KEPT:
+            _log.warning("a client has no stream open: what it is told is dropped")
+            if asks:
+                self._refuse(identity, "the client has no stream on which it could be asked")
+            return
+        if asks:
+            self._asked[identity] = carrier
         if carrier is None:
             self._kept.append(frame)
-            return
-        identity = frame.get("id")
-        if isinstance(identity, (int, str)):
-            self._asked[identity] = carrier
-        elif carrier.room.is_set():
+        elif asks or self._reads(carrier):
+            carrier.send(frame)
+
+    def _reads(self, carrier: Carrier) -> bool:
+        """Tell whether a notice may be sent: to one who does not read, they are not to pile up."""
+        if carrier.room.is_set():
             self._unread = 0
-        else:
-            self._unread += 1
-            if self._unread > _UNREAD:
-                if self._unread == _UNREAD + 1:
-                    _log.warning("a client does not read: notices to it are dropped")
-                return
-        carrier.send(frame)
+            return True
+        self._unread += 1
+        if self._unread == _UNREAD + 1:
+            _log.warning("a client does not read: notices to it are dropped")
+        return self._unread <= _UNREAD
 
     def _way(self, frame: JsonObject) -> Carrier | None:
         method, params = frame.get("method"), frame.get("params")
