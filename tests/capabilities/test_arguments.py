@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from hypothesis import given
@@ -9,9 +9,12 @@ from tests.support.strategies import json_values
 
 from indusagi.capabilities import arguments
 from indusagi.capabilities.arguments import ArgumentChecker, near
+from indusagi.core.json import NotJson, compact_json
 
 if TYPE_CHECKING:
-    from indusagi.core.json import JsonLike, JsonValue
+    from collections.abc import Callable
+
+    from indusagi.core.json import JsonLike, JsonObject, JsonValue
 
 CHECKER = ArgumentChecker(
     {
@@ -195,3 +198,25 @@ def test_any_value_is_either_accepted_or_told_what_is_wrong(value: JsonValue) ->
 )
 def test_the_name_that_was_probably_meant_is_found(given_name: str, meant: str | None) -> None:
     assert near(given_name, ["filePath", "oldText", "pattern"]) == meant
+
+
+@pytest.mark.parametrize("wrap", [lambda text: {"path": text}, lambda text: {"edits": [[text]]}])
+async def test_a_long_text_is_not_written_out_to_be_weighed(
+    wrap: Callable[[str], JsonObject], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+
+    def weighing(value: JsonValue) -> str:
+        written.append(len(compact_json(value)))
+        return compact_json(value)
+
+    monkeypatch.setattr(arguments, "compact_json", weighing)
+    checker = ArgumentChecker({"type": "object"})
+    assert await checker.check(wrap("x" * 1_000_000)) == []
+    assert max(written) < 100
+
+
+async def test_what_is_no_json_is_found_beside_a_long_text() -> None:
+    bad = {"text": "x" * 1_000_000, "list": [{1: "a"}]}
+    with pytest.raises(NotJson):
+        await ArgumentChecker({"type": "object"}).check(cast("JsonObject", bad))

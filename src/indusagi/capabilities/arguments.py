@@ -33,6 +33,8 @@ _COMPARED_NAMES = 50
 """With how many names a misspelt one is compared."""
 _QUICK_BYTES = 16 * 1024
 """Larger arguments are checked in a thread."""
+_LIGHTENED_DEPTH = 4
+_LIGHTENED_ITEMS = 256
 _UNIONS = frozenset({"anyOf", "oneOf"})
 _IN_A_WORD = frozenset({"type", "enum", "const"})
 _SHOWN_CHARACTERS = 80
@@ -58,7 +60,8 @@ class ArgumentChecker:
         """
         if self._schema is None:
             return self.problems(arguments)
-        size = len(compact_json(arguments))
+        light, weight = _lightened(arguments)
+        size = weight + len(compact_json(light))
         await load_validator()
         if size <= _QUICK_BYTES:
             return self.problems(arguments)
@@ -102,6 +105,23 @@ def _distinct(found: Iterator[ValidationError]) -> Iterator[ValidationError]:
                 continue
             told.add(place)
         yield error
+
+
+def _lightened(value: JsonValue, depth: int = _LIGHTENED_DEPTH) -> tuple[JsonValue, int]:
+    """Put empty texts in the place of long ones, and say how long they were.
+
+    Any text is JSON, and to write out a long one takes longer than the event loop may stand still.
+    """
+    if isinstance(value, str):
+        return ("", len(value)) if len(value) > _QUICK_BYTES else (value, 0)
+    if not depth or not isinstance(value, (dict, list)) or len(value) > _LIGHTENED_ITEMS:
+        return value, 0
+    if isinstance(value, list):
+        items = [_lightened(item, depth - 1) for item in value]
+        return [item for item, _ in items], sum(weight for _, weight in items)
+    fields = {key: _lightened(item, depth - 1) for key, item in value.items()}
+    light: JsonObject = {key: item for key, (item, _) in fields.items()}
+    return light, sum(weight for _, weight in fields.values())
 
 
 async def load_validator() -> None:
