@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import httpx2
 import mcp_types as types
 import pytest
 from mcp.client import Client
+from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.memory import create_client_server_memory_streams
 from tests.support.relays import (
@@ -183,11 +185,13 @@ async def sdk_client(stack: AsyncExitStack, way: str, config: StdioServerConfig)
         stack.push_async_callback(running.cancel)
         transport: Any = _Lent(ours)
     else:
-        settings = HttpSettings(tokens=[TOKEN])
+        settings = HttpSettings(tokens=[TOKEN], sse=True)
         serving = await stack.enter_async_context(host.serve_http(settings))
         headers = {"authorization": f"Bearer {TOKEN}"}
         http = await stack.enter_async_context(httpx2.AsyncClient(headers=headers))
         transport = streamable_http_client(serving.url, http_client=http)
+        if carrier == "sse":
+            transport = sse_client(serving.url.replace("/mcp", "/sse"), headers=headers)
     client = Client(
         transport,
         mode=cast("Any", mode),
@@ -209,15 +213,11 @@ class _Lent:
         return None
 
 
-@pytest.mark.parametrize("carrier", ["memory", "http"])
 @pytest.mark.parametrize(
-    ("mode", "era"),
+    ("carrier", "mode", "era"),
     [
-        ("auto", "legacy"),
-        ("auto", "modern"),
-        ("auto", "both"),
-        ("legacy", "legacy"),
-        ("legacy", "both"),
+        *itertools.product(["memory", "http"], ["auto"], ["legacy", "modern", "both"]),
+        *itertools.product(["memory", "http", "sse"], ["legacy"], ["legacy", "both"]),
     ],
 )
 async def test_a_client_of_the_sdk_finds_its_era_and_all_there_is(

@@ -32,6 +32,7 @@ from indusagi.interop import (
     Supervision,
     create_provider_host,
     create_relay_host,
+    linked_pair,
 )
 
 if TYPE_CHECKING:
@@ -206,6 +207,32 @@ async def test_clients_that_come_and_go_leave_nothing(tmp_path: Path) -> None:
     assert len(starts(diary)) == 5
     assert not any(is_alive(pid) for pid in starts(diary))
     assert not len(host.lines)
+
+
+async def test_words_to_a_relay_that_has_ended_start_no_server(tmp_path: Path) -> None:
+    diary = tmp_path / "diary"
+    host = create_relay_host(honest("--log", diary))
+    ours, theirs = linked_pair()
+    heard: list[Any] = []
+    ours.attach(heard.append, lambda end: None)
+    running = await host.connect(theirs)
+    await running.cancel()
+    ours.send({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {}})
+    await until(lambda: bool(heard))
+    assert heard[0]["error"]["message"] == "the relay has ended"
+    assert not len(host.lines)
+    assert not starts(diary)
+
+
+async def test_many_calls_at_once_get_their_own_answers() -> None:
+    async with front_of(create_relay_host(honest())) as front:
+        await front.hello()
+        for number in range(300):
+            arguments = {"text": f"call {number}"}
+            front.say("tools/call", {"name": "echo", "arguments": arguments}, number)
+        await until(lambda: len(front.heard) == 301)
+        for frame in front.frames()[1:]:
+            assert frame["result"]["content"][0]["text"] == f"call {frame['id']}"
 
 
 # -- the end --------------------------------------------------------------------------------

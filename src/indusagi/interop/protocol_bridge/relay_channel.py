@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from indusagi.interop.protocol_bridge.relay_line import UNAVAILABLE
 from indusagi.interop.protocol_bridge.relay_request import Relayed
+from indusagi.interop.protocol_bridge.wire import RpcError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,13 +34,16 @@ class Channel:
         self._pace = pace
         self._on_frame = on_frame
         self._spent: list[Line] = []
+        self._over = False
 
     def ready(self, greeting: Sequence[JsonObject] = ()) -> Line:
         """Give the connection; if there is none, begin one with a greeting.
 
         Raises:
-            RpcError: None can be made now.
+            RpcError: None can be made now, or ever again.
         """
+        if self._over:
+            raise RpcError(UNAVAILABLE, "the relay has ended")
         if self.line is None:
             self.line = self._lines.open(self._on_frame, self._ended, self._pace, greeting)
         return self.line
@@ -79,7 +84,8 @@ class Channel:
         return self.find(frame.get("id")) if is_answer else None
 
     async def close(self) -> None:
-        """End the connection, and see those gone that broke before."""
+        """End the connection for good, and see those gone that broke before."""
+        self._over = True
         ending, self._spent = self._spent, []
         if self.line is not None:
             ending.append(self.line)
