@@ -12,8 +12,6 @@ from indusagi.capabilities.arguments import ArgumentChecker, near
 from indusagi.core.json import NotJson, compact_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from indusagi.core.json import JsonLike, JsonObject, JsonValue
 
 CHECKER = ArgumentChecker(
@@ -200,9 +198,12 @@ def test_the_name_that_was_probably_meant_is_found(given_name: str, meant: str |
     assert near(given_name, ["filePath", "oldText", "pattern"]) == meant
 
 
-@pytest.mark.parametrize("wrap", [lambda text: {"path": text}, lambda text: {"edits": [[text]]}])
+LONG = "x" * 1_000_000
+
+
+@pytest.mark.parametrize("given_long", [{"path": LONG}, {"edits": [{"oldText": LONG}]}])
 async def test_a_long_text_is_not_written_out_to_be_weighed(
-    wrap: Callable[[str], JsonObject], monkeypatch: pytest.MonkeyPatch
+    given_long: JsonObject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[int] = []
 
@@ -212,11 +213,11 @@ async def test_a_long_text_is_not_written_out_to_be_weighed(
 
     monkeypatch.setattr(arguments, "compact_json", weighing)
     checker = ArgumentChecker({"type": "object"})
-    assert await checker.check(wrap("x" * 1_000_000)) == []
+    assert await checker.check(given_long) == []
     assert max(written) < 100
 
 
 async def test_what_is_no_json_is_found_beside_a_long_text() -> None:
-    bad = {"text": "x" * 1_000_000, "list": [{1: "a"}]}
+    bad = {"text": LONG, "list": [{1: "a"}]}
     with pytest.raises(NotJson):
         await ArgumentChecker({"type": "object"}).check(cast("JsonObject", bad))
