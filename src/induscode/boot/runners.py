@@ -192,6 +192,11 @@ class McpCapabilities:
         known = () if self.booted is None else self.booted.from_store
         return tuple(one for one in self.plan.configs if one not in known)
 
+    def eager(self) -> Sequence[str]:
+        """Name the servers that are to run whether one of their tools is called or not."""
+        rows = (row for row in self.plan.rows if row.start != "lazy")
+        return tuple(row.id for row in rows if row.id in self.plan.configs)
+
     async def aclose(self) -> None:
         """Close the servers, and write the books to their end."""
         if self.booted is not None:

@@ -6,6 +6,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from anyio import create_task_group, to_thread
+
 from induscode.boot.runners import (
     McpCapabilities,
     attach_servers,
@@ -71,8 +73,8 @@ async def open_session(
     """Open all that a run needs, and close it at the end.
 
     With a `plan` of its own the run has these servers and no others; those that are known wait
-    until one of their tools is called, unless the run is a `lasting` one. Without a profile there
-    are no native cards.
+    until one of their tools is called, or somebody wakes them. Without a profile there are no
+    native cards.
 
     Raises:
         UnknownCapability: A native tool that was asked for is none.
@@ -81,21 +83,44 @@ async def open_session(
     from induscode.deck.mcp.store import open_store  # noqa: PLC0415 — for those who open one
 
     async with AsyncExitStack() as stack:
-        framework = framework or DeckFramework()
-        context = DeckContext(invocation.cwd, framework, invocation.sandbox)
-        if profile is None or invocation.no_tools:
-            native = ToolDeck((), base_context(context))
-        else:
-            native = select_tools(provision_deck(profile, context), invocation.tools)
-        stack.push_async_callback(native.context.aclose)
+        context = DeckContext(invocation.cwd, framework or DeckFramework(), invocation.sandbox)
+        # A name that is none is told before anything is started.
+        chosen = _native(invocation, profile, context) if invocation.tools else None
         store = await open_store()
         stack.push_async_callback(store.aclose)
-        if plan is None:
-            mcp = await load_mcp_capabilities(invocation, store, handlers=handlers, wait=wait)
-        else:
-            lazy = tuple(plan.configs) if lasting is None else None
-            mcp = await attach_servers(
-                plan, store, lazy=lazy, handlers=handlers, wait=wait, lasting=lasting
-            )
-        stack.push_async_callback(mcp.aclose)
+        decks: list[ToolDeck] = [] if chosen is None else [chosen]
+
+        async def load() -> None:
+            decks.append(await to_thread.run_sync(_native, invocation, profile, context))
+
+        mcp = McpCapabilities()
+        async with create_task_group() as tasks:
+            # Servers start while cards are loaded: both take a while, and neither needs the other.
+            if not decks:
+                tasks.start_soon(load)
+            mcp = await _servers(invocation, store, plan, handlers, wait, lasting)
+            stack.push_async_callback(mcp.aclose)
+        (native,) = decks
+        stack.push_async_callback(native.context.aclose)
         yield Session(invocation, native, mcp, store, wrap)
+
+
+async def _servers(
+    invocation: Invocation,
+    store: LedgerStore,
+    plan: ServerPlan | None,
+    handlers: Handlers | None,
+    wait: bool,
+    lasting: Lasting | None,
+) -> McpCapabilities:
+    if plan is None:
+        return await load_mcp_capabilities(invocation, store, handlers=handlers, wait=wait)
+    return await attach_servers(
+        plan, store, lazy=tuple(plan.configs), handlers=handlers, wait=wait, lasting=lasting
+    )
+
+
+def _native(invocation: Invocation, profile: Profile | None, context: DeckContext) -> ToolDeck:
+    if profile is None or invocation.no_tools:
+        return ToolDeck((), base_context(context))
+    return select_tools(provision_deck(profile, context), invocation.tools)

@@ -18,7 +18,7 @@ from induscode.deck.provision import ToolDeck
 from induscode.terminal import complain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from anyio.abc import TaskGroup
 
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 FIRST_S = 5.0
 """How long servers that were never seen before may keep the first client waiting."""
 _REMEMBERED = 1_000
+_LISTED_S = 1.0
+"""How long servers that are known wait for a client that asks for the list before they start."""
 _TOGETHER_S = 0.05
 """Changes that come so close together are told as one."""
 
@@ -51,6 +53,7 @@ class GatewayBox:
 
     native: DeckToolBox
     remote: DeckToolBox
+    on_listed: Callable[[], None]
 
     @property
     def runner(self) -> GatewayBox:
@@ -59,6 +62,7 @@ class GatewayBox:
 
     def descriptors(self) -> Sequence[ToolDescriptor]:
         """List the native cards, then the tools of servers."""
+        self.on_listed()
         return (*self.native.descriptors(), *self.remote.descriptors())
 
     async def run(
@@ -97,6 +101,7 @@ class Gateway:
         self._native = session.native.map_capabilities(gate.native)
         self._ourselves: dict[str, ServerConfig] = {}
         self._moved = anyio.Event()
+        self._listed = anyio.Event()
         self._said: set[str] = set()
         self._box: GatewayBox | None = None
         self._boxed: BridgeLedger | None = None
@@ -127,7 +132,7 @@ class Gateway:
         grafted = deck.tools()[len(self._native.tools()) :]
         unlimited = replace(deck.context, budget=UNLIMITED)
         remote = ToolDeck(map(self._gate.remote, grafted), unlimited)
-        return GatewayBox(self._native.into_tool_box(), remote.into_tool_box())
+        return GatewayBox(self._native.into_tool_box(), remote.into_tool_box(), self._listed.set)
 
     def summary(self) -> str:
         """Say in one line what is served."""
@@ -158,11 +163,18 @@ class Gateway:
                 for server in self._fleet.status():
                     self._look_at(server, tasks)
                 tasks.start_soon(self._announce, host)
+                tasks.start_soon(self._start_known)
                 if self._frame.watch is not None:
                     await self._reread(self._frame.watch, told, tasks)
                 await anyio.sleep_forever()
             finally:
                 leave()
+
+    async def _start_known(self) -> None:
+        """Start servers that were seen before; the first list needs none, and comes first."""
+        with anyio.move_on_after(_LISTED_S):
+            await self._listed.wait()
+        await self._booted.wake(self.session.mcp.eager())
 
     def _heard(self, event: FleetEvent, tasks: TaskGroup) -> None:
         if event.event == "phase":
