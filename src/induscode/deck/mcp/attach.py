@@ -79,7 +79,7 @@ async def attach_bridge_capabilities(
         after,
         fleet,
         fleet.status(),
-        len(after.since(ledger.next_seq)),
+        after.next_seq - ledger.next_seq,
         enrolment=enrolment,
         notes=(*fleet.notes, *enrolment.notes),
     )

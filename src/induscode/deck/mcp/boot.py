@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.handlers import Handlers
     from indusagi.interop.protocol_bridge.supervision import Supervision
     from induscode.deck.mcp.attach import AttachResult
+    from induscode.deck.mcp.enrolment import Enrolment
     from induscode.deck.mcp.pins import StorePins
     from induscode.deck.mcp.store import LedgerStore
 
@@ -85,6 +86,7 @@ class BootedBridge:
     _pins: StorePins
     _present: dict[str, tuple[ServerConfig, bool]]
     """What each server is made from, and whether it is trusted."""
+    _tidying: Owner
 
     async def change(self, plan: BootPlan) -> Changed:
         """Have the servers of a plan in place of those there are; what is the same goes on.
@@ -107,6 +109,8 @@ class BootedBridge:
             enrolment.forget(server)
             del self._present[server]
         await _close(fleet, (*removed, *replaced))
+        self.journal.forget(removed)
+        self._pins.learn(dict.fromkeys(removed, ""), ())
         fresh = [wanted[one][0] for one in (*replaced, *added) if wanted[one][1]]
         known, notes = await self._introduced(fresh)
         for server in (*replaced, *added):
@@ -138,8 +142,9 @@ class BootedBridge:
 
     async def aclose(self) -> None:
         """Close the servers, and write the books to their end; the store stays open."""
-        self._background.cancel()
-        await self._background.ended()
+        for owner in (self._background, self._tidying):
+            owner.cancel()
+            await owner.ended()
         if self.attached.enrolment is not None:
             self.attached.enrolment.close()
         if self.attached.fleet is not None:
@@ -196,9 +201,12 @@ async def boot_bridge(
     )
     background = Owner("boot of servers")
     background.start(_start(attached.fleet, started, books, plan.retention))
+    tidying = Owner("tidying of the ledger")
+    if attached.enrolment is not None:
+        tidying.start(_keep_short(attached.enrolment, store))
     told = replace(attached, notes=(*attached.notes, *notes, *store.notes))
     present = {one.id: (one, one.id not in plan.untrusted) for one in plan.servers}
-    return BootedBridge(told, books, tuple(known), background, pins, present)
+    return BootedBridge(told, books, tuple(known), background, pins, present, tidying)
 
 
 def _names(known: Mapping[str, Sequence[RemoteTool]]) -> dict[str, list[str]]:
@@ -231,6 +239,16 @@ async def _wake(fleet: ServerFleetImpl, server: str) -> None:
         await fleet.wake(server)
     except ProtocolFault:
         return  # it was taken out meanwhile
+
+
+async def _keep_short(enrolment: Enrolment, store: LedgerStore) -> None:
+    """Have the ledger go on without its past, whenever that is long and in the store."""
+    while True:
+        await enrolment.long()
+        end = enrolment.ledger.next_seq
+        # A store that has lost its file keeps in memory what this process needs.
+        if await store.flush() or store.path is None:
+            enrolment.compact(end)
 
 
 async def _prune(books: Journal, keep: Retention) -> None:

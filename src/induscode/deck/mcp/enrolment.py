@@ -3,6 +3,9 @@
 A server that dies keeps its tools enrolled, since it comes back under the same names; calls say
 meanwhile that it is not there. A definition that is not the one it was pinned to is taken out of
 the deck until somebody approves it.
+
+A server may change its tools for as long as it runs, and every change is an event. Once these are
+many more than the tools, whoever keeps them elsewhere can have the ledger go on without them.
 """
 
 from __future__ import annotations
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
 PinVerdict: TypeAlias = Literal["first", "same", "drift"]
 """A definition nobody has seen, the pinned one, or another one than that."""
 JournalOp: TypeAlias = Literal["connect", "ready", "fault", "drift", "approve"]
+LONGEST_LOG = 200
+"""So many events a ledger has before anybody is told that it is long; or two for each live tool."""
 
 
 class PinBook(Protocol):
@@ -97,6 +102,7 @@ class Enrolment:
         self._listed: dict[str, Sequence[RemoteTool]] = {}
         self._unfit: dict[RemoteToolRef, str] = {}
         self._holding = True
+        self._long = asyncio.Event()
         self._leave = fleet.follow(self._heard)
 
     @property
@@ -180,10 +186,10 @@ class Enrolment:
             except NotJson as exc:  # a number beyond all bounds, say: it has no digest
                 self._unfit[remote.ref] = str(exc)
                 self._retire(remote.ref, server)
-        for ref in [ref for ref in self._drifted if ref.server == server and ref not in refs]:
-            del self._drifted[ref]
-        if self._sink is not None and self._ledger is not before:
-            self._sink.keep(self._ledger.since(before.next_seq))
+        for known in (self._drifted, self._left_places):
+            for ref in [ref for ref in known if ref.server == server and ref not in refs]:
+                del known[ref]
+        self._keep_since(before)
         self._listed[server] = listed
         self._tell_listed(server)
 
@@ -287,24 +293,46 @@ class Enrolment:
         self._enroll(ref.server, remote, self._left_places.pop(ref, None))
         if self._sink is not None:
             self._sink.note("approve", ref.server, ref.name, "")
-            self._sink.keep(self._ledger.since(before.next_seq))
-            self._tell_listed(ref.server)
+        self._keep_since(before)
+        self._tell_listed(ref.server)
         return True
 
     def withdraw(self, server: str) -> None:
         """Retire all that a server has enrolled."""
         before = self._ledger
         self._ledger = before.withdraw_server(server, self._now())
-        if self._sink is not None and self._ledger is not before:
-            self._sink.keep(self._ledger.since(before.next_seq))
+        self._keep_since(before)
 
     def forget(self, server: str) -> None:
         """Retire all that a server has enrolled, and know nothing of it: another may follow it."""
         self.withdraw(server)
         self._listed.pop(server, None)
-        for refs in (self._drifted, self._left_places, self._unfit):
-            for ref in [ref for ref in refs if ref.server == server]:
-                del refs[ref]
+        for known in (self._drifted, self._left_places, self._unfit):
+            for ref in [ref for ref in known if ref.server == server]:
+                del known[ref]
+
+    # -- keeping it short -------------------------------------------------------------------
+
+    async def long(self) -> None:
+        """Wait until the ledger has many more events than tools, and somebody was told them."""
+        await self._long.wait()
+
+    def compact(self, before: int) -> None:
+        """Have a ledger without the events before a number; for whoever has kept these."""
+        places = self._left_places.values()
+        self._ledger = self._ledger.compacted(before, places_of=places)
+        self._long.clear()
+        self._look_at_length()
+
+    def _keep_since(self, before: BridgeLedger) -> None:
+        if self._sink is not None and self._ledger is not before:
+            self._sink.keep(self._ledger.since(before.next_seq))
+            self._look_at_length()
+
+    def _look_at_length(self) -> None:
+        events = self._ledger.events
+        if events > LONGEST_LOG and events > 2 * len(self._ledger.snapshot.live):
+            self._long.set()
 
 
 def _owner(ref: RemoteToolRef) -> str:

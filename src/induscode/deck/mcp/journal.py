@@ -81,6 +81,12 @@ class Journal:
             # Which tools it had belongs to what it was.
             self._listed.pop(config.id, None)
 
+    def forget(self, servers: Iterable[str]) -> None:
+        """Know no longer what servers were that are gone; their secrets stay secret."""
+        for server in servers:
+            for known in (self._configs, self._identities, self._listed):
+                known.pop(server, None)
+
     def knows(self, listings: Mapping[str, Sequence[str]]) -> None:
         """Take for known which tools servers had when they were seen last."""
         self._listed.update({server: tuple(names) for server, names in listings.items()})

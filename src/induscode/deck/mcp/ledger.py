@@ -3,7 +3,8 @@
 Pure: no clock, no file, no server. A ledger is a value; every change gives a new one and leaves the
 old one as it was. The log is the truth, the snapshot is what it comes to. A chain of ledgers shares
 one list of events, so that n enrolments one by one cost n steps in all; only a second branch that
-grows out of an older value copies.
+grows out of an older value copies. Whoever has kept the events elsewhere may have a ledger without
+them: `compacted` gives the same deck, which goes on in the same way.
 """
 
 from __future__ import annotations
@@ -94,8 +95,31 @@ class _Fold:
         self.by_ref: dict[RemoteToolRef, BridgeKey] = {}
         self.by_name: dict[str, BridgeKey] = {}
         self.high_water = 0
-        # Of every key that ever was live: a tool that is approved again gets its place back.
+        # Of keys that were live, too: a tool that is approved again gets its place back.
         self._places: dict[BridgeKey, int] = {}
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Fold):
+            return NotImplemented
+        return (self.live, self._places, self.high_water) == (
+            other.live,
+            other._places,
+            other.high_water,
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def copy(self) -> _Fold:
+        """Give one that can go another way."""
+        fold = _Fold()
+        fold.live, fold.by_ref, fold.by_name = {**self.live}, {**self.by_ref}, {**self.by_name}
+        fold._places, fold.high_water = {**self._places}, self.high_water
+        return fold
+
+    def forget_places(self, but: Iterable[BridgeKey]) -> None:
+        """Forget where retired definitions stood, other than some of them."""
+        kept = {*self.live, *but}
+        self._places = {key: place for key, place in self._places.items() if key in kept}
 
     def apply(self, entry: BridgeEntry) -> None:
         if entry.capability is None:
@@ -140,8 +164,8 @@ class _Fold:
         return sorted(owned, key=self._places.__getitem__)
 
 
-def _fold(entries: Iterable[BridgeEntry]) -> _Fold:
-    fold = _Fold()
+def _fold(entries: Iterable[BridgeEntry], base: _Fold | None = None) -> _Fold:
+    fold = _Fold() if base is None else base.copy()
     for entry in sorted(entries, key=lambda entry: entry.seq):
         fold.apply(entry)
     return fold
@@ -150,9 +174,11 @@ def _fold(entries: Iterable[BridgeEntry]) -> _Fold:
 class _Chain:
     """The events that a line of ledgers shares, and what all of them come to."""
 
-    def __init__(self, entries: Iterable[BridgeEntry]) -> None:
+    def __init__(self, entries: Iterable[BridgeEntry], base: _Fold) -> None:
+        self.base = base
+        """What the events before these came to; never changed."""
         self.entries = list(entries)
-        self.fold = _fold(self.entries)
+        self.fold = _fold(self.entries, base)
         self.lock = threading.Lock()
 
 
@@ -170,18 +196,22 @@ class BridgeLedger:
     @classmethod
     def empty(cls) -> BridgeLedger:
         """Give a ledger without events; the first one will have the number 1."""
-        return cls(_Chain(()), 0, 1)
+        return cls(_Chain((), _Fold()), 0, 1)
 
     @classmethod
     def from_log(cls, log: Iterable[BridgeEntry]) -> BridgeLedger:
         """Take up a log where it ended."""
-        chain = _Chain(log)
+        chain = _Chain(log, _Fold())
         return cls(chain, len(chain.entries), chain.fold.high_water + 1)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, BridgeLedger):
             return NotImplemented
-        return self.next_seq == other.next_seq and self.log == other.log
+        return (
+            self.next_seq == other.next_seq
+            and self.log == other.log
+            and self._chain.base == other._chain.base
+        )
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -190,8 +220,18 @@ class BridgeLedger:
 
     @property
     def log(self) -> Sequence[BridgeEntry]:
-        """The events, in the order they were appended."""
+        """The events, in the order they were appended; those that were folded in are not."""
         return tuple(self._chain.entries[: self._length])
+
+    @property
+    def folded(self) -> int:
+        """The number of the last event that is not in the log any more; 0 if the log is whole."""
+        return self._chain.base.high_water
+
+    @property
+    def events(self) -> int:
+        """How many events the log has."""
+        return self._length
 
     @property
     def snapshot(self) -> LedgerSnapshot:
@@ -205,7 +245,7 @@ class BridgeLedger:
         """Give the fold of this ledger's own events; the chain's if nobody went on from here."""
         if self._length == len(self._chain.entries):
             return self._chain.fold
-        return _fold(self._chain.entries[: self._length])
+        return _fold(self._chain.entries[: self._length], self._chain.base)
 
     # -- changes ----------------------------------------------------------------------------
 
@@ -277,14 +317,43 @@ class BridgeLedger:
             if self._length == len(self._chain.entries):
                 chain = self._chain
             else:  # another ledger went on from here: this one needs a list of its own
-                chain = _Chain(self._chain.entries[: self._length])
+                chain = _Chain(self._chain.entries[: self._length], self._chain.base)
             chain.entries.extend(entries)
             for entry in entries:
                 chain.fold.apply(entry)
         return BridgeLedger(chain, self._length + len(entries), self.next_seq + len(entries))
 
+    def compacted(
+        self, before: int | None = None, *, places_of: Iterable[BridgeKey] = ()
+    ) -> BridgeLedger:
+        """Give the same deck without its past: events before a number are folded in.
+
+        For whoever has kept these events, or all events if no number is given. What is live, its
+        order, the next number and what further changes lead to stay the same; only, of definitions
+        that are retired, those in `places_of` alone can still be superseded in their place.
+        """
+        end = self.next_seq if before is None else before
+        entries = self._chain.entries[: self._length]
+        folded = [entry for entry in entries if entry.seq < end]
+        if not folded:
+            return self
+        rest = [entry for entry in entries if entry.seq >= end]
+        base = _fold(folded, self._chain.base)
+        superseded = [entry.supersedes for entry in rest if entry.supersedes is not None]
+        base.forget_places(but=(*places_of, *superseded))
+        return BridgeLedger(_Chain(rest, base), len(rest), self.next_seq)
+
     def since(self, seq: int) -> Sequence[BridgeEntry]:
-        """List the events from a number on, for whoever keeps them."""
+        """List the events from a number on, for whoever keeps them.
+
+        Raises:
+            BridgeFault: Some of them were folded in.
+        """
+        if max(seq, 1) <= self.folded:
+            raise BridgeFault(
+                f"the events {seq} to {self.folded} of the ledger were folded in: "
+                "whoever had this done has them"
+            )
         # Numbers rise with the place in the log, but a log that was taken up may have gaps.
         entries = self._chain.entries
         at = self._length
