@@ -279,6 +279,29 @@ async def test_a_call_that_runs_when_the_host_is_stopped_may_finish() -> None:
     assert "result" in await front.hears(lambda frame: frame.get("id") == 5)
 
 
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({"authorization": "Bearer wrong"}, 401),
+        ({"authorization": f"Bearer {TOKEN}", "host": "evil.com"}, 421),
+        ({"authorization": f"Bearer {TOKEN}", "origin": "http://evil.com"}, 403),
+    ],
+)
+async def test_r51_whoever_may_not_come_in_starts_no_server(
+    headers: dict[str, str], status: int, tmp_path: Path
+) -> None:
+    diary = tmp_path / "diary"
+    host = create_relay_host(honest("--log", diary))
+    async with http_fronts(host, 1, without_token=False, tokens=[TOKEN]) as [front]:
+        front.session |= headers
+        front.say("initialize", HELLO, 1)
+        front.say("tools/list", stamped(), 2)
+        await until(lambda: len(front.statuses) == 2)
+        assert front.statuses == [status, status]
+    assert not starts(diary)
+
+
 # -- servers behind an address --------------------------------------------------------------
 
 
@@ -352,6 +375,30 @@ async def test_a_server_behind_an_address_is_relayed_as_well(kind: str, carrier:
                     headed = {"name": "headed", "arguments": {"region": "here"}}
                     if carrier == "memory":
                         assert "result" in await front.ask("tools/call", stamped(headed), 6)
+
+
+async def test_a_number_that_cannot_be_written_again_is_told_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def answer(exchange: Exchange) -> None:
+        identity = json.dumps(exchange.request.rpc.get("id")).encode()
+        if exchange.request.is_a("GET") or exchange.request.is_a("DELETE"):
+            await exchange.reply(405)
+            return
+        await exchange.open_events()
+        asked = b'{"jsonrpc":"2.0","id":%b,"method":"roots/list","params":{"n":1e400}}' % identity
+        await exchange.event(data=asked.decode())
+        body = b'{"jsonrpc":"2.0","id":%b,"result":{"n":1e400}}' % identity
+        await exchange.event(data=body.decode())
+        await exchange.end_events()
+
+    async with http_server(answer) as server:
+        host = create_relay_host(StreamableHttpServerConfig("there", server.url))
+        async with front_of(host) as front:
+            told = await front.ask("tools/list", stamped())
+            assert "too large" in told["error"]["message"]
+            assert len(front.heard) == 1
+            assert "roots/list" in caplog.text
 
 
 async def test_an_address_where_nobody_is_is_named() -> None:

@@ -15,6 +15,7 @@ from tests.support.waiting import until
 
 from indusagi.interop import HostLimits, StdioServerConfig, create_relay_host
 from indusagi.interop.protocol_bridge import relay_line
+from indusagi.interop.protocol_bridge.relay_tools import ToolSchemas
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -357,6 +358,25 @@ async def test_a_request_without_a_token_passes_as_it_was_written(behind: Behind
         assert asked["params"].encoded == text
 
 
+async def test_what_cannot_be_written_again_is_refused_or_dropped(
+    behind: Behind, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A number that no double holds passes in the bytes it came in, and in no others."""
+    async with http_fronts(create_relay_host(CONFIG)) as [front]:
+        params = json.dumps(stamped({"name": "t"}, progressToken=7))[:-1].encode()
+        head = b'{"jsonrpc":"2.0","id":5,"method":"tools/call","params":'
+        front.write(head + params + b',"n":1e400}}')
+        refused = await front.hears(lambda frame: frame.get("id") == 5)
+        assert "too large" in refused["error"]["message"]
+        modern_call(front, 6, progressToken=7)
+        asked = await behind.heard("tools/call")
+        step = b'{"method":"notifications/progress","params":{"progressToken":%d,"n":1e400}}'
+        behind.link.say(step % asked["id"])
+        behind.link.say(b'{"id":%d,"result":{"n":1e400}}' % asked["id"])
+        assert b'"result":{"n":1e400}' in (await front.hears_raw(6))
+        assert "too large" in caplog.text
+
+
 @pytest.mark.parametrize("method", ["sampling/createMessage", "elicitation/create", "roots/list"])
 async def test_a_push_that_names_nobody_is_refused_and_never_delivered(
     behind: Behind, method: str, caplog: pytest.LogCaptureFixture
@@ -473,6 +493,35 @@ async def test_steps_to_a_client_that_does_not_read_do_not_pile_up(behind: Behin
         behind.link.answer(asked["id"], {})
         await front.hears(lambda frame: frame.get("id") == 1)
         assert len(front.heard) < 200
+
+
+async def test_of_very_many_tools_the_last_are_remembered(behind: Behind) -> None:
+    schema: Any = {"type": "object", "properties": {"r": {"x-mcp-header": "R"}}}
+    schemas = ToolSchemas()
+    schemas.learn({"tools": [{"name": f"t{n}", "inputSchema": schema} for n in range(1_001)]})
+    assert schemas.of("t0") is None
+    assert schemas.of("t1") == schemas.of("t1000") == schema
+    schemas.learn({"tools": [{"name": "t1", "inputSchema": {"type": "object"}}]})
+    assert schemas.of("t1") is None
+    schemas.learn({"tools": {}})
+
+
+async def test_a_late_answer_to_a_cancelled_call_is_not_heard(behind: Behind) -> None:
+    async with front_of(create_relay_host(CONFIG)) as front:
+        front.say("x/y", {}, 1)
+        await behind.heard("x/y")
+        front.say("notifications/cancelled", {"requestId": 1})
+        await behind.heard("notifications/cancelled")
+        behind.link.answer(1, {})
+        await front_settled(front, behind)
+        assert [frame["id"] for frame in front.frames()] == [2]
+
+
+async def front_settled(front: Any, behind: Behind) -> None:
+    front.say("ping", None, 2)
+    await behind.heard("ping")
+    behind.link.answer(2, {})
+    await front.following()
 
 
 async def test_a_header_that_a_tool_wants_is_checked_once_the_tool_was_listed(

@@ -234,6 +234,11 @@ class HttpFront(Front):
             heard.append(json.loads(body))
             self.hear(body)
 
+    async def hears_raw(self, identity: Any) -> bytes:
+        """Wait for the answer to a request, and give it as it was written."""
+        await self.hears(lambda frame: frame.get("id") == identity)
+        return next(text for text in self.heard if json.loads(text).get("id") == identity)
+
     def listen(self) -> None:
         """Open the standing stream."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, cast
 
@@ -14,7 +15,9 @@ from indusagi.interop.protocol_bridge._http import guarded_client
 from indusagi.interop.protocol_bridge._sdk_streams import HttpStamp, StreamLink
 from indusagi.interop.protocol_bridge._sse import sse_link
 from indusagi.interop.protocol_bridge.contract import FaultDetail
+from indusagi.interop.protocol_bridge.frames import prepare
 from indusagi.interop.protocol_bridge.protocol import ServerFacts
+from indusagi.interop.protocol_bridge.wire import INTERNAL_ERROR
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -28,6 +31,9 @@ if TYPE_CHECKING:
     )
     from indusagi.interop.protocol_bridge.protocol import Peer
     from indusagi.interop.protocol_bridge.wire import Link
+
+
+_log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
@@ -62,7 +68,15 @@ class RelayLink(StreamLink):
 
     def _frame(self, message: JSONRPCMessage) -> JsonObject:
         frame = super()._frame(message)
-        return {key: value for key, value in frame.items() if key != "params" or value is not None}
+        try:
+            return {key: _kept(value) for key, value in frame.items() if value is not None}
+        except ValueError:
+            said = "it sent a number that is too large to be passed on"
+            if "method" in frame:
+                _log.warning("a server said %s: %s", frame["method"], said)
+                return {}
+            error: JsonObject = {"code": INTERNAL_ERROR, "message": said}
+            return {"jsonrpc": "2.0", "id": frame.get("id"), "error": error}
 
     def _error(self, message: JSONRPCError) -> JsonObject:
         frame = super()._error(message)
@@ -70,6 +84,10 @@ class RelayLink(StreamLink):
         if error["data"] is None:
             del error["data"]
         return frame
+
+
+def _kept(value: JsonValue) -> JsonValue:
+    return prepare(value) if isinstance(value, dict) else value
 
 
 class _Met:

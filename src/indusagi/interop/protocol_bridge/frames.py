@@ -72,6 +72,15 @@ def read_exact(line: bytes) -> JsonValue:
     return frame
 
 
+def prepare(value: JsonObject) -> Prepared:
+    """Write an object once, for good.
+
+    Raises:
+        ValueError: It holds a number that JSON has no way to write.
+    """
+    return Prepared(value, _STRICT.encode(value).encode("utf-8", "backslashreplace"))
+
+
 def _kept(value: JsonValue, text: str) -> JsonValue:
     if not isinstance(value, dict):
         return value
@@ -119,3 +128,6 @@ def _no_such_number(name: str) -> None:
 
 _DECODER = json.JSONDecoder(parse_constant=_no_such_number)
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False)
+_STRICT = json.JSONEncoder(
+    ensure_ascii=False, separators=(",", ":"), check_circular=False, allow_nan=False
+)

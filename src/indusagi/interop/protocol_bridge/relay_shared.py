@@ -13,12 +13,13 @@ import itertools
 import logging
 from typing import TYPE_CHECKING
 
+from indusagi.interop.protocol_bridge.frames import prepare
 from indusagi.interop.protocol_bridge.relay_channel import Channel
 from indusagi.interop.protocol_bridge.relay_request import PROGRESS, SUBSCRIPTION
-from indusagi.interop.protocol_bridge.wire import METHOD_NOT_FOUND
+from indusagi.interop.protocol_bridge.wire import METHOD_NOT_FOUND, RpcError
 
 if TYPE_CHECKING:
-    from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.host_request import HostRequest
     from indusagi.interop.protocol_bridge.relay_line import Lines, Pace
     from indusagi.interop.protocol_bridge.relay_request import Relayed
@@ -30,6 +31,8 @@ _log = logging.getLogger(__name__)
 VERSION = "io.modelcontextprotocol/protocolVersion"
 LOG_LEVEL = "io.modelcontextprotocol/logLevel"
 _MESSAGE = "notifications/message"
+_INVALID_PARAMS = -32602
+_TOO_LARGE = "it holds a number that is too large to be written again"
 _DOUBT_S = 5.0
 """For so long a request that was cancelled may still be the one that speaks."""
 
@@ -47,11 +50,15 @@ class SharedLine:
         """Hand a request on.
 
         Raises:
-            RpcError: There is no connection, and none can be made now.
+            RpcError: There is no connection, and none can be made now; or it cannot be written.
         """
         self._channel.ready()
         identity = next(self._ids)
-        return self._channel.hand_on(request, identity, _with_token(request, identity))
+        try:
+            params = _with_token(request, identity)
+        except ValueError:
+            raise RpcError(_INVALID_PARAMS, _TOO_LARGE) from None
+        return self._channel.hand_on(request, identity, params)
 
     async def close(self) -> None:
         """End the connection."""
@@ -61,12 +68,15 @@ class SharedLine:
 
     def _received(self, frame: JsonObject) -> None:
         method, identity = frame.get("method"), frame.get("id")
-        if not isinstance(method, str):
-            self._resolve(frame)
-        elif isinstance(identity, (int, str)):
-            self._refuse(identity, method)
-        else:
-            self._notice(frame, method)
+        try:
+            if not isinstance(method, str):
+                self._resolve(frame)
+            elif isinstance(identity, (int, str)):
+                self._refuse(identity, method)
+            else:
+                self._notice(frame, method)
+        except ValueError:
+            _log.warning("server %r: %s: dropped", self._name, _TOO_LARGE)
 
     def _resolve(self, frame: JsonObject) -> None:
         relayed = self._channel.answered(frame)
@@ -77,7 +87,7 @@ class SharedLine:
             if relayed.request.method == "tools/list":
                 self._schemas.learn(result)
             if relayed.request.standing:
-                frame = {**frame, "result": _renamed(result, SUBSCRIPTION, relayed)}
+                frame = {**frame, "result": _renamed(result, relayed)}
         relayed.answered(frame)
 
     def _refuse(self, identity: RequestId, method: str) -> None:
@@ -93,15 +103,11 @@ class SharedLine:
         if relayed is None:
             _log.warning("server %r says %s without saying to whom: dropped", self._name, method)
             return
-        carrier = relayed.request.carrier
-        if not carrier.room.is_set() and method in {PROGRESS, _MESSAGE}:
+        request = relayed.request
+        if method in {PROGRESS, _MESSAGE} and not request.carrier.room.is_set():
             return  # to a client that does not read, steps are not to pile up
-        if method == PROGRESS:
-            params = {**params, "progressToken": relayed.token}
-        elif relayed.request.standing:
-            params = _renamed(params, SUBSCRIPTION, relayed)
-        if not relayed.request.settled:
-            carrier.send({**frame, "params": params} if params else frame)
+        if not request.settled:
+            request.carrier.send({**frame, "params": _addressed(params, relayed)})
 
     def _meant(self, method: str, params: JsonObject) -> Relayed | None:
         if method == PROGRESS:
@@ -126,12 +132,19 @@ def _with_token(request: HostRequest, identity: RequestId) -> JsonObject | None:
     """Put an id that is unique here in the place of a client's progress token."""
     if request.meta.get("progressToken") is None:
         return None
-    return {**request.params, "_meta": {**request.meta, "progressToken": identity}}
+    return prepare({**request.params, "_meta": {**request.meta, "progressToken": identity}})
 
 
-def _renamed(value: JsonObject, key: str, relayed: Relayed) -> JsonObject:
+def _addressed(params: JsonObject, relayed: Relayed) -> JsonObject:
+    """Write a notice in the words of its client."""
+    if "progressToken" in params and relayed.token is not None:
+        return prepare({**params, "progressToken": relayed.token})
+    return _renamed(params, relayed) if relayed.request.standing else params
+
+
+def _renamed(value: JsonObject, relayed: Relayed) -> JsonObject:
     """Call a subscription what its client calls it."""
-    meta: JsonValue = value.get("_meta")
-    if not isinstance(meta, dict) or key not in meta:
+    meta = value.get("_meta")
+    if not isinstance(meta, dict) or SUBSCRIPTION not in meta:
         return value
-    return {**value, "_meta": {**meta, key: relayed.request.identity}}
+    return prepare({**value, "_meta": {**meta, SUBSCRIPTION: relayed.request.identity}})
