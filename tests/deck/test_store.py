@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -650,6 +651,22 @@ async def test_a_store_in_memory_that_fails_says_what_is_lost(
                 await store.rows("r1")
         assert ["1 batches were lost" in note.message for note in store.notes] == [True]
         assert await store.prune(Retention(runs=1), "r1") is None
+    finally:
+        await store.aclose()
+
+
+async def test_a_store_that_fails_for_long_names_the_first_failures_and_counts_the_rest() -> None:
+    def failing(number: int) -> Batch:
+        raise ValueError(f"failure {number}")
+
+    store = await memory_store()
+    try:
+        for number in (*range(5_000), *range(50)):
+            store.append(partial(failing, number))
+        await store.flush()
+        assert len(store.notes) == 101
+        assert "failure 99" in store.notes[99].message
+        assert store.notes[100].message == "4,900 further failures are not listed"
     finally:
         await store.aclose()
 

@@ -212,7 +212,7 @@ def _append(keeper: Keeper, writes: Sequence[Callable[[], Batch]]) -> None:
     try:
         keeper.append(writes)
     except Exception as exc:  # noqa: BLE001 — boundary: whoever waits for the thread must be told
-        keeper.notes.append(Note("the ledger", f"{len(writes)} batches were lost: {exc}"))
+        keeper.tell(Note("the ledger", f"{len(writes)} batches were lost: {exc}"))
 
 
 def _answer(ask: _Ask, keeper: Keeper) -> None:

@@ -27,6 +27,8 @@ T = TypeVar("T")
 _FAILURES = (sqlite3.Error, DamagedStore, ForeignStore, OSError)
 _DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _ADOPTED = ("pin", "list")
+_MOST_NOTES = 100
+"""Of a store that fails at every step the first failures say enough."""
 
 
 class Keeper:
@@ -34,6 +36,7 @@ class Keeper:
 
     def __init__(self, path: str | None) -> None:
         self.notes: list[Note] = []
+        self._untold = 0
         self._identity: tuple[int, int] | None = None
         self._db = LedgerDb(None) if path is None else self._opened(path)
 
@@ -70,14 +73,14 @@ class Keeper:
             return
         os.replace(f"{path}-end", f"{path}-end.gone")
         said = f"it held {known.position} rows and is not there any more; a new one was begun"
-        self.notes.append(Note(f"the ledger {path!r}", said))
+        self.tell(Note(f"the ledger {path!r}", said))
 
     def _given_up(self, path: str, failure: BaseException) -> LedgerDb:
         """Go on in memory, and say why: once, since there is nothing to give up after that."""
         owner = f"the ledger {path!r}"
         if not _is_damage(failure):
             said = f"it cannot be used ({failure}); what happens is kept until the session ends"
-            self.notes.append(Note(owner, said, "make room, or see who owns the file"))
+            self.tell(Note(owner, said, "make room, or see who owns the file"))
             return LedgerDb(None)
         try:
             aside = store_file.set_aside(path, self._identity)
@@ -87,7 +90,7 @@ class Keeper:
         remedy = "the next session begins a new one"
         if aside is not None:
             remedy = f"the damaged one is {aside}; {remedy}"
-        self.notes.append(Note(owner, said, remedy))
+        self.tell(Note(owner, said, remedy))
         return LedgerDb(None)
 
     def _fallen_back(self, failure: BaseException) -> None:
@@ -104,6 +107,17 @@ class Keeper:
         finally:
             file.close()
         self._db = memory
+
+    def tell(self, note: Note) -> None:
+        """Take down what went wrong: each thing once, and a count of what there is no room for."""
+        if note in self.notes:
+            return
+        if len(self.notes) < _MOST_NOTES:
+            self.notes.append(note)
+            return
+        self._untold += 1
+        more = Note("the ledger", f"{self._untold:,} further failures are not listed")
+        self.notes[_MOST_NOTES:] = [more]
 
     # -- writing ----------------------------------------------------------------------------
 
@@ -126,7 +140,7 @@ class Keeper:
             return make()
         except Exception as exc:  # noqa: BLE001 — boundary: one batch must not stop the thread
             said = f"something that happened could not be written down: {exc}"
-            self.notes.append(Note("the ledger", said))
+            self.tell(Note("the ledger", said))
             return None
 
     def prune(self, keep: Retention, own_run: str) -> Pruned | None:
@@ -138,7 +152,7 @@ class Keeper:
         if self._db.path is not None:
             store_file.write_end(self._db.path, end)
         said = f"{pruned.runs} old runs with {pruned.rows} rows were taken out; a row says so"
-        self.notes.append(Note("the ledger", said))
+        self.tell(Note("the ledger", said))
         return pruned
 
     # -- reading ----------------------------------------------------------------------------
