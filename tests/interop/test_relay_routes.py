@@ -575,6 +575,17 @@ async def test_so_many_clients_have_a_connection_of_their_own_and_no_more(behind
         await until(lambda: len(behind.links) == 3)
 
 
+async def test_calls_that_hang_hold_up_no_other(behind: Behind) -> None:
+    host = create_relay_host(CONFIG, limits=HostLimits(calls=2, linger_s=0.1))
+    async with front_of(host) as front:
+        for number in range(10):
+            front.say("x/y", {}, number)
+        front.say("ping", None, "last")
+        await behind.heard("ping")
+        behind.link.answer("last", {})
+        await front.hears(lambda frame: frame.get("id") == "last")
+
+
 async def test_a_server_that_takes_nothing_is_not_given_more(behind: Behind) -> None:
     host = create_relay_host(CONFIG, limits=HostLimits(waiting=2, linger_s=0.1))
     async with front_of(host) as front:

@@ -91,6 +91,8 @@ class HostRequest:
     cancel: CancelToken = field(default_factory=CancelToken)
     standing: bool = False
     """It stays for as long as the client likes, and takes nobody's place."""
+    elsewhere: bool = False
+    """Somebody else works on it: it waits in no line of ours."""
     released: bool = False
     """It was ended by us, in good order: it is answered all the same."""
     settled: bool = False

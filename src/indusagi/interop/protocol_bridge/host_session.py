@@ -198,7 +198,8 @@ class Conversation:
 
     async def _run(self, request: HostRequest, work: Work) -> None:
         try:
-            result = await (work if request.standing else self._in_turn(request, work))
+            at_once = request.standing or request.elsewhere
+            result = await (work if at_once else self._in_turn(request, work))
             if not request.carrier.room.is_set():
                 with request.cancel.guard():
                     await request.carrier.room.wait()

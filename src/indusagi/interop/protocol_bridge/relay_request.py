@@ -44,6 +44,7 @@ class Relayed:
         self._timer: asyncio.TimerHandle | None = None
         self._forget = request.cancel.on_cancel(self._cancelled)
         request.standing = request.method == LISTEN
+        request.elsewhere = True
 
     # -- for the conversation ---------------------------------------------------------------
 
