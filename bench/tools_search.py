@@ -104,6 +104,18 @@ ROWS: tuple[Row, ...] = (
         budget=1.3,
     ),
     Row(
+        "find-sorted",
+        "names among 40,000 files, in order",
+        "rg --files --sort path",
+        partial(
+            compare_tool,
+            "find",
+            {"query": _NAMED},
+            ["--files", "-0", "--sort=path", f"--iglob=*{_NAMED}*", "--"],
+        ),
+        budget=1.3,
+    ),
+    Row(
         "find",
         "names among 40,000 files",
         "rg --files",
