@@ -37,7 +37,9 @@ _log = logging.getLogger(__name__)
 _KEPT = 64
 """So many words of the server wait for a stream; those after them are dropped or refused."""
 _UNREAD = 1_000
-"""So many notices are sent to a client that does not read; after that they are dropped."""
+"""So many words are sent to a client that does not read; those after them go the same way."""
+_REMEMBERED = 1_000
+"""So many subscriptions outlive the server that they were made with."""
 _greetings = itertools.count(1)
 
 
@@ -134,13 +136,10 @@ class RelayClient:
     # -- what the server says ---------------------------------------------------------------
 
     def _received(self, frame: JsonObject) -> None:
-        method, identity = frame.get("method"), frame.get("id")
-        if not isinstance(method, str):
-            self._resolve(frame)
-        elif isinstance(identity, (int, str)) and len(self._asked) >= self._limits.asks:
-            self._refuse(identity, "the client has too many questions to answer")
-        else:
+        if isinstance(frame.get("method"), str):
             self._tell(frame)
+        else:
+            self._resolve(frame)
 
     def _refuse(self, identity: RequestId, said: str) -> None:
         error: JsonObject = {"code": UNAVAILABLE, "message": said}
@@ -166,7 +165,8 @@ class RelayClient:
             self._schemas.learn(result)
         elif method in {"logging/setLevel", "resources/subscribe"}:
             frame: JsonObject = {"jsonrpc": "2.0", "method": method, "params": params}
-            self._settings[_subject(params)] = frame
+            if len(self._settings) < _REMEMBERED:
+                self._settings[_subject(params)] = frame
         elif method == "resources/unsubscribe":
             self._settings.pop(_subject(params), None)
 
@@ -175,27 +175,33 @@ class RelayClient:
     def _tell(self, frame: JsonObject) -> None:
         carrier, identity = self._way(frame), frame.get("id")
         asks = isinstance(identity, (int, str))
-        if carrier is None and len(self._kept) >= _KEPT:
-            _log.warning("a client has no stream open: what it is told is dropped")
+        if not self._takes(carrier):
             if asks:
-                self._refuse(identity, "the client has no stream on which it could be asked")
+                self._refuse(identity, "the client reads nothing at the moment")
             return
         if asks:
+            if len(self._asked) >= self._limits.asks:
+                # A server may give up a question without a word: those must not add up.
+                del self._asked[next(iter(self._asked))]
             self._asked[identity] = carrier
         if carrier is None:
             self._kept.append(frame)
-        elif asks or self._reads(carrier):
+        else:
             carrier.send(frame)
 
-    def _reads(self, carrier: Carrier) -> bool:
-        """Tell whether a notice may be sent: to one who does not read, they are not to pile up."""
-        if carrier.room.is_set():
+    def _takes(self, carrier: Carrier | None) -> bool:
+        """Tell whether there is room for one more; what nobody reads is not to pile up."""
+        if carrier is None:
+            taken = len(self._kept) < _KEPT
+        elif carrier.room.is_set():
             self._unread = 0
-            return True
-        self._unread += 1
-        if self._unread == _UNREAD + 1:
-            _log.warning("a client does not read: notices to it are dropped")
-        return self._unread <= _UNREAD
+            taken = True
+        else:
+            self._unread += 1
+            taken = self._unread <= _UNREAD
+        if not taken:
+            _log.debug("a client reads nothing: what it is told is dropped")
+        return taken
 
     def _way(self, frame: JsonObject) -> Carrier | None:
         method, params = frame.get("method"), frame.get("params")
