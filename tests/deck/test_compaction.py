@@ -214,10 +214,10 @@ def entries_held() -> int:
 @pytest.mark.anyio
 @pytest.mark.process
 async def test_5000_changes_of_a_server_leave_no_more_behind_than_a_few(tmp_path: Path) -> None:
-    rounds, flips, flipped = 50, 50, 2
+    rounds, flips, flipped = 10, 250, 1
     most = 2 * LONGEST_LOG + 4 * flips * flipped
     async with stored(tmp_path) as store, booted(store, honest(id="h")) as bridge:
-        enrolment, listed = enrolment_of(bridge), listed_by(bridge, "h")[:4]
+        enrolment, listed = enrolment_of(bridge), listed_by(bridge, "h")[:2]
         enrolment.take_tools("h", listed)
         first, before, held = enrolment.ledger.next_seq, entries_held(), list[int]()
         for _ in range(rounds):

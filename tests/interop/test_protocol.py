@@ -392,6 +392,14 @@ async def test_r21_a_list_without_end_is_capped_and_noted() -> None:
     assert peer.notes == ["tools/list has more than 3 pages; the rest was left out"]
 
 
+async def test_of_a_server_that_is_odd_without_end_the_first_hundred_things_are_noted() -> None:
+    _, peer = await met({})
+    for number in (*range(5_000), *range(5_000)):
+        peer.note(f"oddity {number}")
+    assert peer.notes[:100] == [f"oddity {number}" for number in range(100)]
+    assert peer.notes[100:] == ["there is more of this kind, which is not listed"]
+
+
 async def test_r21_a_list_that_is_read_again_is_noted_once() -> None:
     _, peer = await met({"tools/list": page(1, cursor="x")})
     await peer.pages("tools/list", "tools")

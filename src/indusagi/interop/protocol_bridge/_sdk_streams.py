@@ -204,7 +204,5 @@ class HttpStamp:
         if why is None:
             self._params[str(row.get("name"))] = x_mcp_header_map(schema)
             return True
-        note = f"its tool {row.get('name')!r} was left out: {why}"
-        if note not in self._peer.notes:
-            self._peer.notes.append(note)
+        self._peer.note(f"its tool {row.get('name')!r} was left out: {why}")
         return False

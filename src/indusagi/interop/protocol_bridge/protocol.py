@@ -50,6 +50,8 @@ INPUT_ROUNDS = 10
 """How often one call may come back with a question."""
 _EMPTY_ROUND_PAUSE_S = 0.1
 """A server that asks for nothing and wants to be asked again is not asked at full speed."""
+_MOST_NOTES = 100
+_MORE_NOTES = "there is more of this kind, which is not listed"
 _STAMP = "io.modelcontextprotocol/"
 _listen_ids = itertools.count(1)
 
@@ -230,15 +232,17 @@ class Peer:
                 if not isinstance(cursor, str) or not cursor:
                     return rows
                 if cursor in seen:
-                    self._note(f"{method} repeats its pages; the rest was left out")
+                    self.note(f"{method} repeats its pages; the rest was left out")
                     return rows
                 seen.add(cursor)
-        self._note(f"{method} has more than {self._limits.pages} pages; the rest was left out")
+        self.note(f"{method} has more than {self._limits.pages} pages; the rest was left out")
         return rows
 
-    def _note(self, note: str) -> None:
-        if note not in self.notes:
-            self.notes.append(note)
+    def note(self, note: str) -> None:
+        """Note what is odd about the server, each thing once; of very many, the first."""
+        said = note if len(self.notes) < _MOST_NOTES else _MORE_NOTES
+        if note not in self.notes and said not in self.notes:
+            self.notes.append(said)
 
     def call_tool(
         self,
