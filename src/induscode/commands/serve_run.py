@@ -125,7 +125,7 @@ async def _gateway(
                 )
             )
             # In a thread, and after the servers were started: it takes as long as they do.
-            gate = await to_thread.run_sync(serving_gate, invocation)
+            gate = await to_thread.run_sync(serving_gate, invocation, profile is not None)
             gateway = Gateway(session, plan, frame, gate)
             await gateway.first_servers()
         if gateway is None or told.end.cancelled:

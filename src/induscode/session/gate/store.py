@@ -21,8 +21,8 @@ from indusagi.core.places import (
     make_private_dir,
     read_small_file,
     replace_private_file,
-    state_dir,
 )
+from induscode.session.gate.place import rules_path
 from induscode.session.gate.rules import Effect, Origin, Rule, parse_rule
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 _VERSION = 1
 _LARGEST_BYTES = 4 * 1024 * 1024
-FILE_NAME = "permissions.json"
 
 
 @dataclass(slots=True)
@@ -55,7 +54,7 @@ class RuleStore:
         Raises:
             OSError: There is no home directory.
         """
-        return self._path or os.path.join(state_dir(), FILE_NAME)
+        return self._path or rules_path()
 
     def load(self) -> tuple[Sequence[Rule], Sequence[Note]]:
         """Read the rules; those that cannot be read are told, and asked about."""
