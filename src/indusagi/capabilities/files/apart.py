@@ -22,7 +22,7 @@ sys.exit(import_module(sys.argv[1]).main(*sys.argv[6:]))
 """
 """Finds our modules where they are, and does without the rest of the packages they are in: to load
 the whole kernel takes four times as long as to start Python."""
-_KERNEL = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_KERNEL = os.path.dirname(os.path.dirname(__file__))
 _PACKAGE = os.path.dirname(_KERNEL)
 
 
