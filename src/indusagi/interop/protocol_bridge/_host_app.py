@@ -1,8 +1,8 @@
 """What an HTTP request to a host goes through: the doors, then its era, then the conversation.
 
 Both eras share one path. A request that names a version of the older protocol, or none, belongs to
-a session; any other stands alone. What the headers of the newer protocol must say is judged by the
-SDK. Whoever goes away while an answer is made has cancelled the request.
+a session; any other stands alone, and its headers must agree with its body. Whoever goes away while
+an answer is made has cancelled the request.
 """
 
 from __future__ import annotations
@@ -11,16 +11,6 @@ from typing import TYPE_CHECKING, cast
 from urllib.parse import parse_qs
 
 import anyio
-from mcp.shared.inbound import (
-    ERROR_CODE_HTTP_STATUS,
-    MCP_PARAM_HEADER_PREFIX,
-    MCP_PROTOCOL_VERSION_HEADER,
-    InboundLadderRejection,
-    classify_inbound_request,
-    find_duplicated_routing_header,
-    unsupported_protocol_version_rejection,
-    validate_mcp_param_headers,
-)
 
 from indusagi.core.json import compact_json, is_json_object
 from indusagi.interop.protocol_bridge._host_doors import Quota, come_in
@@ -34,6 +24,13 @@ from indusagi.interop.protocol_bridge._host_exchange import (
 )
 from indusagi.interop.protocol_bridge._host_sessions import Sessions
 from indusagi.interop.protocol_bridge.frames import read_exact
+from indusagi.interop.protocol_bridge.host_headers import (
+    STATUSES,
+    VERSION_HEADER,
+    Objection,
+    object_to,
+    object_to_version,
+)
 from indusagi.interop.protocol_bridge.host_session import BUSY, NO_PARAMS, is_request_id
 from indusagi.interop.protocol_bridge.protocol import LEGACY_VERSIONS
 from indusagi.interop.protocol_bridge.wire import METHOD_NOT_FOUND, PARSE_ERROR
@@ -41,7 +38,7 @@ from indusagi.interop.protocol_bridge.wire import METHOD_NOT_FOUND, PARSE_ERROR
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from indusagi.core.json import JsonObject
+    from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge._host_exchange import Headers, Receive, Scope, Send
     from indusagi.interop.protocol_bridge._host_sessions import HttpSession
     from indusagi.interop.protocol_bridge.host_doors import Doors
@@ -85,7 +82,7 @@ class HostApp:
 
     async def _route(self, request: Request) -> None:
         if request.path == self._settings.path:
-            version = request.headers.get(MCP_PROTOCOL_VERSION_HEADER)
+            version = request.headers.get(VERSION_HEADER)
             if version is not None and version not in LEGACY_VERSIONS:
                 await self._modern(request, version)
             else:
@@ -199,51 +196,31 @@ class HostApp:
             raise Refused(406, "the answer is application/json or text/event-stream")
         frame = await self._frame(request)
         if "id" not in frame or "method" not in frame:
-            unspoken = unsupported_protocol_version_rejection(version)
+            unspoken = object_to_version(version)
             if unspoken is not None:
-                raise Refused(400, unspoken.message, unspoken.code)
+                raise Refused(unspoken.status, unspoken.message, unspoken.code)
             await request.respond(202)
             return
         listens = frame["method"] == "subscriptions/listen"
         if listens and not request.accepts(EVENTS):
             raise Refused(406, "the answer is text/event-stream")
-        rejection = self._judged(request, frame)
-        if rejection is None and frame["method"] == "initialize":
+        objection = object_to(request.lines, frame, self._schema_of)
+        if objection is None and frame["method"] == "initialize":
             gone = "there is no handshake in this version of the protocol"
-            rejection = InboundLadderRejection(METHOD_NOT_FOUND, gone)
-        if rejection is not None:
-            await _reject(request, rejection, frame["id"])
+            objection = Objection(METHOD_NOT_FOUND, gone)
+        if objection is not None:
+            await _reject(request, objection, frame["id"])
             return
         client = self._new_client()
         self._alone.add(client)
         outbox = Outbox(only_answers=not request.accepts(EVENTS))
         try:
             with self._quota.stream() if listens else self._quota.request(request.owner):
-                await self._exchange(request, client, frame, outbox, (), ERROR_CODE_HTTP_STATUS)
+                await self._exchange(request, client, frame, outbox, (), STATUSES)
         finally:
             self._alone.discard(client)
             with anyio.CancelScope(shield=True):
                 await client.close(_AWAY)
-
-    def _judged(self, request: Request, frame: JsonObject) -> InboundLadderRejection | None:
-        """Have the SDK compare headers and body."""
-        names = [name for name, _ in request.lines]
-        prefix = MCP_PARAM_HEADER_PREFIX.lower()
-        twice = find_duplicated_routing_header(request.lines) or next(
-            (name for name in names if name.startswith(prefix) and names.count(name) > 1), None
-        )
-        if twice is not None:
-            return InboundLadderRejection(-32020, f"the header {twice} appears more than once")
-        verdict = classify_inbound_request(frame, headers=request.headers)
-        if isinstance(verdict, InboundLadderRejection):
-            return verdict
-        params = cast("JsonObject", frame["params"])
-        name, arguments = params.get("name"), params.get("arguments")
-        schema = self._schema_of(name) if isinstance(name, str) else None
-        if frame["method"] != "tools/call" or schema is None:
-            return None
-        given = arguments if is_json_object(arguments) else {}
-        return validate_mcp_param_headers(schema, given, request.headers)
 
     # -- the old transport ------------------------------------------------------------------
 
@@ -346,10 +323,9 @@ def _cancelled(identity: RequestId) -> JsonObject:
     return {"jsonrpc": "2.0", "id": identity, "error": error}
 
 
-async def _reject(request: Request, rejection: InboundLadderRejection, identity: object) -> None:
-    error: JsonObject = {"code": rejection.code, "message": rejection.message}
-    if rejection.data is not None:
-        error["data"] = rejection.data
-    frame: JsonObject = {"jsonrpc": "2.0", "id": cast("RequestId", identity), "error": error}
-    status = ERROR_CODE_HTTP_STATUS.get(rejection.code, 400)
-    await request.respond(status, compact_json(frame).encode())
+async def _reject(request: Request, objection: Objection, identity: JsonValue) -> None:
+    error: JsonObject = {"code": objection.code, "message": objection.message}
+    if objection.data is not None:
+        error["data"] = objection.data
+    frame: JsonObject = {"jsonrpc": "2.0", "id": identity, "error": error}
+    await request.respond(objection.status, compact_json(frame).encode())

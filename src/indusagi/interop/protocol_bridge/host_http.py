@@ -62,7 +62,7 @@ def _tokens(settings: HttpSettings) -> tuple[tuple[str, ...], KeptToken | None]:
 
 
 def _loaded_server():
-    # The server and the SDK take longer to load than all the rest: only HTTP pays for them.
+    # The server takes longer to load than all the rest: only HTTP pays for it.
     from indusagi.interop.protocol_bridge import _host_http  # noqa: PLC0415
 
     return _host_http
