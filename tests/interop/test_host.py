@@ -214,3 +214,30 @@ async def test_a_newer_client_hears_of_changes_on_its_subscription(way: str) -> 
                 async for _ in changes:
                     break
         assert len((await client.list_tools(cache_mode="refresh")).tools) == before + 1
+
+
+@pytest.mark.parametrize("way", ["memory-modern", "memory-legacy", "http-modern", "http-legacy"])
+async def test_a_client_is_met_at_once_and_waits_for_the_tools(way: str) -> None:
+    ready = anyio.Event()
+    host = create_provider_host(Bench().box, ready=ready)
+    async with client_of(host, way) as client, anyio.create_task_group() as tasks:
+        answers: list[str] = []
+
+        async def ask() -> None:
+            listed = await client.list_tools()
+            told = await client.call_tool("echo", {"text": "hi"})
+            answers.append(f"{'echo' in [tool.name for tool in listed.tools]} {told.is_error}")
+
+        tasks.start_soon(ask)
+        await anyio.wait_all_tasks_blocked()
+        assert answers == []
+        ready.set()
+        await until(lambda: answers == ["True False"])
+
+
+async def test_whoever_stops_waiting_for_the_tools_is_not_waited_for() -> None:
+    host = create_provider_host(Bench().box, ready=anyio.Event())
+    async with client_of(host, "memory-legacy") as client:
+        with anyio.move_on_after(0.05) as waited:
+            await client.list_tools()
+        assert waited.cancelled_caught

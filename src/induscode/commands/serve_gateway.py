@@ -141,8 +141,7 @@ class Gateway:
         status = self.session.mcp.status()
         ready = sum(one.phase == EndpointPhase.READY for one in status.values())
         servers = f"servers: {len(self.plan.configs)}, of which {ready} ready"
-        name = self._frame.info.name
-        return f"as {name!r}: native tools: {native}, tools of servers: {remote}, {servers}"
+        return f"native tools: {native}, tools of servers: {remote}, {servers}"
 
     # -- while it runs ----------------------------------------------------------------------
 

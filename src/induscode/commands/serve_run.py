@@ -127,7 +127,6 @@ async def _gateway(
             # In a thread, and after the servers were started: it takes as long as they do.
             gate = await to_thread.run_sync(serving_gate, invocation, profile is not None)
             gateway = Gateway(session, plan, frame, gate)
-            await gateway.first_servers()
         if gateway is None or told.end.cancelled:
             return told.code
         code = await _served(gateway, options, frame, told)
@@ -135,31 +134,47 @@ async def _gateway(
 
 
 async def _served(gateway: Gateway, options: ServeOptions, frame: Frame, told: Told) -> int:
-    gateway.mention_all()
-    missing = gateway.session.mcp.missing()
-    if missing:
-        complain(f"required and not ready: {', '.join(missing)}")
-        return int(ExitCode.SERVER_MISSING)
-    host = create_provider_host(gateway.box, frame.info)
+    up, ready = anyio.Event(), anyio.Event()
+    host = create_provider_host(gateway.box, frame.info, ready=ready)
+    missing: list[str] = []
+
+    async def prepare() -> None:
+        """Have the first servers up; clients are met meanwhile, and wait for the list."""
+        await gateway.first_servers()
+        await up.wait()
+        gateway.mention_all()
+        missing.extend(gateway.session.mcp.missing())
+        if missing:
+            complain(f"required and not ready: {', '.join(missing)}")
+            tasks.cancel_scope.cancel()
+            return
+        complain(gateway.summary())
+        ready.set()
+        await gateway.follow(host, told)
+
     code = 0
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(gateway.follow, host, told)
-        code = await _fronted(host, options.settings, told, gateway.summary())
+        tasks.start_soon(prepare)
+        code = await _fronted(host, options.settings, told, f"as {frame.info.name!r}", up)
         tasks.cancel_scope.cancel()
-    return code
+    return int(ExitCode.SERVER_MISSING) if missing else code
 
 
-async def _fronted(host: Host, settings: HttpSettings | None, told: Told, what: str) -> int:
-    """Serve over the one way or the other, until it is over."""
+async def _fronted(
+    host: Host, settings: HttpSettings | None, told: Told, what: str, up: anyio.Event
+) -> int:
+    """Serve over the one way or the other until it is over; `up` is set as soon as it serves."""
     try:
         if settings is None:
             complain(f"serving over standard input and output {what}")
             if somebody_is_there():
                 complain("an MCP client is meant to start this: see indus serve --print-config")
+            up.set()
             await host.serve_stdio(told.end)
         else:
             async with host.serve_http(settings) as serving:
                 _tell_address(serving, settings, what)
+                up.set()
                 await told.end.wait()
     except ProtocolFault as fault:
         complain(str(fault))
@@ -203,5 +218,5 @@ async def _relayed(config: ServerConfig, options: ServeOptions) -> int:
     async with serving_signals() as told:
         host = create_relay_host(config)
         what = f"server {config.id!r} as it is"
-        code = await _fronted(host, options.settings, told, what)
+        code = await _fronted(host, options.settings, told, what, anyio.Event())
     return code or told.code

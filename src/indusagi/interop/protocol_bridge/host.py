@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from indusagi.core.json import JsonObject
-    from indusagi.interop.protocol_bridge.host_listing import BoxSource
+    from indusagi.interop.protocol_bridge.host_listing import BoxSource, Ready
     from indusagi.interop.protocol_bridge.host_settings import HttpHost, HttpSettings
 
 
@@ -47,10 +47,16 @@ class ProviderHostInfo:
 class ProviderHost(ServingHost):
     """A box of tools that MCP clients can list and call. Make it with `create_provider_host`."""
 
-    def __init__(self, box: BoxSource, info: ProviderHostInfo, limits: HostLimits) -> None:
+    def __init__(
+        self,
+        box: BoxSource,
+        info: ProviderHostInfo,
+        limits: HostLimits,
+        ready: Ready | None = None,
+    ) -> None:
         super().__init__(limits)
         self.info = info
-        self.catalog = Catalog(box, info.as_json())
+        self.catalog = Catalog(box, info.as_json(), ready)
 
     def changed(self) -> bool:
         """Look at the box again, and tell every client if its tools are others than before."""
@@ -84,10 +90,15 @@ class ProviderHost(ServingHost):
 
 
 def create_provider_host(
-    box: BoxSource, info: ProviderHostInfo | None = None, *, limits: HostLimits | None = None
+    box: BoxSource,
+    info: ProviderHostInfo | None = None,
+    *,
+    limits: HostLimits | None = None,
+    ready: Ready | None = None,
 ) -> ProviderHost:
     """Make a host over a box, or over a function that gives the present one.
 
-    Whoever changes the tools says so with `ProviderHost.changed`.
+    Whoever changes the tools says so with `ProviderHost.changed`. Clients are met at once; those
+    who ask for tools wait until `ready` is set.
     """
-    return ProviderHost(box, info or ProviderHostInfo(), limits or HostLimits())
+    return ProviderHost(box, info or ProviderHostInfo(), limits or HostLimits(), ready)

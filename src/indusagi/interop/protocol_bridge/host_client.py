@@ -77,13 +77,13 @@ class HostClient:
             "initialize": self._initialize,
             "ping": _nothing,
             "logging/setLevel": _nothing,
-            "tools/list": lambda _: self._catalog.listing().legacy,
-            "tools/call": self._call,
+            "tools/list": self._when_ready(lambda _: self._catalog.listing().legacy),
+            "tools/call": self._when_ready(self._call),
         }
         self._modern: dict[str, Answering] = {
             "server/discover": self._discover,
-            "tools/list": lambda _: self._catalog.listing().modern,
-            "tools/call": self._call,
+            "tools/list": self._when_ready(lambda _: self._catalog.listing().modern),
+            "tools/call": self._when_ready(self._call),
             "subscriptions/listen": self._listen,
         }
 
@@ -94,6 +94,21 @@ class HostClient:
         await self.conversation.finish(reason)
         if self._parks_alone:
             await self._parking.close()
+
+    def _when_ready(self, answering: Answering) -> Answering:
+        """Let whoever asks for tools wait until there are those that should be."""
+        ready = self._catalog.ready
+        if ready is None:
+            return answering
+
+        async def later(request: HostRequest) -> JsonObject:
+            with request.cancel.guard():
+                await ready.wait()
+                given = answering(request)
+                return given if isinstance(given, dict) else await given
+            return {}
+
+        return lambda request: answering(request) if ready.is_set() else later(request)
 
     # -- which era --------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 from indusagi.core.json import NotJson, compact_json
 from indusagi.interop.protocol_bridge.frames import Prepared
@@ -107,11 +107,25 @@ def _copied(value: object) -> object:
     return value
 
 
+class Ready(Protocol):
+    """Something that has happened, or can be waited for: an event of asyncio, or of anyio."""
+
+    def is_set(self) -> bool:
+        """Tell whether it has happened."""
+        ...
+
+    async def wait(self) -> object:
+        """Wait until it has."""
+        ...
+
+
 class Catalog:
     """The tools a host offers, and those who want to hear when they change."""
 
-    def __init__(self, box: BoxSource, server_info: JsonObject) -> None:
+    def __init__(self, box: BoxSource, server_info: JsonObject, ready: Ready | None = None) -> None:
         self.server_info = server_info
+        self.ready = ready
+        """Set once the box holds what a first client should see."""
         self._source = box
         self._listing: Listing | None = None
         self._listeners: dict[object, Callable[[], None]] = {}
