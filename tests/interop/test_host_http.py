@@ -135,6 +135,46 @@ async def test_r51_c2_a_stranger_does_not_reach_a_handler(
         assert http.bench.asked == 0
 
 
+@pytest.mark.parametrize("known", [{}, {"authorization": "Bearer wrong"}, KNOWN])
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/register"),
+        ("GET", "/.well-known/oauth-protected-resource"),
+        ("GET", "/.well-known/oauth-protected-resource/mcp"),
+        ("GET", "/.well-known/oauth-authorization-server"),
+        ("GET", "/.well-known/openid-configuration"),
+        ("GET", "/authorize"),
+        ("GET", "/"),
+        ("GET", "/mcp/"),
+        ("GET", "/MCP"),
+        ("GET", "/sse"),
+        ("POST", "/messages"),
+    ],
+)
+async def test_nobody_is_asked_for_a_token_where_there_is_nothing(
+    known: dict[str, str], method: str, path: str
+) -> None:
+    async with serving() as http:
+        got = await http.client.request(method, path, headers=known)
+        assert got.status_code == 404
+        assert "www-authenticate" not in got.headers
+        evil = await http.client.request(method, path, headers={**known, "host": "evil.com"})
+        assert evil.status_code == 421
+        page = {**known, "origin": "http://evil.com"}
+        assert (await http.client.request(method, path, headers=page)).status_code == 403
+
+
+async def test_a_token_is_asked_for_wherever_there_is_something() -> None:
+    async with serving(sse=True, path="/tools") as http:
+        for method in ("GET", "POST", "DELETE", "OPTIONS"):
+            for path in ("/tools", "/health", "/sse", "/messages", "/messages?session_id=x"):
+                got = await http.client.request(method, path)
+                assert (got.status_code, got.headers["www-authenticate"]) == (401, "Bearer")
+        assert (await http.client.get("/mcp")).status_code == 404
+        assert http.bench.asked == 0
+
+
 @pytest.mark.parametrize("name", ["127.0.0.1", "localhost", "LOCALHOST"])
 async def test_the_names_of_this_machine_are_let_in(name: str) -> None:
     async with serving() as http:
@@ -261,7 +301,7 @@ async def test_a_session_belongs_to_its_token() -> None:
 
 
 async def test_r52_there_is_a_limit_to_sessions_and_one_that_failed_takes_no_place() -> None:
-    async with serving() as http:
+    async with serving(spare_s=60.0) as http:
         bad: dict[str, Any] = {**INITIALIZE, "params": {}}
         assert (await http.post(bad)).json()["error"]["code"] == -32602
         statuses: list[int] = []
@@ -273,6 +313,7 @@ async def test_r52_there_is_a_limit_to_sessions_and_one_that_failed_takes_no_pla
             for _ in range(100):
                 tasks.start_soon(open_one)
         assert sorted(statuses) == [200] * 16 + [503] * 84
+        assert (await http.post(INITIALIZE)).headers["retry-after"] == "60"
         health = await http.client.get("/health", headers=KNOWN)
         assert health.json() == {"status": "ok", "sessions": 16, "requests": 0}
         assert (await http.modern("server/discover")).status_code == 200

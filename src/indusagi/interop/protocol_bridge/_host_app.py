@@ -7,6 +7,7 @@ an answer is made has cancelled the request.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, cast
 from urllib.parse import parse_qs
 
@@ -24,6 +25,7 @@ from indusagi.interop.protocol_bridge._host_exchange import (
 )
 from indusagi.interop.protocol_bridge._host_sessions import Sessions
 from indusagi.interop.protocol_bridge.frames import read_exact
+from indusagi.interop.protocol_bridge.host_doors import HEALTH, OLD_MESSAGES, OLD_STREAM
 from indusagi.interop.protocol_bridge.host_headers import (
     STATUSES,
     VERSION_HEADER,
@@ -87,14 +89,14 @@ class HostApp:
                 await self._modern(request, version)
             else:
                 await self._legacy(request)
-        elif request.path == "/health" and request.method == "GET":
+        elif (request.method, request.path) == ("GET", HEALTH):
             said: JsonObject = {"status": "ok", "sessions": len(self.sessions)}
             await request.respond(
                 200, compact_json({**said, "requests": self._quota.running}).encode()
             )
-        elif self._settings.sse and (request.method, request.path) == ("GET", "/sse"):
+        elif (request.method, request.path) == ("GET", OLD_STREAM):
             await self._old_stream(request)
-        elif self._settings.sse and (request.method, request.path) == ("POST", "/messages"):
+        elif (request.method, request.path) == ("POST", OLD_MESSAGES):
             await self._old_message(request)
         else:
             raise Refused(404, "there is nothing here")
@@ -154,14 +156,13 @@ class HostApp:
             session.client.conversation.receive(frame, Outbox())
             await request.respond(202)
             return
-        session.busy += 1
+        whose = request.owner + session.id.encode()
         try:
-            with self._quota.request(request.owner + session.id.encode()):
+            with self.sessions.using(session), self._quota.request(whose):
                 named = [(_SESSION.encode(), session.id.encode())]
                 outbox = Outbox(only_answers=not streamed)
                 await self._exchange(request, session.client, frame, outbox, named, _NO_STATUS)
         finally:
-            session.busy -= 1
             if session.client.version is None:
                 # It was opened for a handshake that failed.
                 await self.sessions.drop(session, "it was never initialized")
@@ -169,7 +170,7 @@ class HostApp:
     async def _admitted(self, request: Request) -> HttpSession:
         session = await self.sessions.admit(request.owner)
         if session is None:
-            wait = {"retry-after": "60"}
+            wait = {"retry-after": str(math.ceil(self._settings.spare_s) or 1)}
             raise Refused(503, "there are too many sessions", BUSY, wait)
         return session
 
@@ -181,7 +182,7 @@ class HostApp:
             raise Refused(409, "this session has its stream already")
         session.stream = session.client.outlet = outbox = Outbox()
         try:
-            with self._quota.stream():
+            with self.sessions.using(session), self._quota.stream():
                 named = [(_SESSION.encode(), session.id.encode())]
                 await self._pour(request, outbox, named)
         finally:
@@ -229,7 +230,7 @@ class HostApp:
         session.stream = session.client.outlet = outbox = Outbox()
         try:
             with self._quota.stream():
-                place = f"/messages?session_id={session.id}".encode()
+                place = f"{OLD_MESSAGES}?session_id={session.id}".encode()
                 await self._pour(request, outbox, (), place)
         finally:
             with anyio.CancelScope(shield=True):

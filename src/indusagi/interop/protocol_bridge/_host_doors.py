@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def come_in(request: Request, doors: Doors) -> None:
-    """Look at the name, the page and the token of a request, and note whose it is.
+    """Look at the name, the page, the path and the token of a request, and note whose it is.
 
     Raises:
         Refused: One of them is not right.
@@ -31,6 +31,10 @@ def come_in(request: Request, doors: Doors) -> None:
     if any(origin.lower() not in doors.origins for origin in origins):
         raise Refused(403, "requests from that page are not taken")
     request.owner = _shown(request, doors.tokens)
+    if request.path not in doors.paths:
+        # Before the token: a client that is asked for one where it looks for a place to sign in
+        # would take that for a beginning.
+        raise Refused(404, "there is nothing here")
     if doors.tokens and not request.owner:
         challenge = {"www-authenticate": "Bearer"}
         raise Refused(401, "a token is needed: Authorization: Bearer ...", headers=challenge)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import anyio
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from indusagi.interop.protocol_bridge._host_exchange import Outbox
     from indusagi.interop.protocol_bridge.host_session import Served
     from indusagi.interop.protocol_bridge.host_settings import HttpSettings, NewClient
@@ -48,18 +51,34 @@ class Sessions:
     async def admit(self, owner: bytes) -> HttpSession | None:
         """Open a session; None if there is no room for one."""
         now = asyncio.get_running_loop().time()
+        spare = None
         if len(self._open) >= self._settings.sessions:
-            spare = min(
-                (session for session in self._open.values() if session.idle),
-                key=lambda session: session.used_at,
-                default=None,
-            )
-            if spare is None or now - spare.used_at < self._settings.spare_s:
+            spare = self._spare(now)
+            if spare is None:
                 return None
-            await self.drop(spare, "another client needs its place")
+            del self._open[spare.id]
         session = HttpSession(owner, self._new_client(), now)
         self._open[session.id] = session
+        if spare is not None:
+            # The place is taken already: others may come while it is being left.
+            with self.using(session):
+                await self._end(spare, "another client needs its place")
         return session
+
+    def _spare(self, now: float) -> HttpSession | None:
+        before = now - self._settings.spare_s
+        idle = [s for s in self._open.values() if s.idle and s.used_at <= before]
+        return min(idle, key=lambda session: session.used_at, default=None)
+
+    @contextmanager
+    def using(self, session: HttpSession) -> Generator[None]:
+        """Keep a session while something of it is open; it is idle from the end on."""
+        session.busy += 1
+        try:
+            yield
+        finally:
+            session.busy -= 1
+            session.used_at = asyncio.get_running_loop().time()
 
     def find(self, identity: str, owner: bytes) -> HttpSession | None:
         """Find a session; somebody else's is not there."""
@@ -72,9 +91,12 @@ class Sessions:
     async def drop(self, session: HttpSession, reason: str) -> None:
         """End a session and what it has asked for."""
         if self._open.pop(session.id, None) is not None:
-            if session.stream is not None:
-                session.stream.end()
-            await session.client.close(reason)
+            await self._end(session, reason)
+
+    async def _end(self, session: HttpSession, reason: str) -> None:
+        if session.stream is not None:
+            session.stream.end()
+        await session.client.close(reason)
 
     async def watch(self) -> None:
         """End sessions that nobody uses."""

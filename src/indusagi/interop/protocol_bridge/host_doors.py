@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
     from indusagi.interop.protocol_bridge.host_settings import HttpSettings
 
+HEALTH = "/health"
+OLD_STREAM = "/sse"
+OLD_MESSAGES = "/messages"
 TOKEN_FILE = "serve-token"
 LEAST_TOKEN = 32
 """Characters: 128 bits in hexadecimal digits."""
@@ -40,6 +43,8 @@ class Doors:
     """Empty: nothing."""
     hosts: frozenset[str]
     origins: frozenset[str]
+    paths: frozenset[str]
+    """Behind which there is something."""
 
 
 def is_loopback(host: str) -> bool:
@@ -69,7 +74,11 @@ def make_doors(settings: HttpSettings, tokens: Sequence[str], port: int) -> Door
     if port == 80:
         hosts |= set(names)
     origins = {f"http://{host}" for host in hosts} | {o.lower() for o in settings.allowed_origins}
-    return Doors(tuple(token.encode() for token in tokens), frozenset(hosts), frozenset(origins))
+    paths = {settings.path, HEALTH}
+    if settings.sse:
+        paths |= {OLD_STREAM, OLD_MESSAGES}
+    shown = tuple(token.encode() for token in tokens)
+    return Doors(shown, frozenset(hosts), frozenset(origins), frozenset(paths))
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ class HttpSettings:
     body_bytes: int = 4 * 1024 * 1024
     body_s: float = 10.0
     sessions: int = 16
+    """Clients of the older protocol; behind a relay each of them has a process of its own."""
     requests: int = 128
     """At once, in all; further ones get a 503."""
     requests_each: int = 64
@@ -45,8 +46,8 @@ class HttpSettings:
     """Standing ones."""
     idle_s: float = 1800.0
     """A session without a request for so long is ended."""
-    spare_s: float = 60.0
-    """A session idle for so long makes room when there is none."""
+    spare_s: float = 5.0
+    """A session idle for so long makes room when there is none: many clients never end theirs."""
     ping_s: float = 15.0
     """A stream on which nothing is said for so long gets a sign of life."""
     stop_s: float = 5.0
