@@ -37,9 +37,9 @@ def token_file() -> Path:
 
 
 @contextmanager
-def listening(*words: str, cwd: Path) -> Generator[tuple[Gateway, str]]:
+def listening(*words: str, cwd: Path, **variables: str) -> Generator[tuple[Gateway, str]]:
     """Run a gateway behind HTTP, and give where it listens."""
-    with serving("--http", "127.0.0.1:0", *words, cwd=cwd) as gateway:
+    with serving("--http", "127.0.0.1:0", *words, cwd=cwd, **variables) as gateway:
         wait_for(lambda: "serving at" in gateway.said())
         found = re.search(r"serving at (\S+)", gateway.said())
         assert found is not None
@@ -89,6 +89,23 @@ def test_r51_c2_other_names_and_other_pages_are_turned_away_on_every_address(
         assert post(everywhere, **known, host="evil.example").status_code in {403, 421}
         assert post(everywhere, **known).status_code == 200
         assert "needs --allowed-host NAME:PORT" in gateway.said()
+
+
+def test_a_gateway_behind_http_loads_nothing_of_the_sdk(tmp_path: Path) -> None:
+    with listening(*NONE, "--no-mcp", cwd=tmp_path, PYTHONPROFILEIMPORTTIME="1") as (gateway, url):
+        assert post(url, **bearer()).status_code == 200
+        lines = re.findall(r"^import time:.*\| *(\w+)", gateway.said(), re.MULTILINE)
+    assert {"uvicorn", "h11"} <= {*lines}
+    assert {*lines} & {"mcp", "mcp_types", "pydantic", "httpx2", "starlette", "jsonschema"} == set()
+
+
+def test_there_is_room_for_64_sessions_or_as_many_as_are_said(tmp_path: Path) -> None:
+    for words, room in (([], 64), (["--sessions", "2"], 2)):
+        with listening(*NONE, *words, cwd=tmp_path) as (_, url):
+            assert {post(url, **bearer()).status_code for _ in range(room)} == {200}
+            post(url, **bearer())
+            health = httpx2.get(f"{url.removesuffix('/mcp')}/health", headers=bearer())
+            assert health.json()["sessions"] == room
 
 
 def test_without_a_token_only_this_machine_is_served_and_that_is_said(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ Standard output belongs to the protocol; whatever is said to people goes to stan
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import click
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 DEFAULT_ADDRESS = "127.0.0.1:7332"
 NAME = "indus"
+SESSIONS = 64
+"""Of a gateway, by default: they share its servers, and cost little."""
+_MOST_SESSIONS = 256
+"""Each may have a stream, and those who bring requests need connections too."""
 PROFILES = ("authoring", "survey", "all", "none")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ADDRESS = re.compile(r"(?:(?P<host>\[[^\]]*\]|[^:\s]*):)?(?P<port>\d{1,5})", re.ASCII)
@@ -64,6 +68,12 @@ class ServeOptions:
     help="With --http: a page that may speak to it (repeatable).",
 )
 @click.option(
+    "--sessions",
+    type=click.IntRange(1, _MOST_SESSIONS),
+    metavar="N",
+    help=f"With --http: so many clients of the older protocol at once; {SESSIONS} by default.",
+)
+@click.option(
     "--profile",
     type=click.Choice(PROFILES),
     default=PROFILES[0],
@@ -87,6 +97,7 @@ def command(
     no_token: bool,
     hosts: tuple[str, ...],
     origins: tuple[str, ...],
+    sessions: int | None,
     profile: str,
     name: str,
     transparent: str | None,
@@ -101,6 +112,7 @@ def command(
     _check(context, stdio=stdio, http=http, only_http={"--sse": sse, "--no-token": no_token})
     _check(context, stdio=stdio, http=http, only_http={"--allowed-host": hosts})
     _check(context, stdio=stdio, http=http, only_http={"--allowed-origin": origins})
+    _check(context, stdio=stdio, http=http, only_http={"--sessions": sessions})
     if _NAME.fullmatch(name) is None:
         said = f"--name {name!r}: use letters, digits, _ and -, 64 at most"
         raise click.UsageError(said, context)
@@ -111,6 +123,7 @@ def command(
         settings = _settings(
             context, http, sse=sse, no_token=no_token, hosts=hosts, origins=origins
         )
+        settings = _roomy(context, settings, sessions, is_relay=transparent is not None)
     invocation = invocation_from(context)
     if invocation.tools and not was_given(context, "profile"):
         profile = "all"  # those that are named were asked for
@@ -168,3 +181,15 @@ def _settings(
         allowed_hosts=hosts,
         allowed_origins=origins,
     )
+
+
+def _roomy(
+    context: click.Context, settings: HttpSettings, sessions: int | None, *, is_relay: bool
+) -> HttpSettings:
+    """Say how many sessions there may be; behind a relay each has a process of its own."""
+    most = settings.sessions
+    if is_relay and sessions is not None and sessions > most:
+        said = f"--sessions {sessions}: {most} at most with --transparent, each has its own server"
+        raise click.UsageError(said, context)
+    chosen = sessions or (most if is_relay else SESSIONS)
+    return replace(settings, sessions=chosen, streams=max(settings.streams, chosen))

@@ -72,7 +72,7 @@ def _words(context: click.Context) -> list[str]:
 def _own_words(context: click.Context) -> list[str]:
     given = context.params
     words: list[str] = []
-    for key in ("http", "profile", "name", "transparent"):
+    for key in ("http", "sessions", "profile", "name", "transparent"):
         if was_given(context, key):
             words += [f"--{key}", str(given[key])]
     for key in ("sse", "no_token"):
