@@ -9,7 +9,8 @@ from indusagi.capabilities.registry import RegistryRunner
 from indusagi.core.text import show_unseen
 from indusagi.runtime.content import TextContentBlock, project_content
 from indusagi.runtime.contract import ToolResult
-from induscode.deck.contract import ForeignCard, describe
+from induscode.deck.around import is_foreign
+from induscode.deck.contract import describe
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,7 +29,7 @@ class DeckRunner:
     def __init__(self, cards: Mapping[str, Capability], context: ToolContext) -> None:
         self.cards = cards
         self.context = context
-        runs = {name: _Run(card, _is_foreign(card)) for name, card in cards.items()}
+        runs = {name: _Run(card, is_foreign(card)) for name, card in cards.items()}
         self._kernel = RegistryRunner(runs, context)
 
     async def run(
@@ -56,10 +57,6 @@ class _Run:
             said = f"{self.card.name} failed: {type(exc).__name__}: {exc}"
             return ToolResult.error(said, code="failed")
         return _made_visible(result) if self.foreign else result
-
-
-def _is_foreign(card: Capability) -> bool:
-    return isinstance(card, ForeignCard) and card.foreign
 
 
 def _made_visible(result: ToolResult) -> ToolResult:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given
 from indusagi.core.json import is_json_object
-from induscode.deck.contract import describe
+from induscode.deck.around import AroundCard
 
 if TYPE_CHECKING:
     from indusagi.capabilities.context import ToolContext
     from indusagi.core.json import JsonValue
-    from indusagi.runtime.contract import JsonSchema, ToolDescriptor, ToolResult
+    from indusagi.runtime.contract import ToolResult
     from induscode.deck.contract import Capability, CheckpointStore, DeckContext
 
 CHECKPOINTED_TOOLS = ("write", "edit")
@@ -33,42 +33,12 @@ class SettlingStore(Protocol):
         ...
 
 
-class CheckpointingCard:
+class CheckpointingCard(AroundCard):
     """A card that changes a file, and first has its content kept."""
 
     def __init__(self, inner: Capability, store: CheckpointStore) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self._store = store
-
-    @property
-    def name(self) -> str:
-        """The name of the card inside."""
-        return self.inner.name
-
-    @property
-    def label(self) -> str:
-        """The label of the card inside."""
-        return self.inner.label
-
-    @property
-    def description(self) -> str:
-        """The description of the card inside."""
-        return self.inner.description
-
-    @property
-    def parameters(self) -> JsonSchema:
-        """The parameters of the card inside."""
-        return self.inner.parameters
-
-    @property
-    def read_only(self) -> bool:
-        """What the card inside says."""
-        return self.inner.read_only
-
-    @property
-    def descriptor(self) -> ToolDescriptor:
-        """What a model is told about the card inside."""
-        return describe(self.inner)
 
     async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
         """Keep what is there, then let the card inside do its work."""

@@ -20,12 +20,12 @@ from indusagi.capabilities.files.protected import usual_protection
 from indusagi.capabilities.tool import DefinedTool
 from indusagi.capabilities.tools.paths import path_given
 from indusagi.core.json import is_json_object
+from induscode.deck.around import is_foreign, layers
 from induscode.deck.builtin import builtin_ids
-from induscode.deck.contract import ForeignCard
 from induscode.session.gate.commands import parse_command
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from indusagi.capabilities.backends import Refusal
     from indusagi.capabilities.context import ToolContext
@@ -115,25 +115,6 @@ class _RemoteCard(Protocol):
     def pin(self) -> str: ...
 
 
-@runtime_checkable
-class _Wrapper(Protocol):
-    @property
-    def inner(self) -> Capability: ...
-
-
-def is_foreign(card: Capability) -> bool:
-    """Tell whether a stranger wrote the card, or one that it is wrapped around."""
-    return any(isinstance(one, ForeignCard) and one.foreign for one in _layers(card))
-
-
-def _layers(card: Capability) -> Iterator[Capability]:
-    """Give a card and what it is wrapped around, the innermost last."""
-    yield card
-    while isinstance(card, _Wrapper):
-        card = card.inner
-        yield card
-
-
 def prepared(card: Capability, arguments: JsonValue) -> JsonValue:
     """Give the arguments as the card will read them, as a copy that nobody else can change."""
     given: JsonValue = {} if arguments is None else copy.deepcopy(arguments)
@@ -144,7 +125,7 @@ def prepared(card: Capability, arguments: JsonValue) -> JsonValue:
 
 
 def _tool_of(card: Capability) -> DefinedTool | None:
-    inner = [*_layers(card)][-1]
+    inner = [*layers(card)][-1]
     if isinstance(inner, DefinedTool):
         return inner
     return _native(inner.name) if inner.name in builtin_ids() else None
@@ -197,7 +178,7 @@ def _kind(card: Capability, arguments: JsonObject) -> Kind:
 
 
 def _of_server(card: Capability, facts: Facts) -> Facts:
-    for one in _layers(card):
+    for one in layers(card):
         if isinstance(one, _RemoteCard):
             return replace(facts, server=one.ref.server, pin=one.pin)
     return facts

@@ -18,10 +18,10 @@ from indusagi.core.json import NotJson, compact_json
 from indusagi.core.notes import Note
 from indusagi.core.text import show_unseen
 from indusagi.runtime.contract import ToolResult
-from induscode.deck.contract import describe
+from induscode.deck.around import AroundCard, is_foreign
 from induscode.session.gate.decision import Answer, Decision, Scope, binding_of
 from induscode.session.gate.door import Leave, for_call
-from induscode.session.gate.facts import as_object, gather, is_foreign, prepared
+from induscode.session.gate.facts import as_object, gather, prepared
 from induscode.session.gate.judge import Approval, Stance, denied_path, judge
 from induscode.session.gate.question import question_of, remedy, saved_rules, server_rule
 from induscode.session.gate.rules import Effect, Origin, Rule
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from indusagi.capabilities.context import ToolContext
     from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.runtime.contract import JsonSchema, ToolDescriptor
+    from indusagi.runtime.contract import JsonSchema
     from induscode.deck.contract import Capability
     from induscode.session.gate.decision import Asker
     from induscode.session.gate.facts import Facts
@@ -279,50 +279,12 @@ def _to_allow(facts: Facts, judgement: Judgement) -> str:
 # -- cards ------------------------------------------------------------------------------------
 
 
-class GatedCard:
+class GatedCard(AroundCard):
     """A card behind one gate or several, all of which must say yes."""
 
     def __init__(self, inner: Capability, *gates: Gate) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.gates = gates
-
-    def __repr__(self) -> str:
-        return f"GatedCard({self.inner!r})"
-
-    @property
-    def name(self) -> str:
-        """The name of the card inside."""
-        return self.inner.name
-
-    @property
-    def label(self) -> str:
-        """The label of the card inside."""
-        return self.inner.label
-
-    @property
-    def description(self) -> str:
-        """The description of the card inside."""
-        return self.inner.description
-
-    @property
-    def parameters(self) -> JsonSchema:
-        """The parameters of the card inside."""
-        return self.inner.parameters
-
-    @property
-    def read_only(self) -> bool:
-        """What the card inside says."""
-        return self.inner.read_only
-
-    @property
-    def foreign(self) -> bool:
-        """Whether a stranger wrote the card inside."""
-        return is_foreign(self.inner)
-
-    @property
-    def descriptor(self) -> ToolDescriptor:
-        """What a model is told about the card inside."""
-        return describe(self.inner)
 
     async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
         """Run the card inside if the gates say yes."""
