@@ -46,6 +46,9 @@ _IN_CONFIG = {
     _SECRET: "gcloud gh hub op rclone doctl containers",
     _OURS: "indus indusvx",
 }
+_IN_STATE = "serve-token conversations ledger.db ledger.db-wal ledger.db-shm ledger.db-journal"
+"""Of our own records, those that may hold credentials: what opens a gateway, what was said to a
+model, and what servers have answered. The others may be read, answers that were cut most of all."""
 _LONGEST_POINTER = 4096
 """Bytes of a `.git` file that are read: it holds one path."""
 
@@ -134,11 +137,20 @@ def usual_protection() -> Protected:
                     for reason, names in rows.items()
                     for name in names.split()
                 }
-    try:
-        places[state_dir()] = _OURS
-    except OSError:
-        pass  # without a home there is no state to protect
+    for state in _states(home):
+        places[state] = _OURS
+        places |= {os.path.join(state, name): _SECRET for name in _IN_STATE.split()}
     return Protected(names=_PROTECTED_NAMES, places=places)
+
+
+def _states(home: str) -> Iterator[str]:
+    """Name where our records are: of this process, and of those who were not sent elsewhere."""
+    if os.path.isabs(home):
+        yield os.path.join(home, ".local", "state", "indus")
+    try:
+        yield state_dir()
+    except OSError:
+        return  # without a home there is no state to protect
 
 
 def _folded(text: str) -> str:
