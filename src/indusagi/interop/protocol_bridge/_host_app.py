@@ -151,6 +151,9 @@ class HostApp:
             raise Refused(406, "the answer is application/json or text/event-stream")
         frame = await self._frame(request)
         opening = frame.get("method") == "initialize" and _SESSION not in request.headers
+        if opening and "id" not in frame:
+            # Nobody would be told the id of the session: it could only take a place.
+            raise Refused(400, "initialize must be a request: it has no id")
         session = await self._admitted(request) if opening else self._session(request)
         if "id" not in frame or "method" not in frame:
             session.client.conversation.receive(frame, Outbox())

@@ -1,0 +1,78 @@
+"""The host behind HTTP, and clients that do it harm: what they are given up for, and when."""
+
+from __future__ import annotations
+
+import json
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import httpx2
+from tests.support.host_clients import TOKEN, host_of
+from tests.support.host_tools import Bench
+
+from indusagi.interop import HttpSettings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+BOTH = "application/json, text/event-stream"
+STAMP: dict[str, Any] = {
+    "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+    "io.modelcontextprotocol/clientCapabilities": {},
+}
+
+
+class Http:
+    """A client that sends what the test says."""
+
+    def __init__(self, port: int, bench: Bench, client: httpx2.AsyncClient) -> None:
+        self.port, self.bench, self.client = port, bench, client
+
+    async def post(self, frame: Any, **headers: str) -> httpx2.Response:
+        sent = {"accept": BOTH, "content-type": "application/json"}
+        sent |= {name.replace("_", "-"): value for name, value in headers.items()}
+        return await self.client.post("/mcp", content=json.dumps(frame), headers=sent)
+
+    async def session(self, version: str = "2025-06-18") -> str:
+        opened = await self.post(initialize(version))
+        assert opened.status_code == 200
+        return opened.headers["mcp-session-id"]
+
+    async def health(self) -> dict[str, Any]:
+        return (await self.client.get("/health")).json()
+
+
+def initialize(version: str = "2025-06-18") -> dict[str, Any]:
+    params = {"protocolVersion": version, "capabilities": {}}
+    return {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}
+
+
+def call(name: str, **arguments: Any) -> dict[str, Any]:
+    params = {"name": name, "arguments": arguments}
+    return {"jsonrpc": "2.0", "id": 5, "method": "tools/call", "params": params}
+
+
+@asynccontextmanager
+async def serving(**settings: Any) -> AsyncGenerator[Http]:
+    bench = Bench()
+    async with host_of(bench).serve_http(HttpSettings(tokens=[TOKEN], **settings)) as host:
+        known = {"authorization": f"Bearer {TOKEN}"}
+        base = f"http://127.0.0.1:{host.port}"
+        async with httpx2.AsyncClient(base_url=base, timeout=20, headers=known) as client:
+            yield Http(host.port, bench, client)
+
+
+# -- places ---------------------------------------------------------------------------------
+
+
+async def test_an_initialize_that_nobody_would_be_answered_takes_no_place() -> None:
+    async with serving(sessions=1) as http:
+        notice = {k: v for k, v in initialize().items() if k != "id"}
+        for _ in range(3):
+            refused = await http.post(notice)
+            assert refused.status_code == 400
+            assert "mcp-session-id" not in refused.headers
+        assert (await http.health())["sessions"] == 0
+        session = await http.session()
+        assert (await http.post(notice, mcp_session_id=session)).status_code == 202
+        assert (await http.health())["sessions"] == 1
