@@ -125,6 +125,27 @@ def test_c8_what_changes_in_a_named_file_of_the_project_waits_for_a_word(tmp_pat
         assert servers_of(named).keys() == {"a", "b", "c"}
 
 
+@pytest.mark.parametrize("how", ["plain", "through a link to the workspace"])
+def test_c8_a_named_file_of_the_project_that_becomes_a_link_is_still_of_the_project(
+    tmp_path: Path, how: str
+) -> None:
+    work, log = tmp_path / "work", tmp_path / "log"
+    work.mkdir()
+    (tmp_path / "way").symlink_to(work)
+    configured(work / "named.json", {"a": row()})
+    elsewhere = configured(tmp_path / "other.json", {"a": row(), "b": row("--log", log)})
+    given = work if how == "plain" else tmp_path / "way"
+    with greeted(*NONE, "--mcp", str(given / "named.json"), cwd=work) as gateway:
+        assert gateway.tools() == of("a")
+        (work / "new").symlink_to(elsewhere)
+        (work / "new").rename(work / "named.json")
+        gateway.until(lambda: f"kill -HUP {gateway.pid}" in gateway.said())
+        assert gateway.tools() == of("a")
+        assert not log.exists()
+        os.kill(gateway.pid, signal.SIGHUP)
+        gateway.until_tools(lambda tools: tools == [*of("a"), *of("b")])
+
+
 def test_a_hangup_reads_the_files_anew_and_ends_nothing(tmp_path: Path) -> None:
     configured(user_file(), {"a": row()})
     with greeted(*NONE, cwd=tmp_path) as gateway:

@@ -100,11 +100,15 @@ class Agreed:
     """The rows of files named on the command line, as they were when they were named.
 
     To name a file is consent to it as it is. A file outside of the workspace is the user's own, and
-    stays agreed to; one inside comes with the project, and may change under whoever works on it.
+    stays agreed to; one inside comes with the project, and may change under whoever works on it. A
+    link is inside if it stands there or leads there: whoever works there can set it elsewhere.
     """
 
     def __init__(self, workspace: str, plan: ServerPlan) -> None:
-        self._inside = os.path.join(os.path.realpath(workspace), "")
+        self._inside = {
+            os.path.join(path, "")
+            for path in (os.path.abspath(workspace), os.path.realpath(workspace))
+        }
         self._rows: Mapping[tuple[str, str], ServerConfig] = {}
         self.renew(plan)
 
@@ -137,8 +141,13 @@ class Agreed:
         )
 
     def _comes_along(self, row: ServerRow) -> bool:
-        file = os.path.realpath(row.origin.file)
-        return row.origin.scope == "given" and file.startswith(self._inside)
+        named = row.origin.file
+        # A directory on the way may be a link too, with the file itself standing inside.
+        stands = os.path.join(os.path.realpath(os.path.dirname(named)), os.path.basename(named))
+        names = (named, stands, os.path.realpath(named))
+        return row.origin.scope == "given" and any(
+            name.startswith((*self._inside,)) for name in names
+        )
 
 
 def _place(row: ServerRow) -> tuple[str, str]:
