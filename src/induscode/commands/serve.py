@@ -27,7 +27,13 @@ _MOST_SESSIONS = 256
 """Each may have a stream, and those who bring requests need connections too."""
 PROFILES = ("authoring", "survey", "all", "none")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_ADDRESS = re.compile(r"(?:(?P<host>\[[^\]]*\]|[^:\s]*):)?(?P<port>\d{1,5})", re.ASCII)
+_ADDRESS = re.compile(
+    r"(?:(?:\[(?P<six>[0-9A-Fa-f:.]+(?:%[\w.-]+)?)\]|(?P<host>[^:\[\]]*)):)?(?P<port>\d{1,5})",
+    re.ASCII,
+)
+_LABEL = r"(?!-)[\w-]{1,63}(?<!-)"
+_NAMED = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*", re.ASCII)
+_NUMBER = re.compile(r"(?:^|\.)(?:\d+|0[xX][\da-fA-F]*)\Z", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +172,7 @@ def _settings(
     found = _ADDRESS.fullmatch(given)
     if found is None or int(found["port"]) > 65_535:
         raise click.UsageError(f"--http {given!r}: write HOST:PORT, or a port", context)
-    host = (found["host"] or "127.0.0.1").strip("[]")
+    host = _host(context, given, found)
     if no_token:
         from indusagi.interop.protocol_bridge.host_doors import is_loopback  # noqa: PLC0415 — as above
 
@@ -181,6 +187,24 @@ def _settings(
         allowed_hosts=hosts,
         allowed_origins=origins,
     )
+
+
+def _host(context: click.Context, given: str, found: re.Match[str]) -> str:
+    """Find out who is meant; what is no name and no number would be a part of an address."""
+    from ipaddress import IPv4Address, IPv6Address  # noqa: PLC0415 — few serve over HTTP
+
+    six, host = found["six"], found["host"] or "127.0.0.1"
+    try:
+        if six is not None:
+            IPv6Address(six)
+        elif _NUMBER.search(host):  # "0" is every address of a machine, and does not look like it
+            IPv4Address(host)
+        elif _NAMED.fullmatch(host) is None:
+            raise ValueError(host)
+    except ValueError:
+        said = f"--http {given!r}: {six or host!r} is neither the name of a host nor an address"
+        raise click.UsageError(said, context) from None
+    return six or host
 
 
 def _roomy(
