@@ -362,10 +362,10 @@ async def test_a_store_in_memory_has_the_past_for_as_long_as_the_process_lives()
     try:
         async with booted(store, honest(id="h")) as bridge:
             enrolment, listed = enrolment_of(bridge), listed_by(bridge, "h")
-            while not enrolment.ledger.folded:
+            for _ in range(20):
                 enrolment.take_tools("h", ())
                 enrolment.take_tools("h", listed)
-                await asyncio.sleep(0)
+            await until(lambda: enrolment.ledger.folded > 0)
             entries, _ = await stored_log(store, bridge.journal.run)
             assert BridgeLedger.from_log(entries).snapshot == enrolment.ledger.snapshot
     finally:
