@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import httpx2
+import pytest
 from tests.support.host_clients import TOKEN, host_of
 from tests.support.host_tools import Bench
 
@@ -76,3 +79,30 @@ async def test_an_initialize_that_nobody_would_be_answered_takes_no_place() -> N
         session = await http.session()
         assert (await http.post(notice, mcp_session_id=session)).status_code == 202
         assert (await http.health())["sessions"] == 1
+
+
+# -- what a client can read -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("era", ["modern", "legacy"])
+async def test_a_client_that_takes_no_events_waits_for_its_json_however_long_it_takes(
+    era: str,
+) -> None:
+    async with serving(ping_s=0.01) as http, anyio.create_task_group() as tasks:
+        frame = call("hang")
+        if era == "modern":
+            frame["params"]["_meta"] = STAMP
+            headers = {"mcp_protocol_version": "2026-07-28", "mcp_method": "tools/call"}
+            headers["mcp_name"] = "hang"
+        else:
+            headers = {"mcp_session_id": await http.session()}
+
+        async def later() -> None:
+            await http.bench.began.wait()
+            await asyncio.sleep(0.1)
+            http.bench.let_go.set()
+
+        tasks.start_soon(later)
+        got = await http.post(frame, accept="application/json", **headers)
+        assert got.headers["content-type"] == "application/json"
+        assert got.json()["result"]["content"][0]["text"] == "let go"

@@ -192,8 +192,11 @@ class Outbox:
         return write_frame(self._line.popleft())
 
     async def settled(self, within_s: float) -> bool:
-        """Wait for an answer without anything before it; False if it takes a stream to tell."""
-        with anyio.move_on_after(within_s):
+        """Wait for an answer without anything before it; False if it takes a stream to tell.
+
+        Whoever takes no stream waits for as long as the answer takes.
+        """
+        with anyio.move_on_after(None if self._only_answers else within_s):
             while not self._line and not self.ended:
                 self._stirred.clear()
                 await self._stirred.wait()
