@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from indusagi.interop import HostLimits
-from indusagi.interop.protocol_bridge.host_serving import RunningProviderHost
 from indusagi.interop.protocol_bridge.host_http import open_http
+from indusagi.interop.protocol_bridge.host_serving import RunningProviderHost
 from indusagi.interop.protocol_bridge.host_session import Conversation
 from indusagi.interop.protocol_bridge.host_stdio import standard_streams
 from indusagi.interop.protocol_bridge.wire import METHOD_NOT_FOUND, RpcError
