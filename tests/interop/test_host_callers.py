@@ -7,17 +7,20 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import httpx2
 import pytest
 from mcp.client import Client
 from mcp.server.lowlevel import Server
 from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolResult, CreateMessageResult, ElicitResult, TextContent
 from tests.support.host_clients import client_of, memory
+from tests.support.host_tools import Bench
 from tests.support.servers import honest
 from tests.support.waiting import until
 
 from indusagi.interop import (
     BridgeConfig,
+    HttpSettings,
     create_provider_host,
     create_server_endpoint,
     mount_protocol_bridge,
@@ -248,6 +251,61 @@ async def test_there_is_room_for_so_many_parked_calls() -> None:
     with pytest.raises(RpcError, match="too many"):
         await parking.begin(request_like(), parked(), asking)
     await parking.close()
+
+
+async def test_each_owner_has_its_own_room_for_parked_calls() -> None:
+    parking = Parking(calls=1)
+    mine = ParkedCall("a", {"elicitation": {}}, 0, lambda _: None, b"me")
+    await parking.begin(request_like(), parked(), asking)
+    told = await parking.begin(request_like(), mine, asking)
+    assert told["resultType"] == "input_required"
+    await parking.close()
+
+
+class Bearer:
+    """Whoever holds one token, in the newer protocol over HTTP."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self._url, self._token = url, token
+
+    async def call(self, name: str, arguments: JsonObject, **more: Any) -> Any:
+        params = {"name": name, "arguments": arguments, "_meta": STAMP, **more}
+        headers = {
+            "authorization": f"Bearer {self._token}",
+            "accept": "application/json, text/event-stream",
+            "mcp-protocol-version": "2026-07-28",
+            "mcp-method": "tools/call",
+            "mcp-name": name,
+        }
+        frame = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+        async with httpx2.AsyncClient(headers=headers) as client:
+            told = (await client.post(self._url, json=frame)).json()
+        return told.get("result", told.get("error"))
+
+
+async def test_a_state_is_of_use_to_nobody_but_the_token_it_was_given_to() -> None:
+    bench = Bench()
+
+    async def ask(arguments: JsonObject, ctx: object) -> str:
+        caller = calling.get()
+        assert caller is not None
+        return f"answered {await caller.ask('elicitation/create', {})}"
+
+    bench.add("ask", ask)
+    settings = HttpSettings(tokens=["a" * 64, "b" * 64])
+    async with create_provider_host(bench.box).serve_http(settings) as serving:
+        one, two = Bearer(serving.url, "a" * 64), Bearer(serving.url, "b" * 64)
+        first = await one.call("ask", {})
+        answers = {key: {"action": "accept"} for key in first["inputRequests"]}
+        given = {"requestState": first["requestState"], "inputResponses": answers}
+        stolen = await two.call("ask", {}, **given)
+        assert stolen["code"] == -32602
+        last = await one.call("ask", {}, **given)
+        assert "accept" in last["content"][0]["text"]
+        for _ in range(64):
+            assert "requestState" in await one.call("ask", {})
+        assert "too many" in (await one.call("ask", {}))["message"]
+        assert "requestState" in await two.call("ask", {})
 
 
 async def test_a_host_that_ends_leaves_no_parked_call_behind() -> None:

@@ -86,7 +86,7 @@ async def asking_http(
 ) -> AsyncGenerator[HttpHost]:
     """Serve over HTTP; every client it makes is kept in a list."""
 
-    def new_client() -> AskingClient:
+    def new_client(_: bytes) -> AskingClient:
         clients.append(AskingClient(limits))
         return clients[-1]
 

@@ -215,7 +215,7 @@ class HostApp:
         if objection is not None:
             await _reject(request, objection, frame["id"])
             return
-        client = self._new_client()
+        client = self._new_client(request.owner)
         self._alone.add(client)
         outbox = Outbox(only_answers=not request.accepts(EVENTS))
         try:

@@ -57,7 +57,7 @@ class Sessions:
             if spare is None:
                 return None
             del self._open[spare.id]
-        session = HttpSession(owner, self._new_client(), now)
+        session = HttpSession(owner, self._new_client(owner), now)
         self._open[session.id] = session
         if spare is not None:
             # The place is taken already: others may come while it is being left.

@@ -62,9 +62,9 @@ class ProviderHost(ServingHost):
         """Look at the box again, and tell every client if its tools are others than before."""
         return self.catalog.changed()
 
-    def new_client(self, parking: Parking | None = None) -> HostClient:
+    def new_client(self, parking: Parking | None = None, owner: bytes = b"") -> HostClient:
         """Make what answers one client; its calls may wait for it elsewhere than with it."""
-        return HostClient(self.catalog, self.limits, self.info.instructions, parking)
+        return HostClient(self.catalog, self.limits, self.info.instructions, parking, owner)
 
     @asynccontextmanager
     async def serve_http(self, settings: HttpSettings | None = None) -> AsyncGenerator[HttpHost]:
@@ -80,7 +80,7 @@ class ProviderHost(ServingHost):
         parking = Parking()
         try:
             async with open_http(
-                lambda: self.new_client(parking),
+                lambda owner: self.new_client(parking, owner),
                 lambda name: schemas.listing().schemas.get(name),
                 settings,
             ) as serving:

@@ -68,8 +68,17 @@ class ParkedCall:
 
     client = None  # each call has its own ear: the request that comes next
 
-    def __init__(self, name: str, capabilities: JsonObject, hops: int, sink_of: SinkOf) -> None:
+    def __init__(
+        self,
+        name: str,
+        capabilities: JsonObject,
+        hops: int,
+        sink_of: SinkOf,
+        owner: bytes = b"",
+    ) -> None:
         self.name = name
+        self.owner = owner
+        """Who alone may go on with it."""
         self.capabilities = capabilities
         self.hops = hops
         self.cancel = CancelToken()

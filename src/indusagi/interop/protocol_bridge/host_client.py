@@ -60,6 +60,7 @@ class HostClient:
         limits: HostLimits,
         instructions: str | None,
         parking: Parking | None = None,
+        owner: bytes = b"",
     ) -> None:
         self.version: str | None = None
         """What the handshake has agreed on; None before one, and for the newer protocol."""
@@ -70,6 +71,7 @@ class HostClient:
         """What an older client said it can be asked."""
         self._parking = parking or Parking()
         self._parks_alone = parking is None
+        self._owner = owner
         self._catalog = catalog
         self._instructions = instructions
         self._forget: Callable[[], None] | None = None
@@ -212,8 +214,8 @@ class HostClient:
             return self._answer(request, call, caller, request.cancel, _sink(request))
         able = request.meta[CAPABILITIES]
         if "requestState" in request.params:
-            return self._stamped(self._parking.resume(request, name))
-        parked = ParkedCall(name, able if isinstance(able, dict) else {}, hops, _sink)
+            return self._stamped(self._parking.resume(request, name, self._owner))
+        parked = ParkedCall(name, able if isinstance(able, dict) else {}, hops, _sink, self._owner)
         if not parked.capabilities:
             return self._answer(request, call, parked, request.cancel, _sink(request))
 

@@ -2,7 +2,8 @@
 
 In the newer protocol nobody asks in the middle of a request: the request is answered with the
 questions and a state, and comes again with the state and the answers. The call itself goes on
-meanwhile, here: it has a deadline for every round, and there is room for so many.
+meanwhile, here: it has a deadline for every round, goes on for nobody but its owner, and there is
+room for so many of each owner.
 """
 
 from __future__ import annotations
@@ -38,21 +39,26 @@ class Parking:
         Raises:
             RpcError: There is no room for it.
         """
-        if max(len(self._running), len(self._parked)) >= self._limit:
+        if self._taken(call.owner) >= self._limit:
             raise RpcError(_BUSY, "too many calls at once")
         self._running.add(call)
         call.start(running, lambda: self._running.discard(call))
         return await self._round(request, call)
 
-    async def resume(self, request: HostRequest, name: str) -> JsonObject:
-        """Go on with the call that a request brings the answers for.
+    def _taken(self, owner: bytes) -> int:
+        # Each has its own places: one that leaves calls unanswered keeps nobody else from calling.
+        running = sum(call.owner == owner for call in self._running)
+        return max(running, sum(call.owner == owner for call, _ in self._parked.values()))
+
+    async def resume(self, request: HostRequest, name: str, owner: bytes = b"") -> JsonObject:
+        """Go on with the call that a request of its owner brings the answers for.
 
         Raises:
             RpcError: No call waits for them.
         """
         state, answers = request.params.get("requestState"), request.params.get("inputResponses")
         found = self._parked.get(state) if isinstance(state, str) else None
-        if found is None or found[0].name != name:
+        if found is None or (found[0].name, found[0].owner) != (name, owner):
             said = "no call waits under this requestState: it has ended, or waited for too long"
             raise RpcError(INVALID_PARAMS, said)
         del self._parked[str(state)]

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.host_session import Served
 
-    NewClient: TypeAlias = Callable[[], Served]
+    NewClient: TypeAlias = Callable[[bytes], Served]
+    """Makes what answers one client; it is told whose client that is: the token's fingerprint."""
     SchemaOf: TypeAlias = Callable[[str], JsonObject | None]
     """Gives the schema of a tool's arguments; some arguments are repeated in headers."""
 

@@ -61,7 +61,7 @@ class RelayHost(ServingHost):
         # Apart: a server that breaks at a question of the newer protocol may serve the older well.
         shared = SharedLine(lines, Pace(self._rules), schemas)
 
-        def new_client() -> RelayClient:
+        def new_client(_: bytes) -> RelayClient:
             return RelayClient(lines, self._pace, self.limits, schemas, shared)
 
         try:
