@@ -111,6 +111,36 @@ REQUIREMENTS = (
         "Interop (Python), the provider host: catalog",
     ),
     Requirement(
+        "interop/host/snippet",
+        "A box is served over a pair of streams in the background, as soon as connect returns.",
+        "Interop (Python), the provider host: connect",
+    ),
+    Requirement(
+        "interop/host/identity",
+        "A host that is told nothing else says that it is indus-provider-host 0.1.0.",
+        "Interop (Rust), the provider host: default identity",
+    ),
+    Requirement(
+        "interop/host/dispatch",
+        "A tool that fails is a result a model can read; a tool that is not there is -32602.",
+        "Interop (Python), the provider host: dispatch",
+    ),
+    Requirement(
+        "serve/one-server",
+        "`indus serve` is one MCP server with the tools of every configured server.",
+        "Serving the deck, which tools",
+    ),
+    Requirement(
+        "serve/asks-its-client",
+        "What a server asks in the middle of a call is asked of the client that made the call.",
+        "Serving the deck, which tools",
+    ),
+    Requirement(
+        "serve/transparent",
+        "`indus serve --transparent` passes one server through, its answers equal to the byte.",
+        "Serving the deck, one server, as it is",
+    ),
+    Requirement(
         "interop/public-exports/import",
         "Every documented name of the bridge is imported from `indusagi.interop`.",
         "Interop (Python), public exports",
