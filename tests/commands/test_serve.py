@@ -322,6 +322,39 @@ def test_a_definition_that_changes_is_taken_out_and_told(tmp_path: Path) -> None
         assert answer["error"]["code"] == -32602
 
 
+def test_what_a_server_lists_beyond_the_most_is_told(tmp_path: Path) -> None:
+    configured(user_file(), {"many": row("--tools", 1_000)})
+    told = f"more than 1,000; {len(HONEST_TOOLS):,} were left out"
+    for _ in ("never seen", "from the ledger"):
+        with greeted("--profile", "none", cwd=tmp_path) as gateway:
+            assert len(gateway.tools()) == 1_000
+            gateway.until(lambda gateway=gateway: told in gateway.said())
+            assert gateway.said().count("were left out") == 1
+
+
+NAMELESS = """
+import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    answers = {
+        "initialize": {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}},
+                       "serverInfo": {"name": "odd", "version": "1"}},
+        "tools/list": {"tools": [{"name": f"t {n}", "inputSchema": n} for n in range(40)]},
+    }
+    said = answers.get(asked["method"])
+    rest = {"result": said} if said else {"error": {"code": -32601, "message": "no"}}
+    if "id" in asked:
+        print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], **rest}), flush=True)
+"""
+
+
+def test_of_many_remarks_on_one_server_the_first_few_are_told(tmp_path: Path) -> None:
+    configured(user_file(), {"odd": {"command": sys.executable, "args": ["-c", NAMELESS]}})
+    with greeted("--profile", "none", cwd=tmp_path) as gateway:
+        gateway.until(lambda: "further remarks" in gateway.said())
+        assert gateway.said().count("server 'odd'") == 21
+
+
 # -- misuse -----------------------------------------------------------------------------------
 
 
@@ -340,7 +373,7 @@ def test_a_definition_that_changes_is_taken_out_and_told(tmp_path: Path) -> None
         (["--http", "evil.example/x?y#:80"], ["neither the name"]),
         (["--http", 'a"b:80'], ["neither the name"]),
         (["--http", "a..b:80"], ["neither the name"]),
-        (["--http=-a:80"], ["neither the name"]),
+        (["--http", "a-:80"], ["neither the name"]),
         (["--http", f"{'a' * 64}:80"], ["neither the name"]),
         (["--http", "0.0.0.0:0", "--no-token"], ["--no-token", "0.0.0.0"]),
         (["--sse"], ["--sse means nothing without --http"]),

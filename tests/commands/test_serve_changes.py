@@ -91,6 +91,36 @@ def test_a_broken_file_changes_nothing_and_is_told_until_it_is_whole(tmp_path: P
         gateway.until_tools(lambda tools: tools == of("b"))
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[]", "it is no object"),
+        ("null", "it is no object"),
+        ('{"mcpServers": []}', "'mcpServers' is no object"),
+        ('{"servers": "a"}', "'servers' is no object"),
+        ('{"servers": {"a": {"command": 5}}}', "neither a command nor a url"),
+        ('{"servers": {"a": 5}}', "skipped: it is no object"),
+    ],
+)
+def test_a_file_of_the_wrong_shape_changes_nothing_and_is_told(
+    tmp_path: Path, text: str, why: str
+) -> None:
+    log = tmp_path / "log"
+    configured(user_file(), {"a": row("--log", log)})
+    with greeted(*NONE, cwd=tmp_path) as gateway:
+        assert gateway.tools() == of("a")
+        for times in (1, 2):
+            user_file().write_text(text + " " * times, encoding="utf-8")
+            kept = "the servers stay as they were"
+            gateway.until(lambda times=times: gateway.said().count(kept) == times)
+        assert why in gateway.said()
+        assert gateway.tools() == of("a")
+        assert gateway.text("a__echo", text="still") == "still"
+        assert len(diary(log, "start")) == 1
+        configured(user_file(), {})
+        gateway.until_tools(lambda tools: tools == [] and "removed a" in gateway.said())
+
+
 def test_a_row_that_names_no_server_is_told_and_the_others_come(tmp_path: Path) -> None:
     with greeted(*NONE, cwd=tmp_path) as gateway:
         configured(user_file(), {"bad": {}, "good": row()})
@@ -120,6 +150,8 @@ def test_c8_what_changes_in_a_named_file_of_the_project_waits_for_a_word(tmp_pat
         gateway.until_tools(lambda tools: tools == of("a"))
         gateway.until(lambda: f"kill -HUP {gateway.pid}" in gateway.said())
         assert not log.exists()
+        gateway.until(lambda: "the configuration has changed: held back b, c" in gateway.said())
+        assert "added" not in gateway.said()
         os.kill(gateway.pid, signal.SIGHUP)
         gateway.until_tools(lambda tools: tools == [*of("a"), *of("b"), *of("c")])
         assert servers_of(named).keys() == {"a", "b", "c"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -9,11 +10,12 @@ import anyio
 from anyio import to_thread
 
 from indusagi.capabilities.budget import UNLIMITED
+from indusagi.core.notes import Note
 from indusagi.interop.protocol_bridge.contract import EndpointPhase
 from induscode.boot.runners import NoSuchConfig, boot_plan_of, plan_servers
 from induscode.commands.catalog import fault_note
 from induscode.commands.serve_loop import without_ourselves
-from induscode.commands.serve_watch import troubles
+from induscode.commands.serve_watch import troubles, unreadable
 from induscode.deck.provision import ToolDeck
 from induscode.terminal import complain
 
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from indusagi.core.cancel import CancelToken
-    from indusagi.core.notes import Note
     from indusagi.interop.protocol_bridge.contract import EndpointStatus, ServerConfig
     from indusagi.interop.protocol_bridge.fleet import FleetEvent
     from indusagi.interop.protocol_bridge.host import ProviderHost
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
 FIRST_S = 5.0
 """How long servers that were never seen before may keep the first client waiting."""
 _REMEMBERED = 1_000
+_REMARKS = 20
+"""On what one server lists: one that is hostile has thousands."""
+_COUNT = re.compile(r"\d[\d,]*")
 _LISTED_S = 1.0
 """How long servers that are known wait for a client that asks for the list before they start."""
 _TOGETHER_S = 0.05
@@ -201,6 +205,7 @@ class Gateway:
             self._moved = anyio.Event()
             host.changed()
             self._mention(self._enrolment.notes)
+            self._mention_remarks()
 
     # -- when files change ------------------------------------------------------------------
 
@@ -213,19 +218,24 @@ class Gateway:
 
     async def _planned(self, *, forced: bool) -> ServerPlan | None:
         """Read the files; None if one of them is broken, and nothing is to change."""
-        broken = await to_thread.run_sync(troubles, self._frame.files)
-        if broken:
-            self._said -= set(map(str, broken))
-            self._mention(broken)
+        if self._are_broken(await to_thread.run_sync(troubles, self._frame.files)):
             return None
         try:
             plan = await to_thread.run_sync(plan_servers, self.session.invocation)
         except NoSuchConfig as exc:
             complain(f"{exc}; the servers stay as they were")
             return None
+        if self._are_broken(unreadable(self.plan, plan)):
+            return None
         if forced:
             self._frame.agreed.renew(plan)
         return without_ourselves(self._frame.agreed.applied(plan), self._frame.listening)
+
+    def _are_broken(self, notes: Sequence[Note]) -> bool:
+        """Tell of files that are broken, each time anew."""
+        self._said -= set(map(str, notes))
+        self._mention(notes)
+        return bool(notes)
 
     async def _change(self, plan: ServerPlan, tasks: TaskGroup) -> None:
         ours = [one for one, config in self._ourselves.items() if plan.configs.get(one) == config]
@@ -240,7 +250,7 @@ class Gateway:
             self._box = None
             self._moved.set()
         if changed:
-            complain(f"the configuration has changed: {_told(changed)}")
+            complain(f"the configuration has changed: {_told(changed, plan)}")
         tasks.start_soon(self._booted.wake, changed.started)
 
     # -- telling ----------------------------------------------------------------------------
@@ -251,21 +261,42 @@ class Gateway:
         self._mention(self._enrolment.notes)
         for server, status in self.session.mcp.status().items():
             self._mention_fault(server, status)
+        self._mention_remarks()
+
+    def _mention_remarks(self) -> None:
+        """Tell what servers have listed that was left out; of each server the first few."""
+        for server, status in self.session.mcp.status().items():
+            self._mention(status.notes[:_REMARKS], _uncounted)
+            left = len(status.notes) - _REMARKS
+            if left > 0:
+                owner, remedy = f"server {server!r}", f"all of them: indus mcp doctor {server}"
+                self._mention([Note(owner, f"{left:,} further remarks", remedy)], _uncounted)
 
     def _mention_fault(self, server: str, status: EndpointStatus) -> None:
         if status.fault is not None:
             self._mention([fault_note(server, status.fault)])
 
-    def _mention(self, notes: Iterable[Note]) -> None:
+    def _mention(self, notes: Iterable[Note], key: Callable[[Note], str] = str) -> None:
         """Put notes on standard error, each once."""
         if len(self._said) > _REMEMBERED:
             self._said.clear()
-        for text in map(str, notes):
-            if text not in self._said:
-                self._said.add(text)
-                complain(text)
+        for note in notes:
+            if key(note) not in self._said:
+                self._said.add(key(note))
+                complain(str(note))
 
 
-def _told(changed: Changed) -> str:
-    parts = {"removed": changed.removed, "replaced": changed.replaced, "added": changed.added}
+def _uncounted(note: Note) -> str:
+    """Know a remark again whose numbers change all the time."""
+    return f"{note.owner}: {_COUNT.sub('#', note.message)}"
+
+
+def _told(changed: Changed, plan: ServerPlan) -> str:
+    held = [one for one in (*changed.replaced, *changed.added) if one not in plan.configs]
+    parts = {
+        "removed": changed.removed,
+        "replaced": [one for one in changed.replaced if one not in held],
+        "added": [one for one in changed.added if one not in held],
+        "held back": held,
+    }
     return "; ".join(f"{what} {', '.join(names)}" for what, names in parts.items() if names)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import anyio
 from anyio import to_thread
 
+from indusagi.core.json import is_json_object
 from indusagi.core.notes import Note
 from induscode.deck.mcp.config import conventional_places
 from induscode.deck.mcp.config_file import read_config_file
@@ -20,9 +21,13 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.contract import ServerConfig
     from induscode.boot.runners import ServerPlan
     from induscode.commands.serve_signals import Told
+    from induscode.deck.mcp.config_file import ConfigFile
     from induscode.deck.mcp.rows import ServerRow
     from induscode.launch.invocation import Invocation
 
+_KEPT = "the servers stay as they were"
+_SERVERS = ("servers", "mcpServers", "mcp_servers", "mcp")
+"""Under which of these keys servers stand depends on whose file it is."""
 _POLL_S = 1.0
 _QUIET_S = 0.2
 """A file that is being written is left alone until it has not changed for so long."""
@@ -42,10 +47,31 @@ def config_files(invocation: Invocation) -> Sequence[str]:
 
 
 def troubles(files: Sequence[str]) -> Sequence[Note]:
-    """Say what is wrong with files that are there and cannot be read."""
-    found = [(file, read_config_file(file).trouble) for file in files if os.path.lexists(file)]
-    kept = "the servers stay as they were"
-    return [Note(f"file {file}", f"{why}; {kept}", "correct it") for file, why in found if why]
+    """Say what is wrong with files that are there and cannot be read, or say nothing sensible."""
+    found = [(file, _trouble(read_config_file(file))) for file in files if os.path.lexists(file)]
+    return [Note(f"file {file}", f"{why}; {_KEPT}", "correct it") for file, why in found if why]
+
+
+def _trouble(found: ConfigFile) -> str | None:
+    """Tell whether a file was hardly meant: a list of no servers is one, a wrong shape is none."""
+    if found.trouble is not None or not is_json_object(found.document):
+        return found.trouble or "it is no object"
+    for key in _SERVERS:
+        rows = found.document.get(key, {})
+        if not is_json_object(rows) and not (key == "servers" and isinstance(rows, list)):
+            return f"{key!r} is no object"
+    return None
+
+
+def unreadable(present: ServerPlan, plan: ServerPlan) -> Sequence[Note]:
+    """Say which servers there are whose rows cannot be read any more."""
+    gone = {row.id for row in present.rows} - {row.id for row in plan.rows}
+    owners = tuple(f"server {one!r} of " for one in gone)
+    return [
+        Note(note.owner, f"{note.message}; {_KEPT}", "correct it")
+        for note in plan.notes
+        if owners and note.owner.startswith(owners) and note.message.startswith("skipped: ")
+    ]
 
 
 class Watch:
