@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -41,12 +42,22 @@ class Http:
         assert opened.status_code == 200
         return opened.headers["mcp-session-id"]
 
+    async def raw(self, data: bytes) -> bytes:
+        """Send bytes as a stranger, and read until the host hangs up."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            writer.write(data)
+            with anyio.fail_after(20):
+                return await reader.read()
+        finally:
+            writer.transport.abort()
+
     async def health(self) -> dict[str, Any]:
         return (await self.client.get("/health")).json()
 
 
 def initialize(version: str = "2025-06-18") -> dict[str, Any]:
-    params = {"protocolVersion": version, "capabilities": {}}
+    params: dict[str, Any] = {"protocolVersion": version, "capabilities": {}}
     return {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}
 
 
@@ -63,6 +74,45 @@ async def serving(**settings: Any) -> AsyncGenerator[Http]:
         base = f"http://127.0.0.1:{host.port}"
         async with httpx2.AsyncClient(base_url=base, timeout=20, headers=known) as client:
             yield Http(host.port, bench, client)
+
+
+# -- garbage --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\x16garbage\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\nTransfer-Encoding: what\r\n\r\n",
+        b"POST /mcp HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nnot a length\r\n",
+    ],
+)
+async def test_garbage_is_counted_and_nothing_is_written_about_it(
+    garbage: bytes, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving() as http:
+        for _ in range(3):
+            await http.raw(garbage)
+        assert (await http.health())["dropped"] == {"garbled": 3}
+    assert [record for record in caplog.records if record.levelno > logging.DEBUG] == []
+    assert capfd.readouterr().err == ""
+
+
+async def test_garbage_behind_an_answer_ends_the_connection_and_nothing_is_written_about_it(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving() as http:
+        reader, writer = await asyncio.open_connection("127.0.0.1", http.port)
+        writer.write(b"POST /mcp HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
+        with anyio.fail_after(20):
+            assert b" 421 " in await reader.readline()
+            await reader.readuntil(b"}}")
+            writer.write(b"not a length\r\n")
+            assert await reader.read() == b""
+        assert (await http.health())["dropped"] == {"garbled": 1}
+        writer.transport.abort()
+    assert [record for record in caplog.records if record.levelno > logging.DEBUG] == []
+    assert capfd.readouterr().err == ""
 
 
 # -- places ---------------------------------------------------------------------------------

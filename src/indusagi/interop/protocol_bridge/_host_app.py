@@ -58,7 +58,12 @@ class HostApp:
     """Answers HTTP requests; an ASGI application."""
 
     def __init__(
-        self, new_client: NewClient, schema_of: SchemaOf, settings: HttpSettings, doors: Doors
+        self,
+        new_client: NewClient,
+        schema_of: SchemaOf,
+        settings: HttpSettings,
+        doors: Doors,
+        dropped: Mapping[str, int],
     ) -> None:
         self.sessions = Sessions(new_client, settings)
         self._new_client = new_client
@@ -69,6 +74,8 @@ class HostApp:
         self._alone: set[Served] = set()
         """Clients of the newer protocol, one for each request."""
         self._quota = Quota(settings)
+        self._dropped = dropped
+        """Connections that were given up, by reason."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -90,16 +97,17 @@ class HostApp:
             else:
                 await self._legacy(request)
         elif (request.method, request.path) == ("GET", HEALTH):
-            said: JsonObject = {"status": "ok", "sessions": len(self.sessions)}
-            await request.respond(
-                200, compact_json({**said, "requests": self._quota.running}).encode()
-            )
+            await request.respond(200, compact_json(self._health()).encode())
         elif (request.method, request.path) == ("GET", OLD_STREAM):
             await self._old_stream(request)
         elif (request.method, request.path) == ("POST", OLD_MESSAGES):
             await self._old_message(request)
         else:
             raise Refused(404, "there is nothing here")
+
+    def _health(self) -> JsonObject:
+        counts: JsonObject = {"sessions": len(self.sessions), "requests": self._quota.running}
+        return {"status": "ok", **counts, "dropped": {**self._dropped}}
 
     # -- the body ---------------------------------------------------------------------------
 

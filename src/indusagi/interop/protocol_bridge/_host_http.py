@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import socket
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, cast
 
 import anyio
 import uvicorn
 
 from indusagi.interop.protocol_bridge._host_app import HostApp
+from indusagi.interop.protocol_bridge._host_line import HostLine, Lines
 from indusagi.interop.protocol_bridge.host_doors import make_doors
 
 if TYPE_CHECKING:
@@ -70,8 +72,10 @@ async def serve_app(
     # In a thread: the address may be a name that somebody has to be asked for.
     with await asyncio.to_thread(_listener, settings) as listener:
         port = listener.getsockname()[1]
-        app = HostApp(new_client, schema_of, settings, make_doors(settings, tokens, port))
-        server = _Server(await asyncio.to_thread(_config, app))
+        lines = Lines()
+        doors = make_doors(settings, tokens, port)
+        app = HostApp(new_client, schema_of, settings, doors, lines.dropped)
+        server = _Server(await asyncio.to_thread(_config, app, lines))
         over = asyncio.Event()
 
         async def serve() -> None:
@@ -108,10 +112,11 @@ def _listener(settings: HttpSettings) -> socket.socket:
     return listener
 
 
-def _config(app: HostApp) -> uvicorn.Config:
+def _config(app: HostApp, lines: Lines) -> uvicorn.Config:
     config = uvicorn.Config(
         app,
-        http="h11",
+        # It is only ever called, with names.
+        http=cast("type[asyncio.Protocol]", partial(HostLine, lines)),
         ws="none",
         lifespan="off",
         log_config=None,
