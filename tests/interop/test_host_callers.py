@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -15,23 +17,27 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolResult, CreateMessageResult, ElicitResult, TextContent
 from tests.support.host_clients import client_of, memory
 from tests.support.host_tools import Bench
-from tests.support.servers import honest
+from tests.support.servers import diary, honest
 from tests.support.waiting import until
 
 from indusagi.interop import (
     BridgeConfig,
     HttpSettings,
+    ProtocolFault,
+    ServerLimits,
+    StdioServerConfig,
     create_provider_host,
     create_server_endpoint,
     mount_protocol_bridge,
 )
-from indusagi.interop.protocol_bridge.callers import HOPS, asking_handlers, calling
+from indusagi.interop.protocol_bridge.callers import HOPS, InFlight, asking_handlers, calling
 from indusagi.interop.protocol_bridge.host_callers import MAX_HOPS, ParkedCall
 from indusagi.interop.protocol_bridge.host_parking import Parking
 from indusagi.interop.protocol_bridge.wire import RpcError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
+    from pathlib import Path
 
     from indusagi.core.json import JsonObject
     from indusagi.interop import MountedProtocolBridge
@@ -121,6 +127,171 @@ async def test_a_question_that_may_belong_to_two_clients_reaches_neither() -> No
             assert "cannot be told which client" in str(told.structured_content)
             tasks.cancel_scope.cancel()
     assert asked == []
+
+
+STUBBORN = """
+import json, sys
+from pathlib import Path
+
+diary, held, asking = Path(sys.argv[1]), None, None
+
+
+def say(frame):
+    print(json.dumps({"jsonrpc": "2.0", **frame}), flush=True)
+
+
+def note(line):
+    with diary.open("a") as file:
+        file.write(line + "\\n")
+
+
+def called(identity, name):
+    global held, asking
+    if name == "hold":
+        held = identity
+        note("held")
+    elif name == "step":
+        say({"method": "notifications/progress", "params": {"progressToken": held, "progress": 1}})
+        say({"id": identity, "result": {"content": []}})
+    elif name == "finish":
+        say({"id": held, "result": {"content": []}})
+        say({"id": identity, "result": {"content": []}})
+    else:
+        asking = identity
+        say({"id": "question", "method": "elicitation/create", "params": {
+            "message": "which?", "requestedSchema": {"type": "object", "properties": {}}}})
+
+
+tools = [{"name": n, "inputSchema": {"type": "object"}} for n in ("hold", "ask", "step", "finish")]
+met = {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": {"name": "s"}}
+for line in sys.stdin:
+    frame = json.loads(line)
+    method, identity = frame.get("method"), frame.get("id")
+    if method == "initialize":
+        say({"id": identity, "result": met})
+    elif method == "tools/list":
+        say({"id": identity, "result": {"tools": tools}})
+    elif method == "tools/call":
+        called(identity, frame["params"]["name"])
+    elif method == "notifications/cancelled":
+        note("cancelled")
+    elif identity == "question":
+        told = json.dumps(frame.get("result", frame.get("error")))
+        say({"id": asking, "result": {"content": [{"type": "text", "text": told}]}})
+    elif identity is not None:
+        say({"id": identity, "error": {"code": -32601, "message": "no"}})
+"""
+"""A server of the older protocol that goes on with what was cancelled."""
+
+
+@asynccontextmanager
+async def stubborn(place: Path, **limits: float) -> AsyncGenerator[MountedProtocolBridge]:
+    script = place / "stubborn.py"
+    await anyio.Path(script).write_text(STUBBORN)
+    arguments = (str(script), str(place / "diary"))
+    config = StdioServerConfig(
+        "s", sys.executable, arguments, limits=replace(ServerLimits(), probe_s=0.2, **limits)
+    )
+    bridge = await mount_protocol_bridge(BridgeConfig((config,)), handlers=asking_handlers())
+    try:
+        yield bridge
+    finally:
+        await bridge.fleet.tear_down()
+
+
+async def abandoned(client: Client, place: Path) -> None:
+    """Have a call cancelled that its server goes on with."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(client.call_tool, "s__hold")
+        await until(lambda: "held" in diary(place / "diary"))
+        tasks.cancel_scope.cancel()
+    await until(lambda: "cancelled" in diary(place / "diary"))
+
+
+@pytest.mark.parametrize("front", FRONTS)
+@pytest.mark.parametrize("other", ["memory-modern", "memory-legacy"])
+async def test_a_question_after_a_cancelled_call_reaches_no_other_client(
+    front: str, other: str, tmp_path: Path
+) -> None:
+    async with stubborn(tmp_path) as bridge:
+        host = create_provider_host(bridge.box)
+        async with (
+            client_of(host, front, elicitation_callback=named("one")) as one,
+            client_of(host, other, elicitation_callback=named("two")) as two,
+        ):
+            await abandoned(one, tmp_path)
+            told = await two.call_tool("s__ask")
+            assert "cannot be told which client" in str(told.content)
+            # A sign that the server goes on, and an answer that comes late: then all is clear.
+            await two.call_tool("s__step")
+            told = await two.call_tool("s__ask")
+            assert "cannot be told which client" in str(told.content)
+            await two.call_tool("s__finish")
+            told = await two.call_tool("s__ask")
+            assert '"two"' in str(told.content)
+
+
+async def test_a_question_after_a_call_that_took_too_long_reaches_no_client(
+    tmp_path: Path,
+) -> None:
+    async with stubborn(tmp_path, call_idle_s=1.0) as bridge:
+        host = create_provider_host(bridge.box)
+        # By no client of the host: the library may call as well.
+        (endpoint,) = bridge.fleet.endpoints()
+        with pytest.raises(ProtocolFault, match="within"):
+            await endpoint.invoke("hold", {})
+        async with client_of(host, "memory-legacy", elicitation_callback=named("Ada")) as client:
+            told = await client.call_tool("s__ask")
+            assert "cannot be told which client" in str(told.content)
+
+
+async def test_an_older_client_is_asked_although_a_call_of_its_own_was_cancelled(
+    tmp_path: Path,
+) -> None:
+    async with stubborn(tmp_path) as bridge:
+        host = create_provider_host(bridge.box)
+        async with client_of(host, "memory-legacy", elicitation_callback=named("Ada")) as client:
+            await abandoned(client, tmp_path)
+            assert '"Ada"' in str((await client.call_tool("s__ask")).content)
+
+
+async def left(calls: InFlight, identity: int, caller: Any) -> None:
+    """Have a call of somebody's cancelled."""
+    calling.set(caller)
+    with anyio.CancelScope() as scope, calls.call() as place:
+        place.identity = identity
+        scope.cancel()
+        await anyio.sleep_forever()
+
+
+async def test_a_doubt_passes_with_time() -> None:
+    calls = InFlight(doubt_s=0.0)
+    await left(calls, 1, None)
+    calling.set(parked())
+    with calls.call() as place:
+        assert calls.attributed() is place.caller
+
+
+async def test_doubts_without_number_are_one_great_doubt() -> None:
+    calls = InFlight()
+    for identity in range(1_001):
+        await left(calls, identity, None)
+    for identity in range(1_001):
+        calls.stray(identity, "answer")
+    calls.stray(None, "answer")
+    calling.set(parked())
+    with calls.call():
+        assert calls.attributed() is None
+
+
+async def test_a_call_that_was_never_sent_leaves_no_doubt() -> None:
+    calls = InFlight()
+    with anyio.CancelScope() as scope, calls.call():
+        scope.cancel()
+        await anyio.sleep_forever()
+    calling.set(parked())
+    with calls.call() as place:
+        assert calls.attributed() is place.caller
 
 
 async def test_several_calls_of_one_older_client_share_its_ear() -> None:

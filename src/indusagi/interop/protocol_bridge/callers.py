@@ -2,28 +2,35 @@
 
 A host that serves the tools of servers has clients behind its calls. What a server asks in the
 middle of a call is a question for the client that made the call. The newer protocol says which call
-that is. On a shared connection of the older one only what runs at the moment tells: where that
-leaves a doubt, the question is refused, since an answer of the wrong person is worse than none.
+that is. On a shared connection of the older one only what runs at the moment tells, and a server
+may go on with a call that nobody waits for any more: where that leaves a doubt, the question is
+refused, since an answer of the wrong person is worse than none.
 """
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from indusagi.interop.protocol_bridge.handlers import Handlers
-from indusagi.interop.protocol_bridge.wire import METHOD_NOT_FOUND, RpcError
+from indusagi.interop.protocol_bridge.wire import METHOD_NOT_FOUND, RpcError, WireTimeout
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from indusagi.core.json import JsonObject
+    from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.interop.protocol_bridge.wire import RequestId
 
 HOPS = "indusagi/hops"
 """In the `_meta` of a call: through how many gateways of ours it came."""
 CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"
 NOBODY = -32000
+DOUBT_S = 60.0
+"""For so long at least a call that nobody waits for may still be the one that asks."""
+_MOST_DOUBTS = 1_000
 
 
 class Caller(Protocol):
@@ -57,30 +64,76 @@ calling: ContextVar[Caller | None] = ContextVar("calling", default=None)
 """Who stands behind the call that this task works for."""
 
 
-class InFlight:
-    """The calls that one server has not answered."""
+@dataclass(slots=True, eq=False)
+class Place:
+    """A call that its server has not answered."""
 
-    def __init__(self) -> None:
-        self._calls: dict[object, Caller | None] = {}
+    caller: Caller | None
+    identity: RequestId | None = None
+    """Of the request that carries it at the moment."""
+
+
+@dataclass(slots=True)
+class _Doubt:
+    client: object | None
+    until: float
+
+
+class InFlight:
+    """The calls that one server has not answered, those that nobody waits for included."""
+
+    def __init__(self, doubt_s: float = DOUBT_S) -> None:
+        self._doubt_s = doubt_s
+        self._calls: dict[Place, None] = {}
+        self._left: dict[RequestId, _Doubt] = {}
+        self._blind_until = 0.0
 
     @contextmanager
-    def call(self) -> Generator[Caller | None]:
-        """Count a call as long as the block runs, and give who is behind it."""
-        place, caller = object(), calling.get()
-        self._calls[place] = caller
+    def call(self) -> Generator[Place]:
+        """Count a call as long as the block runs, and as long as its server may go on with it."""
+        place = Place(calling.get())
+        self._calls[place] = None
         try:
-            yield caller
+            yield place
+        except (asyncio.CancelledError, WireTimeout):
+            self._leave(place)
+            raise
         finally:
             del self._calls[place]
 
+    def _leave(self, place: Place) -> None:
+        if place.identity is None:
+            return
+        now = asyncio.get_running_loop().time()
+        self._left = {key: doubt for key, doubt in self._left.items() if doubt.until > now}
+        if len(self._left) >= _MOST_DOUBTS:
+            # Too many to be kept apart: whoever it is, it may be another.
+            self._left.clear()
+            self._blind_until = now + self._doubt_s
+        client = None if place.caller is None else place.caller.client
+        self._left[place.identity] = _Doubt(client, now + self._doubt_s)
+
+    def stray(self, identity: JsonValue, said: Literal["answer", "progress"]) -> None:
+        """Hear of a request that nobody waits for: the server has answered it, or goes on."""
+        if not isinstance(identity, (int, str)):
+            return
+        if said == "answer":
+            self._left.pop(identity, None)
+        elif identity in self._left:
+            self._left[identity].until = asyncio.get_running_loop().time() + self._doubt_s
+
     def attributed(self) -> Caller | None:
         """Say whose call a question without an address belongs to; None where that is in doubt."""
-        callers = [*self._calls.values()]
+        callers = [place.caller for place in self._calls]
         if not callers or callers[-1] is None:
             return None
-        newest = callers[-1]
-        same = (caller is not None and caller.client is newest.client for caller in callers)
-        return newest if len(callers) == 1 or (newest.client is not None and all(same)) else None
+        newest, now = callers[-1], asyncio.get_running_loop().time()
+        others = [None if caller is None else caller.client for caller in callers[:-1]]
+        others += [doubt.client for doubt in self._left.values() if doubt.until > now]
+        if now < self._blind_until:
+            others.append(None)
+        same = newest.client is not None and all(client is newest.client for client in others)
+        return newest if same or not others else None
 
 
 def on_behalf(caller: Caller, params: JsonObject, offered: JsonObject | None) -> JsonObject:

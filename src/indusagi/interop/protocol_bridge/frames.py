@@ -118,6 +118,14 @@ def write_frame(frame: JsonObject) -> bytes:
     return _written(frame)
 
 
+def followed(params: JsonObject | None, identity: int | str) -> JsonObject:
+    """Ask whoever is given a request to tell how far it has come."""
+    given = params or {}
+    meta = given.get("_meta")
+    own = meta if isinstance(meta, dict) else {}
+    return {**given, "_meta": {**own, "progressToken": identity}}
+
+
 def _written(value: JsonObject) -> bytes:
     return _ENCODER.encode(value).encode("utf-8", "backslashreplace")
 

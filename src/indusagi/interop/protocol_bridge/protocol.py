@@ -12,9 +12,10 @@ import itertools
 import math
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from indusagi.interop.protocol_bridge.callers import InFlight, calling, on_behalf
+from indusagi.interop.protocol_bridge.callers import DOUBT_S, InFlight, calling, on_behalf
 from indusagi.interop.protocol_bridge.refusals import (
     UNSUPPORTED_VERSION,
     VersionMismatch,
@@ -36,9 +37,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 
     from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.interop.protocol_bridge.callers import Place
     from indusagi.interop.protocol_bridge.contract import ServerLimits
     from indusagi.interop.protocol_bridge.handlers import Handlers
-    from indusagi.interop.protocol_bridge.wire import Link, OnProgress
+    from indusagi.interop.protocol_bridge.wire import Link, OnProgress, RequestId
 
 Era: TypeAlias = Literal["modern", "legacy"]
 Asking: TypeAlias = "Coroutine[object, object, JsonObject]"
@@ -92,11 +94,13 @@ class Peer:
         self._handlers = handlers
         self._answers = handlers.by_method()
         self._info = client_info
-        self._in_flight = InFlight()
+        # So long a call may be silent: a server that goes on with one may be as late as that.
+        self._in_flight = InFlight(max(DOUBT_S, limits.call_idle_s))
         self.wire = Wire(
             link,
             on_request=self._pushed if self._answers else None,
             on_notify=self._notified,
+            on_stray=self._in_flight.stray,
             in_flight=limits.in_flight,
             inbound=limits.inbound,
         )
@@ -199,7 +203,7 @@ class Peer:
         idle_s: float,
         hard_s: float | None = None,
         on_progress: OnProgress | None = None,
-        request_id: str | None = None,
+        request_id: RequestId | None = None,
     ) -> Asking:
         """Ask anything of the server, stamped as its era wants it."""
         return self.wire.request(
@@ -264,42 +268,47 @@ class Peer:
         self, method: str, params: JsonObject, *, on_progress: OnProgress | None = None
     ) -> JsonObject:
         """Ask something that may come back with questions, and go on until it is answered."""
-        with self._in_flight.call() as caller:
-            if caller is not None:
+        with self._in_flight.call() as place:
+            if place.caller is not None:
                 modern = self.facts is not None and self.facts.era == "modern"
                 able = self._handlers.capabilities() if modern else None
-                params = on_behalf(caller, params, able)
-            answer = await self._ask(method, params, on_progress)
+                params = on_behalf(place.caller, params, able)
+            ask = partial(self._ask, place, method, on_progress)
+            answer = await ask(params)
             if answer.get("resultType") == "input_required":
                 async with _within(self._limits.call_hard_s, method):
-                    answer = await self._with_answers(method, params, answer, on_progress)
+                    answer = await self._with_answers(ask, params, answer)
         kind = answer.get("resultType") or "complete"
         if kind != "complete":
             raise BadAnswer(f"{method} answered with a result of type {kind!r}")
         return answer
 
-    def _ask(self, method: str, params: JsonObject, on_progress: OnProgress | None) -> Asking:
+    def _ask(
+        self, place: Place, method: str, on_progress: OnProgress | None, params: JsonObject
+    ) -> Asking:
         limits = self._limits
+        place.identity = next(self.wire.ids)
         return self.request(
             method,
             params,
             idle_s=limits.call_idle_s,
             hard_s=limits.call_hard_s,
             on_progress=on_progress,
+            request_id=place.identity,
         )
 
     async def _with_answers(
-        self, method: str, params: JsonObject, answer: JsonObject, on_progress: OnProgress | None
+        self, ask: Callable[[JsonObject], Asking], params: JsonObject, answer: JsonObject
     ) -> JsonObject:
         """Answer what is asked, round by round."""
         for _ in range(INPUT_ROUNDS):
             asked: JsonObject = {**params, "inputResponses": await self._input(answer)}
             if "requestState" in answer:
                 asked["requestState"] = answer["requestState"]
-            answer = await self._ask(method, asked, on_progress)
+            answer = await ask(asked)
             if answer.get("resultType") != "input_required":
                 return answer
-        raise BadAnswer(f"{method} asked for input more than {INPUT_ROUNDS} times")
+        raise BadAnswer(f"it asked for input more than {INPUT_ROUNDS} times")
 
     async def _input(self, answer: JsonObject) -> JsonObject:
         questions = answer.get("inputRequests")

@@ -13,6 +13,7 @@ import itertools
 import logging
 from typing import TYPE_CHECKING
 
+from indusagi.interop.protocol_bridge.callers import DOUBT_S
 from indusagi.interop.protocol_bridge.frames import prepare
 from indusagi.interop.protocol_bridge.relay_channel import Channel
 from indusagi.interop.protocol_bridge.relay_request import PROGRESS, SUBSCRIPTION
@@ -33,8 +34,6 @@ LOG_LEVEL = "io.modelcontextprotocol/logLevel"
 _MESSAGE = "notifications/message"
 _INVALID_PARAMS = -32602
 _TOO_LARGE = "it holds a number that is too large to be written again"
-_DOUBT_S = 5.0
-"""For so long a request that was cancelled may still be the one that speaks."""
 
 
 class SharedLine:
@@ -123,7 +122,7 @@ class SharedLine:
     def _only_one(self) -> Relayed | None:
         calls = [one for one in self._channel.open.values() if not one.request.standing]
         clear_s = asyncio.get_running_loop().time() - self._channel.withdrawn_at
-        if len(calls) != 1 or clear_s < _DOUBT_S:
+        if len(calls) != 1 or clear_s < DOUBT_S:
             return None
         return calls[0] if LOG_LEVEL in calls[0].request.meta else None
 

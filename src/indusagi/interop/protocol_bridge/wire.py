@@ -15,10 +15,10 @@ import math
 import re
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from indusagi.interop.protocol_bridge.alarm import Alarm, before
-from indusagi.interop.protocol_bridge.frames import answered_id, read_frame
+from indusagi.interop.protocol_bridge.frames import answered_id, followed, read_frame
 from indusagi.interop.protocol_bridge.slots import Slots
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ RequestId: TypeAlias = "int | str"
 OnProgress: TypeAlias = "Callable[[JsonObject], None]"
 OnRequest: TypeAlias = "Callable[[str, JsonObject], Awaitable[JsonObject]]"
 OnNotify: TypeAlias = "Callable[[str, JsonObject], None]"
+OnStray: TypeAlias = "Callable[[JsonValue, Literal['answer', 'progress']], None]"
+"""Hears what the peer says of a request that nobody waits for."""
 
 METHOD_NOT_FOUND = -32601
 INTERNAL_ERROR = -32603
@@ -120,6 +122,7 @@ class Wire:
         *,
         on_request: OnRequest | None = None,
         on_notify: OnNotify | None = None,
+        on_stray: OnStray = lambda _, said: None,
         in_flight: int = 64,
         inbound: int = 8,
     ) -> None:
@@ -131,9 +134,10 @@ class Wire:
         self._link = link
         self._on_request = on_request
         self._on_notify = on_notify
+        self._on_stray = on_stray
         self._slots = Slots(in_flight)
         self._inbound_limit = inbound
-        self._ids = itertools.count(1)
+        self.ids = itertools.count(1)
         self._waiting: dict[RequestId, _Waiting] = {}
         self._inbound: dict[RequestId, asyncio.Task[None]] = {}
         link.attach(self._received, self._end)
@@ -164,7 +168,7 @@ class Wire:
         now = self._loop.time()
         hard_at = now + (idle_s if hard_s is None else hard_s)
         due = min(hard_at, now + idle_s)
-        identity = next(self._ids) if request_id is None else request_id
+        identity = next(self.ids) if request_id is None else request_id
         answer: asyncio.Future[JsonObject] = self._loop.create_future()
         waiting = _Waiting(answer, due, idle_s, hard_at, hard_s is not None, on_progress)
         try:
@@ -191,7 +195,7 @@ class Wire:
             raise WireClosed(self.ended.result())
         frame: JsonObject = {"jsonrpc": "2.0", "id": identity, "method": method}
         if waiting.follows:
-            frame["params"] = _followed(params, identity)
+            frame["params"] = followed(params, identity)
         elif params is not None:
             frame["params"] = params
         answer = waiting.answer
@@ -302,6 +306,8 @@ class Wire:
 
     def _resolve(self, identity: JsonValue, outcome: JsonObject | Exception) -> None:
         waiting = self._find(identity)
+        if waiting is None:
+            self._on_stray(identity, "answer")
         if waiting is None or waiting.answer.done():
             return
         if not isinstance(outcome, Exception):
@@ -325,7 +331,9 @@ class Wire:
     def _notified(self, method: str, params: JsonObject) -> None:
         if method == "notifications/progress":
             waiting = self._find(params.get("progressToken"))
-            if waiting is not None and waiting.follows:
+            if waiting is None:
+                self._on_stray(params.get("progressToken"), "progress")
+            elif waiting.follows:
                 waiting.due = min(waiting.hard_at, self._loop.time() + waiting.idle_s)
                 if waiting.on_progress is not None:
                     self._tell(waiting.on_progress, params)
@@ -378,14 +386,6 @@ class Wire:
     def _refuse(self, identity: RequestId, code: int, message: str) -> None:
         error: JsonObject = {"code": code, "message": message}
         self._link.send({"jsonrpc": "2.0", "id": identity, "error": error})
-
-
-def _followed(params: JsonObject | None, identity: RequestId) -> JsonObject:
-    """Ask the peer to tell how far it has come."""
-    given = params or {}
-    meta = given.get("_meta")
-    own = meta if isinstance(meta, dict) else {}
-    return {**given, "_meta": {**own, "progressToken": identity}}
 
 
 def _rpc_error(error: JsonValue) -> Exception:
