@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 from contextlib import asynccontextmanager
@@ -113,6 +114,99 @@ async def test_garbage_behind_an_answer_ends_the_connection_and_nothing_is_writt
         writer.transport.abort()
     assert [record for record in caplog.records if record.levelno > logging.DEBUG] == []
     assert capfd.readouterr().err == ""
+
+
+# -- slowness -------------------------------------------------------------------------------
+
+HALF = b"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nX: "
+REFUSED = b"POST /mcp HTTP/1.1\r\nHost: a\r\nContent-Length: 9999\r\n\r\n"
+
+
+@pytest.mark.parametrize("begun", [b"", HALF], ids=["nothing", "half"])
+async def test_a_client_whose_headers_do_not_come_is_given_up(begun: bytes) -> None:
+    async with serving(head_s=0.05) as http:
+        assert await http.raw(begun) == b""
+        assert (await http.health())["dropped"] == {"late": 1}
+
+
+@pytest.mark.parametrize(
+    "begun", [HALF, REFUSED], ids=["headers", "the body of what was refused already"]
+)
+async def test_a_client_that_drips_is_given_up(begun: bytes) -> None:
+    """Each drop comes in time; the request as a whole does not."""
+    async with serving(head_s=0.3) as http:
+        reader, writer = await asyncio.open_connection("127.0.0.1", http.port)
+        writer.write(begun)
+
+        async def drip() -> None:
+            while True:
+                writer.write(b"x")
+                await asyncio.sleep(0.02)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(drip)
+            with anyio.fail_after(20), contextlib.suppress(ConnectionResetError):
+                await reader.read()
+            tasks.cancel_scope.cancel()
+        writer.transport.abort()
+        assert (await http.health())["dropped"] == {"late": 1}
+
+
+async def test_a_client_that_keeps_its_connection_is_given_up_for_its_next_request_alone() -> None:
+    async with serving(head_s=0.05) as http:
+        reader, writer = await asyncio.open_connection("127.0.0.1", http.port)
+        head = f"GET /health HTTP/1.1\r\nHost: 127.0.0.1:{http.port}\r\n"
+        with anyio.fail_after(20):
+            writer.write(f"{head}Authorization: Bearer {TOKEN}\r\n\r\n".encode())
+            await reader.readuntil(b"}}")
+            await asyncio.sleep(0.2)
+            writer.write(f"{head}Authorization: Bearer {TOKEN}\r\n\r\n".encode())
+            await reader.readuntil(b"}}")
+            writer.write(head.encode())
+            assert await reader.read() == b""
+        writer.transport.abort()
+        assert (await http.health())["dropped"] == {"late": 1}
+
+
+async def test_a_call_that_takes_long_is_not_late() -> None:
+    async with serving(head_s=0.05, ping_s=0.01) as http, anyio.create_task_group() as tasks:
+
+        async def later() -> None:
+            await http.bench.began.wait()
+            await asyncio.sleep(0.3)
+            http.bench.let_go.set()
+
+        tasks.start_soon(later)
+        got = await http.post(call("hang"), mcp_session_id=await http.session())
+        assert "let go" in got.text
+
+
+async def test_strangers_who_only_connect_do_not_keep_others_out() -> None:
+    async with serving(strangers=3, ping_s=0.01) as http:
+        session = await http.session()
+        strangers: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        answers: list[str] = []
+
+        async def ask() -> None:
+            answers.append((await http.post(call("hang"), mcp_session_id=session)).text)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            await http.bench.began.wait()
+            for _ in range(6):
+                reader, writer = await asyncio.open_connection("127.0.0.1", http.port)
+                writer.write(HALF)
+                strangers.append((reader, writer))
+            with anyio.fail_after(20):
+                for reader, _ in strangers[:3]:
+                    assert await reader.read() == b""
+            # Whoever asks comes as a stranger too.
+            assert (await http.health())["dropped"] == {"crowded": 4}
+            http.bench.let_go.set()
+        assert "let go" in answers[0]
+        assert not any(reader.at_eof() for reader, _ in strangers[4:])
+        for _, writer in strangers:
+            writer.transport.abort()
 
 
 # -- places ---------------------------------------------------------------------------------

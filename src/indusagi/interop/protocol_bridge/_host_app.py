@@ -23,6 +23,7 @@ from indusagi.interop.protocol_bridge._host_exchange import (
     Request,
     status_of,
 )
+from indusagi.interop.protocol_bridge._host_line import WELCOME
 from indusagi.interop.protocol_bridge._host_sessions import Sessions
 from indusagi.interop.protocol_bridge.frames import read_exact
 from indusagi.interop.protocol_bridge.host_doors import HEALTH, OLD_MESSAGES, OLD_STREAM
@@ -83,6 +84,7 @@ class HostApp:
         request = Request(scope, receive, send)
         try:
             come_in(request, self._doors)
+            scope["state"][WELCOME]()
             if self._stopping:
                 raise Refused(503, "the host is stopping", BUSY, {"connection": "close"})
             await self._route(request)

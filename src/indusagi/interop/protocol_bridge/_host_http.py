@@ -72,7 +72,7 @@ async def serve_app(
     # In a thread: the address may be a name that somebody has to be asked for.
     with await asyncio.to_thread(_listener, settings) as listener:
         port = listener.getsockname()[1]
-        lines = Lines()
+        lines = Lines(settings)
         doors = make_doors(settings, tokens, port)
         app = HostApp(new_client, schema_of, settings, doors, lines.dropped)
         server = _Server(await asyncio.to_thread(_config, app, lines))

@@ -8,11 +8,18 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+if TYPE_CHECKING:
+    import asyncio
+
+    from indusagi.interop.protocol_bridge.host_settings import HttpSettings
+
+WELCOME = "welcome"
+"""The key of what is called when a client has shown that it may come in."""
 _log = logging.getLogger(__name__)
 
 
@@ -34,9 +41,22 @@ _QUIET = _Quiet()
 class Lines:
     """The connections of a host."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: HttpSettings) -> None:
+        self.settings = settings
         self.dropped: Counter[str] = Counter()
         """How many were given up, by reason."""
+        self._strangers: dict[HostLine, None] = {}
+        """Those that have shown no token, the oldest first."""
+
+    def enter(self, line: HostLine) -> None:
+        """Note one whose client is not known yet."""
+        if len(self._strangers) >= self.settings.strangers:
+            next(iter(self._strangers)).give_up("crowded")
+        self._strangers[line] = None
+
+    def known(self, line: HostLine) -> None:
+        """Note that its client is known, or gone."""
+        self._strangers.pop(line, None)
 
 
 class HostLine(H11Protocol):
@@ -45,13 +65,55 @@ class HostLine(H11Protocol):
     def __init__(self, lines: Lines, **given: Any) -> None:  # Any: the server's own affair
         super().__init__(**given)
         self.logger = _QUIET
+        self.app_state = {**self.app_state, WELCOME: self._welcome}
         self._lines = lines
+        self._due: asyncio.TimerHandle | None = None
+        """Rings when a request should have begun."""
 
     @property
     def _answers(self) -> bool:
         """Whether a request is being answered."""
         # Typed as always there, which it is not before the first request.
         return bool(self.cycle) and not self.cycle.response_complete
+
+    def _welcome(self) -> None:
+        self._lines.known(self)
+
+    def give_up(self, why: str) -> None:
+        """Hang up, whatever has not been read or written."""
+        self._lines.dropped[why] += 1
+        self._lines.known(self)
+        self.transport.abort()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """Begin."""
+        super().connection_made(transport)
+        self._lines.enter(self)
+        self._expect()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End."""
+        self._expect_no_more()
+        self._lines.known(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what came; what begins no request may not go on for long."""
+        super().data_received(data)
+        if self._answers:
+            self._expect_no_more()
+        elif not self.transport.is_closing():
+            # Also after an answer that did not wait for the body it was asked with.
+            self._expect()
+
+    def _expect(self) -> None:
+        if self._due is None:
+            self._due = self.loop.call_later(self._lines.settings.head_s, self.give_up, "late")
+
+    def _expect_no_more(self) -> None:
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP; once another answer has begun there is no way to."""

@@ -37,6 +37,10 @@ class HttpSettings:
     """Also speak the old transport, at `/sse` and `/messages`."""
     body_bytes: int = 4 * 1024 * 1024
     body_s: float = 10.0
+    head_s: float = 10.0
+    """The headers of a request must be there so long after a client connects or begins to send."""
+    strangers: int = 256
+    """Connections that have shown no token; the oldest of them gives way to another."""
     sessions: int = 16
     """Clients of the older protocol; behind a relay each of them has a process of its own."""
     requests: int = 128
