@@ -14,7 +14,7 @@ from tests.support.relays import HELLO, HttpFront, front_of, http_fronts, stampe
 from tests.support.waiting import until
 
 from indusagi.interop import HostLimits, StdioServerConfig, create_relay_host
-from indusagi.interop.protocol_bridge import relay_line
+from indusagi.interop.protocol_bridge import relay_line, relay_shared
 from indusagi.interop.protocol_bridge.relay_tools import ToolSchemas
 
 if TYPE_CHECKING:
@@ -447,6 +447,7 @@ async def test_words_for_the_log_reach_the_only_one_who_asked_for_them(behind: B
 async def test_after_a_cancelled_call_it_is_not_clear_who_speaks(
     behind: Behind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(relay_shared, "DOUBT_S", 5.0)  # the client has a clock as well
     async with http_fronts(create_relay_host(CONFIG)) as [front]:
         modern_call(front, 1, **{LOG_LEVEL: "debug"})
         await behind.heard("tools/call")
