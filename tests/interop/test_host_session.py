@@ -225,6 +225,25 @@ async def test_the_parts_of_a_batch_are_taken_one_by_one() -> None:
         assert [frame["id"] for frame in await client.hears(2)] == [1, 2]
 
 
+@pytest.mark.parametrize(("parts", "said"), [(101, "a batch may have 100"), (100, "no request")])
+@pytest.mark.parametrize("form", ["bytes", "list"])
+async def test_a_batch_of_nonsense_is_refused_once(parts: int, said: str, form: str) -> None:
+    nonsense: Any = [1] * parts
+    async with raw_client(create_provider_host(Bench().box())) as client:
+        client.say(json.dumps(nonsense).encode() if form == "bytes" else nonsense)
+        assert await client.answer("after", "ping") == {}
+        (refused,) = [frame for frame in client.heard if "error" in frame]
+        assert said in str(refused["error"])
+
+
+async def test_nonsense_in_a_batch_keeps_nothing_from_being_answered() -> None:
+    async with raw_client(create_provider_host(Bench().box())) as client:
+        client.say([1, {"jsonrpc": "2.0", "id": 1, "method": "ping"}, None])
+        answered, refused = await client.hears(2)
+        assert answered["id"] == 1
+        assert refused["id"] is None
+
+
 async def test_an_id_that_is_in_use_is_refused_and_the_first_request_goes_on() -> None:
     bench = Bench()
     async with raw_client(create_provider_host(bench.box())) as client:
@@ -318,6 +337,40 @@ async def test_progress_does_not_pile_up_for_a_client_that_does_not_read() -> No
         assert client.heard == []
         client.theirs.room.set()
         assert len(await client.hears(2)) == 2
+
+
+async def test_a_call_keeps_its_place_until_its_answer_is_taken() -> None:
+    bench = Bench()
+    host = create_provider_host(bench.box(), limits=HostLimits(calls=2))
+    async with raw_client(host) as client:
+        client.theirs.room.clear()
+        for identity in range(6):
+            client.ask(identity, "tools/call", modern(name="echo"))
+        await settled()
+        assert bench.seen["echo"] == 2
+        client.theirs.room.set()
+        assert {frame["id"] for frame in await client.hears(6)} == {*range(6)}  # type: ignore[arg-type]
+
+
+async def test_what_a_client_does_not_read_has_a_limit() -> None:
+    bench = Bench()
+    host = create_provider_host(bench.box(), limits=HostLimits(unread_bytes=1_500))
+    long = {"text": "x" * 1_000}
+    async with raw_client(host) as client:
+        client.theirs.room.clear()
+        client.ask(1, "tools/call", modern(name="echo", arguments=long))
+        await settled()
+        client.ask(2, "tools/call", modern(name="echo", arguments=long))
+        (refused,) = await client.hears()
+        assert refused["id"] == 2
+        assert "bytes was dropped" in str(refused["error"])
+        client.theirs.room.set()
+        assert "result" in (await client.hears(2))[1]
+        client.theirs.room.clear()
+        client.ask(3, "tools/call", modern(name="echo", arguments=long))
+        await settled()
+        client.theirs.room.set()
+        assert "result" in (await client.hears(3))[2]
 
 
 class Broken:

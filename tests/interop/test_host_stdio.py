@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -128,6 +129,56 @@ async def test_a_host_that_is_told_to_end_cancels_what_does_not_and_leaves() -> 
         assert talks.child.exit_code == 0
 
 
+WRITTEN = 16 * 1024 * 1024
+
+
+@asynccontextmanager
+async def unread(piece: bytes) -> AsyncGenerator[tuple[subprocess.Popen[bytes], int]]:
+    """Write to a host whose answers nobody reads, until it takes no more; say how much it took."""
+    child = subprocess.Popen(  # noqa: ASYNC220 — its pipes are this test's alone
+        [sys.executable, str(CHILD)], env=ENV, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    try:
+        os.set_blocking(child.stdin.fileno(), False)
+        taken, data = 0, piece * (WRITTEN // len(piece))
+        while taken < len(data):
+            with anyio.move_on_after(3.0) as patience:
+                await anyio.wait_writable(child.stdin)
+            if patience.cancelled_caught and taken:
+                break
+            if not patience.cancelled_caught:
+                taken += os.write(child.stdin.fileno(), data[taken : taken + 65_536])
+        yield child, taken
+    finally:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+        with contextlib.suppress(BrokenPipeError):
+            child.stdin.close()
+
+
+@pytest.mark.parametrize("piece", [b"no json\n", frame(1, "no/such")])
+async def test_a_client_that_does_not_read_is_not_listened_to_until_it_does(piece: bytes) -> None:
+    async with unread(piece) as (child, taken):
+        assert taken < WRITTEN // 4
+        assert child.stdout is not None
+        lines = 0
+        with anyio.fail_after(LIMIT_S):
+            while lines < taken // len(piece):
+                await anyio.wait_readable(child.stdout)
+                lines += os.read(child.stdout.fileno(), 1 << 20).count(b"\n")
+        assert lines == taken // len(piece)
+
+
+async def test_a_client_that_reads_nothing_and_says_its_last_word_does_not_keep_the_host() -> None:
+    async with unread(b"no json\n") as (child, _):
+        assert child.stdin is not None
+        child.stdin.close()
+        assert await asyncio.to_thread(child.wait, LIMIT_S) == 0
+
+
 SAID = frame(1, "tools/list") + frame(2, "tools/call", name="echo", arguments={"text": "hi"})
 
 
@@ -225,6 +276,26 @@ async def test_a_client_that_reads_nothing_does_not_keep_the_host(
         with anyio.fail_after(LIMIT_S):
             await link.close()
         assert link.room.is_set()
+
+
+async def test_many_lines_at_once_are_taken_in_several_turns() -> None:
+    async with piped() as (link, theirs_in, _):
+        heard: list[Any] = []
+        turns: set[int] = set()
+        turn = 0
+
+        def take(data: object) -> None:
+            heard.append(data)
+            turns.add(turn)
+
+        link.attach(take, lambda end: None)
+        os.write(theirs_in, b"".join(b"%d\n" % number for number in range(1_000)))
+        with anyio.fail_after(LIMIT_S):
+            while len(heard) < 1_000:
+                await asyncio.sleep(0)
+                turn += 1
+        assert heard == [b"%d" % number for number in range(1_000)]
+        assert len(turns) > 5
 
 
 async def test_a_client_that_closes_its_end_has_gone_away() -> None:

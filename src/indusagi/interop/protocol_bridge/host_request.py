@@ -47,6 +47,8 @@ class HostLimits:
     upstreams: int = 17
     """Connections to the server behind a relay: one for each session, and one that is shared."""
     frame_bytes: int = 16 * 1024 * 1024
+    unread_bytes: int = 128 * 1024 * 1024
+    """Of answers that wait for a client to read those before; larger ones become an error."""
     linger_s: float = 1.0
     """How long calls may finish after a client has said its last word and still listens."""
     stop_s: float = 5.0

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeGuard
 
-from indusagi.interop.protocol_bridge.frames import read_frame
+from indusagi.interop.protocol_bridge.frames import Prepared, read_frame
 from indusagi.interop.protocol_bridge.host_asking import Questions
 from indusagi.interop.protocol_bridge.host_request import (
     NO_PARAMS,
@@ -37,8 +37,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 INVALID_REQUEST = -32600
+_NO_REQUEST = "the message is no request"
 BUSY = -32000
 _SAID = 200
+_PARTS = 100
+"""So many a batch may have: all of them are taken in one turn of the loop."""
 
 
 class Served(Protocol):
@@ -89,6 +92,7 @@ class Conversation:
         self._open: dict[RequestId, HostRequest] = {}
         self._tasks: dict[HostRequest, asyncio.Task[None]] = {}
         self._standing = 0
+        self._unread = 0
         self._closing = False
 
     # -- what comes -------------------------------------------------------------------------
@@ -102,22 +106,26 @@ class Conversation:
                 _refuse(carrier, None, PARSE_ERROR, "the message is no JSON that can be read")
                 return
         # Batches belong to one old revision; each part is taken as if it had come alone.
-        for frame in data if isinstance(data, list) and data else (data,):
+        parts = data if isinstance(data, list) and data else [data]
+        if len(parts) > _PARTS:
+            said = f"a batch may have {_PARTS} parts, and this one has {len(parts):,}"
+            _refuse(carrier, None, INVALID_REQUEST, said)
+            return
+        frames = [part for part in parts if isinstance(part, dict)]
+        for frame in frames:
             self._frame(frame, carrier)
+        if len(frames) < len(parts):
+            _refuse(carrier, None, INVALID_REQUEST, _NO_REQUEST)
 
-    def _frame(self, frame: JsonValue, carrier: Carrier) -> None:
-        if (
-            isinstance(frame, dict)
-            and "method" not in frame
-            and ("result" in frame or "error" in frame)
-        ):
+    def _frame(self, frame: JsonObject, carrier: Carrier) -> None:
+        if "method" not in frame and ("result" in frame or "error" in frame):
             self._questions.answered(frame)
             if self._on_answer is not None:
                 self._on_answer(frame)
             return
-        method = frame.get("method") if isinstance(frame, dict) else None
-        if not isinstance(frame, dict) or not isinstance(method, str):
-            _refuse(carrier, None, INVALID_REQUEST, "the message is no request")
+        method = frame.get("method")
+        if not isinstance(method, str):
+            _refuse(carrier, None, INVALID_REQUEST, _NO_REQUEST)
             return
         given = frame.get("params")
         params = given if isinstance(given, dict) else NO_PARAMS
@@ -198,25 +206,42 @@ class Conversation:
 
     async def _run(self, request: HostRequest, work: Work) -> None:
         try:
-            at_once = request.standing or request.elsewhere
-            result = await (work if at_once else self._in_turn(request, work))
-            if not request.carrier.room.is_set():
-                with request.cancel.guard():
-                    await request.carrier.room.wait()
-            request.settle({"jsonrpc": "2.0", "id": request.identity, "result": result})
+            if request.standing or request.elsewhere:
+                await self._hand_over(request, await work)
+            else:
+                await self._in_turn(request, work)
         except Exception as exc:  # noqa: BLE001 — boundary: whatever it is, the client is answered
             request.settle(_failure(request, exc))
 
-    async def _in_turn(self, request: HostRequest, work: Work) -> JsonObject:
+    async def _in_turn(self, request: HostRequest, work: Work) -> None:
         if not self._slots.take():
             with request.cancel.guard() as waiting:
                 await self._slots.wait()
             if waiting.cancelled_caught:
-                return {}
+                return
         try:
-            return {} if request.cancel.cancelled else await work
+            if not request.cancel.cancelled:
+                # It keeps its place until its answer is taken: those after it would only add to it.
+                await self._hand_over(request, await work)
         finally:
             self._slots.give()
+
+    async def _hand_over(self, request: HostRequest, result: JsonObject) -> None:
+        """Answer as soon as there is room; what waits for a client to read has a limit."""
+        room = request.carrier.room
+        if not room.is_set():
+            size = len(result.encoded) if isinstance(result, Prepared) else 0
+            if self._unread + size > self._limits.unread_bytes:
+                said = f"the answer of {size:,} bytes was dropped: those before it are not read"
+                raise RpcError(BUSY, said)
+            self._unread += size
+            try:
+                with request.cancel.guard():
+                    while not room.is_set():  # others that waited may have filled it again
+                        await room.wait()
+            finally:
+                self._unread -= size
+        request.settle({"jsonrpc": "2.0", "id": request.identity, "result": result})
 
     # -- asking in turn ---------------------------------------------------------------------
 

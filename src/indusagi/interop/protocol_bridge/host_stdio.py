@@ -2,13 +2,15 @@
 
 The streams are taken away from the rest of the process while the link is open: whatever prints goes
 to standard error, and whatever reads finds nothing. No thread is needed unless standard input is
-something that the event loop cannot watch, such as a regular file.
+something that the event loop cannot watch, such as a regular file. From a client that does not read
+its answers no more questions are read.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import select
 import stat
 import sys
 from contextlib import asynccontextmanager
@@ -25,6 +27,12 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
 
 _PIECE_BYTES = 64 * 1024
+_LINES = 128
+"""So many are taken in one turn of the loop."""
+_UNREAD_BYTES = 1024 * 1024
+"""So much may wait to be read by a client before it is not listened to."""
+_LOOK_S = 1.0
+"""How often a client that is not listened to is looked after."""
 _FLUSH_S = 1.0
 """How long the last words may take to be read."""
 
@@ -69,22 +77,40 @@ class LineCutter:
             self._on_line(line)
 
 
+class _Room(asyncio.Event):
+    """Set while more can be written; somebody is told each time it is."""
+
+    def __init__(self, on_set: Callable[[], None]) -> None:
+        super().__init__()
+        self._on_set = on_set
+
+    def set(self) -> None:
+        """Let those who wait go on."""
+        super().set()
+        self._on_set()
+
+
 class StandardStreams:
     """A link over two descriptors, which it closes."""
 
     def __init__(self, source: int, sink: int, frame_bytes: int) -> None:
-        self.room = asyncio.Event()
-        self.room.set()
         self._source, self._sink = source, sink
         self._cutter = LineCutter(self._line, frame_bytes)
         self._early: list[bytes] = []
         self._outgoing: list[bytes] = []
+        self._outgoing_bytes = 0
+        self._rest = b""
+        """What was read and not yet taken."""
+        self._next_turn: asyncio.Handle | None = None
+        self._leaving = False
         self._on_frame: Callable[[bytes | JsonValue], None] | None = None
         self._on_end: Callable[[LinkEnd], None] | None = None
         self._end: LinkEnd | None = None
         self._reader: PipeReader | None = None
         self._writer: asyncio.WriteTransport | None = None
         self._written = asyncio.Event()
+        self.room = _Room(self._go_on)
+        self.room.set()
         self.input_ended = asyncio.Event()
         """The client has said its last word; it may still listen."""
 
@@ -112,7 +138,11 @@ class StandardStreams:
             return
         if not self._outgoing:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._outgoing.append(write_frame(frame))
+        line = write_frame(frame)
+        self._outgoing.append(line)
+        self._outgoing_bytes += len(line)
+        if self._outgoing_bytes >= _PIECE_BYTES:
+            self._flush()  # or nobody would know that there is no room
 
     def _flush(self) -> None:
         if not self._outgoing:
@@ -120,6 +150,7 @@ class StandardStreams:
         self._outgoing.append(b"")
         data = b"\n".join(self._outgoing)
         self._outgoing.clear()
+        self._outgoing_bytes = 0
         if self._writer is not None:
             self._writer.write(data)
         else:
@@ -135,7 +166,7 @@ class StandardStreams:
             pipe = open(self._sink, "wb", buffering=0, closefd=False)  # noqa: SIM115, ASYNC230 — wraps a descriptor, opens nothing
             self._writer, _ = await loop.connect_write_pipe(lambda: writer, pipe)
         if _can_be_watched(self._source):
-            reader = PipeReader(self._cutter.feed, self._input_over)
+            reader = PipeReader(self._fed, self._input_over)
             pipe = open(self._source, "rb", buffering=0, closefd=False)  # noqa: SIM115, ASYNC230 — as above
             await loop.connect_read_pipe(lambda: reader, pipe)
             self._reader = reader
@@ -144,12 +175,16 @@ class StandardStreams:
         """Read what the event loop cannot watch, such as a regular file."""
         if self._reader is None:
             while data := await asyncio.to_thread(os.read, self._source, _PIECE_BYTES):
-                self._cutter.feed(data)
+                self._fed(data)
+                while self._rest or self._unread:
+                    await (self.room.wait() if self._unread else asyncio.sleep(0))
             self._input_over()
 
     async def close(self) -> None:
         """Write what is left, as far as somebody reads it, and let the streams go."""
         self.finish("the host has ended")
+        if self._next_turn is not None:
+            self._next_turn.cancel()
         if self._reader is not None:
             self._reader.close()
         if self._writer is not None:
@@ -160,6 +195,46 @@ class StandardStreams:
                 self._writer.abort()
                 await self._written.wait()
         await asyncio.sleep(0)  # the transports let their descriptors go in the next turn
+
+    # -- what is read -----------------------------------------------------------------------
+
+    @property
+    def _unread(self) -> bool:
+        """Whether the client has much to read before it is listened to."""
+        if self._writer is None or self.room.is_set() or self._leaving:
+            return False
+        return self._writer.get_write_buffer_size() > _UNREAD_BYTES
+
+    def _fed(self, data: bytes) -> None:
+        self._rest += data
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Take some lines; the others in the turns after, or when the client has read."""
+        if self._next_turn is not None:
+            self._next_turn.cancel()
+            self._next_turn = None
+        if self._rest and not self._unread:
+            end = _some_lines(self._rest)
+            some, self._rest = self._rest[:end], self._rest[end:]
+            self._cutter.feed(some)
+        loop = asyncio.get_running_loop()
+        if self._unread:
+            self._next_turn = loop.call_later(_LOOK_S, self._look)
+        elif self._rest:
+            self._next_turn = loop.call_soon(self._go_on)
+        if self._reader is not None:
+            if self._next_turn is None:
+                self._reader.resume()
+            else:
+                self._reader.pause()
+
+    def _look(self) -> None:
+        """See whether a client that does not read has gone: nobody else would notice."""
+        watched = select.poll()
+        watched.register(self._source, 0)
+        self._leaving = bool(watched.poll(0))
+        self._go_on()
 
     # -- what happens -----------------------------------------------------------------------
 
@@ -226,6 +301,16 @@ def _can_be_watched(descriptor: int) -> bool:
     """Tell what has to be waited for from what can be read and written at any time."""
     mode = os.fstat(descriptor).st_mode
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(descriptor)
+
+
+def _some_lines(data: bytes) -> int:
+    """Say where the first lines end, as many as are taken at once."""
+    if data.count(b"\n") <= _LINES:
+        return len(data)
+    end = 0
+    for _ in range(_LINES):
+        end = data.find(b"\n", end) + 1
+    return end
 
 
 def _given_back(source: int, sink: int) -> None:
