@@ -20,7 +20,6 @@ from tests.support.waiting import until
 
 from indusagi.core.places import state_dir
 from indusagi.interop import HttpSettings, ProtocolFault
-from indusagi.interop.protocol_bridge import _host_exchange
 from indusagi.interop.protocol_bridge.host_doors import (
     TOKEN_FILE,
     is_loopback,
@@ -554,10 +553,7 @@ async def test_r52_a_client_that_vanishes_has_its_call_cancelled(era: str) -> No
         assert (await http.modern("server/discover")).status_code == 200
 
 
-async def test_r52_a_client_that_stays_and_reads_nothing_is_given_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(_host_exchange, "_UNREAD_S", 0.1)
+async def test_r52_a_client_that_stays_and_reads_nothing_is_given_up() -> None:
     ended = asyncio.Event()
 
     async def flood(arguments: JsonObject, ctx: ToolContext) -> str:
@@ -570,7 +566,7 @@ async def test_r52_a_client_that_stays_and_reads_nothing_is_given_up(
             ended.set()
         raise AssertionError
 
-    async with serving() as http:
+    async with serving(unread_s=0.1) as http:
         http.bench.add("flood", flood)
         meta = {**STAMP, "progressToken": 1}
         params = {"name": "flood", "arguments": {}, "_meta": meta}

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import socket
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,17 @@ import httpx2
 import pytest
 from tests.support.host_clients import TOKEN, host_of
 from tests.support.host_tools import Bench
+from tests.support.waiting import until
 
 from indusagi.interop import HttpSettings
+from indusagi.runtime.content import JsonContentBlock
+from indusagi.runtime.contract import ToolResult
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
+
+    from indusagi.capabilities.context import ToolContext
+    from indusagi.core.json import JsonObject
 
 BOTH = "application/json, text/event-stream"
 STAMP: dict[str, Any] = {
@@ -207,6 +214,110 @@ async def test_strangers_who_only_connect_do_not_keep_others_out() -> None:
         assert not any(reader.at_eof() for reader, _ in strangers[4:])
         for _, writer in strangers:
             writer.transport.abort()
+
+
+# -- deafness -------------------------------------------------------------------------------
+
+
+LARGE = 3_000_000
+
+
+async def large(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
+    """Answer with a picture: texts are kept short."""
+    await asyncio.sleep(0.1)
+    return ToolResult(
+        [JsonContentBlock({"type": "image", "data": "x" * LARGE, "mimeType": "image/png"})]
+    )
+
+
+def deaf_client(http: Http, frame: dict[str, Any], session: str, room: int = 4096) -> socket.socket:
+    """Connect somebody who asks and does not read; the system keeps little for it."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
+    client.connect(("127.0.0.1", http.port))
+    body = json.dumps(frame).encode()
+    lines = {"Host": f"127.0.0.1:{http.port}", "Authorization": f"Bearer {TOKEN}"}
+    lines |= {"Content-Type": "application/json", "Accept": BOTH, "Mcp-Session-Id": session}
+    head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+    size = f"Content-Length: {len(body)}\r\n\r\n"
+    client.sendall(f"POST /mcp HTTP/1.1\r\n{head}{size}".encode() + body)
+    return client
+
+
+@pytest.mark.parametrize("ping_s", [15.0, 0.01], ids=["in one piece", "as events"])
+async def test_an_answer_that_nobody_reads_is_given_up(
+    ping_s: float, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(unread_s=0.2, ping_s=ping_s) as http:
+        http.bench.add("large", large)
+        session = await http.session()
+        deaf = [deaf_client(http, {**call("large"), "id": i}, session) for i in range(3)]
+
+        async def given_up() -> bool:
+            health = await http.health()
+            return health["dropped"] == {"unread": 3} and health["requests"] == 0
+
+        await until(given_up)
+        for client in deaf:
+            client.close()
+        got = await http.post(call("large"), mcp_session_id=session)
+        assert "x" * LARGE in got.text
+    assert [record for record in caplog.records if record.levelno > logging.DEBUG] == []
+    assert capfd.readouterr().err == ""
+
+
+async def test_an_answer_takes_its_place_until_it_is_read() -> None:
+    async with serving(requests_each=1) as http:
+        http.bench.add("large", large)
+        session = await http.session()
+        deaf = deaf_client(http, call("large"), session)
+
+        async def refused() -> bool:
+            ping = {"jsonrpc": "2.0", "id": 6, "method": "ping"}
+            return (await http.post(ping, mcp_session_id=session)).status_code == 429
+
+        await until(refused)
+        await asyncio.sleep(0.1)
+        assert await refused()
+        deaf.close()
+
+        async def over() -> bool:
+            return not await refused()
+
+        await until(over)
+
+
+async def test_a_slow_reader_gets_all_of_its_answer() -> None:
+    """It takes longer than a deaf one would be waited for, but takes something each time."""
+    async with serving(unread_s=1.0) as http:
+        http.bench.add("large", large)
+        slow = deaf_client(http, call("large"), await http.session(), room=65_536)
+        slow.setblocking(False)
+        taken = b""
+        loop = asyncio.get_running_loop()
+        while not taken.endswith(b"}}"):
+            part = await loop.sock_recv(slow, 20_000)
+            assert part
+            taken += part
+            await asyncio.sleep(0.01)
+        assert taken.count(b"x") >= LARGE
+        slow.close()
+        assert (await http.health())["dropped"] == {}
+
+
+async def test_a_stopped_host_does_not_wait_for_those_who_read_nothing(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with anyio.fail_after(20):
+        async with serving(stop_s=0.1) as http:
+            http.bench.add("large", large)
+            deaf = deaf_client(http, call("large"), await http.session())
+            deaf.settimeout(10)
+            # It has begun to answer.
+            assert await asyncio.to_thread(deaf.recv, 8) == b"HTTP/1.1"
+    deaf.close()
+    assert [record for record in caplog.records if record.levelno > logging.DEBUG] == []
+    assert capfd.readouterr().err == ""
 
 
 # -- places ---------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ class Client:
 
 def sessions_of(**settings: Any) -> Sessions:
     chosen = HttpSettings(spare_s=SPARE_S, **settings)
-    return Sessions(lambda: cast("Served", Client()), chosen)
+    return Sessions(lambda _owner: cast("Served", Client()), chosen)
 
 
 def client_of(session: HttpSession) -> Client:

@@ -21,7 +21,6 @@ from indusagi.interop.protocol_bridge._host_exchange import (
     Outbox,
     Refused,
     Request,
-    status_of,
 )
 from indusagi.interop.protocol_bridge._host_line import WELCOME
 from indusagi.interop.protocol_bridge._host_sessions import Sessions
@@ -284,13 +283,13 @@ class HostApp:
             if not outbox.ended:
                 tasks.start_soon(watch)
             if outbox.ended or await outbox.settled(self._settings.ping_s):
-                answer = outbox.answer or _cancelled(identity)
-                body = await outbox.following(0) or compact_json(answer).encode()
-                await request.respond(status_of(answer, statuses), body, headers)
+                # The answer itself is not kept while it is being read.
+                body = await outbox.following(0) or compact_json(_cancelled(identity)).encode()
+                status = 200 if outbox.error is None else statuses.get(outbox.error, 200)
+                await request.respond(status, body, headers)
             else:
                 await request.begin_events(headers)
-                if not await self._written(request, outbox):
-                    client.conversation.cancel(identity, _AWAY)
+                await self._written(request, outbox)
             tasks.cancel_scope.cancel()
 
     async def _pour(
@@ -309,13 +308,11 @@ class HostApp:
             await self._written(request, outbox)
             tasks.cancel_scope.cancel()
 
-    async def _written(self, request: Request, outbox: Outbox) -> bool:
-        """Write events until they end; False if the client does not take them."""
+    async def _written(self, request: Request, outbox: Outbox) -> None:
+        """Write events until they end; whoever does not take them is hung up on, and gone."""
         while (data := await outbox.following(self._settings.ping_s)) is not None:
-            if not await request.event(data):
-                return False
-        await request.end_events()
-        return True
+            await request.event(data)
+        await request.end()
 
     # -- the end ----------------------------------------------------------------------------
 

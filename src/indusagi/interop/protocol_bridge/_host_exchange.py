@@ -27,8 +27,8 @@ JSON = b"application/json"
 EVENTS = b"text/event-stream"
 _LINE = 64
 """So many events may wait before those who send are asked to wait."""
-_UNREAD_S = 30.0
-"""A client that takes nothing for so long is gone."""
+_SLICE = 256 * 1024
+"""So much of an answer is written before its client has to have taken it."""
 _DROPPED = 4
 """So many times the limit of a body is read, though not kept."""
 _STREAMED: Headers = (
@@ -119,7 +119,8 @@ class Request:
         length = (b"content-length", str(len(body)).encode())
         start = {"type": "http.response.start", "status": status}
         await self._send({**start, "headers": [*typed, length, *headers]})
-        await self._send({"type": "http.response.body", "body": body})
+        await self._write(body)
+        await self.end()
 
     async def refuse(self, refused: Refused) -> None:
         """Answer that it was not taken."""
@@ -132,16 +133,26 @@ class Request:
         start = {"type": "http.response.start", "status": 200}
         await self._send({**start, "headers": [*_STREAMED, *headers]})
 
-    async def event(self, data: bytes, name: bytes = b"message") -> bool:
-        """Send an event; empty: a sign of life. False if the client takes nothing any more."""
-        body = b"event: %b\r\ndata: %b\r\n\r\n" % (name, data) if data else b": \r\n\r\n"
-        with anyio.move_on_after(_UNREAD_S):
-            await self._send({"type": "http.response.body", "body": body, "more_body": True})
-            return True
-        return False
+    async def event(self, data: bytes, name: bytes = b"message") -> None:
+        """Send an event; empty: a sign of life."""
+        if not data:
+            await self._write(b": \r\n\r\n")
+        elif len(data) <= _SLICE:
+            await self._write(b"event: %b\r\ndata: %b\r\n\r\n" % (name, data))
+        else:
+            # A large one is not copied.
+            await self._write(b"event: %b\r\ndata: " % name)
+            await self._write(data)
+            await self._write(b"\r\n\r\n")
 
-    async def end_events(self) -> None:
-        """End the stream."""
+    async def _write(self, body: bytes) -> None:
+        """Write as its client takes it; after one that is gone nothing is waited for."""
+        for start in range(0, len(body), _SLICE):
+            part = body[start : start + _SLICE]
+            await self._send({"type": "http.response.body", "body": part, "more_body": True})
+
+    async def end(self) -> None:
+        """Say that this was all; it waits until the rest before it is taken."""
         await self._send({"type": "http.response.body", "body": b""})
 
 
@@ -151,7 +162,8 @@ class Outbox:
     def __init__(self, *, only_answers: bool = False) -> None:
         self.room = asyncio.Event()
         self.room.set()
-        self.answer: JsonObject | None = None
+        self.error: int | None = None
+        """The code of the error that the answer is, if it is one."""
         self.ended = False
         self._only_answers = only_answers
         self._line: deque[JsonObject] = deque()
@@ -166,8 +178,9 @@ class Outbox:
         """Put a frame in line."""
         if self.ended or (self._only_answers and "method" in frame):
             return
-        if "method" not in frame:
-            self.answer = frame
+        error = frame.get("error")
+        code = error.get("code") if isinstance(error, dict) else None
+        self.error = code if isinstance(code, int) else None
         self._line.append(frame)
         self._stirred.set()
         if len(self._line) >= _LINE:
@@ -201,10 +214,3 @@ class Outbox:
                 self._stirred.clear()
                 await self._stirred.wait()
         return self.ended and len(self._line) <= 1
-
-
-def status_of(frame: JsonObject, table: Mapping[int, int]) -> int:
-    """Say the status of an answer; the newer protocol tells some errors by it."""
-    error = frame.get("error")
-    code = error.get("code") if isinstance(error, dict) else None
-    return table.get(code, 200) if isinstance(code, int) else 200

@@ -26,6 +26,12 @@ _KEEP_ALIVE_S = 15
 _HEADER_BYTES = 32 * 1024
 _LINGER_S = 1
 """How long answers that are made may take to be read at the end."""
+_UNREAD_BYTES = 256 * 1024
+"""So much of an answer the system keeps for a client that has not taken it.
+
+It tells that some was taken only after a third of this was, so more would take slow clients for
+deaf ones.
+"""
 
 
 class _Server(uvicorn.Server):
@@ -53,6 +59,18 @@ class _Server(uvicorn.Server):
             await self.on_tick(0)
             with anyio.move_on_after(1.0):
                 await self._told.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop listening, and hang up on those that do not take their answers."""
+        last = asyncio.get_running_loop().call_later(_LINGER_S, self._hang_up)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            last.cancel()
+
+    def _hang_up(self) -> None:
+        for line in [*self.server_state.connections]:
+            cast("HostLine", line).transport.abort()
 
     def leave(self) -> None:
         """Be told to end."""
@@ -104,6 +122,7 @@ def _listener(settings: HttpSettings) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNREAD_BYTES)
         listener.bind((settings.host.strip("[]"), settings.port))
         listener.listen(_BACKLOG)
     except OSError:
@@ -126,7 +145,7 @@ def _config(app: HostApp, lines: Lines) -> uvicorn.Config:
         backlog=_BACKLOG,
         limit_concurrency=_CONNECTIONS,
         timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=_LINGER_S,
+        timeout_graceful_shutdown=2 * _LINGER_S,
         h11_max_incomplete_event_size=_HEADER_BYTES,
     )
     config.load()

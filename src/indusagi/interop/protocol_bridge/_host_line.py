@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 WELCOME = "welcome"
 """The key of what is called when a client has shown that it may come in."""
+_LOOKS = 4
+"""So many times it is looked whether a client has taken anything before it is given up."""
 _log = logging.getLogger(__name__)
 
 
@@ -69,12 +71,9 @@ class HostLine(H11Protocol):
         self._lines = lines
         self._due: asyncio.TimerHandle | None = None
         """Rings when a request should have begun."""
-
-    @property
-    def _answers(self) -> bool:
-        """Whether a request is being answered."""
-        # Typed as always there, which it is not before the first request.
-        return bool(self.cycle) and not self.cycle.response_complete
+        self._look: asyncio.TimerHandle | None = None
+        """Rings when something of what is written should have been taken."""
+        self._left = self._in_vain = 0
 
     def _welcome(self) -> None:
         self._lines.known(self)
@@ -88,14 +87,25 @@ class HostLine(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Begin."""
         super().connection_made(transport)
+        # Whoever answers waits for all of it to be taken, and is told of any rest.
+        transport.set_write_buffer_limits(high=0)
         self._lines.enter(self)
         self._expect()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End."""
         self._expect_no_more()
+        self._look_no_more()
         self._lines.known(self)
         super().connection_lost(exc)
+
+    # -- what is asked ----------------------------------------------------------------------
+
+    @property
+    def _answers(self) -> bool:
+        """Whether a request is being answered."""
+        # Typed as always there, which it is not before the first request.
+        return bool(self.cycle) and not self.cycle.response_complete
 
     def data_received(self, data: bytes) -> None:
         """Take what came; what begins no request may not go on for long."""
@@ -126,3 +136,33 @@ class HostLine(H11Protocol):
             super().send_400_response(msg)
         else:
             self.transport.abort()
+
+    # -- what is answered -------------------------------------------------------------------
+
+    def pause_writing(self) -> None:
+        """Begin to look whether the client takes what is written."""
+        super().pause_writing()
+        self._left, self._in_vain = self.transport.get_write_buffer_size(), 0
+        self._look_later()
+
+    def resume_writing(self) -> None:
+        """It has taken all."""
+        self._look_no_more()
+        super().resume_writing()
+
+    def _look_later(self) -> None:
+        self._look = self.loop.call_later(self._lines.settings.unread_s / _LOOKS, self._looked)
+
+    def _looked(self) -> None:
+        left = self.transport.get_write_buffer_size()
+        self._in_vain = 0 if left < self._left else self._in_vain + 1
+        self._left = left
+        if self._in_vain >= _LOOKS:
+            self.give_up("unread")
+        else:
+            self._look_later()
+
+    def _look_no_more(self) -> None:
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None

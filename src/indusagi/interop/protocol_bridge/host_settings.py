@@ -53,6 +53,8 @@ class HttpSettings:
     """A session without a request for so long is ended."""
     spare_s: float = 5.0
     """A session idle for so long makes room when there is none: many clients never end theirs."""
+    unread_s: float = 30.0
+    """A client that takes nothing of its answer for so long is hung up on."""
     ping_s: float = 15.0
     """A stream on which nothing is said for so long gets a sign of life."""
     stop_s: float = 5.0
