@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from anyio import create_task_group, to_thread
+from anyio import to_thread
 
 from induscode.boot.runners import (
     McpCapabilities,
@@ -84,40 +84,25 @@ async def open_session(
 
     async with AsyncExitStack() as stack:
         context = DeckContext(invocation.cwd, framework or DeckFramework(), invocation.sandbox)
-        # A name that is none is told before anything is started.
-        chosen = _native(invocation, profile, context) if invocation.tools else None
+        native = None
+        if invocation.tools:  # a name that is none is told before anything is started
+            native = _native(invocation, profile, context)
+            stack.push_async_callback(native.context.aclose)
         store = await open_store()
         stack.push_async_callback(store.aclose)
-        decks: list[ToolDeck] = [] if chosen is None else [chosen]
-
-        async def load() -> None:
-            decks.append(await to_thread.run_sync(_native, invocation, profile, context))
-
-        mcp = McpCapabilities()
-        async with create_task_group() as tasks:
-            # Servers start while cards are loaded: both take a while, and neither needs the other.
-            if not decks:
-                tasks.start_soon(load)
-            mcp = await _servers(invocation, store, plan, handlers, wait, lasting)
-            stack.push_async_callback(mcp.aclose)
-        (native,) = decks
-        stack.push_async_callback(native.context.aclose)
+        if plan is None:
+            mcp = await load_mcp_capabilities(invocation, store, handlers=handlers, wait=wait)
+        else:
+            lazy = tuple(plan.configs)
+            mcp = await attach_servers(
+                plan, store, lazy=lazy, handlers=handlers, wait=wait, lasting=lasting
+            )
+        stack.push_async_callback(mcp.aclose)
+        if native is None:
+            # In a thread: servers that are not waited for start while cards are loaded.
+            native = await to_thread.run_sync(_native, invocation, profile, context)
+            stack.push_async_callback(native.context.aclose)
         yield Session(invocation, native, mcp, store, wrap)
-
-
-async def _servers(
-    invocation: Invocation,
-    store: LedgerStore,
-    plan: ServerPlan | None,
-    handlers: Handlers | None,
-    wait: bool,
-    lasting: Lasting | None,
-) -> McpCapabilities:
-    if plan is None:
-        return await load_mcp_capabilities(invocation, store, handlers=handlers, wait=wait)
-    return await attach_servers(
-        plan, store, lazy=tuple(plan.configs), handlers=handlers, wait=wait, lasting=lasting
-    )
 
 
 def _native(invocation: Invocation, profile: Profile | None, context: DeckContext) -> ToolDeck:
