@@ -516,6 +516,28 @@ async def test_a_call_that_breaks_is_told_to_whoever_waits() -> None:
         await Parking().begin(request_like(), parked(), running)
 
 
+# -- numbers that JSON does not have --------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("-inf"), float("nan")])
+async def test_a_number_that_json_does_not_have_is_refused_before_it_is_sent(
+    number: float,
+) -> None:
+    async with mounted("legacy") as bridge:
+        (endpoint,) = bridge.fleet.endpoints()
+        with pytest.raises(ProtocolFault, match="cannot be sent: it holds a number"):
+            await endpoint.invoke("echo", {"text": "x", "more": [number]})
+        assert (await endpoint.invoke("echo", {"text": "x"})).content
+
+
+async def test_a_question_with_a_number_that_json_does_not_have_is_refused() -> None:
+    elicit = asking_handlers().elicit
+    assert elicit is not None
+    calling.set(parked())
+    with pytest.raises(RpcError, match="cannot be passed on: it holds a number"):
+        await elicit({"message": "?", "default": float("inf")})
+
+
 # -- hops -----------------------------------------------------------------------------------
 
 

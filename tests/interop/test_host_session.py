@@ -34,6 +34,7 @@ from indusagi.runtime.contract import ToolDescriptor, ToolOutcome, ToolProgress,
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
+    from indusagi.capabilities.context import ToolContext
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop import ProviderHost, RunningProviderHost
@@ -326,6 +327,22 @@ async def test_progress_is_told_only_to_those_who_ask_and_never_backwards() -> N
             {"progressToken": "p", "progress": n, "total": 3, "message": f"step {n}"}
             for n in (1, 2, 3)
         ]
+
+
+async def test_progress_that_json_cannot_tell_is_left_out() -> None:
+    bench = Bench()
+
+    async def odd(arguments: JsonObject, ctx: ToolContext) -> str:
+        assert ctx.on_progress is not None
+        for done in (float("nan"), 1, float("inf"), 10**400):
+            ctx.on_progress(ToolProgress(done, float("inf"), ""))
+        return "walked"
+
+    bench.add("odd", odd)
+    async with raw_client(create_provider_host(bench.box())) as client:
+        await client.answer(1, "tools/call", modern(name="odd", _meta={"progressToken": "p"}))
+        told = [frame["params"] for frame in client.heard if "method" in frame]
+        assert told == [{"progressToken": "p", "progress": n} for n in (1, 10**400)]
 
 
 async def test_progress_does_not_pile_up_for_a_client_that_does_not_read() -> None:

@@ -12,7 +12,13 @@ from tests.support.links import MemoryLink, settled
 from tests.support.relays import ordered
 
 from indusagi.interop import StdioServerConfig, linked_pair
-from indusagi.interop.protocol_bridge.frames import Prepared, read_exact, read_frame, write_frame
+from indusagi.interop.protocol_bridge.frames import (
+    Prepared,
+    Unwritable,
+    read_exact,
+    read_frame,
+    write_frame,
+)
 from indusagi.interop.protocol_bridge.host_request import HostLimits
 from indusagi.interop.protocol_bridge.relay_client import RelayClient
 from indusagi.interop.protocol_bridge.relay_line import Lines, Pace
@@ -71,6 +77,26 @@ def test_what_a_message_carries_keeps_the_way_it_is_written(odd: str) -> None:
     assert isinstance(read, dict)
     assert write_frame(read) == text
     assert write_frame({**read, "id": "other"}).endswith(b'"result":{"x":%b}}' % odd.encode())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"jsonrpc":"2.0","id":1e999,"method":"a"}',
+        b'{"jsonrpc":"2.0","id":1,"result":[-1e999]}',
+        b'{"jsonrpc":"2.0","id":1,"result":1e999}',
+        b'{"jsonrpc":"2.0","method":"a","more":{"x":[1e999]}}',
+        b'[{"jsonrpc":"2.0","id":1,"method":"a","params":{"x":1e999}}]',
+    ],
+)
+def test_a_number_that_cannot_be_written_again_is_refused_where_it_would_have_to_be(
+    text: bytes,
+) -> None:
+    read = read_frame(text)
+    with pytest.raises(Unwritable):
+        read_exact(text)
+    with pytest.raises(Unwritable):
+        write_frame(read[0] if isinstance(read, list) else read)  # type: ignore[arg-type]
 
 
 @given(st.binary(max_size=40) | st.text('{}[]":,1ae \t\r\n\\', max_size=20).map(str.encode))

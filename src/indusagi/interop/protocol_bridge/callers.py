@@ -15,8 +15,14 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from indusagi.interop.protocol_bridge.frames import Unwritable, prepare
 from indusagi.interop.protocol_bridge.handlers import Handlers
-from indusagi.interop.protocol_bridge.wire import METHOD_NOT_FOUND, RpcError, WireTimeout
+from indusagi.interop.protocol_bridge.wire import (
+    INVALID_PARAMS,
+    METHOD_NOT_FOUND,
+    RpcError,
+    WireTimeout,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -164,4 +170,8 @@ async def _asked(method: str, capability: str, params: JsonObject) -> JsonObject
         raise RpcError(NOBODY, said)
     if capability not in caller.capabilities:
         raise RpcError(METHOD_NOT_FOUND, f"the client cannot be asked: it has no {capability}")
-    return await caller.ask(method, params)
+    try:
+        # The way to the client may be long: what cannot be written there is found out here.
+        return await caller.ask(method, prepare(params))
+    except Unwritable as exc:
+        raise RpcError(INVALID_PARAMS, f"{method} cannot be passed on: {exc}") from exc

@@ -19,6 +19,10 @@ _ANSWER = re.compile(
 """How an answer begins, as everybody writes it: its id is known even if the rest cannot be read."""
 
 
+class Unwritable(ValueError):
+    """A frame holds a number that JSON has no way to write."""
+
+
 def read_frame(line: bytes) -> JsonValue:
     """Read what a peer has written in one line.
 
@@ -48,12 +52,12 @@ def read_exact(line: bytes) -> JsonValue:
     """Read a frame, and keep the very bytes of what it carries: to be handed on as they are.
 
     Raises:
-        ValueError: It is no JSON.
+        ValueError: It is no JSON, or cannot be written again.
         RecursionError: It is nested too deeply.
     """
     text = line.removeprefix(_BOM).decode("utf-8", "replace").strip(_WHITE)
     if not text.startswith("{"):
-        return read_frame(line)
+        return _writable(read_frame(line))
     frame: JsonObject = {}
     at = _after_white(text, 1)
     more = not text.startswith("}", at)
@@ -63,7 +67,7 @@ def read_exact(line: bytes) -> JsonValue:
         key, at = _DECODER.raw_decode(text, at)
         start = _after(text, at, ":")
         value, at = _DECODER.raw_decode(text, start)
-        frame[key] = _kept(value, text[start:at]) if key in _CARRIED else value
+        frame[key] = _kept(value, text[start:at]) if key in _CARRIED else _writable(value)
         at = _after_white(text, at)
         more = text.startswith(",", at)
         at = _after_white(text, at + 1) if more else at
@@ -76,14 +80,14 @@ def prepare(value: JsonObject) -> Prepared:
     """Write an object once, for good.
 
     Raises:
-        ValueError: It holds a number that JSON has no way to write.
+        Unwritable: It holds a number that JSON has no way to write.
     """
-    return Prepared(value, _STRICT.encode(value).encode("utf-8", "backslashreplace"))
+    return Prepared(value, _written(value))
 
 
 def _kept(value: JsonValue, text: str) -> JsonValue:
     if not isinstance(value, dict):
-        return value
+        return _writable(value)
     # Outside of texts, where none can be, the end of a line means nothing, and would end ours.
     whole = text.replace("\r", " ").replace("\n", " ")
     return Prepared(value, whole.encode("utf-8", "backslashreplace"))
@@ -109,7 +113,11 @@ def answered_id(line: bytes) -> int | None:
 
 
 def write_frame(frame: JsonObject) -> bytes:
-    """Write a frame as one line, without its end; what is prepared in it is not written anew."""
+    """Write a frame as one line, without its end; what is prepared in it is not written anew.
+
+    Raises:
+        Unwritable: It holds a number that JSON has no way to write.
+    """
     for key in _CARRIED:
         value = frame.get(key)
         if type(value) is Prepared:
@@ -126,8 +134,19 @@ def followed(params: JsonObject | None, identity: int | str) -> JsonObject:
     return {**given, "_meta": {**own, "progressToken": identity}}
 
 
-def _written(value: JsonObject) -> bytes:
-    return _ENCODER.encode(value).encode("utf-8", "backslashreplace")
+def _written(value: JsonValue) -> bytes:
+    try:
+        text = _ENCODER.encode(value)
+    except ValueError as exc:  # an infinity (also `1e999`, once read), or too many digits
+        raise Unwritable(f"it holds a number that cannot be written: {exc}") from exc
+    return text.encode("utf-8", "backslashreplace")
+
+
+def _writable(value: JsonValue) -> JsonValue:
+    # Most are texts and whole numbers, of which nothing needs to be found out.
+    if isinstance(value, (float, list, dict)):
+        _written(value)
+    return value
 
 
 def _no_such_number(name: str) -> None:
@@ -135,7 +154,6 @@ def _no_such_number(name: str) -> None:
 
 
 _DECODER = json.JSONDecoder(parse_constant=_no_such_number)
-_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False)
-_STRICT = json.JSONEncoder(
+_ENCODER = json.JSONEncoder(
     ensure_ascii=False, separators=(",", ":"), check_circular=False, allow_nan=False
 )

@@ -72,8 +72,8 @@ class Questions:
         answer: asyncio.Future[JsonObject] = asyncio.get_running_loop().create_future()
         self._open[identity] = answer
         frame: JsonObject = {"jsonrpc": "2.0", "id": identity, "method": method}
-        carrier.send(frame if params is None else {**frame, "params": params})
         try:
+            carrier.send(frame if params is None else {**frame, "params": params})
             await before(asyncio.get_running_loop().time() + within_s, answer)
         except TimeoutError:
             _withdraw(carrier, identity)

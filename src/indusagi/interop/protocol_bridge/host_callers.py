@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, TypeAlias
 from indusagi.core.cancel import CancelToken
 from indusagi.core.owner import Owner
 from indusagi.interop.protocol_bridge.callers import HOPS, NOBODY
-from indusagi.interop.protocol_bridge.wire import BadAnswer, RpcError, WireClosed, WireTimeout
+from indusagi.interop.protocol_bridge.wire import (
+    INVALID_PARAMS,
+    BadAnswer,
+    RpcError,
+    WireClosed,
+    WireTimeout,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -24,7 +30,6 @@ if TYPE_CHECKING:
     Running: TypeAlias = Callable[["ParkedCall"], Awaitable[JsonObject]]
     SinkOf: TypeAlias = Callable[[HostRequest], ProgressSink | None]
 
-INVALID_PARAMS = -32602
 ANSWER_S = 300.0
 """How long a client may take to answer."""
 MAX_HOPS = 8

@@ -8,13 +8,13 @@ stays open (`subscriptions/listen`). Both may come over one connection; a stamp 
 from __future__ import annotations
 
 import logging
+import math
 from typing import TYPE_CHECKING, TypeAlias
 
 from indusagi.core.json import NotJson, compact_json
 from indusagi.interop.protocol_bridge.callers import CAPABILITIES, calling
 from indusagi.interop.protocol_bridge.content import to_blocks
 from indusagi.interop.protocol_bridge.host_callers import (
-    INVALID_PARAMS,
     LegacyCaller,
     ParkedCall,
     hops_of,
@@ -24,7 +24,7 @@ from indusagi.interop.protocol_bridge.host_parking import Parking
 from indusagi.interop.protocol_bridge.host_session import Conversation
 from indusagi.interop.protocol_bridge.protocol import LEGACY_VERSIONS, MODERN_VERSIONS
 from indusagi.interop.protocol_bridge.refusals import UNSUPPORTED_VERSION
-from indusagi.interop.protocol_bridge.wire import METHOD_NOT_FOUND, RpcError
+from indusagi.interop.protocol_bridge.wire import INVALID_PARAMS, METHOD_NOT_FOUND, RpcError
 from indusagi.runtime.contract import ToolCall, ToolResult
 
 if TYPE_CHECKING:
@@ -299,11 +299,11 @@ def _progress(request: HostRequest, token: JsonValue) -> ProgressSink:
     def tell(progress: ToolProgress) -> None:
         nonlocal last
         # A client that does not read is not told of each step: steps are not to pile up.
-        if progress.done <= last or not request.carrier.room.is_set():
+        if not last < progress.done < math.inf or not request.carrier.room.is_set():
             return
         last = progress.done
         notice: JsonObject = {"progressToken": token, "progress": progress.done}
-        if progress.total is not None:
+        if progress.total is not None and abs(progress.total) < math.inf:
             notice["total"] = progress.total
         if progress.message:
             notice["message"] = progress.message

@@ -12,8 +12,8 @@ import asyncio
 import secrets
 from typing import TYPE_CHECKING
 
-from indusagi.interop.protocol_bridge.host_callers import ANSWER_S, INVALID_PARAMS
-from indusagi.interop.protocol_bridge.wire import RpcError
+from indusagi.interop.protocol_bridge.host_callers import ANSWER_S
+from indusagi.interop.protocol_bridge.wire import INVALID_PARAMS, RpcError
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject

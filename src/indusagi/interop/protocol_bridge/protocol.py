@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from indusagi.interop.protocol_bridge.callers import DOUBT_S, InFlight, calling, on_behalf
+from indusagi.interop.protocol_bridge.frames import Unwritable
 from indusagi.interop.protocol_bridge.refusals import (
     UNSUPPORTED_VERSION,
     VersionMismatch,
@@ -25,6 +26,7 @@ from indusagi.interop.protocol_bridge.refusals import (
     supported,
 )
 from indusagi.interop.protocol_bridge.wire import (
+    INVALID_PARAMS,
     METHOD_NOT_FOUND,
     BadAnswer,
     RpcError,
@@ -274,7 +276,10 @@ class Peer:
                 able = self._handlers.capabilities() if modern else None
                 params = on_behalf(place.caller, params, able)
             ask = partial(self._ask, place, method, on_progress)
-            answer = await ask(params)
+            try:
+                answer = await ask(params)
+            except Unwritable as exc:
+                raise RpcError(INVALID_PARAMS, f"it cannot be sent: {exc}") from exc
             if answer.get("resultType") == "input_required":
                 async with _within(self._limits.call_hard_s, method):
                     answer = await self._with_answers(ask, params, answer)

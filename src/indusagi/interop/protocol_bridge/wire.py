@@ -37,6 +37,7 @@ OnStray: TypeAlias = "Callable[[JsonValue, Literal['answer', 'progress']], None]
 """Hears what the peer says of a request that nobody waits for."""
 
 METHOD_NOT_FOUND = -32601
+INVALID_PARAMS = -32602
 INTERNAL_ERROR = -32603
 PARSE_ERROR = -32700
 _NUMBER = re.compile(r"[0-9]{1,15}")
