@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.commands.helpers import configured, row, servers_of, typed, user_file
+from tests.commands.helpers import HONEST, configured, row, servers_of, typed, user_file
 from tests.commands.serving import CHANGED, greeted, serving, wait_for
 from tests.support.scripts import command
 from tests.support.servers import HONEST_TOOLS, diary
@@ -111,8 +112,7 @@ def test_a_file_of_the_wrong_shape_changes_nothing_and_is_told(
         assert gateway.tools() == of("a")
         for times in (1, 2):
             user_file().write_text(text + " " * times, encoding="utf-8")
-            kept = "the servers stay as they were"
-            gateway.until(lambda times=times: gateway.said().count(kept) == times)
+            gateway.until(lambda times=times: gateway.said().count("stay as they were") == times)
         assert why in gateway.said()
         assert gateway.tools() == of("a")
         assert gateway.text("a__echo", text="still") == "still"
@@ -243,6 +243,26 @@ def test_told_twice_it_ends_at_once_and_its_servers_with_it(tmp_path: Path) -> N
     with greeted(*NONE, cwd=tmp_path) as gateway:
         gateway.send("tools/call", name="a__slow", arguments={"seconds": 60})
         gateway.until(lambda: bool(diary(log, "heard tools/call")))
+        os.kill(gateway.pid, signal.SIGTERM)
+        os.kill(gateway.pid, signal.SIGINT)
+        assert gateway.process.wait(LIMIT_S) in {130, 143}
+        wait_for(lambda: not any(is_alive(int(pid)) for pid in diary(log, "start")))
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs to see processes")
+@pytest.mark.parametrize("words", [NONE, ["--transparent", "a"]], ids=["gateway", "relay"])
+def test_told_twice_it_leaves_nothing_of_a_server_behind_a_script(
+    tmp_path: Path, words: list[str]
+) -> None:
+    log = tmp_path / "log"
+    own = f"setsid sh -c 'echo start $$ >> {log}; exec sleep 60' &"
+    script = f"{own} {shlex.join([*HONEST, '--log', str(log)])}; exit 1"
+    configured(user_file(), {"a": {"command": "sh", "args": ["-c", script]}})
+    with greeted(*words, cwd=tmp_path) as gateway:
+        prefix = "" if "--transparent" in words else "a__"
+        gateway.send("tools/call", name=f"{prefix}slow", arguments={"seconds": 60})
+        gateway.until(lambda: bool(diary(log, "heard tools/call")))
+        gateway.until(lambda: len(diary(log, "start")) == 2)
         os.kill(gateway.pid, signal.SIGTERM)
         os.kill(gateway.pid, signal.SIGINT)
         assert gateway.process.wait(LIMIT_S) in {130, 143}

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import socket
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,14 +15,19 @@ from tests.commands.serving import greeted, serving, wait_for
 from tests.support.scripts import command, run
 from tests.support.servers import diary
 
+from indusagi.core.groups import MARK
 from indusagi.interop.protocol_bridge.protocol import ServerFacts
+from induscode.commands import serve_kin
+from induscode.commands.serve_kin import Process, stripped_loop
 from induscode.commands.serve_loop import (
     ANCESTRY,
     GatewayInfo,
     Listening,
     ancestry,
+    is_a_gateway,
     starts_a_gateway,
 )
+from induscode.launch.invocation import Invocation
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -150,6 +156,83 @@ def test_gateways_do_not_stand_below_each_other_without_end(tmp_path: Path) -> N
     chain = ",".join(str(number) for number in range(8))
     done = run("serve", cwd=tmp_path, **{ANCESTRY: chain})
     one_line(done, "8 gateways stand above this one")
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs to see processes")
+@pytest.mark.parametrize("named", [False, True], ids=["the user's file", "a named file"])
+def test_a_script_that_empties_the_environment_begins_no_loop(tmp_path: Path, named: bool) -> None:
+    starts, script = tmp_path / "starts", tmp_path / "inner"
+    file = configured(
+        tmp_path / "named.json" if named else user_file(), {"again": {"command": str(script)}}
+    )
+    words = ["--mcp", "./named.json"] if named else []
+    whole = f"--mcp {file}" if named else ""
+    script.write_text(
+        f"#!/bin/sh\necho start $PPID >> {starts}\n"
+        f'exec env -i HOME="$HOME" PATH="$PATH" {command()} serve {whole}\n'
+    )
+    script.chmod(0o755)
+    with greeted(*NONE, *words, cwd=tmp_path) as gateway:
+        assert gateway.tools() == []
+        gateway.until(lambda: f"gateway {gateway.pid} stands above this one" in gateway.said())
+        assert {*diary(starts, "start")} == {str(gateway.pid)}
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs to see processes")
+def test_with_an_empty_environment_a_gateway_of_other_files_is_let_be(tmp_path: Path) -> None:
+    inner = configured(tmp_path / "inner.json", {"a": row()})
+    script = tmp_path / "inner"
+    script.write_text(
+        f'#!/bin/sh\nexec env -i HOME="$HOME" {command()} serve --profile none --mcp {inner}\n'
+    )
+    script.chmod(0o755)
+    configured(user_file(), {"inner": {"command": str(script)}})
+    with greeted(*NONE, cwd=tmp_path) as gateway:
+        assert gateway.text("inner__a__echo", text="through two") == "through two"
+
+
+@pytest.mark.parametrize(
+    ("line", "gateway"),
+    [
+        ("/usr/bin/python3 /opt/bin/indus serve --mcp a", True),
+        ("python -I -m induscode --no-mcp serve", True),
+        ("uv run indus serve", False),
+        ("sh -c 'indus serve'", False),
+        ("python -m uv run indus serve", False),
+        ("python /opt/bin/indus mcp list", False),
+        ("python", False),
+        ("", False),
+    ],
+)
+def test_a_gateway_is_told_from_what_starts_one(line: str, gateway: bool) -> None:
+    assert is_a_gateway(shlex.split(line)) is gateway
+
+
+def test_as_processes_too_gateways_do_not_stand_below_each_other_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def looked(pid: int) -> Process | None:
+        return Process(pid, pid + 1, ["python", "indus", "serve", "--cwd=x", "-C", "y", "-C"])
+
+    monkeypatch.setattr(serve_kin, "look", looked)
+    monkeypatch.setattr(os, "getppid", lambda: 1 << 40)
+    (tmp_path / "x/y").mkdir(parents=True)
+    here = Invocation(cwd=str(tmp_path))
+    why = stripped_loop(here, {MARK: "anything"})
+    assert why is not None
+    assert why.startswith("64 gateways stand above this one")
+    monkeypatch.setattr(serve_kin, "_FARTHEST", 3)
+    assert stripped_loop(here, {MARK: "anything"}) is None
+    assert stripped_loop(here, {}) is None, "they share no file"
+    configured(user_file(), {})
+    assert "stands above this one and serves" in str(stripped_loop(here, {}))
+    assert stripped_loop(replace(here, no_mcp=True), {}) is None
+
+
+def test_a_process_that_is_gone_or_not_shown_is_nobody() -> None:
+    assert serve_kin.look(0) is None
+    found = serve_kin.look(os.getpid())
+    assert found is None or found.parent == os.getppid()
 
 
 def test_a_mark_changes_nothing_about_what_a_server_is(tmp_path: Path) -> None:

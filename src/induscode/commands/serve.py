@@ -138,6 +138,9 @@ def command(
         from induscode.commands.serve_print import print_entry  # noqa: PLC0415 — for this alone
 
         return print_entry(context, options, print_config)
+    from induscode.commands.serve_early import hear_early  # noqa: PLC0415 — for this alone
+
+    hear_early()
     from induscode.commands.serve_run import run_serve  # noqa: PLC0415 — brings the bridge
 
     return run_serve(invocation, options)

@@ -1,9 +1,10 @@
 """A gateway that has itself among its servers would start or ask itself without an end.
 
-Three things keep it from that. Rows that start this very program, or lead to an address it listens
+Four things keep it from that. Rows that start this very program, or lead to an address it listens
 on, are left out. Every process it starts is told in its environment which rows it stands below, so
-that a gateway that comes to be started behind a script sees that it would begin again. And each
-gateway has an identity of its own, by which it knows itself behind whatever address.
+that a gateway that comes to be started behind a script sees that it would begin again; where that
+was taken from the environment, the processes above are looked at (`serve_kin`). And each gateway
+has an identity of its own, by which it knows itself behind whatever address.
 """
 
 from __future__ import annotations
@@ -112,6 +113,16 @@ def starts_a_gateway(argv: Sequence[str]) -> bool:
     return False
 
 
+def is_a_gateway(argv: Sequence[str]) -> bool:
+    """Tell whether the process of a command line is a gateway, and not one that starts it."""
+    if not argv or not os.path.basename(argv[0]).startswith(("python", "pypy")):
+        return False
+    at = 1
+    while at < len(argv) and argv[at].startswith("-") and argv[at] != "-m":
+        at += 1
+    return at < len(argv) and _is_program(argv, at) and "serve" in argv[at + 1 :]
+
+
 def _words(argv: Sequence[str]) -> Iterator[str]:
     for word in argv:
         yield word
@@ -123,7 +134,7 @@ def _words(argv: Sequence[str]) -> Iterator[str]:
 
 
 def _is_program(words: Sequence[str], at: int) -> bool:
-    if words[at : at + 2] == ["-m", "induscode"]:
+    if [*words[at : at + 2]] == ["-m", "induscode"]:
         return True
     path = words[at].replace("\\", "/")
     name = path.rpartition("/")[2].partition("@")[0].removesuffix(".exe")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from signal import SIGTERM
+from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 import click
@@ -17,8 +18,10 @@ from indusagi.interop.protocol_bridge.host import create_provider_host
 from induscode.boot.runners import Lasting
 from induscode.boot.session import open_session
 from induscode.commands.running import as_usage, planned
+from induscode.commands.serve_errors import never_blocking
 from induscode.commands.serve_gate import serving_gate
 from induscode.commands.serve_gateway import Frame, Gateway
+from induscode.commands.serve_kin import stripped_loop
 from induscode.commands.serve_loop import (
     EVERYWHERE,
     GatewayInfo,
@@ -37,7 +40,8 @@ from induscode.session.guarding import BadRule
 from induscode.terminal import complain
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from asyncio import AbstractEventLoop
+    from collections.abc import Generator, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from indusagi.core.cancel import CancelToken
@@ -69,6 +73,11 @@ def run_serve(invocation: Invocation, options: ServeOptions) -> int:
     Raises:
         click.UsageError: What was given makes no sense.
     """
+    with never_blocking():
+        return _run(invocation, options)
+
+
+def _run(invocation: Invocation, options: ServeOptions) -> int:
     files = () if invocation.no_mcp else config_files(invocation)
     # Before the files are read: what changes while they are is a change.
     watch = Watch(files) if files else None
@@ -77,8 +86,8 @@ def run_serve(invocation: Invocation, options: ServeOptions) -> int:
     plan = without_ourselves(read, listening)
     above = ancestry(os.environ)
     if options.transparent is not None:
-        return _relay(plan, options, options.transparent, above)
-    why = refusal(plan, above)
+        return _relay(invocation, plan, options, above)
+    why = refusal(plan, above) or stripped_loop(invocation, os.environ)
     if why is not None:
         complain(why)
         return int(ExitCode.USAGE)
@@ -170,16 +179,43 @@ async def _fronted(
             if somebody_is_there():
                 complain("an MCP client is meant to start this: see indus serve --print-config")
             up.set()
-            await host.serve_stdio(told.end)
-        else:
-            async with host.serve_http(settings) as serving:
-                _tell_address(serving, settings, what)
-                up.set()
-                await told.end.wait()
+            with _telling_once(told) as failed:
+                await host.serve_stdio(told.end)
+            return int(ExitCode.FAILED) if failed else 0
+        async with host.serve_http(settings) as serving:
+            _tell_address(serving, settings, what)
+            up.set()
+            await told.end.wait()
     except ProtocolFault as fault:
         complain(str(fault))
         return int(ExitCode.FAILED)
     return 0
+
+
+@contextmanager
+def _telling_once(told: Told) -> Generator[list[OSError]]:
+    """End it when standard output takes nothing more, as a full disk does, and say so once."""
+    from asyncio import get_running_loop  # noqa: PLC0415 — loaded wherever a loop runs
+
+    loop = get_running_loop()
+    failed: list[OSError] = []
+
+    def heard(_: AbstractEventLoop, context: dict[str, Any]) -> None:
+        trouble = context.get("exception")
+        # Answers are written in a turn of their own, where nobody could catch it.
+        if not isinstance(trouble, OSError) or "StandardStreams" not in repr(context.get("handle")):
+            loop.default_exception_handler(context)
+            return
+        if not failed:
+            complain(f"standard output: {trouble.strerror or trouble}")
+            told.end.cancel(SIGTERM.name)
+        failed.append(trouble)
+
+    loop.set_exception_handler(heard)
+    try:
+        yield failed
+    finally:
+        loop.set_exception_handler(None)
 
 
 def _tell_address(serving: HttpHost, settings: HttpSettings, what: str) -> None:
@@ -199,13 +235,17 @@ def _tell_address(serving: HttpHost, settings: HttpSettings, what: str) -> None:
 # -- one server, passed through ---------------------------------------------------------------
 
 
-def _relay(plan: ServerPlan, options: ServeOptions, name: str, above: Sequence[str]) -> int:
+def _relay(
+    invocation: Invocation, plan: ServerPlan, options: ServeOptions, above: Sequence[str]
+) -> int:
     from induscode.commands.serve_transparent import relayed_server  # noqa: PLC0415 — for a relay
 
+    name = options.transparent
+    assert name is not None
     config = relayed_server(plan, name, above)
     if config is None:
         return int(ExitCode.SERVER_MISSING)
-    why = refusal(plan.narrowed([name]), above)
+    why = refusal(plan.narrowed([name]), above) or stripped_loop(invocation, os.environ)
     if why is not None:
         complain(why)
         return int(ExitCode.USAGE)

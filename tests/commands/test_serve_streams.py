@@ -1,0 +1,256 @@
+"""`indus serve` with streams that nobody reads, and with signals before it serves."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.commands.helpers import configured, user_file
+from tests.commands.serving import hello, wait_for
+from tests.support.scripts import command
+from tests.support.waiting import LIMIT_S
+
+from induscode.commands import serve_errors
+from induscode.commands.serve_early import hear_early, was_hung_up
+from induscode.commands.serve_errors import Aside, last_words, never_blocking
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from pathlib import Path
+
+pytestmark = pytest.mark.process
+LINE = "x" * 1_000
+NOISY = 400
+"""Rows that cannot be used: there is more to say of them than a pipe holds."""
+
+
+# -- standard error ---------------------------------------------------------------------------
+
+
+def test_an_unread_standard_error_stops_neither_the_answers_nor_the_end(tmp_path: Path) -> None:
+    configured(user_file(), {f"{number}-{'long' * 60}": {} for number in range(NOISY)})
+    reading, writing = os.pipe()
+    process = subprocess.Popen(
+        [command(), "serve", "--profile", "none"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=writing,
+        cwd=tmp_path,
+        text=True,
+    )
+    os.close(writing)
+    try:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(f"{_json(hello())}\n")
+        listing = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
+        process.stdin.write(f"{_json(listing)}\n")
+        process.stdin.flush()
+        assert '"serverInfo"' in process.stdout.readline()
+        assert '"tools":[]' in process.stdout.readline()
+        process.terminate()
+        assert process.wait(LIMIT_S) == 0
+    finally:
+        process.kill()
+        process.communicate()
+        os.close(reading)
+
+
+def _json(frame: object) -> str:
+    import json  # noqa: PLC0415 — for one line
+
+    return json.dumps(frame)
+
+
+@contextmanager
+def _pipe() -> Generator[tuple[int, Aside]]:
+    reading, writing = os.pipe()
+    aside = Aside(writing, "ascii")
+    try:
+        yield reading, aside
+    finally:
+        os.close(reading)
+        aside.end()
+        os.close(writing)
+
+
+def test_what_does_not_fit_is_counted_and_told_when_somebody_reads_again() -> None:
+    with _pipe() as (reading, aside):
+        print("first", file=aside)
+        assert os.read(reading, 100) == b"first\n", "a line is out when it is said"
+        lines = 1_000
+        for _ in range(lines):
+            print(LINE, file=aside)
+        assert not aside.out_within(0)
+        seen = b""
+        while b"dropped" not in seen or not seen.endswith(b"\n"):
+            seen += os.read(reading, 1 << 20)
+        assert aside.out_within(LIMIT_S)
+        *whole, said = seen.decode().splitlines()
+        assert {*whole} == {LINE}
+        dropped = lines - len(whole)
+        assert dropped > lines / 2
+        assert said == f"indus: {dropped:,} lines were dropped: nobody read standard error"
+        print("caf\xe9", file=aside)
+        assert os.read(reading, 100) == b"caf\\xe9\n"
+
+
+def test_a_line_is_written_when_it_is_whole_and_one_without_end_is_dropped() -> None:
+    with _pipe() as (reading, aside):
+        aside.write("one ")
+        aside.write("line\nand")
+        assert os.read(reading, 100) == b"one line\n"
+        aside.write("y" * 300_000)
+        print("after", file=aside)
+        said = b"after\nindus: 1 lines were dropped: nobody read standard error\n"
+        assert aside.out_within(LIMIT_S)
+        assert os.read(reading, 1_000) == said
+        assert aside.writable()
+        assert not aside.isatty()
+
+
+def test_one_that_must_not_wait_is_waited_for_elsewhere() -> None:
+    with _pipe() as (reading, aside):
+        os.set_blocking(aside.fileno(), False)
+        for _ in range(200):
+            print(LINE, file=aside)
+        seen = 0
+        while seen < 200 * (len(LINE) + 1):
+            seen += len(os.read(reading, 1 << 20))
+        assert aside.out_within(LIMIT_S)
+
+
+def test_when_the_reader_has_left_nothing_is_kept() -> None:
+    with _pipe() as (reading, aside):
+        with open(os.devnull, "rb") as nothing:
+            os.dup2(nothing.fileno(), reading)
+        print("to nobody", file=aside)
+        assert aside.out_within(LIMIT_S)
+
+
+def test_standard_error_is_given_back_when_all_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve_errors, "_LAST_S", 0.01)
+    reading, writing = os.pipe()
+    with open(writing, "w", encoding="utf-8") as usual:
+        monkeypatch.setattr(sys, "stderr", usual)
+        with never_blocking():
+            assert sys.stderr is not usual
+            sys.stderr.write("said\n")
+            last_words(LIMIT_S)
+        assert sys.stderr is usual
+        assert os.read(reading, 100) == b"said\n"
+        with never_blocking():
+            for _ in range(200):
+                sys.stderr.write(f"{LINE}\n")
+            aside = sys.stderr
+        assert sys.stderr is aside, "what is said later would wait as well"
+        reader = threading.Thread(target=_read_all, args=(reading,))
+        reader.start()
+        assert isinstance(aside, Aside)
+        assert aside.out_within(LIMIT_S)
+        aside.end()
+    reader.join(LIMIT_S)
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with never_blocking():
+        assert isinstance(sys.stderr, io.StringIO)
+        last_words(0)
+
+
+def _read_all(descriptor: int) -> None:
+    while os.read(descriptor, 1 << 20):
+        pass
+    os.close(descriptor)
+
+
+# -- standard output --------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is full")
+def test_a_standard_output_that_takes_nothing_is_one_line_and_a_failure(tmp_path: Path) -> None:
+    asked = tmp_path / "asked"
+    asked.write_text(f"{_json(hello())}\n", encoding="utf-8")
+    with asked.open() as source, open("/dev/full", "w", encoding="utf-8") as sink:
+        done = subprocess.run(
+            [command(), "serve", "--no-mcp"],
+            stdin=source,
+            stdout=sink,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            timeout=LIMIT_S,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("No space left on device") == 1
+
+
+# -- signals before it serves -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130), (signal.SIGHUP, None)]
+)
+@pytest.mark.parametrize("words", [["serve"], ["--no-mcp", "serve"]], ids=" ".join)
+def test_a_signal_before_it_serves_is_heard(
+    tmp_path: Path, number: int, code: int | None, words: list[str]
+) -> None:
+    # It waits where it reads its files: before there is an event loop.
+    held = tmp_path / "held"
+    script = HELD.format(words=[*words, "--profile", "none"], held=str(held))
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=tmp_path,
+        start_new_session=True,
+    )
+    try:
+        wait_for(held.exists)
+        process.send_signal(number)
+        if code is None:
+            held.unlink()
+            assert process.stderr is not None
+            assert b"serving over" in process.stderr.readline()
+            process.terminate()
+        assert process.wait(LIMIT_S) == (code or 0)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_hangup_before_it_serves_is_remembered_once() -> None:
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    usual = {number: signal.getsignal(number) for number in numbers}
+    try:
+        hear_early()
+        assert not was_hung_up()
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert was_hung_up()
+        assert not was_hung_up()
+    finally:
+        for number, handler in usual.items():
+            signal.signal(number, handler)
+
+
+HELD = """
+import os, sys, time
+sys.argv = ["indus", *{words!r}]
+from induscode.cli import main
+import induscode.commands.running as running
+def planned(invocation, real=running.planned):
+    open({held!r}, "w").close()
+    while os.path.exists({held!r}):
+        time.sleep(0.01)
+    return real(invocation)
+running.planned = planned
+sys.exit(main())
+"""
