@@ -10,7 +10,7 @@ import tomllib
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.commands.helpers import configured, row
+from tests.commands.helpers import configured, one_line, row
 from tests.support.scripts import command, run
 
 from indusagi.interop import (
@@ -59,7 +59,7 @@ def pasted(tmp_path: Path, client: str, *words: str, name: str = "indus") -> Ser
 @pytest.mark.parametrize("client", CLIENTS)
 def test_every_client_gets_the_command_with_its_flags(tmp_path: Path, client: str) -> None:
     configured(tmp_path / "servers.json", {"a": row()})
-    odd = 'webfetch(domain:a\'b "c" $d \\e)'
+    odd = 'webfetch(domain:a\'b "c" $ d \\e)'
     config = pasted(
         tmp_path, client, "--mcp", "servers.json", "--profile", "survey", "--name", "my-deck",
         "--allow", "bash(git status *)", "--approval", "auto-edit", "--sandbox", "required",
@@ -166,6 +166,29 @@ def test_a_program_found_on_the_path_is_printed_whole(tmp_path: Path) -> None:
         env={**os.environ, "PATH": path},
     )
     assert json.loads(done.stdout)["mcpServers"]["indus"]["command"] == command()
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("name", ["${HOME}.json", "${env:HOME}.json", "a$HOME.json"])
+def test_what_a_client_would_replace_is_refused(tmp_path: Path, client: str, name: str) -> None:
+    configured(tmp_path / name, {})
+    done = run("serve", "--mcp", name, "--print-config", client, cwd=tmp_path)
+    if client == "codex" or (client != "gemini" and name == "a$HOME.json"):
+        assert name in done.stdout
+    else:
+        one_line(done, f"--print-config {client}", "in the place of '$")
+    # An address has no path of this machine in it.
+    done = run("serve", "--mcp", name, "--http", "9", "--print-config", client, cwd=tmp_path)
+    assert done.returncode == 0
+    assert name not in done.stdout
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_path_that_is_no_text_is_refused(tmp_path: Path, client: str) -> None:
+    name = os.fsdecode(b"a\xff.json")
+    configured(tmp_path / name, {})
+    done = run("serve", "--mcp", name, "--print-config", client, cwd=tmp_path)
+    one_line(done, f"--print-config {client}", "a\\udcff.json", "is not UTF-8")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 TOKEN_VARIABLE = "INDUS_SERVE_TOKEN"
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_BRACED = re.compile(r"\$\{[^}]*\}")
+_DOLLARED = re.compile(r"\$(?:\w|\{[^}]*\})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,20 @@ class Client:
 
     place: str
     write: Callable[[Entry], str]
+    replaces: re.Pattern[str] | None
+    """What it takes for a variable in a command line; none of them has a way to say it is not."""
+
+    def trouble_with(self, entry: Entry) -> str | None:
+        """Say what of an entry cannot be written for this client; None if everything can."""
+        for word in entry.command if entry.address is None else ():
+            try:
+                word.encode()
+            except UnicodeEncodeError:
+                return f"{word!r} is not UTF-8, as the file of a client has to be"
+            found = None if self.replaces is None else self.replaces.search(word)
+            if found is not None:
+                return f"{word!r} would be read with a value in the place of {found[0]!r}"
+        return None
 
 
 def own_command() -> Sequence[str]:
@@ -133,9 +149,13 @@ def _toml(text: str) -> str:
 
 
 CLIENTS = {
-    "claude": Client(".mcp.json of a project, or: claude mcp add-json", _claude),
-    "cursor": Client(".cursor/mcp.json of a project, or ~/.cursor/mcp.json", _cursor),
-    "vscode": Client(".vscode/mcp.json of a workspace, or 'MCP: Open User Configuration'", _vscode),
-    "codex": Client("~/.codex/config.toml", _codex),
-    "gemini": Client(".gemini/settings.json of a project, or ~/.gemini/settings.json", _gemini),
+    "claude": Client(".mcp.json of a project, or: claude mcp add-json", _claude, _BRACED),
+    "cursor": Client(".cursor/mcp.json of a project, or ~/.cursor/mcp.json", _cursor, _BRACED),
+    "vscode": Client(
+        ".vscode/mcp.json of a workspace, or 'MCP: Open User Configuration'", _vscode, _BRACED
+    ),
+    "codex": Client("~/.codex/config.toml", _codex, None),
+    "gemini": Client(
+        ".gemini/settings.json of a project, or ~/.gemini/settings.json", _gemini, _DOLLARED
+    ),
 }

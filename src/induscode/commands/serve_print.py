@@ -28,6 +28,9 @@ def print_entry(context: click.Context, options: ServeOptions, client: str) -> i
     address = None if options.settings is None else _address(context, options.settings, client)
     words = (*own_command(), "serve", *_words(context))
     entry = Entry(name=options.name, command=words, address=address)
+    trouble = CLIENTS[client].trouble_with(entry)
+    if trouble is not None:
+        raise click.UsageError(f"--print-config {client}: {trouble}: rename it", context)
     print(CLIENTS[client].write(entry))  # noqa: T201 — the answer of the command, as it is
     complain(f"this belongs into {CLIENTS[client].place}")
     if address is not None:
