@@ -8,19 +8,23 @@ an answer is made has cancelled the request.
 from __future__ import annotations
 
 import math
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, cast
 from urllib.parse import parse_qs
 
 import anyio
 
 from indusagi.core.json import compact_json, is_json_object
+from indusagi.interop.protocol_bridge._host_batch import answer_batch, object_to_batch
 from indusagi.interop.protocol_bridge._host_doors import Quota, come_in
 from indusagi.interop.protocol_bridge._host_exchange import (
+    AWAY,
     EVENTS,
     JSON,
     Outbox,
     Refused,
     Request,
+    cancelled,
 )
 from indusagi.interop.protocol_bridge._host_line import WELCOME
 from indusagi.interop.protocol_bridge._host_sessions import Sessions
@@ -49,8 +53,6 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.wire import RequestId
 
 _SESSION = "mcp-session-id"
-_AWAY = "the client went away"
-_CANCELLED = -32800
 _NO_STATUS: Mapping[int, int] = {}
 
 
@@ -113,23 +115,17 @@ class HostApp:
     # -- the body ---------------------------------------------------------------------------
 
     async def _frame(self, request: Request) -> JsonObject:
+        return _checked(await self._sent(request))
+
+    async def _sent(self, request: Request) -> JsonValue:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != JSON.decode():
             raise Refused(415, "the content type must be application/json")
         body = await request.body(self._settings.body_bytes, self._settings.body_s)
         try:
-            frame = read_exact(body)
+            return read_exact(body)
         except (ValueError, RecursionError):
             raise Refused(400, "the body is no JSON that can be read", PARSE_ERROR) from None
-        if not is_json_object(frame) or frame.get("jsonrpc") != "2.0":
-            raise Refused(400, "the body must be one JSON-RPC message")
-        if "id" in frame and "method" in frame:
-            params = frame.get("params")
-            if not is_request_id(frame["id"]) or not isinstance(frame["method"], str):
-                raise Refused(400, "the request has no id that can be answered")
-            if params is not None and not is_json_object(params):
-                raise Refused(400, "params must be an object")
-        return frame
 
     # -- the older protocol -----------------------------------------------------------------
 
@@ -158,7 +154,11 @@ class HostApp:
         streamed = request.accepts(EVENTS)
         if not streamed and not request.accepts(JSON):
             raise Refused(406, "the answer is application/json or text/event-stream")
-        frame = await self._frame(request)
+        sent = await self._sent(request)
+        if isinstance(sent, list):
+            await self._legacy_batch(request, sent)
+            return
+        frame = _checked(sent)
         opening = frame.get("method") == "initialize" and _SESSION not in request.headers
         if opening and "id" not in frame:
             # Nobody would be told the id of the session: it could only take a place.
@@ -178,6 +178,24 @@ class HostApp:
             if session.client.version is None:
                 # It was opened for a handshake that failed.
                 await self.sessions.drop(session, "it was never initialized")
+
+    async def _legacy_batch(self, request: Request, parts: list[JsonValue]) -> None:
+        session = self._session(request)
+        object_to_batch(session.client, len(parts))
+        frames = [_checked(part) for part in parts]
+        asked = [frame for frame in frames if "id" in frame and "method" in frame]
+        whose = request.owner + session.id.encode()
+        with self.sessions.using(session), ExitStack() as places:
+            for _ in asked:
+                places.enter_context(self._quota.request(whose))
+            for frame in frames:
+                if "id" not in frame or "method" not in frame:
+                    session.client.conversation.receive(frame, Outbox())
+            if not asked:
+                await request.respond(202)
+                return
+            named = [(_SESSION.encode(), session.id.encode())]
+            await answer_batch(request, session.client.conversation, asked, named)
 
     async def _admitted(self, request: Request) -> HttpSession:
         session = await self.sessions.admit(request.owner)
@@ -233,7 +251,7 @@ class HostApp:
         finally:
             self._alone.discard(client)
             with anyio.CancelScope(shield=True):
-                await client.close(_AWAY)
+                await client.close(AWAY)
 
     # -- the old transport ------------------------------------------------------------------
 
@@ -246,7 +264,7 @@ class HostApp:
                 await self._pour(request, outbox, (), place)
         finally:
             with anyio.CancelScope(shield=True):
-                await self.sessions.drop(session, _AWAY)
+                await self.sessions.drop(session, AWAY)
 
     async def _old_message(self, request: Request) -> None:
         identity = parse_qs(request.query.decode("latin-1")).get("session_id", [""])[0]
@@ -275,7 +293,7 @@ class HostApp:
 
         async def watch() -> None:
             await request.gone()
-            client.conversation.cancel(identity, _AWAY)
+            client.conversation.cancel(identity, AWAY)
             outbox.end()
 
         async with anyio.create_task_group() as tasks:
@@ -284,7 +302,7 @@ class HostApp:
                 tasks.start_soon(watch)
             if outbox.ended or await outbox.settled(self._settings.ping_s):
                 # The answer itself is not kept while it is being read.
-                body = await outbox.following(0) or compact_json(_cancelled(identity)).encode()
+                body = await outbox.following(0) or compact_json(cancelled(identity)).encode()
                 status = 200 if outbox.error is None else statuses.get(outbox.error, 200)
                 await request.respond(status, body, headers)
             else:
@@ -329,9 +347,16 @@ class HostApp:
         await self.sessions.close(reason)
 
 
-def _cancelled(identity: RequestId) -> JsonObject:
-    error: JsonObject = {"code": _CANCELLED, "message": "the request was cancelled"}
-    return {"jsonrpc": "2.0", "id": identity, "error": error}
+def _checked(frame: JsonValue) -> JsonObject:
+    if not is_json_object(frame) or frame.get("jsonrpc") != "2.0":
+        raise Refused(400, "the body must be one JSON-RPC message")
+    if "id" in frame and "method" in frame:
+        params = frame.get("params")
+        if not is_request_id(frame["id"]) or not isinstance(frame["method"], str):
+            raise Refused(400, "the request has no id that can be answered")
+        if params is not None and not is_json_object(params):
+            raise Refused(400, "params must be an object")
+    return frame
 
 
 async def _reject(request: Request, objection: Objection, identity: JsonValue) -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from indusagi.core.json import JsonObject
+    from indusagi.interop.protocol_bridge.wire import RequestId
 
     # Any: these are the shapes of ASGI.
     Scope: TypeAlias = dict[str, Any]
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 JSON = b"application/json"
 EVENTS = b"text/event-stream"
+AWAY = "the client went away"
+_CANCELLED = -32800
 _LINE = 64
 """So many events may wait before those who send are asked to wait."""
 _SLICE = 256 * 1024
@@ -204,7 +207,7 @@ class Outbox:
             self.room.set()
         return write_frame(self._line.popleft())
 
-    async def settled(self, within_s: float) -> bool:
+    async def settled(self, within_s: float = 0) -> bool:
         """Wait for an answer without anything before it; False if it takes a stream to tell.
 
         Whoever takes no stream waits for as long as the answer takes.
@@ -214,3 +217,9 @@ class Outbox:
                 self._stirred.clear()
                 await self._stirred.wait()
         return self.ended and len(self._line) <= 1
+
+
+def cancelled(identity: RequestId) -> JsonObject:
+    """Answer a request that nothing will come of: somebody still waits for it."""
+    error: JsonObject = {"code": _CANCELLED, "message": "the request was cancelled"}
+    return {"jsonrpc": "2.0", "id": identity, "error": error}
