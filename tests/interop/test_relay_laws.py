@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -23,6 +23,9 @@ from indusagi.interop.protocol_bridge.host_request import HostLimits
 from indusagi.interop.protocol_bridge.relay_client import RelayClient
 from indusagi.interop.protocol_bridge.relay_line import Lines, Pace
 from indusagi.interop.protocol_bridge.relay_tools import ToolSchemas
+
+if TYPE_CHECKING:
+    from indusagi.core.json import JsonObject
 
 TEXT = st.text(st.characters(codec="utf-8") | st.characters(categories=["Cs"]), max_size=8)
 NUMBERS = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
@@ -162,5 +165,9 @@ class _Line:
     has_room = True
 
     def __init__(self, client: RelayClient, link: MemoryLink) -> None:
-        self.send = link.send
+        self._link = link
         link.attach(lambda data: client._received(read_exact(data)), lambda end: None)  # type: ignore[arg-type]
+
+    def send(self, frame: JsonObject) -> bool:
+        self._link.send(frame)
+        return True

@@ -608,6 +608,88 @@ async def test_a_server_that_takes_nothing_is_not_given_more(behind: Behind) -> 
         await behind.heard("notifications/cancelled")
 
 
+LARGE = {"blob": "x" * 500_000}
+
+
+async def test_what_a_server_does_not_read_is_bounded(
+    behind: Behind, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with front_of(create_relay_host(CONFIG)) as front:
+        front.say("x/y", {}, 1)
+        await behind.heard("x/y")
+        behind.link.room.clear()
+        for _ in range(100):
+            front.say("notifications/x", LARGE)
+        front.say("x/y", {}, 2)
+        refused = await front.hears(lambda frame: frame.get("id") == 2)
+        assert "takes nothing more" in refused["error"]["message"]
+        assert len(behind.asked("notifications/x")) < 10
+        told = [record for record in caplog.records if "reads nothing" in record.getMessage()]
+        assert len(told) == 2  # the first time and the tenth
+        behind.link.room.set()
+        front.say("notifications/x", {})
+        front.say("x/y", {}, 3)
+        await behind.heard("x/y", 2)
+        assert not behind.asked("notifications/cancelled")
+        behind.link.answer(3, {})
+        behind.link.answer(1, {})
+        await front.hears(lambda frame: frame.get("id") == 1)
+
+
+async def test_what_is_told_before_a_connection_stands_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    late, link = asyncio.Event(), MemoryLink()
+
+    @asynccontextmanager
+    async def slow(*_: object) -> AsyncGenerator[MemoryLink]:
+        await late.wait()
+        yield link
+
+    monkeypatch.setattr(relay_line, "open_link", slow)
+    async with front_of(create_relay_host(CONFIG)) as front:
+        for identity in range(20):
+            front.say("x/y", LARGE, identity)
+        try:
+            refused = await front.hears(lambda frame: frame.get("id") == 19)
+        finally:
+            late.set()
+        assert "takes nothing more" in refused["error"]["message"]
+        await until(lambda: 5 < len(link.heard("x/y")) < 15)
+        for asked in link.heard("x/y"):
+            link.answer(asked["id"], {})
+
+
+async def test_large_words_to_a_client_that_does_not_read_are_few(behind: Behind) -> None:
+    large = json.dumps({"jsonrpc": "2.0", "method": "notifications/message", "params": LARGE})
+    async with front_of(create_relay_host(CONFIG)) as front:
+        front.say("x/y", {}, 1)
+        await behind.heard("x/y")
+        front.link.other.room.clear()
+        for _ in range(100):
+            behind.link.say(large.encode())
+        front.link.other.room.set()
+        behind.link.answer(1, {})
+        await front.hears(lambda frame: frame.get("id") == 1)
+        assert len(front.heard) < 12
+
+
+async def test_a_server_fills_no_log(behind: Behind, caplog: pytest.LogCaptureFixture) -> None:
+    async with http_fronts(create_relay_host(CONFIG)) as [front]:
+        modern_call(front, 1)
+        asked = await behind.heard("tools/call")
+        for number in range(1_000):
+            behind.notify("notifications/tools/list_changed")
+            behind.ask(number, "roots/list")
+            behind.notify(f"notifications/{number}\n")
+            behind.link.say(b"no json", 7)
+        behind.link.answer(asked["id"], {})
+        await front.hears(lambda frame: frame.get("id") == 1)
+    assert len(caplog.records) < 50
+    assert "roots/list (1,000 times)" in caplog.text
+    assert all("\n" not in record.getMessage() for record in caplog.records)
+
+
 # -- a server that breaks off ---------------------------------------------------------------
 
 

@@ -13,6 +13,8 @@ _BOM = b"\xef\xbb\xbf"
 _WHITE = " \t\r\n"
 _BLANKS = frozenset(_WHITE)
 _CARRIED = ("result", "params", "error")
+_AROUND = 256
+"""What a frame takes besides what it carries."""
 _ANSWER = re.compile(
     rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d{1,15})\s*,\s*"(?:result|error)"'
 )
@@ -104,6 +106,12 @@ def _after_white(text: str, at: int) -> int:
     while text[at : at + 1] in _BLANKS:
         at += 1
     return at
+
+
+def weight(frame: JsonObject) -> int:
+    """Say about how many bytes a frame takes that was read and is handed on."""
+    carried = (frame.get(key) for key in _CARRIED)
+    return _AROUND + sum(len(value.encoded) for value in carried if type(value) is Prepared)
 
 
 def answered_id(line: bytes) -> int | None:

@@ -51,7 +51,11 @@ class Channel:
     def hand_on(
         self, request: HostRequest, identity: RequestId, params: JsonObject | None = None
     ) -> Relayed:
-        """Hand a request on, as it is or with other params; the connection is there."""
+        """Hand a request on, as it is or with other params; the connection is there.
+
+        Raises:
+            RpcError: The server reads nothing, and much waits for it already.
+        """
         relayed = Relayed(request, identity, self._withdrawn, self._closed)
         self.open[identity] = relayed
         if request.method == _DISCOVER:
@@ -59,13 +63,15 @@ class Channel:
             limit_s = self._lines.config.limits.connect_s
             said = f"it did not answer {_DISCOVER} within {limit_s:g} s"
             relayed.due(limit_s, f"server {self._lines.config.id!r}: {said}")
-        self.send(relayed.frame(params))
+        if not self.send(relayed.frame(params)):
+            relayed.withdrawn = True  # it was never there
+            relayed.close()
+            raise RpcError(UNAVAILABLE, "the server takes nothing more at the moment")
         return relayed
 
-    def send(self, frame: JsonObject) -> None:
-        """Say something to the server, if there is one."""
-        if self.line is not None:
-            self.line.send(frame)
+    def send(self, frame: JsonObject) -> bool:
+        """Say something to the server, if there is one; False if it takes no more."""
+        return self.line is None or self.line.send(frame)
 
     def find(self, identity: JsonValue) -> Relayed | None:
         """Find a request, also where a number comes back as `1.0` or `"1"`."""

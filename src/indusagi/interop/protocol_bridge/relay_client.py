@@ -14,7 +14,7 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING
 
-from indusagi.interop.protocol_bridge.frames import read_exact
+from indusagi.interop.protocol_bridge.frames import read_exact, weight
 from indusagi.interop.protocol_bridge.host_request import NO_PARAMS
 from indusagi.interop.protocol_bridge.host_session import Conversation
 from indusagi.interop.protocol_bridge.relay_channel import Channel
@@ -38,6 +38,8 @@ _KEPT = 64
 """So many words of the server wait for a stream; those after them are dropped or refused."""
 _UNREAD = 1_000
 """So many words are sent to a client that does not read; those after them go the same way."""
+_UNREAD_BYTES = 4 * 1024 * 1024
+"""And so much of them at most, be they sent or kept."""
 _REMEMBERED = 1_000
 """So many subscriptions outlive the server that they were made with."""
 _greetings = itertools.count(1)
@@ -67,7 +69,9 @@ class RelayClient:
         self._asked: dict[RequestId, Carrier | None] = {}
         """What the server has asked, and where it was put to the client."""
         self._kept: deque[JsonObject] = deque()
+        self._kept_bytes = 0
         self._unread = 0
+        self._unread_bytes = 0
         self._greeting: Relayed | None = None
         self._settings: dict[JsonValue, JsonObject] = {}
         """What the server was told to remember, by what it is about."""
@@ -80,7 +84,7 @@ class RelayClient:
     @outlet.setter
     def outlet(self, outlet: Carrier | None) -> None:
         self._outlet = outlet
-        kept, self._kept = self._kept, deque()
+        kept, self._kept, self._kept_bytes = self._kept, deque(), 0
         for frame in kept:
             self._tell(frame)
 
@@ -98,6 +102,7 @@ class RelayClient:
         if channel.line is None:
             self._asked.clear()
             self._kept = deque(said for said in self._kept if "id" not in said)
+            self._kept_bytes = sum(weight(said) for said in self._kept)
             replay = [] if request.method == "initialize" else self._replay()
             channel.ready(replay).version = self.version
         elif not channel.line.has_room and len(channel.open) >= self._limits.waiting:
@@ -175,7 +180,7 @@ class RelayClient:
     def _tell(self, frame: JsonObject) -> None:
         carrier, identity = self._way(frame), frame.get("id")
         asks = isinstance(identity, (int, str))
-        if not self._takes(carrier):
+        if not self._takes(carrier, weight(frame)):
             if asks:
                 self._refuse(identity, "the client reads nothing at the moment")
             return
@@ -186,19 +191,21 @@ class RelayClient:
             self._asked[identity] = carrier
         if carrier is None:
             self._kept.append(frame)
+            self._kept_bytes += weight(frame)
         else:
             carrier.send(frame)
 
-    def _takes(self, carrier: Carrier | None) -> bool:
+    def _takes(self, carrier: Carrier | None, size: int) -> bool:
         """Tell whether there is room for one more; what nobody reads is not to pile up."""
         if carrier is None:
-            taken = len(self._kept) < _KEPT
+            taken = len(self._kept) < _KEPT and self._kept_bytes + size <= _UNREAD_BYTES
         elif carrier.room.is_set():
-            self._unread = 0
+            self._unread = self._unread_bytes = 0
             taken = True
         else:
             self._unread += 1
-            taken = self._unread <= _UNREAD
+            self._unread_bytes += size
+            taken = self._unread <= _UNREAD and self._unread_bytes <= _UNREAD_BYTES
         if not taken:
             _log.debug("a client reads nothing: what it is told is dropped")
         return taken

@@ -3,20 +3,23 @@
 What is sent before the connection stands waits in line. A connection that follows one that broke
 may have to greet the server first; then everything else waits for the answer to that. The server's
 words are handed on as they came: a text that cannot be read is dropped, and if it was meant as an
-answer, whoever waits for it is told.
+answer, whoever waits for it is told. What a server does not read is bounded, as is what is said of
+it in the log.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from indusagi.core.owner import Owner
+from indusagi.core.text import clean_text, cut_text
 from indusagi.interop.protocol_bridge.connect import open_link
 from indusagi.interop.protocol_bridge.faults import Site, classify
-from indusagi.interop.protocol_bridge.frames import answered_id, read_exact
+from indusagi.interop.protocol_bridge.frames import answered_id, read_exact, weight
 from indusagi.interop.protocol_bridge.supervision import Record, Supervision
 from indusagi.interop.protocol_bridge.wire import INTERNAL_ERROR, RpcError, WireClosed
 
@@ -33,6 +36,30 @@ UNAVAILABLE = -32000
 _CLOSE_S = 1.0
 """The host of a relay is to end within seconds, its servers included."""
 _SOONEST_S = 1.0
+_UNREAD_BYTES = 4 * 1024 * 1024
+"""So much is kept for a server that does not read; what comes after it is not taken."""
+_KINDS = 20
+_SHOWN = 120
+
+
+class Complaints:
+    """What is said of a server in the log: each kind at its first, 10th, 100th time and so on."""
+
+    def __init__(self, server: str) -> None:
+        self._server = server
+        self._counts: Counter[str] = Counter()
+
+    def add(self, said: str) -> None:
+        """Complain, unless it was said and nothing much has changed."""
+        # Most hold words of the server, which may find ever others.
+        kind = " ".join(clean_text(cut_text(said, _SHOWN))[0].split())
+        if kind not in self._counts and len(self._counts) >= _KINDS:
+            kind = "does other things that are not done"
+        self._counts[kind] += 1
+        count = self._counts[kind]
+        if f"{count}".rstrip("0") == "1":
+            times = "" if count == 1 else f" ({count:,} times)"
+            _log.warning("server %r %s%s", self._server, kind, times)
 
 
 class Line:
@@ -52,6 +79,8 @@ class Line:
         self._on_end = on_end
         self._greeting = [*greeting]
         self._waiting: list[JsonObject] = []
+        self._unread = 0
+        self._complaints = Complaints(config.id)
         self._link: Link | None = None
         self._ready = False
         self._over = asyncio.Event()
@@ -117,12 +146,20 @@ class Line:
 
     # -- what is said -----------------------------------------------------------------------
 
-    def send(self, frame: JsonObject) -> None:
-        """Hand a frame to the server, as soon as there is a way."""
+    def send(self, frame: JsonObject) -> bool:
+        """Hand a frame to the server, as soon as there is a way; False if it takes no more."""
+        if self._ready and self._link is not None and self._link.room.is_set():
+            self._unread = 0
+        elif self._unread > _UNREAD_BYTES:
+            self._complaints.add("reads nothing: what it is told is dropped")
+            return False
+        else:
+            self._unread += weight(frame)
         if self._ready:
             self._say(frame)
         else:
             self._waiting.append(frame)
+        return True
 
     def _say(self, frame: JsonObject) -> None:
         if self._link is not None and not self._over.is_set():
@@ -136,13 +173,13 @@ class Line:
             if isinstance(frame, dict):
                 self._frame(frame)
             elif frame is not None:
-                _log.warning("server %r said something that is no message", self._config.id)
+                self._complaints.add("said something that is no message")
 
     def _parsed(self, line: bytes) -> JsonValue:
         try:
             return read_exact(line)
         except (ValueError, RecursionError) as exc:
-            _log.warning("server %r said something that cannot be read", self._config.id)
+            self._complaints.add("said something that cannot be read")
             identity = answered_id(line)
             if identity is None:
                 return None

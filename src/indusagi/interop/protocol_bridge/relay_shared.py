@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 from typing import TYPE_CHECKING
 
 from indusagi.interop.protocol_bridge.callers import DOUBT_S
 from indusagi.interop.protocol_bridge.frames import prepare
 from indusagi.interop.protocol_bridge.relay_channel import Channel
+from indusagi.interop.protocol_bridge.relay_line import Complaints
 from indusagi.interop.protocol_bridge.relay_request import PROGRESS, SUBSCRIPTION
 from indusagi.interop.protocol_bridge.wire import METHOD_NOT_FOUND, RpcError
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.relay_request import Relayed
     from indusagi.interop.protocol_bridge.relay_tools import ToolSchemas
     from indusagi.interop.protocol_bridge.wire import RequestId
-
-_log = logging.getLogger(__name__)
 
 VERSION = "io.modelcontextprotocol/protocolVersion"
 LOG_LEVEL = "io.modelcontextprotocol/logLevel"
@@ -40,7 +38,7 @@ class SharedLine:
     """Hands on requests of many clients over one connection."""
 
     def __init__(self, lines: Lines, pace: Pace, schemas: ToolSchemas) -> None:
-        self._name = lines.config.id
+        self._complaints = Complaints(lines.config.id)
         self._schemas = schemas
         self._channel = Channel(lines, pace, self._received)
         self._ids = itertools.count(1)
@@ -75,7 +73,7 @@ class SharedLine:
             else:
                 self._notice(frame, method)
         except ValueError:
-            _log.warning("server %r: %s: dropped", self._name, _TOO_LARGE)
+            self._complaints.add(f"says something that is dropped: {_TOO_LARGE}")
 
     def _resolve(self, frame: JsonObject) -> None:
         relayed = self._channel.answered(frame)
@@ -90,7 +88,7 @@ class SharedLine:
         relayed.answered(frame)
 
     def _refuse(self, identity: RequestId, method: str) -> None:
-        _log.warning("server %r asks for %s without saying whom: refused", self._name, method)
+        self._complaints.add(f"asks without saying whom, and is refused: {method}")
         said = f"{method} cannot be passed on: several clients share this connection"
         error: JsonObject = {"code": METHOD_NOT_FOUND, "message": said}
         self._channel.send({"jsonrpc": "2.0", "id": identity, "error": error})
@@ -100,7 +98,7 @@ class SharedLine:
         params = given if isinstance(given, dict) else {}
         relayed = self._meant(method, params)
         if relayed is None:
-            _log.warning("server %r says %s without saying to whom: dropped", self._name, method)
+            self._complaints.add(f"says something to nobody, which is dropped: {method}")
             return
         request = relayed.request
         if method in {PROGRESS, _MESSAGE} and not request.carrier.room.is_set():
