@@ -11,18 +11,23 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
 from tests.commands.helpers import configured, user_file
 from tests.commands.serving import hello, wait_for
 from tests.support.scripts import command
-from tests.support.waiting import LIMIT_S
+from tests.support.waiting import LIMIT_S, is_alive
 
-from induscode.commands import serve_errors
+from indusagi.core.groups import MARK
+from indusagi.core.ids import new_ulid
+from induscode.commands import serve_early, serve_errors, serve_signals
 from induscode.commands.serve_early import hear_early, was_hung_up
 from induscode.commands.serve_errors import Aside, last_words, never_blocking
+from induscode.commands.serve_kin import kill_all_below, look
+from induscode.commands.serve_signals import serving_signals
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
     from pathlib import Path
 
 pytestmark = pytest.mark.process
@@ -227,18 +232,107 @@ def test_a_signal_before_it_serves_is_heard(
         process.communicate()
 
 
-def test_a_hangup_before_it_serves_is_remembered_once() -> None:
+@pytest.fixture
+def exits(monkeypatch: pytest.MonkeyPatch) -> Generator[list[int]]:
+    """Collect the exit codes of ends at once, and put the signals back afterwards."""
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     usual = {number: signal.getsignal(number) for number in numbers}
-    try:
-        hear_early()
-        assert not was_hung_up()
-        os.kill(os.getpid(), signal.SIGHUP)
-        assert was_hung_up()
-        assert not was_hung_up()
-    finally:
-        for number, handler in usual.items():
-            signal.signal(number, handler)
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    yield codes
+    for number, handler in usual.items():
+        signal.signal(number, handler)
+
+
+def test_a_hangup_before_it_serves_is_remembered_once(
+    exits: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = [True, False]
+    monkeypatch.setattr(serve_early, "has_terminal", lambda: there[0])
+    hear_early()
+    assert not was_hung_up()
+    os.kill(os.getpid(), signal.SIGHUP)
+    assert was_hung_up()
+    assert not was_hung_up()
+    assert exits == []
+    there.pop(0)
+    os.kill(os.getpid(), signal.SIGHUP)
+    assert exits == [128 + signal.SIGHUP], "the terminal is gone"
+    was_hung_up()
+
+
+def test_an_end_before_it_serves_has_the_code_of_its_signal(exits: list[int]) -> None:
+    hear_early()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        os.kill(os.getpid(), number)
+    assert exits == [0, 130]
+
+
+async def test_the_second_signal_ends_what_was_started_and_then_us(
+    exits: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[object] = []
+    ended = anyio.Event()
+
+    def end(code: int) -> None:
+        exits.append(code)
+        ended.set()
+
+    monkeypatch.setattr(os, "_exit", end)
+    # This loop may outlive the test, and nothing must end it then.
+    monkeypatch.setattr(serve_signals, "_CLOSING_S", 1e9)
+    monkeypatch.setattr(serve_signals, "kill_all_below", lambda: done.append("killed"))
+    async with serving_signals() as told:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await told.end.wait()
+        assert (done, exits, told.code) == ([], [], 0)
+        os.kill(os.getpid(), signal.SIGINT)
+        with anyio.fail_after(LIMIT_S):
+            await ended.wait()
+        assert (done, exits) == (["killed"], [130])
+
+
+async def test_a_hangup_from_before_is_heard_when_it_serves(exits: list[int]) -> None:
+    hear_early()
+    os.kill(os.getpid(), signal.SIGHUP)
+    async with serving_signals() as told:
+        assert told.again.is_set()
+    async with serving_signals() as told:
+        assert not told.again.is_set()
+    assert exits == []
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs to see processes")
+def test_all_that_a_child_has_started_is_killed_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = "setsid sleep 60 & echo $!; sleep 60 & echo $!; wait"
+    for marked in (True, False):
+        env = {**os.environ, **({MARK: f"outer {new_ulid()}"} if marked else {})}
+        child = subprocess.Popen(
+            ["sh", "-c", script], stdout=subprocess.PIPE, env=env, start_new_session=True
+        )
+        assert child.stdout is not None
+        far, near = (int(child.stdout.readline()) for _ in range(2))
+        monkeypatch.setattr(os, "listdir", _listing(child.pid))
+        kill_all_below()
+        monkeypatch.undo()
+        assert child.wait(LIMIT_S) == -signal.SIGKILL
+        wait_for(lambda near=near: not is_alive(near))
+        if marked:
+            wait_for(lambda far=far: not is_alive(far))
+        else:
+            os.kill(far, signal.SIGKILL)
+        child.stdout.close()
+
+
+def _listing(child: int) -> Callable[[str], list[str]]:
+    """Hide the children of others who run in this process."""
+    usual, ours = os.listdir, str(os.getpid())
+    others = {
+        name
+        for name in usual("/proc")
+        if name.isdigit() and (found := look(int(name))) and str(found.parent) == ours
+    } - {str(child)}
+    return lambda path: [name for name in usual(path) if name not in others]
 
 
 HELD = """

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 TOKEN_VARIABLE = "INDUS_SERVE_TOKEN"
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _BRACED = re.compile(r"\$\{[^}]*\}")
-_DOLLARED = re.compile(r"\$(?:\w|\{[^}]*\})")
+_DOLLARED = re.compile(r"\$(?:\w+|\{[^}]*\})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ def print_entry(context: click.Context, options: ServeOptions, client: str) -> i
     entry = Entry(name=options.name, command=words, address=address)
     trouble = CLIENTS[client].trouble_with(entry)
     if trouble is not None:
-        raise click.UsageError(f"--print-config {client}: {trouble}: rename it", context)
+        raise click.UsageError(f"--print-config {client}: {trouble}; give it another name", context)
     print(CLIENTS[client].write(entry))  # noqa: T201 — the answer of the command, as it is
     complain(f"this belongs into {CLIENTS[client].place}")
     if address is not None:
