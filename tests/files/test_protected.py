@@ -18,6 +18,8 @@ from indusagi.capabilities.tools.read import read_tool
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from indusagi.core.json import JsonObject
+
 pytestmark = pytest.mark.process
 SECRETS = ("serve-token", "ledger.db", "ledger.db-wal", "conversations/one/log.jsonl")
 OPEN = "sessions/one/tool-output/long.txt"
@@ -62,7 +64,7 @@ async def test_the_file_door_does_not_open_our_own_secrets(
 async def test_no_search_finds_our_own_secrets(tmp_path: Path, states: list[Path]) -> None:
     home = tmp_path / "home"
     box = box_of(context(home), grep_tool(), find_tool())
-    wanted = {"pattern": "pelican", "mode": "files", "noIgnore": True}
+    wanted: JsonObject = {"pattern": "pelican", "mode": "files", "noIgnore": True}
     outcome = await call(box, "grep", wanted)
     lines = str(outcome.output).splitlines()
     places = [str(state.relative_to(home)) for state in states]

@@ -314,7 +314,7 @@ async def test_r52_there_is_a_limit_to_sessions_and_one_that_failed_takes_no_pla
         assert sorted(statuses) == [200] * 16 + [503] * 84
         assert (await http.post(INITIALIZE)).headers["retry-after"] == "60"
         health = await http.client.get("/health", headers=KNOWN)
-        counts = {"sessions": 16, "requests": 0, "dropped": {}}
+        counts: dict[str, Any] = {"sessions": 16, "requests": 0, "dropped": {}}
         assert health.json() == {"status": "ok", **counts}
         assert (await http.modern("server/discover")).status_code == 200
 

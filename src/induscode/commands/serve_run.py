@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack
 from functools import partial
-from signal import SIGTERM
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 import click
@@ -40,8 +39,7 @@ from induscode.session.guarding import BadRule
 from induscode.terminal import complain
 
 if TYPE_CHECKING:
-    from asyncio import AbstractEventLoop
-    from collections.abc import Generator, Sequence
+    from collections.abc import Sequence
     from contextlib import AbstractAsyncContextManager
 
     from indusagi.core.cancel import CancelToken
@@ -179,9 +177,8 @@ async def _fronted(
             if somebody_is_there():
                 complain("an MCP client is meant to start this: see indus serve --print-config")
             up.set()
-            with _telling_once(told) as failed:
-                await host.serve_stdio(told.end)
-            return int(ExitCode.FAILED) if failed else 0
+            await host.serve_stdio(told.end)
+            return 0
         async with host.serve_http(settings) as serving:
             _tell_address(serving, settings, what)
             up.set()
@@ -190,32 +187,6 @@ async def _fronted(
         complain(str(fault))
         return int(ExitCode.FAILED)
     return 0
-
-
-@contextmanager
-def _telling_once(told: Told) -> Generator[list[OSError]]:
-    """End it when standard output takes nothing more, as a full disk does, and say so once."""
-    from asyncio import get_running_loop  # noqa: PLC0415 — loaded wherever a loop runs
-
-    loop = get_running_loop()
-    failed: list[OSError] = []
-
-    def heard(_: AbstractEventLoop, context: dict[str, Any]) -> None:
-        trouble = context.get("exception")
-        # Answers are written in a turn of their own, where nobody could catch it.
-        if not isinstance(trouble, OSError) or "StandardStreams" not in repr(context.get("handle")):
-            loop.default_exception_handler(context)
-            return
-        if not failed:
-            complain(f"standard output: {trouble.strerror or trouble}")
-            told.end.cancel(SIGTERM.name)
-        failed.append(trouble)
-
-    loop.set_exception_handler(heard)
-    try:
-        yield failed
-    finally:
-        loop.set_exception_handler(None)
 
 
 def _tell_address(serving: HttpHost, settings: HttpSettings, what: str) -> None:

@@ -151,7 +151,7 @@ class ServingHost(ABC):
         """Serve the client that started this process, until it is gone or `stop` is cancelled.
 
         Raises:
-            ProtocolFault: Standard input and output cannot be used (kind `transport`).
+            ProtocolFault: Standard input or output cannot be used, or not any more (`transport`).
         """
         async with standard_streams(self.limits.frame_bytes) as link:
             running = await self.connect(link)
@@ -165,6 +165,9 @@ class ServingHost(ABC):
                     tasks.cancel_scope.cancel()
             finally:
                 await running.cancel()
+        if link.trouble is not None:
+            said = f"standard output: {link.trouble.strerror or link.trouble}"
+            raise ProtocolFault("transport", said, link.trouble)
 
     async def _last_words(self, link: StandardStreams, running: RunningProviderHost) -> None:
         """Let calls finish for a moment when a client has nothing more to say."""

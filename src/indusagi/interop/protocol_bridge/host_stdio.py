@@ -111,6 +111,8 @@ class StandardStreams:
         self._written = asyncio.Event()
         self.room = _Room(self._go_on)
         self.room.set()
+        self.trouble: OSError | None = None
+        """Why nothing more can be written."""
         self.input_ended = asyncio.Event()
         """The client has said its last word; it may still listen."""
 
@@ -153,8 +155,12 @@ class StandardStreams:
         self._outgoing_bytes = 0
         if self._writer is not None:
             self._writer.write(data)
-        else:
+            return
+        try:
             _write_all(self._sink, data)
+        except OSError as exc:  # a full disk
+            self.trouble = self.trouble or exc
+            self.finish(f"nothing more can be written: {exc.strerror or exc}")
 
     # -- opening and closing ----------------------------------------------------------------
 
