@@ -14,21 +14,41 @@ import sys
 import threading
 from concurrent.futures import Future
 from functools import partial
-from typing import cast
+from weakref import WeakSet
 
 _WITHIN_S = 10.0
 
 
+_made: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
+"""The event loops of this process. They are noted when they are made: to look for them among all
+objects would hold on to what other threads have half made, which the interpreter does not bear."""
+
+
+def note_loops() -> None:
+    """Note every event loop from here on."""
+    make = asyncio.events.new_event_loop
+
+    def noted() -> asyncio.AbstractEventLoop:
+        loop = make()
+        _made.add(loop)
+        return loop
+
+    asyncio.events.new_event_loop = noted
+
+
 def loops() -> list[asyncio.AbstractEventLoop]:
-    """Find the event loops of this process that run."""
-    # By its type: a stand-in for something else may load it when it is asked for its class.
-    kind = asyncio.AbstractEventLoop
-    found = [cast("asyncio.AbstractEventLoop", o) for o in _all() if issubclass(type(o), kind)]
-    return [loop for loop in found if loop.is_running()]
+    """Give those that run."""
+    return [loop for loop in [*_made] if loop.is_running()]
 
 
-def _all() -> list[object]:
-    return gc.get_objects()
+def objects() -> int:
+    """Count what the collector knows after it has collected, without touching any of it."""
+    gc.collect()
+    gc.freeze()
+    try:
+        return gc.get_freeze_count()
+    finally:
+        gc.unfreeze()
 
 
 def tasks() -> int:
@@ -51,8 +71,7 @@ def observe(listening: socket.socket) -> None:
     while True:
         connection, _ = listening.accept()
         with connection:
-            gc.collect()
-            said = {"tasks": tasks(), "objects": len(gc.get_objects())}
+            said = {"tasks": tasks(), "objects": objects()}
             connection.sendall(json.dumps(said).encode())
 
 
@@ -61,6 +80,7 @@ def main() -> int:
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(place)
     listening.listen()
+    note_loops()
     threading.Thread(target=observe, args=(listening,), daemon=True).start()
     from induscode.cli import main as indus  # noqa: PLC0415 — after the observer, as the program is
 
