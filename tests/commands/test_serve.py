@@ -434,3 +434,21 @@ def test_the_values_of_fault_servers_are_not_obeyed_by_the_terminal(tmp_path: Pa
     with greeted(cwd=tmp_path) as gateway:
         gateway.tools()
         assert "\x1b" not in gateway.said()
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs to see sockets")
+def test_c29_over_standard_streams_nothing_is_listened_on(tmp_path: Path) -> None:
+    configured(user_file(), {"a": row()})
+    with greeted(cwd=tmp_path) as gateway:
+        gateway.tools()
+        links = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{gateway.pid}/fd")]
+        sockets = {link[8:-1] for link in links if link.startswith("socket:[")}
+        tables = [Path(f"/proc/net/{name}") for name in ("tcp", "tcp6")]
+        lines = [
+            line.split()
+            for table in tables
+            if table.exists()
+            for line in table.read_text(encoding="utf-8").splitlines()[1:]
+        ]
+    listening = {words[9] for words in lines if words[3] == "0A"}
+    assert not sockets & listening

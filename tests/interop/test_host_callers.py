@@ -575,3 +575,8 @@ async def test_every_gateway_counts_itself(mode: str) -> None:
     finally:
         await endpoint.close()
     assert [meta.get(HOPS) for meta in heard] == [3, None]
+
+
+async def test_a_client_that_declared_nothing_is_refused_at_once_also_to_a_tool() -> None:
+    with pytest.raises(RpcError, match="cannot be asked"):
+        await parked().ask("elicitation/create", {})

@@ -116,6 +116,8 @@ class ParkedCall:
 
     async def ask(self, method: str, params: JsonObject) -> JsonObject:
         """Put a question to the client, with the answer to its present request."""
+        if not self._owner.started:  # it runs within its one request, whose client takes none
+            raise RpcError(NOBODY, "the client cannot be asked: it declared nothing that it can do")
         self._asked += 1
         key = f"{self._asked}"
         answer: asyncio.Future[JsonObject] = asyncio.get_running_loop().create_future()

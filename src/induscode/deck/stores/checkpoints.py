@@ -17,7 +17,7 @@ from anyio import to_thread
 
 from indusagi.core.clock import iso_utc, now_ms
 from indusagi.core.ids import new_ulid
-from indusagi.core.places import create_private_file, make_private_dir
+from indusagi.core.places import make_private_dir, replace_private_file
 from induscode.deck.stores.line_log import LineLog
 
 if TYPE_CHECKING:
@@ -139,19 +139,8 @@ class FileCheckpoints:
         """Keep a content under its digest, in one step; what is there is there."""
         digest = _digest(content)
         path = self._blob(digest)
-        if os.path.exists(path):
-            return digest
-        temporary = f"{path}.{new_ulid()}.tmp"
-        try:
-            with os.fdopen(create_private_file(temporary), "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            if os.path.exists(temporary):
-                os.unlink(temporary)
-            raise
+        if not os.path.exists(path):
+            replace_private_file(path, content)
         return digest
 
     def _blob(self, digest: str) -> str:
