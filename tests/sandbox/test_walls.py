@@ -180,6 +180,8 @@ PROTECTED = {
     "a missing folder of ours": "mkdir -p .indusvx && echo x > .indusvx/mcp.json",
     "the other one": "mkdir -p .indus; echo x > .indus/y",
     "by renaming the folder": "mv .git/hooks old; mkdir .git/hooks; echo x > .git/hooks/y",
+    "by renaming the repository": "mv .git new; mkdir -p .git/hooks; echo x > .git/hooks/y",
+    "by naming other hooks": "cp -r .git new; echo x > new/hooks/y; echo ../new > .git/commondir",
     "by putting another in its place": "mkdir new; rmdir .indusvx; mv new .indusvx",
     "from python": "{python} -c \"import os; os.makedirs('.indusvx/x')\"",
     "from another session": "setsid -w sh -c 'mkdir .indusvx/x'",
@@ -197,10 +199,23 @@ async def test_r47_c13_what_is_protected_stays_as_it_was_and_nothing_is_left_beh
     command = PROTECTED[way].format(python=sys.executable)
     result = await run(root, command, Sandbox(mechanisms=(bubblewrapped,)))
     assert result.ended is Ended.EXITED
-    after = tree(root)
-    after.pop("new", None)
+    after = {path: kept for path, kept in tree(root).items() if path[:3] not in {"new", "old"}}
     assert after == before
     assert not (root / ".indusvx").exists()
+
+
+async def test_a_repository_whose_hooks_are_guarded_can_be_worked_with(
+    bubblewrapped: Mechanism, root: Path
+) -> None:
+    who = "git -c user.name=a -c user.email=b"
+    command = (
+        f"set -e; echo x > file; git add file; {who} commit -qm one; echo y > file; {who} stash -q;"
+        f" {who} stash pop -q; git branch other; git gc -q; git worktree add -q sub;"
+        " git worktree remove sub; git log --format=%s"
+    )
+    result = await run(root, command, Sandbox(mechanisms=(bubblewrapped,)))
+    assert (result.output, result.exit_code) == (b"one\n", 0)
+    assert (root / "file").read_text() == "y\n"
 
 
 async def test_c13_two_commands_at_once_cover_what_is_missing_until_the_last_is_over(
@@ -256,6 +271,16 @@ async def test_the_hooks_of_a_linked_worktree_are_protected(
     )
     assert result.output.count(b"Read-only file system") == 2
     assert tree(work / "real" / "hooks") == before
+    said = (folder / ".git").read_bytes()
+    own = "../real/worktrees/linked"
+    result = await run(
+        folder,
+        f"mv .git x; rm -f .git; mkdir .git; mv {own} {own}2; echo y > {own}/commondir",
+        sandbox,
+    )
+    assert (folder / ".git").read_bytes() == said
+    assert tree(folder).keys() == {".git"}
+    assert (work / "real" / "worktrees" / "linked" / "commondir").read_text() == "../..\n"
 
 
 async def test_landlock_says_what_it_does_not_guard(root: Path) -> None:
@@ -424,8 +449,10 @@ async def test_an_older_bubblewrap_does_without_what_it_does_not_know(
     does = f'case "$*" in *--disable-userns*) exit 1;; esac; exec {real} "$@"'
     path = a_bubblewrap_that(does, tmp_path / "bin")
     monkeypatch.setenv("PATH", f"{path}:{os.environ['PATH']}")
-    result = await run(root, "echo ran", Sandbox(mechanisms=(bubblewrapped,)))
+    way_out = f"mount -o remount,bind,rw / 2>/dev/null; rm {root.parent}/neighbour 2>/dev/null"
+    result = await run(root, f"echo ran; {way_out}; :", Sandbox(mechanisms=(bubblewrapped,)))
     assert result.output == b"ran\n"
+    assert (root.parent / "neighbour").exists()
 
 
 def test_a_program_of_the_workspace_is_not_run_to_guard_it(tmp_path: Path) -> None:

@@ -22,8 +22,12 @@ if TYPE_CHECKING:
     from indusagi.capabilities.sandbox.policy import Layout
 
 _PROBE_S = 10
-_USER = ("--unshare-user", "--disable-userns")
-"""Without the second one a command could make namespaces in which it is root."""
+_USERS = (
+    ("--unshare-user", "--disable-userns"),
+    # An older one leaves root its powers over the mounts, which are the walls.
+    ("--unshare-user", "--cap-drop", "ALL"),
+)
+"""A user namespace that is nobody's to change, as the versions of bubblewrap know it."""
 
 
 def find_bubblewrap(search_path: str, workspace: str) -> tuple[tuple[str, ...], str]:
@@ -43,7 +47,7 @@ def find_bubblewrap(search_path: str, workspace: str) -> tuple[tuple[str, ...], 
 @cache
 def _tried(program: str) -> tuple[tuple[str, ...], str]:
     said = ""
-    for user in (_USER, _USER[:1]):
+    for user in _USERS:
         said = _trial(program, user)
         if not said:
             return (program, *user), ""
@@ -113,6 +117,8 @@ def _mounts(layout: Layout, masked: Sequence[str], private: Private) -> Iterator
     if layout.workspace != "/":
         yield from (kind, layout.workspace, layout.workspace)
     for path in sorted(layout.writable):
+        yield from ("--bind", path, path)
+    for path in layout.held:  # what is mounted cannot be renamed
         yield from ("--bind", path, path)
     yield from ("--bind", private.notes, private.notes)
     yield from ("--ro-bind", private.preamble, private.preamble)

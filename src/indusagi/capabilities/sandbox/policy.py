@@ -74,6 +74,10 @@ class Layout:
     """Only those that are there."""
     protected: tuple[str, ...]
     """Those that could be written otherwise, be they there or not."""
+    held: tuple[str, ...]
+    """Folders that hold something protected: to move one away would be to replace what it holds."""
+    unwelcome: tuple[str, ...]
+    """Files that are not there and must not be there afterwards."""
 
 
 def lay_out(sandbox: Sandbox, workspace: str) -> Layout:
@@ -83,16 +87,23 @@ def lay_out(sandbox: Sandbox, workspace: str) -> Layout:
         path for path in _resolved(sandbox.writable, workspace) if os.path.exists(path)
     )
     roots = (*writable, *(() if sandbox.read_only else (workspace,)))
+    protected = tuple(
+        path
+        for path in _protected(sandbox, workspace)
+        if is_within(path, *roots) and (os.path.lexists(path) or _could_appear(path))
+    )
     return Layout(
         workspace=workspace,
         read_only=sandbox.read_only,
         network=sandbox.network,
         writable=writable,
         hidden=tuple(path for path in _hidden(sandbox, workspace) if os.path.exists(path)),
-        protected=tuple(
+        protected=protected,
+        held=tuple(sorted({folder for path in protected for folder in _above(path, roots)})),
+        unwelcome=tuple(
             path
-            for path in _protected(sandbox, workspace)
-            if is_within(path, *roots) and (os.path.lexists(path) or _could_appear(path))
+            for path in _ways_around(protected, workspace)
+            if is_within(path, *roots) and not os.path.lexists(path)
         ),
     )
 
@@ -119,12 +130,43 @@ def _hidden(sandbox: Sandbox, workspace: str) -> Iterator[str]:
 
 
 def _protected(sandbox: Sandbox, workspace: str) -> Iterator[str]:
+    entry = os.path.join(workspace, ".git")
+    if any(path.startswith(".git/") for path in sandbox.protected):
+        # What says where a repository is decides which hooks are run.
+        yield from (entry,) if _is_file(entry) else ()
+        yield from filter(_is_file, _common_files(workspace))
     for path in sandbox.protected:
         first, _, rest = path.partition("/")
         if first == ".git" and rest:
             yield from (os.path.join(folder, rest) for folder in git_folders(workspace))
         else:
             yield os.path.join(workspace, path)
+
+
+def _above(path: str, roots: tuple[str, ...]) -> Iterator[str]:
+    """Name the folders between a path and the root that it lies in."""
+    folder = os.path.dirname(path)
+    while is_within(folder, *roots) and folder not in roots:
+        yield folder
+        folder = os.path.dirname(folder)
+
+
+def _ways_around(protected: tuple[str, ...], workspace: str) -> Iterator[str]:
+    """Name the files that would have git take its hooks and settings from somewhere else.
+
+    One that is missing cannot be covered: git reads it wherever there is one.
+    """
+    for path in _common_files(workspace):
+        if any(is_within(kept, os.path.dirname(path)) for kept in protected):
+            yield path
+
+
+def _common_files(workspace: str) -> Iterator[str]:
+    yield from (os.path.join(folder, "commondir") for folder in git_folders(workspace))
+
+
+def _is_file(path: str) -> bool:
+    return os.path.isfile(path) and not os.path.islink(path)
 
 
 def git_folders(workspace: str) -> list[str]:

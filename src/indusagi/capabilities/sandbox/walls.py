@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from threading import Lock
@@ -40,10 +41,15 @@ class Enclosed:
     """Where the shell leaves word of the directory it ended in."""
     masked: tuple[str, ...]
     """Protected paths that are covered as long as it runs."""
+    unwelcome: tuple[str, ...] = ()
+    """Files that it must not leave behind."""
 
     def leave(self) -> None:
         """Remove what the walls and the shell have left on the machine."""
         MASKS.release(self.masked)
+        for path in self.unwelcome:
+            with suppress(OSError):
+                os.unlink(path)
         take_note(self.note)
 
 
@@ -104,7 +110,14 @@ class Walls:
         start, _ = _find(layout.workspace)
         masked = MASKS.hold(layout.protected)
         argv = [*bubblewrap_argv(start, layout, masked, private, folder), *plain]
-        return Enclosed(argv, env | _caches("/tmp") | {"TMPDIR": "/tmp"}, state, note, masked)
+        return Enclosed(
+            argv,
+            env | _caches("/tmp") | {"TMPDIR": "/tmp"},
+            state,
+            note,
+            masked,
+            layout.unwelcome,
+        )
 
     def _choose(self, layout: Layout) -> SandboxState:
         if self._sandbox.mode == "off":
