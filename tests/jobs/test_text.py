@@ -18,6 +18,9 @@ from indusagi.capabilities.jobs.text import is_binary, plain_text
         (b"\x1b[1;31mred\x1b[0m", "red"),
         (b"\x1b]0;title\x07text\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\", "textlink"),
         (b"\x1b(Bcharset\x1b=", "charset"),
+        (b"a\x1b]0;no end\nb\nc\x1bPq\nd", "a\nb\nc\nd"),
+        (b"a\x1bPpicture\nof lines\x1b\\b", "ab"),
+        (b"a\xc2\x9b31mred\xc2\x9d0;title\xc2\x9cb\xc2\x84c", "aredbc"),
         (b"a\rb\rc\nd\r\n", "c\nd\n"),
         (b"N\x08NA\x08A", "NA"),
         (b"bell\x07 and \x00 nul", "bell and  nul"),
@@ -32,7 +35,7 @@ def test_an_output_is_read_as_a_terminal_would_show_it(data: bytes, shown: str) 
 @given(st.binary(max_size=500))
 def test_nothing_is_left_that_a_terminal_would_obey(data: bytes) -> None:
     shown = plain_text(data)
-    assert not set(shown) & {chr(code) for code in (*range(9), *range(11, 32), 127)}
+    assert not set(shown) & {chr(code) for code in (*range(9), *range(11, 32), *range(127, 160))}
 
 
 @given(st.text(st.characters(exclude_categories=["Cc", "Cs"])))
@@ -89,6 +92,13 @@ def test_how_a_command_ended_is_said_in_words(code: int, said: str) -> None:
         ("# grep", None),
         ("make && grep x y", None),
         ("make || grep x y", None),
+        ("set -e; make; grep x y", None),
+        ("set -euo pipefail\nmake | grep x", None),
+        ("set -o pipefail; make | grep x", None),
+        ("set -eu; cd a; grep x y", "nothing matched"),
+        ("set -x; make; grep x y", "nothing matched"),
+        ("[ -e a ] || exit 1; grep x y", None),
+        ("if make; then exit 1; fi; grep x y", None),
         ("grep 'unfinished", None),
         ("cat <<END | grep x\nEND", None),
         ("echo grep", None),

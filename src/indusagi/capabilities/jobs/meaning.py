@@ -45,10 +45,26 @@ def benign_exit(command: str, code: int, output: str) -> str | None:
     if not steps:
         return None
     answer = _answer(steps[-1][1])
-    if answer is None or not all(_is_sure(before, step) for before, step in _guards(steps)):
+    if answer is None or _may_end_before([words for _, words in steps[:-1]]):
+        return None
+    if not all(_is_sure(before, step) for before, step in _guards(steps)):
         return None
     # The shell itself complained: something could not be run.
     return None if re.search(r"^\S*bash: (line \d+: )?", output, re.MULTILINE) else answer
+
+
+def _may_end_before(former: list[list[str]]) -> bool:
+    """Tell whether one of these may have given the code, and the last one may not have run."""
+    if any("exit" in words[:2] for words in former):
+        return True
+    strict = any(words[0] == "set" and _is_strict(words[1:]) for words in former)
+    return strict and not all(words[0] in _QUIET_FIRST for words in former)
+
+
+def _is_strict(options: list[str]) -> bool:
+    return any(
+        option in {"errexit", "pipefail"} or re.fullmatch(r"-\w*e\w*", option) for option in options
+    )
 
 
 def _guards(steps: list[tuple[str, list[str]]]) -> list[tuple[str, list[str]]]:

@@ -20,12 +20,15 @@ _HEAD_SHARE = 5
 _SNIFFED_BYTES = 8 * 1024
 _BINARY_SHARE = 0.3
 _ESCAPES = re.compile(
-    r"\x1b\[[0-?]*[ -/]*[@-~]"  # control sequences: colours, cursor moves
-    r"|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?"  # strings for the terminal: titles, clipboards
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # control sequences: colours, cursor moves
+    # Strings for the terminal: titles, clipboards. One without an end ends with its line, or
+    # whatever comes after it would not be shown.
+    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])"
+    r"(?:[^\x07\x1b\x90\x98\x9c-\x9f]*(?:\x07|\x1b\\|\x9c)|[^\x07\x1b\x90\x98\x9c-\x9f\n]*)"
     r"|\x1b[ -/]*[0-~]"  # everything else that starts with an escape
 )
 _OVERSTRUCK = re.compile(r"[^\n]\x08")
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True, slots=True)
