@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bench.measure import Pair
+    from indusagi.capabilities.context import ToolContext
     from indusagi.core.json import JsonObject
+    from indusagi.runtime import ToolBox
 
 _FOLDERS = 2_000
 _FILES = 20
@@ -63,25 +65,41 @@ def compare_tool(
     *,
     folders: int = _FOLDERS,
     rounds: int = _ROUNDS,
+    anew: bool = False,
 ) -> Pair:
-    """Have a tool of a box and ripgrep by hand do the same in turns."""
+    """Have a tool of a box and ripgrep by hand do the same in turns.
+
+    Args:
+        name: The tool.
+        arguments: What it is given.
+        by_hand: The same for ripgrep.
+        folders: How large the tree is.
+        rounds: How many turns each has.
+        anew: Whether each call is the first one of a box, which remembers nothing.
+    """
     with tempfile.TemporaryDirectory() as place, asyncio.Runner() as runner:
         root = Path(place)
         plant(root, folders)
         program = find_ripgrep(place)
         if program is None:
             raise CannotMeasure("there is no ripgrep")
-        registry = ToolRegistry()
-        registry.register_all([grep_tool(), find_tool()])
-        box = registry.to_tool_box(make_local_context(root))
+        context = make_local_context(root)
+        same = _box(context)
 
         async def ours() -> None:
+            box = _box(context) if anew else same
             outcome = await box.runner.run(ToolCall("call-1", name, arguments))
             if outcome.is_error or not outcome.details["total"]:
                 raise CannotMeasure(f"{name} found nothing: {outcome.output}")
 
         theirs = partial(_by_hand, [program, *_SAME_AS_OURS, *by_hand, "./"], root)
         return compare(awaits(runner, ours), calls(theirs), rounds=rounds)
+
+
+def _box(context: ToolContext) -> ToolBox:
+    registry = ToolRegistry()
+    registry.register_all([grep_tool(), find_tool()])
+    return registry.to_tool_box(context)
 
 
 def _by_hand(argv: Sequence[str], root: Path) -> None:
@@ -102,6 +120,18 @@ ROWS: tuple[Row, ...] = (
             [_THREADS, "--json", "-e", _NEEDLE, "--"],
         ),
         budget=1.3,
+    ),
+    Row(
+        "find-first",
+        "the same for the first time, before anything of the tree is remembered",
+        "rg --files",
+        partial(
+            compare_tool,
+            "find",
+            {"query": _NAMED},
+            [_THREADS, "--files", "-0", f"--iglob=*{_NAMED}*", "--"],
+            anew=True,
+        ),
     ),
     Row(
         "find-sorted",

@@ -213,6 +213,39 @@ def test_what_a_rule_says_of_a_name(
     assert IgnoreRules.load(str(tmp_path)).ignores(name, is_dir=is_dir) is ignored
 
 
+@pytest.mark.parametrize(
+    "rule",
+    [
+        *(
+            b"*\xa9",
+            b"\xc3*",
+            b"\xa9",
+            b"*\xa9.txt",
+            b"*.t\xc3\xa9",
+            b"/sub/\xc3*",
+            b"sub/\xc3\xa9",
+        ),
+        *(b"\xc3\xa9*", b"/sub/*\xa9", b"sub/**", b"**/\xc3\xa9", b"s*/\xc3\xa9", b"sub/\xe9[a]"),
+    ],
+)
+def test_half_a_letter_in_a_rule_is_taken_for_what_it_is(rule: bytes, tmp_path: Path) -> None:
+    repository(tmp_path)
+    (tmp_path / ".gitignore").write_bytes(rule + b"\n")
+    for folder in (tmp_path, tmp_path / "sub"):
+        folder.mkdir(exist_ok=True)
+        for name in (
+            b"\xc3\xa9",
+            b"\xc3\xa9.txt",
+            b"\xc3",
+            b"\xa9",
+            b"a.t\xc3\xa9",
+            b"\xe9a",
+            b"plain",
+        ):
+            (folder / os.fsdecode(name)).touch()
+    assert by_us(tmp_path) == by_git(tmp_path)
+
+
 def test_rules_of_directories_above_hold_up_to_the_repository(tmp_path: Path) -> None:
     (tmp_path / ".gitignore").write_text("*.a\n", encoding="utf-8")
     root = repository(tmp_path / "project")

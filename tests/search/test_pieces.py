@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from indusagi.capabilities.search import records
 from indusagi.capabilities.search.braces import TooManyAlternatives, expand_braces
+from indusagi.capabilities.search.leaves import KnownLeaves
 from indusagi.capabilities.search.names import Lent, Query, find_names, split_query
 from indusagi.capabilities.search.records import Counts, Matches
 from indusagi.capabilities.search.request import WINDOW_CHARS, window
@@ -235,4 +236,4 @@ def test_a_handle_that_was_given_up_is_not_used(tmp_path: Path) -> None:
     os.close(handle)
     lent.give_up()
     lent.give_up()
-    assert find_names(lent, str(tmp_path), Query("x")).looked_at == 0
+    assert find_names(lent, str(tmp_path), Query("x"), KnownLeaves()).looked_at == 0

@@ -12,10 +12,12 @@ from indusagi.capabilities.backends import FileKind, FileStat
 from indusagi.capabilities.files import ignore
 from indusagi.capabilities.local_fs import LocalFs
 from indusagi.capabilities.search import walk
+from indusagi.capabilities.search.leaves import KnownLeaves
+from indusagi.capabilities.search.listing import Met, is_dir
 from indusagi.capabilities.search.names import Query, _Hunt
 from indusagi.capabilities.search.seek import stamped
 from indusagi.capabilities.search.target import _Held, opened_target
-from indusagi.capabilities.search.walk import Met, Walk
+from indusagi.capabilities.search.walk import Walk
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -50,11 +52,12 @@ def opened(path: Path) -> Generator[int]:
 
 
 def test_what_has_gone_is_neither_file_nor_directory() -> None:
-    assert not walk._is_dir(GONE)
+    assert not is_dir(GONE)
     assert walk._directories([GONE]) == []
     met = Met(GONE, "", is_dir=False, rules=None, handle=-1)
     assert not met.is_file()
-    hunt = _Hunt(-1, Query("x", by_time=True), None, cast("Event", None))
+    with KnownLeaves().memory() as memory:
+        hunt = _Hunt(-1, Query("x", by_time=True), None, cast("Event", None), memory)
     assert hunt._age(met) == 0
 
 

@@ -30,6 +30,7 @@ _GLOB_BYTES = 64 * 1024
 _LONGEST_PATTERN = 4_096
 _CONFIG_BYTES = 64 * 1024
 _SPECIAL = re.compile(rb"[*?\[\\]")
+_NOT_ASCII = re.compile(rb"[^\x00-\x7f]")
 _GIT_DIR = re.compile(rb"gitdir: ([^\r\n]+)")
 _EXCLUDES_FILE = re.compile(rb'^\s*excludesfile\s*=\s*"?\s*(\S+?)\s*"?\s*$', re.I | re.M)
 
@@ -40,7 +41,7 @@ _EXCLUDES_FILE = re.compile(rb'^\s*excludesfile\s*=\s*"?\s*(\S+?)\s*"?\s*$', re.
 class _Glob:
     """A pattern that must be tried; compiled when that happens for the first time."""
 
-    __slots__ = ("_regex", "by_path", "dir_only", "prefix", "text", "verdict")
+    __slots__ = ("_regex", "by_path", "dir_only", "last", "prefix", "text", "verdict")
 
     def __init__(self, verdict: int, text: bytes, *, dir_only: bool, by_path: bool) -> None:
         self.verdict = verdict
@@ -50,6 +51,8 @@ class _Glob:
         special = _SPECIAL.search(text)
         self.prefix = text[: special.start()] if special else text
         """Few names begin like this: only those are tried."""
+        self.last = b"" if b"/" in text[len(self.prefix) :] else self.prefix.rpartition(b"/")[2]
+        """How the names begin that it matches, or the last parts of the paths."""
         self._regex: re.Pattern[str] | Literal[False] | None = False
 
     def matches(self, subject: bytes) -> bool:
@@ -69,7 +72,7 @@ class RuleFile:
 
     __slots__ = (
         *("_begins", "_ends", "_globs", "_names", "_path_begins", "_paths", "_suffixes", "_widths"),
-        *("by_path", "cut", "size"),
+        *("begins", "by_path", "cut", "ends", "names", "size"),
     )
 
     def __init__(self, data: bytes) -> None:
@@ -106,6 +109,12 @@ class RuleFile:
         self._ends = tuple(self._suffixes)
         self._begins = tuple({glob.prefix for glob in self._globs if not glob.by_path})
         self._path_begins = tuple({glob.prefix for glob in self._globs if glob.by_path})
+        last = (text.rpartition(b"/")[2] for text in (*self._names, *self._paths))
+        self.names = frozenset(name.decode("utf-8", "surrogateescape") for name in last)
+        self.ends = tuple({_ascii(suffix)[-1] for suffix in self._suffixes})
+        self.begins = tuple({_ascii(glob.last)[0] for glob in self._globs})
+        """No rule speaks of a name that is none of `names`, ends like none of `ends` and begins
+        like none of `begins`: so it is with most, and to know that costs next to nothing."""
 
     def _table(self, text: bytes) -> dict[bytes, list[int]] | None:
         """Tell where a pattern is looked up; None for one that must be tried."""
@@ -147,6 +156,11 @@ class RuleFile:
                     best = glob.verdict
                     break
         return None if best < 0 else best % 2 == 0
+
+
+def _ascii(text: bytes) -> list[str]:
+    """Give the parts that are ASCII: half a letter of two bytes would not be found in a text."""
+    return [part.decode("ascii") for part in _NOT_ASCII.split(text)]
 
 
 def _lines(data: bytes) -> Iterator[bytes]:
@@ -222,10 +236,12 @@ class IgnoreRules(NamedTuple):
 
     def ignores(self, name: str, *, is_dir: bool) -> bool:
         """Tell whether a name in this directory is ignored; a link is never a directory."""
-        if not self.levels:
-            return False
-        raw = name.encode("utf-8", "surrogateescape")
         for rules, start in reversed(self.levels):
+            if not (
+                name in rules.names or name.endswith(rules.ends) or name.startswith(rules.begins)
+            ):
+                continue
+            raw = name.encode("utf-8", "surrogateescape")
             path = self.path[start:] + raw if rules.by_path else raw
             said = rules.decide(raw, path, is_dir=is_dir)
             if said is not None:

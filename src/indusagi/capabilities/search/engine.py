@@ -31,7 +31,7 @@ from indusagi.capabilities.search.walk import Walk
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from indusagi.capabilities.search.walk import Met
+    from indusagi.capabilities.search.listing import Met
     from indusagi.core.json import JsonObject
 
 _WHOLE_BYTES = 256 * 1024 * 1024

@@ -1,27 +1,39 @@
 """Directories without directories in them: known by their number of links, without a look inside.
 
 On many file systems a directory has two links and one more for each directory in it. In a tree most
-directories have none, and to list such a one by names alone takes half the time.
+directories have none, and to list such a one by names alone takes half the time. What it held is
+remembered: as long as it has not changed, it need not be listed again.
 """
 
 from __future__ import annotations
 
 import os
 import stat
+from contextlib import contextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from threading import Lock
+from typing import TYPE_CHECKING, NamedTuple
+
+from indusagi.core.clock import SYSTEM_CLOCK
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator, Mapping, Sequence
+
+    from indusagi.core.clock import Clock
 
 _COUNTING = frozenset({"ext2", "ext3", "ext4", "xfs", "tmpfs"})
 """File systems whose directories count those in them; others say 1, or always 2."""
 _MOUNTS = "/proc/self/mountinfo"
+_SETTLED_MS = 2_000
+"""Two changes may have the same time, for the kernel's clock goes in steps; none is that long."""
+_REMEMBERED_CHARS = 8 * 1024 * 1024
+"""Of names, all directories together: some 500,000 files."""
+_AT_ONCE = 256
+"""So many leaves are handed over together: others wait for their turn meanwhile."""
 
 
-def is_leaf(handle: int) -> bool:
-    """Tell whether a directory surely has no directory in it."""
-    found = os.fstat(handle)
+def is_leaf(found: os.stat_result) -> bool:
+    """Tell of a directory whether it surely has no directory in it."""
     return found.st_nlink == 2 and _counts(found.st_dev)
 
 
@@ -37,6 +49,103 @@ def _counts(device: int) -> bool:
     except (OSError, IndexError):  # no Linux, or one that looks different
         return False
     return False
+
+
+class _Held(NamedTuple):
+    """A leaf, and the names in it, each but the last with a NUL behind it."""
+
+    inode: int
+    device: int
+    changed_ns: int
+    text: str
+
+
+class KnownLeaves:
+    """What leaves held when they were listed, for as long as they have not changed.
+
+    Whatever is made, renamed or removed in a directory moves the time of its last change, which
+    unlike that of its contents nobody can set. What is remembered is given only to whoever has
+    come to the very directory again.
+    """
+
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
+        self._held: dict[int, _Held] = {}
+        self._chars = 0
+        self._lock = Lock()
+
+    @contextmanager
+    def memory(self) -> Generator[LeafMemory]:
+        """Use it in one walk."""
+        memory = LeafMemory(self._held, self._keep, self._clock.now_ms() - _SETTLED_MS)
+        try:
+            yield memory
+        finally:
+            memory.hand_over()
+
+    def _keep(self, seen: Sequence[_Held]) -> None:
+        with self._lock:
+            for held in seen:
+                self._forget(held.inode)
+                self._held[held.inode] = held
+                self._chars += len(held.text)
+            while self._chars > _REMEMBERED_CHARS:
+                self._forget(next(iter(self._held)))
+
+    def _forget(self, inode: int) -> None:
+        held = self._held.pop(inode, None)
+        if held is not None:
+            self._chars -= len(held.text)
+
+
+class LeafMemory:
+    """What one walk knows of leaves, and what it has seen itself."""
+
+    def __init__(
+        self,
+        held: Mapping[int, _Held],
+        keep: Callable[[Sequence[_Held]], None],
+        settled_ms: int,
+    ) -> None:
+        self._held = held
+        self._keep = keep
+        self._settled_ns = settled_ms * 1_000_000
+        """What has changed later may change once more without a trace."""
+        self._seen: list[_Held] = []
+
+    def recall(self, entry: os.DirEntry[str], parent: int) -> str | None:
+        """Give the text of the names in a directory, if it is known and has not changed.
+
+        Args:
+            entry: The directory.
+            parent: A handle of the one it lies in.
+        """
+        held = self._held.get(entry.inode())
+        if held is None:
+            return None
+        try:
+            found = os.stat(entry.name, dir_fd=parent, follow_symlinks=False)
+        except OSError:  # gone since
+            return None
+        is_same = held[:3] == (found.st_ino, found.st_dev, found.st_ctime_ns)
+        return held.text if is_same else None
+
+    def keep(self, found: os.stat_result, text: str) -> None:
+        """Remember the names in a leaf.
+
+        Args:
+            found: What it was before it was listed.
+            text: The text of its names.
+        """
+        if found.st_ctime_ns < self._settled_ns:
+            self._seen.append(_Held(found.st_ino, found.st_dev, found.st_ctime_ns, text))
+            if len(self._seen) >= _AT_ONCE:
+                self.hand_over()
+
+    def hand_over(self) -> None:
+        """Give what was seen to those who come later."""
+        self._keep(self._seen)
+        self._seen = []
 
 
 class LateEntry:

@@ -21,7 +21,8 @@ from indusagi.capabilities.search.walk import Walk
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
-    from indusagi.capabilities.search.walk import Met
+    from indusagi.capabilities.search.leaves import KnownLeaves, LeafMemory
+    from indusagi.capabilities.search.listing import Listing, Met
 
 TIME_LIMIT_S = 20.0
 COLLECTED = 100_000
@@ -58,7 +59,7 @@ class Query:
         """Whether it is a pattern."""
         return _GLOB.search(self.text) is not None
 
-    def matcher(self) -> Callable[[str, list[str]], list[str]]:
+    def matcher(self) -> Callable[[Listing], list[str]]:
         """Make the function that picks those names of a directory that are meant.
 
         Raises:
@@ -69,24 +70,26 @@ class Query:
         regexes = [regex for regex in map(glob_regex, expand_braces(self.text)) if regex]
         by_path = self.by_path
 
-        def matching(above: str, names: list[str]) -> list[str]:
+        def matching(listing: Listing) -> list[str]:
+            names = listing.names
             if not by_path and len(regexes) == 1:
                 return list(filter(regexes[0].match, names))
-            above = above if by_path else ""
+            above = listing.above if by_path else ""
             return [name for name in names if any(regex.match(above + name) for regex in regexes)]
 
         return matching
 
-    def _holding(self, part: str) -> Callable[[str, list[str]], list[str]]:
+    def _holding(self, part: str) -> Callable[[Listing], list[str]]:
         by_path = self.by_path
 
-        def holding(above: str, names: list[str]) -> list[str]:
+        def holding(listing: Listing) -> list[str]:
             if by_path:
-                return [name for name in names if part in (above + name).lower()]
+                above = listing.above
+                return [name for name in listing.names if part in (above + name).lower()]
             # All at once: in most directories there is none, and then this is all there is to do.
-            if part not in "\0".join(names).lower():
+            if part not in listing.text.lower():
                 return []
-            return [name for name in names if part in name.lower()]
+            return [name for name in listing.names if part in name.lower()]
 
         return holding
 
@@ -153,31 +156,40 @@ class Lent:
                 os.close(self._handle)
 
 
-def find_names(lent: Lent, path: str, query: Query) -> Names:
+def find_names(lent: Lent, path: str, query: Query, leaves: KnownLeaves) -> Names:
     """Walk through a directory and collect the names that match; not for the event loop.
 
     Args:
         lent: The directory.
         path: The way to it, for the rules above it.
         query: What is looked for.
+        leaves: What is remembered of earlier walks.
     """
     with lent.begun() as handle:
         if handle is None:
             return Names()
         rules = None if query.no_ignore else IgnoreRules.load(path)
-        return _Hunt(handle, query, rules, lent.given_up).run()
+        with leaves.memory() as memory:
+            return _Hunt(handle, query, rules, lent.given_up, memory).run()
 
 
 class _Hunt:
     """One walk."""
 
-    def __init__(self, handle: int, query: Query, rules: IgnoreRules | None, stop: Event) -> None:
+    def __init__(
+        self,
+        handle: int,
+        query: Query,
+        rules: IgnoreRules | None,
+        stop: Event,
+        leaves: LeafMemory,
+    ) -> None:
         self._query = query
         self._stop = stop
         self._secrets = frozenset(query.secrets)
         self._shut = 0
         enters = self._enters if query.secrets else None
-        self._walk = Walk(handle, rules, hidden=query.hidden, enters=enters)
+        self._walk = Walk(handle, rules, hidden=query.hidden, enters=enters, leaves=leaves)
         self._names = Names()
         self._found: dict[str, int] = {}
 
@@ -186,8 +198,8 @@ class _Hunt:
         matches = self._query.matcher()
         deadline = monotonic() + TIME_LIMIT_S
         for listing in self._walk.listings():
-            names.looked_at += len(listing.names)
-            hits = matches(listing.above, listing.names)
+            names.looked_at += listing.count
+            hits = matches(listing)
             for met in listing.named(hits) if hits else ():
                 self._take(met)
             if self._stop.is_set() or monotonic() > deadline:

@@ -3,98 +3,21 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 from indusagi.capabilities.files.ignore import REPOSITORY
-from indusagi.capabilities.search.leaves import LateEntry, is_leaf
+from indusagi.capabilities.search.leaves import is_leaf
+from indusagi.capabilities.search.listing import DIRECTORY, Listing, is_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from indusagi.capabilities.files.ignore import IgnoreRules
+    from indusagi.capabilities.search.leaves import LeafMemory
+    from indusagi.capabilities.search.listing import Met
 
-Entry: TypeAlias = "os.DirEntry[str] | LateEntry"
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _DEEPEST = 200
 """A handle is held open for each directory on the way down, and there are not many."""
-
-
-class Met(NamedTuple):
-    """Something that lies in the tree."""
-
-    entry: Entry
-    above: str
-    """The way to its directory, with a slash at the end."""
-    is_dir: bool
-    rules: IgnoreRules | None
-    """Those of its directory; None if they are not to be applied."""
-    handle: int
-    """Its directory, held open until the next is asked for."""
-
-    @property
-    def path(self) -> str:
-        """The way to it from where the walk began."""
-        return self.above + self.entry.name
-
-    def is_file(self) -> bool:
-        """Tell whether it is a regular file."""
-        try:
-            return self.entry.is_file(follow_symlinks=False)
-        except OSError:  # gone since, on a system that has to ask
-            return False
-
-    def is_ignored(self) -> bool:
-        """Tell whether the rules are against it."""
-        rules = self.rules
-        return rules is not None and rules.ignores(self.entry.name, is_dir=self.is_dir)
-
-
-_Place: TypeAlias = "tuple[int, str, IgnoreRules | None, str | None]"
-"""A directory: its handle, the way into it with a slash at the end, the rules that hold above it,
-and its name. The topmost has no name, and the rules are those that hold in it."""
-
-
-class Listing:
-    """A directory, and all that lies in it."""
-
-    __slots__ = ("_name", "_rules", "above", "entries", "handle", "names")
-
-    def __init__(
-        self,
-        place: _Place,
-        names: list[str],
-        entries: Sequence[os.DirEntry[str]] | None = None,
-    ) -> None:
-        self.handle, self.above, self._rules, self._name = place
-        self.names = names
-        self.entries = entries
-        """None if it was listed by names alone."""
-
-    @property
-    def rules(self) -> IgnoreRules | None:
-        """Those that hold in it; made when first asked for, for in most directories nobody does."""
-        if self._name is not None and self._rules is not None:
-            self._rules = self._rules.below(self._name, self.handle, self.names)
-            self._name = None
-        return self._rules
-
-    def without(self, shows: Callable[[str], bool]) -> None:
-        """Leave out what is not shown."""
-        _ = self.rules  # they may stand in what is left out
-        if self.entries is not None:
-            self.entries = [entry for entry in self.entries if shows(entry.name)]
-        self.names = [name for name in self.names if shows(name)]
-
-    def met(self, entry: Entry) -> Met:
-        """Give one of its entries."""
-        return Met(entry, self.above, _is_dir(entry), self.rules, self.handle)
-
-    def named(self, names: Sequence[str]) -> Iterator[Met]:
-        """Give those of its entries that have these names."""
-        if self.entries is None:
-            return (self.met(LateEntry(name, self.handle)) for name in names)
-        wanted = set(names)
-        return (self.met(entry) for entry in self.entries if entry.name in wanted)
 
 
 class _Frame(NamedTuple):
@@ -107,7 +30,8 @@ class Walk:
     """What lies in a directory and below it; git's own directories are left out.
 
     A directory is entered if `enters` says so, by default if it is not ignored; one behind a link
-    never is. Go through it with `listings`, directory by directory and fast, or one by one.
+    never is. Go through it with `listings`, directory by directory and fast, or one by one. The
+    former also uses what `leaves` remembers of earlier walks.
     """
 
     def __init__(
@@ -117,6 +41,7 @@ class Walk:
         *,
         hidden: bool = True,
         enters: Callable[[Met], bool] | None = None,
+        leaves: LeafMemory | None = None,
     ) -> None:
         self.closed: list[str] = []
         """Directories that could not be looked into."""
@@ -126,17 +51,18 @@ class Walk:
         self._rules = rules
         self._hidden = hidden
         self._enters = enters
+        self._leaves = leaves
 
     def listings(self) -> Iterator[Listing]:
         """Give each directory; its handle is open until the next is asked for."""
         stack: list[_Frame] = []
         try:
-            yield self._push(stack, self._listed((os.dup(self._handle), "", self._rules, None)))
+            yield self._push(stack, self._topmost())
             while stack:
                 listing, rest = stack[-1]
                 entry = next(rest, None)
                 if entry is None:
-                    os.close(stack.pop().listing.handle)
+                    stack.pop().listing.close()
                     continue
                 entered = self._entered(stack, listing, entry)
                 if entered is None:
@@ -147,20 +73,19 @@ class Walk:
                 try:
                     yield entered
                 finally:
-                    os.close(entered.handle)
+                    entered.close()
         finally:
             _close(stack)
 
     def __iter__(self) -> Iterator[Met]:
         stack: list[_Frame] = []
         try:
-            top = self._listed((os.dup(self._handle), "", self._rules, None), in_order=True)
-            self._push(stack, top, in_order=True)
+            self._push(stack, self._topmost(in_order=True), in_order=True)
             while stack:
                 listing, rest = stack[-1]
                 entry = next(rest, None)
                 if entry is None:
-                    os.close(stack.pop().listing.handle)
+                    stack.pop().listing.close()
                     continue
                 met = listing.met(entry)
                 yield met
@@ -188,32 +113,54 @@ class Walk:
         if not wanted:
             self.kept_out += 1
             return None
-        path = listing.above + name
+        above = f"{listing.above}{name}/"
+        parent = listing.handle
+        if self._leaves is not None:
+            text = self._leaves.recall(entry, parent)
+            if text is not None:
+                return self._shown(Listing(above, rules, None, text, parent=parent, name=name))
         try:
             if len(stack) < _DEEPEST:
-                handle = os.open(name, _DIRECTORY, dir_fd=listing.handle)
-                return self._listed((handle, f"{path}/", rules, name), in_order=in_order)
+                handle = os.open(name, DIRECTORY, dir_fd=parent)
+                return self._listed(above, rules, handle, name, in_order=in_order)
         except OSError:  # gone since, or not ours to look into
             pass
-        self.closed.append(path)
+        self.closed.append(above[:-1])
         return None
 
-    def _listed(self, place: _Place, *, in_order: bool = False) -> Listing:
+    def _topmost(self, *, in_order: bool = False) -> Listing:
+        return self._listed("", self._rules, os.dup(self._handle), in_order=in_order)
+
+    def _listed(
+        self,
+        above: str,
+        rules: IgnoreRules | None,
+        handle: int,
+        name: str | None = None,
+        *,
+        in_order: bool,
+    ) -> Listing:
         """List a directory; the handle is closed if that fails."""
-        handle = place[0]
         try:
-            if not in_order and is_leaf(handle):
-                listing = Listing(place, os.listdir(handle))
-            else:
-                with os.scandir(handle) as found:
-                    entries = list(found)
-                if in_order:
-                    entries.sort(key=lambda entry: os.fsencode(entry.name))
-                listing = Listing(place, [entry.name for entry in entries], entries)
+            found = os.fstat(handle)
+            if not in_order and is_leaf(found):
+                listing = Listing(above, rules, handle, os.listdir(handle), name=name)
+                if self._leaves is not None:
+                    self._leaves.keep(found, listing.text)
+                return self._shown(listing)
+            with os.scandir(handle) as there:
+                entries = list(there)
+            if in_order:
+                entries.sort(key=lambda entry: os.fsencode(entry.name))
+            names = [entry.name for entry in entries]
+            return self._shown(Listing(above, rules, handle, names, name=name, entries=entries))
         except OSError:
             os.close(handle)
             raise
-        if not self._hidden or REPOSITORY in listing.names:
+
+    def _shown(self, listing: Listing) -> Listing:
+        """Leave out of a directory what is not shown."""
+        if not self._hidden or (REPOSITORY in listing.text and REPOSITORY in listing.names):
             listing.without(self._shows)
         return listing
 
@@ -230,18 +177,11 @@ class Walk:
 
 def _close(stack: list[_Frame]) -> None:
     for frame in stack:
-        os.close(frame.listing.handle)
+        frame.listing.close()
 
 
 def _directories(entries: Sequence[os.DirEntry[str]]) -> list[os.DirEntry[str]]:
     try:
         return [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
     except OSError:
-        return [entry for entry in entries if _is_dir(entry)]
-
-
-def _is_dir(entry: Entry) -> bool:
-    try:
-        return entry.is_dir(follow_symlinks=False)
-    except OSError:  # gone since, on a system that has to ask
-        return False
+        return [entry for entry in entries if is_dir(entry)]

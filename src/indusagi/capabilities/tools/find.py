@@ -11,6 +11,7 @@ from anyio import to_thread
 from indusagi.capabilities.backends import FileKind
 from indusagi.capabilities.lenient import lenient
 from indusagi.capabilities.search.braces import TooManyAlternatives
+from indusagi.capabilities.search.leaves import KnownLeaves
 from indusagi.capabilities.search.names import (
     TIME_LIMIT_S,
     Kind,
@@ -95,6 +96,10 @@ _DESCRIPTION = (
 def find_tool() -> DefinedTool:
     """Make the tool."""
     prepare = lenient(_SCHEMA, _ALIASES)
+    leaves = KnownLeaves()
+
+    async def run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
+        return await _run(arguments, ctx, leaves)
 
     def prepared(arguments: JsonValue) -> JsonValue:
         given = prepare(arguments)
@@ -109,7 +114,7 @@ def find_tool() -> DefinedTool:
         "find",
         _DESCRIPTION,
         _SCHEMA,
-        _run,
+        run,
         title="Find files",
         read_only=True,
         prepare=prepared,
@@ -117,7 +122,7 @@ def find_tool() -> DefinedTool:
     return define_tool(spec)
 
 
-async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
+async def _run(arguments: JsonObject, ctx: ToolContext, leaves: KnownLeaves) -> ToolResult:
     text = str(arguments["query"]).removeprefix("./")
     if not text.strip("/") or len(text) > _LONGEST_QUERY or "\0" in text:
         message = f"A query has 1 to {_LONGEST_QUERY:,} characters and no NUL; * finds everything."
@@ -129,7 +134,7 @@ async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
         root = await ctx.fs.resolve(".")
         with await ctx.fs.folder(path) as opened:
             query = replace(query, secrets=await secrets_below(ctx.fs, opened.path, root))
-            names = await _walked(opened, query)
+            names = await _walked(opened, query, leaves)
             base = shown_place(opened.path, root)
         await _add_named(names, query, ctx, path)
     except OSError as exc:
@@ -155,12 +160,12 @@ def _query(arguments: JsonObject, text: str, *, by_path: bool) -> Query:
     )
 
 
-async def _walked(folder: Folder, query: Query) -> Names:
+async def _walked(folder: Folder, query: Query, leaves: KnownLeaves) -> Names:
     """Walk in a thread, which ends soon after nobody waits for it."""
     lent = Lent(folder.handle)
     try:
         return await to_thread.run_sync(
-            find_names, lent, folder.path, query, abandon_on_cancel=True
+            find_names, lent, folder.path, query, leaves, abandon_on_cancel=True
         )
     finally:
         lent.give_up()
