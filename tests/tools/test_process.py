@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 import pytest
+from anyio import to_thread
 from tests.support.tools import box_of
 from tests.support.waiting import is_alive, until
 
@@ -48,6 +49,9 @@ class Session:
         outcome = await self.call("start", command=command)
         assert not outcome.is_error, outcome.output
         return str(outcome.details["id"])
+
+    async def bash(self, command: str) -> ToolOutcome:
+        return await self._box.runner.run(ToolCall("1", "bash", {"command": command}))
 
     async def poll(self, job_id: str, match: str | None = None, **more: JsonValue) -> ToolOutcome:
         asked = more if match is None else {"match": match, **more}
@@ -112,6 +116,13 @@ async def test_probe_0_16_a_line_is_a_line_however_it_was_written(session: Sessi
     assert open_line.details["lines"] == 0
     (session.root / "go").touch()
     assert lines_of(await session.poll(job, "BBBB")) == ["AAAABBBB", ""]
+
+
+async def test_a_poll_waits_for_what_is_shown_whatever_its_colours(session: Session) -> None:
+    job = await session.start(f"printf 'one\\nserver is \\033[32mre\\033[0mady at'; {STAY}")
+    outcome = await session.poll(job, "is ready at")
+    assert outcome.details["matched"] is True
+    assert lines_of(outcome) == ["one", "server is ready at [unfinished line]"]
 
 
 async def test_a_poll_returns_when_the_job_ends(session: Session) -> None:
@@ -185,6 +196,15 @@ async def test_who_does_not_heed_another_signal_is_killed(
     await session.poll(job, "ready")
     outcome = await session.call("stop", id=job, signal="INT")
     assert outcome.details["state"] == "stopped"
+
+
+async def test_another_signal_reaches_what_a_command_has_left(session: Session) -> None:
+    left = "import signal, time; signal.signal(2, lambda *_: exit(print('bye')))"
+    script = f"{left}; open('up', 'w'); time.sleep(600)"
+    await session.bash(f'setsid {sys.executable} -uc "{script}" &')
+    await until((session.root / "up").exists)
+    await session.call("stop", id="job-1", signal="INT")
+    assert lines_of(await session.poll("job-1")) == ["bye"]
 
 
 async def test_a_job_that_is_over_is_not_stopped(session: Session) -> None:
@@ -310,7 +330,9 @@ async def test_jobs_that_are_long_over_are_forgotten(
         ({"action": "stop", "id": "job-9"}, "no job is called 'job-9': there are none"),
         ({"action": "start"}, "start needs a command"),
         ({"action": "start", "command": "echo \0"}, "a command cannot hold a NUL"),
-        ({"action": "start", "command": "true", "cwd": "nowhere"}, "not started: No such file"),
+        ({"action": "start", "command": "true", "cwd": "nowhere"}, "nowhere: No such file"),
+        ({"action": "start", "command": "true", "cwd": "/"}, "/: is outside the workspace"),
+        ({"action": "start", "command": "x" * 200_000}, "too long for the system"),
         ({"action": "dance"}, '"dance"'),
         ({"action": "poll", "id": "x", "waitMs": 30_001}, "30000"),
     ],
@@ -321,6 +343,8 @@ async def test_what_cannot_be_done_is_an_error(
     outcome = await session._box.runner.run(ToolCall("1", "process", {**arguments}))
     assert outcome.is_error
     assert said in str(outcome.output)
+    kept = await to_thread.run_sync(session.ctx.session_dir.make)
+    assert [name for _, _, names in os.walk(kept) for name in names] == []
 
 
 async def test_all_jobs_end_with_the_session(tmp_path: Path) -> None:

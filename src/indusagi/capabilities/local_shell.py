@@ -278,10 +278,13 @@ async def _start(prepare: Callable[[], _Prepared], folder: str, with_input: bool
             # Such a child would die with us even by kill -9, at the price of a slow start.
             dies_with_us=False,
         )
-    except BaseException:
+    except BaseException as exc:
         capture.close()
         with anyio.CancelScope(shield=True):
-            await to_thread.run_sync(enclosed.leave)
+            await to_thread.run_sync(prepared.give_up)
+        if isinstance(exc, OSError) and exc.errno == errno.E2BIG:
+            message = "it is too long for the system: write it to a file, and run that file"
+            raise OSError(errno.E2BIG, message) from exc
         raise
     return LocalProcess(child, capture, enclosed)
 
@@ -292,6 +295,13 @@ class _Prepared:
     descriptor: int
     output_path: str | None
     make_child: type[Child]
+
+    def give_up(self) -> None:
+        """Remove what was made for a command that does not run."""
+        self.enclosed.leave()
+        if self.output_path is not None:
+            with suppress(OSError):
+                os.unlink(self.output_path)
 
 
 def _prepare(

@@ -13,7 +13,8 @@ from indusagi.capabilities.backends import STOP_GRACE_MS
 from indusagi.capabilities.jobs.facts import Facts, facts_of
 from indusagi.capabilities.jobs.lines import LineRing
 from indusagi.capabilities.jobs.receipts import remove_receipt
-from indusagi.core.groups import signal_group
+from indusagi.capabilities.jobs.text import shows
+from indusagi.core.groups import left_behind, signal_each, signal_group
 
 if TYPE_CHECKING:
     from indusagi.capabilities.backends import ShellProcess
@@ -119,15 +120,17 @@ class Job:
     async def poll(self, wait_ms: int, match: str | None) -> None:
         """Wait until it says something that was not told yet, or what `match` asks for, or ends."""
         seen = self._ring.seen if self._ring.total == self.cursor else (-1, 0)
+        read = self.cursor
         with anyio.move_on_after(wait_ms / 1000):
-            while (await self.look()).running and not self._has_said(match, seen):  # noqa: ASYNC110 — nobody tells of the end of what is not our child
+            while (await self.look()).running:
+                if match is None and self._ring.seen != seen:
+                    return
+                if match is not None:
+                    said = self._ring.after(read)
+                    if await to_thread.run_sync(shows, (*said.texts, said.open_line), match):
+                        return
+                    read = said.last
                 await anyio.sleep(_GLANCE_S)
-
-    def _has_said(self, match: str | None, seen: tuple[int, int]) -> bool:
-        if match is None:
-            return self._ring.seen != seen
-        said = self._ring.after(self.cursor)
-        return any(match in line for line in (*said.texts, said.open_line))
 
     def told(self, *, lines: int | None, since_last: bool) -> Lines:
         """Give lines, and remember which were given."""
@@ -157,11 +160,16 @@ class Job:
         """Send another signal than the usual one, and tell what patience is left after it."""
         if self.process.exit_code is None:
             signal_group(self.process.pid, first)
+        elif self.process.mark:  # found one by one: the group may have lost its number with it
+            await to_thread.run_sync(self._signal_left, first)
         with anyio.move_on_after(STOP_GRACE_MS / 1000, shield=True):
             while (await self.look()).running:  # noqa: ASYNC110 — as in poll
                 await anyio.sleep(_GLANCE_S)
             return STOP_GRACE_MS
         return 0
+
+    def _signal_left(self, number: int) -> None:
+        signal_each(left_behind(None, self.process.mark), number)
 
     async def _put_away(self) -> None:
         self._ended = anyio.current_time()

@@ -10,6 +10,8 @@ from indusagi.capabilities.budget import OutputBudget, clip
 from indusagi.runtime.contract import Keep
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from indusagi.capabilities.backends import ShellProcess
 
 SHOWN_BYTES = 30_000
@@ -49,6 +51,14 @@ def plain_text(data: bytes) -> str:
     if "\x08" in text:
         text = _OVERSTRUCK.sub("", text)
     return _CONTROLS.sub("", text)
+
+
+def shows(lines: Iterable[str], text: str) -> bool:
+    """Tell whether one of these lines has a text in it, as they are shown."""
+    return any(
+        text in line or (_CONTROLS.search(line) and text in plain_text(line.encode()))
+        for line in lines
+    )
 
 
 def _settled(line: str) -> str:

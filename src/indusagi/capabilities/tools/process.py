@@ -11,9 +11,10 @@ from anyio import to_thread
 from indusagi.capabilities.backends import SandboxMissing
 from indusagi.capabilities.budget import OutputBudget, clip
 from indusagi.capabilities.jobs.table import TableFull, jobs_of
-from indusagi.capabilities.jobs.text import SHOWN_BYTES, SHOWN_LINES, plain_text
+from indusagi.capabilities.jobs.text import SHOWN_BYTES, SHOWN_LINES, plain_text, shows
 from indusagi.capabilities.lenient import lenient
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
+from indusagi.capabilities.tools.paths import path_given, path_trouble
 from indusagi.core.text import clean_text, cut_text
 from indusagi.runtime.content import TextContentBlock
 from indusagi.runtime.contract import Keep, ToolResult
@@ -127,11 +128,15 @@ async def act(table: JobTable, arguments: JsonObject, ctx: ToolContext) -> ToolR
 
 
 async def _start(table: JobTable, arguments: JsonObject, ctx: ToolContext) -> ToolResult:
-    command, folder = arguments.get("command"), arguments.get("cwd")
+    command = arguments.get("command")
     if not isinstance(command, str):
         return ToolResult.error("start needs a command", code="spawn")
     try:
-        cwd = await ctx.fs.resolve(folder if isinstance(folder, str) else ".")
+        cwd = await ctx.fs.resolve(path_given(arguments, "cwd"))
+        await ctx.fs.stat(cwd)
+    except OSError as exc:
+        return path_trouble(exc, path_given(arguments, "cwd"))
+    try:
         job = await table.start(ctx, command, cwd)
     except TableFull as exc:
         return ToolResult.error(str(exc), code="failed")
@@ -175,9 +180,8 @@ async def _poll(job: Job, arguments: JsonObject) -> ToolResult:
         lines=cast("int | None", arguments.get("lines")),
         since_last=arguments.get("sinceLast") is not False,
     )
-    lines = [*said.texts, *([f"{said.open_line} [unfinished line]"] if said.open_line else ())]
-    raw = "\n".join(lines).encode("utf-8", "replace")
-    text = await to_thread.run_sync(plain_text, raw)
+    lines = [*said.texts, *([said.open_line] if said.open_line else ())]
+    text = await to_thread.run_sync(plain_text, "\n".join(lines).encode("utf-8", "replace"))
     details = _facts(job, state) | {
         "firstLine": said.first,
         "lines": len(said.texts),
@@ -185,7 +189,9 @@ async def _poll(job: Job, arguments: JsonObject) -> ToolResult:
         "openLine": said.open_line,
     }
     if wanted is not None:
-        details["matched"] = any(wanted in line for line in (*said.texts, said.open_line))
+        details["matched"] = await to_thread.run_sync(shows, lines, wanted)
+    if said.open_line:
+        text += " [unfinished line]"
     return ToolResult(
         (TextContentBlock("\n".join([_headline(job, state), *_span(job, said, text)])),),
         details=details,
