@@ -114,6 +114,22 @@ async def test_probe_0_2_two_edits_at_once_are_both_kept(ctx: ToolContext) -> No
         assert path.read_bytes() == f"ONE{round_}\ntwo\nTHREE{round_}\n".encode()
 
 
+async def test_edits_at_once_of_one_file_under_two_names_are_all_kept(ctx: ToolContext) -> None:
+    path = have(ctx, "a.txt", "".join(f"line {n}.\n" for n in range(30)))
+    os.link(path, path.with_name("b.txt"))
+    have(ctx, "b.txt", path.read_bytes())
+
+    async def change(number: int) -> None:
+        name = ("a.txt", "b.txt")[number % 2]
+        outcome = await edit(ctx, name, f"line {number}.\n", f"LINE {number}.\n")
+        assert not outcome.is_error, outcome.output
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(30):
+            tasks.start_soon(change, number)
+    assert path.read_bytes().count(b"LINE") == 30
+
+
 @pytest.mark.process
 def test_probe_0_2_edits_of_two_processes_are_all_kept(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("".join(f"<{n}>\n" for n in range(60)), encoding="utf-8")

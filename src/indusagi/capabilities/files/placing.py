@@ -1,8 +1,9 @@
 """A file put in its place whole.
 
 A finished file takes the place of the old one, with its owner and mode: nobody ever sees half of
-it. In two cases the old file is written to where it is: when it has several names, since a new file
-would be under one of them only, and when its directory takes no new file.
+it. One that is marked read-only is not replaced. In two cases the old file is written to where it
+is: when it has several names, since a new file would be under one of them only, and when its
+directory takes no new file.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from indusagi.capabilities.files.beneath import Spot
 
+_WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 _SPECIAL_BITS = stat.S_ISUID | stat.S_ISGID
 _KEPT_ATTRIBUTES = ("user.", "system.posix_acl_access", "security.selinux")
 """Not `security.capability`: the system too takes it from a file that is written to."""
@@ -53,6 +55,7 @@ def put_file(spot: Spot, data: bytes, given: str) -> None:
 
     Raises:
         LinkInTheWay: A link stands there.
+        PermissionError: The file is read-only, or its directory is closed.
     """
     try:
         former = spot.stat()
@@ -60,6 +63,7 @@ def put_file(spot: Spot, data: bytes, given: str) -> None:
         _replace(spot, data, None)
         return
     require_regular(former, given, spot.path)
+    _require_writable(spot, former)
     if former.st_nlink > 1:
         _overwrite(spot, data, given)
         return
@@ -84,12 +88,53 @@ def naming(path: str) -> Generator[None]:
         raise OSError(exc.errno, exc.strerror, path) from exc
 
 
+def _require_writable(spot: Spot, former: os.stat_result) -> None:
+    """Refuse a file that is marked read-only, though another could be put in its place.
+
+    Raises:
+        PermissionError: Nobody may write to it.
+    """
+    if former.st_mode & _WRITABLE or os.access(
+        spot.name,
+        os.W_OK,
+        dir_fd=spot.folder,
+        effective_ids=os.access in os.supports_effective_ids,
+    ):
+        return
+    message = "the file is read-only. Ask the user to make it writable"
+    raise PermissionError(errno.EACCES, message, spot.path)
+
+
 def _overwrite(spot: Spot, data: bytes, given: str) -> None:
-    with os.fdopen(spot.open(os.O_WRONLY), "wb") as file:
-        require_regular(os.fstat(file.fileno()), given, spot.path)
-        file.write(data)
-        file.truncate()
-        os.fsync(file.fileno())
+    handle = spot.open(os.O_WRONLY)
+    try:
+        former = os.fstat(handle)
+        require_regular(former, given, spot.path)
+        _lengthen(handle, data, former.st_size)
+        _put(handle, data[: former.st_size], 0)
+        os.ftruncate(handle, len(data))
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _lengthen(handle: int, data: bytes, size: int) -> None:
+    """Write what is longer than the old content; without room for it, that one stays whole."""
+    if len(data) <= size:
+        return
+    try:
+        _put(handle, data[size:], size)
+        os.fsync(handle)
+    except OSError:
+        os.ftruncate(handle, size)
+        raise
+
+
+def _put(handle: int, data: bytes, at: int) -> None:
+    left = memoryview(data)
+    while left:
+        written = os.pwrite(handle, left, at)
+        left, at = left[written:], at + written
 
 
 def _replace(spot: Spot, data: bytes, former: os.stat_result | None) -> None:
