@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
+from itertools import count
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from tests.support.leaks import Held, held_now, leaked_since
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator
+    from collections.abc import AsyncGenerator, Callable, Iterator
     from pathlib import Path
 
 # Bounded by pytest-timeout instead: a deadline for each example would be a wall-clock assertion.
@@ -31,12 +33,34 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+@pytest.fixture(scope="session")
+def _new_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Make folders that are numbered as they come.
+
+    The factory itself reads the names of all there are before each new one, which after some
+    thousand tests takes longer than most of them.
+    """
+    where = tmp_path_factory.mktemp("t")
+    numbers = count()
+
+    def make(name: str) -> Path:
+        folder = where / f"{name}{next(numbers)}"
+        folder.mkdir(mode=0o700)
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def tmp_path(_new_folder: Callable[[str], Path], request: pytest.FixtureRequest) -> Path:
+    """Make a folder that is named after the test, as pytest does."""
+    return _new_folder(re.sub(r"\W", "_", request.node.name)[:30])
+
+
 @pytest.fixture(autouse=True)
-def _private_home(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> Path:
+def _private_home(_new_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> Path:
     """Keep tests out of the files and the network of whoever runs them."""
-    home = tmp_path_factory.mktemp("home")
+    home = _new_folder("home")
     monkeypatch.setenv("HOME", str(home))
     for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
