@@ -90,7 +90,7 @@ def test_other_programs_get_from_the_old_version_to_the_new_one(
 
 @pytest.mark.parametrize("program", ["patch", "git"])
 @pytest.mark.parametrize(
-    "name", ["plain", "with space", 'quote"d', "back\\slash", "ü", "tab\there", "d/e/f g"]
+    "name", ["plain", "with space", 'quote"d', "back\\slash", "ü", "tab\there", "d/e/f g", "end "]
 )
 def test_a_patch_names_the_file_the_way_git_does(tmp_path: Path, program: str, name: str) -> None:
     path = tmp_path / name

@@ -359,6 +359,7 @@ def test_the_unit_of_a_file_is_the_step_it_takes_most_often(lines: list[str], un
         ("     1\ta\n     3\tb", None),
         ("a", None),
         ("", None),
+        ("1" * 5_000 + "\ta", None),
     ],
 )
 def test_line_numbers_are_taken_away_only_where_every_line_has_the_next(

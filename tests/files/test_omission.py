@@ -72,3 +72,11 @@ def test_headings_and_lists_in_prose_are_not_comments(line: str) -> None:
 
 def test_a_long_line_is_no_placeholder() -> None:
     assert omissions(f"# rest of code ... {' ' * 200}x", "", "a.py") == []
+
+
+@pytest.mark.parametrize("row", ["#", "*", "// ", "%", " "])
+def test_a_row_of_signs_of_any_length_is_gone_through_once(row: str) -> None:
+    text = row[:-1] + row[-1] * 20_000_000
+    assert omissions(f"{text}{'x' * 300}\n# rest unchanged", "", "a.py") == [
+        (2, "# rest unchanged")
+    ]

@@ -90,6 +90,7 @@ def test_file_gives_the_same_type(mime: str, tmp_path: Path) -> None:
         b"BMW is not a bitmap",
         b"MZ says the book",
         b"ID3 tags, fLaC, PAR1",
+        b"x" * 257 + b"ustar is how an archive begins\n",
         "日本語".encode(),
         b"caf\xe9",
         b"\xff\xfea\0b\0",

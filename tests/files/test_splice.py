@@ -110,6 +110,25 @@ def test_a_replacement_that_would_make_a_file_too_large_is_refused() -> None:
     assert refused.code == "too_large"
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "after"),
+    [
+        ("a\rb", "a\rb\nc", b"a\rb\rc\rz\r"),
+        ("a\rb", "a\nb\nc", b"a\rb\rc\rz\r"),
+        ("a\nb\n", "c\rb\n", b"c\rb\rz\r"),
+        ("b\rz\r", "z\r", b"a\rz\r"),
+    ],
+)
+def test_no_line_of_a_file_of_carriage_returns_is_lost(old: str, new: str, after: bytes) -> None:
+    assert changed(b"a\rb\rz\r", old, new) == after
+
+
+def test_places_in_a_file_of_carriage_returns_are_told_by_their_line() -> None:
+    refused = edited(b"a\rb\ra\r", [Replacement("a", "c")], "a.txt")
+    assert isinstance(refused, Refused)
+    assert refused.message.endswith("     1\ta\n     3\ta")
+
+
 @given(
     st.lists(st.sampled_from([b"a\n", b"b\r\n", b"c  \n", b"\td\r\n", b"\xe9\n"]), max_size=12),
     st.integers(0, 11),

@@ -53,6 +53,9 @@ def test_an_error_that_was_there_before_is_not(
         ("a.toml", "=" * 400_001),
         ("a.toml", "a = " + "[" * 5_000),
         ("a.toml", "a = " + "9" * 5_000),
+        ("a.toml", f"a{'.a' * 150_000} ="),
+        ("a.toml", f"[a{'.a' * 100_000}]\n" + "k =\n" * 20_000),
+        ("a.toml", "'='" + ".a" * 150_000 + " ="),
         ("a.xml", "<a>\udce9</a>"),
         ("a.xml", '<?xml version="1.0" encoding="latin-1"?><a>é</a>'),
         ("a.xml", '<!DOCTYPE a SYSTEM "file:///etc/passwd"><a/>'),
@@ -90,3 +93,9 @@ def test_importing_the_tools_loads_no_parser_and_no_library() -> None:
         env=unmeasured(),
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_a_toml_file_of_many_tables_and_long_lines_is_looked_at() -> None:
+    text = "".join(f"[a.b.c{n}]\nx.y = 'www.example.org {'.' * 60}'\n" for n in range(1_000))
+    assert broken_by("a.toml", None, f"{text}z = [{'1.5, ' * 9_000}]\n") is None
+    assert broken_by("a.toml", None, f"{text}z = [{'1.5, ' * 9_000}\n") is not None

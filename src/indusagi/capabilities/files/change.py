@@ -215,6 +215,7 @@ class _Edit:
 def _places(text: str, found: Found) -> list[tuple[int, str]]:
     places: list[tuple[int, str]] = []
     number, at = 1, 0
+    text = text if "\n" in text else text.replace("\r", "\n")
     for span in found.spans[:_MOST_LISTED]:
         number += text.count("\n", at, span.start)
         at = span.start

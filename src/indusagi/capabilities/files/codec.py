@@ -247,9 +247,11 @@ def _encoded(text: str, form: TextForm, errors: str) -> bytes:
         return text.encode(form.encoding, errors)
     except UnicodeEncodeError as exc:
         letter = exc.object[exc.start]
-        shown = (
-            f"{letter!r} (U+{ord(letter):04X})" if letter.isprintable() else f"U+{ord(letter):04X}"
-        )
+        number = f"U+{ord(letter):04X}"
+        if _has_surrogates(letter):
+            message = f"{number} is half a surrogate pair and no character: write the whole one"
+            raise OSError(errno.EILSEQ, message) from exc
+        shown = f"{letter!r} ({number})" if letter.isprintable() else number
         message = (
             f"{shown} cannot be written in {form.encoding}, the encoding of the file: "
             "use other characters, or convert the file to UTF-8 first"

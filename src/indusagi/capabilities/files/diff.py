@@ -267,9 +267,12 @@ def _marked(mark: bytes, lines: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _quoted(name: str) -> bytes:
-    """Write a path the way git does: in quotes where it holds what would end it."""
+    """Write a path the way git does: in quotes where it holds what would end it.
+
+    Also one that ends in a blank, of which `patch` would take the blank away.
+    """
     raw = os.fsencode(name)
-    if all(0x20 <= byte < 0x7F and byte not in b'"\\' for byte in raw):
+    if all(0x20 <= byte < 0x7F and byte not in b'"\\' for byte in raw) and raw[-1:] != b" ":
         return raw
     escapes = {7: "a", 8: "b", 9: "t", 10: "n", 11: "v", 12: "f", 13: "r", 34: '"', 92: "\\"}
     written = "".join(

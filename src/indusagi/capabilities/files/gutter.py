@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-_NUMBERED = re.compile(r" *([0-9]+)\t")
+_NUMBERED = re.compile(r" *([0-9]{1,12})\t")
 
 
 def without_gutter(text: str) -> str | None:

@@ -10,8 +10,8 @@ from indusagi.capabilities.files.ends import common_end, common_start
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_LEADERS = r"//+|/\*+|\{/\*|\*+|<!--|#+|--|;+|%+|\(\*|'|rem\b|\"{3}"
-_PROSE_LEADERS = r"<!--|//+|/\*+"
+_LEADERS = r"//++|/\*++|\{/\*|\*++|<!--|#++|--|;++|%++|\(\*|'|rem\b|\"{3}"
+_PROSE_LEADERS = r"<!--|//++|/\*++"
 """In a text for people, what else looks like a comment is a heading or an item of a list."""
 _PROSE = (".md", ".markdown", ".mdx", ".rst", ".txt", ".adoc")
 _THING = (
@@ -57,8 +57,9 @@ def omissions(text: str, former: str, path: str) -> list[tuple[int, str]]:
         The number and the text of each such line.
     """
     leaders = _PROSE_LEADERS if path.lower().endswith(_PROSE) else _LEADERS
+    # Nothing is given back that a `++` has taken: a line may be one long row of signs.
     comment = re.compile(
-        rf"^[ \t]*(?:{leaders})[ \t]*(?P<said>[^\n]{{3,{_LONGEST_LINE}}})$", re.I | re.M
+        rf"^[ \t]*+(?:{leaders})[ \t]*+(?P<said>[^\n]{{3,{_LONGEST_LINE}}})$", re.I | re.M
     )
     found = [
         match

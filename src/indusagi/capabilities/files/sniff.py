@@ -62,7 +62,7 @@ _SIGNATURES = (
     _Signature(b"\x28\xb5\x2f\xfd", _other("Zstandard data", "application/zstd")),
     _Signature(b"7z\xbc\xaf\x27\x1c", _other("7-Zip archive", "application/x-7z-compressed")),
     _Signature(b"Rar!\x1a\x07", _other("RAR archive", "application/vnd.rar")),
-    _Signature(b"ustar", _other("tar archive", "application/x-tar"), at=257),
+    _Signature(b"ustar", _other("tar archive", "application/x-tar"), at=257, sure=False),
     _Signature(b"\x7fELF", _other("ELF program or library", "application/x-elf")),
     _Signature(b"\xfe\xed\xfa", _other("Mach-O program or library")),
     _Signature(b"\xcf\xfa\xed\xfe", _other("Mach-O program or library")),

@@ -42,6 +42,8 @@ def _fitted(text: str, span: Span, rung: Rung, old: str, new: str) -> str:
         # Nothing but line endings was to change, so they are meant as they are given.
         return new if rung is Rung.EXACT else there
     ends = _ENDINGS if "\n" in text else _OLD_MAC_ENDINGS
+    if ends is _OLD_MAC_ENDINGS:
+        old, plain = old.replace("\r", "\n"), plain.replace("\r", "\n")
     contents, endings = ends.split(there), ends.findall(there)
     old_lines, new_lines = old.split("\n"), plain.split("\n")
     fitted = list(span.lines or new_lines)

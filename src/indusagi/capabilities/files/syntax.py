@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 _MOST_CHARS = 400_000
 _PYTHON_AT_ONCE = 16 * 1024
 """The parser of Python holds up the whole process: for this much, a hundredth of a second."""
+_MOST_STEPS = 10_000_000
+"""Through tables within tables, of a TOML file: its parser takes each of them anew for each key."""
 _WITH_COMMENTS = ("tsconfig", "jsconfig", "devcontainer", ".eslintrc", ".babelrc")
 """Begin the names of files that are called JSON and may have comments."""
 _CHECKED = "<edited file>"
@@ -84,7 +86,7 @@ def _json(text: str) -> str | None:
 
 
 def _toml(text: str) -> str | None:
-    if len(text) > _MOST_CHARS:
+    if len(text) > _MOST_CHARS or _toml_steps(text) > _MOST_STEPS:
         return None
     import tomllib  # noqa: PLC0415 — only where TOML was edited
 
@@ -95,6 +97,18 @@ def _toml(text: str) -> str | None:
     except (ValueError, RecursionError):
         return None
     return None
+
+
+def _toml_steps(text: str) -> int:
+    """Estimate how many tables the parser goes through: too many rather than too few."""
+    steps = deepest = 0
+    for line in text.split("\n"):
+        key = line.partition("=")[0]
+        parts = 1 + (line if '"' in key or "'" in key else key).count(".")
+        if line.lstrip().startswith("["):
+            deepest = max(deepest, parts)
+        steps += parts * (deepest + parts)
+    return steps
 
 
 def _xml(text: str) -> str | None:
