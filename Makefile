@@ -44,7 +44,7 @@ arrows: setup  ## check which package may import which
 unit: setup  ## run the tests and measure their coverage
 	@echo '== unit'
 	@.venv/bin/coverage erase
-	@.venv/bin/coverage run -m pytest
+	@.venv/bin/coverage run -m pytest -n logical --maxprocesses 4 --dist worksteal
 	@.venv/bin/coverage combine -q
 	@.venv/bin/coverage report
 

@@ -28,6 +28,15 @@ settings.register_profile(
 settings.load_profile("indus")
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Keep what coverage has seen: a worker that is slow to end is killed."""
+    if hasattr(session.config, "workerinput"):
+        from coverage import Coverage  # noqa: PLC0415 — loads slowly, and is for workers alone
+
+        if (measuring := Coverage.current()) is not None:
+            measuring.save()
+
+
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
