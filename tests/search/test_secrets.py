@@ -61,7 +61,7 @@ async def test_grep_does_not_find_credentials(
     outcome = await grep(home, engine, **more)
     assert names_in(outcome) == {"notes", "project/.netrc", "project/kept/credentials", ".ssh2"}
     assert (
-        "[Not looked into, for it holds credentials of the user:"
+        "[Not looked into, for there are credentials, or what indus keeps for itself:"
         " .aws, .config/gh, .netrc, .ssh, kept [a].]"
     ) in str(outcome.output)
     assert outcome.details["protected"] == 5
@@ -73,7 +73,7 @@ async def test_a_directory_without_any_is_searched_without_a_word(
 ) -> None:
     outcome = await grep(home, engine, path="project")
     assert names_in(outcome) == {"project/.netrc", "project/kept/credentials"}
-    assert "credentials of the user" not in str(outcome.output)
+    assert "Not looked into" not in str(outcome.output)
     assert "protected" not in outcome.details
 
 
@@ -83,7 +83,7 @@ async def test_one_in_a_directory_below_is_left_out_of_its_search_too(
 ) -> None:
     outcome = await grep(home, engine, path=".config")
     assert outcome.details["total"] == 0
-    assert "credentials of the user: .config/gh.]" in str(outcome.output)
+    assert "keeps for itself: .config/gh.]" in str(outcome.output)
 
 
 async def test_find_does_not_look_into_them(home: Path) -> None:
@@ -96,7 +96,7 @@ async def test_find_does_not_look_into_them(home: Path) -> None:
         "project/kept/credentials",
         ".ssh2",
     }
-    assert "credentials of the user" in str(outcome.output)
+    assert "Not looked into" in str(outcome.output)
     assert outcome.details["protected"] == 5
     assert outcome.details["ignoredDirectories"] == 0
     folders = await call(box, "find", {"query": ".ssh"})

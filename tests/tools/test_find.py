@@ -158,7 +158,8 @@ async def test_ignored_names_are_hidden_and_that_is_said(tmp_path: Path) -> None
     (tmp_path / ".gitignore").write_text("*.pyc\nnode_modules/\n", encoding="utf-8")
     outcome = await find(tmp_path, "a.py")
     assert outcome.output == (
-        "2 found\n[1 more are hidden by ignore rules: noIgnore: true shows them.]\na.py\nsub/a.py"
+        "2 found\n[1 more is hidden by ignore rules: noIgnore: true shows what they hide.]\n"
+        "a.py\nsub/a.py"
     )
     assert outcome.details["ignored"] == 1
     assert await found(tmp_path, "a.py", noIgnore=True) == [
@@ -183,8 +184,21 @@ async def test_the_full_name_of_what_is_ignored_finds_it(tmp_path: Path) -> None
 async def test_nothing_found_says_what_was_not_looked_into(tmp_path: Path) -> None:
     plant(tmp_path, ["node_modules/x", "src/tools/a.py"])
     (tmp_path / ".gitignore").write_text("node_modules/\n", encoding="utf-8")
-    assert "1 ignored directories were not looked into" in str((await find(tmp_path, "zz")).output)
+    assert "1 ignored directory was not looked into" in str((await find(tmp_path, "zz")).output)
     assert "**/tool?/*.py matches anywhere" in str((await find(tmp_path, "tool?/*.py")).output)
+
+
+async def test_a_place_that_is_not_there_is_named_as_it_was_given(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    for query, path, shown in (
+        ("up/*.py", None, "up"),
+        ("deep/*", "sub", "sub/deep"),
+        ("x", "up", "up"),
+        ("*.py", "../aside", "../aside"),
+    ):
+        outcome = await find(tmp_path, query, **({} if path is None else {"path": path}))
+        assert outcome.is_error
+        assert str(outcome.output).startswith(f"{shown}: ")
 
 
 async def test_hidden_names_are_found_unless_they_are_unwanted(tmp_path: Path) -> None:

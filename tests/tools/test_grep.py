@@ -186,11 +186,11 @@ async def test_binary_files_are_left_out_or_named(tmp_path: Path, engine: Engine
     late = b"needle\n" + b"x\n" * 200_000 + b"\0"
     fill(tmp_path, {"late": late, "first": b"\0needle\n", "text": "needle\n"})
     assert await lines(tmp_path, engine, pattern="needle") == [
-        "[Binary files match too: late.]",
+        "[Binary files match: late.]",
         "text:1: needle",
     ]
     named = await said(tmp_path, engine, pattern="needle", path="first")
-    assert "[Binary files match too: first.]" in named
+    assert named == "No matches that can be shown in 1 file.\n[Binary files match: first.]"
 
 
 async def test_what_cannot_be_seen_is_told_and_left_in(tmp_path: Path, engine: Engine) -> None:

@@ -163,8 +163,10 @@ def _listing(
 
 def _nothing(asked: Asked, found: Found, ignored: Sequence[str]) -> str:
     """Say that nothing was found, and where nobody has looked."""
-    searched = found.reader.searched
-    said = "No matches" if searched is None else f"No matches in {_counted(searched, 'file')}"
+    searched, reader = found.reader.searched, found.reader
+    unseen = not isinstance(reader, Counts) and (reader.binary or reader.too_long)
+    said = "No matches that can be shown" if unseen else "No matches"
+    said += "" if searched is None else f" in {_counted(searched, 'file')}"
     if asked.file is not None:
         return f"{said}."
     left_out = ["binary files", f"files over {MAX_FILE_BYTES // _MIB} MiB"]
@@ -186,7 +188,7 @@ def _notices(asked: Asked, found: Found, body: Sequence[str]) -> Iterator[str]:
         yield f"[Stopped at {COLLECTED_FILES:,} files: narrow the search with path, glob or type.]"
     if not isinstance(reader, Counts):
         if reader.binary:
-            yield f"[Binary files match too: {_some(asked, reader.binary)}.]"
+            yield f"[Binary files match: {_some(asked, reader.binary)}.]"
         if reader.too_long:
             names = _some(asked, sorted(set(reader.too_long), key=path_key))
             yield f"[Lines of more than 1 MiB match and are not shown: {names}.]"

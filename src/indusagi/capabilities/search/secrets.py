@@ -43,7 +43,8 @@ def notice(secrets: Sequence[str], base: str) -> Iterator[str]:
     """Say what was not looked into, if anything, as seen from where the user stands."""
     if secrets:
         names = ", ".join(joined(base, shown_name(path)) for path in secrets)
-        yield f"[Not looked into, for it holds credentials of the user: {names}.]"
+        kept = "credentials, or what indus keeps for itself"
+        yield f"[Not looked into, for there are {kept}: {names}.]"
 
 
 def _there(folder: str, root: str) -> Sequence[str]:

@@ -128,7 +128,7 @@ async def _run(arguments: JsonObject, ctx: ToolContext, leaves: KnownLeaves) -> 
         message = f"A query has 1 to {_LONGEST_QUERY:,} characters and no NUL; * finds everything."
         return ToolResult.error(message, code="invalid_pattern")
     folder, rest = split_query(text)
-    path = os.path.join(path_given(arguments), folder)
+    path = joined(path_given(arguments), folder) if folder else path_given(arguments)
     query = _query(arguments, rest, by_path="/" in text.rstrip("/"))
     try:
         root = await ctx.fs.resolve(".")
@@ -213,9 +213,13 @@ def _notices(names: Names, query: Query) -> Iterator[str]:
         yield f"[{len(names.closed):,} directories could not be looked into.]"
     hidden = names.hidden_by_rules
     if hidden:
-        yield f"[{hidden:,} more are hidden by ignore rules: noIgnore: true shows them.]"
+        more = "1 more is" if hidden == 1 else f"{hidden:,} more are"
+        yield f"[{more} hidden by ignore rules: noIgnore: true shows what they hide.]"
     if names.ignored_dirs and not names.paths:
-        dirs = f"{names.ignored_dirs:,} ignored directories"
-        yield f"[{dirs} were not looked into: noIgnore: true does.]"
+        one = names.ignored_dirs == 1
+        dirs = (
+            "1 ignored directory was" if one else f"{names.ignored_dirs:,} ignored directories were"
+        )
+        yield f"[{dirs} not looked into: noIgnore: true does.]"
     if not names.paths and query.is_glob and query.by_path and not query.text.startswith("**/"):
         yield f"[A glob with a slash is matched from the top: **/{query.text} matches anywhere.]"
