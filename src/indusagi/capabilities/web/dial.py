@@ -140,7 +140,7 @@ async def _pieces(target: Target, stream: AsyncGenerator[bytes]) -> AsyncGenerat
             async for piece in stream:
                 yield piece
     except (httpcore2.ProtocolError, httpcore2.NetworkError) as exc:
-        message = f"{target.host} ended its answer before it was complete: {exc}"
+        message = f"{target.host} ended its answer before it was complete: {_told(exc)}"
         raise EndedEarly(message, code="failed", reason="ended early") from exc
 
 
@@ -180,10 +180,15 @@ def _trouble(target: Target, exc: Exception) -> WebTrouble:
     if isinstance(exc, httpcore2.ProxyError):
         return WebTrouble(f"the proxy refused {where}: {exc}", code="failed", reason="proxy")
     if isinstance(exc, httpcore2.ProtocolError):
-        message = f"{where} did not answer with HTTP: {exc}"
+        message = f"{where} did not answer with HTTP: {_told(exc)}"
         return WebTrouble(message, code="failed", reason="protocol")
     message = f"{where} cannot be reached: {causes[-1]}"
     return WebTrouble(message, code="failed", reason="unreachable")
+
+
+def _told(exc: Exception) -> str:
+    """Say what the library found, without what it quotes: that was written by the server."""
+    return str(exc).partition(":")[0][:200]
 
 
 def _causes(exc: BaseException | None) -> Generator[BaseException]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from base64 import b64encode
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, cast
 
@@ -13,8 +13,10 @@ from anyio import current_time, to_thread
 from indusagi.capabilities.budget import OutputBudget, clip
 from indusagi.capabilities.context import PerContext
 from indusagi.capabilities.egress import WebSettings, WebTrouble
+from indusagi.capabilities.files.unshown import Unshown
 from indusagi.capabilities.web.cache import PageCache
 from indusagi.capabilities.web.client import Elsewhere, WebClient
+from indusagi.capabilities.web.document import PDF, picture_of, text_of
 from indusagi.capabilities.web.fence import FENCE_BYTES, fenced
 from indusagi.capabilities.web.media import ending_of, is_text
 from indusagi.capabilities.web.page import ACCEPT, BytesPage, TextPage, page_of
@@ -29,14 +31,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from indusagi.capabilities.context import ToolContext
+    from indusagi.capabilities.files.images import Picture
     from indusagi.capabilities.spill import SessionDir
     from indusagi.capabilities.web.body import Cut
     from indusagi.capabilities.web.client import Fetched
     from indusagi.capabilities.web.page import Format
     from indusagi.core.json import JsonObject, JsonValue
 
-_IMAGE_BYTES: Final = 3 * 1024 * 1024
-"""The largest picture that goes to a model as it is."""
 _ERROR_CHARACTERS: Final = 2_000
 """How much is shown of the page that comes with an HTTP error."""
 _LEAST: Final = OutputBudget(1_024, 20)
@@ -81,9 +82,13 @@ async def fetch(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
         return ToolResult.error(str(trouble), code=trouble.code, **trouble.facts)
     if not HTTPStatus.OK <= found.status < HTTPStatus.MULTIPLE_CHOICES:
         return _http_error(found, page)
+    facts = {**_facts(found, page.kind), "format": form}
     if isinstance(page, BytesPage):
-        return await _bytes(found, page, ctx.session_dir)
-    kept = _Kept(page, {**_facts(found, page.kind), "format": form})
+        shown = await _shown(found, page, facts, ctx.session_dir)
+        if isinstance(shown, ToolResult):
+            return shown
+        page = shown
+    kept = _Kept(page, facts)
     if "no-store" not in found.headers.get("cache-control", "").lower():
         until = current_time() + settings.cache_s
         cache.put(key, kept, 4 * len(page.text), until=until, limit=settings.cache_bytes)
@@ -179,25 +184,41 @@ def _http_error(found: Fetched, page: TextPage | BytesPage) -> ToolResult:
     return ToolResult.error(message, code="http_status", **facts)
 
 
-async def _bytes(found: Fetched, page: BytesPage, session: SessionDir) -> ToolResult:
-    facts = _facts(found, page.kind)
+async def _shown(
+    found: Fetched, page: BytesPage, facts: dict[str, JsonValue], session: SessionDir
+) -> ToolResult | TextPage:
+    """Show what is no text as far as it can be shown, and save the rest of it."""
     if found.cut is not None:
         why = {"size": "is larger than can be fetched", "ratio": "is packed too tightly"}
         message = f"{found.target.url}: this {page.kind} {why.get(found.cut, 'broke off')}"
         return ToolResult.error(
             message, code="too_large" if found.cut in why else "failed", **facts
         )
-    head = _head(facts)
-    if page.is_image and len(page.data) <= _IMAGE_BYTES:
-        encoded = b64encode(page.data).decode("ascii")
-        picture: JsonObject = {"type": "image", "data": encoded, "mimeType": page.kind}
-        return ToolResult((TextContentBlock(head), JsonContentBlock(picture)), details=facts)
+    head, shown = _head(facts), None
+    if page.is_image:
+        shown = await picture_of(page)
+        if not isinstance(shown, Unshown):
+            return _picture(shown, head, facts)
+    elif page.kind == PDF and facts["format"] in {"markdown", "text"}:
+        shown = await text_of(page)
     try:
-        path = await to_thread.run_sync(_saved, session, page)
+        path = facts["path"] = await to_thread.run_sync(_saved, session, page)
     except OSError as exc:
         return ToolResult.error(f"{head}: it could not be saved: {exc}", code="failed", **facts)
-    text = f"{head}\nThis is no text. It was saved as {path}"
-    return ToolResult.text(text, **facts, path=path)
+    if isinstance(shown, TextPage):
+        whole = f"the file is in {path}: read can show all of its pages"
+        return replace(shown, notes=(*shown.notes, whole))
+    why = "this is no text" if shown is None else shown.why
+    return ToolResult.text(f"{head}\nIt is not shown: {why}. It was saved as {path}", **facts)
+
+
+def _picture(picture: Picture, head: str, facts: dict[str, JsonValue]) -> ToolResult:
+    if (picture.width, picture.height) != picture.former:
+        width, height = picture.former
+        head += f", {width} by {height} pixels; shown as {picture.width} by {picture.height}"
+    encoded = b64encode(picture.data).decode("ascii")
+    block: JsonObject = {"type": "image", "data": encoded, "mimeType": picture.mime}
+    return ToolResult((TextContentBlock(head), JsonContentBlock(block)), details=facts)
 
 
 def _saved(session: SessionDir, page: BytesPage) -> str:

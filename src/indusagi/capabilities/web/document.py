@@ -1,0 +1,45 @@
+"""Pictures and PDF files from the web, as `read` would show them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from anyio import to_thread
+
+from indusagi.capabilities.files.images import fit_picture
+from indusagi.capabilities.files.pdf import MOST_PAGES, pdf_pages
+from indusagi.capabilities.files.unshown import Unshown
+from indusagi.capabilities.web.layout import laid_open
+from indusagi.capabilities.web.page import TextPage
+
+if TYPE_CHECKING:
+    from indusagi.capabilities.files.images import Picture
+    from indusagi.capabilities.files.pdf import PdfPages
+    from indusagi.capabilities.web.page import BytesPage
+
+PDF: Final = "application/pdf"
+
+
+async def picture_of(page: BytesPage) -> Picture | Unshown:
+    """Make a picture small enough for a model, or say why that cannot be."""
+    return await to_thread.run_sync(fit_picture, page.data, page.kind, abandon_on_cancel=True)
+
+
+async def text_of(page: BytesPage) -> TextPage | Unshown:
+    """Take the text out of the first pages of a PDF file, or say why that cannot be."""
+    found = await pdf_pages(page.data, 1, MOST_PAGES)
+    if isinstance(found, Unshown):
+        return found
+    return await to_thread.run_sync(_as_text, found, abandon_on_cancel=True)
+
+
+def _as_text(found: PdfPages) -> TextPage:
+    parts = (
+        f"--- page {number} ---\n{text or '[no text on this page]'}\n"
+        for number, text in enumerate(found.texts, start=found.first)
+    )
+    text, hidden = laid_open("".join(parts))
+    notes = [f"the text of {len(found.texts)} of its {found.total} pages"]
+    if hidden:
+        notes.append(f"{hidden:,} characters that cannot be seen are written as <U+…>")
+    return TextPage(text, PDF, tuple(notes), hidden)
