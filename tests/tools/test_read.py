@@ -521,8 +521,49 @@ async def test_a_directory_is_listed(tmp_path: Path) -> None:
     (tmp_path / "src" / "link").symlink_to("b.py")
     (tmp_path / "src" / "e\x1b[31m").touch()
     outcome = await read(context(tmp_path), "src")
-    assert text_of(outcome) == "[src is a directory; 4 entries]\na/\nb.py\ne\nlink@"
+    assert text_of(outcome).split("\n") == [
+        "[src is a directory; 4 entries]",
+        "a/",
+        "b.py",
+        "e (hidden characters left out)",
+        "link@",
+    ]
     assert (outcome.is_error, outcome.details["kind"]) == (False, "directory")
+
+
+async def test_a_name_takes_one_line_whatever_it_holds(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "data\n[9 more]").touch()
+    (tmp_path / "src" / os.fsdecode(b"data\xff")).touch()
+    ctx = context(tmp_path)
+    listed = text_of(await read(ctx, "src")).split("\n")
+    assert listed[1:] == ["data\\n[9 more]", "data\\xff"]
+    missing = await read(ctx, "src/data")
+    assert text_of(missing).endswith("did you mean src/data\\xff or src/data\\n[9 more]?")
+
+
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        ("file://{folder}/a.txt", "a.txt"),
+        ("file://localhost{folder}/a.txt", "a.txt"),
+        ("file://{folder}/a%20b.txt", "a b.txt"),
+        ("file://{folder}/a%ff.txt", os.fsdecode(b"a\xff.txt")),
+        ("file://{folder}/a#b.txt", "a#b.txt"),
+        ("file://{folder}/a?b.txt", "a?b.txt"),
+        ("file://a.txt", "a.txt"),
+        ("file://src/a.txt", "src/a.txt"),
+        ("file://[", "["),
+        ("file://\u2100/x", "\u2100/x"),
+    ],
+)
+async def test_an_address_is_the_path_in_it(address: str, name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("here\n", encoding="utf-8")
+    (tmp_path / "a").write_text("another\n", encoding="utf-8")
+    outcome = await read(context(tmp_path), address.format(folder=tmp_path))
+    assert lines_of(outcome) == [(1, "here")]
 
 
 async def test_of_a_large_directory_the_first_200_are_listed(tmp_path: Path) -> None:
@@ -564,6 +605,18 @@ async def test_a_missing_directory_and_a_dangling_link_are_told(tmp_path: Path) 
     dangling = await read(ctx, "link")
     assert dangling.details["code"] == "not_found"
     assert "leads nowhere" in text_of(dangling)
+
+
+async def test_a_file_that_is_missing_in_a_closed_directory_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ctx = context(tmp_path)
+
+    async def closed(self: object, path: str) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    monkeypatch.setattr(type(ctx.fs), "readdir", closed)
+    assert text_of(await read(ctx, "a.txt")) == "a.txt does not exist"
 
 
 async def test_a_path_that_no_system_has_is_an_answer(tmp_path: Path) -> None:

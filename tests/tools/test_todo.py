@@ -83,6 +83,8 @@ async def test_two_active_items_are_accepted_and_mentioned(tmp_path: Path) -> No
     [
         ([item("a"), item("a")], "two items have the id 'a'"),
         ([item("a", text="  ")], "the item 'a' has no text"),
+        ([item("a"), item(" a")], "two items have the id 'a'"),
+        ([item(" ")], "an item has no id"),
     ],
 )
 async def test_a_list_that_contradicts_itself_changes_nothing(
@@ -152,12 +154,12 @@ async def test_the_former_list_and_what_is_open_can_be_looked_up(tmp_path: Path)
 ITEMS = st.lists(
     st.builds(
         item,
-        st.text(min_size=1, max_size=8),
+        st.text(min_size=1, max_size=8).filter(str.strip),
         st.sampled_from(["pending", "active", "done"]),
         st.text(min_size=1, max_size=20).filter(str.strip),
     ),
     max_size=8,
-    unique_by=lambda entry: str(entry["id"]),
+    unique_by=lambda entry: str(entry["id"]).strip(),
 )
 
 
@@ -170,5 +172,9 @@ async def test_the_list_is_always_the_last_one_that_was_accepted(
     await set_items(box, *first)
     await set_items(box, *second)
     listed: list[JsonValue] = [entry.as_json() for entry in checklist_of(ctx).items]
-    wanted = [{**row, "text": str(row["text"]).strip()} for row in second if isinstance(row, dict)]
+    wanted = [
+        {**row, "id": str(row["id"]).strip(), "text": str(row["text"]).strip()}
+        for row in second
+        if isinstance(row, dict)
+    ]
     assert listed == wanted

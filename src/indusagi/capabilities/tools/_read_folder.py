@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from anyio import to_thread
 
 from indusagi.capabilities.backends import FileKind
+from indusagi.capabilities.tools._ls_lines import shown_name
 from indusagi.capabilities.tools.paths import path_trouble
 from indusagi.core.text import clean_text
 from indusagi.runtime.contract import ToolResult
@@ -31,11 +32,12 @@ async def folder_listing(path: str, ctx: ToolContext) -> ToolResult:
     """List a directory, the first of its entries if there are many."""
     entries = await ctx.fs.readdir(path)
     name, _ = clean_text(path)
-    shown = [clean_text(entry.name)[0] + _MARKS.get(entry.kind, "") for entry in entries]
+    listed = entries[:MOST_ENTRIES]
+    shown = [shown_name(entry.name) + _MARKS.get(entry.kind, "") for entry in listed]
     more = len(entries) - MOST_ENTRIES
     lines = [
         f"[{name} is a directory; {_entries(len(entries))}]",
-        *shown[:MOST_ENTRIES],
+        *shown,
         *([f"[{more:,} more; use ls or find]"] if more > 0 else []),
     ]
     resolved = await ctx.fs.resolve(path)
@@ -59,16 +61,17 @@ async def not_there(exc: OSError, path: str, ctx: ToolContext) -> ToolResult:
     if any(entry.name == last for entry in entries):
         return ToolResult.error(f"{name} is a link that leads nowhere", code="not_found")
     near = await to_thread.run_sync(near_names, last, entries)
-    paths: list[JsonValue] = [clean_text(os.path.join(folder, other))[0] for other in near]
+    paths: list[JsonValue] = [shown_name(os.path.join(folder, other)) for other in near]
     hint = f"; did you mean {' or '.join(str(other) for other in paths)}?" if paths else ""
     return ToolResult.error(f"{name} does not exist{hint}", code="not_found", near=paths)
 
 
 async def _entries_of(folder: str, ctx: ToolContext) -> Sequence[DirEntry] | None:
+    """List a directory: nothing of one that is closed to us, None if there is none."""
     try:
         return await ctx.fs.readdir(folder)
-    except OSError:
-        return None
+    except OSError as exc:
+        return None if exc.errno in _NOT_THERE else ()
 
 
 def near_names(name: str, entries: Sequence[DirEntry]) -> Sequence[str]:

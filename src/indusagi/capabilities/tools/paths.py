@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from indusagi.capabilities.backends import PathRefused
 from indusagi.core.text import clean_text
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 PATH_ALIASES = {"file_path": "path", "filePath": "path", "filepath": "path", "file": "path"}
 """What other agents call the same argument."""
+_ADDRESS = "file://"
 _CODES = {
     errno.ENOENT: "not_found",
     errno.ENOTDIR: "not_found",
@@ -36,9 +37,20 @@ def path_given(arguments: JsonObject, name: str = "path", default: str = ".") ->
     """Read a path from the arguments: relative, absolute, with a `~`, or as a `file://` address."""
     given = arguments.get(name)
     text = given if isinstance(given, str) and given else default
-    if text.startswith("file://"):
-        return unquote(urlsplit(text).path)
+    if text.startswith(_ADDRESS):
+        return _addressed(text.removeprefix(_ADDRESS)) or default
     return os.path.expanduser(text) if text.startswith("~") else text
+
+
+def _addressed(rest: str) -> str:
+    """Read what follows `file://`: a path, behind the name of this machine if there is one.
+
+    Any other name is the start of a relative path. A `#` or a `?` is a part of the name: to cut
+    there would be to open another file.
+    """
+    host, slash, path = rest.partition("/")
+    named = slash + path if slash and host in {"", "localhost"} else rest
+    return unquote(named, errors="surrogateescape")
 
 
 def path_trouble(exc: OSError, path: str) -> ToolResult:

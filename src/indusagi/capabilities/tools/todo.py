@@ -135,7 +135,7 @@ async def _read(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
 
 async def _set(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
     rows = cast("list[dict[str, str]]", arguments["items"])
-    items = [ChecklistItem(row["id"], row["text"].strip(), row["status"]) for row in rows]
+    items = [ChecklistItem(row["id"].strip(), row["text"].strip(), row["status"]) for row in rows]
     problem = _problem(items)
     if problem is not None:
         return ToolResult.error(
@@ -149,6 +149,8 @@ async def _set(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
 def _problem(items: Sequence[ChecklistItem]) -> str | None:
     seen: set[str] = set()
     for item in items:
+        if not item.id:
+            return "an item has no id"
         if item.id in seen:
             return f"two items have the id {item.id!r}"
         if not item.text:
