@@ -173,14 +173,27 @@ def test_nor_is_one_whose_size_only_pillow_can_read(size: tuple[int, int]) -> No
         b"\x89PNG\r\n\x1a\nnothing of the kind",
         b"\xff\xd8\xff\xe0",
         b"II*\0\xff\xff\xff\xff",
+        noise((200, 200))[:5_000],
+        picture("PNG", (20, 20))[:40],
+        b"GIF89a\x01\0\x01\0",
     ],
-    ids=["cut", "short", "nonsense", "start", "nowhere"],
+    ids=["cut", "short", "nonsense", "start", "nowhere", "small", "header", "nothing"],
 )
 def test_a_damaged_picture_is_refused(data: bytes) -> None:
     found = fit_picture(data, "image/png")
     assert isinstance(found, Unshown)
     assert found.code == "failed"
     assert "damaged" in found.why
+    assert found == fit_picture(data, "image/png"), "the same words every time"
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WebP"])
+def test_a_small_picture_that_was_cut_off_is_not_passed_on(kind: str) -> None:
+    out = io.BytesIO()
+    Image.effect_noise((200, 200), 90).convert("RGB").save(out, kind)
+    data = out.getvalue()
+    assert picture_size(data[: len(data) // 2]) == (200, 200)
+    assert isinstance(fit_picture(data[: len(data) // 2], f"image/{kind.lower()}"), Unshown)
 
 
 @pytest.fixture

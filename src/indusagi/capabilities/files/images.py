@@ -1,7 +1,9 @@
 """Pictures as a model can take them: small enough, and in a format that all of them know.
 
-A picture that is small already is passed on byte for byte. Others are made smaller with pillow,
-which is an extra; its size is read from the file before anything is unpacked.
+A picture that is small already is passed on byte for byte, once it is known to be whole: a provider
+that is sent a broken one refuses the conversation it is in, then and ever after. Others are made
+smaller. Both take pillow, which is an extra; the size is read from the file before anything is
+unpacked.
 """
 
 from __future__ import annotations
@@ -45,31 +47,40 @@ class Picture:
 def fit_picture(data: bytes, mime: str) -> Picture | Unshown:
     """Make a picture small enough for a model; for a thread, since this can take a second."""
     size = picture_size(data)
-    if size is not None:
-        if mime in _PASSED_ON and _is_small(data, size):
-            return Picture(data, mime, *size, former=size)
-        if math.prod(size) > MOST_PIXELS:
-            return _too_large(size)
+    passed_on: Picture | None = None
+    if size is not None and mime in _PASSED_ON and _is_small(data, size):
+        passed_on = Picture(data, mime, *size, former=size)
+    elif size is not None and math.prod(size) > MOST_PIXELS:
+        return _too_large(size)
     try:
         import PIL.Image  # noqa: PLC0415 — an extra, and dear to load
         import PIL.ImageOps  # noqa: PLC0415 — the same
     except ImportError:
-        fits = f"{LONGEST_SIDE:,} pixels a side and {MOST_BYTES // 1000} kB are shown as they are"
-        known = mime in _PASSED_ON and size is not None
-        what = f"only pictures up to {fits}" if known else "it must be converted to be shown"
-        return Unshown(f"{what}; for others, {DOCUMENTS}", "unsupported")
+        return passed_on or _without_pillow(known=mime in _PASSED_ON and size is not None)
     try:
         with PIL.Image.open(io.BytesIO(data)) as image:
             if math.prod(image.size) > MOST_PIXELS:
                 return _too_large(image.size)
+            if passed_on is not None:
+                image.load()
+                return passed_on
             former = image.size
             image.draft("RGB", (LONGEST_SIDE, LONGEST_SIDE))
             small = PIL.ImageOps.exif_transpose(image)
         return _encoded(small, former, as_png=mime != "image/jpeg")
     except (PIL.Image.DecompressionBombError, PIL.Image.DecompressionBombWarning) as exc:
         return Unshown(str(exc), "too_large")
+    except PIL.UnidentifiedImageError:
+        # Its words name an object of ours, and nothing of the file's.
+        return Unshown("the picture is damaged, or of a kind that is not known here", "failed")
     except Exception as exc:  # noqa: BLE001 — boundary: decoders that are fed with anything at all
         return Unshown(f"the picture is damaged: {exc}", "failed")
+
+
+def _without_pillow(*, known: bool) -> Unshown:
+    fits = f"{LONGEST_SIDE:,} pixels a side and {MOST_BYTES // 1000} kB are shown as they are"
+    what = f"only pictures up to {fits}" if known else "it must be converted to be shown"
+    return Unshown(f"{what}; for others, {DOCUMENTS}", "unsupported")
 
 
 def picture_size(data: bytes) -> tuple[int, int] | None:
