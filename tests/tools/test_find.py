@@ -291,7 +291,7 @@ async def test_a_tree_deeper_than_there_are_handles_is_told(
     monkeypatch.setattr(walk, "_DEEPEST", 3)
     plant(tmp_path, ["1/2/3/4/x", "x"])
     outcome = await find(tmp_path, "x")
-    assert "[1 directories could not be looked into.]" in str(outcome.output)
+    assert "[1 directory could not be looked into.]" in str(outcome.output)
     assert outcome.details["partial"] is True
 
 

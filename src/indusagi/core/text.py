@@ -34,6 +34,11 @@ def show_unseen(text: str) -> tuple[str, int]:
     return _UNSEEN.subn(lambda found: f"<U+{ord(found[0]):04X}>", text)
 
 
+def counted(number: int, noun: str, nouns: str | None = None) -> str:
+    """Say how many of something there are: `1 file`, `1,200 files`."""
+    return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
+
+
 def cut_text(text: str, limit: int) -> str:
     """Shorten a text to `limit` characters, and say how many are missing."""
     if len(text) <= limit:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from indusagi.core.text import counted
 from induscode.commands.groups import CommandGroup, Lazy, unknown
 from induscode.commands.running import opened_store, run_loop
 from induscode.commands.showing import as_json, mention, table, write_json
@@ -141,12 +142,9 @@ def _said(row: Row) -> str:
     if row.op == "turn":
         return f"deck {str(facts.get('deck'))[:12]}"
     if row.op in {"run", "list"}:
-        named = facts.get("servers" if row.op == "run" else "tools")
-        return (
-            f"{len(named)} {'servers' if row.op == 'run' else 'tools'}"
-            if isinstance(named, list)
-            else ""
-        )
+        noun = "server" if row.op == "run" else "tool"
+        named = facts.get(f"{noun}s")
+        return counted(len(named), noun) if isinstance(named, list) else ""
     if row.op in {"enroll", "pin"}:
         return str(facts.get("key", facts.get("pin", "")))[:_SHOWN_KEY]
     return f"{facts.get('subject', '')} {facts.get('detail', '')}".strip().partition("\n")[0]
@@ -284,7 +282,7 @@ def _show_deck(record: DeckRecord, *, as_json: bool) -> int:
         return 0
     tell(f"run {record.run}, turn {record.turn}, up to {record.at}")
     if record.turn:
-        tell(f"deck {record.digest}: a model was shown {len(record.descriptors)} tools")
+        tell(f"deck {record.digest}: a model was shown {counted(len(record.descriptors), 'tool')}")
     for one in record.descriptors:
         tell(f"  {one.name}")
     tell(f"enrolled from servers: {len(enrolled)}")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from indusagi.core.json import is_json_object
+from indusagi.core.text import counted
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from induscode.commands.catalog import fault_note
 from induscode.commands.groups import unknown
@@ -123,7 +124,7 @@ def _locked(path: str, mcp: McpCapabilities, as_json: bool) -> int:
     if as_json:
         write_json({"file": path, "tools": len(tools)})
     else:
-        tell(f"Wrote the definitions of {len(tools)} tools to {path}")
+        tell(f"Wrote the definitions of {counted(len(tools), 'tool')} to {path}")
     return 0
 
 
@@ -138,7 +139,7 @@ def _checked(path: str, mcp: McpCapabilities, *, as_json: bool) -> int:
     drifts = compare_definitions(read_lock(path), present)
     _show_drifts(drifts, as_json=as_json)
     if not drifts and not as_json:
-        tell(f"{len(present)} tools are as {path} has them")
+        tell(f"{counted(len(present), 'tool is', 'tools are')} as {path} has them")
     return _DIFFERENT if drifts else 0
 
 

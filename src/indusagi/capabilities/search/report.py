@@ -12,7 +12,7 @@ from indusagi.capabilities.search.records import Counts, Matches
 from indusagi.capabilities.search.request import MAX_FILE_BYTES, Mode, path_key
 from indusagi.capabilities.search.secrets import notice
 from indusagi.capabilities.search.seek import COLLECTED_FILES, TIME_LIMIT_S, page_of
-from indusagi.core.text import clean_text, cut_text
+from indusagi.core.text import clean_text, counted, cut_text
 from indusagi.runtime.contract import ToolResult
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _content(
     total = reader.matches
     more = total > asked.offset + shown
     if not more and not asked.offset:
-        head = f"{_counted(total, 'match', 'matches')} in {_counted(len(page), 'file')}"
+        head = f"{counted(total, 'match', 'matches')} in {counted(len(page), 'file')}"
     else:
         whole = f"of {total:,}" if is_known else "of more"
         head = f"matches {asked.offset + 1:,}-{asked.offset + shown:,} {whole}"
@@ -146,11 +146,11 @@ def _listing(
         files = sorted(counts, key=path_key)
     page = files[asked.offset : asked.offset + asked.limit]
     details: dict[str, JsonValue] = {"total": len(files), "shown": len(page)}
-    head = _counted(len(files), "file")
+    head = counted(len(files), "file")
     if counts is not None:
         matches = sum(counts.values())
         details["matches"] = matches
-        head = f"{_counted(matches, 'matching line')} in {head}"
+        head = f"{counted(matches, 'matching line')} in {head}"
     if len(page) < len(files):
         head += f"; {asked.offset + 1:,}-{asked.offset + len(page):,} are shown"
     if asked.offset + len(page) < len(files):
@@ -166,7 +166,7 @@ def _nothing(asked: Asked, found: Found, ignored: Sequence[str]) -> str:
     searched, reader = found.reader.searched, found.reader
     unseen = not isinstance(reader, Counts) and (reader.binary or reader.too_long)
     said = "No matches that can be shown" if unseen else "No matches"
-    said += "" if searched is None else f" in {_counted(searched, 'file')}"
+    said += "" if searched is None else f" in {counted(searched, 'file')}"
     if asked.file is not None:
         return f"{said}."
     left_out = ["binary files", f"files over {MAX_FILE_BYTES // _MIB} MiB"]
@@ -210,7 +210,3 @@ def _some(asked: Asked, paths: Sequence[str]) -> str:
     names = ", ".join(asked.name(path) for path in paths[:_NAMED])
     more = len(paths) - _NAMED
     return names if more <= 0 else f"{names} and {more:,} more"
-
-
-def _counted(number: int, noun: str, nouns: str | None = None) -> str:
-    return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"

@@ -24,6 +24,7 @@ from indusagi.capabilities.search.naming import joined, shown_name, shown_place
 from indusagi.capabilities.search.secrets import notice, secrets_below
 from indusagi.capabilities.tool import ToolSpec, define_tool
 from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given, path_trouble
+from indusagi.core.text import counted
 from indusagi.runtime.contract import ToolResult
 
 if TYPE_CHECKING:
@@ -210,16 +211,14 @@ def _notices(names: Names, query: Query) -> Iterator[str]:
     if names.is_full:
         yield "[Stopped at so many names: narrow the query, or give a path.]"
     if names.closed:
-        yield f"[{len(names.closed):,} directories could not be looked into.]"
+        closed = counted(len(names.closed), "directory", "directories")
+        yield f"[{closed} could not be looked into.]"
     hidden = names.hidden_by_rules
     if hidden:
-        more = "1 more is" if hidden == 1 else f"{hidden:,} more are"
+        more = counted(hidden, "more is", "more are")
         yield f"[{more} hidden by ignore rules: noIgnore: true shows what they hide.]"
     if names.ignored_dirs and not names.paths:
-        one = names.ignored_dirs == 1
-        dirs = (
-            "1 ignored directory was" if one else f"{names.ignored_dirs:,} ignored directories were"
-        )
+        dirs = counted(names.ignored_dirs, "ignored directory was", "ignored directories were")
         yield f"[{dirs} not looked into: noIgnore: true does.]"
     if not names.paths and query.is_glob and query.by_path and not query.text.startswith("**/"):
         yield f"[A glob with a slash is matched from the top: **/{query.text} matches anywhere.]"
