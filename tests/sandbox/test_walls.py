@@ -283,6 +283,32 @@ async def test_the_hooks_of_a_linked_worktree_are_protected(
     assert (work / "real" / "worktrees" / "linked" / "commondir").read_text() == "../..\n"
 
 
+async def test_a_mechanism_says_that_it_does_not_guard_sockets_of_the_file_system(
+    mechanism: Mechanism, root: Path
+) -> None:
+    with TemporaryDirectory(dir="/var/tmp") as folder, socket.socket(socket.AF_UNIX) as server:
+        server.bind(f"{folder}/socket")
+        server.listen()
+        reach = f"import socket; socket.socket(socket.AF_UNIX).connect('{folder}/socket')"
+        sandbox = Sandbox(mechanisms=(mechanism,), hidden=())
+        reached = await run(root, f'{sys.executable} -c "{reach}"', sandbox)
+        async with shell_in(root, sandbox) as shell:
+            state = await shell.sandbox_state()
+    assert reached.exit_code == 0
+    assert "guard of local sockets" in state.lacks
+
+
+async def test_landlock_says_that_modes_of_files_can_be_changed(root: Path) -> None:
+    if not HAVE["landlock"]:
+        pytest.skip("landlock does not work here")
+    neighbour = root.parent / "neighbour"
+    sandbox = Sandbox(mechanisms=("landlock",))
+    await run(root, f"chmod 600 {neighbour}", sandbox)
+    assert neighbour.stat().st_mode & 0o777 == 0o600
+    async with shell_in(root, sandbox) as shell:
+        assert "guard of modes and times of files" in (await shell.sandbox_state()).lacks
+
+
 async def test_landlock_says_what_it_does_not_guard(root: Path) -> None:
     if not HAVE["landlock"]:
         pytest.skip("landlock does not work here")
@@ -507,7 +533,8 @@ def test_what_landlock_lacks_depends_on_its_version(
     abi: int, network: bool, lacks: tuple[str, ...], root: Path
 ) -> None:
     layout = lay_out(Sandbox(network=network), str(root))
-    assert landlock.landlock_lacks(abi, layout) == ("guard of local sockets", *lacks)
+    always = ("guard of local sockets", "guard of modes and times of files")
+    assert landlock.landlock_lacks(abi, layout) == (*always, *lacks)
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ async def test_overstruck_letters_are_read_once(session: Session) -> None:
 
 async def test_binary_output_is_told_by_its_size(session: Session) -> None:
     outcome = await session.run("head -c 100000 /dev/urandom")
-    assert outcome.output == "[binary 100,000 bytes]"
+    assert outcome.output == f"[binary 100,000 bytes, kept in {outcome.details['path']}]"
     assert isinstance(outcome.details["path"], str)
 
 

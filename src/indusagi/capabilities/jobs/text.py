@@ -85,7 +85,8 @@ def shown_output(process: ShellProcess, whole_is_in: str | None) -> Shown:
     size = process.output_size()
     start = process.read_output(0, _SNIFFED_BYTES)
     if is_binary(start):
-        return Shown(f"[binary {size:,} bytes]", whole=False)
+        where = "" if whole_is_in is None else f", kept in {whole_is_in}"
+        return Shown(f"[binary {size:,} bytes{where}]", whole=False)
     if size <= _WHOLE_BYTES:
         return _cut(plain_text(process.read_output()), size, whole_is_in)
     head = plain_text(process.read_output(0, _WHOLE_BYTES // 4))

@@ -1,8 +1,8 @@
 """Landlock: the kernel takes rights from a command, without namespaces and without any program.
 
 What it cannot do is said in the state: it knows only what is allowed in a folder and all below, so
-nothing inside the workspace can be taken out of it; and whoever listens on a socket in the file
-system can be talked to.
+nothing inside the workspace can be taken out of it; modes, owners and times of files can be changed
+wherever they are; and whoever listens on a socket in the file system can be talked to.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from indusagi.capabilities.sandbox.policy import is_within
+from indusagi.capabilities.sandbox.policy import LOCAL_SOCKETS, is_within
 
 if TYPE_CHECKING:
     from indusagi.capabilities.sandbox.bubblewrap import Private
@@ -41,7 +41,7 @@ def landlock_argv(layout: Layout, private: Private) -> list[str]:
 
 def landlock_lacks(abi: int, layout: Layout) -> tuple[str, ...]:
     """Name what was asked for and is beyond this version of Landlock."""
-    lacks = ["guard of local sockets"]
+    lacks = [LOCAL_SOCKETS, "guard of modes and times of files"]
     if layout.protected:
         lacks.append("guard of protected paths in the workspace")
     if abi < _ABI_WITH_TRUNCATE:

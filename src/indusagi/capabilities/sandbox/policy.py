@@ -37,6 +37,9 @@ sandbox. Our own state directory is hidden with them."""
 PROTECTED = (".git/hooks", ".git/config", ".indusvx", ".indus")
 """Parts of a workspace from which something is run later, outside of any sandbox."""
 
+LOCAL_SOCKETS = "guard of local sockets"
+"""What no mechanism has: a socket that can be seen can be talked to, but for those hidden above."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sandbox:

@@ -17,7 +17,7 @@ from indusagi.capabilities.sandbox.bubblewrap import (
     find_bubblewrap,
 )
 from indusagi.capabilities.sandbox.environment import command_environment
-from indusagi.capabilities.sandbox.policy import lay_out
+from indusagi.capabilities.sandbox.policy import LOCAL_SOCKETS, lay_out
 from indusagi.capabilities.sandbox.preamble import PREAMBLE, note_variables, take_note
 from indusagi.core.ids import new_ulid
 from indusagi.core.places import create_private_file
@@ -127,7 +127,9 @@ class Walls:
             if mechanism == "bubblewrap":
                 start, why = _find(layout.workspace)
                 if start:
-                    return SandboxState(kind="bubblewrap", network=layout.network)
+                    return SandboxState(
+                        kind="bubblewrap", network=layout.network, lacks=(LOCAL_SOCKETS,)
+                    )
             else:
                 abi, why = _landlock()
                 if abi:
