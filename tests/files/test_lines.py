@@ -121,6 +121,28 @@ def test_sed_shows_the_same_lines_of_a_file_of_many_chunks(
     assert found.digest == digest_bytes(data)
 
 
+@pytest.mark.parametrize("ending", [b"\n", b"\r\n"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+@pytest.mark.parametrize("first", [1, 3, -2])
+def test_returns_before_the_first_newline_end_no_line(
+    ending: bytes, encoding: str, first: int, tmp_path: Path
+) -> None:
+    text = b"10 %\r" * 100_000 + b"done" + ending + b"".join(b"%d" % n + ending for n in range(9))
+    (tmp_path / "f").write_bytes(text)
+    start = first if first > 0 else 10 + first + 1
+    done = subprocess.run(
+        ["sed", "-n", f"{start},{start + 1}p", str(tmp_path / "f")],
+        capture_output=True,
+        check=True,
+        timeout=20,
+    )
+    data = text.decode().encode(encoding)
+    found = scanned(data, first, 2)
+    lines = [line[:LONGEST_LINE] for line in done.stdout.decode().replace("\r\n", "\n").split("\n")]
+    assert [line[:LONGEST_LINE] for _, line in shown(found)] == lines[:-1]
+    assert (found.total, found.digest) == (10, digest_bytes(data))
+
+
 @pytest.mark.parametrize("newline", [b"\r\n", b"\r"])
 @pytest.mark.parametrize("first", [5_000, -100])
 def test_line_endings_across_chunks_are_counted_once(newline: bytes, first: int) -> None:
@@ -134,13 +156,19 @@ def test_line_endings_across_chunks_are_counted_once(newline: bytes, first: int)
 
 
 @pytest.mark.parametrize("ending", [b"\r", b"\r\n"])
-def test_a_return_at_the_border_of_a_chunk_ends_one_line(ending: bytes) -> None:
+def test_a_return_at_the_border_of_a_chunk_ends_a_line_if_no_newline_follows(
+    ending: bytes,
+) -> None:
     border = CHUNK_BYTES + HEAD_BYTES
     data = b"a\r" * (HEAD_BYTES // 2 + 10)
     data += b"x" * (border - 1 - len(data)) + ending + b"y\rz\r"
     found = scanned(data, -2)
-    assert [text for _, text in shown(found)] == ["y", "z"]
-    assert found.lines[0].number == HEAD_BYTES // 2 + 12
+    if ending == b"\r":
+        assert [text for _, text in shown(found)] == ["y", "z"]
+        assert found.lines[0].number == HEAD_BYTES // 2 + 12
+    else:
+        assert [line.number for line in found.lines] == [1, 2]
+        assert shown(found)[1] == (2, "y\rz\r")
 
 
 @pytest.mark.parametrize(

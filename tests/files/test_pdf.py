@@ -197,6 +197,18 @@ def test_the_reader_limits_itself_where_it_can(
     assert len(limits.set) == (0 if refusing else 2)
 
 
+def test_pages_beyond_what_is_read_at_once_are_not_told_as_empty(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pdf_worker.resource, "setrlimit", Limits().setrlimit)
+    monkeypatch.setattr(pdf_worker, "MOST_CHARACTERS", 15)
+    answer = asked(pdf("first page", "second page", "third page"), monkeypatch)
+    cut = "secon\n[the page goes on; 6 characters of it are left out]"
+    assert answer == {"total": 3, "pages": ["first page", cut]}
+    monkeypatch.setattr(pdf_worker, "MOST_CHARACTERS", 10)
+    assert asked(pdf("first page", "second"), monkeypatch)["pages"] == ["first page"]
+
+
 def test_the_reader_says_when_its_library_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pdf_worker.resource, "setrlimit", Limits().setrlimit)
     monkeypatch.setitem(sys.modules, "pypdfium2", None)

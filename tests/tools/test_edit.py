@@ -561,6 +561,16 @@ async def test_an_edit_and_a_write_at_once_take_turns(ctx: ToolContext) -> None:
     assert path.read_bytes() in {b"two\n", b"three\n"}
 
 
+@pytest.mark.parametrize("pair", [("é" * 2**24, "b"), ("a", "é" * 2**24)])
+async def test_texts_that_no_file_can_hold_are_refused(
+    ctx: ToolContext, pair: tuple[str, str]
+) -> None:
+    path = have(ctx, "a.txt", "a\n")
+    outcome = await edits(ctx, "a.txt", pair)
+    assert code(outcome) == "too_large"
+    assert path.read_bytes() == b"a\n"
+
+
 async def test_a_call_that_is_cancelled_while_it_computes_writes_nothing(
     ctx: ToolContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:

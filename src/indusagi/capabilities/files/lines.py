@@ -1,13 +1,14 @@
 """Some lines of a text file, in one pass over it and in little memory.
 
 Lines are cut at newlines, as `sed` and `grep -n` count them; a file that has carriage returns and
-no newlines is cut at those.
+no newlines is cut at those. Which it is shows in how the file begins; should a newline come later
+all the same, it is gone through anew.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from indusagi.capabilities.files.codec import CHUNK_BYTES
 from indusagi.capabilities.files.whole import Whole
@@ -110,13 +111,30 @@ def scan(
         stopped: Asked between chunks; when it says yes nobody is there any more, and the rest is
             left.
     """
-    whole = Whole(head)
+    found = _scanned(Whole(head), file, head, size, wanted, stopped)
+    if found is None:
+        file.seek(len(head))
+        found = _scanned(Whole(head, at_newlines=True), file, head, size, wanted, stopped)
+    return cast("Scan", found)
+
+
+def _scanned(
+    whole: Whole,
+    file: BinaryIO,
+    head: bytes,
+    size: int,
+    wanted: Wanted,
+    stopped: Callable[[], bool],
+) -> Scan | None:
+    """Go through the file; None if its lines turn out to end in something else than was thought."""
     picker = _Picker(wanted) if wanted.first > 0 else None
     large = size > SCAN_LIMIT_BYTES
     if picker is None and large:
         return _result(whole, file, [], complete=False)
     for chunk in _chunks(head[len(whole.bom) :], file, stopped):
         narrow = whole.feed(chunk)
+        if whole.misjudged:
+            return None
         if picker is not None:
             picker.feed(narrow)
             if picker.full and large:
@@ -168,7 +186,7 @@ def _from_the_end(
         picker.feed(reader.newlines(reader.narrow(chunk)))
         if picker.full:
             return picker
-    picker.feed(reader.newlines(reader.narrow(b"", final=True), final=True))
+    picker.feed(reader.newlines(reader.narrow(b"", final=True)))
     return picker
 
 

@@ -52,8 +52,13 @@ def _text(library: Any, data: bytes, first: int, last: int) -> dict[str, Any]:
             text: str = document[index].get_textpage().get_text_bounded()
         except library.PdfiumError as exc:
             text = f"[this page cannot be read: {exc}]"
-        pages.append(text[:left])
-        left -= len(pages[-1])
+        cut = len(text) - left
+        if cut > 0:
+            text = f"{text[:left]}\n[the page goes on; {cut:,} characters of it are left out]"
+        pages.append(text)
+        left -= len(text)
+        if left <= 0:
+            break
     return {"total": len(document), "pages": pages}
 
 

@@ -19,6 +19,8 @@ from indusagi.capabilities.files.task_worker import answer, request
 if TYPE_CHECKING:
     from indusagi.capabilities.files.task import Made, Task
 
+_MOST_TEXT = 2 * LARGEST_FILE
+"""Characters of all edits together: to hand on more would hold up the rest."""
 DEADLINE_S = 60.0
 """The worst file of the largest size takes ten seconds."""
 
@@ -32,6 +34,8 @@ async def worked_out_soon(task: Task, before: bytes | None) -> Made | Refused:
     if len(task.content or "") > LARGEST_FILE:
         message = f"the file would have more than {LARGEST_FILE:,} bytes"
         return Refused("too_large", message)
+    if sum(len(edit.old) + len(edit.new) for edit in task.edits) > _MOST_TEXT:
+        return Refused("too_large", f"the texts have more than {_MOST_TEXT:,} characters together")
     if task.is_light(before):
         return await to_thread.run_sync(worked_out, task, before, abandon_on_cancel=True)
     library = await to_thread.run_sync(library_of, "rapidfuzz")

@@ -32,9 +32,8 @@ class NarrowReader:
     def __init__(self, encoding: str, *, at_returns: bool) -> None:
         self.encoding = encoding
         self.at_returns = at_returns
-        """Lines end in a carriage return."""
+        """Lines end in a carriage return, and there is no newline."""
         self.damaged = False
-        self._held = b""
         self._decoder: codecs.IncrementalDecoder | None = None
         if encoding != "utf-8":
             self._decoder = codecs.getincrementaldecoder(encoding)()
@@ -42,11 +41,6 @@ class NarrowReader:
     def another(self) -> NarrowReader:
         """Make a reader for the same file that may start at any place of `Whole.places`."""
         return NarrowReader(self.encoding, at_returns=self.at_returns)
-
-    @property
-    def holds(self) -> bool:
-        """Whether something was taken that was not given yet."""
-        return bool(self._held)
 
     def narrow(self, chunk: bytes, *, final: bool = False) -> bytes:
         """Make UTF-8 of UTF-16 or UTF-32; anything else stays as it is."""
@@ -63,21 +57,21 @@ class NarrowReader:
             text = decoder.decode(chunk, final)
         return text.encode("utf-8")
 
-    def newlines(self, data: bytes, *, final: bool = False) -> bytes:
+    def newlines(self, data: bytes) -> bytes:
         """Make newlines of the carriage returns that end lines."""
-        if not self.at_returns:
-            return data
-        data = self._held + data
-        # A newline may follow in the next chunk: the two are one ending.
-        self._held = b"\r" if data.endswith(b"\r") and not final else b""
-        data = data[: len(data) - len(self._held)]
-        return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        return data.replace(b"\r", b"\n") if self.at_returns else data
 
 
 class Whole:
     """Counts, checks and hashes a file as it goes by."""
 
-    def __init__(self, head: bytes) -> None:
+    def __init__(self, head: bytes, *, at_newlines: bool = False) -> None:
+        """Start with how the file begins.
+
+        Args:
+            head: Its first bytes; they are fed all the same.
+            at_newlines: It is known to have newlines further on, whatever the head looks like.
+        """
         self.bom, encoding = mark_of(head)
         self.digest = new_digest()
         self.digest.update(self.bom)
@@ -87,7 +81,7 @@ class Whole:
         sample = NarrowReader(encoding, at_returns=False).narrow(head[len(self.bom) :])
         # At the end of a head a newline may follow on a return, at the end of a file not.
         returns = sample if len(head) < HEAD_BYTES else sample[:-1]
-        at_returns = b"\r" in returns and b"\n" not in sample
+        at_returns = b"\r" in returns and b"\n" not in sample and not at_newlines
         self.reader = NarrowReader(encoding, at_returns=at_returns)
         self._wide = encoding != "utf-8"
         self._crlf = self._lf = self._cr = 0
@@ -106,14 +100,18 @@ class Whole:
         return self._newlines + (not self._ended)
 
     @property
+    def misjudged(self) -> bool:
+        """Whether lines were taken to end in returns, and then there came a newline."""
+        return self.reader.at_returns and self._lf > 0
+
+    @property
     def crlf(self) -> int:
         """How many lines end in CRLF."""
         return self._crlf
 
     def feed(self, chunk: bytes) -> bytes:
         """Take the next chunk, without the mark; give its lines, each ended by a newline."""
-        if not self.reader.holds:
-            self.places.append((self.size, self._newlines + 1))
+        self.places.append((self.size, self._newlines + 1))
         self.digest.update(chunk)
         data = self.reader.narrow(chunk)
         self._look_at(data)
@@ -128,7 +126,7 @@ class Whole:
             pending = len(self._utf_8.getstate()[0])
             self._odd_at = self.size - pending if pending else None
             self._high -= pending
-        return self._cut(self.reader.newlines(data, final=True))
+        return self._cut(self.reader.newlines(data))
 
     def form(self, file: BinaryIO) -> TextForm:
         """Tell how the file is text; may read a sample of it again."""
