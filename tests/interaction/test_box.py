@@ -40,6 +40,8 @@ pytestmark = pytest.mark.anyio
 
 IMAGE: JsonObject = {"type": "image", "data": "aGk=", "mimeType": "image/png", "x-vendor": None}
 TODO: PerContext[list[str]] = PerContext(list)
+A_WHILE = f"600.{os.getpid()}"
+"""Seconds to sleep that no other test process sleeps: what sleeps so long is of this one."""
 
 
 async def answer(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
@@ -66,7 +68,7 @@ async def seen(arguments: JsonObject, ctx: ToolContext) -> JsonValue:
 
 
 async def command(arguments: JsonObject, ctx: ToolContext) -> str:
-    result = await ctx.shell.exec("sleep 600.25 & touch started; wait")
+    result = await ctx.shell.exec(f"sleep {A_WHILE} & touch started; wait")
     return str(result.ended)
 
 
@@ -190,7 +192,7 @@ async def test_cancelling_a_call_ends_the_command_and_its_children(tmp_path: Pat
         token.cancel("Ctrl-C")
     assert [(o.is_error, o.output) for o in outcomes] == [(True, "command was stopped: Ctrl-C")]
     # By what they are called: a sandbox has numbers of its own for processes.
-    assert running("sleep", "600.25") == []
+    assert running("sleep", A_WHILE) == []
 
 
 @requirement("kernel/task-cancellation")
