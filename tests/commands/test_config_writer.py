@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from indusagi.core import turns
 from induscode.deck.contract import BridgeFault
-from induscode.deck.mcp import config_writer
 from induscode.deck.mcp.config_writer import change_row, changing, own_file, read_own
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ def test_those_who_write_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
 def test_a_lock_that_is_held_for_ever_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(config_writer, "_LONGEST_WAIT_S", 0.05)
+    monkeypatch.setattr(turns, "_LONGEST_WAIT_S", 0.05)
     handle = os.open(tmp_path, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

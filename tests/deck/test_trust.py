@@ -120,7 +120,7 @@ def test_c14_the_store_is_private_and_holds_no_secret(store: TrustStore, file: s
     with open(store.path, encoding="utf-8") as handle:
         text = handle.read()
     assert "s3cret" not in text
-    assert sorted(os.listdir(os.path.dirname(store.path))) == [".trust.lock", "trust.json"]
+    assert sorted(os.listdir(os.path.dirname(store.path))) == ["trust.json"]
 
 
 def test_by_default_the_store_is_in_the_state_directory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +174,7 @@ def test_a_write_that_fails_leaves_the_store_as_it_was(
     with pytest.raises(OSError, match="No space"):
         store.approve(file, WEB)
     assert store.consent(file, FMT) == "trusted"
-    assert sorted(os.listdir(os.path.dirname(store.path))) == [".trust.lock", "trust.json"]
+    assert sorted(os.listdir(os.path.dirname(store.path))) == ["trust.json"]
 
 
 # -- the question -----------------------------------------------------------------------------

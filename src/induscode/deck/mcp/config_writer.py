@@ -7,18 +7,17 @@ twice, a way of writing that is not ours. Two processes wait for each other.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
 import stat
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import is_json_object
 from indusagi.core.places import make_dirs, read_small_file
+from indusagi.core.turns import turn_at
 from induscode.deck.contract import BridgeFault
 from induscode.deck.mcp.config import conventional_places
 from induscode.deck.mcp.config_file import LARGEST_BYTES, parse_json
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
     from induscode.deck.mcp.rows import Scope
 
-_LONGEST_WAIT_S = 10.0
-_PAUSE_S = 0.02
 _KEYS = {"indus": "servers", "claude-code": "mcpServers"}
 """The two ways in which our file may be written, and where the servers stand in each."""
 _INDENT = re.compile(r"\n([ \t]+)\S")
@@ -118,8 +115,7 @@ def changing(path: str, *, private: bool) -> Generator[OwnConfig]:
     else:
         _refuse_links(path, folder)
     make_dirs(folder, 0o700 if private else 0o777)
-    # The folder itself is the lock: no file of ours is left beside the one that is written.
-    with _locked(folder):
+    with _turn(folder):
         document, text = _document(path)
         config = OwnConfig(path, document)
         before = _text(document, text)
@@ -136,21 +132,12 @@ def _refuse_links(path: str, folder: str) -> None:
 
 
 @contextmanager
-def _locked(folder: str) -> Generator[None]:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    deadline = time.monotonic() + _LONGEST_WAIT_S
+def _turn(folder: str) -> Generator[None]:
     try:
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise BridgeFault(f"{folder} is held by another process: try again") from None
-                time.sleep(_PAUSE_S)
-        yield
-    finally:
-        os.close(handle)
+        with turn_at(folder):
+            yield
+    except TimeoutError as exc:
+        raise BridgeFault(f"{folder}: {exc.strerror}") from None
 
 
 def _document(path: str) -> tuple[JsonObject, str]:

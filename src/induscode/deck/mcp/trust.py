@@ -8,7 +8,6 @@ nobody has consented to.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -27,6 +26,7 @@ from indusagi.core.places import (
     replace_private_file,
     state_dir,
 )
+from indusagi.core.turns import turn_at
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
 
 if TYPE_CHECKING:
@@ -259,18 +259,12 @@ def _read(path: str) -> _Store:
 def _changing(path: str) -> Generator[_Store]:
     """Read, let the caller change, and write in one step; two processes wait for each other."""
     folder = make_private_dir(os.path.dirname(path))
-    lock = os.open(
-        os.path.join(folder, ".trust.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
-    )
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with turn_at(folder):
         store = _read(path)
         if store.damaged:
             os.replace(path, f"{path}.corrupt-{new_ulid()}")
         yield store
         _write(path, store)
-    finally:
-        os.close(lock)
 
 
 def _write(path: str, store: _Store) -> None:

@@ -6,7 +6,6 @@ be read is set aside before anything is written: what it may have denied is aske
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from indusagi.core.places import (
     read_small_file,
     replace_private_file,
 )
+from indusagi.core.turns import turn_at
 from induscode.session.gate.place import rules_path
 from induscode.session.gate.rules import Effect, Origin, Rule, parse_rule
 
@@ -176,17 +176,12 @@ def _read(path: str) -> _Content:
 def _changing(path: str) -> Generator[_Content]:
     """Read, let the caller change, and write in one step; two processes wait for each other."""
     folder = make_private_dir(os.path.dirname(path))
-    name = os.path.join(folder, ".permissions.lock")
-    lock = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with turn_at(folder):
         content = _read(path)
         if content.damaged:
             os.replace(path, f"{path}.corrupt-{new_ulid()}")
         yield content
         _write(path, content)
-    finally:
-        os.close(lock)
 
 
 def _write(path: str, content: _Content) -> None:
