@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -27,6 +28,7 @@ from indusagi.runtime.contract import ToolCall
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    from indusagi.capabilities.backends import ShellProcess
     from indusagi.capabilities.context import ToolContext
     from indusagi.capabilities.registry import RegistryToolBox
     from indusagi.capabilities.sandbox.walls import Walls
@@ -600,3 +602,87 @@ async def test_a_command_that_misses_the_network_is_told_that_there_is_none(tmp_
         if "network off" not in str(outcome.details["sandbox"]):
             pytest.skip("the network cannot be closed here")
         assert "[the sandbox of commands has no network]" in str(outcome.output)
+
+
+# -- what was shown was read ----------------------------------------------------------------------
+
+SHOWING = (
+    "cat f.txt",
+    "cat -n 'f.txt'",
+    'cat "sub/../f.txt"',
+    "head -n 1 f.txt",
+    "head -1 f.txt",
+    "tail -n +1 -- f.txt",
+    "sed -n '1,$p' f.txt",
+    "sed -n 1p f.txt",
+    "grep -n -A 1 'o.e' f.txt",
+    "nl -ba f.txt",
+)
+NOT_SHOWING = (
+    "cat f.txt > /dev/null",
+    "cat f.txt | wc -l",
+    "cat f.txt g.txt",
+    "cat $F",
+    "cat f.*",
+    "wc f.txt",
+    "sed 1d f.txt",
+    "sed -n 1,2d f.txt",
+    "sed -n -i p f.txt",
+    "grep -c one f.txt",
+    "grep absent f.txt",
+    "cat absent.txt",
+    "cat sub",
+    "head -c 1 /dev/zero",
+    "cat ''",
+    "cat",
+    "head -n",
+    "cat big",
+    "cat f.txt; echo two >> f.txt",
+)
+
+
+@pytest.mark.parametrize("command", [*SHOWING, *NOT_SHOWING])
+async def test_a_file_that_a_command_has_shown_counts_as_read(
+    session: Session, command: str
+) -> None:
+    (session.root / "sub").mkdir()
+    (session.root / "f.txt").write_text("one\n")
+    (session.root / "g.txt").write_text("two\n")
+    (session.root / "big").write_text("three\n" * 300_000)
+    await session.run(command)
+    state = session.ctx.framework.read_state
+    assert state is not None
+    known = state.digest(str(session.root / "f.txt"))
+    digest = hashlib.sha256(b"one\n").hexdigest() if command in SHOWING else None
+    assert known == digest
+    assert state.digest(str(session.root / "big")) is None
+
+
+async def test_a_file_that_changes_while_it_is_shown_does_not_count_as_read(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = session.root / "f.txt"
+    file.write_text("one\n")
+    state = session.ctx.framework.read_state
+    assert state is not None
+    spawn = session.ctx.shell.spawn
+
+    async def changed(*given: Any, **more: Any) -> ShellProcess:
+        process = await spawn(*given, **more)
+        await process.wait()
+        await anyio.Path(file).write_text("two\n")
+        return process
+
+    monkeypatch.setattr(session.ctx.shell, "spawn", changed)
+    await session.run("cat f.txt")
+    assert state.digest(str(file)) is None
+
+    async def removed(*given: Any, **more: Any) -> ShellProcess:
+        process = await spawn(*given, **more)
+        await process.wait()
+        await anyio.Path(file).unlink()
+        return process
+
+    monkeypatch.setattr(session.ctx.shell, "spawn", removed)
+    await session.run("cat f.txt")
+    assert state.digest(str(file)) is None

@@ -25,6 +25,7 @@ from indusagi.capabilities.jobs.text import Shown, shown_output
 from indusagi.capabilities.lenient import lenient
 from indusagi.capabilities.sandbox.policy import is_within
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
+from indusagi.capabilities.tools._bash_reads import about_to_read, remember
 from indusagi.capabilities.tools.paths import path_given, path_trouble
 from indusagi.core.text import clean_text
 from indusagi.runtime.content import TextContentBlock
@@ -140,15 +141,23 @@ async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
     try:
         if arguments.get("background"):
             return _in_background(await table.start(ctx, command, folder))
+        reading = await about_to_read(command, folder, ctx)
         path = await capture_path(ctx.session_dir, "tool-output")
         process = await ctx.shell.spawn(command, cwd=folder, output_path=path)
     except OSError as exc:
         return _refused(exc)
     _tell_of_sandbox(process.sandbox, session, report)
     limit = cast("int", arguments.get("timeoutMs", DEFAULT_TIMEOUT_MS))
-    return await _Call(command, folder, path, process, ctx, report).seen_through(
+    result = await _Call(command, folder, path, process, ctx, report).seen_through(
         limit, None if given else session
     )
+    if reading is not None and report.details.get("exitCode") == 0 and _is_whole(report):
+        await remember(reading, ctx)
+    return result
+
+
+def _is_whole(report: _Report) -> bool:
+    return report.code is None and report.details.get("truncated") is False
 
 
 async def _folder(
