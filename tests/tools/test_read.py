@@ -493,6 +493,24 @@ async def test_a_notebook_is_paged(tmp_path: Path) -> None:
     assert "the notebook has 8 lines" in text_of(past)
 
 
+@pytest.mark.process
+async def test_a_notebook_of_any_size_is_paged_and_its_lines_are_cut(tmp_path: Path) -> None:
+    cell: JsonObject = {"cell_type": "raw", "source": "long " * 60_000 + "\nend"}
+    (tmp_path / "a.ipynb").write_bytes(notebook(cell))
+    (tmp_path / "b.ipynb").write_bytes(b"not one\n" * 50_000)
+    ctx = context(tmp_path)
+    outcome = await read(ctx, "a.ipynb")
+    shown = lines_of(outcome)
+    assert shown[1] == (2, ("long " * 400) + "… [+298,000 characters]")
+    assert shown[2:] == [(3, "end"), (4, "")]
+    state = ctx.framework.read_state
+    assert state is not None
+    for name in ("a.ipynb", "b.ipynb"):
+        await read(ctx, name)
+        assert state.digest(str(tmp_path / name)) == digest_bytes((tmp_path / name).read_bytes())
+    assert lines_of(await read(ctx, "b.ipynb", offset=-1)) == [(50_000, "not one")]
+
+
 async def test_a_notebook_of_nothing_and_of_one_cell(tmp_path: Path) -> None:
     (tmp_path / "a.ipynb").write_bytes(notebook())
     (tmp_path / "b.ipynb").write_bytes(notebook({"cell_type": "raw", "source": "x"}))

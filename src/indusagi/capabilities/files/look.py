@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from indusagi.capabilities.files.codec import digest_bytes
 from indusagi.capabilities.files.lines import Scan, scan
-from indusagi.capabilities.files.notebook import read_notebook
 from indusagi.capabilities.files.sniff import HEAD_BYTES, FileType, sniff
 
 if TYPE_CHECKING:
@@ -15,29 +14,20 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from indusagi.capabilities.files.lines import Wanted
-    from indusagi.capabilities.files.notebook import Notebook
 
 WHOLE_BYTES = 32 * 1024 * 1024
 """Pictures and PDF files are loaded; larger ones are not."""
 NOTEBOOK_BYTES = 16 * 1024 * 1024
-"""A larger notebook is shown as the text it is: its JSON would be parsed in one go."""
+"""A larger notebook is shown as the text it is: its JSON would have to be parsed as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """A file that can only be shown from all of its bytes."""
 
-    what: Literal["image", "pdf"]
+    what: Literal["image", "pdf", "notebook"]
     mime: str
     data: bytes
-    digest: str
-
-
-@dataclass(frozen=True, slots=True)
-class Cells:
-    """A notebook."""
-
-    notebook: Notebook
     digest: str
 
 
@@ -57,7 +47,7 @@ class Binary:
     head: bytes
 
 
-Look: TypeAlias = "Scan | Loaded | Cells | Oversized | Binary"
+Look: TypeAlias = "Scan | Loaded | Oversized | Binary"
 
 
 def look(
@@ -67,7 +57,7 @@ def look(
 
     Args:
         file: Open for reading, at its start.
-        name: What it is called: a notebook is known by that alone.
+        name: What it is called: a notebook is known by that, until it is read as one.
         size: How large it is said to be.
         wanted: Which lines, should it be a text.
         stopped: Asked now and then; when it says yes, the answer no longer matters.
@@ -75,8 +65,8 @@ def look(
     head = file.read(HEAD_BYTES) or b""
     found = sniff(head)
     if found is None:
-        cells = _cells(file, head) if name.lower().endswith(".ipynb") else None
-        return cells or scan(file, head, size, wanted, stopped)
+        called = name.lower().endswith(".ipynb")
+        return (called and _notebook(file, head)) or scan(file, head, size, wanted, stopped)
     if found.family == "other":
         return Binary(found, size, head)
     data = _rest(file, head, WHOLE_BYTES)
@@ -85,14 +75,13 @@ def look(
     return Loaded(found.family, found.mime, data, digest_bytes(data))
 
 
-def _cells(file: BinaryIO, head: bytes) -> Cells | None:
-    """Read a notebook; what is not one is text, and is left to be read from behind the head."""
+def _notebook(file: BinaryIO, head: bytes) -> Loaded | None:
+    """Load what is called a notebook; a large one is text, to be read from behind the head."""
     data = _rest(file, head, NOTEBOOK_BYTES)
-    notebook = read_notebook(data) if len(data) <= NOTEBOOK_BYTES else None
-    if notebook is None:
+    if len(data) > NOTEBOOK_BYTES:
         file.seek(len(head))
         return None
-    return Cells(notebook, digest_bytes(data))
+    return Loaded("notebook", "application/x-ipynb+json", data, digest_bytes(data))
 
 
 def _rest(file: BinaryIO, head: bytes, most: int) -> bytes:

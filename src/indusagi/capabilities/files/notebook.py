@@ -10,14 +10,18 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from indusagi.capabilities.files.lines import LONGEST_LINE
 from indusagi.core.json import is_json_object
 from indusagi.core.text import clean_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from indusagi.capabilities.files.lines import Wanted
     from indusagi.core.json import JsonObject, JsonValue
 
+MOST_PICTURES = 8
+"""Of one notebook, in one answer."""
 _PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 _OUTPUT_CHARACTERS = 10_000
 """Of one output: a cell that printed all night is not what a reader wants to see."""
@@ -40,6 +44,36 @@ class Notebook:
     cells: int
     lines: list[str] = field(default_factory=list[str])
     pictures: list[NotebookPicture] = field(default_factory=list[NotebookPicture])
+
+
+@dataclass(frozen=True, slots=True)
+class NotebookPage:
+    """Some lines of a notebook, and the pictures among them."""
+
+    cells: int
+    total: int
+    """Lines of all of it."""
+    first: int
+    """The number of the first line, be there one or not."""
+    lines: Sequence[str]
+    pictures: Sequence[NotebookPicture]
+
+
+def page_of(notebook: Notebook, wanted: Wanted) -> NotebookPage:
+    """Choose the lines that are wanted; long ones are cut."""
+    total = len(notebook.lines)
+    first = wanted.first if wanted.first > 0 else max(1, total + wanted.first + 1)
+    lines: list[str] = []
+    left = wanted.most_bytes
+    for line in notebook.lines[first - 1 : first - 1 + wanted.count]:
+        more = len(line) - LONGEST_LINE
+        lines.append(line if more <= 0 else f"{line[:LONGEST_LINE]}… [+{more:,} characters]")
+        left -= len(lines[-1])
+        if left < 0:
+            break
+    among = range(first, first + len(lines))
+    pictures = [picture for picture in notebook.pictures if picture.line in among]
+    return NotebookPage(notebook.cells, total, first, lines, pictures[:MOST_PICTURES])
 
 
 def read_notebook(data: bytes) -> Notebook | None:

@@ -21,12 +21,9 @@ if TYPE_CHECKING:
     from indusagi.capabilities.files.images import Picture
     from indusagi.capabilities.files.lines import Wanted
     from indusagi.capabilities.files.look import Loaded
-    from indusagi.capabilities.files.notebook import Notebook, NotebookPicture
+    from indusagi.capabilities.files.notebook import NotebookPage, NotebookPicture
     from indusagi.capabilities.files.pdf import PdfPages
     from indusagi.core.json import JsonValue
-
-MOST_PICTURES = 8
-"""Of one notebook, in one answer."""
 
 
 async def show_picture(seen: Loaded, name: str, known: dict[str, JsonValue]) -> ToolResult:
@@ -90,25 +87,24 @@ def _pdf_text(found: PdfPages, last: int) -> str:
 
 
 async def show_notebook(
-    notebook: Notebook, name: str, wanted: Wanted, known: dict[str, JsonValue]
+    page: NotebookPage, name: str, wanted: Wanted, known: dict[str, JsonValue]
 ) -> ToolResult:
     """Answer with lines of a notebook, and with the pictures among them."""
-    total = len(notebook.lines)
-    facts: dict[str, JsonValue] = {**known, "kind": "notebook", "cells": notebook.cells}
+    total = page.total
+    facts: dict[str, JsonValue] = {**known, "kind": "notebook", "cells": page.cells}
     if not total:
         return ToolResult.text(f"[{name}: a notebook without cells]", **facts)
-    first = wanted.first if wanted.first > 0 else max(1, total + wanted.first + 1)
-    if first > total:
-        why = f"offset {first:,} is past the end: as text the notebook has {total:,} lines"
+    if not page.lines:
+        why = f"offset {page.first:,} is past the end: as text the notebook has {total:,} lines"
         return _unshown(Unshown(why, "not_found"), name, facts)
-    chosen = enumerate(notebook.lines[first - 1 : first - 1 + wanted.count], start=first)
+    chosen = enumerate(page.lines, start=page.first)
     shown = fitting(((number, _sound(text)) for number, text in chosen), wanted.most_bytes)
-    pictures = _pictures_in(notebook, shown.first, shown.last)
+    pictures = [picture for picture in page.pictures if picture.line <= shown.last]
     fitted = await to_thread.run_sync(_fit_all, pictures, abandon_on_cancel=True)
     end = "end of file" if shown.last == total else f"next offset={shown.last + 1}"
     text = "\n".join(
         (
-            _notebook_head(name, notebook, hidden_in(shown.lines)),
+            _notebook_head(name, page.cells, hidden_in(shown.lines)),
             str(shown),
             f"[lines {shown.first}-{shown.last} of {total}; {end}]",
         )
@@ -117,15 +113,10 @@ async def show_notebook(
     return ToolResult(blocks, details=facts)
 
 
-def _notebook_head(name: str, notebook: Notebook, hidden: Sequence[object]) -> str:
-    cells = "1 cell" if notebook.cells == 1 else f"{notebook.cells:,} cells"
+def _notebook_head(name: str, count: int, hidden: Sequence[object]) -> str:
+    cells = "1 cell" if count == 1 else f"{count:,} cells"
     careful = f"; hidden characters: {', '.join(str(kind) for kind in hidden)}" if hidden else ""
     return f"[{name}: a notebook of {cells}, shown as text; the file itself is JSON{careful}]"
-
-
-def _pictures_in(notebook: Notebook, first: int, last: int) -> Sequence[NotebookPicture]:
-    found = [picture for picture in notebook.pictures if first <= picture.line <= last]
-    return found[:MOST_PICTURES]
 
 
 def _fit_all(pictures: Sequence[NotebookPicture]) -> Sequence[Picture]:

@@ -7,6 +7,7 @@ many, and how to go on. What was shown is remembered with a digest of the whole 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from threading import Event
 from typing import TYPE_CHECKING
@@ -16,7 +17,8 @@ from anyio import to_thread
 from indusagi.capabilities.backends import FileKind
 from indusagi.capabilities.budget import STANDARD_BYTES, STANDARD_LINES
 from indusagi.capabilities.files.lines import LONGEST_LINE, Scan, Wanted
-from indusagi.capabilities.files.look import WHOLE_BYTES, Binary, Cells, Oversized, look
+from indusagi.capabilities.files.look import WHOLE_BYTES, Binary, Loaded, Oversized, look
+from indusagi.capabilities.files.notebook_apart import notebook_page
 from indusagi.capabilities.files.pdf import DEFAULT_PAGES, MOST_PAGES
 from indusagi.capabilities.files.sniff import hex_of
 from indusagi.capabilities.lenient import lenient
@@ -31,6 +33,7 @@ from indusagi.runtime.contract import ToolResult
 if TYPE_CHECKING:
     from indusagi.capabilities.context import ToolContext
     from indusagi.capabilities.files.look import Look
+    from indusagi.capabilities.files.notebook import NotebookPage
     from indusagi.capabilities.tool import DefinedTool
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.runtime.contract import JsonSchema
@@ -75,6 +78,15 @@ _DESCRIPTION = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """Some lines of a notebook."""
+
+    page: NotebookPage
+    digest: str
+    """That of the whole file."""
+
+
 def read_tool() -> DefinedTool:
     """Make the tool that reads files."""
     return define_tool(
@@ -109,9 +121,20 @@ async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
     return await _show(seen, arguments, name, resolved, ctx)
 
 
-async def _look(path: str, size: int, wanted: Wanted, ctx: ToolContext) -> Look:
+async def _look(path: str, size: int, wanted: Wanted, ctx: ToolContext) -> Look | Cells:
+    seen = await _look_at(path, path, size, wanted, ctx)
+    if not isinstance(seen, Loaded) or seen.what != "notebook":
+        return seen
+    page = await notebook_page(seen.data, wanted)
+    if page is None:
+        # It is only called one.
+        return await _look_at(path, "", size, wanted, ctx)
+    return Cells(page, seen.digest)
+
+
+async def _look_at(path: str, name: str, size: int, wanted: Wanted, ctx: ToolContext) -> Look:
     left = Event()
-    work = partial(look, name=path, size=size, wanted=wanted, stopped=left.is_set)
+    work = partial(look, name=name, size=size, wanted=wanted, stopped=left.is_set)
     try:
         return await ctx.fs.reading(path, work)
     finally:
@@ -133,7 +156,7 @@ def _number(arguments: JsonObject, name: str, default: int) -> int:
 
 
 async def _show(
-    seen: Look, arguments: JsonObject, name: str, resolved: str, ctx: ToolContext
+    seen: Look | Cells, arguments: JsonObject, name: str, resolved: str, ctx: ToolContext
 ) -> ToolResult:
     """Answer with what was found, and remember it if it could be shown."""
     known: dict[str, JsonValue] = {"path": resolved}
@@ -145,7 +168,7 @@ async def _show(
     if isinstance(seen, Scan):
         result = show_lines(seen, _wanted(arguments, ctx), name, known)
     elif isinstance(seen, Cells):
-        result = await show_notebook(seen.notebook, name, _wanted(arguments, ctx), known)
+        result = await show_notebook(seen.page, name, _wanted(arguments, ctx), known)
     elif seen.what == "image":
         result = await show_picture(seen, name, known)
     else:

@@ -1,0 +1,35 @@
+"""Notebooks, read where that holds nobody up: small ones in a thread, others apart.
+
+Their JSON is parsed in one call, which lets nobody else run until it is done.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from anyio import to_thread
+
+from indusagi.capabilities.files import notebook_worker
+from indusagi.capabilities.files.apart import own_python
+from indusagi.capabilities.files.asking import asked
+from indusagi.capabilities.files.notebook_worker import answer, page_in, request
+
+if TYPE_CHECKING:
+    from indusagi.capabilities.files.lines import Wanted
+    from indusagi.capabilities.files.notebook import NotebookPage
+
+SMALL_BYTES = 128 * 1024
+"""Up to this the parser takes a hundredth of a second."""
+DEADLINE_S = 30.0
+
+
+async def notebook_page(data: bytes, wanted: Wanted) -> NotebookPage | None:
+    """Read some lines of a notebook; None if it is not one, or cannot be read as one."""
+    if len(data) <= SMALL_BYTES:
+        return await to_thread.run_sync(page_in, data, wanted, abandon_on_cancel=True)
+    argv = own_python(notebook_worker.__name__)
+    try:
+        pieces = await asked(argv, request(data, wanted), DEADLINE_S)
+    except OSError:  # no process to be had, or it took too long
+        return None
+    return await to_thread.run_sync(answer, pieces)
