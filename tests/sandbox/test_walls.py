@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 import pytest
+from anyio import to_thread
 from tests.support.waiting import is_alive, until
 
 from indusagi.capabilities.backends import Ended, SandboxMissing, SandboxState
@@ -409,6 +410,24 @@ async def test_whoever_is_left_in_the_background_is_found_and_ended(
         assert all(map(is_alive, left))
         await process.aclose()
         assert not any(map(is_alive, left))
+
+
+async def test_who_shed_session_and_environment_is_found_in_the_namespace(
+    bubblewrapped: Mechanism, root: Path
+) -> None:
+    async with shell_in(root, Sandbox(mechanisms=(bubblewrapped,))) as shell:
+        async with await shell.spawn(
+            "env -i setsid sh -c 'touch up; exec sleep 600' >/dev/null 2>&1 &"
+            " until [ -e up ]; do sleep 0.02; done"
+        ) as process:
+            await process.wait()
+            left = await to_thread.run_sync(process.survivors)
+            names = [await anyio.Path(f"/proc/{pid}/comm").read_text() for pid in left]
+            assert names in (["sleep\n"], ["sh\n"])
+        assert not any(map(is_alive, left))
+        async with await shell.spawn("exit 0") as process:
+            await process.wait()
+            assert list(await to_thread.run_sync(process.survivors)) == []
 
 
 async def test_a_command_past_its_time_is_ended_behind_its_walls(

@@ -20,7 +20,7 @@ import anyio
 from anyio import to_thread
 
 from indusagi.capabilities.backends import STOP_GRACE_MS, Ended, ShellResult
-from indusagi.capabilities.sandbox.bubblewrap import is_helper
+from indusagi.capabilities.sandbox.bubblewrap import inmates, is_helper
 from indusagi.capabilities.sandbox.capture import Capture, open_capture
 from indusagi.capabilities.sandbox.policy import Sandbox
 from indusagi.capabilities.sandbox.preamble import take_note
@@ -43,6 +43,8 @@ SHOWN_HEAD_BYTES = 64 * 1024
 SHOWN_TAIL_BYTES = 192 * 1024
 _DRAIN_S = 0.1
 """How long the output may stay open after the exit; longer only if a background child holds it."""
+_LONGEST_WORD = 128 * 1024 - 1
+"""Bytes of a command that Linux takes."""
 _SHELLS = ("/bin/bash", "/bin/sh")
 
 
@@ -148,7 +150,11 @@ class LocalProcess:
 
     def survivors(self) -> Sequence[int]:
         """List the processes it has started that are still there, itself not among them."""
-        return [found.pid for found in self._child.others() if not is_helper(found.pid)]
+        others = {found.pid for found in self._child.others()}
+        helpers = [pid for pid in others if is_helper(pid)]
+        if self.sandbox.kind == "bubblewrap":
+            others |= inmates(helpers)
+        return sorted(others.difference(helpers))
 
     async def final_cwd(self) -> str | None:
         """Tell where the shell stood when it exited; None if that is not known."""
@@ -282,7 +288,7 @@ async def _start(prepare: Callable[[], _Prepared], folder: str, with_input: bool
         capture.close()
         with anyio.CancelScope(shield=True):
             await to_thread.run_sync(prepared.give_up)
-        if isinstance(exc, OSError) and exc.errno == errno.E2BIG:
+        if isinstance(exc, OSError) and len(os.fsencode(enclosed.argv[-1])) > _LONGEST_WORD:
             message = "it is too long for the system: write it to a file, and run that file"
             raise OSError(errno.E2BIG, message) from exc
         raise
