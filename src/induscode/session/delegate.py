@@ -20,6 +20,7 @@ from induscode.deck.contract import DelegateReport
 from induscode.deck.toolbox import DeckRunner, DeckToolBox
 from induscode.session.events import ToolAnswered, ToolCalled
 from induscode.session.plan import RequestBudget, RunPlan
+from induscode.session.plan_mode import ENTER, EXIT
 from induscode.session.transcript import NoConversation, Transcript
 
 if TYPE_CHECKING:
@@ -160,7 +161,8 @@ class SubSessions:
 
 
 def _allowed(name: str, read_only: bool, request: DelegateRequest) -> bool:
-    return name != "task" and (read_only or request.agent != "explore")
+    # Who is sent to look does not lead whoever sent it out of plan mode.
+    return name not in {"task", ENTER, EXIT} and (read_only or request.agent != "explore")
 
 
 def _prompt(request: DelegateRequest) -> str:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from indusagi.core.notes import Note
     from induscode.deck.contract import Capability
     from induscode.launch.invocation import Approval, Invocation
+    from induscode.session.plan_mode import PlanMode
 
 _POSTURES: dict[Approval, str] = {
     "ask": (
@@ -42,10 +43,10 @@ class Guarding:
     notes: Sequence[Note] = ()
 
 
-def guarding_for(invocation: Invocation) -> Guarding:
+def guarding_for(invocation: Invocation, mode: PlanMode | None = None) -> Guarding:
     """Make the gate of a run without a person: its flags, and what its user has allowed for always.
 
-    It blocks: for a thread.
+    It blocks: for a thread. A `mode` is changed by the cards of plan mode, and heeded by the gate.
 
     Raises:
         BadRule: A rule on the command line is none.
@@ -60,10 +61,12 @@ def guarding_for(invocation: Invocation) -> Guarding:
         raise BadRule(f"--allow: {wrong[0]}")
     store = RuleStore()
     kept, notes = store.load()
-    gate = Gate([*given, *kept], approval=Stance(invocation.approval), store=store)
+    in_plan_mode = (lambda: False) if mode is None else mode.is_active
+    stance = Stance(invocation.approval)
+    gate = Gate([*given, *kept], approval=stance, plan=in_plan_mode, store=store)
 
     def wrap(card: Capability) -> Capability:
-        return gated(card, gate)
+        return gated(card if mode is None else mode.around(card), gate)
 
     posture = _POSTURES[invocation.approval]
     if invocation.allow:

@@ -29,6 +29,7 @@ from induscode.session.guarding import BadRule, guarding_for
 from induscode.session.handles import make_handles
 from induscode.session.models import BadAddress, NoModel, choose_model
 from induscode.session.output import Page, reporter_for
+from induscode.session.plan_mode import PlanMode
 from induscode.session.prompt import BadPrompt, read_prompt
 from induscode.session.question import Question
 from induscode.session.transcript import NoConversation, Transcript, open_transcript
@@ -148,9 +149,11 @@ async def _opened(
     odd: list[str],
 ) -> Question:
     choice = await choose_model(invocation, os.environ)
-    guarding = guarding or await to_thread.run_sync(guarding_for, invocation)
+    mode = PlanMode(approves=invocation.approval != "ask")
+    guarding = guarding or await to_thread.run_sync(guarding_for, invocation, mode)
     odd.extend(map(str, guarding.notes))
     transcript = await stack.enter_async_context(_transcript(invocation, odd))
+    mode.folder = transcript.directory
     handles = make_handles(invocation.cwd, transcript)
     stack.callback(handles.checkpoints.close)
     loading = await stack.enter_async_context(_loading())
