@@ -79,6 +79,7 @@ def test_a_mark_tells_the_encoding_and_is_no_part_of_the_text(text: str, name: s
         (RUSSIAN * 5, "CP1251", "cp1251"),
         (JAPANESE * 5, "SHIFT_JIS", "shift_jis"),
         (JAPANESE * 5, "EUC-JP", "euc_jp"),
+        ("朱镕基总理的讲话。中文文本文件测试。堃喆\n", "GBK", "gb18030"),
         (GERMAN, "ISO-8859-1", "latin-1"),
         ("“Naïve” café, “déjà vu”\n", "WINDOWS-1252", "cp1252"),
         (GERMAN, "UTF-8", "utf-8"),
