@@ -136,6 +136,18 @@ def test_what_a_rule_denies_stays_denied_whoever_types_it(tmp_path: Path) -> Non
     assert (tmp_path / "a.txt").read_text(encoding="utf-8") == "x"
 
 
+def test_what_the_project_denies_stays_denied_whoever_types_it(tmp_path: Path) -> None:
+    settings = tmp_path / ".indusvx" / "permissions.json"
+    settings.parent.mkdir()
+    settings.write_text('{"deny": ["write(*.lock)"], "allow": ["bash"]}', encoding="utf-8")
+    done = run("call", "write", "path=a.lock", "content=x", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "write was not run: it is denied" in done.stdout
+    assert str(settings) in done.stdout
+    assert "a project cannot allow anything" in done.stderr
+    assert run("call", "write", "path=a.txt", "content=x", cwd=tmp_path).returncode == 0
+
+
 def test_an_interrupt_ends_the_wait_for_standard_input(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [command(), "call", "grep", "--json", "-"],

@@ -226,6 +226,20 @@ def test_rules_of_the_user_hold_for_tools_of_servers_too(tmp_path: Path) -> None
         assert "nobody is there to ask" in asked["content"][0]["text"]
 
 
+def test_rules_of_the_project_hold_for_tools_of_servers_too(tmp_path: Path) -> None:
+    configured(user_file(), {"honest": row()})
+    rules = tmp_path / ".indusvx" / "permissions.json"
+    rules.parent.mkdir()
+    rules.write_text('{"deny": ["honest__add", "read(*.pem)"]}', encoding="utf-8")
+    (tmp_path / "a.pem").write_text("x", encoding="utf-8")
+    with greeted("--profile", "authoring", cwd=tmp_path) as gateway:
+        assert gateway.text("honest__echo", text="free") == "free"
+        for name, arguments in (("honest__add", {"a": 1, "b": 2}), ("read", {"path": "a.pem"})):
+            denied = gateway.call(name, **arguments)
+            assert denied["isError"]
+            assert "it is denied" in denied["content"][0]["text"]
+
+
 def test_a_server_of_the_project_waits_for_consent_and_comes_with_it(tmp_path: Path) -> None:
     log = tmp_path / "log"
     configured(project_file(tmp_path), {"theirs": row("--log", log)})

@@ -79,14 +79,15 @@ def command(
     """
     from induscode.commands.arguments import BadArgument, read_object  # noqa: PLC0415 — not for the help
 
-    call = _Call(context, invocation_from(context), tool, arguments, output)
+    invocation = invocation_from(context)
+    call = _Call(context, invocation, tool, arguments, output)
     try:
         # Before there is a loop: standard input is waited for, and an interrupt must end that.
         call.given = {} if whole is None else read_object(whole)
     except BadArgument as exc:
         raise click.UsageError(str(exc), context) from exc
     call.plan = call.servers()
-    call.wrap = _gate()
+    call.wrap = _gate(invocation.cwd)
 
     async def work(token: CancelToken) -> int:
         with as_usage():
@@ -245,13 +246,14 @@ class _WhoTyped:
         return Answer(Scope.ONCE)
 
 
-def _gate() -> Callable[[Capability], Capability]:
-    """Put the gate in front of every card: what a rule of the user's denies stays denied."""
+def _gate(cwd: str) -> Callable[[Capability], Capability]:
+    """Put the gate in front of every card: what a rule denies stays denied."""
     from induscode.session.gate.gate import Gate, GatedCard  # noqa: PLC0415 — for a call that runs
+    from induscode.session.gate.standing import standing_rules  # noqa: PLC0415 — as above
     from induscode.session.gate.store import RuleStore  # noqa: PLC0415 — as above
 
     store = RuleStore()
-    rules, notes = store.load()
+    rules, notes = standing_rules(store, cwd)
     mention(notes)
     gate = Gate(rules, asker=_WhoTyped(), store=store)
     return lambda card: GatedCard(card, gate)

@@ -3,7 +3,7 @@
 Native cards are behind the gate of a run without a person: whatever would be asked about is refused
 unless a flag or a rule allows it. The servers are there because their user configured them and
 consented to them, and a client of the gateway has its own way to ask before it calls: their tools
-are called unless a rule of the user objects.
+are called unless a rule of the user or of the project objects.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def serving_gate(invocation: Invocation, native: bool) -> ServingGate:
     """
     from induscode.session.gate.place import has_rules  # noqa: PLC0415 — as below
 
-    if not native and not invocation.allow and not has_rules():
+    if not native and not invocation.allow and not has_rules(invocation.cwd):
         return ServingGate(_as_it_is, _as_it_is)  # the gate takes a while to load, and has no say
     from induscode.session.guarding import guarding_for  # noqa: PLC0415 — for a gateway that runs
 
@@ -52,10 +52,11 @@ def _objecting(invocation: Invocation) -> Wrap:
     from induscode.session.gate.gate import Gate, gated  # noqa: PLC0415 — as above
     from induscode.session.gate.judge import Approval  # noqa: PLC0415 — as above
     from induscode.session.gate.rules import Effect, Origin, Rule  # noqa: PLC0415 — as above
+    from induscode.session.gate.standing import standing_rules  # noqa: PLC0415 — as above
     from induscode.session.gate.store import RuleStore  # noqa: PLC0415 — as above
 
     store = RuleStore()
-    rules, _ = store.load()
+    rules, _ = standing_rules(store, invocation.cwd)
     if all(rule.effect is Effect.ALLOW for rule in rules):
         return _as_it_is  # nobody objects to anything: no call needs to be looked at
     everything = Rule(effect=Effect.ALLOW, tool="*", origin=Origin.SESSION)

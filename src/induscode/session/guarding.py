@@ -44,7 +44,7 @@ class Guarding:
 
 
 def guarding_for(invocation: Invocation, mode: PlanMode | None = None) -> Guarding:
-    """Make the gate of a run without a person: its flags, and what its user has allowed for always.
+    """Make the gate of a run without a person: its flags, and the rules of its user and project.
 
     It blocks: for a thread. A `mode` is changed by the cards of plan mode, and heeded by the gate.
 
@@ -54,13 +54,14 @@ def guarding_for(invocation: Invocation, mode: PlanMode | None = None) -> Guardi
     from induscode.session.gate.gate import Gate, gated  # noqa: PLC0415 — brings a parser
     from induscode.session.gate.judge import Approval as Stance  # noqa: PLC0415 — with it
     from induscode.session.gate.rules import Effect, Origin, parse_rules  # noqa: PLC0415 — with it
+    from induscode.session.gate.standing import standing_rules  # noqa: PLC0415 — with it
     from induscode.session.gate.store import RuleStore  # noqa: PLC0415 — with it
 
     given, wrong = parse_rules(invocation.allow, Effect.ALLOW, Origin.FLAG)
     if wrong:
         raise BadRule(f"--allow: {wrong[0]}")
     store = RuleStore()
-    kept, notes = store.load()
+    kept, notes = standing_rules(store, invocation.cwd)
     in_plan_mode = (lambda: False) if mode is None else mode.is_active
     stance = Stance(invocation.approval)
     gate = Gate([*given, *kept], approval=stance, plan=in_plan_mode, store=store)
