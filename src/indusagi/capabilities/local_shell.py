@@ -288,7 +288,8 @@ async def _start(prepare: Callable[[], _Prepared], folder: str, with_input: bool
         capture.close()
         with anyio.CancelScope(shield=True):
             await to_thread.run_sync(prepared.give_up)
-        if isinstance(exc, OSError) and len(os.fsencode(enclosed.argv[-1])) > _LONGEST_WORD:
+        is_too_long = len(os.fsencode(enclosed.argv[-1])) > _LONGEST_WORD
+        if is_too_long and isinstance(exc, OSError) and exc.errno == errno.E2BIG:
             message = "it is too long for the system: write it to a file, and run that file"
             raise OSError(errno.E2BIG, message) from exc
         raise

@@ -151,7 +151,12 @@ def inmates(helpers: Sequence[int]) -> set[int]:
     if not spaces:
         return set()
     everybody = (int(name) for name in os.listdir("/proc") if name.isdigit())
-    return {pid for pid in everybody if _namespace(pid) in spaces and not _is_over(pid)}
+    # A helper may have come since the others were listed: bubblewrap starts more than one.
+    return {
+        pid
+        for pid in everybody
+        if _namespace(pid) in spaces and not is_helper(pid) and not _is_over(pid)
+    }
 
 
 def _namespace(pid: int | str) -> str:
