@@ -18,7 +18,7 @@ from tests.support.tools import box_of, call, context
 from indusagi.capabilities.backends import DirEntry, FileKind, FileStat, Folder
 from indusagi.capabilities.local import make_local_context
 from indusagi.capabilities.tools._ls_lines import sized
-from indusagi.capabilities.tools._ls_tree import MOST_ENTRIES
+from indusagi.capabilities.tools._ls_tree import MOST_ENTRIES, Branch
 from indusagi.capabilities.tools.ls import ls_tool
 from indusagi.core.cancel import CancelToken
 from indusagi.interop.protocol_bridge.inert import UnavailableFs
@@ -209,6 +209,26 @@ async def test_after_1000_entries_there_is_a_count(tmp_path: Path) -> None:
     head, *shown = await lines(tmp_path)
     assert head == "[.: 1,234 files; cut at 1,000]"
     assert (len(shown), shown[0], shown[-2:]) == (1_001, "0000  0 B", ["0999  0 B", "[234 more]"])
+
+
+async def test_of_very_many_entries_none_is_kept_that_is_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is kept is looked through and sorted while no other thread runs."""
+    made: list[DirEntry] = []
+
+    def branch(entry: DirEntry, ignored: bool) -> Branch:
+        made.append(entry)
+        return Branch(entry, ignored)
+
+    monkeypatch.setattr("indusagi.capabilities.tools._ls_tree.Branch", branch)
+    for number in range(1_234):
+        (tmp_path / f"{number:04}").touch()
+    (tmp_path / ".gitignore").write_text("1*\n", encoding="utf-8")
+    (tmp_path / ".git").mkdir()
+    outcome = await ls(context(tmp_path))
+    assert len(made) == MOST_ENTRIES
+    assert (outcome.details["entries"], outcome.details["ignored"]) == (1_234, 234)
 
 
 async def test_what_is_above_is_shown_before_what_is_below(tmp_path: Path) -> None:

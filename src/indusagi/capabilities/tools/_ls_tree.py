@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import heapq
 import os
+from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from anyio import to_thread
@@ -15,7 +18,7 @@ from indusagi.capabilities.files.ignore import REPOSITORY, RULE_FILE, IgnoreRule
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from indusagi.capabilities.backends import DirEntry, Fs
     from indusagi.core.json import JsonValue
@@ -131,24 +134,30 @@ class Tree:
 
     def _take(self, here: _Waiting, entries: Sequence[DirEntry]) -> Level:
         """Choose and sort what is shown of a directory; for a thread, there may be very many."""
-        level = Level()
-        kept: list[Branch] = []
+        before = self.entries
+        # One after the other, and none is kept that is not shown: to sort very many at once, or to
+        # look through them for what is no longer used, would let no other thread run meanwhile.
+        chosen = heapq.nsmallest(self._room, self._kept(here, entries), key=_order)
+        shown = [
+            Branch(entry, here.rules.ignores(entry.name, is_dir=_is_folder(entry)))
+            for entry in chosen
+        ]
+        self._room -= len(shown)
+        return Level(shown, self.entries - before - len(shown))
+
+    def _kept(self, here: _Waiting, entries: Sequence[DirEntry]) -> Iterator[DirEntry]:
+        """Give what is neither hidden nor left out, and count all of it."""
         for entry in entries:
-            is_folder = entry.kind is FileKind.DIRECTORY
+            is_folder = _is_folder(entry)
             if entry.name.startswith(".") and not self._choice.show_hidden:
                 self.hidden += 1
             elif self._leaves_out(entry.name, here.way + entry.name, is_folder=is_folder):
                 self.left_out += 1
             else:
-                ignored = here.rules.ignores(entry.name, is_dir=is_folder)
-                kept.append(Branch(entry, ignored))
+                self.entries += 1
                 self.folders += is_folder
-                self.ignored += ignored
-        kept.sort(key=_order)
-        level.shown, level.more = kept[: self._room], max(0, len(kept) - self._room)
-        self.entries += len(kept)
-        self._room -= len(level.shown)
-        return level
+                self.ignored += here.rules.ignores(entry.name, is_dir=is_folder)
+                yield entry
 
     def _leaves_out(self, name: str, way: str, *, is_folder: bool) -> bool:
         return any(
@@ -185,14 +194,17 @@ def _compiled(pattern: str) -> tuple[re.Pattern[str] | None, bool, bool]:
     return glob_regex(text.removeprefix("/")), "/" in text, folders
 
 
-def _order(branch: Branch) -> tuple[bool, str, str]:
-    name = branch.entry.name
-    return branch.entry.kind is not FileKind.DIRECTORY, name.casefold(), name
+def _is_folder(entry: DirEntry) -> bool:
+    return entry.kind is FileKind.DIRECTORY
+
+
+def _order(entry: DirEntry) -> tuple[bool, str, str]:
+    return not _is_folder(entry), entry.name.casefold(), entry.name
 
 
 async def _rules_of(fs: Fs, here: _Waiting, entries: Sequence[DirEntry]) -> IgnoreRules:
     """Give git's rules for a directory; without files of this machine there are none."""
-    names = {entry.name for entry in entries} & {REPOSITORY, RULE_FILE}
+    names = {name for name in (REPOSITORY, RULE_FILE) if _holds(entries, name)}
     name = os.path.basename(here.path)
     if here.branch is not None and not names:
         return here.rules.below(name, here.path, names)
@@ -203,6 +215,12 @@ async def _rules_of(fs: Fs, here: _Waiting, entries: Sequence[DirEntry]) -> Igno
             return await to_thread.run_sync(here.rules.below, name, folder.handle, names)
     except OSError:
         return here.rules
+
+
+def _holds(entries: Sequence[DirEntry], name: str) -> bool:
+    """Tell whether a name is among entries that are sorted, however many there are."""
+    at = bisect_left(entries, name, key=attrgetter("name"))
+    return at < len(entries) and entries[at].name == name
 
 
 async def _follow_links(fs: Fs, path: str, level: Level) -> None:
