@@ -22,11 +22,18 @@ if TYPE_CHECKING:
 EVERYTHING = Query("")
 
 
-@pytest.fixture(autouse=True)
-def counts_links(tmp_path_factory: pytest.TempPathFactory) -> None:
-    place = tmp_path_factory.getbasetemp()
-    if not leaves._counts(place.stat().st_dev):
-        pytest.skip("no directory is a leaf here: this file system does not count them")
+@pytest.fixture(autouse=True, params=["counted", "looked into"])
+def known_here(
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    """Have leaves known by their links, and by a look inside as where links are not counted."""
+    device = tmp_path_factory.getbasetemp().stat().st_dev
+    if leaves._file_system(device) not in leaves._COUNTING:
+        pytest.skip("nothing is remembered here: this file system does not count links")
+    if request.param == "looked into":
+        monkeypatch.setattr(leaves, "_COUNTING", frozenset[str]())
 
 
 def settled() -> KnownLeaves:
@@ -56,17 +63,26 @@ def wait_for_the_clock(place: Path) -> None:
 
 
 class Counted:
-    """How often directories are listed."""
+    """How often directories without directories are listed."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.listed = 0
-        real = os.listdir
+        real_list, real_scan = os.listdir, os.scandir
 
         def listdir(handle: int) -> list[str]:
-            self.listed += 1
-            return real(handle)
+            self._count(handle)
+            return real_list(handle)
+
+        def scandir(handle: int | Path) -> object:
+            if isinstance(handle, int):  # a walk, and not a test that looks around
+                self._count(handle)
+            return real_scan(handle)
 
         patch.setattr(os, "listdir", listdir)
+        patch.setattr(os, "scandir", scandir)
+
+    def _count(self, handle: int) -> None:
+        self.listed += os.fstat(handle).st_nlink == 2
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ def test_a_directory_with_a_directory_in_it_is_never_a_leaf(tmp_path: Path) -> N
 
 
 def counting(path: Path) -> bool:
-    return leaves._counts(os.stat(path).st_dev)
+    return leaves._file_system(os.stat(path).st_dev) in leaves._COUNTING
 
 
 def test_a_file_system_that_nobody_knows_has_no_leaves(
@@ -49,15 +49,15 @@ def test_a_file_system_that_nobody_knows_has_no_leaves(
     monkeypatch.setattr(leaves, "_MOUNTS", str(table))
     for text in ("", "nonsense\n", "1 2 0:99 / / rw - btrfs x rw\n"):
         table.write_text(text, encoding="utf-8")
-        leaves._counts.cache_clear()
-        assert not leaves._counts(os.makedev(0, 99))
+        leaves._file_system.cache_clear()
+        assert leaves._file_system(os.makedev(0, 99)) not in leaves._COUNTING
     table.write_text("1 2 0:99 / / rw shared:1 - tmpfs x rw\n", encoding="utf-8")
-    leaves._counts.cache_clear()
-    assert leaves._counts(os.makedev(0, 99))
+    leaves._file_system.cache_clear()
+    assert leaves._file_system(os.makedev(0, 99)) == "tmpfs"
     monkeypatch.setattr(leaves, "_MOUNTS", str(tmp_path / "nowhere"))
-    leaves._counts.cache_clear()
-    assert not leaves._counts(os.makedev(0, 99))
-    leaves._counts.cache_clear()
+    leaves._file_system.cache_clear()
+    assert leaves._file_system(os.makedev(0, 99)) not in leaves._COUNTING
+    leaves._file_system.cache_clear()
 
 
 def test_an_entry_is_looked_at_when_it_is_asked_what_it_is(tmp_path: Path) -> None:

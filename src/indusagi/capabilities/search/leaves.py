@@ -2,7 +2,8 @@
 
 On many file systems a directory has two links and one more for each directory in it. In a tree most
 directories have none, and to list such a one by names alone takes half the time. What it held is
-remembered: as long as it has not changed, it need not be listed again.
+remembered: as long as it has not changed, it need not be listed again. Where links are not counted,
+a leaf is known once it was looked into, and can be remembered all the same.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 _COUNTING = frozenset({"ext2", "ext3", "ext4", "xfs", "tmpfs"})
 """File systems whose directories count those in them; others say 1, or always 2."""
+_TIMED = _COUNTING | {"overlay", "btrfs", "f2fs", "bcachefs", "zfs"}
+"""File systems of this machine alone, on which no name changes unless its directory's time does."""
 _MOUNTS = "/proc/self/mountinfo"
 _SETTLED_MS = 2_000
 """Two changes may have the same time, for the kernel's clock goes in steps; none is that long."""
@@ -34,21 +37,26 @@ _AT_ONCE = 256
 
 def is_leaf(found: os.stat_result) -> bool:
     """Tell of a directory whether it surely has no directory in it."""
-    return found.st_nlink == 2 and _counts(found.st_dev)
+    return found.st_nlink == 2 and _file_system(found.st_dev) in _COUNTING
+
+
+def may_be_leaf(found: os.stat_result) -> bool:
+    """Tell of one that is not surely a leaf whether a look inside can show that it is."""
+    return _file_system(found.st_dev) in _TIMED - _COUNTING
 
 
 @lru_cache(maxsize=256)
-def _counts(device: int) -> bool:
+def _file_system(device: int) -> str:
     wanted = f"{os.major(device)}:{os.minor(device)}"
     try:
         with open(_MOUNTS, encoding="utf-8", errors="replace") as file:
             for line in file:
                 fields, _, rest = line.partition(" - ")
                 if fields.split(" ", 3)[2] == wanted:
-                    return rest.split(" ", 1)[0] in _COUNTING
+                    return rest.split(" ", 1)[0]
     except (OSError, IndexError):  # no Linux, or one that looks different
-        return False
-    return False
+        return ""
+    return ""
 
 
 class _Held(NamedTuple):

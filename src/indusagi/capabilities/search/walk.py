@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, NamedTuple
 
 from indusagi.capabilities.files.ignore import REPOSITORY
-from indusagi.capabilities.search.leaves import is_leaf
+from indusagi.capabilities.search.leaves import is_leaf, may_be_leaf
 from indusagi.capabilities.search.listing import DIRECTORY, Listing, is_dir
 
 if TYPE_CHECKING:
@@ -153,7 +153,10 @@ class Walk:
             if in_order:
                 entries.sort(key=lambda entry: os.fsencode(entry.name))
             names = [entry.name for entry in entries]
-            return self._shown(Listing(above, rules, handle, names, name=name, entries=entries))
+            listing = Listing(above, rules, handle, names, name=name, entries=entries)
+            if self._leaves is not None and may_be_leaf(found) and not _directories(entries):
+                self._leaves.keep(found, listing.text)
+            return self._shown(listing)
         except OSError:
             os.close(handle)
             raise
