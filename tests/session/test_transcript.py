@@ -63,7 +63,7 @@ def test_the_one_written_to_last_is_the_last() -> None:
     assert last_conversation("/a", conversations_dir()) == old
 
 
-@pytest.mark.parametrize("identity", ["", "../../etc", "nonsense", new_ulid()])
+@pytest.mark.parametrize("identity", ["", "../../etc", "nonsense", "01ARZ3NDEKTSV4RRFFQ69G5FAV"])
 def test_a_conversation_that_is_not_there_is_an_error(identity: str) -> None:
     with pytest.raises(NoConversation, match="no conversation"):
         open_transcript("/a", resume=identity)
