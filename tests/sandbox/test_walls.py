@@ -488,16 +488,18 @@ async def test_a_bubblewrap_that_does_not_work_is_none(
 
 
 async def test_an_older_bubblewrap_does_without_what_it_does_not_know(
-    bubblewrapped: Mechanism, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bubblewrapped: Mechanism, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = shutil.which("bwrap")
     does = f'case "$*" in *--disable-userns*) exit 1;; esac; exec {real} "$@"'
     path = a_bubblewrap_that(does, tmp_path / "bin")
     monkeypatch.setenv("PATH", f"{path}:{os.environ['PATH']}")
-    way_out = f"mount -o remount,bind,rw / 2>/dev/null; rm {root.parent}/neighbour 2>/dev/null"
-    result = await run(root, f"echo ran; {way_out}; :", Sandbox(mechanisms=(bubblewrapped,)))
+    neighbour = place.parent / "neighbour"
+    way_out = f"mount -o remount,bind,rw /; echo x > {neighbour}; rm -f {neighbour}"
+    command = f"echo ran; ({way_out}) 2>/dev/null"
+    result = await run(place, command, Sandbox(mechanisms=(bubblewrapped,)))
     assert result.output == b"ran\n"
-    assert (root.parent / "neighbour").exists()
+    assert neighbour.read_text() == "private\n"
 
 
 def test_a_program_of_the_workspace_is_not_run_to_guard_it(tmp_path: Path) -> None:
