@@ -66,6 +66,27 @@ def test_a_file_of_several_names_gets_the_content_under_all(
     assert (tmp_path / "b").read_bytes() == path.read_bytes() == after
 
 
+@pytest.mark.parametrize("names", [1, 2])
+def test_a_read_only_file_is_left_alone_under_all_its_names(
+    names: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nobody_may(*_: object, **__: object) -> bool:
+        return False
+
+    monkeypatch.setattr(os, "access", nobody_may)  # root may write to anything
+    path = tmp_path / "a"
+    path.write_bytes(b"old")
+    path.chmod(0o444)
+    if names > 1:
+        os.link(path, tmp_path / "b")
+    with pytest.raises(PermissionError, match="the file is read-only"):
+        put(path, b"new")
+    assert path.read_bytes() == b"old"
+    path.chmod(0o644)
+    put(path, b"new")
+    assert path.read_bytes() == b"new"
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 @pytest.mark.process
 def test_a_read_only_file_is_not_replaced_in_a_folder_that_is_open() -> None:
