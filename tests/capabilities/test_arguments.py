@@ -71,7 +71,7 @@ def test_arguments_that_fit_raise_no_problem() -> None:
         ({"path": "a", "mode": "x"}, '\'mode\' must be one of ["content","files"], got "x"'),
         ({"path": "a", "filter": 3}, "'filter' must be string or null, got 3"),
         ({"path": "a", "kind": 3}, "'kind' must be \"a\" or one of [1,2], got 3"),
-        ({"path": "a", "odd": "ab"}, "'odd': 'ab' is too short"),
+        ({"path": "a", "odd": "ab"}, "'odd' must have at least 3 characters, got 2"),
         ({"path": "a", "exact": 1}, "'exact' must be {\"v\":1}, got 1"),
         ({"path": "a", "size": 1.5}, "'size' must be string or integer, got 1.5"),
         (
@@ -115,7 +115,11 @@ def problems_of(schema: JsonLike, value: JsonValue) -> list[str]:
             {},
             "'a.name' is missing and required",
         ),
-        ({"anyOf": [{"type": "string", "minLength": 5}, {"type": "null"}]}, "abc", "too short"),
+        (
+            {"anyOf": [{"type": "string", "minLength": 5}, {"type": "null"}]},
+            "abc",
+            "at least 5 characters",
+        ),
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, 5, "valid under each of"),
         ({"anyOf": [{"type": "string"}, {"pattern": "x", "type": "null"}]}, 5, "string or null"),
     ],

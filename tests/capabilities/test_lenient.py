@@ -50,6 +50,8 @@ PREPARE = lenient(SCHEMA, {"file_path": "path", "max": "limit", "all": "path"})
         ({"all": "false"}, {"all": False}),
         ({"edits": '[{"a": 1}]'}, {"edits": [{"a": 1}]}),
         ({"options": '{"a": 1}'}, {"options": {"a": 1}}),
+        ({"file_path": "a", "limit": None, "edits": None}, {"path": "a"}),
+        ({"max": None, "all": None}, {}),
     ],
 )
 def test_what_can_only_be_meant_in_one_way_is_understood(
@@ -74,6 +76,7 @@ def test_what_can_only_be_meant_in_one_way_is_understood(
         {"options": "[]"},
         {"options": "x" * 1_000_001},
         {"unknown": "1"},
+        {"path": None, "unknown": None},
         "path",
         None,
         [1],

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, cast
 from anyio import to_thread
 
 from indusagi.core.json import compact_json, is_json_object
+from indusagi.core.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sized
 
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import ValidationError
@@ -37,6 +38,12 @@ _LIGHTENED_DEPTH = 4
 _LIGHTENED_ITEMS = 256
 _UNIONS = frozenset({"anyOf", "oneOf"})
 _IN_A_WORD = frozenset({"type", "enum", "const"})
+_SIZES = {
+    "minLength": ("at least", "character"),
+    "maxLength": ("at most", "character"),
+    "minItems": ("at least", "item"),
+    "maxItems": ("at most", "item"),
+}
 _SHOWN_CHARACTERS = 80
 """How much of a value, or of somebody else's sentence, an error repeats."""
 
@@ -157,6 +164,11 @@ def _sentences(error: ValidationError) -> Iterator[str]:
     elif error.validator in _UNIONS and error.context and not _all_at_once(error):
         # One branch was meant and almost met: what is wrong there tells more than the list of all.
         yield from _sentences(max(error.context, key=_closeness))
+    elif size := _SIZES.get(str(error.validator)):
+        bound, noun = size
+        wanted = counted(cast("int", error.validator_value), noun)
+        given = len(cast("Sized", error.instance))
+        yield f"{_place(error)} must have {bound} {wanted}, got {given:,}"
     elif expected := _expected(error.validator, error.validator_value, error):
         yield f"{_place(error)} must be {expected}, got {_shown(error.instance)}"
     else:

@@ -1,7 +1,8 @@
 """Arguments as models write them, turned into the ones that were asked for.
 
 Names that other tools have for the same thing, and values that are right but quoted, mean what they
-say. Only such arguments change: whatever could be meant in two ways is left to the check.
+say; null for what may be left out means that it is left out. Only such arguments change: whatever
+could be meant in two ways is left to the check.
 """
 
 from __future__ import annotations
@@ -27,6 +28,11 @@ def lenient(schema: JsonSchema, aliases: Mapping[str, str]) -> Callable[[JsonVal
     """Make the function that puts arguments right for a schema; `aliases` maps to its names."""
     found = schema.get("properties")
     properties: Mapping[str, JsonValue] = found if is_json_object(found) else {}
+    listed = schema.get("required")
+    required = listed if isinstance(listed, list) else []
+
+    def may_be_left_out(name: str) -> bool:
+        return name in properties and name not in required and not _takes_null(properties[name])
 
     def prepare(arguments: JsonValue) -> JsonValue:
         if not is_json_object(arguments):
@@ -36,10 +42,16 @@ def lenient(schema: JsonSchema, aliases: Mapping[str, str]) -> Callable[[JsonVal
             meant = aliases.get(name, name)
             # An alias beside the name itself is not understood: the check says so.
             known = name if name in properties or meant in arguments else meant
-            named[known] = value
+            if value is not None or not may_be_left_out(known):
+                named[known] = value
         return {name: _unquoted(value, properties.get(name)) for name, value in named.items()}
 
     return prepare
+
+
+def _takes_null(schema: JsonValue) -> bool:
+    kind = schema.get("type") if is_json_object(schema) else None
+    return not isinstance(kind, str) or kind == "null"
 
 
 def _unquoted(value: JsonValue, schema: JsonValue) -> JsonValue:

@@ -16,6 +16,7 @@ import os
 import stat
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, TypeVar
 
 from anyio import to_thread
@@ -31,6 +32,7 @@ from indusagi.capabilities.files.beneath import (
 )
 from indusagi.capabilities.files.placing import naming, put_file, require_regular
 from indusagi.capabilities.files.protected import parts_below
+from indusagi.core.order import in_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -310,7 +312,7 @@ def _list(spot: Spot) -> tuple[DirEntry, ...]:
             found = [_entry(entry, handle) for entry in entries]
     finally:
         os.close(handle)
-    return tuple(sorted(found, key=lambda entry: entry.name))
+    return tuple(in_order(found, attrgetter("name")))
 
 
 def _entry(entry: os.DirEntry[str], folder: int) -> DirEntry:

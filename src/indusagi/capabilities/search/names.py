@@ -7,7 +7,6 @@ import re
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from heapq import merge
 from threading import Event, Lock
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from indusagi.capabilities.files.ignore import IgnoreRules
 from indusagi.capabilities.search.braces import expand_braces
 from indusagi.capabilities.search.request import path_key
 from indusagi.capabilities.search.walk import Walk
+from indusagi.core.order import in_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 TIME_LIMIT_S = 20.0
 COLLECTED = 100_000
 """Names that are collected before the walk is ended."""
-_SORTED_AT_ONCE = 4_000
 _GLOB = re.compile(r"[*?\[{]")
 
 
@@ -247,18 +246,8 @@ class _Hunt:
             return 0
 
     def _in_order(self) -> list[str]:
-        """Sort what was found, a part at a time: one large sort would stop every other thread."""
         key = self._time_order if self._query.by_time else path_key
-        paths = list(self._found)
-        parts = [
-            sorted(paths[at : at + _SORTED_AT_ONCE], key=key)
-            for at in range(0, len(paths), _SORTED_AT_ONCE)
-        ]
-        return (
-            list(merge(*parts, key=key))
-            if len(parts) > 1
-            else [path for part in parts for path in part]
-        )
+        return in_order(list(self._found), key)
 
     def _time_order(self, path: str) -> tuple[int, str]:
         return self._found[path], path_key(path)
