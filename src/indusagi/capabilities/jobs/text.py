@@ -21,14 +21,17 @@ _WHOLE_BYTES = 1024 * 1024
 _HEAD_SHARE = 5
 _SNIFFED_BYTES = 8 * 1024
 _BINARY_SHARE = 0.3
+# All begin with the one character, or a megabyte takes fifty times as long, and others wait.
 _ESCAPES = re.compile(
-    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # control sequences: colours, cursor moves
+    r"\x1b(?:"
+    r"\[[0-?]*[ -/]*[@-~]"  # control sequences: colours, cursor moves
     # Strings for the terminal: titles, clipboards. One without an end ends with its line, or
     # whatever comes after it would not be shown.
-    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])"
-    r"(?:[^\x07\x1b\x90\x98\x9c-\x9f]*(?:\x07|\x1b\\|\x9c)|[^\x07\x1b\x90\x98\x9c-\x9f\n]*)"
-    r"|\x1b[ -/]*[0-~]"  # everything else that starts with an escape
+    r"|[\]PX^_](?:[^\x07\x1b]*(?:\x07|\x1b\\)|[^\x07\x1b\n]*)"
+    r"|[ -/]*[0-~])"  # everything else
 )
+_SHORT_ESCAPE = re.compile(r"[\x80-\x9f]")
+"""An escape and the character after it, written as one."""
 _OVERSTRUCK = re.compile(r"[^\n]\x08")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -45,6 +48,8 @@ class Shown:
 def plain_text(data: bytes) -> str:
     """Read an output as a terminal would show it."""
     text = data.decode("utf-8", "replace").replace("\r\n", "\n")
+    if b"\xc2" in data:
+        text = _SHORT_ESCAPE.sub(lambda found: f"\x1b{chr(ord(found[0]) - 0x40)}", text)
     text = _ESCAPES.sub("", text)
     if "\r" in text:
         text = "\n".join(_settled(line) for line in text.split("\n"))
