@@ -15,8 +15,10 @@ from hypothesis import HealthCheck, settings
 from tests.support.leaks import Held, held_now, leaked_since
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterator
+    from collections.abc import AsyncGenerator, Callable, Generator, Iterator
     from pathlib import Path
+
+    from coverage import Coverage
 
 # Bounded by pytest-timeout instead: a deadline for each example would be a wall-clock assertion.
 settings.register_profile(
@@ -29,13 +31,36 @@ settings.register_profile(
 settings.load_profile("indus")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    """Do not measure in a worker what does the same over and over.
+
+    Coverage makes that more than twice as long, and what only such a test reaches lacks an example.
+    """
+    repeats = any(item.get_closest_marker(name) for name in ("hypothesis", "repeats"))
+    measuring = _measuring(item.config) if repeats else None
+    if measuring is None:
+        return (yield)
+    measuring.stop()
+    try:
+        return (yield)
+    finally:
+        measuring.start()
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Keep what coverage has seen: a worker that is slow to end is killed."""
-    if hasattr(session.config, "workerinput"):
-        from coverage import Coverage  # noqa: PLC0415 — loads slowly, and is for workers alone
+    if (measuring := _measuring(session.config)) is not None:
+        measuring.save()
 
-        if (measuring := Coverage.current()) is not None:
-            measuring.save()
+
+def _measuring(config: pytest.Config) -> Coverage | None:
+    """Give the coverage of a worker, if this is one and it has any."""
+    if not hasattr(config, "workerinput"):
+        return None
+    from coverage import Coverage  # noqa: PLC0415 — loads slowly, and is for workers alone
+
+    return Coverage.current()
 
 
 @pytest.fixture

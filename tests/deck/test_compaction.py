@@ -211,6 +211,7 @@ def entries_held() -> int:
     return sum(type(one) is BridgeEntry for one in gc.get_objects())
 
 
+@pytest.mark.repeats
 @pytest.mark.anyio
 @pytest.mark.process
 async def test_5000_changes_of_a_server_leave_no_more_behind_than_a_few(tmp_path: Path) -> None:

@@ -165,6 +165,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.repeats
 @pytest.mark.process
 @pytest.mark.parametrize("path", ["d/x", "f"])
 def test_c4_no_read_leads_out_while_links_are_swapped_in(field: Field, path: str) -> None:
@@ -180,6 +181,7 @@ def test_c4_no_read_leads_out_while_links_are_swapped_in(field: Field, path: str
     assert seen.keys() <= {b"ours", PathRefused, FileNotFoundError, LinkInTheWay}
 
 
+@pytest.mark.repeats
 @pytest.mark.process
 @pytest.mark.parametrize("path", ["d/x", "f", "d/new"])
 def test_c4_no_write_lands_outside_while_links_are_swapped_in(field: Field, path: str) -> None:
@@ -198,6 +200,7 @@ def _put(spot: beneath.Spot) -> None:
     put_file(spot, b"evil", spot.path)
 
 
+@pytest.mark.repeats
 @pytest.mark.process
 def test_c4_nothing_is_made_or_removed_outside_while_links_are_swapped_in(field: Field) -> None:
     before = contents(field.outside)

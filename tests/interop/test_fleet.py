@@ -179,6 +179,7 @@ async def test_tearing_down_twice_and_being_cancelled_meanwhile_is_fine(tmp_path
     assert not any(is_alive(int(pid)) for pid in diary(log, "start"))
 
 
+@pytest.mark.repeats
 @pytest.mark.timeout(120)  # two hundred processes on a machine that may be busy
 async def test_r32_many_servers_some_of_them_bad_come_up_together(tmp_path: Path) -> None:
     ways: list[tuple[object, ...]] = [
