@@ -7,14 +7,17 @@ import os
 import random
 import subprocess
 import tempfile
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 from bench.measure import awaits, calls, compare
 from bench.row import CannotMeasure, Row
 from indusagi.capabilities.local import make_local_context
 from indusagi.capabilities.registry import ToolRegistry
+from indusagi.capabilities.search.leaves import LeafMemory
 from indusagi.capabilities.search.ripgrep import find_ripgrep
 from indusagi.capabilities.tools.find import find_tool
 from indusagi.capabilities.tools.grep import grep_tool
@@ -24,9 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bench.measure import Pair
-    from indusagi.capabilities.context import ToolContext
     from indusagi.core.json import JsonObject
-    from indusagi.runtime import ToolBox
 
 _FOLDERS = 2_000
 _FILES = 20
@@ -75,7 +76,7 @@ def compare_tool(
         by_hand: The same for ripgrep.
         folders: How large the tree is.
         rounds: How many turns each has.
-        anew: Whether each call is the first one of a box, which remembers nothing.
+        anew: Whether nothing is known of the tree at each call, as at the first of a session.
     """
     with tempfile.TemporaryDirectory() as place, asyncio.Runner() as runner:
         root = Path(place)
@@ -83,23 +84,22 @@ def compare_tool(
         program = find_ripgrep(place)
         if program is None:
             raise CannotMeasure("there is no ripgrep")
-        context = make_local_context(root)
-        same = _box(context)
+        registry = ToolRegistry()
+        registry.register_all([grep_tool(), find_tool()])
+        box = registry.to_tool_box(make_local_context(root))
 
         async def ours() -> None:
-            box = _box(context) if anew else same
             outcome = await box.runner.run(ToolCall("call-1", name, arguments))
             if outcome.is_error or not outcome.details["total"]:
                 raise CannotMeasure(f"{name} found nothing: {outcome.output}")
 
         theirs = partial(_by_hand, [program, *_SAME_AS_OURS, *by_hand, "./"], root)
-        return compare(awaits(runner, ours), calls(theirs), rounds=rounds)
+        with patch.object(LeafMemory, "recall", _unknown) if anew else nullcontext():
+            return compare(awaits(runner, ours), calls(theirs), rounds=rounds)
 
 
-def _box(context: ToolContext) -> ToolBox:
-    registry = ToolRegistry()
-    registry.register_all([grep_tool(), find_tool()])
-    return registry.to_tool_box(context)
+def _unknown(_memory: LeafMemory, _entry: os.DirEntry[str], _parent: int) -> None:
+    """Remember nothing of a directory; what is seen is kept as ever."""
 
 
 def _by_hand(argv: Sequence[str], root: Path) -> None:
