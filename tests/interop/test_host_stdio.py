@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from contextlib import asynccontextmanager
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -210,7 +211,7 @@ def test_standard_streams_may_be_files(tmp_path: Path) -> None:
 def test_streams_that_carry_nothing_end_the_host_at_once(
     redirected: str, code: int, said: str
 ) -> None:
-    command = f"{sys.executable} {CHILD} {redirected}"
+    command = f"{quote(sys.executable)} {quote(str(CHILD))} {redirected}"
     done = subprocess.run(
         command, shell=True, env=ENV, timeout=LIMIT_S, check=False, capture_output=True, text=True
     )

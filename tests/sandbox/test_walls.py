@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 from anyio import to_thread
+from tests.support.commands import PYTHON
 from tests.support.waiting import is_alive, until
 
 from indusagi.capabilities.backends import Ended, SandboxMissing, SandboxState
@@ -123,7 +124,7 @@ async def test_r47_nothing_is_written_outside_of_the_workspace(
         target=outside / "target",
         neighbour=outside / "neighbour",
         outside=outside,
-        python=sys.executable,
+        python=PYTHON,
     )
     result = await run(root, command, Sandbox(mechanisms=(mechanism,)))
     assert result.ended is Ended.EXITED
@@ -197,7 +198,7 @@ async def test_r47_c13_what_is_protected_stays_as_it_was_and_nothing_is_left_beh
     way: str, bubblewrapped: Mechanism, root: Path
 ) -> None:
     before = tree(root)
-    command = PROTECTED[way].format(python=sys.executable)
+    command = PROTECTED[way].format(python=PYTHON)
     result = await run(root, command, Sandbox(mechanisms=(bubblewrapped,)))
     assert result.ended is Ended.EXITED
     after = {path: kept for path, kept in tree(root).items() if path[:3] not in {"new", "old"}}
@@ -292,7 +293,7 @@ async def test_a_mechanism_says_that_it_does_not_guard_sockets_of_the_file_syste
         server.listen()
         reach = f"import socket; socket.socket(socket.AF_UNIX).connect('{folder}/socket')"
         sandbox = Sandbox(mechanisms=(mechanism,), hidden=())
-        reached = await run(root, f'{sys.executable} -c "{reach}"', sandbox)
+        reached = await run(root, f'{PYTHON} -c "{reach}"', sandbox)
         async with shell_in(root, sandbox) as shell:
             state = await shell.sandbox_state()
     assert reached.exit_code == 0
@@ -635,7 +636,7 @@ async def test_the_settings_of_the_kernel_cannot_be_changed(
         "    print(path)\n"
     )
     (root / "try.py").write_text(script, encoding="utf-8")
-    command = f"{sys.executable} -S try.py {' '.join(levers)}; echo tried"
+    command = f"{PYTHON} -S try.py {' '.join(levers)}; echo tried"
     result = await run(root, command, Sandbox(mechanisms=(mechanism,)))
     assert result.output == b"tried\n"
 
@@ -648,7 +649,7 @@ async def test_a_socket_of_who_runs_programs_for_others_cannot_be_reached(
         server.bind(path)
         server.listen()
         script = f"import socket; socket.socket(socket.AF_UNIX).connect('{path}')"
-        command = f'{sys.executable} -S -c "{script}" && echo reached'
+        command = f'{PYTHON} -S -c "{script}" && echo reached'
         open_to_all = await run(root, command, Sandbox(mechanisms=(bubblewrapped,)))
         hidden = Sandbox(mechanisms=(bubblewrapped,), hidden=(path,))
         closed = await run(root, command, hidden)

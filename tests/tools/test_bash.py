@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
+from tests.support.commands import PYTHON
 from tests.support.tools import box_of
 from tests.support.waiting import is_alive, until
 
@@ -374,7 +375,7 @@ async def test_a_program_that_waits_for_typing_is_told_of(
     script = "import os, pty; m, s = pty.openpty(); os.dup2(s, 0); os.read(0, 1)"
     told: list[ToolProgress] = []
     outcome = await session.box.runner.run(
-        ToolCall("1", "bash", {"command": f'{sys.executable} -c "{script}"', "timeoutMs": 3000}),
+        ToolCall("1", "bash", {"command": f'{PYTHON} -c "{script}"', "timeoutMs": 3000}),
         on_progress=told.append,
     )
     assert outcome.details["ended"] == "timeout"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 from anyio import to_thread
+from tests.support.commands import PYTHON
 from tests.support.tools import box_of
 from tests.support.waiting import is_alive, until
 
@@ -201,7 +201,7 @@ async def test_who_does_not_heed_another_signal_is_killed(
 async def test_another_signal_reaches_what_a_command_has_left(session: Session) -> None:
     left = "import signal, time; signal.signal(2, lambda *_: exit(print('bye')))"
     script = f"{left}; open('up', 'w'); time.sleep(600)"
-    await session.bash(f'setsid {sys.executable} -uc "{script}" &')
+    await session.bash(f'setsid {PYTHON} -uc "{script}" &')
     await until((session.root / "up").exists)
     await session.call("stop", id="job-1", signal="INT")
     assert lines_of(await session.poll("job-1")) == ["bye"]
@@ -237,7 +237,7 @@ async def test_a_job_can_be_written_to(session: Session) -> None:
 
 
 async def test_a_repl_answers(session: Session) -> None:
-    job = await session.start(f"{sys.executable} -i -q")
+    job = await session.start(f"{PYTHON} -i -q")
     await session.call("write", id=job, input="print(6 * 7)\n")
     assert "42" in str((await session.poll(job, "42")).output)
 
@@ -273,7 +273,7 @@ async def test_a_list_tells_what_jobs_use_and_where_they_listen(session: Session
         "import socket, time; s = socket.create_server(('127.0.0.1', 0));"
         "print(f'port {s.getsockname()[1]}', flush=True); time.sleep(600)"
     )
-    job = await session.start(f'{sys.executable} -c "{script}"')
+    job = await session.start(f'{PYTHON} -c "{script}"')
     said = lines_of(await session.poll(job, "port"))
     port = int(said[0].split()[1])
     await session.start("true")
@@ -386,7 +386,7 @@ async def test_what_one_command_serves_another_can_reach(tmp_path: Path) -> None
             "print(f'port {s.getsockname()[1]} open', flush=True);"
             "c, _ = s.accept(); c.sendall(b'served'); c.close()"
         )
-        job = await session.start(f'{sys.executable} -c "{script}"')
+        job = await session.start(f'{PYTHON} -c "{script}"')
         said = lines_of(await session.poll(job, "open"))
         port = said[0].split()[1]
         command = f"exec 3<>/dev/tcp/127.0.0.1/{port}; cat <&3"
