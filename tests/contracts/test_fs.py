@@ -310,14 +310,16 @@ def _as_nobody(
 ) -> str:
     """Use a door as a user who is not root; give what was printed or what is to be told."""
     script = f"""
-import asyncio, os
+import asyncio, os, tempfile
 from indusagi.capabilities.files.policy import workspace_policy
 from indusagi.capabilities.local_fs import LocalFs
 
 async def main():
     fs = LocalFs({folder!r}, workspace_policy({folder!r}))
-    # A thread started now, as root: the packages may lie in a directory closed to others.
-    await fs.exists("a/b")
+    # Written to as root, and elsewhere: what is loaded late may lie in a directory closed to others.
+    with tempfile.TemporaryDirectory() as aside:
+        await LocalFs(aside, workspace_policy(aside)).write_file("a", b"")
+        await LocalFs(aside, workspace_policy(aside)).write_file("a", b"again")
     os.setgroups({groups or []}); os.setgid({NOBODY}); os.setuid({NOBODY})
     try:
         {code}
