@@ -316,7 +316,7 @@ from indusagi.capabilities.local_fs import LocalFs
 
 async def main():
     fs = LocalFs({folder!r}, workspace_policy({folder!r}))
-    # Written to as root, and elsewhere: what is loaded late may lie in a directory closed to others.
+    # As root, and elsewhere: what is loaded late may lie in a directory closed to others.
     with tempfile.TemporaryDirectory() as aside:
         await LocalFs(aside, workspace_policy(aside)).write_file("a", b"")
         await LocalFs(aside, workspace_policy(aside)).write_file("a", b"again")
