@@ -116,12 +116,15 @@ async def running(contender: Contender, desk: Desk) -> AsyncGenerator[Running]:
     opened = _over_pipes if contender.path is None else _over_http
     started = perf_counter()
     async with opened(contender, desk) as gateway:
+        trouble: Sequence[Exception] = ()
         try:
             async with asyncio.timeout(_WITHIN_S):
                 await gateway.list_all()
         except* (CannotMeasure, TimeoutError) as group:
-            said = f"{contender.name} did not start: {group.exceptions[0]} {desk.complaints()}"
-            raise CannotMeasure(said) from group
+            trouble = group.exceptions  # what is raised in here would come out in a group
+        if trouble:
+            said = f"{contender.name} did not start: {trouble[0]} {desk.complaints()}"
+            raise CannotMeasure(said)
         gateway.start_s = perf_counter() - started
         yield gateway
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.process
 NONE = ["--profile", "none"]
+INDUS = shlex.quote(command())
 
 
 @pytest.mark.parametrize(
@@ -128,7 +129,7 @@ def test_its_own_entry_pasted_back_is_left_out(tmp_path: Path) -> None:
 def test_a_gateway_behind_a_script_refuses_to_begin_again(tmp_path: Path) -> None:
     starts = tmp_path / "starts"
     hidden = tmp_path / "hidden"
-    hidden.write_text(f"#!/bin/sh\necho start $PPID >> {starts}\nexec {command()} serve\n")
+    hidden.write_text(f"#!/bin/sh\necho start $PPID >> {starts}\nexec {INDUS} serve\n")
     hidden.chmod(0o755)
     configured(user_file(), {"hidden": {"command": str(hidden)}, "a": row()})
     with greeted(*NONE, cwd=tmp_path) as gateway:
@@ -141,7 +142,7 @@ def test_a_gateway_behind_a_script_refuses_to_begin_again(tmp_path: Path) -> Non
 def test_a_gateway_below_another_serves_what_is_not_above_it(tmp_path: Path) -> None:
     inner = configured(tmp_path / "inner.json", {"a": row()})
     script = tmp_path / "inner"
-    script.write_text(f"#!/bin/sh\nexec {command()} serve --profile none --mcp {inner}\n")
+    script.write_text(f"#!/bin/sh\nexec {INDUS} serve --profile none --mcp {inner}\n")
     script.chmod(0o755)
     configured(user_file(), {"inner": {"command": str(script)}, "a": row()})
     with greeted(*NONE, cwd=tmp_path) as gateway:
@@ -169,7 +170,7 @@ def test_a_script_that_empties_the_environment_begins_no_loop(tmp_path: Path, na
     whole = f"--mcp {file}" if named else ""
     script.write_text(
         f"#!/bin/sh\necho start $PPID >> {starts}\n"
-        f'exec env -i HOME="$HOME" PATH="$PATH" {command()} serve {whole}\n'
+        f'exec env -i HOME="$HOME" PATH="$PATH" {INDUS} serve {whole}\n'
     )
     script.chmod(0o755)
     with greeted(*NONE, *words, cwd=tmp_path) as gateway:
@@ -183,7 +184,7 @@ def test_with_an_empty_environment_a_gateway_of_other_files_is_let_be(tmp_path: 
     inner = configured(tmp_path / "inner.json", {"a": row()})
     script = tmp_path / "inner"
     script.write_text(
-        f'#!/bin/sh\nexec env -i HOME="$HOME" {command()} serve --profile none --mcp {inner}\n'
+        f'#!/bin/sh\nexec env -i HOME="$HOME" {INDUS} serve --profile none --mcp {inner}\n'
     )
     script.chmod(0o755)
     configured(user_file(), {"inner": {"command": str(script)}})

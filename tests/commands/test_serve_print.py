@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -133,8 +134,8 @@ def test_how_to_start_the_gateway_behind_an_address_is_told(tmp_path: Path) -> N
     words += ["--sessions", "9"]
     done = run("serve", "--print-config", "codex", *words, "--no-mcp", cwd=tmp_path)
     line = (
-        f"{command()} serve --no-mcp --http 9000 --sessions 9 --allowed-host gate:9000 "
-        "--allowed-origin 'https://a b'"
+        f"{shlex.quote(command())} serve --no-mcp --http 9000 --sessions 9 "
+        "--allowed-host gate:9000 --allowed-origin 'https://a b'"
     )
     assert f"the gateway must run: {line}\n" in done.stderr
     assert "set INDUS_SERVE_TOKEN" in done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -303,7 +304,8 @@ def _command(subject: Subject, *, wrap: bool, failed: str) -> list[str]:
     known = {"failure": FAILURE, "picture": PICTURE, "names": GOOD.tools}
     text = _COMMAND.format(wrap=wrap, failed=failed, journal=str(subject.journal), **known)
     path = subject.journal.with_name("command.py")
-    path.write_text(f"#!{sys.executable}\n{text}", "utf-8")
+    # The first line of a script cannot name an interpreter whose path has a blank in it.
+    path.write_text(f"#!{os.path.realpath(sys.executable)}\n{text}", "utf-8")
     path.chmod(0o700)
     return [str(path)]
 
