@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indusagi.capabilities.files.codec import (
+    SAMPLE_BYTES,
     TextForm,
     decode_lossless,
     digest_bytes,
@@ -116,6 +117,13 @@ def test_the_first_odd_byte_far_into_a_file_is_what_the_guess_is_made_from() -> 
     text, form = decode_lossless(data)
     assert form.encoding == "koi8-r"
     assert text.endswith(RUSSIAN)
+
+
+def test_a_long_row_of_letters_does_not_hold_up_the_guess() -> None:
+    """A sequence of bases or amino acids; each of these would take a minute of one regex."""
+    row = b"ACGTTGCA" * (SAMPLE_BYTES // 8)
+    for name, text in {"shift_jis": JAPANESE, "koi8-r": RUSSIAN}.items():
+        assert guess_encoding(text.encode(name) + row) == name
 
 
 def test_bytes_for_which_the_guess_has_no_letter_survive() -> None:

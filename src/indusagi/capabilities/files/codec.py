@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 import errno
 import hashlib
+import re
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
@@ -35,6 +36,8 @@ _SURE = 0.5
 """Below this confidence a guess is worse than the encoding most such files have."""
 _VALID_SHARE = 4
 """So many bytes of UTF-8 for each broken one: in other encodings, pairs look like it by chance."""
+_LONGEST_WORD = 64
+_LETTERS = re.compile(rb"[A-Za-z]+")
 _PLAIN = bytes(range(0x20, 0x7F)) + b"\t\r\n"
 _HIGH = bytes(range(0x80, 0x100))
 _CONTROLS = bytes(range(0x80, 0xA0))
@@ -169,7 +172,8 @@ def guess_encoding(sample: bytes, valid_before: int = 0) -> str:
 
     has_controls = len(sample) != len(sample.translate(None, _CONTROLS))
     western = "cp1252" if has_controls else "latin-1"
-    guess = chardet.detect(sample)
+    # It looks for words in time that is quadratic in their length, and nobody else runs meanwhile.
+    guess = chardet.detect(_LETTERS.sub(lambda word: word[0][:_LONGEST_WORD], sample))
     name = guess["encoding"]
     if name is None or guess["confidence"] < _SURE or not _is_usable(name):
         return western
