@@ -143,6 +143,17 @@ def test_returns_before_the_first_newline_end_no_line(
     assert (found.total, found.digest) == (10, digest_bytes(data))
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+@pytest.mark.parametrize("first", [2, -2])
+def test_returns_end_lines_where_no_newline_is_however_late_the_first_one_comes(
+    encoding: str, first: int
+) -> None:
+    data = ("x" * (HEAD_BYTES + 10) + "\rtwo\rthree").encode(encoding)
+    found = scanned(data, first)
+    assert shown(found) == [(2, "two"), (3, "three")]
+    assert (found.total, found.digest) == (3, digest_bytes(data))
+
+
 @pytest.mark.parametrize("newline", [b"\r\n", b"\r"])
 @pytest.mark.parametrize("first", [5_000, -100])
 def test_line_endings_across_chunks_are_counted_once(newline: bytes, first: int) -> None:

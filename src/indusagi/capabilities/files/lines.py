@@ -1,8 +1,8 @@
 """Some lines of a text file, in one pass over it and in little memory.
 
 Lines are cut at newlines, as `sed` and `grep -n` count them; a file that has carriage returns and
-no newlines is cut at those. Which it is shows in how the file begins; should a newline come later
-all the same, it is gone through anew.
+no newlines is cut at those. Which it is shows in how the file begins; should the rest of it tell
+otherwise, it is gone through anew.
 """
 
 from __future__ import annotations
@@ -111,10 +111,12 @@ def scan(
         stopped: Asked between chunks; when it says yes nobody is there any more, and the rest is
             left.
     """
-    found = _scanned(Whole(head), file, head, size, wanted, stopped)
+    whole = Whole(head)
+    found = _scanned(whole, file, head, size, wanted, stopped)
     if found is None:
         file.seek(len(head))
-        found = _scanned(Whole(head, at_newlines=True), file, head, size, wanted, stopped)
+        whole = Whole(head, at_returns=not whole.reader.at_returns)
+        found = _scanned(whole, file, head, size, wanted, stopped)
     return cast("Scan", found)
 
 
@@ -141,6 +143,8 @@ def _scanned(
                 break
     complete = whole.size <= SCAN_LIMIT_BYTES and not large
     rest = whole.finish() if complete else b""
+    if whole.overlooked:
+        return None
     if picker is None:
         picker = _from_the_end(file, whole, wanted, stopped) if complete else _Picker(wanted)
     else:

@@ -65,12 +65,13 @@ class NarrowReader:
 class Whole:
     """Counts, checks and hashes a file as it goes by."""
 
-    def __init__(self, head: bytes, *, at_newlines: bool = False) -> None:
+    def __init__(self, head: bytes, *, at_returns: bool | None = None) -> None:
         """Start with how the file begins.
 
         Args:
             head: Its first bytes; they are fed all the same.
-            at_newlines: It is known to have newlines further on, whatever the head looks like.
+            at_returns: Whether lines end in carriage returns, where that is known already: how the
+                file begins is then not asked.
         """
         self.bom, encoding = mark_of(head)
         self.digest = new_digest()
@@ -78,10 +79,12 @@ class Whole:
         self.size = len(self.bom)
         self.places: list[tuple[int, int]] = []
         """Where chunks start, and in which line, counted from 1."""
-        sample = NarrowReader(encoding, at_returns=False).narrow(head[len(self.bom) :])
-        # At the end of a head a newline may follow on a return, at the end of a file not.
-        returns = sample if len(head) < HEAD_BYTES else sample[:-1]
-        at_returns = b"\r" in returns and b"\n" not in sample and not at_newlines
+        self._judged = at_returns is None
+        if at_returns is None:
+            sample = NarrowReader(encoding, at_returns=False).narrow(head[len(self.bom) :])
+            # At the end of a head a newline may follow on a return, at the end of a file not.
+            returns = sample if len(head) < HEAD_BYTES else sample[:-1]
+            at_returns = b"\r" in returns and b"\n" not in sample
         self.reader = NarrowReader(encoding, at_returns=at_returns)
         self._wide = encoding != "utf-8"
         self._crlf = self._lf = self._cr = 0
@@ -102,7 +105,12 @@ class Whole:
     @property
     def misjudged(self) -> bool:
         """Whether lines were taken to end in returns, and then there came a newline."""
-        return self.reader.at_returns and self._lf > 0
+        return self._judged and self.reader.at_returns and self._lf > 0
+
+    @property
+    def overlooked(self) -> bool:
+        """Whether only returns went by that were not taken to end lines."""
+        return self._judged and not self.reader.at_returns and self._cr > 0 and self._lf == 0
 
     @property
     def crlf(self) -> int:
