@@ -62,33 +62,45 @@ async def test_a_large_notebook_is_not_parsed_in_this_process(
         raise AssertionError("parsed here")
 
     monkeypatch.setattr(notebook_apart, "page_in", here)
-    assert await notebook_page(figures(12), ALL) is not None
+    assert isinstance(await notebook_page(figures(12), ALL), NotebookPage)
     with pytest.raises(AssertionError, match="parsed here"):
         await notebook_page(notebook(), ALL)
 
 
 @pytest.mark.parametrize("size", [0, SMALL_BYTES])
-async def test_what_is_no_notebook_is_none_of_any_size(size: int) -> None:
-    assert await notebook_page(b"[1, 2]" + b" " * size, ALL) is None
+async def test_what_is_no_notebook_is_told_as_such_whatever_its_size(size: int) -> None:
+    assert await notebook_page(b"[1, 2]" + b" " * size, ALL) == "it is not one"
 
 
 async def test_a_long_line_of_a_cell_is_cut() -> None:
     page = await notebook_page(notebook({"cell_type": "raw", "source": "x" * 300_000}), ALL)
-    assert page is not None
+    assert isinstance(page, NotebookPage)
     assert page.lines[1] == "x" * LONGEST_LINE + "… [+298,000 characters]"
 
 
-@pytest.mark.parametrize("code", ["pass", "print('[1')", "import time; time.sleep(60)"])
-async def test_a_process_that_gives_no_page_leaves_a_text(
-    code: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("program", "code", "why"),
+    [
+        (sys.executable, "pass", "the process that reads it ended without an answer"),
+        (sys.executable, "print('[1')", "the process that reads it ended without an answer"),
+        (sys.executable, "import time; time.sleep(60)", "that took more than 1 seconds"),
+        (
+            "/no/such/python",
+            "",
+            "the process that reads it cannot be started: No such file or directory",
+        ),
+    ],
+)
+async def test_a_process_that_gives_no_page_is_told(
+    program: str, code: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def other(*_: str) -> list[str]:
-        return [sys.executable, "-c", code]
+        return [program, "-c", code]
 
     monkeypatch.setattr(notebook_apart, "own_python", other)
     monkeypatch.setattr(notebook_apart, "DEADLINE_S", 1.0)
     with anyio.fail_after(20):
-        assert await notebook_page(figures(12), ALL) is None
+        assert await notebook_page(figures(12), ALL) == why
 
 
 @pytest.mark.parametrize("data", [figures(12), b"{}"])

@@ -25,7 +25,7 @@ from tests.support.scripts import unmeasured
 from tests.support.tools import box_of, call, context
 
 from indusagi.capabilities.budget import UNLIMITED, OutputBudget
-from indusagi.capabilities.files import lines, look
+from indusagi.capabilities.files import lines, look, notebook_apart
 from indusagi.capabilities.files.codec import digest_bytes
 from indusagi.capabilities.local_fs import LocalFs
 from indusagi.capabilities.read_state import ReadState
@@ -523,10 +523,29 @@ async def test_a_broken_or_very_large_notebook_is_shown_as_the_text_it_is(
 ) -> None:
     (tmp_path / "a.ipynb").write_text('{"cells": [\n<<<<<<< HEAD\n')
     ctx = context(tmp_path)
-    assert lines_of(await read(ctx, "a.ipynb")) == [(1, '{"cells": ['), (2, "<<<<<<< HEAD")]
+    broken = await read(ctx, "a.ipynb")
+    assert lines_of(broken) == [(1, '{"cells": ['), (2, "<<<<<<< HEAD")]
+    assert text_of(broken).startswith("[not shown as a notebook: it is not one]\n")
     monkeypatch.setattr(look, "NOTEBOOK_BYTES", 10_000)
     (tmp_path / "b.ipynb").write_bytes(notebook() + b"\n" * 10_000)
-    assert json.loads(lines_of(await read(ctx, "b.ipynb"))[0][1])["cells"] == []
+    large = await read(ctx, "b.ipynb")
+    assert json.loads(lines_of(large)[0][1])["cells"] == []
+    assert text_of(large).startswith("[not shown as a notebook: it is too large for that]\n")
+
+
+async def test_a_notebook_that_could_not_be_read_as_one_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_python(_: str) -> list[str]:
+        return ["/no/such/python"]
+
+    monkeypatch.setattr(notebook_apart, "SMALL_BYTES", 0)
+    monkeypatch.setattr(notebook_apart, "own_python", no_python)
+    (tmp_path / "a.ipynb").write_bytes(notebook())
+    outcome = await read(context(tmp_path), "a.ipynb")
+    assert json.loads(lines_of(outcome)[0][1])["cells"] == []
+    why = "the process that reads it cannot be started: No such file or directory"
+    assert text_of(outcome).startswith(f"[not shown as a notebook: {why}]\n")
 
 
 # -- where there is no file -------------------------------------------------------------------

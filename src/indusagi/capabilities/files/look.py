@@ -65,14 +65,19 @@ def look(
     head = file.read(HEAD_BYTES) or b""
     found = sniff(head)
     if found is None:
-        called = name.lower().endswith(".ipynb")
-        return (called and _notebook(file, head)) or scan(file, head, size, wanted, stopped)
+        notebook = _notebook(file, head) if is_called_notebook(name) else None
+        return notebook or scan(file, head, size, wanted, stopped)
     if found.family == "other":
         return Binary(found, size, head)
     data = _rest(file, head, WHOLE_BYTES)
     if len(data) > WHOLE_BYTES:
         return Oversized(found)
     return Loaded(found.family, found.mime, data, digest_bytes(data))
+
+
+def is_called_notebook(name: str) -> bool:
+    """Tell whether a file of this name should be a notebook."""
+    return name.lower().endswith(".ipynb")
 
 
 def _notebook(file: BinaryIO, head: bytes) -> Loaded | None:

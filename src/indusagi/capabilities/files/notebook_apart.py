@@ -23,13 +23,22 @@ SMALL_BYTES = 128 * 1024
 DEADLINE_S = 30.0
 
 
-async def notebook_page(data: bytes, wanted: Wanted) -> NotebookPage | None:
-    """Read some lines of a notebook; None if it is not one, or cannot be read as one."""
+async def notebook_page(data: bytes, wanted: Wanted) -> NotebookPage | str:
+    """Read some lines of a notebook, or say why it cannot be read as one."""
+    try:
+        page = await _page(data, wanted)
+    except TimeoutError:
+        return f"that took more than {DEADLINE_S:.0f} seconds"
+    except OSError as exc:
+        return f"the process that reads it cannot be started: {exc.strerror or exc}"
+    except ValueError:
+        return "the process that reads it ended without an answer"
+    return "it is not one" if page is None else page
+
+
+async def _page(data: bytes, wanted: Wanted) -> NotebookPage | None:
     if len(data) <= SMALL_BYTES:
         return await to_thread.run_sync(page_in, data, wanted, abandon_on_cancel=True)
     argv = own_python(notebook_worker.__name__)
-    try:
-        pieces = await asked(argv, request(data, wanted), DEADLINE_S)
-    except OSError:  # no process to be had, or it took too long
-        return None
+    pieces = await asked(argv, request(data, wanted), DEADLINE_S)
     return await to_thread.run_sync(answer, pieces)

@@ -28,11 +28,12 @@ def request(data: bytes, wanted: Wanted) -> list[bytes]:
 
 
 def answer(pieces: Sequence[bytes]) -> NotebookPage | None:
-    """Read what the process has written; None if it was no notebook, or nothing was written."""
-    try:
-        given, parts = unpacked(b"".join(pieces))
-    except ValueError:
-        return None
+    """Read what the process has written; None if it was no notebook.
+
+    Raises:
+        ValueError: It has written nothing, or not all of it.
+    """
+    given, parts = unpacked(b"".join(pieces))
     if not given:
         return None
     facts: dict[str, Any] = {**given}

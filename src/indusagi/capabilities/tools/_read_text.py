@@ -51,8 +51,10 @@ def fitting(lines: Iterable[tuple[int, str]], most_bytes: int) -> NumberedLines:
     return NumberedLines(taken)
 
 
-def show_lines(scan: Scan, wanted: Wanted, name: str, known: dict[str, JsonValue]) -> ToolResult:
-    """Answer with the lines that were found."""
+def show_lines(
+    scan: Scan, wanted: Wanted, name: str, known: dict[str, JsonValue], *, note: str = ""
+) -> ToolResult:
+    """Answer with the lines that were found; a note stands above them."""
     known = {**known, "kind": "text", **_facts(scan)}
     if not scan.lines:
         return _nothing(scan, wanted, name, known)
@@ -64,7 +66,7 @@ def show_lines(scan: Scan, wanted: Wanted, name: str, known: dict[str, JsonValue
         ((line.number, line.shown(scan.form)) for line in scan.lines), wanted.most_bytes
     )
     at_end = shown.last == scan.total
-    parts = [_head(scan, shown), str(shown), _tail(scan, shown, at_end=at_end)]
+    parts = [_head(scan, shown, note), str(shown), _tail(scan, shown, at_end=at_end)]
     following = None if at_end else shown.last + 1
     known.update(first=shown.first, last=shown.last, next=following)
     return ToolResult.text("\n".join(part for part in parts if part), **known)
@@ -97,8 +99,9 @@ def _nothing(scan: Scan, wanted: Wanted, name: str, known: dict[str, JsonValue])
     return ToolResult.error(why, code="not_found", **known)
 
 
-def _head(scan: Scan, shown: NumberedLines) -> str:
-    notes = [*_form_notes(scan.form, scan.crlf, scan.total)]
+def _head(scan: Scan, shown: NumberedLines, note: str) -> str:
+    notes = [note] if note else []
+    notes.extend(_form_notes(scan.form, scan.crlf, scan.total))
     hidden = hidden_in(shown.lines)
     if hidden:
         notes.append("hidden characters: " + ", ".join(str(kind) for kind in hidden))

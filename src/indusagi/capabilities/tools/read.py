@@ -17,7 +17,14 @@ from anyio import to_thread
 from indusagi.capabilities.backends import FileKind
 from indusagi.capabilities.budget import STANDARD_BYTES, STANDARD_LINES
 from indusagi.capabilities.files.lines import LONGEST_LINE, Scan, Wanted
-from indusagi.capabilities.files.look import WHOLE_BYTES, Binary, Loaded, Oversized, look
+from indusagi.capabilities.files.look import (
+    WHOLE_BYTES,
+    Binary,
+    Loaded,
+    Oversized,
+    is_called_notebook,
+    look,
+)
 from indusagi.capabilities.files.notebook_apart import notebook_page
 from indusagi.capabilities.files.pdf import DEFAULT_PAGES, MOST_PAGES
 from indusagi.capabilities.files.sniff import hex_of
@@ -87,6 +94,14 @@ class Cells:
     """That of the whole file."""
 
 
+@dataclass(frozen=True, slots=True)
+class NoCells:
+    """A file that is called a notebook, as the text it is."""
+
+    scan: Scan
+    why: str
+
+
 def read_tool() -> DefinedTool:
     """Make the tool that reads files."""
     return define_tool(
@@ -121,15 +136,17 @@ async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
     return await _show(seen, arguments, name, resolved, ctx)
 
 
-async def _look(path: str, size: int, wanted: Wanted, ctx: ToolContext) -> Look | Cells:
+async def _look(path: str, size: int, wanted: Wanted, ctx: ToolContext) -> Look | Cells | NoCells:
     seen = await _look_at(path, path, size, wanted, ctx)
+    if isinstance(seen, Scan) and is_called_notebook(path):
+        return NoCells(seen, "it is too large for that")
     if not isinstance(seen, Loaded) or seen.what != "notebook":
         return seen
     page = await notebook_page(seen.data, wanted)
-    if page is None:
-        # It is only called one.
-        return await _look_at(path, "", size, wanted, ctx)
-    return Cells(page, seen.digest)
+    if not isinstance(page, str):
+        return Cells(page, seen.digest)
+    text = await _look_at(path, "", size, wanted, ctx)
+    return NoCells(text, page) if isinstance(text, Scan) else text
 
 
 async def _look_at(path: str, name: str, size: int, wanted: Wanted, ctx: ToolContext) -> Look:
@@ -156,7 +173,11 @@ def _number(arguments: JsonObject, name: str, default: int) -> int:
 
 
 async def _show(
-    seen: Look | Cells, arguments: JsonObject, name: str, resolved: str, ctx: ToolContext
+    seen: Look | Cells | NoCells,
+    arguments: JsonObject,
+    name: str,
+    resolved: str,
+    ctx: ToolContext,
 ) -> ToolResult:
     """Answer with what was found, and remember it if it could be shown."""
     known: dict[str, JsonValue] = {"path": resolved}
@@ -165,8 +186,11 @@ async def _show(
     if isinstance(seen, Oversized):
         what = f"{name}: a {seen.type.name} of more than {WHOLE_BYTES:,} bytes is not read"
         return ToolResult.error(what, code="too_large", **known)
+    why_no_cells = ""
+    if isinstance(seen, NoCells):
+        seen, why_no_cells = seen.scan, f"not shown as a notebook: {seen.why}"
     if isinstance(seen, Scan):
-        result = show_lines(seen, _wanted(arguments, ctx), name, known)
+        result = show_lines(seen, _wanted(arguments, ctx), name, known, note=why_no_cells)
     elif isinstance(seen, Cells):
         result = await show_notebook(seen.page, name, _wanted(arguments, ctx), known)
     elif seen.what == "image":
