@@ -8,25 +8,37 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.servers.malformed import DIRTY
 
-from indusagi.core.text import clean_text, cut_text
+from indusagi.core.text import clean_text, cut_text, show_unseen
 
 UNSEEN = [
     (0x00, 0x08),
     (0x0B, 0x1F),
     (0x7F, 0x9F),
+    (0xAD, 0xAD),
+    (0x34F, 0x34F),
+    (0x61C, 0x61C),
+    (0x115F, 0x1160),
+    (0x180B, 0x180F),
     (0x200B, 0x200F),
-    (0x202A, 0x202E),
-    (0x2060, 0x2064),
-    (0x2066, 0x2069),
+    (0x2028, 0x202E),
+    (0x2060, 0x206F),
+    (0x3164, 0x3164),
     (0xD800, 0xDFFF),
+    (0xFE00, 0xFE0F),
     (0xFEFF, 0xFEFF),
+    (0xFFA0, 0xFFA0),
     (0xFFF9, 0xFFFB),
-    (0xE0000, 0xE007F),
+    (0x1BCA0, 0x1BCA3),
+    (0x1D173, 0x1D17A),
+    (0xE0000, 0xE0FFF),
 ]
-"""What is taken out, by hand from the standard: control, zero width, direction, halves, tags."""
+"""By hand from the standard: control, direction, halves, tags, and what is ignored by default."""
 
 any_text = st.text(st.characters())
 """Surrogates included."""
+joined_text = st.text(
+    st.sampled_from("\u200b\u200c\u200d\ufe0e\ufe0f\u061c\u180b\u1820\u0645\u2764\U0001f468a1\r\n")
+)
 hostile_text = st.text(st.sampled_from("\x1b[]P\\\x07;0m A\n\x9b\u202e"))
 
 
@@ -56,6 +68,7 @@ def test_exactly_the_characters_that_cannot_be_seen_are_taken_out() -> None:
         ("line\r\nline", "line\nline"),
         ("a\u202eb\u2066c", "abc"),
         ("é ﬁ ½ Å", "é ﬁ ½ Å"),
+        ("a\U000e0141\ufe0fb", "ab"),
         ("", ""),
     ],
 )
@@ -72,7 +85,27 @@ def test_r42_the_dirty_text_of_the_malformed_server_is_clean() -> None:
     assert cleaned.endswith("end")
 
 
-@given(any_text | hostile_text)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\U0001f468\u200d\U0001f469\u200d\U0001f467",
+        "\u2764\ufe0f\u200d\U0001f525",
+        "1\ufe0f\u20e3",
+        "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645",
+        "\u0915\u094d\u200d\u0937",
+    ],
+)
+def test_what_makes_one_sign_of_two_is_a_part_of_it(text: str) -> None:
+    assert clean_text(text) == (text, 0)
+    assert show_unseen(text) == (text, 0)
+
+
+def test_the_ends_of_lines_are_not_written_out() -> None:
+    assert show_unseen("a\r\nb\r\n") == ("a\r\nb\r\n", 0)
+    assert show_unseen("safe\rrm") == ("safe<U+000D>rm", 1)
+
+
+@given(any_text | hostile_text | joined_text)
 def test_cleaning_twice_is_cleaning_once(text: str) -> None:
     cleaned, removed = clean_text(text)
     assert clean_text(cleaned) == (cleaned, 0)

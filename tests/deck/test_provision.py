@@ -165,10 +165,11 @@ async def test_r42_what_a_stranger_hides_in_an_answer_is_made_visible(tmp_path: 
 
 async def test_an_answer_without_anything_hidden_is_left_as_it_is(tmp_path: Path) -> None:
     async def answer(arguments: JsonValue, ctx: ToolContext) -> ToolResult:
-        return ToolResult.text("plain")
+        return ToolResult.text(text)
 
+    text = "plain\r\n\u2764\ufe0f \U0001f469\u200d\U0001f4bb\r\n"
     outcome = await call(deck(tmp_path).graft([capability("s", "t").with_runner(answer)]), "s__t")
-    assert (outcome.output, dict(outcome.details)) == ("plain", {})
+    assert (outcome.output, dict(outcome.details)) == (text, {})
 
 
 def test_project_result_loses_no_block() -> None:

@@ -61,6 +61,12 @@ def test_a_text_laid_open_can_be_seen_and_written(text: str) -> None:
     assert hidden == len(re.findall(r"<U\+[0-9A-F]{4,}>", visible)) or "<U+" in text
 
 
+def test_r42_letters_hidden_behind_a_sign_are_written_out_and_soft_hyphens_are_not() -> None:
+    smuggled = "\U0001f600" + "".join(chr(0xE0100 + byte - 16) for byte in b"obey")
+    assert laid_open(smuggled)[1] == 4
+    assert laid_open("Donau\u00addampf") == ("Donaudampf", 0)
+
+
 def test_a_line_end_is_one_wherever_a_long_text_is_cut() -> None:
     for before in range(128 * 1024 - 3, 128 * 1024 + 1):
         text = "x" * before + "\r\n" + "y\u200b" * 100_000 + "\r"

@@ -5,9 +5,10 @@ A file's content is never altered for being shown. What is in it is told beside 
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from indusagi.core.text import kinds_of_unseen
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -19,17 +20,6 @@ _KINDS = {
     "invisible": "invisible characters",
     "controls": "control characters",
 }
-_HIDDEN = re.compile(
-    "(?P<escapes>[\x1b\x9b])"
-    "|(?P<bidi>[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069])"
-    "|(?P<tags>[\U000e0000-\U000e007f])"
-    # A joiner that follows a pictograph makes one of two, as it should.
-    "|(?P<invisible>[\u00ad\u034f\u115f\u1160\u180b-\u180e\u200b\u200c\u2060-\u2065\u206a-\u206f\u3164"
-    "\ufeff\uffa0\ufff9-\ufffb\U000e0100-\U000e01ef]"
-    "|(?<![\u2190-\u2bff\ufe0f\U0001f000-\U0001faff])\u200d)"
-    "|(?P<controls>[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f\u2028\u2029]|\r(?=.))",
-    re.DOTALL,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +44,8 @@ def hidden_in(parts: Iterable[tuple[int, str]], unit: str = "line") -> Sequence[
     for number, text in parts:
         if text.isascii() and text.isprintable():
             continue
-        for found in _HIDDEN.finditer(text):
-            kind = found.lastgroup or ""
+        # A form feed parts the pages of many a source; halves are bytes that the head tells of.
+        for kind in kinds_of_unseen(text.replace("\f", "")):
             counts[kind] = counts.get(kind, 0) + 1
             first.setdefault(kind, number)
     return tuple(Hidden(kind, counts[kind], first[kind], unit) for kind in _KINDS if kind in counts)

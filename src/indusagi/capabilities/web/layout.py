@@ -75,7 +75,9 @@ def laid_open(text: str) -> tuple[str, int]:
     shown: list[str] = []
     hidden = 0
     for piece in _pieces(text):
-        visible, found = show_unseen(_LINE_ENDS.sub("\n", piece))
+        # A soft hyphen only says where a word may be parted.
+        plain = _LINE_ENDS.sub("\n", piece).replace("\u00ad", "")
+        visible, found = show_unseen(plain)
         shown.append(visible)
         hidden += found
     return "".join(shown), hidden
