@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import tracemalloc
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indusagi.capabilities.files.change import Change, Refused, Replacement, edited, overwritten
+from indusagi.capabilities.files.ladder import Found, Rung, find
+from indusagi.capabilities.files.splice import same_everywhere, splice
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,6 +34,31 @@ def test_an_ascii_edit_leaves_every_other_byte_whatever_they_are(left: bytes, ri
         assert data.startswith((b"\xff\xfe", b"\xfe\xff")) or b"<MARK>" in left + right
         return
     assert change.after == left + b"<other>" + right
+
+
+_FEW_LETTERS = st.text("ab\n\r", max_size=6)
+
+
+@given(_FEW_LETTERS, _FEW_LETTERS.filter(bool), _FEW_LETTERS)
+def test_what_is_the_same_everywhere_is_what_each_place_gets(text: str, old: str, new: str) -> None:
+    found = find(text, old, new, every=True)
+    at_once = same_everywhere(text, old, new)
+    if isinstance(found, Found) and found.rung is Rung.EXACT and at_once is not None:
+        assert text.replace(old, at_once) == splice(text, found, old, new)
+    if isinstance(found, Found) and old in text and at_once is not None:
+        assert found.rung is Rung.EXACT
+
+
+def test_very_many_places_take_no_memory_each() -> None:
+    data = b"x;" * 100_000
+    tracemalloc.start()
+    try:
+        after = changed(data, ";", ";\n", every=True)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert after == b"x;\n" * 100_000
+    assert peak < 20 * len(data)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ writes what came out. What cannot be done is a `Refused`, with words for whoever
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities.files.codec import (
@@ -21,7 +21,7 @@ from indusagi.capabilities.files.gutter import has_gutter, without_gutter
 from indusagi.capabilities.files.hint import closest
 from indusagi.capabilities.files.ladder import MOST_SPANS, Found, Missed, Rung, find
 from indusagi.capabilities.files.omission import omissions
-from indusagi.capabilities.files.splice import splice
+from indusagi.capabilities.files.splice import same_everywhere, splice
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -101,20 +101,20 @@ def edited(
     if not is_text(former):
         return Refused("binary", "this is not text; edit changes text files only")
     text = former
-    made: list[Found] = []
+    made: list[_Done] = []
     for at, edit in enumerate(edits):
         done = _Edit(text, edit, exactly=exactly).done(form)
         if isinstance(done, Refused):
             return _told_which(done, at, len(edits))
-        text, found = done
-        made.append(found)
+        text = done.text
+        made.append(replace(done, text=""))
     left_out = _placeholders(text, former, path)
     if left_out is not None:
         return left_out
     notes = tuple(_notes_on(made))
     facts: dict[str, JsonValue] = {
-        "replacements": sum(len(found.spans) for found in made),
-        "rungs": [found.rung.name.lower() for found in made],
+        "replacements": sum(done.count for done in made),
+        "rungs": [done.rung.name.lower() for done in made],
     }
     return Change(before, encode(text, form), former, text, form, notes, facts=facts)
 
@@ -127,6 +127,19 @@ def stale(data: bytes, code: str, message: str) -> Refused:
     return Refused(code, said, {"size": len(data)})
 
 
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """A replacement that was made."""
+
+    text: str
+    """All of it, afterwards."""
+    rung: Rung
+    count: int
+    """In how many places."""
+    indented: bool = False
+    """The lines were given the indentation of the file."""
+
+
 class _Edit:
     """One replacement in a text."""
 
@@ -135,20 +148,41 @@ class _Edit:
         self._edit = edit
         self._exactly = exactly
 
-    def done(self, form: TextForm) -> tuple[str, Found] | Refused:
-        """Give the text with the replacement made, and where that was."""
+    def done(self, form: TextForm) -> _Done | Refused:
+        """Give the text with the replacement made."""
         try:
             encode_piece(self._edit.new, form)
         except OSError as exc:
             return Refused("encoding", exc.strerror or str(exc))
+        if self._edit.every and not self._exactly:
+            done = self._everywhere()
+            if done is not None:
+                return done
         found = self._once() if self._exactly else self._found()
         if isinstance(found, Refused):
             return found
         places, edit = found
-        size = len(self._text) + len(places.spans) * (len(edit.new) - len(edit.old))
-        if size > LARGEST_FILE:
-            return Refused("too_large", f"the file would have about {size:,} characters")
-        return splice(self._text, places, edit.old, edit.new), places
+        count = len(places.spans)
+        indented = any(span.lines for span in places.spans)
+        return self._too_large(edit, count) or _Done(
+            splice(self._text, places, edit.old, edit.new), places.rung, count, indented
+        )
+
+    def _everywhere(self) -> _Done | Refused | None:
+        """Replace in one go what is the same everywhere: there may be millions of places."""
+        edit = self._edit
+        new = same_everywhere(self._text, edit.old, edit.new)
+        count = 0 if new is None else self._text.count(edit.old)
+        if new is None or not count:
+            return None
+        large = self._too_large(edit, count)
+        return large or _Done(self._text.replace(edit.old, new), Rung.EXACT, count)
+
+    def _too_large(self, edit: Replacement, count: int) -> Refused | None:
+        size = len(self._text) + count * (len(edit.new) - len(edit.old))
+        if size <= LARGEST_FILE:
+            return None
+        return Refused("too_large", f"the file would have about {size:,} characters")
 
     def _once(self) -> tuple[Found, Replacement] | Refused:
         """Find a text in a file that is not the one that was read."""
@@ -225,11 +259,11 @@ def _places(text: str, found: Found) -> list[tuple[int, str]]:
     return places
 
 
-def _notes_on(made: Sequence[Found]) -> list[str]:
+def _notes_on(made: Sequence[_Done]) -> list[str]:
     """Say what was not as it was quoted."""
-    used = {found.rung for found in made}
+    used = {done.rung for done in made}
     notes = [f"matched without regard to {rung}" for rung in list(Rung)[1:] if rung in used]
-    if any(span.lines for found in made for span in found.spans):
+    if any(done.indented for done in made):
         notes.append("newText was indented as the file is")
     return notes
 

@@ -33,6 +33,16 @@ def splice(text: str, found: Found, old: str, new: str) -> str:
     return "".join(parts)
 
 
+def same_everywhere(text: str, old: str, new: str) -> str | None:
+    """Tell what takes the place of `old` wherever it stands; None where line endings differ."""
+    if "\n" not in old and "\n" not in new:
+        return new
+    plain = plain_endings(new)
+    if "\r" in text or "\r" in plain:
+        return None
+    return new if old == plain else plain
+
+
 def _fitted(text: str, span: Span, rung: Rung, old: str, new: str) -> str:
     if rung is Rung.EXACT and "\n" not in old and "\n" not in new:
         return new

@@ -45,6 +45,7 @@ _PARAMETERS: JsonSchema = {
         **_TEXTS,
         "edits": {
             "type": "array",
+            "maxItems": MOST_EDITS,
             "items": _ITEM,
             "description": "Several replacements instead of one: made in order, each in what the "
             "one before left, and all or none.",
@@ -97,9 +98,10 @@ _inner = lenient(_ITEM, _TEXT_ALIASES)
 
 def _prepared(arguments: JsonValue) -> JsonValue:
     given = _outer(arguments)
-    if not is_json_object(given) or not isinstance(given.get("edits"), list):
+    edits = given.get("edits") if is_json_object(given) else None
+    if not is_json_object(given) or not isinstance(edits, list) or len(edits) > MOST_EDITS:
         return given
-    return {**given, "edits": [_inner(edit) for edit in cast("list[JsonValue]", given["edits"])]}
+    return {**given, "edits": [_inner(edit) for edit in edits]}
 
 
 async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
@@ -123,8 +125,8 @@ def _edits(arguments: JsonObject) -> Sequence[Replacement] | str:
         given = [arguments]
     else:
         return "give oldText and newText, or edits"
-    if not 0 < len(given) <= MOST_EDITS:
-        return f"edits holds {len(given)}: give 1 to {MOST_EDITS}"
+    if not given:
+        return "edits is empty: give one at least"
     edits = [_edit(each) for each in given]
     if any(edit.old == edit.new for edit in edits):
         return "oldText and newText are the same"
