@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import resource
 import subprocess
@@ -52,6 +54,105 @@ def test_where_there_is_no_room_the_old_content_stays(
         put(path, b"n" * (2 * ROOM))
     assert path.read_bytes() == b"o" * size
     assert sorted(os.listdir(tmp_path)) == ["a", "b"][:names]
+
+
+def left_unfinished(path: Path, data: bytes) -> Path:
+    """Write a file by a process that is ended before it is done; give what it leaves behind."""
+
+    def ended(*_: object, **__: object) -> None:
+        raise SystemExit
+
+    def gone(*_: object, **__: object) -> None:
+        raise OSError
+
+    before = set(path.parent.iterdir())
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "fsync", ended)
+        patched.setattr(os, "unlink", gone)
+        with pytest.raises(SystemExit):
+            put(path, data)
+    (left,) = set(path.parent.iterdir()) - before
+    return left
+
+
+@pytest.mark.parametrize("name", ["a", "x" * 255, "\udcff"])
+def test_what_a_killed_process_leaves_is_cleared_away_by_the_next_write(
+    name: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    put(path, b"old")
+    left = left_unfinished(path, b"half")
+    assert path.read_bytes() == b"old"
+    put(tmp_path / "other", b"")
+    assert left.exists()
+    put(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert sorted(tmp_path.iterdir()) == sorted((path, tmp_path / "other"))
+
+
+def test_what_somebody_else_is_writing_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    left = left_unfinished(path, b"half")
+    with left.open("rb") as theirs:
+        fcntl.flock(theirs, fcntl.LOCK_EX)
+        put(path, b"new")
+        assert path.read_bytes() == b"new"
+        assert left.read_bytes() == b"half"
+    put(path, b"newer")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_was_taken_for_left_behind_is_not_put_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process removes the file between its making and its locking."""
+    path = tmp_path / "a"
+    lock = fcntl.flock
+
+    def late(handle: int, how: int) -> None:
+        for name in os.listdir(tmp_path):
+            os.unlink(tmp_path / name)
+        lock(handle, how)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fcntl, "flock", late)
+        put(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("stands", ["folder", "link", "pipe"])
+def test_whatever_stands_in_the_way_of_an_unfinished_file_it_is_written(
+    stands: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "a"
+    left = left_unfinished(path, b"half")
+    left.unlink()
+    if stands == "folder":
+        left.mkdir()
+    elif stands == "link":
+        left.symlink_to(tmp_path / "nowhere")
+    else:
+        os.mkfifo(left)
+    put(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize("trouble", [errno.ENOLCK, errno.EAGAIN])
+def test_where_files_cannot_be_locked_they_are_written_all_the_same(
+    trouble: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(trouble, os.strerror(trouble))
+
+    path = tmp_path / "a"
+    left_unfinished(path, b"half")
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    for data in (b"one", b"two"):
+        put(path, data)
+        assert path.read_bytes() == data
+    assert len(os.listdir(tmp_path)) == 2
 
 
 @pytest.mark.parametrize("before", [b"", b"old", b"much longer than the other", b"same!"])

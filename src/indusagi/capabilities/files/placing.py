@@ -4,15 +4,21 @@ A finished file takes the place of the old one, with its owner and mode: nobody 
 it. One that is marked read-only is not replaced. In two cases the old file is written to where it
 is: when it has several names, since a new file would be under one of them only, and when its
 directory takes no new file.
+
+What a process leaves that is ended while it writes, the next one that writes there clears away: the
+unfinished file is called after its place, and locked for as long as somebody writes it.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
+import hashlib
 import os
 import stat
 import sys
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities.backends import PathRefused
@@ -32,6 +38,9 @@ _NO_ROOM_FOR_A_NEW_ONE = frozenset(
     {errno.EACCES, errno.EPERM, errno.EROFS, errno.EXDEV, errno.EBUSY}
 )
 """What the system says when a directory is closed, or a file alone is mounted into it."""
+_BUSY = frozenset({errno.EAGAIN, errno.EACCES})
+"""What `flock` says of a lock that somebody else holds."""
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a directory"}
 
 
@@ -138,23 +147,75 @@ def _put(handle: int, data: bytes, at: int) -> None:
 
 
 def _replace(spot: Spot, data: bytes, former: os.stat_result | None) -> None:
-    temporary = f".indus-{new_ulid()}.tmp"
     # Nobody may read in it while it is written who may not read the file that it becomes.
     first_mode = 0o666 if former is None else former.st_mode & 0o600
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    handle = os.open(temporary, flags, first_mode, dir_fd=spot.folder)
-    try:
-        with os.fdopen(handle, "wb") as file:
+    temporary, handle = _begun(spot, first_mode)
+    with os.fdopen(handle, "wb") as file:
+        try:
             file.write(data)
             file.flush()
             if former is not None:
                 _take_after(handle, spot, former)
             os.fsync(handle)
-        os.replace(temporary, spot.name, src_dir_fd=spot.folder, dst_dir_fd=spot.folder)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(temporary, dir_fd=spot.folder)
-        raise
+            os.replace(temporary, spot.name, src_dir_fd=spot.folder, dst_dir_fd=spot.folder)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary, dir_fd=spot.folder)
+            raise
+
+
+def _begun(spot: Spot, mode: int) -> tuple[str, int]:
+    """Make the file that is to be written and put in its place: its name, and a handle."""
+    usual = f".indus-{hashlib.sha256(os.fsencode(spot.name)).hexdigest()[:26]}.tmp"
+    for _ in range(2):
+        handle = _claimed(spot, usual, mode)
+        if handle is not None:
+            return usual, handle
+        if not _cleared(spot, usual):
+            break
+    # Somebody writes there at this moment, and the last one to be done decides.
+    other = f".indus-{new_ulid()}.tmp"
+    return other, os.open(other, _NEW, mode, dir_fd=spot.folder)
+
+
+def _claimed(spot: Spot, name: str, mode: int) -> int | None:
+    """Make an unfinished file and lock it; None if there is one, or it was taken for abandoned."""
+    try:
+        handle = os.open(name, _NEW, mode, dir_fd=spot.folder)
+    except FileExistsError:
+        return None
+    if _is_free(handle) and os.fstat(handle).st_nlink:
+        return handle
+    os.close(handle)
+    return None
+
+
+def _cleared(spot: Spot, name: str) -> bool:
+    """Remove an unfinished file that nobody is writing any more; tell whether it is gone."""
+    left = replace(spot, name=name)
+    try:
+        handle = left.open(os.O_RDONLY)
+    except OSError as exc:
+        return exc.errno == errno.ENOENT
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # It may have been put in its place meanwhile, and another one begun.
+        if os.path.samestat(os.fstat(handle), left.lstat()):
+            os.unlink(name, dir_fd=spot.folder)
+    except OSError as exc:
+        return exc.errno == errno.ENOENT
+    finally:
+        os.close(handle)
+    return True
+
+
+def _is_free(handle: int) -> bool:
+    """Lock a file; where the system cannot lock, nobody can hold it either."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as exc:
+        return exc.errno not in _BUSY
+    return True
 
 
 def _take_after(handle: int, spot: Spot, former: os.stat_result) -> None:
