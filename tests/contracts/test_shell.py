@@ -628,7 +628,7 @@ async def test_a_stop_that_is_cancelled_ends_a_command_with_an_input(shell: Shel
         "trap '' TERM; echo ready; while :; do sleep 0.02; done", with_input=True
     )
     await until(lambda: b"ready" in process.read_output())
-    task = asyncio.create_task(process.stop(grace_ms=600_000))  # noqa: TID251 — as a stranger would
+    task = asyncio.create_task(process.stop(grace_ms=200))  # noqa: TID251 — as a stranger would
     await asyncio.sleep(0.05)
     task.cancel()
     with anyio.fail_after(20), pytest.raises(asyncio.CancelledError):

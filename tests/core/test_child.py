@@ -133,6 +133,25 @@ async def test_the_first_to_end_it_decides_and_the_others_wait() -> None:
         assert child.exit_code == -signal.SIGKILL
 
 
+@pytest.mark.parametrize("shed", ["", "env -i "])
+async def test_who_left_the_session_is_asked_too_before_it_is_killed(shed: str) -> None:
+    asked = "trap 'echo asked; exit' TERM; echo ready; while :; do sleep 0.02; done"
+    script = f'{shed}setsid /bin/sh -c "{asked}" & wait'
+    async with running(script, with_input=False) as (child, heard):
+        await until(lambda: heard.output == b"ready\n")
+        await child.end(20, drain_s=1)
+        assert heard.output == b"ready\nasked\n"
+
+
+async def test_who_left_the_session_and_heeds_nothing_is_killed() -> None:
+    deaf = "trap '' TERM; echo $$; while :; do sleep 0.02; done"
+    script = f'env -i setsid /bin/sh -c "{deaf}" & wait'.replace("$$", r"\$\$")
+    async with running(script, with_input=False) as (child, heard):
+        await until(lambda: heard.output.endswith(b"\n"))
+        await child.end(0)
+        assert not is_alive(int(heard.output))
+
+
 async def test_a_child_that_was_never_started_can_be_ended() -> None:
     await Child(Listener()).end(1)
 

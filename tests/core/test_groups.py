@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from indusagi.core.groups import MARK, left_behind, session_of, signal_each, signal_group
+from indusagi.core.groups import MARK, Kin, left_behind, signal_each, signal_group
 from indusagi.core.ids import new_ulid
 
 if TYPE_CHECKING:
@@ -53,7 +53,6 @@ def test_a_process_that_has_ended_and_is_not_collected_does_not_run() -> None:
     with leading("true") as process:
         exit_of(process)
         assert signal_group(process.pid, 0)
-        assert session_of(process.pid) == []
         assert left_behind(process.pid, new_ulid()) == []
 
 
@@ -75,10 +74,9 @@ def test_a_group_that_may_not_be_signalled_is_there(monkeypatch: pytest.MonkeyPa
 def test_those_of_the_session_are_found_in_whatever_group_they_are() -> None:
     with leading("bash", "-c", "set -m; sleep 600 & echo $!; wait") as process:
         child = line_of(process)
-        found = {one.pid: one for one in session_of(process.pid)}
+        found = {one.pid: one for one in left_behind(process.pid, new_ulid())}
         assert found.keys() == {process.pid, child}
         assert (found[child].group, found[child].session) == (child, process.pid)
-        assert {one.pid for one in left_behind(process.pid, new_ulid())} == found.keys()
         signal_each(list(found.values()), signal.SIGKILL)
         process.wait()
 
@@ -89,20 +87,33 @@ def test_a_program_with_a_name_that_looks_like_figures_is_found(tmp_path: Path) 
     path = tmp_path / "a) Z 1 1 ("
     shutil.copy(sleep, path)
     with leading(str(path), "600") as process:
-        assert [one.pid for one in session_of(process.pid)] == [process.pid]
+        assert [one.pid for one in left_behind(process.pid, new_ulid())] == [process.pid]
 
 
 def test_one_that_left_the_session_is_found_by_its_mark() -> None:
     mark = new_ulid()
-    with leading("sh", "-c", "setsid sleep 600 & echo $!; wait", mark=mark) as process:
+    script = "setsid sh -c 'echo $$; exec sleep 600' &"
+    with leading("sh", "-c", script, mark=mark) as process:
         child = line_of(process)
-        while [one.session for one in left_behind(None, mark) if one.pid == child] != [child]:
-            pass  # bounded by the timeout of every test
-        assert {one.pid for one in session_of(process.pid)} == {process.pid}
-        assert {one.pid for one in left_behind(process.pid, mark)} == {process.pid, child}
+        exit_of(process)
+        assert left_behind(process.pid, new_ulid()) == []
+        assert [one.pid for one in left_behind(process.pid, mark)] == [child]
         assert left_behind(None, new_ulid()) == []
         signal_each(left_behind(None, mark), signal.SIGKILL)
+
+
+def test_one_that_threw_everything_away_is_found_by_its_descent_and_known_from_then_on() -> None:
+    script = "env -i setsid sh -c 'echo $$; sleep 600' & wait"
+    with leading("sh", "-c", script) as process:
+        child = line_of(process)
+        kin = Kin(new_ulid())
+        assert {process.pid, child} <= {one.pid for one in kin.left(process.pid)}
+        process.kill()
         process.wait()
+        left = kin.left(None)
+        assert {one.session for one in left} == {child}
+        assert left_behind(None, new_ulid()) == []
+        signal_each(left, signal.SIGKILL)
 
 
 def test_the_mark_of_an_outer_program_is_found_beside_the_inner_one() -> None:
@@ -114,9 +125,9 @@ def test_the_mark_of_an_outer_program_is_found_beside_the_inner_one() -> None:
 
 def test_another_process_under_the_same_number_is_not_signalled() -> None:
     with leading(*SLEEP) as process:
-        (found,) = session_of(process.pid)
+        (found,) = left_behind(process.pid, new_ulid())
         signal_each([replace(found, started=found.started - 1)], signal.SIGKILL)
-        assert session_of(process.pid) == [found]
+        assert left_behind(process.pid, new_ulid()) == [found]
         signal_each([found], signal.SIGTERM)
         assert process.wait() == -signal.SIGTERM
 
@@ -126,7 +137,7 @@ def test_without_a_descriptor_of_the_process_its_number_is_used(
 ) -> None:
     monkeypatch.delattr(os, "pidfd_open")
     with leading(*SLEEP) as process:
-        signal_each(session_of(process.pid), signal.SIGTERM)
+        signal_each(left_behind(process.pid, new_ulid()), signal.SIGTERM)
         assert process.wait() == -signal.SIGTERM
 
 
@@ -142,7 +153,7 @@ def test_one_that_may_not_be_signalled_does_not_keep_the_others_from_it(
     monkeypatch.setattr(signal, "pidfd_send_signal", refuse)
     with leading("sh", "-c", "sleep 600 & echo $!; wait") as process:
         line_of(process)
-        signal_each(session_of(process.pid), signal.SIGTERM)
+        signal_each(left_behind(process.pid, new_ulid()), signal.SIGTERM)
         assert tried == [signal.SIGTERM] * 2
 
 
@@ -154,7 +165,7 @@ def test_where_there_is_no_proc_the_group_is_all_that_is_known(
 
     monkeypatch.setattr(os, "listdir", missing)
     with leading(*SLEEP) as process:
-        (found,) = session_of(process.pid)
+        (found,) = left_behind(process.pid, new_ulid())
         assert found.pid == process.pid
         assert left_behind(process.pid, new_ulid()) == [found]
         assert left_behind(None, new_ulid()) == []
@@ -162,5 +173,4 @@ def test_where_there_is_no_proc_the_group_is_all_that_is_known(
         assert process.poll() is None
         process.kill()
         process.wait()
-        assert session_of(process.pid) == []
         assert left_behind(process.pid, new_ulid()) == []

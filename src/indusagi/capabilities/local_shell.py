@@ -20,13 +20,12 @@ import anyio
 from anyio import to_thread
 
 from indusagi.capabilities.backends import STOP_GRACE_MS, Ended, ShellResult
-from indusagi.capabilities.sandbox.bubblewrap import inmates, is_helper
+from indusagi.capabilities.sandbox.bubblewrap import is_helper
 from indusagi.capabilities.sandbox.capture import Capture, open_capture
 from indusagi.capabilities.sandbox.policy import Sandbox
 from indusagi.capabilities.sandbox.preamble import take_note
 from indusagi.capabilities.sandbox.walls import Walls
 from indusagi.core.cancel import CancelToken
-from indusagi.core.groups import signal_group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -55,7 +54,6 @@ class LocalProcess:
         self._child = child
         self._capture = capture
         self._enclosed = enclosed
-        self._with_input = child.input_open
         self._drained = False
         self._final_cwd: str | None = None
         self._closed = False
@@ -106,16 +104,8 @@ class LocalProcess:
 
         A caller that is cancelled meanwhile waits for the end all the same.
         """
-        grace_s = grace_ms / 1000
-        try:
-            if self._with_input and self._child.exit_code is None:
-                # The end of its input says nothing to a server: it is told in so many words.
-                signal_group(self.pid, signal.SIGTERM)
-                with anyio.move_on_after(grace_s, shield=True):
-                    await self._child.exited.wait()
-        finally:
-            asked = self._with_input and self._child.exit_code is None
-            await self._child.end(0 if asked else grace_s, drain_s=_DRAIN_S)
+        # The end of its input says nothing to a server: it is told in so many words.
+        await self._child.end(grace_ms / 1000, drain_s=_DRAIN_S, by_input=False)
         await self._capture.written()
         return self._code()
 
@@ -150,11 +140,7 @@ class LocalProcess:
 
     def survivors(self) -> Sequence[int]:
         """List the processes it has started that are still there, itself not among them."""
-        others = {found.pid for found in self._child.others()}
-        helpers = [pid for pid in others if is_helper(pid)]
-        if self.sandbox.kind == "bubblewrap":
-            others |= inmates(helpers)
-        return sorted(others.difference(helpers))
+        return sorted(found.pid for found in self._child.others() if not is_helper(found.pid))
 
     async def final_cwd(self) -> str | None:
         """Tell where the shell stood when it exited; None if that is not known."""

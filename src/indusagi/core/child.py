@@ -21,7 +21,7 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol, cast
 
-from indusagi.core.groups import MARK, left_behind, session_of, signal_each, signal_group
+from indusagi.core.groups import MARK, Kin, signal_each, signal_group
 from indusagi.core.ids import new_ulid
 from indusagi.core.owner import Owner, seen_through
 from indusagi.core.pipes import PipeReader, PipeWriter
@@ -67,6 +67,7 @@ class Child:
         self.errors_open = True
         self._listener = listener
         self._mark = new_ulid()
+        self._kin = Kin(self._mark)
         self._process: subprocess.Popen[bytes] | None = None
         self._exit_code: int | None = None
         self._output = PipeReader(listener.wrote, self._output_lost)
@@ -231,7 +232,7 @@ class Child:
 
     # -- the end ------------------------------------------------------------------------------
 
-    async def end(self, grace_s: float, *, drain_s: float = 0.0) -> None:
+    async def end(self, grace_s: float, *, drain_s: float = 0.0, by_input: bool = True) -> None:
         """End the process and all it has started: end of input, SIGTERM, SIGKILL; collect it.
 
         Safe to call twice, and from any task; the first call decides. A cancelled caller waits for
@@ -243,17 +244,18 @@ class Child:
             grace_s: How long it may take to put its affairs in order, before each signal.
             drain_s: How long to wait for the end of its output once it is gone; what is in the
                 pipe then is still read. Without this the rest of its output is dropped.
+            by_input: Whether the end of its input is to tell it first.
         """
         if self._process is None:
             return
         if not self._ender.started:
-            self._ender.start(self._end(grace_s, drain_s))
+            self._ender.start(self._end(grace_s, drain_s, by_input))
         await self._ender.ended()
 
-    async def _end(self, grace_s: float, drain_s: float) -> None:
+    async def _end(self, grace_s: float, drain_s: float, by_input: bool) -> None:
         nobody_left = False
         try:
-            nobody_left = await self._ask(grace_s)
+            nobody_left = await self._ask(grace_s, by_input)
         finally:
             # This task too can be cancelled, by the end of the loop: the signal comes first.
             if not nobody_left:
@@ -265,16 +267,19 @@ class Child:
             finally:
                 self._let_go()
 
-    async def _ask(self, grace_s: float) -> bool:
-        """Have it end by itself, and tell whether it is known that nobody is left."""
-        if self._stdin is not None:
+    async def _ask(self, grace_s: float, by_input: bool) -> bool:
+        """Have all of them end by themselves, and tell whether it is known that nobody is left."""
+        left = await asyncio.to_thread(self._left)
+        if by_input and self._stdin is not None:
             self._stdin.close()
             await self._exited_within(grace_s)
-        if self.exited.is_set() and not await asyncio.to_thread(self._left):
+            left = await asyncio.to_thread(self._left)
+        if self.exited.is_set() and not left:
             return True
         if self._signal_group(signal.SIGTERM):
-            await asyncio.to_thread(_ask_other_groups, self.pid)
-            await self._session_gone_within(grace_s)
+            left = [found for found in left if found.group != self.pid]
+        await asyncio.to_thread(signal_each, left, signal.SIGTERM)
+        await self._gone_within(grace_s)
         return False
 
     async def _force(self) -> None:
@@ -293,7 +298,7 @@ class Child:
         return [found for found in self._left() if found.pid != self.pid]
 
     def _left(self) -> list[Found]:
-        return left_behind(self.pid if self._numbered else None, self._mark)
+        return self._kin.left(self.pid if self._numbered else None)
 
     def _signal_group(self, number: int) -> bool:
         return self._numbered and signal_group(self.pid, number)
@@ -303,12 +308,12 @@ class Child:
             async with asyncio.timeout(patience_s):
                 await self.exited.wait()
 
-    async def _session_gone_within(self, patience_s: float) -> None:
+    async def _gone_within(self, patience_s: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
                 await self.exited.wait()
                 pause_s = 0.005
-                while self._numbered and await asyncio.to_thread(session_of, self.pid):
+                while await asyncio.to_thread(self._left):
                     await asyncio.sleep(pause_s)
                     pause_s = min(pause_s * 2, 0.1)
 
@@ -363,12 +368,6 @@ def _popen(
 def _marks(mark: str) -> str:
     above = os.environ.get(MARK)
     return f"{above} {mark}" if above else mark
-
-
-def _ask_other_groups(leader: int) -> None:
-    """Send SIGTERM to those of a session who are not in the group of its leader."""
-    others = [found for found in session_of(leader) if found.group != leader]
-    signal_each(others, signal.SIGTERM)
 
 
 def _peek(process: subprocess.Popen[bytes]) -> int | None:

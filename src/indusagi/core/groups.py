@@ -3,7 +3,8 @@
 A program may give its children groups of their own (`timeout` does, and a shell with job control),
 but they stay in the session of the first. A descendant that starts a session of its own is found by
 a variable that the first process was started with, where the system shows the environment of a
-process. Where there is no `/proc`, the group is all that can be known.
+process; one that threw that away too, by those who stand between it and one that is found. Where
+there is no `/proc`, the group is all that can be known.
 
 All of this but `signal_group` reads the process list: not for the event loop.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import os
 import signal
 from dataclasses import dataclass
+from threading import Lock
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -30,10 +32,16 @@ class Found:
     """A process that runs."""
 
     pid: int
+    parent: int
     group: int
     session: int
     started: int
-    """In ticks of the system; with the pid it names a process for good."""
+    """In ticks of the system."""
+
+    @property
+    def name(self) -> tuple[int, int]:
+        """What names a process for good."""
+        return self.pid, self.started
 
 
 def signal_group(group: int, number: int) -> bool:
@@ -50,27 +58,61 @@ def signal_group(group: int, number: int) -> bool:
     return True
 
 
-def session_of(leader: int) -> list[Found]:
-    """List who still runs in the session or group of `leader`; zombies do not run."""
-    try:
-        return [found for found in _running() if leader in {found.session, found.group}]
-    except OSError:
-        return [_unseen(leader)] if signal_group(leader, 0) else []
-
-
 def left_behind(leader: int | None, mark: str) -> list[Found]:
-    """List who still runs of a session, if one is given, and who carries the mark anywhere."""
-    try:
+    """List who still runs of a session, if one is given, and who carries the mark anywhere.
+
+    With each one come its descendants. Zombies do not run.
+    """
+    return Kin(mark).left(leader)
+
+
+class Kin:
+    """All that one process has started. Who was seen once is known for good.
+
+    A process whose parent has ended is the child of another: what is to be found then by its
+    descent has to be looked for before anybody is ended.
+    """
+
+    def __init__(self, mark: str) -> None:
+        self._mark = mark
+        self._lock = Lock()
+        self._seen: frozenset[tuple[int, int]] = frozenset()
+
+    def left(self, leader: int | None) -> list[Found]:
+        """List who still runs; `leader` is the first of the session, if it is still there."""
+        with self._lock:
+            try:
+                running = list(_running())
+            except OSError:
+                return [] if leader is None or not signal_group(leader, 0) else [_unseen(leader)]
+            left = _with_descendants(self._found(leader, running), running)
+            self._seen = frozenset(one.name for one in left)
+            return left
+
+    def _found(self, leader: int | None, running: list[Found]) -> list[Found]:
         born = _born(leader)
         return [
-            found
-            for found in _running()
-            if leader in {found.session, found.group}
+            one
+            for one in running
+            if leader in {one.session, one.group}
+            or one.name in self._seen
             # Older than the leader is no descendant: most of the machine need not be asked.
-            or (found.started >= born and _is_marked(found.pid, mark))
+            or (one.started >= born and _is_marked(one.pid, self._mark))
         ]
-    except OSError:
-        return [] if leader is None or not signal_group(leader, 0) else [_unseen(leader)]
+
+
+def _with_descendants(found: list[Found], running: list[Found]) -> list[Found]:
+    children: dict[int, list[Found]] = {}
+    for one in running:
+        children.setdefault(one.parent, []).append(one)
+    known = {one.pid: one for one in found}
+    ahead = list(found)
+    while ahead:
+        for child in children.get(ahead.pop().pid, ()):
+            if child.pid not in known:
+                known[child.pid] = child
+                ahead.append(child)
+    return list(known.values())
 
 
 def signal_each(processes: list[Found], number: int) -> None:
@@ -103,7 +145,7 @@ def _signal(found: Found, number: int) -> None:
 
 def _unseen(leader: int) -> Found:
     """Stand for a group of which nothing is known but that it is there."""
-    return Found(leader, leader, leader, -1)
+    return Found(leader, 0, leader, leader, -1)
 
 
 def _running() -> Iterator[Found]:
@@ -126,7 +168,7 @@ def _look(pid: int) -> Found | None:
     fields = _stat(pid)
     if fields is None or fields[0] in {b"Z", b"X"}:
         return None
-    return Found(pid, int(fields[2]), int(fields[3]), int(fields[19]))
+    return Found(pid, int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))
 
 
 def _stat(pid: int) -> list[bytes] | None:

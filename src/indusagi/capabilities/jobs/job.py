@@ -159,6 +159,8 @@ class Job:
     async def _after(self, first: signal.Signals) -> int:
         """Send another signal than the usual one, and tell what patience is left after it."""
         if self.process.exit_code is None:
+            # Who is seen before is found also when those who started it are gone.
+            await to_thread.run_sync(self.process.survivors)
             signal_group(self.process.pid, first)
         elif self.process.mark:  # found one by one: the group may have lost its number with it
             await to_thread.run_sync(self._signal_left, first)

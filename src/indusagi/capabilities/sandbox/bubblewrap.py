@@ -144,37 +144,6 @@ def is_helper(pid: int) -> bool:
         return True
 
 
-def inmates(helpers: Sequence[int]) -> set[int]:
-    """List who else is in the namespaces of these, whatever session or environment they chose."""
-    outside = _namespace("self")
-    spaces = {_namespace(pid) for pid in helpers} - {outside, ""}
-    if not spaces:
-        return set()
-    everybody = (int(name) for name in os.listdir("/proc") if name.isdigit())
-    # A helper may have come since the others were listed: bubblewrap starts more than one.
-    return {
-        pid
-        for pid in everybody
-        if _namespace(pid) in spaces and not is_helper(pid) and not _is_over(pid)
-    }
-
-
-def _namespace(pid: int | str) -> str:
-    try:
-        return os.readlink(f"/proc/{pid}/ns/pid")
-    except OSError:
-        return ""
-
-
-def _is_over(pid: int) -> bool:
-    """Tell whether a process has ended, though nobody has collected it."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b") ")[2][:1] in b"ZX"
-    except OSError:
-        return True
-
-
 class Private:
     """The folder of a shell's own: temporary files, and notes that a command leaves for us."""
 
