@@ -152,6 +152,19 @@ async def test_who_left_the_session_and_heeds_nothing_is_killed() -> None:
         assert not is_alive(int(heard.output))
 
 
+@pytest.mark.parametrize("rest", ["; exit 3", "; sleep 600"])
+async def test_an_orphan_without_session_and_environment_is_found_by_the_pipe_it_writes_to(
+    rest: str,
+) -> None:
+    script = f"(env -i setsid sh -c 'echo $$; exec sleep 600' &){rest}"
+    async with running(script, with_input=False) as (child, heard):
+        await until(lambda: heard.output.endswith(b"\n"))
+        orphan = int(heard.output)
+        assert orphan in {found.pid for found in await asyncio.to_thread(child.others)}
+        await child.end(1)
+        assert not is_alive(orphan)
+
+
 async def test_a_child_that_was_never_started_can_be_ended() -> None:
     await Child(Listener()).end(1)
 

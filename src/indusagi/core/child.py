@@ -19,9 +19,9 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import IO, TYPE_CHECKING, Protocol, cast
 
-from indusagi.core.groups import MARK, Kin, signal_each, signal_group
+from indusagi.core.groups import MARK, Kin, name_of_pipe, signal_each, signal_group
 from indusagi.core.ids import new_ulid
 from indusagi.core.owner import Owner, seen_through
 from indusagi.core.pipes import PipeReader, PipeWriter
@@ -120,6 +120,7 @@ class Child:
     async def _connect(self, process: subprocess.Popen[bytes]) -> None:
         loop = asyncio.get_running_loop()
         self._watch_exit(loop, process)
+        self._kin.pipe = name_of_pipe(cast("IO[bytes]", process.stdout).fileno())
         await loop.connect_read_pipe(lambda: self._output, process.stdout)
         if process.stderr is None:
             self.errors_open = False

@@ -3,8 +3,8 @@
 A program may give its children groups of their own (`timeout` does, and a shell with job control),
 but they stay in the session of the first. A descendant that starts a session of its own is found by
 a variable that the first process was started with, where the system shows the environment of a
-process; one that threw that away too, by those who stand between it and one that is found. Where
-there is no `/proc`, the group is all that can be known.
+process; one that threw that away too, by those who stand between it and one that is found, or by
+the pipe that it writes to. Where there is no `/proc`, the group is all that can be known.
 
 All of this but `signal_group` reads the process list: not for the event loop.
 """
@@ -74,6 +74,8 @@ class Kin:
     """
 
     def __init__(self, mark: str) -> None:
+        self.pipe = ""
+        """The one that the first process was given to write to, as `name_of_pipe` names it."""
         self._mark = mark
         self._lock = Lock()
         self._seen: frozenset[tuple[int, int]] = frozenset()
@@ -97,8 +99,11 @@ class Kin:
             if leader in {one.session, one.group}
             or one.name in self._seen
             # Older than the leader is no descendant: most of the machine need not be asked.
-            or (one.started >= born and _is_marked(one.pid, self._mark))
+            or (one.started >= born and self._is_marked(one.pid))
         ]
+
+    def _is_marked(self, pid: int) -> bool:
+        return _carries(pid, self._mark) or (self.pipe != "" and _writes_to(pid, self.pipe))
 
 
 def _with_descendants(found: list[Found], running: list[Found]) -> list[Found]:
@@ -177,7 +182,23 @@ def _stat(pid: int) -> list[bytes] | None:
     return None if said is None else said.rpartition(b") ")[2].split(None, 20)
 
 
-def _is_marked(pid: int, mark: str) -> bool:
+def name_of_pipe(descriptor: int) -> str:
+    """Name a pipe as `/proc` does for everybody who has an end of it."""
+    return f"pipe:[{os.fstat(descriptor).st_ino}]"
+
+
+def _writes_to(pid: int, pipe: str) -> bool:
+    return pipe in {_target(pid, 1), _target(pid, 2)}
+
+
+def _target(pid: int, descriptor: int) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/fd/{descriptor}")
+    except OSError:
+        return ""
+
+
+def _carries(pid: int, mark: str) -> bool:
     prefix, wanted = f"{MARK}=".encode(), mark.encode()
     variables = (_read(pid, "environ") or b"").split(b"\0")
     return any(entry.startswith(prefix) and wanted in entry for entry in variables)
