@@ -173,6 +173,28 @@ async def test_probe_0_4_letters_of_a_latin_1_file_stay(ctx: ToolContext) -> Non
     assert b" caf\xe9\n" in diff.encode(cast("str", outcome.details["diff_encoding"]))
 
 
+@pytest.mark.parametrize("tool", ["edit", "write"])
+@pytest.mark.parametrize(
+    ("data", "new", "told"),
+    [
+        ("café\nx\n".encode("latin-1"), "né", True),
+        ("café\nx\n".encode("latin-1"), "ne", False),
+        ("café\nx\n".encode(), "né", False),
+        ("café\nx\n".encode("utf-16"), "né", False),
+    ],
+)
+async def test_letters_in_a_guessed_encoding_are_told(
+    tool: str, data: bytes, new: str, *, told: bool, ctx: ToolContext
+) -> None:
+    have(ctx, "a.txt", data)
+    if tool == "edit":
+        outcome = await edit(ctx, "a.txt", "x", new)
+    else:
+        arguments: JsonValue = {"path": "a.txt", "content": new}
+        outcome = await call(box_of(ctx, write_tool()), "write", arguments)
+    assert ("written in latin-1, the guessed encoding of the file" in said(outcome)) is told
+
+
 async def test_probe_0_5_an_edit_with_another_indentation_leaves_valid_python(
     ctx: ToolContext,
 ) -> None:

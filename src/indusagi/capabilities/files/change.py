@@ -82,7 +82,7 @@ def overwritten(before: bytes | None, content: str, path: str) -> Change | Refus
         after = form.bom + encode_piece(text, form)
     except OSError as exc:
         return Refused("encoding", exc.strerror or str(exc))
-    return Change(before, after, former, text, form)
+    return Change(before, after, former, text, form, _guess_note(form, text))
 
 
 def edited(
@@ -111,7 +111,7 @@ def edited(
     left_out = _placeholders(text, former, path)
     if left_out is not None:
         return left_out
-    notes = tuple(_notes_on(made))
+    notes = (*_notes_on(made), *_guess_note(form, "".join(edit.new for edit in edits)))
     facts: dict[str, JsonValue] = {
         "replacements": sum(done.count for done in made),
         "rungs": [done.rung.name.lower() for done in made],
@@ -266,6 +266,13 @@ def _notes_on(made: Sequence[_Done]) -> list[str]:
     if any(done.indented for done in made):
         notes.append("newText was indented as the file is")
     return notes
+
+
+def _guess_note(form: TextForm, written: str) -> tuple[str, ...]:
+    """Say of letters in which encoding they were written, where the file does not name its own."""
+    if not form.guessed or written.isascii():
+        return ()
+    return (f"letters were written in {form.encoding}, the guessed encoding of the file",)
 
 
 def _placeholders(text: str, former: str, path: str) -> Refused | None:
