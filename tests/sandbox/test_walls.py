@@ -431,6 +431,13 @@ async def test_who_shed_session_and_environment_is_found_in_the_namespace(
             assert list(await to_thread.run_sync(process.survivors)) == []
 
 
+async def test_who_writes_for_nobody_is_ended_by_the_signal_for_that(
+    mechanism: Mechanism, root: Path
+) -> None:
+    result = await run(root, "yes | head -n 1", Sandbox(mechanisms=(mechanism,)))
+    assert result.output == b"y\n"
+
+
 async def test_a_command_past_its_time_is_ended_behind_its_walls(
     mechanism: Mechanism, root: Path
 ) -> None:

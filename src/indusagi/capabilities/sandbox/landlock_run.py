@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import signal
 import sys
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
@@ -113,4 +114,7 @@ def _call(number: int, *arguments: object) -> int:  # pragma: no cover — see r
 
 if __name__ == "__main__":  # pragma: no cover — runs in a process that is restricted for good
     restrict(**json.loads(sys.argv[1]))
+    # Python ignores these, and so would the command: `yes | head` would complain, or never end.
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(ignored, signal.SIG_DFL)
     os.execv(sys.argv[2], sys.argv[2:])
