@@ -210,6 +210,8 @@ async def test_what_cannot_be_seen_is_told_and_left_in(tmp_path: Path, engine: E
         ({"pattern": "FOO"}, [3]),
         ({"pattern": "FOO", "flags": "i"}, [1, 3]),
         ({"pattern": "f o o", "flags": "x"}, [1]),
+        ({"pattern": "f (?=o) # a comment", "flags": "x"}, [1]),
+        ({"pattern": "f o o # a comment", "flags": "x"}, [1]),
         ({"pattern": "foo.FOO", "flags": "s"}, []),
         ({"pattern": "bar.FOO", "flags": "s"}, [2, 3]),
         ({"pattern": "bar.FOO"}, []),
@@ -237,6 +239,62 @@ async def test_what_a_pattern_matches(
     assert not outcome.is_error, outcome.output
     numbers = [int(number) for number in re.findall(r"^a:(\d+):", str(outcome.output), re.M)]
     assert numbers == found
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        ({"pattern": r"foo\nbar"}, ["dos", "unix"]),
+        ({"pattern": "foo\nb", "literal": True}, ["dos", "unix"]),
+        ({"pattern": r"bar\n{2}baz"}, ["dos", "unix"]),
+        ({"pattern": "f o o \\n # a comment\n b a r", "flags": "x"}, ["dos", "unix"]),
+        ({"pattern": r"[^\n]oo$"}, ["dos", "unix"]),
+        ({"pattern": r"f[^\r\n]+$"}, ["dos", "unix"]),
+        ({"pattern": r"foo\r?\nbar"}, ["dos", "unix"]),
+        ({"pattern": r"foo[\r\n]+bar"}, ["dos", "unix"]),
+        ({"pattern": r"foo\r\nbar"}, ["dos"]),
+        ({"pattern": "foo\r\nbar", "literal": True}, ["dos"]),
+        ({"pattern": r"o\r$"}, ["dos"]),
+        ({"pattern": r"\r"}, ["dos"]),
+        ({"pattern": r"foo\\r\\n", "literal": True}, []),
+    ],
+)
+async def test_an_end_of_line_is_meant_whatever_it_is_and_a_carriage_return_is_one(
+    arguments: dict[str, JsonValue], found: list[str], tmp_path: Path, engine: Engine
+) -> None:
+    text = "foo\nbar\n\nbaz\n"
+    fill(tmp_path, {"unix": text, "dos": text.replace("\n", "\r\n")})
+    outcome = await grep(tmp_path, engine, **arguments)
+    assert not outcome.is_error, outcome.output
+    assert sorted({*re.findall(r"^(dos|unix):", str(outcome.output), re.M)}) == found
+
+
+async def test_what_is_in_no_named_class_is_found(tmp_path: Path, engine: Engine) -> None:
+    fill(tmp_path, {"a": "abc\nab]\nab-\nabé\n"})
+    shown = await lines(tmp_path, engine, pattern="^ab[[:^alpha:]]$")
+    assert shown == ["a:2: ab]", "a:3: ab-", "a:4: abé"]
+
+
+@pytest.mark.parametrize("pattern", ["[a-z&&[^b]]", "[a-c--b]", "[[ab]x]"])
+async def test_what_python_would_read_in_another_way_is_not_searched_for_by_it(
+    pattern: str, tmp_path: Path
+) -> None:
+    fill(tmp_path, {"a": "b\n&\n"})
+    outcome = await grep(tmp_path, Engine.PYTHON, pattern=pattern)
+    assert outcome.details["code"] == "invalid_pattern"
+    assert "needs ripgrep" in str(outcome.output)
+    assert "dialect.py" not in str(outcome.output)
+
+
+async def test_a_fault_of_ripgrep_s_own_holds_nothing_up_and_hides_nothing(
+    tmp_path: Path, engine: Engine
+) -> None:
+    """What is searched for here makes ripgrep 15 wait for ever, or give up without a result."""
+    fill(tmp_path, {"f": "foo\n\nbar\n", **{f"{number}/g": "foo b" for number in range(4)}})
+    expected = [*(f"{number}/g:1: foo b" for number in range(4)), "f:1: foo", "f:2: ", "f:3: bar"]
+    asked: dict[str, JsonValue] = {"pattern": r"(?<=o)\s*\w", "multiline": True}
+    assert await lines(tmp_path, engine, **asked) == expected
+    assert await lines(tmp_path, engine, path="f", **asked) == expected[4:]
 
 
 async def test_a_wrong_pattern_is_told_with_its_place(tmp_path: Path, engine: Engine) -> None:
@@ -325,6 +383,10 @@ async def test_probe_0_17_ignored_files_are_left_out_unless_asked_for(
     [
         ("*.ts", ["a.ts", "d/b.ts"]),
         ("*.{ts,tsx}", ["a.ts", "a.tsx", "d/b.ts"]),
+        ("*.ts{,x}", ["a.ts", "a.tsx", "d/b.ts"]),
+        ("!{,**/}*.ts", ["a.tsx", "d/b.py"]),
+        ("./*.ts", ["a.ts"]),
+        ("!./d/", ["a.ts", "a.tsx"]),
         ("d/**", ["d/b.py", "d/b.ts"]),
         ("/a.*", ["a.ts", "a.tsx"]),
         ("!*.ts", ["a.tsx", "d/b.py"]),
@@ -350,6 +412,9 @@ async def test_a_type_says_which_files_with_a_glob_or_without(
     assert [line.partition(":")[0] for line in found] == ["d/c.py"]
     found = await lines(tmp_path, engine, pattern="foo", type="py", glob="d/**", mode="count")
     assert found == ["d/c.py:1"]
+    for mode in ("content", "files", "count"):
+        nothing = await said(tmp_path, engine, pattern="x", type="js", glob="*.py", mode=mode)
+        assert nothing.startswith("No matches. ")
 
 
 async def test_an_unknown_type_is_told_with_those_that_may_be_meant(
@@ -388,7 +453,8 @@ async def test_names_of_every_kind_are_shown_on_one_line(tmp_path: Path, engine:
     names = ["new\nline", "tab\t", "escape\x1b[31m", "\udce9", "-dash", " space", "a:1: b"]
     fill(tmp_path, dict.fromkeys(names, "foo\n"))
     shown = await lines(tmp_path, engine, pattern="foo")
-    expected = ["new\\nline", "tab\\t", "escape", "\ufffd", "-dash", " space", "a:1: b"]
+    unseen = "escape (hidden characters left out)"
+    expected = ["new\\nline", "tab\\t", unseen, "\\xe9", "-dash", " space", "a:1: b"]
     assert sorted(shown) == sorted(f"{name}:1: foo" for name in expected)
 
 
@@ -442,6 +508,21 @@ async def test_lines_are_counted_by_file(tmp_path: Path, engine: Engine) -> None
     assert outcome.details["matches"] == 3
     outcome = await grep(tmp_path, engine, pattern="foo", mode="count", path="b")
     assert outcome.output == "2 matching lines in 1 file\nb:2"
+    outcome = await grep(tmp_path, engine, pattern="foo", mode="count", path="f")
+    assert outcome.output == "1 matching line in 1 file\nf:1"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "count"),
+    [(r"foo\nfoo", 1), (r"foo(\n|)", 5), ("foo", 5), ("^", 4), ("o$", 3), (r"\n", 4)],
+)
+async def test_what_may_reach_over_lines_is_counted_by_matches(
+    pattern: str, count: int, tmp_path: Path, engine: Engine
+) -> None:
+    fill(tmp_path, {"a": "foo foo\nfoo\nbar\nfoo foo\n"})
+    outcome = await grep(tmp_path, engine, pattern=pattern, mode="count", multiline=True)
+    many = "1 match" if count == 1 else f"{count} matches"
+    assert outcome.output == f"{many} in 1 file\na:{count}"
 
 
 async def test_a_file_that_was_asked_for_is_listed_by_its_name(
@@ -499,6 +580,23 @@ async def test_nothing_found_says_where_nobody_has_looked(tmp_path: Path, engine
     )
     answer = await said(tmp_path, engine, pattern="bar", noIgnore=True)
     assert answer == "No matches in 4 files. Not searched: binary files, files over 20 MiB."
+
+
+@pytest.mark.parametrize(
+    ("glob", "hint"),
+    [
+        ("*.rs", "no file is like *.rs, seen from d"),
+        ("*.ts,*.js", "no file is like *.ts,*.js, seen from d; several are written as {*.ts,*.js}"),
+    ],
+)
+async def test_a_glob_that_is_like_no_file_is_told(
+    glob: str, hint: str, tmp_path: Path, engine: Engine
+) -> None:
+    fill(tmp_path, {"d/a.ts": "foo\n"})
+    answer = await said(tmp_path, engine, pattern="foo", glob=glob, path="d")
+    assert answer.startswith(f"No matches in 0 files: {hint}.")
+    answer = await said(tmp_path, engine, pattern="bar", glob="*.ts", path="d")
+    assert answer.startswith("No matches in 1 file. ")
 
 
 async def test_more_files_than_are_collected_are_told(

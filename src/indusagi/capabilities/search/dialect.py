@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ _PIECE = re.compile(
     r"\\x\{(?P<code>[0-9A-Fa-f]{1,6})\}"
     r"|\\(?P<escaped>.)"
     r"|\(\?<(?P<group>[A-Za-z_])"
-    r"|\[:(?P<name>[a-z]+):\]",
+    r"|\[:(?P<not>\^?)(?P<name>[a-z]+):\]",
     re.DOTALL,
 )
 _CONTEXT = re.compile(r"\(\?<?!|\(\?>|\\[AZzB]|[*+?}]\+")
@@ -50,7 +51,14 @@ def python_regex(search: Search) -> re.Pattern[str]:
         return re.compile(re.escape(search.pattern), flags)
     if search.extended:
         flags |= re.VERBOSE
-    return re.compile(_PIECE.sub(_translated, search.pattern), flags)
+    pattern = _PIECE.sub(_translated, search.pattern)
+    with warnings.catch_warnings():
+        # Sets in sets and what is done with them: Python would take them for plain characters.
+        warnings.simplefilter("error", FutureWarning)
+        try:
+            return re.compile(pattern, flags)
+        except FutureWarning as exc:
+            raise re.error(f"{exc}, which needs ripgrep") from None
 
 
 def holds_in_whole(search: Search) -> bool:
@@ -66,6 +74,14 @@ def _translated(piece: re.Match[str]) -> str:
         return r"\Z"
     if piece["group"]:
         return f"(?P<{piece['group']}"
-    if piece["name"]:
-        return _CLASSES.get(piece["name"], piece[0])
+    if piece["name"] in _CLASSES:
+        members = _CLASSES[piece["name"]]
+        return _others(members) if piece["not"] else members
     return piece[0]
+
+
+def _others(members: str) -> str:
+    """Give what is in no set of these ASCII characters, as it is written in a set."""
+    one = re.compile(f"[{members}]")
+    ascii_ones = (chr(code) for code in range(0x80) if not one.match(chr(code)))
+    return re.escape("".join(ascii_ones)) + r"\x80-\U0010ffff"

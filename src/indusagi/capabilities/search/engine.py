@@ -24,6 +24,7 @@ from indusagi.capabilities.files.globs import glob_regex
 from indusagi.capabilities.files.ignore import IgnoreRules, RuleFile
 from indusagi.capabilities.search.braces import TooManyAlternatives, expand_braces
 from indusagi.capabilities.search.dialect import holds_in_whole, python_regex
+from indusagi.capabilities.search.ends import names_return
 from indusagi.capabilities.search.request import MAX_FILE_BYTES, Mode, Search
 from indusagi.capabilities.search.types import file_types
 from indusagi.capabilities.search.walk import Walk
@@ -138,6 +139,7 @@ class _Job:
         self._out = out
         self._searched = 0
         self._tries_whole = holds_in_whole(search)
+        self._keeps_returns = names_return(search)
 
     def search_tree(self, root: str, choice: Choice) -> None:
         """Search the files of a directory that are chosen, in order."""
@@ -183,7 +185,7 @@ class _Job:
         self._look(data, path, is_asked_for=folder is None)
 
     def _look(self, data: bytes, path: str, *, is_asked_for: bool) -> None:
-        text, zero = _decoded(data)
+        text, zero = _decoded(data, keeps_returns=self._keeps_returns)
         if zero is not None and not is_asked_for:
             text, zero = self._before_zero(text, zero)
         if self._tries_whole and not self._search.multiline and not self._regex.search(text):
@@ -192,9 +194,15 @@ class _Job:
         if lines[-1] == "":
             lines.pop()
         blocks = list(self._blocks(text, lines))
-        if blocks:
-            self.found = True
+        if not blocks:
+            return
+        self.found = True
+        if self._search.mode is not Mode.COUNT:
             self._report(path, lines, blocks, zero)
+        elif zero is None or is_asked_for:
+            count = self._count(text) if self._search.multiline else len(blocks)
+            self._out.write(b"%s\0%d\n" % (os.fsencode(path), count))
+            self._out.flush()
 
     def _before_zero(self, text: str, zero: int) -> tuple[str, int | None]:
         """Give what ripgrep sees of a file before it knows that this is no text, if it gets to."""
@@ -236,17 +244,15 @@ class _Job:
         if held is not None:
             yield held
 
+    def _count(self, text: str) -> int:
+        # Behind the last character there is no line.
+        return sum(found.start() < len(text) for found in self._regex.finditer(text))
+
     # -- what is written ----------------------------------------------------------------------
 
     def _report(
         self, path: str, lines: list[str], blocks: list[tuple[int, int, int, int]], zero: int | None
     ) -> None:
-        if self._search.mode is Mode.COUNT:
-            count = sum(last - first + 1 for first, last, _, _ in blocks)
-            if zero is None:
-                self._out.write(b"%s\0%d\n" % (os.fsencode(path), count))
-                self._out.flush()
-            return
         named = _value(path)
         self._write("begin", {"path": named})
         shown = 0
@@ -284,7 +290,7 @@ class _Job:
         )
 
 
-def _decoded(data: bytes) -> tuple[str, int | None]:
+def _decoded(data: bytes, *, keeps_returns: bool) -> tuple[str, int | None]:
     """Read a file as text, whatever it holds, and tell where it shows that it is none."""
     for mark, encoding in _BOMS:
         if data.startswith(mark):
@@ -292,7 +298,7 @@ def _decoded(data: bytes) -> tuple[str, int | None]:
             break
     else:
         text = data.decode("utf-8", "surrogateescape")
-    if "\r\n" in text:
+    if not keeps_returns and "\r\n" in text:
         text = text.replace("\r\n", "\n")
     zero = text.find("\0")
     return text, None if zero < 0 else zero

@@ -8,9 +8,10 @@ from indusagi.core.text import clean_text
 
 
 def shown_name(path: str) -> str:
-    """Give a path for people: bytes that are no text as such, and no line of its own."""
-    text = os.fsencode(path).decode("utf-8", "replace")
-    return clean_text(text.replace("\n", "\\n").replace("\t", "\\t"))[0]
+    """Give a path on one line, without what nobody sees, with bytes that are no text spelt out."""
+    text = os.fsencode(path).decode("utf-8", "backslashreplace")
+    cleaned, unseen = clean_text(text.replace("\n", "\\n").replace("\t", "\\t"))
+    return f"{cleaned} (hidden characters left out)" if unseen else cleaned
 
 
 def joined(base: str, path: str) -> str:

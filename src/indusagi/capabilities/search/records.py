@@ -52,7 +52,8 @@ class Matches:
         """How many came, those that are not kept among them."""
         self.is_full = False
         self.searched: int | None = None
-        """How many files were looked into; known when the search ran to its end."""
+        """How many files were looked into; known when the search ran to its end, of all that count.
+        """
         self.too_long: list[str] = []
         """Files with a line that is too long to be read."""
         self._limit = limit
@@ -114,7 +115,7 @@ class Matches:
             self._current.lines.append(Line(number, _shown(_raw(data["lines"]), 0, 0)))
         elif kind == "end" and self._current is not None:
             self._end(self._current, is_binary=data.get("binary_offset") is not None)
-        elif kind == "summary":
+        elif kind == "summary" and self._accepts is None:
             stats = cast("JsonObject", data["stats"])
             self.searched = cast("int", stats["searches"])
 
@@ -194,7 +195,7 @@ class Counts:
     @property
     def searched(self) -> int | None:
         """How many files were looked into; known when the search ran to its end."""
-        found = _SEARCHED.search(self._buffer)
+        found = None if self._accepts else _SEARCHED.search(self._buffer)
         return int(found[1]) if found else None
 
     def feed(self, data: bytes) -> None:

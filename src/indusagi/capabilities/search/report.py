@@ -150,7 +150,9 @@ def _listing(
     if counts is not None:
         matches = sum(counts.values())
         details["matches"] = matches
-        head = f"{counted(matches, 'matching line')} in {head}"
+        # What reaches over several lines is counted as one.
+        of_what = ("match", "matches") if asked.search.multiline else ("matching line",)
+        head = f"{counted(matches, *of_what)} in {head}"
     if len(page) < len(files):
         head += f"; {asked.offset + 1:,}-{asked.offset + len(page):,} are shown"
     if asked.offset + len(page) < len(files):
@@ -169,11 +171,22 @@ def _nothing(asked: Asked, found: Found, ignored: Sequence[str]) -> str:
     said += "" if searched is None else f" in {counted(searched, 'file')}"
     if asked.file is not None:
         return f"{said}."
+    said += _without_files(asked) if searched == 0 else ""
     left_out = ["binary files", f"files over {MAX_FILE_BYTES // _MIB} MiB"]
     if ignored:
         names = ", ".join(joined(asked.base, shown_name(name)) for name in ignored)
         left_out.insert(0, f"what ignore rules exclude ({names}, …; noIgnore: true includes it)")
     return f"{said}. Not searched: {', '.join(left_out)}."
+
+
+def _without_files(asked: Asked) -> str:
+    """Say that the glob, if there is one, chooses nothing: it may not mean what was meant."""
+    glob = asked.search.glob
+    if glob is None:
+        return ""
+    shown = shown_name(glob)
+    several = f"; several are written as {{{shown}}}" if "," in glob and "{" not in glob else ""
+    return f": no file is like {shown}, seen from {asked.base}{several}"
 
 
 def _notices(asked: Asked, found: Found, body: Sequence[str]) -> Iterator[str]:

@@ -12,6 +12,8 @@ import re
 import sys
 from typing import TYPE_CHECKING
 
+from indusagi.capabilities.search.braces import TooManyAlternatives, expand_braces
+from indusagi.capabilities.search.ends import names_return, with_any_end
 from indusagi.capabilities.search.request import MAX_FILE_BYTES, Mode
 
 if TYPE_CHECKING:
@@ -66,7 +68,7 @@ def command(program: str, search: Search, target: str, *, in_order: bool, whole:
         whole: The target is a file that was asked for: of whatever size.
     """
     threads = 1 if in_order else min(_MOST_THREADS, os.cpu_count() or 1)
-    argv = [program, "--no-config", "--hidden", "--crlf", "--engine=auto", f"--threads={threads}"]
+    argv = [program, "--no-config", "--hidden", "--engine=auto", f"--threads={threads}"]
     argv += ["--no-require-git", "--no-ignore-dot", "--no-ignore-messages", "--color=never"]
     argv += [*_how(search), *_which(search)]
     if in_order:
@@ -75,12 +77,13 @@ def command(program: str, search: Search, target: str, *, in_order: bool, whole:
         argv.append(f"--max-filesize={MAX_FILE_BYTES}")
     # After the others: of several globs the last one that matches decides.
     argv += [f"--glob=!/{_as_it_is(path)}" for path in search.secrets]
-    return [*argv, "--glob=!.git", "-e", _pattern(search), "--", target]
+    return [*argv, "--glob=!.git", *_pattern(search), "--", target]
 
 
 def _how(search: Search) -> Iterator[str]:
     if search.mode is Mode.COUNT:
-        yield from ("--count", "--null", "--stats", "--with-filename")
+        yield "--count-matches" if search.multiline else "--count"
+        yield from ("--null", "--stats", "--with-filename")
     else:
         yield "--json"
     if search.mode is Mode.FILES:
@@ -88,8 +91,8 @@ def _how(search: Search) -> Iterator[str]:
     if search.mode is Mode.CONTENT:
         yield f"--before-context={search.before}"
         yield f"--after-context={search.after}"
-    if search.literal:
-        yield "--fixed-strings"
+    if not names_return(search):
+        yield "--crlf"
     if search.ignore_case:
         yield "--ignore-case"
     if search.multiline:
@@ -104,7 +107,17 @@ def _which(search: Search) -> Iterator[str]:
     if search.type is not None:
         yield f"--type={search.type}"
     if search.glob is not None:
-        yield f"--glob={search.glob}"
+        yield from (f"--glob={glob}" for glob in _globs(search.glob))
+
+
+def _globs(glob: str) -> list[str]:
+    """Give what stands for a glob: to ripgrep, `*.ts{,x}` is `*.tsx` alone."""
+    try:
+        globs = expand_braces(glob)
+    except TooManyAlternatives:
+        return [glob]
+    # A brace that is left over is for ripgrep to complain about.
+    return [glob] if any("{" in part for part in globs) else globs
 
 
 def _as_it_is(path: str) -> str:
@@ -112,5 +125,11 @@ def _as_it_is(path: str) -> str:
     return _SPECIAL.sub(r"\\\g<0>", path)
 
 
-def _pattern(search: Search) -> str:
-    return f"(?x){search.pattern}" if search.extended and not search.literal else search.pattern
+def _pattern(search: Search) -> Iterator[str]:
+    pattern = with_any_end(search)
+    if search.literal and pattern is None:
+        yield "--fixed-strings"
+    yield "-e"
+    pattern = pattern or search.pattern
+    # A comment goes on to the end of its line, also over what ripgrep puts behind the pattern.
+    yield f"(?x){pattern}\n" if search.extended and not search.literal else pattern

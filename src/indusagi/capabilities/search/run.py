@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 _COMPLAINT_BYTES = 8 * 1024
 """What is kept of what it says on its standard error."""
+_BROKEN = b"panicked at "
+"""What ripgrep says when it has met a fault of its own; it may then wait for ever for itself."""
 
 
 class Reader(Protocol):
@@ -38,7 +40,7 @@ class Finished:
     complaints: str
     timed_out: bool
     held_up: bool = False
-    """Whether it was ended because it would never have come to its end."""
+    """Whether it was ended because it would never have come to its end, or has broken down."""
 
 
 async def run_program(
@@ -70,7 +72,7 @@ async def run_program(
     try:
         await child.start(argv, env, cwd, with_input=False, dies_with_us=False)
         with anyio.move_on_after(timeout_s) as timer:
-            held_up = await _over_or_held_up(listener.over, doubt)
+            held_up = await _over_or_held_up(listener.over, doubt) or listener.is_broken
         ended_by_us = reader.is_full or timer.cancelled_caught or held_up
         code = None if ended_by_us else child.exit_code
     finally:
@@ -108,7 +110,10 @@ class _Listener:
     def __init__(self, reader: Reader) -> None:
         self.over = anyio.Event()
         self.complaints = bytearray()
+        self.is_broken = False
+        """Whether it has met a fault of its own, and what it gives is worth nothing."""
         self._reader = reader
+        self._recent = b""
 
     def wrote(self, data: bytes) -> None:
         """Hand it on, until there is enough."""
@@ -121,6 +126,11 @@ class _Listener:
     def complained(self, data: bytes) -> None:
         """Keep the beginning."""
         self.complaints += data[: _COMPLAINT_BYTES - len(self.complaints)]
+        recent = self._recent + data
+        self._recent = recent[-len(_BROKEN) :]
+        if _BROKEN in recent:
+            self.is_broken = True
+            self.over.set()
 
     def changed(self) -> None:
         """See whether it is over: gone, and all that it wrote read."""

@@ -107,8 +107,8 @@ class Seeker:
             OSError: The engine cannot be started.
         """
         found = await self._sought(search, target, limit, offset, accepts)
-        if found.finished.held_up:
-            # Our own engine opens nothing that is no file.
+        if found.finished.held_up and self.engine is Engine.RIPGREP:
+            # Our own engine opens nothing that is no file, and has other faults.
             return await Seeker(None).seek(
                 search, target, limit=limit, offset=offset, accepts=accepts
             )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities.backends import FileKind
+from indusagi.capabilities.search.naming import shown_name
 from indusagi.capabilities.tools._ls_tree import MOST_ENTRIES
-from indusagi.core.text import clean_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,13 +25,6 @@ def sized(size: int) -> str:
     power = min((size.bit_length() - 1) // 10, len(_UNITS))
     tenths = size * 10 >> 10 * power
     return f"{tenths // 10}.{tenths % 10} {_UNITS[power - 1]}"
-
-
-def shown_name(name: str) -> str:
-    """Give a name on one line, without what nobody sees, with bytes that are no text spelt out."""
-    text = os.fsencode(name).decode("utf-8", "backslashreplace")
-    cleaned, unseen = clean_text(text.replace("\n", "\\n").replace("\t", "\\t"))
-    return f"{cleaned} (hidden characters left out)" if unseen else cleaned
 
 
 def render(name: str, tree: Tree) -> str:

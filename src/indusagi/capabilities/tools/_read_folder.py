@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from anyio import to_thread
 
 from indusagi.capabilities.backends import FileKind
-from indusagi.capabilities.tools._ls_lines import shown_name
+from indusagi.capabilities.search.naming import shown_name
 from indusagi.capabilities.tools.paths import path_trouble
 from indusagi.core.text import clean_text
 from indusagi.runtime.contract import ToolResult

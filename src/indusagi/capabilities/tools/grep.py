@@ -44,6 +44,7 @@ _LOOKED_AT = 5_000
 """Names that are looked at to see whether ignore rules have kept something out of a search."""
 _IGNORED_SHOWN = 3
 _FLAGS = frozenset("ismxguy")
+_HERE = re.compile(r"^(!?)\./")
 _NEWLINE = re.compile(r"(?<!\\)(?:\\\\)*\\n|\n")
 
 _SCHEMA: JsonSchema = {
@@ -152,7 +153,7 @@ def _search(arguments: JsonObject) -> Search | ToolResult:
         extended="x" in flags,
         multiline=dot_all or crosses,
         dot_all=dot_all,
-        glob=_text(arguments, "glob"),
+        glob=_glob(arguments),
         type=_text(arguments, "type"),
         before=_number(arguments, "before", around, _MOST_CONTEXT),
         after=_number(arguments, "after", around, _MOST_CONTEXT),
@@ -163,6 +164,12 @@ def _search(arguments: JsonObject) -> Search | ToolResult:
 def _text(arguments: JsonObject, name: str) -> str | None:
     value = arguments.get(name)
     return value if isinstance(value, str) and value else None
+
+
+def _glob(arguments: JsonObject) -> str | None:
+    """Read the glob, without the `./` that shells have before a name."""
+    glob = _text(arguments, "glob")
+    return None if glob is None else _HERE.sub(r"\1/", glob)
 
 
 def _number(arguments: JsonObject, name: str, default: int, most: int) -> int:
