@@ -21,6 +21,7 @@ from indusagi.capabilities.jobs import foreground, table
 from indusagi.capabilities.jobs.table import jobs_of
 from indusagi.capabilities.local import make_local_context
 from indusagi.capabilities.local_shell import LocalShell
+from indusagi.capabilities.sandbox.landlock_run import landlock_abi
 from indusagi.capabilities.sandbox.policy import Sandbox
 from indusagi.capabilities.tools.bash import bash_tool
 from indusagi.core.cancel import CancelToken
@@ -460,7 +461,7 @@ async def test_when_the_table_is_full_what_runs_on_is_ended(
     outcome = await session.run("sleep 600 &")
     assert "ended what ran on in the background" in str(outcome.output)
     refused = await session.run("sleep 600", background=True)
-    assert (refused.is_error, refused.details["code"]) == (True, "spawn")
+    assert (refused.is_error, refused.details["code"]) == (True, "failed")
 
 
 async def test_a_command_can_be_started_in_the_background(session: Session) -> None:
@@ -530,6 +531,7 @@ async def test_r45_probe_0_13_memory_does_not_grow_with_the_output(
     else:
         assert text.endswith("the end")
         assert details["bytes"] > 300_000_000
+        assert "Its first and last 32 MiB are in /" in text
     kept = anyio.Path(details["path"])
     assert (await kept.stat()).st_size < 65 * 1024 * 1024
     await kept.unlink()
@@ -584,8 +586,30 @@ async def test_a_context_of_this_machine_has_a_sandbox_without_being_told(tmp_pa
 
 async def test_an_argument_of_another_agent_is_understood(tmp_path: Path) -> None:
     async with session_in(tmp_path) as session:
-        call = ToolCall("1", "bash", {"cmd": "echo hi", "timeout": "5000"})
+        call = ToolCall("1", "bash", {"cmd": "echo hi", "timeout_ms": "5000"})
         assert (await session.box.runner.run(call)).output == "hi"
+
+
+async def test_a_time_that_could_be_seconds_is_refused(session: Session) -> None:
+    outcome = await session.run("sleep 0.1", timeout=30)
+    assert outcome.is_error
+    assert "did you mean 'timeoutMs'?" in str(outcome.output)
+
+
+async def test_r42_what_an_output_hides_is_told(session: Session) -> None:
+    text = await session.text(r"echo plain; printf 'a\xe2\x80\xaeb\n'; exit 3")
+    assert text.splitlines()[2:] == [
+        "[hidden characters: text direction controls in line 2]",
+        "[exit code 3]",
+    ]
+
+
+@pytest.mark.skipif(not landlock_abi(), reason="this system has no Landlock")
+async def test_the_first_answer_says_what_a_sandbox_cannot_guard(tmp_path: Path) -> None:
+    async with session_in(tmp_path, Sandbox(mechanisms=("landlock",))) as session:
+        first, second = await session.text("true"), await session.text("true")
+    assert "landlock, which cannot guard .git/hooks, .git/config" in first
+    assert second == "(no output)"
 
 
 async def test_a_shell_without_a_directory_to_tell_changes_nothing(

@@ -145,7 +145,7 @@ async def test_what_the_ring_has_dropped_is_told(session: Session) -> None:
     outcome = await session.poll(job, "5000")
     assert outcome.details["dropped"] == 3_000
     assert outcome.details["firstLine"] == 3_001
-    assert "3,000 earlier lines are not kept; all of its output is in /" in str(outcome.output)
+    assert "3,000 earlier lines are not kept; more of its output is in /" in str(outcome.output)
     assert "[lines 3,001 to 5,000, of which the last are shown; " in str(outcome.output)
     assert str(outcome.output).endswith("\n5000")
 
@@ -185,7 +185,7 @@ async def test_another_signal_can_be_the_first(session: Session, name: str) -> N
     job = await session.start(script)
     await session.poll(job, "ready")
     outcome = await session.call("stop", id=job, signal=name)
-    assert outcome.details["exitCode"] == (9 if name == "INT" else -9)
+    assert outcome.details["exitCode"] == (9 if name == "INT" else 128 + 9)
 
 
 async def test_who_does_not_heed_another_signal_is_killed(
@@ -331,6 +331,7 @@ async def test_jobs_that_are_long_over_are_forgotten(
         ({"action": "start"}, "start needs a command"),
         ({"action": "start", "command": "echo \0"}, "a command cannot hold a NUL"),
         ({"action": "start", "command": "true", "cwd": "nowhere"}, "nowhere: No such file"),
+        ({"action": "start", "command": "true", "cwd": "file"}, "file: is not a directory"),
         ({"action": "start", "command": "true", "cwd": "/"}, "/: is outside the workspace"),
         ({"action": "start", "command": "x" * 200_000}, "too long for the system"),
         ({"action": "dance"}, '"dance"'),
@@ -340,11 +341,30 @@ async def test_jobs_that_are_long_over_are_forgotten(
 async def test_what_cannot_be_done_is_an_error(
     session: Session, arguments: dict[str, JsonValue], said: str
 ) -> None:
+    (session.root / "file").touch()
     outcome = await session._box.runner.run(ToolCall("1", "process", {**arguments}))
     assert outcome.is_error
     assert said in str(outcome.output)
+    code = "invalid_arguments" if "needs" in said else outcome.details["code"]
+    assert outcome.details["code"] == code
     kept = await to_thread.run_sync(session.ctx.session_dir.make)
     assert [name for _, _, names in os.walk(kept) for name in names] == []
+
+
+async def test_a_line_that_did_not_come_is_told(session: Session) -> None:
+    job = await session.start(f"echo other; {STAY}")
+    outcome = await session.poll(job, "ready", waitMs=1)
+    assert outcome.details["matched"] is False
+    assert str(outcome.output).endswith("[no line with 'ready' came within 1 ms]")
+    over = await session.start("true")
+    ended = await session.poll(over, "ready")
+    assert str(ended.output).endswith("[no line with 'ready' came before its end]")
+
+
+async def test_r42_what_a_job_hides_in_a_line_is_told(session: Session) -> None:
+    job = await session.start("printf 'pass\\342\\200\\213word\\n'")
+    outcome = await session.poll(job, "pass")
+    assert str(outcome.output).endswith("[hidden characters: invisible characters in line 2]")
 
 
 async def test_all_jobs_end_with_the_session(tmp_path: Path) -> None:

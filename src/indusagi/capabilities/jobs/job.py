@@ -61,6 +61,11 @@ def how(code: int) -> str:
     return f"exit code {code} ({name})" if name else f"exit code {code}"
 
 
+def told_code(code: int | None) -> int | None:
+    """Give an exit code as shells do, 128 and more for a signal, whoever saw the command end."""
+    return code if code is None or code >= 0 else 128 - code
+
+
 class Job:
     """A command in the table of a session."""
 

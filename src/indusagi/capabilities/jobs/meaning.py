@@ -26,10 +26,13 @@ _ANSWERS = {
 }
 _QUIET_FIRST = frozenset({"cd", "pushd", "export", "set", "echo", "printf", "true", ":", "mkdir"})
 """What may stand before it: these say so when they fail."""
+_NEVER_FAIL = frozenset({"echo", "printf", "true", ":"})
+"""What may stand behind it, after `&&`: these have not given the code."""
 _SKIPPED = frozenset({"command", "builtin", "time", "nice", "env", "then", "do", "{", "("})
 _TOKEN = re.compile(
     r"""(?P<space>(?:[ \t]|\\\n)+)|(?P<comment>\#[^\n]*)|(?P<op>&&|\|\||[;|\n]|&(?![>0-9])|[()])"""
-    r"""|(?P<word>(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s;|&()'"\\]|&(?=[>0-9])|[<>]&)+)|(?P<rest>.)""",
+    r"""|(?P<word>(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[$<>]\([^()]*\)|[^\s;|&()'"\\]"""
+    r"""|&(?=[>0-9])|[<>]&)+)|(?P<rest>.)""",
     re.DOTALL,
 )
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
@@ -42,6 +45,8 @@ def benign_exit(command: str, code: int, output: str) -> str | None:
     if code != 1 or len(command) > _LONGEST or "<<" in command:
         return None
     steps = _steps(command)
+    while steps and steps[-1][0] == "&&" and steps[-1][1][0] in _NEVER_FAIL:
+        steps.pop()
     if not steps:
         return None
     answer = _answer(steps[-1][1])

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities.budget import OutputBudget, clip
+from indusagi.capabilities.files.hidden import hidden_in
+from indusagi.capabilities.sandbox.capture import KEPT_HEAD_BYTES, KEPT_TAIL_BYTES
 from indusagi.runtime.contract import Keep
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from indusagi.capabilities.backends import ShellProcess
 
@@ -66,6 +68,12 @@ def shows(lines: Iterable[str], text: str) -> bool:
     )
 
 
+def hidden_note(text: str) -> Sequence[str]:
+    """Say what a shown output holds that cannot be seen; nothing if there is nothing."""
+    hidden = hidden_in(enumerate(text.split("\n"), 1))
+    return [f"hidden characters: {', '.join(map(str, hidden))}"] if hidden else []
+
+
 def _settled(line: str) -> str:
     """Give what the last of several writings over one line has left."""
     return line.rstrip("\r").rpartition("\r")[2]
@@ -112,8 +120,8 @@ def _ends(head: str, tail: str) -> tuple[str, str]:
 
 
 def _joined(head: str, tail: str, size: int, whole_is_in: str | None) -> str:
-    where = (
-        "" if whole_is_in is None else f" The whole is in {whole_is_in}: read it with an offset."
-    )
+    is_whole = size <= KEPT_HEAD_BYTES + KEPT_TAIL_BYTES
+    what = "The whole is" if is_whole else "Its first and last 32 MiB are"
+    where = "" if whole_is_in is None else f" {what} in {whole_is_in}: read it with an offset."
     left_out = max(size - len(head.encode()) - len(tail.encode()), 0)
     return f"{head.rstrip()}\n[… about {left_out:,} of {size:,} bytes left out.{where}]\n{tail}"

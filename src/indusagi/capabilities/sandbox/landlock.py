@@ -11,7 +11,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from indusagi.capabilities.sandbox.policy import LOCAL_SOCKETS, is_within
+from indusagi.capabilities.sandbox.policy import LOCAL_SOCKETS, UNPROTECTED, is_within
 
 if TYPE_CHECKING:
     from indusagi.capabilities.sandbox.bubblewrap import Private
@@ -43,7 +43,7 @@ def landlock_lacks(abi: int, layout: Layout) -> tuple[str, ...]:
     """Name what was asked for and is beyond this version of Landlock."""
     lacks = [LOCAL_SOCKETS, "guard of modes and times of files"]
     if layout.protected:
-        lacks.append("guard of protected paths in the workspace")
+        lacks.append(UNPROTECTED)
     if abi < _ABI_WITH_TRUNCATE:
         lacks.append("guard against truncation of files")
     if not layout.network:

@@ -37,6 +37,8 @@ sandbox. Our own state directory is hidden with them."""
 PROTECTED = (".git/hooks", ".git/config", ".indusvx", ".indus")
 """Parts of a workspace from which something is run later, outside of any sandbox."""
 
+UNPROTECTED = "guard of protected paths in the workspace"
+"""What Landlock has not: of a tree that may be written it can keep nothing back."""
 LOCAL_SOCKETS = "guard of local sockets"
 """What no mechanism has: a socket that can be seen can be talked to, but for those hidden above."""
 

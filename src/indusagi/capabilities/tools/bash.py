@@ -15,17 +15,18 @@ from typing import TYPE_CHECKING, cast
 import anyio
 from anyio import to_thread
 
-from indusagi.capabilities.backends import Ended, FileKind, SandboxMissing
+from indusagi.capabilities.backends import Ended
 from indusagi.capabilities.context import PerContext
 from indusagi.capabilities.jobs.foreground import Watch, lasting_survivors
-from indusagi.capabilities.jobs.job import how
+from indusagi.capabilities.jobs.job import how, told_code
 from indusagi.capabilities.jobs.meaning import benign_exit
 from indusagi.capabilities.jobs.table import TableFull, capture_path, jobs_of
-from indusagi.capabilities.jobs.text import Shown, shown_output
+from indusagi.capabilities.jobs.text import Shown, hidden_note, shown_output
 from indusagi.capabilities.lenient import lenient
-from indusagi.capabilities.sandbox.policy import is_within
+from indusagi.capabilities.sandbox.policy import PROTECTED, UNPROTECTED, is_within
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
 from indusagi.capabilities.tools._bash_reads import about_to_read, remember
+from indusagi.capabilities.tools._starting import not_started, start_folder
 from indusagi.capabilities.tools.paths import path_given, path_trouble
 from indusagi.core.text import clean_text
 from indusagi.runtime.content import TextContentBlock
@@ -74,7 +75,6 @@ _SCHEMA: JsonSchema = {
 _ALIASES = {
     "cmd": "command",
     "script": "command",
-    "timeout": "timeoutMs",
     "timeout_ms": "timeoutMs",
     "workdir": "cwd",
     "working_directory": "cwd",
@@ -145,7 +145,7 @@ async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
         path = await capture_path(ctx.session_dir, "tool-output")
         process = await ctx.shell.spawn(command, cwd=folder, output_path=path)
     except OSError as exc:
-        return _refused(exc)
+        return not_started(exc)
     _tell_of_sandbox(process.sandbox, session, report)
     limit = cast("int", arguments.get("timeoutMs", DEFAULT_TIMEOUT_MS))
     result = await _Call(command, folder, path, process, ctx, report).seen_through(
@@ -170,23 +170,11 @@ async def _folder(
     """
     if arguments.get("cwd") is None and session.cwd is not None:
         try:
-            return await _directory(session.cwd, ctx)
+            return await start_folder(session.cwd, ctx)
         except OSError:
             report.notes.append(f"{clean_text(session.cwd)[0]} is gone: started in {ctx.cwd}")
             session.cwd = None
-    return await _directory(path_given(arguments, "cwd"), ctx)
-
-
-async def _directory(path: str, ctx: ToolContext) -> str:
-    folder = await ctx.fs.resolve(path)
-    if (await ctx.fs.stat(folder)).kind is not FileKind.DIRECTORY:
-        raise NotADirectoryError(20, "is not a directory")
-    return folder
-
-
-def _refused(exc: OSError) -> ToolResult:
-    code = "denied" if isinstance(exc, SandboxMissing) else "spawn"
-    return ToolResult.error(f"the command was not run: {exc.strerror or exc}", code=code)
+    return await start_folder(path_given(arguments, "cwd"), ctx)
 
 
 def _in_background(job: Job) -> ToolResult:
@@ -198,9 +186,15 @@ def _in_background(job: Job) -> ToolResult:
 
 def _tell_of_sandbox(state: SandboxState, session: _Session, report: _Report) -> None:
     report.details["sandbox"] = str(state)
-    if state.kind == "none" and not session.warned:
-        session.warned = True
+    if session.warned:
+        return
+    session.warned = True
+    if state.kind == "none":
         report.notes.append(f"commands run without a sandbox here: {state.detail}")
+    elif UNPROTECTED in state.lacks:
+        report.notes.append(
+            f"commands run in {state.kind}, which cannot guard {', '.join(PROTECTED)}"
+        )
 
 
 class _Call:
@@ -251,7 +245,7 @@ class _Call:
         await self._process.stop()
         shown = await self._shown()
         self._report.code = code
-        self._report.details |= {"ended": code, "exitCode": self._process.exit_code}
+        self._report.details |= {"ended": code, "exitCode": told_code(self._process.exit_code)}
         if self._watch.stalled:
             why = f"{why}; it was waiting for somebody to type"
         self._report.notes.append(f"{why}; it was ended with all that it had started")
@@ -264,6 +258,7 @@ class _Call:
             "truncated": not shown.whole,
             "path": None if shown.whole else self._path,
         }
+        self._report.notes.extend(hidden_note(shown.text))
         return shown
 
     async def _give_up(self) -> None:
@@ -274,7 +269,7 @@ class _Call:
 
     def _judge(self, shown: Shown) -> None:
         code = self._process.exit_code or 0
-        self._report.details |= {"ended": "exited", "exitCode": code}
+        self._report.details |= {"ended": "exited", "exitCode": told_code(code)}
         if code == 0:
             return
         if not self._process.sandbox.network and _NO_NETWORK.search(shown.text):

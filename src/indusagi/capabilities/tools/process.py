@@ -8,12 +8,19 @@ from typing import TYPE_CHECKING, cast
 import anyio
 from anyio import to_thread
 
-from indusagi.capabilities.backends import SandboxMissing
 from indusagi.capabilities.budget import OutputBudget, clip
-from indusagi.capabilities.jobs.table import TableFull, jobs_of
-from indusagi.capabilities.jobs.text import SHOWN_BYTES, SHOWN_LINES, plain_text, shows
+from indusagi.capabilities.jobs.job import told_code
+from indusagi.capabilities.jobs.table import jobs_of
+from indusagi.capabilities.jobs.text import (
+    SHOWN_BYTES,
+    SHOWN_LINES,
+    hidden_note,
+    plain_text,
+    shows,
+)
 from indusagi.capabilities.lenient import lenient
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
+from indusagi.capabilities.tools._starting import not_started, start_folder
 from indusagi.capabilities.tools.paths import path_given, path_trouble
 from indusagi.core.text import clean_text, cut_text
 from indusagi.runtime.content import TextContentBlock
@@ -61,7 +68,7 @@ _SCHEMA: JsonSchema = {
             "type": "integer",
             "minimum": 0,
             "maximum": LONGEST_WAIT_MS,
-            "description": "poll: how long to wait for something to be said.",
+            "description": "poll: how long to wait for something to be said; with match 30000.",
         },
         "match": {
             "type": "string",
@@ -72,7 +79,7 @@ _SCHEMA: JsonSchema = {
         "signal": {
             "type": "string",
             "enum": [*_SIGNALS],
-            "description": "stop: what to send first; SIGKILL follows after 3 s.",
+            "description": "stop: what to send first, TERM if not given; KILL follows after 3 s.",
         },
     },
     "required": ["action"],
@@ -117,7 +124,7 @@ async def act(table: JobTable, arguments: JsonObject, ctx: ToolContext) -> ToolR
         return await _list(table)
     job_id = arguments.get("id")
     if not isinstance(job_id, str):
-        return ToolResult.error(f"{action} needs the id of a job", code="not_found")
+        return ToolResult.error(f"{action} needs the id of a job", code="invalid_arguments")
     job = table.get(job_id)
     if job is None:
         known = ", ".join(job.id for job in table.all()) or "there are none"
@@ -130,20 +137,16 @@ async def act(table: JobTable, arguments: JsonObject, ctx: ToolContext) -> ToolR
 async def _start(table: JobTable, arguments: JsonObject, ctx: ToolContext) -> ToolResult:
     command = arguments.get("command")
     if not isinstance(command, str):
-        return ToolResult.error("start needs a command", code="spawn")
+        return ToolResult.error("start needs a command", code="invalid_arguments")
     try:
-        cwd = await ctx.fs.resolve(path_given(arguments, "cwd"))
-        await ctx.fs.stat(cwd)
+        cwd = await start_folder(path_given(arguments, "cwd"), ctx)
     except OSError as exc:
         return path_trouble(exc, path_given(arguments, "cwd"))
     try:
         job = await table.start(ctx, command, cwd)
-    except TableFull as exc:
-        return ToolResult.error(str(exc), code="failed")
     except OSError as exc:
-        code = "denied" if isinstance(exc, SandboxMissing) else "spawn"
-        return ToolResult.error(f"the job was not started: {exc.strerror or exc}", code=code)
-    where = "" if job.path is None else f"; all of its output is in {job.path}"
+        return not_started(exc)
+    where = "" if job.path is None else f"; its output goes to {job.path}"
     return ToolResult.text(
         f"{job.id} started (pid {job.process.pid}){where}",
         id=job.id,
@@ -188,19 +191,26 @@ async def _poll(job: Job, arguments: JsonObject) -> ToolResult:
         "dropped": said.dropped,
         "openLine": said.open_line,
     }
+    notes: list[str] = []
     if wanted is not None:
         details["matched"] = await to_thread.run_sync(shows, lines, wanted)
+        if not details["matched"]:
+            end = f"within {wait_ms} ms" if state.running else "before its end"
+            notes.append(f"no line with {cut_text(clean_text(wanted)[0], 80)!r} came {end}")
     if said.open_line:
         text += " [unfinished line]"
+    body = _span(job, said, text)
+    notes.extend(hidden_note("\n".join(body)))
+    said_of_it = [_headline(job, state), *body, *(f"[{note}]" for note in notes)]
     return ToolResult(
-        (TextContentBlock("\n".join([_headline(job, state), *_span(job, said, text)])),),
+        (TextContentBlock("\n".join(said_of_it)),),
         details=details,
         keep=Keep.TAIL,
     )
 
 
 def _span(job: Job, said: Lines, text: str) -> Sequence[str]:
-    where = "" if job.path is None else f"; all of its output is in {job.path}"
+    where = "" if job.path is None else f"; more of its output is in {job.path}"
     dropped = [f"[{said.dropped:,} earlier lines are not kept{where}]"] if said.dropped else []
     if not text:
         return [*dropped, "(nothing more was said)"]
@@ -256,7 +266,7 @@ def _facts(job: Job, state: JobState) -> dict[str, JsonValue]:
         "id": job.id,
         "pid": job.process.pid,
         "state": state.state,
-        "exitCode": state.exit_code,
+        "exitCode": told_code(state.exit_code),
         "left": state.left,
         "ageS": state.age_s,
         "command": job.command,
