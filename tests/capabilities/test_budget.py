@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indusagi.capabilities.budget import OutputBudget, clip, count_lines, standard_budget
+from indusagi.capabilities import budget as budget_module
+from indusagi.capabilities.budget import (
+    UNLIMITED,
+    OutputBudget,
+    clip,
+    count_lines,
+    pieces_of,
+    standard_budget,
+)
 from indusagi.runtime.contract import Keep
 
 texts = st.text(st.sampled_from("ab\n é€🙂"), max_size=60)
@@ -13,6 +21,31 @@ budgets = st.builds(OutputBudget, st.integers(0, 40), st.integers(0, 8))
 
 def size(text: str) -> int:
     return len(text.encode())
+
+
+class InOneGo(str):
+    """A text that must not be encoded as a whole: that would hold up the event loop."""
+
+    __slots__ = ()
+
+    def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
+        raise AssertionError("encoded in one go")
+
+
+def test_a_long_text_is_encoded_in_pieces() -> None:
+    text = InOneGo("é\n" * 700_000)
+    assert not standard_budget().admits(text)
+    assert UNLIMITED.admits(text)
+    assert b"".join(pieces_of(text)) == ("é\n" * 700_000).encode()
+    for keep in Keep:
+        assert clip(text, standard_budget(), keep).size == 2_100_000
+
+
+@given(texts, st.integers(1, 9))
+def test_pieces_are_the_whole_text(text: str, piece: int) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(budget_module, "_PIECE", piece)
+        assert b"".join(pieces_of(text)) == text.encode()
 
 
 def test_the_standard_budget_is_50_kib_and_2000_lines() -> None:

@@ -184,6 +184,7 @@ PROTECTED = {
     "by renaming the folder": "mv .git/hooks old; mkdir .git/hooks; echo x > .git/hooks/y",
     "by renaming the repository": "mv .git new; mkdir -p .git/hooks; echo x > .git/hooks/y",
     "by naming other hooks": "cp -r .git new; echo x > new/hooks/y; echo ../new > .git/commondir",
+    "by settings of the worktree": "echo '[core] hooksPath = x' > .git/config.worktree",
     "by putting another in its place": "mkdir new; rmdir .indusvx; mv new .indusvx",
     "from python": "{python} -c \"import os; os.makedirs('.indusvx/x')\"",
     "from another session": "setsid -w sh -c 'mkdir .indusvx/x'",
@@ -283,6 +284,32 @@ async def test_the_hooks_of_a_linked_worktree_are_protected(
     assert (folder / ".git").read_bytes() == said
     assert tree(folder).keys() == {".git"}
     assert (work / "real" / "worktrees" / "linked" / "commondir").read_text() == "../..\n"
+
+
+async def test_the_settings_of_one_worktree_are_protected(
+    bubblewrapped: Mechanism, root: Path
+) -> None:
+    settings = "git config extensions.worktreeConfig true && git config --worktree a.b c"
+    await anyio.run_process(settings, cwd=root, check=True)
+    sandbox = Sandbox(mechanisms=(bubblewrapped,))
+    result = await run(root, "git config --worktree a.b d; git config a.b", sandbox)
+    assert result.output.endswith(b"\nc\n")
+    assert b"config.worktree" in result.output
+
+
+async def test_what_is_protected_and_a_link_is_told_because_a_link_can_be_replaced(
+    bubblewrapped: Mechanism, root: Path
+) -> None:
+    (root / ".git").rename(root / "real")
+    (root / ".git").symlink_to("real")
+    shutil.move(root / "real" / "hooks", root / "hooks")
+    (root / "real" / "hooks").symlink_to("../hooks")
+    async with shell_in(root, Sandbox(mechanisms=(bubblewrapped,))) as shell:
+        state = await shell.sandbox_state()
+    assert state.lacks[1:] == (
+        "guard of .git, which is a link",
+        "guard of real/hooks, which is a link",
+    )
 
 
 async def test_a_mechanism_says_that_it_does_not_guard_sockets_of_the_file_system(
@@ -480,7 +507,8 @@ def a_bubblewrap_that(does: str, folder: Path) -> str:
     [
         ("echo 'No permissions to create a namespace' >&2; exit 1", "No permissions to create"),
         ("exit 3", "exit code 3"),
-        ("exec sleep 600", "timed out"),
+        ("exec sleep 600", "did not end within"),
+        ('while [ "$1" != -- ]; do shift; done; shift; exec "$@"', "without holding them in"),
     ],
 )
 async def test_a_bubblewrap_that_does_not_work_is_none(

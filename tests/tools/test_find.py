@@ -186,6 +186,14 @@ async def test_nothing_found_says_what_was_not_looked_into(tmp_path: Path) -> No
     (tmp_path / ".gitignore").write_text("node_modules/\n", encoding="utf-8")
     assert "1 ignored directory was not looked into" in str((await find(tmp_path, "zz")).output)
     assert "**/tool?/*.py matches anywhere" in str((await find(tmp_path, "tool?/*.py")).output)
+    for query in (r"^a.*\.py$", "*.py,*.ts", "(a|b).py"):
+        assert "no list and no regular expression" in str((await find(tmp_path, query)).output)
+
+
+async def test_a_missing_path_is_answered_with_names_like_it(tmp_path: Path) -> None:
+    plant(tmp_path, ["src/a.py"])
+    outcome = await find(tmp_path, "*.py", path="scr")
+    assert outcome.output == "scr does not exist; did you mean src?"
 
 
 async def test_a_place_that_is_not_there_is_named_as_it_was_given(tmp_path: Path) -> None:
@@ -198,7 +206,7 @@ async def test_a_place_that_is_not_there_is_named_as_it_was_given(tmp_path: Path
     ):
         outcome = await find(tmp_path, query, **({} if path is None else {"path": path}))
         assert outcome.is_error
-        assert str(outcome.output).startswith(f"{shown}: ")
+        assert str(outcome.output).startswith((f"{shown}: ", f"{shown} does not exist"))
 
 
 async def test_hidden_names_are_found_unless_they_are_unwanted(tmp_path: Path) -> None:

@@ -466,6 +466,49 @@ async def test_a_pipe_a_socket_and_a_device_are_left_alone(tmp_path: Path, engin
     assert outcome.is_error
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"output_mode": "files_with_matches"}, ["a"]),
+        ({"output_mode": "content", "-n": True, "-C": 0}, ["a:2: foo"]),
+        ({"-i": True}, ["a:1: FOO", "a:2: foo"]),
+        ({"ignore_case": True}, ["a:1: FOO", "a:2: foo"]),
+        ({"caseSensitive": False, "flags": "m"}, ["a:1: FOO", "a:2: foo"]),
+        ({"caseSensitive": True, "-i": False}, ["a:2: foo"]),
+        ({"flags": "-i"}, ["a:1: FOO", "a:2: foo"]),
+    ],
+)
+async def test_the_words_of_others_are_understood(
+    arguments: dict[str, JsonValue], expected: list[str], tmp_path: Path
+) -> None:
+    fill(tmp_path, {"a": "FOO\nfoo\n"})
+    assert await lines(tmp_path, Engine.RIPGREP, pattern="foo", **arguments) == expected
+
+
+async def test_words_that_say_nothing_are_refused_as_they_are(tmp_path: Path) -> None:
+    wrong: list[dict[str, JsonValue]] = [
+        {"-i": "maybe"},
+        {"flags": 1, "-i": True},
+        {"mode": ["files"]},
+    ]
+    for arguments in wrong:
+        outcome = await grep(tmp_path, Engine.RIPGREP, pattern="foo", **arguments)
+        assert outcome.details["code"] == "invalid_arguments"
+    box = box_of(context(tmp_path), grep_tool())
+    assert (await call(box, "grep", "foo")).details["code"] == "invalid_arguments"
+
+
+async def test_a_missing_path_is_answered_with_what_may_be_meant(tmp_path: Path) -> None:
+    fill(tmp_path, {"src/a": "foo\n"})
+    assert await said(tmp_path, Engine.RIPGREP, pattern="foo", path="scr") == (
+        "scr does not exist; did you mean src?"
+    )
+    for path in ("src/*.py", "src,tests", "src tests"):
+        outcome = await grep(tmp_path, Engine.RIPGREP, pattern="foo", path=path)
+        assert outcome.details["code"] == "not_found"
+        assert f"{path} does not exist: path is one directory or file" in str(outcome.output)
+
+
 async def test_what_is_not_there_is_not_found(tmp_path: Path, engine: Engine) -> None:
     outcome = await grep(tmp_path, engine, pattern="foo", path="nowhere")
     assert outcome.details["code"] == "not_found"
@@ -585,8 +628,8 @@ async def test_nothing_found_says_where_nobody_has_looked(tmp_path: Path, engine
 @pytest.mark.parametrize(
     ("glob", "hint"),
     [
-        ("*.rs", "no file is like *.rs, seen from d"),
-        ("*.ts,*.js", "no file is like *.ts,*.js, seen from d; several are written as {*.ts,*.js}"),
+        ("*.rs", "no file in d is like *.rs"),
+        ("*.ts,*.js", "no file in d is like *.ts,*.js; several are written as {*.ts,*.js}"),
     ],
 )
 async def test_a_glob_that_is_like_no_file_is_told(

@@ -1,7 +1,8 @@
 """How much of an answer a model gets to read, and which part of a longer one.
 
 Cutting works on whole lines as far as it can and never inside a character. The notice that says
-what was left out comes on top of the budget.
+what was left out comes on top of the budget. A long text is never encoded in one go: nothing else
+would run meanwhile.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from typing import TYPE_CHECKING
 from indusagi.runtime.contract import Keep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 STANDARD_BYTES = 50 * 1024
 STANDARD_LINES = 2_000
 _HEAD_SHARE = 5
 """Of both ends, the head gets one part in this many: how a program ended tells more."""
+_PIECE = 1024 * 1024
+_MOST_BYTES_EACH = 6
+"""Of one character: half a surrogate pair is written out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +34,10 @@ class OutputBudget:
 
     def admits(self, text: str) -> bool:
         """Tell whether `text` fits as it is."""
-        return len(text.encode("utf-8", "backslashreplace")) <= self.max_bytes and (
-            count_lines(text) <= self.max_lines
+        if len(text) > self.max_bytes or count_lines(text) > self.max_lines:
+            return False
+        return _MOST_BYTES_EACH * len(text) <= self.max_bytes or (
+            len(_encoded(text)) <= self.max_bytes
         )
 
 
@@ -68,11 +74,24 @@ class Clipping:
 
 def clip(text: str, budget: OutputBudget, keep: Keep) -> Clipping:
     """Cut `text` down to the budget."""
-    data = text.encode("utf-8", "backslashreplace")
     head, tail = _shares(budget, keep)
-    front = data[: _head_end(data, head)]
-    back = data[_tail_start(data, tail, floor=len(front)) :]
-    return Clipping(front.decode("utf-8"), back.decode("utf-8"), count_lines(text), len(data))
+    size = sum(len(piece) for piece in pieces_of(text))
+    # A character is one byte at least, and one more tells what is cut from what ends there.
+    front = _encoded(text[: head.max_bytes + 1])
+    front = front[: _head_end(front, head)]
+    back = _encoded(text[max(0, len(text) - tail.max_bytes - 1) :])
+    back = back[_tail_start(back, tail, floor=max(0, len(front) - size + len(back))) :]
+    return Clipping(front.decode("utf-8"), back.decode("utf-8"), count_lines(text), size)
+
+
+def pieces_of(text: str) -> Iterator[bytes]:
+    """Encode a text of any length piece by piece; what is no character is written out."""
+    for at in range(0, len(text), _PIECE):
+        yield _encoded(text[at : at + _PIECE])
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "backslashreplace")
 
 
 def count_lines(text: str) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
-from indusagi.capabilities.budget import Clipping, clip
+from indusagi.capabilities.budget import Clipping, clip, pieces_of
 from indusagi.core.clock import now_ms
 from indusagi.core.ids import is_ulid, new_ulid
 from indusagi.core.json import compact_json
@@ -68,10 +68,11 @@ class SessionDir:
         """
         folder = make_private_dir(os.path.join(self.make(), "tool-output"))
         path = os.path.join(folder, f"{stem}-{new_ulid()}.txt")
-        data = text.encode("utf-8", "backslashreplace")[:SPILL_LIMIT_BYTES]
         with os.fdopen(create_private_file(path), "wb") as file:
             try:
-                file.write(data)
+                left = SPILL_LIMIT_BYTES
+                for piece in pieces_of(text):
+                    left -= file.write(piece[:left])
                 file.flush()
             except OSError:
                 os.unlink(path)
@@ -125,7 +126,7 @@ async def fit_result(
     text = "\n".join([_as_text(block) for block in result.content if not _is_media(block)])
     if budget.admits(text):
         return result
-    clipping = clip(text, budget, result.keep)
+    clipping = await to_thread.run_sync(clip, text, budget, result.keep)
     where = await to_thread.run_sync(_saved, session, stem, text)
     shown = TextContentBlock(clipping.render(lambda cut: _notice(cut, where, result.keep)))
     media = [block for block in result.content if _is_media(block)]

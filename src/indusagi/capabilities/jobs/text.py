@@ -36,6 +36,8 @@ _SHORT_ESCAPE = re.compile(r"[\x80-\x9f]")
 """An escape and the character after it, written as one."""
 _OVERSTRUCK = re.compile(r"[^\n]\x08")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_CONTROL_BYTES = bytes({*range(32), 127} - {*b"\t\n"})
+"""The same, but for those that are short escapes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +54,22 @@ def plain_text(data: bytes) -> str:
     text = data.decode("utf-8", "replace").replace("\r\n", "\n")
     if b"\xc2" in data:
         text = _SHORT_ESCAPE.sub(lambda found: f"\x1b{chr(ord(found[0]) - 0x40)}", text)
-    text = _ESCAPES.sub("", text)
+    text = _without(_ESCAPES, text)
     if "\r" in text:
         text = "\n".join(_settled(line) for line in text.split("\n"))
     if "\x08" in text:
-        text = _OVERSTRUCK.sub("", text)
-    return _CONTROLS.sub("", text)
+        text = _without(_OVERSTRUCK, text)
+    return text.encode().translate(None, _CONTROL_BYTES).decode()
+
+
+def _without(pattern: re.Pattern[str], text: str) -> str:
+    """Leave out what matches; unlike `sub` this lets others have their turn meanwhile."""
+    kept: list[str] = []
+    at = 0
+    for found in pattern.finditer(text):
+        kept.append(text[at : found.start()])
+        at = found.end()
+    return "".join((*kept, text[at:])) if kept else text
 
 
 def shows(lines: Iterable[str], text: str) -> bool:

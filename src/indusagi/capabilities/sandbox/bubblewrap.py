@@ -14,7 +14,7 @@ from functools import cache
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from indusagi.capabilities.sandbox.policy import is_within
+from indusagi.capabilities.sandbox.policy import LOCAL_SOCKETS, is_within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -70,17 +70,23 @@ def trusted_program(name: str, search_path: str, workspace: str) -> str | None:
 def _trial(program: str, user: Sequence[str]) -> str:
     from subprocess import DEVNULL, TimeoutExpired, run  # noqa: PLC0415 — see above
 
-    argv = [program, *user, *_NAMESPACES, *_MACHINE, "--unshare-net", "--", "/bin/sh", "-c", ":"]
+    argv = [program, *user, *_NAMESPACES, *_MACHINE, "--unshare-net", "--", "/bin/sh", "-c", _TRIAL]
     try:
         done = run(
             argv, stdin=DEVNULL, capture_output=True, timeout=_PROBE_S, check=False, env={}, cwd="/"
         )
-    except (OSError, TimeoutExpired) as exc:
+    except TimeoutExpired:
+        return f"it did not end within {_PROBE_S} s"
+    except OSError as exc:
         return str(exc)
     said = done.stderr.decode("utf-8", "replace").strip()
     return "" if done.returncode == 0 else said or f"exit code {done.returncode}"
 
 
+_TRIAL = """read -r inside outside count < /proc/self/uid_map
+[ "$count" = 1 ] || { echo "it runs commands without holding them in" >&2; exit 1; }"""
+"""In a user namespace of bubblewrap there is one user. Some containers have a program of its name
+that only runs the command."""
 _NAMESPACES = ("--unshare-pid", "--unshare-ipc")
 _KERNEL = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus")
 """Where root changes the kernel, be it in a user namespace in which it has no other power."""
@@ -131,6 +137,12 @@ def _mounts(layout: Layout, masked: Sequence[str], private: Private) -> Iterator
 
 def _empty(path: str) -> tuple[str, ...]:
     return ("--tmpfs", path, "--remount-ro", path)
+
+
+def bubblewrap_lacks(layout: Layout) -> tuple[str, ...]:
+    """Name what was asked for and is beyond bubblewrap."""
+    names = (os.path.relpath(path, layout.workspace) for path in layout.links)
+    return (LOCAL_SOCKETS, *(f"guard of {name}, which is a link" for name in names))
 
 
 def is_helper(pid: int) -> bool:

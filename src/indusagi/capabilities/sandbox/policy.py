@@ -83,6 +83,8 @@ class Layout:
     """Folders that hold something protected: to move one away would be to replace what it holds."""
     unwelcome: tuple[str, ...]
     """Files that are not there and must not be there afterwards."""
+    links: tuple[str, ...]
+    """What is protected and a link. Nothing can be mounted on one: it can be replaced."""
 
 
 def lay_out(sandbox: Sandbox, workspace: str) -> Layout:
@@ -110,6 +112,7 @@ def lay_out(sandbox: Sandbox, workspace: str) -> Layout:
             for path in _ways_around(protected, workspace)
             if is_within(path, *roots) and not os.path.lexists(path)
         ),
+        links=tuple(filter(os.path.islink, (os.path.join(workspace, ".git"), *protected))),
     )
 
 
@@ -139,7 +142,7 @@ def _protected(sandbox: Sandbox, workspace: str) -> Iterator[str]:
     if any(path.startswith(".git/") for path in sandbox.protected):
         # What says where a repository is decides which hooks are run.
         yield from (entry,) if _is_file(entry) else ()
-        yield from filter(_is_file, _common_files(workspace))
+        yield from filter(_is_file, _further_files(workspace))
     for path in sandbox.protected:
         first, _, rest = path.partition("/")
         if first == ".git" and rest:
@@ -161,13 +164,15 @@ def _ways_around(protected: tuple[str, ...], workspace: str) -> Iterator[str]:
 
     One that is missing cannot be covered: git reads it wherever there is one.
     """
-    for path in _common_files(workspace):
+    for path in _further_files(workspace):
         if any(is_within(kept, os.path.dirname(path)) for kept in protected):
             yield path
 
 
-def _common_files(workspace: str) -> Iterator[str]:
-    yield from (os.path.join(folder, "commondir") for folder in git_folders(workspace))
+def _further_files(workspace: str) -> Iterator[str]:
+    """Name what says where the settings are, and what is read beside them."""
+    for folder in git_folders(workspace):
+        yield from (os.path.join(folder, name) for name in ("commondir", "config.worktree"))
 
 
 def _is_file(path: str) -> bool:

@@ -14,10 +14,11 @@ from indusagi.capabilities.sandbox.bubblewrap import (
     MASKS,
     Private,
     bubblewrap_argv,
+    bubblewrap_lacks,
     find_bubblewrap,
 )
 from indusagi.capabilities.sandbox.environment import command_environment
-from indusagi.capabilities.sandbox.policy import LOCAL_SOCKETS, lay_out
+from indusagi.capabilities.sandbox.policy import lay_out
 from indusagi.capabilities.sandbox.preamble import PREAMBLE, note_variables, take_note
 from indusagi.core.ids import new_ulid
 from indusagi.core.places import create_private_file
@@ -128,7 +129,7 @@ class Walls:
                 start, why = _find(layout.workspace)
                 if start:
                     return SandboxState(
-                        kind="bubblewrap", network=layout.network, lacks=(LOCAL_SOCKETS,)
+                        kind="bubblewrap", network=layout.network, lacks=bubblewrap_lacks(layout)
                     )
             else:
                 abi, why = _landlock()

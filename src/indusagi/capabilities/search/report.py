@@ -186,7 +186,7 @@ def _without_files(asked: Asked) -> str:
         return ""
     shown = shown_name(glob)
     several = f"; several are written as {{{shown}}}" if "," in glob and "{" not in glob else ""
-    return f": no file is like {shown}, seen from {asked.base}{several}"
+    return f": no file in {asked.base} is like {shown}{several}"
 
 
 def _notices(asked: Asked, found: Found, body: Sequence[str]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from indusagi.capabilities.search.names import (
 from indusagi.capabilities.search.naming import joined, shown_name, shown_place
 from indusagi.capabilities.search.secrets import notice, secrets_below
 from indusagi.capabilities.tool import ToolSpec, define_tool
+from indusagi.capabilities.tools._read_folder import not_there
 from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given, path_trouble
 from indusagi.core.text import counted
 from indusagi.runtime.contract import ToolResult
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 _DEFAULT_LIMIT = 500
 _MOST = 10_000
 _LONGEST_QUERY = 4_096
+_OTHER_SYNTAX = re.compile(r"[|^$\\(),]")
+_SYNTAX = "part of a name, or a glob such as *.{ts,tsx}: no list and no regular expression"
 _KINDS = {
     "any": None,
     "all": None,
@@ -138,6 +142,8 @@ async def _run(arguments: JsonObject, ctx: ToolContext, leaves: KnownLeaves) -> 
             names = await _walked(opened, query, leaves)
             base = shown_place(opened.path, root)
         await _add_named(names, query, ctx, path)
+    except FileNotFoundError as exc:
+        return await not_there(exc, path, ctx)
     except OSError as exc:
         return path_trouble(exc, path)
     except TooManyAlternatives as exc:
@@ -220,5 +226,7 @@ def _notices(names: Names, query: Query) -> Iterator[str]:
     if names.ignored_dirs and not names.paths:
         dirs = counted(names.ignored_dirs, "ignored directory was", "ignored directories were")
         yield f"[{dirs} not looked into: noIgnore: true does.]"
+    if not names.paths and _OTHER_SYNTAX.search(query.text):
+        yield f"[A query is {_SYNTAX}.]"
     if not names.paths and query.is_glob and query.by_path and not query.text.startswith("**/"):
         yield f"[A glob with a slash is matched from the top: **/{query.text} matches anywhere.]"

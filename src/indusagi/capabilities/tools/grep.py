@@ -22,7 +22,10 @@ from indusagi.capabilities.search.seek import Seeker, stamped
 from indusagi.capabilities.search.target import opened_target
 from indusagi.capabilities.search.walk import Walk
 from indusagi.capabilities.tool import ToolSpec, define_tool
-from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given, path_trouble
+from indusagi.capabilities.tools._grep_arguments import ALIASES, in_our_words
+from indusagi.capabilities.tools._read_folder import not_there
+from indusagi.capabilities.tools.paths import path_given, path_trouble
+from indusagi.core.text import clean_text
 from indusagi.runtime.contract import ToolResult
 
 if TYPE_CHECKING:
@@ -44,6 +47,8 @@ _LOOKED_AT = 5_000
 """Names that are looked at to see whether ignore rules have kept something out of a search."""
 _IGNORED_SHOWN = 3
 _FLAGS = frozenset("ismxguy")
+_SEVERAL = re.compile(r"[*?\[{, ]")
+"""What is in a path that is no path, but a glob or a list."""
 _HERE = re.compile(r"^(!?)\./")
 _NEWLINE = re.compile(r"(?<!\\)(?:\\\\)*\\n|\n")
 
@@ -79,18 +84,6 @@ _SCHEMA: JsonSchema = {
     "required": ["pattern"],
     "additionalProperties": False,
 }
-_ALIASES = {
-    **PATH_ALIASES,
-    "output_mode": "mode",
-    "include": "glob",
-    "max_matches": "maxMatches",
-    "head_limit": "maxMatches",
-    "no_ignore": "noIgnore",
-    "fixed_strings": "literal",
-    "-A": "after",
-    "-B": "before",
-    "-C": "context",
-}
 _DESCRIPTION = (
     "Search the contents of files with a regular expression. Case-sensitive; honours .gitignore; "
     "searches hidden files, skips binary files and files over 20 MiB. Answers path:line: text, "
@@ -115,9 +108,14 @@ def grep_tool(engine: Engine | None = None) -> DefinedTool:
                     search = replace(search, secrets=secrets)
                 seeker = await Seeker.find(root, engine)
                 return await _answer(arguments, search, target, seeker, root)
+        except FileNotFoundError as exc:
+            if _SEVERAL.search(path):
+                return _one_path(path)
+            return await not_there(exc, path, ctx)
         except OSError as exc:
             return path_trouble(exc, path)
 
+    prepare = lenient(_SCHEMA, ALIASES)
     spec = ToolSpec(
         "grep",
         _DESCRIPTION,
@@ -125,9 +123,17 @@ def grep_tool(engine: Engine | None = None) -> DefinedTool:
         run,
         title="Search in files",
         read_only=True,
-        prepare=lenient(_SCHEMA, _ALIASES),
+        prepare=lambda arguments: in_our_words(prepare(arguments)),
     )
     return define_tool(spec)
+
+
+def _one_path(path: str) -> ToolResult:
+    message = (
+        f"{clean_text(path)[0]} does not exist: path is one directory or file; "
+        "glob chooses among the files in it, as *.py or {src,tests}/** do"
+    )
+    return ToolResult.error(message, code="not_found")
 
 
 def _search(arguments: JsonObject) -> Search | ToolResult:
@@ -227,7 +233,8 @@ def _unknown_type(name: str, types: dict[str, list[str]]) -> ToolResult:
     meant = {kind for kind, names in types.items() if f"*.{name}" in names}
     meant |= {near(name, types) or ""} - {""}
     hint = f" Did you mean {', '.join(sorted(meant))}?" if meant else ""
-    message = f"There is no type {name!r}.{hint} A glob such as *.{name} does without types."
+    ending = name.rpartition(".")[2]
+    message = f"There is no type {name!r}.{hint} A glob such as *.{ending} does without types."
     return ToolResult.error(message, code="invalid_pattern")
 
 
