@@ -10,7 +10,7 @@ from indusagi.capabilities.files.images import fit_picture
 from indusagi.capabilities.files.pdf import MOST_PAGES, pdf_pages
 from indusagi.capabilities.files.unshown import Unshown
 from indusagi.capabilities.web.layout import laid_open
-from indusagi.capabilities.web.page import TextPage
+from indusagi.capabilities.web.page import TextPage, written_out
 
 if TYPE_CHECKING:
     from indusagi.capabilities.files.images import Picture
@@ -41,5 +41,5 @@ def _as_text(found: PdfPages) -> TextPage:
     text, hidden = laid_open("".join(parts))
     notes = [f"the text of {len(found.texts)} of its {found.total} pages"]
     if hidden:
-        notes.append(f"{hidden:,} characters that cannot be seen are written as <U+…>")
+        notes.append(written_out(hidden))
     return TextPage(text, PDF, tuple(notes), hidden)

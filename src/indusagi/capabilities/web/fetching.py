@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from base64 import b64encode
 from dataclasses import dataclass, replace
 from http import HTTPStatus
@@ -23,7 +24,7 @@ from indusagi.capabilities.web.page import ACCEPT, BytesPage, TextPage, page_of
 from indusagi.capabilities.web.target import parse_target
 from indusagi.core.ids import new_ulid
 from indusagi.core.places import create_private_file, make_private_dir
-from indusagi.core.text import clean_text, cut_text
+from indusagi.core.text import clean_text, counted, cut_text
 from indusagi.runtime.content import JsonContentBlock, TextContentBlock
 from indusagi.runtime.contract import Keep, ToolResult
 
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 _ERROR_CHARACTERS: Final = 2_000
 """How much is shown of the page that comes with an HTTP error."""
+_LATER = re.compile(r"\d{1,9}|\w{3}, \d\d \w{3} \d{4} \d\d:\d\d:\d\d GMT")
+"""In seconds, or when."""
 _LEAST: Final = OutputBudget(1_024, 20)
 _AROUND: Final = OutputBudget(FENCE_BYTES + 200, 6)
 """What stands around the text besides its heading."""
@@ -110,7 +113,7 @@ async def _fetched(
 
 def _part(kept: _Kept, offset: int, budget: OutputBudget, *, cached: bool) -> ToolResult:
     text, total = kept.page.text, len(kept.page.text)
-    head = f"{_head(kept.facts)}, {total:,} characters"
+    head = f"{_head(kept.facts)}, {counted(total, 'character')}"
     if offset and offset >= total:
         message = f"{head}: offset {offset:,} is past the end"
         return ToolResult.error(message, code="invalid_arguments", characters=total)
@@ -142,7 +145,8 @@ def _head(facts: Mapping[str, JsonValue]) -> str:
     """Say in a line what came: from where, status, type, bytes, and whether it is whole."""
     cut = _CUTS[cast("Cut | None", facts["cut"])]
     status = _status(cast("int", facts["status"]))
-    return f"{facts['url']}: {status}, {facts['contentType']}, {facts['bytes']:,} bytes{cut}"
+    size = counted(cast("int", facts["bytes"]), "byte")
+    return f"{facts['url']}: {status}, {facts['contentType']}, {size}{cut}"
 
 
 def _facts(found: Fetched, kind: str) -> dict[str, JsonValue]:
@@ -176,9 +180,11 @@ def _elsewhere(found: Elsewhere) -> ToolResult:
 
 def _http_error(found: Fetched, page: TextPage | BytesPage) -> ToolResult:
     facts = _facts(found, page.kind)
-    if "retry-after" in found.headers:
-        facts["retryAfter"] = clean_text(found.headers["retry-after"])[0][:100]
     message = f"{found.target.url} answered {_status(found.status)}"
+    if "retry-after" in found.headers:
+        later = facts["retryAfter"] = clean_text(found.headers["retry-after"])[0][:100]
+        # Anything else would be words of the server outside of the fence.
+        message += f"; Retry-After: {later}" if _LATER.fullmatch(later) else ""
     if isinstance(page, TextPage) and page.text.strip():
         message += f"\n{fenced(cut_text(page.text.strip(), _ERROR_CHARACTERS), 'page')}"
     return ToolResult.error(message, code="http_status", **facts)

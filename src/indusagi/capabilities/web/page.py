@@ -16,6 +16,7 @@ from indusagi.capabilities.web.charset import decoded
 from indusagi.capabilities.web.layout import LONGEST_JSON, SHORT_JSON, laid_open, laid_out
 from indusagi.capabilities.web.markdown import converted
 from indusagi.capabilities.web.media import medium_of
+from indusagi.core.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -69,15 +70,20 @@ async def page_of(fetched: Fetched, form: Format) -> TextPage | BytesPage:
     read = await _aside(partial(decoded, fetched.body, content_type, whole=fetched.cut is None))
     notes: list[str] = []
     if read.replaced:
-        said = f"{read.replaced:,} places are not {read.charset}"
+        said = f"{counted(read.replaced, 'place is', 'places are')} not {read.charset}"
         notes.append(f"{said}, and shown as \N{REPLACEMENT CHARACTER}")
     text = read.text
     if form in {"markdown", "text"}:
         text = await _readable(text, medium, fetched.target.url, form, notes)
     visible, hidden = await _aside(partial(laid_open, text))
     if hidden:
-        notes.append(f"{hidden:,} characters that cannot be seen are written as <U+…>")
+        notes.append(written_out(hidden))
     return TextPage(visible, kind, tuple(notes), hidden)
+
+
+def written_out(hidden: int) -> str:
+    """Say how many characters there are that could not be seen."""
+    return f"{counted(hidden, 'character')} that cannot be seen: written as <U+…>"
 
 
 async def _readable(text: str, medium: Medium, url: str, form: Format, notes: list[str]) -> str:
