@@ -9,6 +9,8 @@ from anyio import fail_after
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from indusagi.core.child import Child
+
 _PIECE = 256 * 1024
 """Bytes that are handed to the pipe in one go."""
 
@@ -28,14 +30,19 @@ async def asked(argv: Sequence[str], question: Sequence[bytes], deadline_s: floa
         with fail_after(deadline_s):
             # It reads all before it works and writes at the end: it does not outlive us for long.
             await child.start(argv, {}, None, dies_with_us=False)
-            for piece in _slices(question):
-                await child.writable.wait()
-                child.write(piece)
+            await tell(child, question)
             child.close_input()
             await child.output_ended.wait()
     finally:
         await child.end(0)
     return heard.pieces
+
+
+async def tell(child: Child, pieces: Sequence[bytes]) -> None:
+    """Write to a process as fast as it reads: what is handed over at once is copied at once."""
+    for piece in _slices(pieces):
+        await child.writable.wait()
+        child.write(piece)
 
 
 def _slices(pieces: Sequence[bytes]) -> Iterator[bytes]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 from anyio import move_on_after
 
+from indusagi.capabilities.files.asking import tell
 from indusagi.capabilities.files.unshown import DOCUMENTS, Unshown
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ async def _ask(data: bytes, first: int, last: int) -> JsonObject | Unshown:
         return Unshown(f"the reader of PDF files cannot be started: {exc.strerror}", "spawn")
     try:
         with move_on_after(DEADLINE_S) as scope:
-            child.write(struct.pack(">QII", len(data), first, last) + data)
+            await tell(child, (struct.pack(">QII", len(data), first, last), data))
             await child.exited.wait()
             await child.output_ended.wait()
     finally:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from anyio import to_thread
 
 from indusagi.capabilities.files.hidden import hidden_in
-from indusagi.capabilities.files.images import fit_picture
 from indusagi.capabilities.files.pdf import MOST_PAGES, page_range, pdf_pages
+from indusagi.capabilities.files.picture_apart import fit_picture_soon
 from indusagi.capabilities.files.unshown import Unshown
 from indusagi.capabilities.tools._read_text import fitting
 from indusagi.runtime.content import JsonContentBlock, TextContentBlock
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from indusagi.capabilities.files.images import Picture
     from indusagi.capabilities.files.lines import Wanted
     from indusagi.capabilities.files.look import Loaded
-    from indusagi.capabilities.files.notebook import NotebookPage, NotebookPicture
+    from indusagi.capabilities.files.notebook import NotebookPage
     from indusagi.capabilities.files.pdf import PdfPages
     from indusagi.core.json import JsonValue
 
 
 async def show_picture(seen: Loaded, name: str, known: dict[str, JsonValue]) -> ToolResult:
     """Answer with a picture, and a line about it."""
-    picture = await to_thread.run_sync(fit_picture, seen.data, seen.mime, abandon_on_cancel=True)
+    picture = await fit_picture_soon(seen.data, seen.mime)
     if isinstance(picture, Unshown):
         return _unshown(picture, name, known)
     width, height = picture.former
@@ -100,7 +100,7 @@ async def show_notebook(
     chosen = enumerate(page.lines, start=page.first)
     shown = fitting(((number, _sound(text)) for number, text in chosen), wanted.most_bytes)
     pictures = [picture for picture in page.pictures if picture.line <= shown.last]
-    fitted = await to_thread.run_sync(_fit_all, pictures, abandon_on_cancel=True)
+    fitted = [await fit_picture_soon(picture.data, picture.mime) for picture in pictures]
     end = "end of file" if shown.last == total else f"next offset={shown.last + 1}"
     text = "\n".join(
         (
@@ -109,20 +109,15 @@ async def show_notebook(
             f"[lines {shown.first}-{shown.last} of {total}; {end}]",
         )
     )
-    blocks = (TextContentBlock(text), *(_block(picture) for picture in fitted))
-    return ToolResult(blocks, details=facts)
+    # One that cannot be shown is still named in its line of the text.
+    shown_pictures = [_block(picture) for picture in fitted if not isinstance(picture, Unshown)]
+    return ToolResult((TextContentBlock(text), *shown_pictures), details=facts)
 
 
 def _notebook_head(name: str, count: int, hidden: Sequence[object]) -> str:
     cells = "1 cell" if count == 1 else f"{count:,} cells"
     careful = f"; hidden characters: {', '.join(str(kind) for kind in hidden)}" if hidden else ""
     return f"[{name}: a notebook of {cells}, shown as text; the file itself is JSON{careful}]"
-
-
-def _fit_all(pictures: Sequence[NotebookPicture]) -> Sequence[Picture]:
-    # One that cannot be shown is still named in its line of the text.
-    fitted = (fit_picture(picture.data, picture.mime) for picture in pictures)
-    return [picture for picture in fitted if not isinstance(picture, Unshown)]
 
 
 def _block(picture: Picture) -> JsonContentBlock:
