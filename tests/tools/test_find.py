@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 import pytest
+from tests.support.scripts import unmeasured
 from tests.support.tools import box_of, call, context
 
 from indusagi.capabilities.budget import UNLIMITED
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 RG = str(Path(sys.executable).parent / "rg")
-unprivileged = pytest.mark.skipif(os.geteuid() == 0, reason="root may look into everything")
 
 
 def plant(root: Path, paths: Iterable[str]) -> None:
@@ -304,13 +304,41 @@ async def test_a_tree_deeper_than_there_are_handles_is_told(
     assert outcome.details["partial"] is True
 
 
-@unprivileged
-async def test_a_closed_directory_is_told(tmp_path: Path) -> None:
-    plant(tmp_path, ["closed/x", "x"])
-    (tmp_path / "closed").chmod(0)
-    outcome = await find(tmp_path, "x")
-    (tmp_path / "closed").chmod(0o700)
-    assert "could not be looked into" in str(outcome.output)
+AS_SOMEBODY = """
+import asyncio, os, tempfile
+from indusagi.capabilities.local import make_local_context
+from indusagi.capabilities.tools.find import find_tool
+
+async def main():
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        os.mkdir(f"{folder}/closed")
+        open(f"{folder}/x", "w").close()
+        tool, ctx = find_tool(), make_local_context(folder)
+        await tool.run({"query": "x"}, ctx)  # loads what nobody else may read
+        os.chmod(f"{folder}/closed", 0)
+        me = os.geteuid()
+        os.seteuid(me or 65534)
+        result = await tool.run({"query": "x"}, ctx)
+        os.seteuid(me)
+        print(result.content[0].text)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.process
+def test_a_closed_directory_is_told() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", AS_SOMEBODY],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+        env=unmeasured(),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["1 found", "[1 directory could not be looked into.]", "x"]
 
 
 async def test_a_walk_that_takes_too_long_gives_what_it_has(

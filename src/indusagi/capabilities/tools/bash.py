@@ -48,7 +48,8 @@ _NO_NETWORK = re.compile(
 _DESCRIPTION = """Run a command with bash and return its output (stdout and stderr in order).
 Nobody answers prompts: standard input is empty, there is no terminal, pagers and editors are off.
 The working directory carries over between calls while it stays in the workspace; variables do not.
-Of a long output both ends are shown and the whole is kept in a file.
+Of an output over 30,000 bytes both ends are shown and the whole is kept in a file. In a sandbox
+/tmp is for commands alone: leave what other tools shall read in the workspace.
 A process left running in the background becomes a job: see, poll and stop it with `process`.
 Use `background: true` (or `process`) for servers and watchers. For reading, searching and editing
 files the other tools are better than cat, grep, find and sed."""

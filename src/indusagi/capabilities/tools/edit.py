@@ -34,7 +34,12 @@ _TEXTS: dict[str, JsonLike] = {
 }
 _ITEM: JsonSchema = {
     "type": "object",
-    "properties": _TEXTS,
+    # Described above; a model is not to read it twice.
+    "properties": {
+        "oldText": {"type": "string"},
+        "newText": {"type": "string"},
+        "replaceAll": {"type": "boolean"},
+    },
     "required": ["oldText", "newText"],
     "additionalProperties": False,
 }
@@ -47,8 +52,8 @@ _PARAMETERS: JsonSchema = {
             "type": "array",
             "maxItems": MOST_EDITS,
             "items": _ITEM,
-            "description": "Several replacements instead of one: made in order, each in what the "
-            "one before left, and all or none.",
+            "description": f"Several replacements instead of one, {MOST_EDITS} at most: made in "
+            "order, each in what the one before left, and all or none.",
         },
         "dryRun": {"type": "boolean", "description": "Show the diff and write nothing."},
     },

@@ -69,7 +69,7 @@ _SCHEMA: JsonSchema = {
             "type": "string",
             "description": "Part of a name (any case) or a glob: *.py, test_?.ts, src/**/*.{c,h}.",
         },
-        "path": {"type": "string", "description": "Directory to look in. Default: the cwd."},
+        "path": {"type": "string", "description": "Directory to look in. Default: the workspace."},
         "type": {
             "type": "string",
             "enum": ["file", "dir", "link"],
@@ -93,8 +93,9 @@ _SCHEMA: JsonSchema = {
 _ALIASES = {**PATH_ALIASES, "pattern": "query", "name": "query", "no_ignore": "noIgnore"}
 _DESCRIPTION = (
     "Find files and directories by name. A query without glob characters is part of the name, in "
-    "any case; with a slash it is matched against the path. Honours .gitignore, unless the query "
-    "is the full name of what is ignored. Directories end in a slash. Use grep to search in files."
+    "any case; a glob minds case. With a slash it is matched against the path. Honours .gitignore, "
+    "unless the query is the full name of what is ignored. Directories end in a slash. Use grep to "
+    "search in files."
 )
 
 

@@ -56,7 +56,10 @@ _SCHEMA: JsonSchema = {
     "type": "object",
     "properties": {
         "pattern": {"type": "string", "description": "Regular expression (ripgrep's syntax)."},
-        "path": {"type": "string", "description": "Directory or file to search. Default: the cwd."},
+        "path": {
+            "type": "string",
+            "description": "Directory or file to search. Default: the workspace.",
+        },
         "glob": {"type": "string", "description": "Only files like this: *.ts, src/**, !*.min.js."},
         "type": {"type": "string", "description": "Only this kind of file: py, js, rust, md, ..."},
         "mode": {
@@ -66,11 +69,11 @@ _SCHEMA: JsonSchema = {
         },
         "flags": {
             "type": "string",
-            "description": "i: any case; s: dot matches newlines; x: ignore spaces; m: always on.",
+            "description": "i: any case; s: dot matches newlines; x: ignore spaces.",
         },
         "before": {"type": "integer", "minimum": 0, "description": "Lines shown before a match."},
         "after": {"type": "integer", "minimum": 0, "description": "Lines shown after a match."},
-        "context": {"type": "integer", "minimum": 0, "description": "Lines before and after."},
+        "context": {"type": "integer", "minimum": 0, "description": "Both, 100 at most."},
         "literal": {"type": "boolean", "description": "Take the pattern as plain text."},
         "multiline": {"type": "boolean", "description": "Let a match reach over several lines."},
         "noIgnore": {"type": "boolean", "description": "Search what .gitignore excludes too."},
@@ -79,7 +82,7 @@ _SCHEMA: JsonSchema = {
             "minimum": 1,
             "description": "Default 200, at most 5000. Files, in the other modes.",
         },
-        "offset": {"type": "integer", "minimum": 0, "description": "Skip so many, to page."},
+        "offset": {"type": "integer", "minimum": 0, "description": "How many to skip."},
     },
     "required": ["pattern"],
     "additionalProperties": False,

@@ -37,7 +37,7 @@ _ALIASES = {
 _PARAMETERS: JsonSchema = {
     "type": "object",
     "properties": {
-        "path": {"type": "string", "description": "Directory to list. Default: the cwd."},
+        "path": {"type": "string", "description": "Directory to list. Default: the workspace."},
         "showHidden": {"type": "boolean", "description": "Show names that begin with a dot too."},
         "depth": {
             "type": "integer",

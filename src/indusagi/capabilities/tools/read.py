@@ -57,7 +57,7 @@ _PARAMETERS: JsonSchema = {
         "path": {
             "type": "string",
             "minLength": 1,
-            "description": "The file: absolute, or relative to the working directory.",
+            "description": "The file: absolute, or relative to the workspace.",
         },
         "offset": {
             "type": "integer",
