@@ -11,7 +11,7 @@ import pytest
 from indusagi.capabilities.sandbox.bubblewrap import Private, bubblewrap_argv, is_helper
 from indusagi.capabilities.sandbox.landlock import landlock_argv
 from indusagi.capabilities.sandbox.landlock_run import all_but, landlock_abi
-from indusagi.capabilities.sandbox.policy import Sandbox, git_folders, is_within, lay_out
+from indusagi.capabilities.sandbox.policy import Sandbox, git_folders, lay_out
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,14 +84,6 @@ def test_what_is_hidden_is_covered_after_what_is_opened(tmp_path: Path) -> None:
     assert argv[argv.index(hidden[0]) - 1] == "--tmpfs"
     assert argv[argv.index(hidden[1]) - 1] == "/dev/null"
     assert min(map(argv.index, hidden)) > opened
-
-
-@pytest.mark.parametrize(
-    ("path", "root", "within"),
-    [("/a", "/a", True), ("/a/b", "/a", True), ("/ab", "/a", False), ("/a", "/", True)],
-)
-def test_a_path_lies_within_another_by_its_parts(path: str, root: str, within: bool) -> None:
-    assert is_within(path, root) is within
 
 
 def test_landlock_reads_everything_but_what_is_hidden(tmp_path: Path) -> None:

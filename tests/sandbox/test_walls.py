@@ -21,7 +21,7 @@ from tests.support.waiting import is_alive, until
 from indusagi.capabilities.backends import Ended, SandboxMissing, SandboxState
 from indusagi.capabilities.local_shell import LocalShell
 from indusagi.capabilities.sandbox import bubblewrap, landlock, walls
-from indusagi.capabilities.sandbox.bubblewrap import MASKS, find_bubblewrap, trusted_program
+from indusagi.capabilities.sandbox.bubblewrap import MASKS, find_bubblewrap
 from indusagi.capabilities.sandbox.landlock_run import landlock_abi
 from indusagi.capabilities.sandbox.policy import Sandbox, lay_out
 
@@ -536,17 +536,6 @@ async def test_an_older_bubblewrap_does_without_what_it_does_not_know(
     result = await run(place, command, Sandbox(mechanisms=(bubblewrapped,)))
     assert result.output == b"ran\n"
     assert neighbour.read_text() == "private\n"
-
-
-def test_a_program_of_the_workspace_is_not_run_to_guard_it(tmp_path: Path) -> None:
-    """Default 14: helpers come from neither the workspace nor a relative entry of the path."""
-    inside = a_bubblewrap_that("touch /tmp/owned", tmp_path / "bin")
-    assert trusted_program("bwrap", f"{inside}:.:bin", str(tmp_path)) is None
-    outside = tmp_path / "elsewhere"
-    outside.mkdir()
-    (outside / "bwrap").symlink_to(f"{inside}/bwrap")
-    assert trusted_program("bwrap", str(outside), inside) is None
-    assert trusted_program("bwrap", inside, "/nowhere") == f"{inside}/bwrap"
 
 
 async def test_where_nothing_can_be_had_the_reasons_are_told(

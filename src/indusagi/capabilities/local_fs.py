@@ -31,8 +31,8 @@ from indusagi.capabilities.files.beneath import (
     spot_at,
 )
 from indusagi.capabilities.files.placing import naming, put_file, require_regular
-from indusagi.capabilities.files.protected import parts_below
 from indusagi.core.order import in_order
+from indusagi.core.within import parts_below
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from indusagi.capabilities.backends import PathRefused, Refusal
 from indusagi.capabilities.files.beneath import real_path
-from indusagi.capabilities.files.protected import Protected, is_within, usual_protection
+from indusagi.capabilities.files.protected import Protected, usual_protection
 from indusagi.core.places import state_dir
 from indusagi.core.text import clean_text
+from indusagi.core.within import is_within
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from indusagi.capabilities.files.beneath import real_path
 from indusagi.core.places import state_dir
 from indusagi.core.text import clean_text
+from indusagi.core.within import is_within, parts_below
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -51,16 +52,6 @@ _IN_STATE = "serve-token conversations ledger.db ledger.db-wal ledger.db-shm led
 model, and what servers have answered. The others may be read, answers that were cut most of all."""
 _LONGEST_POINTER = 4096
 """Bytes of a `.git` file that are read: it holds one path."""
-
-
-def is_within(path: str, folder: str) -> bool:
-    """Tell whether an absolute path is `folder` or lies in it, component by component."""
-    return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
-
-
-def parts_below(path: str, folder: str) -> list[str]:
-    """Give the components that lead from `folder` to a path within it."""
-    return [part for part in path[len(folder) :].split(os.sep) if part]
 
 
 def _no_rows() -> Mapping[str, str]:

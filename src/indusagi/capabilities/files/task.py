@@ -22,6 +22,7 @@ from indusagi.capabilities.files.codec import digest_bytes
 from indusagi.capabilities.files.diff import compare, patch_of
 from indusagi.capabilities.files.excerpt import excerpt, showable
 from indusagi.capabilities.files.syntax import broken_by, takes_long
+from indusagi.core.within import is_within, parts_below
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -138,8 +139,7 @@ def worked_out(task: Task, before: bytes | None) -> Made | Refused:
 def _name_in(resolved: str, cwd: str) -> str:
     """Give the name of a file in a patch that is applied in `cwd`, or at the root."""
     root = os.path.realpath(cwd)
-    inside = resolved.startswith(root.rstrip("/") + "/")
-    return os.path.relpath(resolved, root) if inside else resolved.lstrip("/")
+    return "/".join(parts_below(resolved, root if is_within(resolved, root) else "/"))
 
 
 def _changed(task: Task, before: bytes | None) -> Change | Refused:

@@ -14,7 +14,8 @@ from functools import cache
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from indusagi.capabilities.sandbox.policy import LOCAL_SOCKETS, is_within
+from indusagi.capabilities.sandbox.policy import LOCAL_SOCKETS
+from indusagi.core.within import trusted_program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -52,19 +53,6 @@ def _tried(program: str) -> tuple[tuple[str, ...], str]:
         if not said:
             return (program, *user), ""
     return (), f"bubblewrap does not work here: {said}"
-
-
-def trusted_program(name: str, search_path: str, workspace: str) -> str | None:
-    """Find a program, but not in the workspace and not by a relative entry of the path."""
-    from shutil import which  # noqa: PLC0415 — once for each process, in a thread
-
-    usable = [
-        entry
-        for entry in search_path.split(os.pathsep)
-        if os.path.isabs(entry) and not is_within(os.path.realpath(entry), workspace)
-    ]
-    found = which(name, path=os.pathsep.join(usable))
-    return None if found is None or is_within(os.path.realpath(found), workspace) else found
 
 
 def _trial(program: str, user: Sequence[str]) -> str:

@@ -11,7 +11,8 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from indusagi.capabilities.sandbox.policy import LOCAL_SOCKETS, UNPROTECTED, is_within
+from indusagi.capabilities.sandbox.policy import LOCAL_SOCKETS, UNPROTECTED
+from indusagi.core.within import is_within
 
 if TYPE_CHECKING:
     from indusagi.capabilities.sandbox.bubblewrap import Private

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from indusagi.core.places import state_dir
+from indusagi.core.within import is_within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -114,11 +115,6 @@ def lay_out(sandbox: Sandbox, workspace: str) -> Layout:
         ),
         links=tuple(filter(os.path.islink, (os.path.join(workspace, ".git"), *protected))),
     )
-
-
-def is_within(path: str, *roots: str) -> bool:
-    """Tell whether a resolved path is one of these, or lies in one."""
-    return any(path == root or path.startswith(root.rstrip("/") + "/") for root in roots)
 
 
 def _resolved(paths: tuple[str, ...], workspace: str) -> Iterator[str]:

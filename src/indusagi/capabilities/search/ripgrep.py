@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from indusagi.capabilities.search.braces import TooManyAlternatives, expand_braces
 from indusagi.capabilities.search.ends import names_return, with_any_end
 from indusagi.capabilities.search.request import MAX_FILE_BYTES, Mode
+from indusagi.core.within import trusted_program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,25 +31,16 @@ _KEPT = ("HOME", "XDG_CONFIG_HOME")
 def find_ripgrep(workspace: str) -> str | None:
     """Find ripgrep beside Python, where its wheel puts it, or on the way that a shell would look.
 
-    On that way nothing counts that lies in the workspace or is relative: whoever may write there
-    could put a program of that name into it. Not for the event loop.
+    Not for the event loop.
     """
     import sysconfig  # noqa: PLC0415 — for those who search
 
     own = (os.path.dirname(sys.executable), sysconfig.get_path("scripts"))
-    for folder in (*own, *_safe_path(workspace)):
+    for folder in own:
         program = os.path.join(folder, "rg")
         if os.path.isfile(program) and os.access(program, os.X_OK):
             return program
-    return None
-
-
-def _safe_path(workspace: str) -> Iterator[str]:
-    root = os.path.realpath(workspace)
-    for folder in os.environ.get("PATH", "").split(os.pathsep):
-        real = os.path.realpath(folder)
-        if os.path.isabs(folder) and real != root and not real.startswith(root.rstrip("/") + "/"):
-            yield folder
+    return trusted_program("rg", os.environ.get("PATH", ""), workspace)
 
 
 def environment() -> dict[str, str]:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from anyio import to_thread
 
 from indusagi.capabilities.backends import PathRefused
-from indusagi.capabilities.files.protected import is_within, parts_below, usual_protection
+from indusagi.capabilities.files.protected import usual_protection
 from indusagi.capabilities.search.naming import joined, shown_name
+from indusagi.core.within import is_within, parts_below
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

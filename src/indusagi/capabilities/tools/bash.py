@@ -23,12 +23,13 @@ from indusagi.capabilities.jobs.meaning import benign_exit
 from indusagi.capabilities.jobs.table import TableFull, capture_path, jobs_of
 from indusagi.capabilities.jobs.text import Shown, hidden_note, shown_output
 from indusagi.capabilities.lenient import lenient
-from indusagi.capabilities.sandbox.policy import PROTECTED, UNPROTECTED, is_within
+from indusagi.capabilities.sandbox.policy import PROTECTED, UNPROTECTED
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
 from indusagi.capabilities.tools._bash_reads import about_to_read, remember
 from indusagi.capabilities.tools._starting import not_started, start_folder
 from indusagi.capabilities.tools.paths import path_given, path_trouble
 from indusagi.core.text import clean_text
+from indusagi.core.within import is_within
 from indusagi.runtime.content import TextContentBlock
 from indusagi.runtime.contract import Keep, ToolResult
 

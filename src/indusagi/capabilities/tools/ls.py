@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities.backends import FileKind
-from indusagi.capabilities.files.protected import is_within, parts_below
 from indusagi.capabilities.lenient import lenient
 from indusagi.capabilities.search.naming import shown_name
 from indusagi.capabilities.tool import ToolSpec, define_tool
@@ -13,6 +12,7 @@ from indusagi.capabilities.tools._ls_lines import render, sized
 from indusagi.capabilities.tools._ls_tree import MOST_ENTRIES, Choice, Tree
 from indusagi.capabilities.tools._read_folder import not_there
 from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given, path_trouble
+from indusagi.core.within import is_within, parts_below
 from indusagi.runtime.contract import ToolResult
 
 if TYPE_CHECKING:

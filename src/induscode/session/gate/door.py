@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 from indusagi.capabilities.backends import PathRefused
 from indusagi.capabilities.files.policy import PathPolicy
-from indusagi.capabilities.files.protected import is_within
 from indusagi.core.text import clean_text
+from indusagi.core.within import is_within
 from induscode.session.gate.facts import Kind
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from indusagi.capabilities.files.protected import is_within
+from indusagi.core.within import is_within
 from induscode.session.gate.facts import Kind
 from induscode.session.gate.patterns import (
     Match,
