@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import tracemalloc
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from indusagi.capabilities.files.change import Change, Refused, Replacement, edited, overwritten
@@ -47,6 +48,45 @@ def test_what_is_the_same_everywhere_is_what_each_place_gets(text: str, old: str
         assert text.replace(old, at_once) == splice(text, found, old, new)
     if isinstance(found, Found) and old in text and at_once is not None:
         assert found.rung is Rung.EXACT
+
+
+_FEW_SIGNS = st.text('ab\n\r\t "\u201c', max_size=9)
+
+
+@example(text='\u201c\r\u201c\t " ', old='\r\r"', new=' b\r\n"\n', every=False)
+@example(text='x "', old='"\r\r\n', new="\r\nb", every=True)
+@given(text=_FEW_SIGNS, old=_FEW_SIGNS.filter(bool), new=_FEW_SIGNS, every=st.booleans())
+def test_letters_that_were_not_named_stay_wherever_lines_end(
+    text: str, old: str, new: str, *, every: bool
+) -> None:
+    change = edited(text.encode(), [Replacement(old, new, every)], "a.txt")
+    if isinstance(change, Change):
+        gone = Counter(old) if not every else Counter({letter: len(text) for letter in old})
+        assert not _letters(text) - _letters(change.text) - gone
+
+
+def _letters(text: str) -> Counter[str]:
+    """Count what is never ignored in comparing."""
+    return Counter(letter for letter in text if letter in "ab")
+
+
+@pytest.mark.parametrize("every", [False, True])
+@pytest.mark.parametrize("data", [b"a\nb\n", b"a", b"\xff\xfea\0\n\0"])
+def test_a_carriage_return_is_not_found_where_there_is_none(data: bytes, *, every: bool) -> None:
+    refused = edited(data, [Replacement("\r", "x", every)], "a.txt")
+    assert isinstance(refused, Refused)
+    assert refused.code == "no_match"
+
+
+def test_carriage_returns_can_be_taken_out() -> None:
+    assert changed(b"a\r\nb\r\n", "\r", "", every=True) == b"a\nb\n"
+
+
+@pytest.mark.parametrize("every", [False, True])
+@pytest.mark.parametrize("new", ["c", "c\nd", "c\r"])
+def test_half_a_line_ending_is_not_taken_along(new: str, *, every: bool) -> None:
+    after = changed(b"a\r\nb\r\n", "b\r", new, every=every)
+    assert after == b"a\r\n" + new.removesuffix("\r").replace("\n", "\r\n").encode() + b"\r\n"
 
 
 def test_very_many_places_take_no_memory_each() -> None:

@@ -141,7 +141,9 @@ async def test_what_is_no_receipt_is_passed_over(tmp_path: Path) -> None:
 
 async def test_a_number_that_was_given_anew_is_another_owner(tmp_path: Path) -> None:
     async with context_in(tmp_path) as ctx:
-        job = await jobs_of(ctx).start(ctx, "exec sleep 600", str(tmp_path))
+        # Who is just becoming another program shows no environment meanwhile.
+        job = await jobs_of(ctx).start(ctx, "echo up; read -r word", str(tmp_path))
+        await job.poll(20_000, "up")
         (path,) = receipts_dir().iterdir()
         written = Receipt(**json.loads(await anyio.Path(path).read_text(encoding="utf-8")))
         stale = replace(written, owner_started=written.owner_started - 1)

@@ -210,6 +210,7 @@ async def test_output_that_cannot_be_kept_is_an_error(
     outcome = await session.run("echo word")
     assert (outcome.is_error, outcome.details["code"]) == (True, "failed")
     assert "No space left" in str(outcome.output)
+    assert "(the command itself: exit code 0)" in str(outcome.output)
 
 
 # -- where it runs --------------------------------------------------------------------------------

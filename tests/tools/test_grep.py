@@ -417,6 +417,42 @@ async def test_a_type_says_which_files_with_a_glob_or_without(
         assert nothing.startswith("No matches. ")
 
 
+async def test_a_file_that_was_asked_for_needs_no_name_of_a_kind(
+    tmp_path: Path, engine: Engine
+) -> None:
+    fill(tmp_path, {"a.py": "foo\n"})
+    for mode, shown in (("content", "a.py:1: foo"), ("files", "a.py"), ("count", "a.py:1")):
+        found = await lines(
+            tmp_path, engine, pattern="foo", path="a.py", type="py", glob="*.py", mode=mode
+        )
+        assert found == [shown]
+
+
+@pytest.mark.parametrize(
+    ("glob", "files"),
+    [
+        ("*", ["a.ts", "p/c.ts", "p/q/b.ts"]),
+        ("**", ["a.ts", "p/c.ts", "p/q/b.ts"]),
+        ("**/*", ["a.ts", "p/c.ts", "p/q/b.ts"]),
+        ("./**/**", ["a.ts", "p/c.ts", "p/q/b.ts"]),
+        ("p/**", ["p/c.ts", "p/q/b.ts"]),
+        ("/p/q/**/*", ["p/q/b.ts"]),
+        ("node_modules/**", ["node_modules/x.ts"]),
+        ("a.ts/**", []),
+        ("nowhere/**", []),
+        ("../**", []),
+    ],
+)
+async def test_a_glob_for_a_whole_directory_brings_in_nothing_that_is_ignored(
+    glob: str, files: list[str], tmp_path: Path, engine: Engine
+) -> None:
+    names = ["a.ts", "p/c.ts", "p/q/b.ts", "node_modules/x.ts", "p/node_modules/y.ts"]
+    fill(tmp_path, {".gitignore": "node_modules/\n", **dict.fromkeys(names, "foo\n")})
+    outcome = await grep(tmp_path, engine, pattern="foo", glob=glob)
+    assert not outcome.is_error
+    assert re.findall(r"^(.+):1: foo$", str(outcome.output), re.M) == files
+
+
 async def test_an_unknown_type_is_told_with_those_that_may_be_meant(
     tmp_path: Path, engine: Engine
 ) -> None:

@@ -17,6 +17,7 @@ from indusagi.capabilities.jobs import table
 from indusagi.capabilities.jobs.table import jobs_of
 from indusagi.capabilities.local import make_local_context
 from indusagi.capabilities.local_shell import LocalProcess, LocalShell
+from indusagi.capabilities.sandbox.capture import KeptFile
 from indusagi.capabilities.sandbox.policy import Sandbox
 from indusagi.capabilities.tools.bash import bash_tool
 from indusagi.capabilities.tools.process import process_tool
@@ -148,6 +149,22 @@ async def test_what_the_ring_has_dropped_is_told(session: Session) -> None:
     assert "3,000 earlier lines are not kept; more of its output is in /" in str(outcome.output)
     assert "[lines 3,001 to 5,000, of which the last are shown; " in str(outcome.output)
     assert str(outcome.output).endswith("\n5000")
+
+
+async def test_a_job_is_heard_on_when_the_disk_is_full_and_that_is_told(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    await session.start("read -r x; seq 1 3000; echo end; read -r x")
+    monkeypatch.setattr(KeptFile, "append", full)
+    await session.call("write", id="job-1", input="go\n")
+    outcome = await session.poll("job-1", "end")
+    assert outcome.details["matched"] is True
+    assert lines_of(outcome)[-1] == "end"
+    said = "are not kept; its output is kept no longer: No space left on device]"
+    assert said in str(outcome.output)
 
 
 async def test_a_job_that_left_something_running_runs(session: Session) -> None:

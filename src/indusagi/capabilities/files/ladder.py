@@ -87,12 +87,14 @@ def find(text: str, old: str, new: str, *, every: bool = False) -> Found | Misse
         new: What is to stand there instead: its lines must be given an indentation, too.
         every: Places are to be replaced all at once, and so must not overlap.
     """
-    found = _exact(text, old, every=every)
+    found = _exact(text, old, new, every=every)
     if found:
         return Found(Rung.EXACT, found)
-    wanted = _Wanted(plain_endings(old), plain_endings(new), every)
-    # A file of the old Mac kind: its only line ending is one that no model writes.
-    seen = text.replace("\r", "\n") if "\n" not in text else text
+    seen, old, new = text, plain_endings(old), plain_endings(new)
+    if "\n" not in text:
+        # A file of the old Mac kind: its only line ending is one that no model writes.
+        seen, old, new = (each.replace("\r", "\n") for each in (text, old, new))
+    wanted = _Wanted(old, new, every)
     found, rung, near = _without_looks(seen, wanted)
     if found:
         return Found(rung, found)
@@ -120,11 +122,19 @@ def _without_looks(text: str, wanted: _Wanted) -> tuple[tuple[Span, ...], Rung, 
     return found, Rung.INDENT, near
 
 
-def _exact(text: str, old: str, *, every: bool) -> tuple[Span, ...]:
+def _exact(text: str, old: str, new: str, *, every: bool) -> tuple[Span, ...]:
     starts = _occurrences(text, old, len(old) if every else 1, every=every)
+    # Half a line ending is not what anybody means.
     if old.startswith("\n") and any(text[at - 1 : at] == "\r" for at in starts):
-        return ()  # half a line ending is not what anybody means
+        return ()
+    if loses_return(old, new) and any(text.startswith("\n", at + len(old)) for at in starts):
+        return ()
     return tuple(Span(at, at + len(old)) for at in starts)
+
+
+def loses_return(old: str, new: str) -> bool:
+    """Tell whether a carriage return at the end would go, though it is not all that is to go."""
+    return old.endswith("\r") and old != "\r" and not new.endswith("\r")
 
 
 def _occurrences(text: str, wanted: str, step: int, *, every: bool) -> list[int]:
@@ -142,6 +152,8 @@ def _joined(pieces: Sequence[str], wanted: _Wanted, key: Callable[[str], str]) -
     keys = [key(piece) for piece in pieces]
     old_keys = [key(line) for line in wanted.old_lines]
     needle = "\n".join(old_keys)
+    if not needle:
+        return ()  # a return alone: nothing is left of it to look for
     # Whoever quotes the last line of a file cannot see whether it is ended.
     unended = "\n" if needle.endswith("\n") and needle.strip() and pieces[-1] else ""
     key_starts = _starts(keys)

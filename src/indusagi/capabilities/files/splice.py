@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities.files.ends import common_end, common_start
-from indusagi.capabilities.files.ladder import Rung, plain_endings
+from indusagi.capabilities.files.ladder import Rung, loses_return, plain_endings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +35,8 @@ def splice(text: str, found: Found, old: str, new: str) -> str:
 
 def same_everywhere(text: str, old: str, new: str) -> str | None:
     """Tell what takes the place of `old` wherever it stands; None where line endings differ."""
+    if loses_return(old, new):
+        return None
     if "\n" not in old and "\n" not in new:
         return new
     plain = plain_endings(new)

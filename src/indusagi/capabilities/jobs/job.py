@@ -100,6 +100,15 @@ class Job:
         """Whether it is known that nothing of it runs any more."""
         return self._ended is not None
 
+    @property
+    def where(self) -> str:
+        """Where more of its output is, as the end of a sentence; "" if it is nowhere."""
+        try:
+            self.process.read_output(0, 0)
+        except OSError as exc:
+            return f"; its output is kept no longer: {exc.strerror or exc}"
+        return "" if self.path is None else f"; more of its output is in {self.path}"
+
     async def look(self) -> JobState:
         """See how it stands; what has ended by itself is put away."""
         if not self.over and self.process.exit_code is not None:

@@ -78,8 +78,9 @@ class Capture:
         self.child.hold_output()
         sink = self._sink
         owed, self._told = self._told, self.size + len(piece) if sink is not None else self._told
+        file = self._file if self._failure is None else None
         # Nobody awaits this one, so nobody can cancel it.
-        future = self._loop.run_in_executor(None, _take, self._file, piece, sink, owed)
+        future = self._loop.run_in_executor(None, _take, file, piece, sink, owed)
         future.add_done_callback(self._written)
 
     def _written(self, future: Future[int]) -> None:
@@ -103,7 +104,9 @@ class Capture:
         return self._sink is not None and self._told < self.size and self._failure is None
 
     def _is_over(self) -> bool:
-        return self._failure is not None or (self._cap is not None and self.size > self._cap)
+        # Who follows hears on also when the file can take no more.
+        failed = self._failure is not None and self._sink is None
+        return failed or (self._cap is not None and self.size > self._cap)
 
     def limit(self, size: int, when_over: Callable[[], None]) -> None:
         """Keep nothing after `size` bytes; `when_over` hears of that, and of a failure to write."""
@@ -148,15 +151,20 @@ class Capture:
             self._file.close()
 
 
-def _take(file: KeptFile, piece: bytes, sink: Callable[[bytes], None] | None, owed: int) -> int:
-    """Keep a piece, and tell `sink` of it and of what it has not heard of yet."""
-    if sink is not None:
-        for former in file.pieces(owed, file.size):
-            sink(former)
-    file.append(piece)
-    if sink is not None and piece:
-        sink(piece)
-    return len(piece)
+def _take(
+    file: KeptFile | None, piece: bytes, sink: Callable[[bytes], None] | None, owed: int
+) -> int:
+    """Keep a piece, if there is still a file, and tell `sink` of all it has not heard of yet."""
+    try:
+        if file is not None and sink is not None:
+            for former in file.pieces(owed, file.size):
+                sink(former)
+        if file is not None:
+            file.append(piece)
+    finally:
+        if sink is not None and piece:
+            sink(piece)
+    return 0 if file is None else len(piece)
 
 
 class KeptFile:

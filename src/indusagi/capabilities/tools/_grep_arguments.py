@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from indusagi.capabilities.backends import FileKind
 from indusagi.capabilities.tools.paths import PATH_ALIASES
 
 if TYPE_CHECKING:
+    from indusagi.capabilities.backends import Fs
+    from indusagi.capabilities.search.request import Search
     from indusagi.core.json import JsonObject, JsonValue
 
 ALIASES = {
@@ -30,6 +36,8 @@ _ANY_CASE = {
 """Truth values about upper and lower case, and which one means that it does not count."""
 _ALWAYS = ("-n", "lineNumbers", "line_numbers")
 """What is done whatever is said."""
+_ALL_OF = re.compile(r"/?(?P<folder>(?:[^/*?\[\]{}\\!]+/)*)\*\*(?:/\*+)?|\*")
+"""A glob for everything, or for all that lies in one directory."""
 
 
 def in_our_words(arguments: JsonValue) -> JsonValue:
@@ -52,3 +60,23 @@ def _with_case(given: JsonObject) -> JsonObject:
     if isinstance(flags, str) and any(given[name] is _ANY_CASE[name] for name in said):
         rest["flags"] = f"{flags}i"
     return rest
+
+
+async def narrowed(search: Search, path: str, fs: Fs) -> tuple[Search, str]:
+    """Take a glob for all that lies in a directory, as `packages/**` is, for a path.
+
+    To ripgrep what a glob names is meant even if it is ignored, so that such a one would bring in
+    every `node_modules` below.
+    """
+    found = _ALL_OF.fullmatch(search.glob or "")
+    if found is None:
+        return search, path
+    if found["folder"]:
+        path_of_all = os.path.join(path, found["folder"])
+        try:
+            if (await fs.stat(path_of_all)).kind is not FileKind.DIRECTORY:
+                return search, path
+        except OSError:
+            return search, path
+        path = path_of_all
+    return replace(search, glob=None), path

@@ -237,11 +237,18 @@ class _Call:
             adopted = await self._keep_survivors()
             return self._report.result(shown.text)
         except OSError as exc:
-            return ToolResult.error(f"its output could not be kept: {exc}", code="failed")
+            return self._lost(exc)
         finally:
             if not adopted:
                 with anyio.CancelScope(shield=True):
                     await self._give_up()
+
+    def _lost(self, exc: OSError) -> ToolResult:
+        code = self._process.exit_code
+        ended = "" if code is None else f" (the command itself: {how(code)})"
+        return ToolResult.error(
+            f"its output could not be kept: {exc}{ended}", code="failed", exitCode=told_code(code)
+        )
 
     async def _stopped(self, why: str, code: str) -> ToolResult:
         await self._process.stop()

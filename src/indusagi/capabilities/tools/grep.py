@@ -22,7 +22,7 @@ from indusagi.capabilities.search.seek import Seeker, stamped
 from indusagi.capabilities.search.target import opened_target
 from indusagi.capabilities.search.walk import Walk
 from indusagi.capabilities.tool import ToolSpec, define_tool
-from indusagi.capabilities.tools._grep_arguments import ALIASES, in_our_words
+from indusagi.capabilities.tools._grep_arguments import ALIASES, in_our_words, narrowed
 from indusagi.capabilities.tools._read_folder import not_there
 from indusagi.capabilities.tools.paths import path_given, path_trouble
 from indusagi.core.text import clean_text
@@ -103,6 +103,7 @@ def grep_tool(engine: Engine | None = None) -> DefinedTool:
         if isinstance(search, ToolResult):
             return search
         path = path_given(arguments)
+        search, path = await narrowed(search, path, ctx.fs)
         try:
             root = await ctx.fs.resolve(".")
             async with opened_target(ctx.fs, path) as target:
@@ -208,7 +209,8 @@ async def _answer(
         if search.type not in types:
             return _unknown_type(search.type, types)
         # To ripgrep, a file that a glob names is of the right type whatever it is.
-        accepts = None if search.glob is None else _named_like(types[search.type])
+        if search.glob is not None and not target.is_file:
+            accepts = _named_like(types[search.type])
     shown = shown_place(target.shown, root)
     asked = Asked(
         search,

@@ -210,7 +210,7 @@ async def _poll(job: Job, arguments: JsonObject) -> ToolResult:
 
 
 def _span(job: Job, said: Lines, text: str) -> Sequence[str]:
-    where = "" if job.path is None else f"; more of its output is in {job.path}"
+    where = job.where
     dropped = [f"[{said.dropped:,} earlier lines are not kept{where}]"] if said.dropped else []
     if not text:
         return [*dropped, "(nothing more was said)"]
