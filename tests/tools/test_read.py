@@ -614,6 +614,9 @@ async def test_a_name_takes_one_line_whatever_it_holds(tmp_path: Path) -> None:
     assert listed[1:] == ["data\\n[9 more]", "data\\xff"]
     missing = await read(ctx, "src/data")
     assert text_of(missing).endswith("did you mean src/data\\xff or src/data\\n[9 more]?")
+    again = await read(ctx, "src/data\\xff")
+    assert (again.is_error, again.details["code"]) == (True, "encoding")
+    assert "a name that is no text; rename it" in text_of(again)
 
 
 @pytest.mark.parametrize(

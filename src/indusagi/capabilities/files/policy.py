@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, TypeAlias
 from indusagi.capabilities.backends import PathRefused, Refusal
 from indusagi.capabilities.files.beneath import real_path
 from indusagi.capabilities.files.protected import Protected, usual_protection
+from indusagi.capabilities.files.shown import shown_name
 from indusagi.core.places import state_dir
-from indusagi.core.text import clean_text
 from indusagi.core.within import is_within
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class PathPolicy:
     def _outside(self, given: str, resolved: str, writing: bool) -> str:
         act = "written" if writing else "read"
         return (
-            f"{_where(given, resolved)}is outside the workspace {_shown(self.roots[0])} and may"
+            f"{_where(given, resolved)}is outside the workspace {shown_name(self.roots[0])} and may"
             f" not be {act}. Use a path inside the workspace, or ask the user"
         )
 
@@ -117,11 +117,7 @@ def _protected(given: str, resolved: str, why: str, act: str) -> str:
 
 def _where(given: str, resolved: str) -> str:
     """Begin the sentence: where the path leads, unless that is what was given."""
-    return "" if given == resolved else f"leads to {_shown(resolved)}, which "
-
-
-def _shown(path: str) -> str:
-    return clean_text(path)[0]
+    return "" if given == resolved else f"leads to {shown_name(resolved)}, which "
 
 
 def workspace_policy(root: str) -> PathPolicy:

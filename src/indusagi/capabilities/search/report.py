@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities.files.hidden import hidden_in
-from indusagi.capabilities.search.naming import joined, shown_name
+from indusagi.capabilities.files.shown import joined, shown_name
 from indusagi.capabilities.search.records import Counts, Matches
 from indusagi.capabilities.search.request import MAX_FILE_BYTES, Mode, path_key
 from indusagi.capabilities.search.secrets import notice

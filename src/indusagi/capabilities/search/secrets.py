@@ -9,7 +9,7 @@ from anyio import to_thread
 
 from indusagi.capabilities.backends import PathRefused
 from indusagi.capabilities.files.protected import usual_protection
-from indusagi.capabilities.search.naming import joined, shown_name
+from indusagi.capabilities.files.shown import joined, shown_name
 from indusagi.core.within import is_within, parts_below
 
 if TYPE_CHECKING:

@@ -14,9 +14,10 @@ from anyio import CancelScope, to_thread
 from indusagi.capabilities.files.change import LARGEST_FILE, Refused
 from indusagi.capabilities.files.excerpt import showable
 from indusagi.capabilities.files.locks import file_lock
+from indusagi.capabilities.files.shown import shown_name, shown_place
 from indusagi.capabilities.files.task import Task
 from indusagi.capabilities.files.task_apart import worked_out_soon
-from indusagi.capabilities.tools.paths import path_trouble, shown_path
+from indusagi.capabilities.tools.paths import path_trouble
 from indusagi.core.text import clean_text
 from indusagi.runtime.contract import ToolResult
 
@@ -61,10 +62,10 @@ async def change_file(
             )
             made = await _made(ctx, task, dry_run=dry_run)
     except TimeoutError as exc:
-        return ToolResult.error(f"{clean_text(path)[0]}: {exc.strerror}", code="timeout")
+        return ToolResult.error(f"{shown_name(path)}: {exc.strerror}", code="timeout")
     except OSError as exc:
         return path_trouble(exc, path)
-    shown = await to_thread.run_sync(shown_path, resolved, ctx.cwd)
+    shown = await to_thread.run_sync(shown_place, resolved, ctx.cwd)
     if isinstance(made, Refused):
         return ToolResult.error(
             showable(f"{shown}: {made.message}"), code=made.code, path=resolved, **made.facts

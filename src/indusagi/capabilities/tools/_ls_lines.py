@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities.backends import FileKind
-from indusagi.capabilities.search.naming import shown_name
+from indusagi.capabilities.files.shown import shown_name
 from indusagi.capabilities.tools._ls_tree import MOST_ENTRIES
 
 if TYPE_CHECKING:

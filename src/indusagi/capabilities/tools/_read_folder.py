@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from anyio import to_thread
 
 from indusagi.capabilities.backends import FileKind
-from indusagi.capabilities.search.naming import shown_name
+from indusagi.capabilities.files.shown import shown_name
 from indusagi.capabilities.tools.paths import path_trouble
-from indusagi.core.text import clean_text
 from indusagi.runtime.contract import ToolResult
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ _NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 async def folder_listing(path: str, ctx: ToolContext) -> ToolResult:
     """List a directory, the first of its entries if there are many."""
     entries = await ctx.fs.readdir(path)
-    name, _ = clean_text(path)
+    name = shown_name(path)
     listed = entries[:MOST_ENTRIES]
     shown = [shown_name(entry.name) + _MARKS.get(entry.kind, "") for entry in listed]
     more = len(entries) - MOST_ENTRIES
@@ -52,7 +51,7 @@ async def not_there(exc: OSError, path: str, ctx: ToolContext) -> ToolResult:
     """Answer for a path that cannot be looked at; for a missing one, with names like it."""
     if exc.errno not in _NOT_THERE:
         return path_trouble(exc, path)
-    name, _ = clean_text(path)
+    name = shown_name(path)
     folder, last = os.path.split(path.rstrip("/"))
     entries = await _entries_of(folder or ".", ctx)
     if entries is None:
@@ -62,6 +61,9 @@ async def not_there(exc: OSError, path: str, ctx: ToolContext) -> ToolResult:
         return ToolResult.error(f"{name} is a link that leads nowhere", code="not_found")
     near = await to_thread.run_sync(near_names, last, entries)
     paths: list[JsonValue] = [shown_name(os.path.join(folder, other)) for other in near]
+    if name in paths:
+        why = f"{name}: the file that is shown so has a name that is no text; rename it with bash"
+        return ToolResult.error(why, code="encoding", near=paths)
     hint = f"; did you mean {' or '.join(str(other) for other in paths)}?" if paths else ""
     return ToolResult.error(f"{name} does not exist{hint}", code="not_found", near=paths)
 

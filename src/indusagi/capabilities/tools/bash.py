@@ -17,6 +17,7 @@ from anyio import to_thread
 
 from indusagi.capabilities.backends import Ended
 from indusagi.capabilities.context import PerContext
+from indusagi.capabilities.files.shown import shown_name
 from indusagi.capabilities.jobs.foreground import Watch, lasting_survivors
 from indusagi.capabilities.jobs.job import how, told_code
 from indusagi.capabilities.jobs.meaning import benign_exit
@@ -28,7 +29,6 @@ from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
 from indusagi.capabilities.tools._bash_reads import about_to_read, remember
 from indusagi.capabilities.tools._starting import not_started, start_folder
 from indusagi.capabilities.tools.paths import path_given, path_trouble
-from indusagi.core.text import clean_text
 from indusagi.core.within import is_within
 from indusagi.runtime.content import TextContentBlock
 from indusagi.runtime.contract import Keep, ToolResult
@@ -174,7 +174,7 @@ async def _folder(
         try:
             return await start_folder(session.cwd, ctx)
         except OSError:
-            report.notes.append(f"{clean_text(session.cwd)[0]} is gone: started in {ctx.cwd}")
+            report.notes.append(f"{shown_name(session.cwd)} is gone: started in {ctx.cwd}")
             session.cwd = None
     return await start_folder(path_given(arguments, "cwd"), ctx)
 
@@ -298,7 +298,7 @@ class _Call:
             self._report.details["cwd"] = final
             return
         session.cwd = None
-        shown, _ = clean_text(final)
+        shown = shown_name(final)
         self._report.notes.append(
             f"ended in {shown}, which is not in the workspace: the next command starts in {root}"
         )

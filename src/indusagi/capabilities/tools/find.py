@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from anyio import to_thread
 
 from indusagi.capabilities.backends import FileKind
+from indusagi.capabilities.files.shown import joined, shown_name, shown_place
 from indusagi.capabilities.lenient import lenient
 from indusagi.capabilities.search.braces import TooManyAlternatives
 from indusagi.capabilities.search.leaves import KnownLeaves
@@ -21,7 +22,6 @@ from indusagi.capabilities.search.names import (
     find_names,
     split_query,
 )
-from indusagi.capabilities.search.naming import joined, shown_name, shown_place
 from indusagi.capabilities.search.secrets import notice, secrets_below
 from indusagi.capabilities.tool import ToolSpec, define_tool
 from indusagi.capabilities.tools._read_folder import not_there

@@ -12,8 +12,8 @@ from anyio import to_thread
 from indusagi.capabilities.arguments import near
 from indusagi.capabilities.files.globs import glob_regex
 from indusagi.capabilities.files.ignore import IgnoreRules
+from indusagi.capabilities.files.shown import shown_name, shown_place
 from indusagi.capabilities.lenient import lenient
-from indusagi.capabilities.search.naming import shown_place
 from indusagi.capabilities.search.records import Matches
 from indusagi.capabilities.search.report import Asked, failure, report
 from indusagi.capabilities.search.request import Mode, Search
@@ -25,7 +25,6 @@ from indusagi.capabilities.tool import ToolSpec, define_tool
 from indusagi.capabilities.tools._grep_arguments import ALIASES, in_our_words, narrowed
 from indusagi.capabilities.tools._read_folder import not_there
 from indusagi.capabilities.tools.paths import path_given, path_trouble
-from indusagi.core.text import clean_text
 from indusagi.runtime.contract import ToolResult
 
 if TYPE_CHECKING:
@@ -134,7 +133,7 @@ def grep_tool(engine: Engine | None = None) -> DefinedTool:
 
 def _one_path(path: str) -> ToolResult:
     message = (
-        f"{clean_text(path)[0]} does not exist: path is one directory or file; "
+        f"{shown_name(path)} does not exist: path is one directory or file; "
         "glob chooses among the files in it, as *.py or {src,tests}/** do"
     )
     return ToolResult.error(message, code="not_found")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities.backends import FileKind
+from indusagi.capabilities.files.shown import shown_name
 from indusagi.capabilities.lenient import lenient
-from indusagi.capabilities.search.naming import shown_name
 from indusagi.capabilities.tool import ToolSpec, define_tool
 from indusagi.capabilities.tools._ls_lines import render, sized
 from indusagi.capabilities.tools._ls_tree import MOST_ENTRIES, Choice, Tree

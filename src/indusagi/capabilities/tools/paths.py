@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from indusagi.capabilities.backends import PathRefused
-from indusagi.core.text import clean_text
+from indusagi.capabilities.files.shown import shown_name
 from indusagi.runtime.contract import ToolResult
 
 if TYPE_CHECKING:
@@ -55,15 +55,8 @@ def _addressed(rest: str) -> str:
 
 def path_trouble(exc: OSError, path: str) -> ToolResult:
     """Answer for a path at which nothing could be done: what, why, and under which code."""
-    shown, _ = clean_text(path)
+    shown = shown_name(path)
     if isinstance(exc, PathRefused):
         return ToolResult.error(f"{shown}: {exc.strerror}", code="denied", refusal=exc.refusal)
     code = _CODES.get(exc.errno or 0, "failed")
     return ToolResult.error(f"{shown}: {exc.strerror or exc}", code=code)
-
-
-def shown_path(resolved: str, cwd: str) -> str:
-    """Give the name under which a model knows a file: relative where it lies in `cwd`."""
-    if resolved == cwd:
-        return "."
-    return clean_text(resolved.removeprefix(cwd.rstrip("/") + "/"))[0]

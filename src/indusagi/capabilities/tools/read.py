@@ -29,14 +29,14 @@ from indusagi.capabilities.files.look import (
 )
 from indusagi.capabilities.files.notebook_apart import notebook_page
 from indusagi.capabilities.files.pdf import DEFAULT_PAGES, MOST_PAGES
+from indusagi.capabilities.files.shown import shown_name, shown_place
 from indusagi.capabilities.files.sniff import hex_of
 from indusagi.capabilities.lenient import lenient
 from indusagi.capabilities.tool import ToolSpec, define_tool
 from indusagi.capabilities.tools._read_folder import folder_listing, not_there
 from indusagi.capabilities.tools._read_media import show_notebook, show_pdf, show_picture
 from indusagi.capabilities.tools._read_text import show_lines
-from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given, path_trouble, shown_path
-from indusagi.core.text import clean_text
+from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given, path_trouble
 from indusagi.runtime.contract import ToolResult
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
         name, lock = await to_thread.run_sync(_named, resolved, ctx.cwd)
         seen = await _look(path, found.size, _wanted(arguments, ctx), lock, ctx)
     except TimeoutError as exc:
-        return ToolResult.error(f"{clean_text(path)[0]}: {exc.strerror}", code="timeout")
+        return ToolResult.error(f"{shown_name(path)}: {exc.strerror}", code="timeout")
     except OSError as exc:
         return path_trouble(exc, path)
     return await _show(seen, arguments, name, resolved, ctx)
@@ -145,7 +145,7 @@ def _named(resolved: str, cwd: str) -> tuple[str, str | None]:
 
     A file of several names is written in place: without the lock a part of it might be seen.
     """
-    return shown_path(resolved, cwd), resolved if file_of_names(resolved) else None
+    return shown_place(resolved, cwd), resolved if file_of_names(resolved) else None
 
 
 async def _look(
@@ -242,4 +242,4 @@ def _refused(seen: Binary, name: str, known: dict[str, JsonValue]) -> ToolResult
 
 def _special(path: str) -> ToolResult:
     what = "a pipe, a socket or a device; only regular files and directories are read"
-    return ToolResult.error(f"{clean_text(path)[0]} is {what}", code="denied", refusal="special")
+    return ToolResult.error(f"{shown_name(path)} is {what}", code="denied", refusal="special")

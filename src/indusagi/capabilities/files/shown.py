@@ -9,7 +9,10 @@ from indusagi.core.text import clean_text
 
 def shown_name(path: str) -> str:
     """Give a path on one line, without what nobody sees, with bytes that are no text spelt out."""
-    text = os.fsencode(path).decode("utf-8", "backslashreplace")
+    try:
+        text = os.fsencode(path).decode("utf-8", "backslashreplace")
+    except UnicodeEncodeError:  # no name of a file, but what somebody took for one
+        text = path
     cleaned, unseen = clean_text(text.replace("\n", "\\n").replace("\t", "\\t"))
     return f"{cleaned} (hidden characters left out)" if unseen else cleaned
 
