@@ -139,20 +139,53 @@ def test_whatever_stands_in_the_way_of_an_unfinished_file_it_is_written(
     assert not (tmp_path / "nowhere").exists()
 
 
-@pytest.mark.parametrize("trouble", [errno.ENOLCK, errno.EAGAIN])
+def test_what_is_done_meanwhile_is_not_taken_for_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process puts its file in place, and begins a second one, before it can be locked."""
+    path = tmp_path / "a"
+    left = left_unfinished(path, b"theirs")
+    lock = fcntl.flock
+
+    def late(handle: int, how: int) -> None:
+        if not path.exists():
+            left.rename(path)
+            left.write_bytes(b"second")
+        lock(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    put(path, b"new")
+    assert path.read_bytes() == b"new"
+
+
+@pytest.mark.parametrize(
+    ("trouble", "leftover", "names"),
+    [
+        (errno.ENOLCK, False, 1),
+        (errno.ENOLCK, True, 2),
+        (errno.EAGAIN, False, 2),
+        (errno.EAGAIN, True, 2),
+    ],
+)
 def test_where_files_cannot_be_locked_they_are_written_all_the_same(
-    trouble: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trouble: int,
+    names: int,
+    *,
+    leftover: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(*_: object) -> None:
         raise OSError(trouble, os.strerror(trouble))
 
     path = tmp_path / "a"
-    left_unfinished(path, b"half")
+    if leftover:
+        left_unfinished(path, b"half")
     monkeypatch.setattr(fcntl, "flock", refuse)
     for data in (b"one", b"two"):
         put(path, data)
         assert path.read_bytes() == data
-    assert len(os.listdir(tmp_path)) == 2
+    assert len(os.listdir(tmp_path)) == names
 
 
 @pytest.mark.parametrize("before", [b"", b"old", b"much longer than the other", b"same!"])

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -27,8 +27,9 @@ from indusagi.interop.protocol_bridge.inert import UnavailableFs
 from indusagi.runtime.contract import ToolCall
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from indusagi.capabilities.search.run import Finished
     from indusagi.core.json import JsonValue
     from indusagi.runtime.contract import ToolOutcome
 
@@ -745,7 +746,29 @@ async def test_a_program_that_cannot_be_started_is_told(
     gone = str(tmp_path / "gone")
     monkeypatch.setattr(ripgrep, "find_ripgrep", {str(tmp_path): gone}.get)
     outcome = await call(box_of(context(tmp_path), grep_tool()), "grep", {"pattern": "foo"})
-    assert outcome.is_error
+    assert outcome.details["code"] == "spawn"
+    assert gone in str(outcome.output)
+
+
+async def test_without_proc_a_search_goes_by_the_path(
+    tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path, {"d/a": "foo\n"})
+    real_run = seek.run_program
+
+    async def run(
+        argv: Sequence[str], env: Mapping[str, str], cwd: str, *more: Any, **named: Any
+    ) -> Finished:
+        assert not any("/proc/" in part for part in (*argv, cwd))
+        return await real_run(argv, env, cwd, *more, **named)
+
+    def exists(path: str) -> bool:
+        return not path.startswith("/proc/")
+
+    monkeypatch.setattr(os.path, "exists", exists)
+    monkeypatch.setattr(seek, "run_program", run)
+    assert await lines(tmp_path, engine, pattern="foo") == ["d/a:1: foo"]
+    assert await lines(tmp_path, engine, pattern="foo", path="d/a") == ["d/a:1: foo"]
 
 
 # -- both engines, side by side ---------------------------------------------------------------

@@ -172,8 +172,7 @@ def guess_encoding(sample: bytes, valid_before: int = 0) -> str:
 
     has_controls = len(sample) != len(sample.translate(None, _CONTROLS))
     western = "cp1252" if has_controls else "latin-1"
-    # It looks for words in time that is quadratic in their length, and nobody else runs meanwhile.
-    guess = chardet.detect(_LETTERS.sub(lambda word: word[0][:_LONGEST_WORD], sample))
+    guess = chardet.detect(short_words(sample))
     name = guess["encoding"]
     if name is None or guess["confidence"] < _SURE or not _is_usable(name):
         return western
@@ -181,6 +180,14 @@ def guess_encoding(sample: bytes, valid_before: int = 0) -> str:
     same = sample.decode(name, "replace") == sample.decode(western, "replace")
     found = codecs.lookup(name).name
     return western if same else _WIDER.get(found, found)
+
+
+def short_words(sample: bytes) -> bytes:
+    """Cut long words short, for chardet.
+
+    It looks for words in time that is quadratic in their length, and nobody else runs meanwhile.
+    """
+    return _LETTERS.sub(lambda word: word[0][:_LONGEST_WORD], sample)
 
 
 def sample_at(before: bytes, after: bytes) -> bytes:

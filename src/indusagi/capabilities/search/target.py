@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, BinaryIO
+
+from anyio import to_thread
 
 from indusagi.capabilities.backends import FileKind
 
@@ -36,8 +37,8 @@ class Target:
 async def opened_target(fs: Fs, path: str) -> AsyncGenerator[Target]:
     """Open what is to be searched.
 
-    On Linux a program gets there by the handle. Elsewhere by the path, and whoever changes the
-    directories on the way meanwhile decides where it leads.
+    Where there is `/proc`, a program gets there by the handle. Elsewhere by the path, and whoever
+    changes the directories on the way meanwhile decides where it leads.
 
     Raises:
         OSError: It is not there, is not admitted, or is neither a directory nor a regular file.
@@ -45,7 +46,7 @@ async def opened_target(fs: Fs, path: str) -> AsyncGenerator[Target]:
     found = await fs.stat(path)
     if found.kind is FileKind.DIRECTORY:
         with await fs.folder(path) as folder:
-            cwd = f"/proc/self/fd/{folder.handle}" if sys.platform == "linux" else folder.path
+            cwd = await _way(f"/proc/self/fd/{folder.handle}", folder.path)
             yield Target(folder.path, folder.handle, cwd, "./", is_file=False)
         return
     if found.kind is not FileKind.FILE:
@@ -54,10 +55,15 @@ async def opened_target(fs: Fs, path: str) -> AsyncGenerator[Target]:
     held = _Held()
     try:
         await fs.reading(path, held.take)
-        reached = f"/proc/{os.getpid()}/fd/{held.handle}" if sys.platform == "linux" else shown
+        reached = await _way(f"/proc/{os.getpid()}/fd/{held.handle}", shown)
         yield Target(shown, held.handle, "/", reached, is_file=True)
     finally:
         held.close()
+
+
+async def _way(by_handle: str, by_path: str) -> str:
+    """Give the way by the handle, if it leads anywhere."""
+    return by_handle if await to_thread.run_sync(os.path.exists, by_handle) else by_path
 
 
 class _Held:

@@ -110,7 +110,10 @@ def grep_tool(engine: Engine | None = None) -> DefinedTool:
                     secrets = await secrets_below(ctx.fs, target.shown, root)
                     search = replace(search, secrets=secrets)
                 seeker = await Seeker.find(root, engine)
-                return await _answer(arguments, search, target, seeker, root)
+                try:
+                    return await _answer(arguments, search, target, seeker, root)
+                except OSError as exc:
+                    return ToolResult.error(f"The search cannot be started: {exc}", code="spawn")
         except FileNotFoundError as exc:
             if _SEVERAL.search(path):
                 return _one_path(path)
