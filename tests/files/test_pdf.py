@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import io
-import json
+import resource
 import shutil
-import struct
 import sys
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 from tests.support.documents import pdf
 
+from indusagi.capabilities.apart.parcel import unpacked
 from indusagi.capabilities.files import pdf as module
 from indusagi.capabilities.files import pdf_worker
 from indusagi.capabilities.files.pdf import PdfPages, page_range, pdf_pages
@@ -94,16 +95,26 @@ async def test_a_document_whose_pages_lead_in_a_circle_ends() -> None:
     assert isinstance(await pdf_pages(loop, 1, 10), (PdfPages, Unshown))
 
 
-def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
-    (tmp_path / "worker.py").write_text(code, encoding="utf-8")
-    monkeypatch.setattr(module, "_WORKER", str(tmp_path / "worker.py"))
+SAY = """
+import json, os, sys
+
+def say(facts):
+    head = json.dumps([facts, []]).encode()
+    sys.stdout.buffer.write(len(head).to_bytes(8, "big") + head)
+
+"""
+
+
+def worker(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    def instead(*_: str, **__: str) -> list[str]:
+        return [sys.executable, "-Ic", SAY + code]
+
+    monkeypatch.setattr(module, "own_python", instead)
 
 
 @pytest.mark.process
-async def test_a_reader_that_hangs_is_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worker(tmp_path, monkeypatch, "import signal\nwhile True: signal.pause()")
+async def test_a_reader_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker(monkeypatch, "import signal\nwhile True: signal.pause()")
     monkeypatch.setattr(module, "DEADLINE_S", 0.2)
     found = await pdf_pages(THREE, 1, 10)
     assert isinstance(found, Unshown)
@@ -113,9 +124,9 @@ async def test_a_reader_that_hangs_is_ended(
 @pytest.mark.process
 @pytest.mark.parametrize("code", ["import os; os.abort()", "print('x')", "print('[1' * 9_000_000)"])
 async def test_a_reader_that_breaks_down_is_an_answer(
-    code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker(tmp_path, monkeypatch, code)
+    worker(monkeypatch, code)
     found = await pdf_pages(THREE + bytes(200_000), 1, 10)
     assert found == Unshown("the reader of PDF files broke down on it", "failed")
 
@@ -123,19 +134,17 @@ async def test_a_reader_that_breaks_down_is_an_answer(
 @pytest.mark.process
 @pytest.mark.parametrize(("trouble", "code"), [("missing", "unsupported"), ("password", "denied")])
 async def test_what_the_reader_cannot_do_is_said(
-    trouble: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trouble: str, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker(tmp_path, monkeypatch, f'print(\'{{"trouble": "{trouble}"}}\')')
+    worker(monkeypatch, f"say({{'trouble': '{trouble}'}})")
     found = await pdf_pages(THREE, 1, 10)
     assert isinstance(found, Unshown)
     assert found.code == code
 
 
 @pytest.mark.process
-async def test_without_the_library_the_extra_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worker(tmp_path, monkeypatch, 'print(\'{"trouble": "missing"}\')')
+async def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker(monkeypatch, "say({'trouble': 'missing'})")
     found = await pdf_pages(THREE, 1, 10)
     assert isinstance(found, Unshown)
     assert "indus-deck[documents]" in found.why
@@ -143,11 +152,10 @@ async def test_without_the_library_the_extra_is_named(
 
 @pytest.mark.process
 async def test_no_secret_of_the_environment_reaches_the_reader(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SOME_API_KEY", "secret")
-    code = "import json, os\nprint(json.dumps({'pages': sorted(os.environ), 'total': 1}))"
-    worker(tmp_path, monkeypatch, code)
+    worker(monkeypatch, "say({'pages': sorted(os.environ), 'total': 1})")
     found = await pdf_pages(THREE, 1, 10)
     assert isinstance(found, PdfPages)
     assert "SOME_API_KEY" not in found.texts
@@ -165,12 +173,11 @@ async def test_a_reader_that_cannot_be_started_is_an_answer(
 
 def asked(data: bytes, monkeypatch: pytest.MonkeyPatch) -> JsonObject:
     """Run the reader here, with limits that are only noted."""
-    out = io.StringIO()
-    request = struct.pack(">QII", len(data), 1, 10) + data
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(request), encoding="utf-8"))
-    monkeypatch.setattr(sys, "stdout", out)
+    given, out = io.BytesIO(b"".join(pdf_worker.request(data, 1, 10))), io.BytesIO()
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=given))
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(buffer=out))
     pdf_worker.main()
-    return json.loads(out.getvalue())
+    return unpacked(out.getvalue())[0]
 
 
 class Limits:
@@ -191,7 +198,7 @@ def test_the_reader_limits_itself_where_it_can(
     refusing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = Limits(refusing=refusing)
-    monkeypatch.setattr(pdf_worker.resource, "setrlimit", limits.setrlimit)
+    monkeypatch.setattr(resource, "setrlimit", limits.setrlimit)
     answer = asked(THREE, monkeypatch)
     assert answer == {"total": 3, "pages": ["first page", "", "third page"]}
     assert len(limits.set) == (0 if refusing else 2)
@@ -200,7 +207,7 @@ def test_the_reader_limits_itself_where_it_can(
 def test_pages_beyond_what_is_read_at_once_are_not_told_as_empty(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pdf_worker.resource, "setrlimit", Limits().setrlimit)
+    monkeypatch.setattr(resource, "setrlimit", Limits().setrlimit)
     monkeypatch.setattr(pdf_worker, "MOST_CHARACTERS", 15)
     answer = asked(pdf("first page", "second page", "third page"), monkeypatch)
     cut = "secon\n[the page goes on; 6 characters of it are left out]"
@@ -210,7 +217,7 @@ def test_pages_beyond_what_is_read_at_once_are_not_told_as_empty(
 
 
 def test_the_reader_says_when_its_library_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pdf_worker.resource, "setrlimit", Limits().setrlimit)
+    monkeypatch.setattr(resource, "setrlimit", Limits().setrlimit)
     monkeypatch.setitem(sys.modules, "pypdfium2", None)
     assert asked(THREE, monkeypatch) == {"trouble": "missing"}
 
@@ -234,7 +241,7 @@ class Locked:
 
 
 def test_a_locked_document_and_a_broken_page_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pdf_worker.resource, "setrlimit", Limits().setrlimit)
+    monkeypatch.setattr(resource, "setrlimit", Limits().setrlimit)
     monkeypatch.setitem(sys.modules, "pypdfium2", Locked(locked=True))
     assert asked(b"", monkeypatch)["trouble"] == "password"
     monkeypatch.setitem(sys.modules, "pypdfium2", Locked(locked=False))

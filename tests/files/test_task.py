@@ -11,10 +11,8 @@ import anyio
 import pytest
 
 from indusagi.capabilities.files import task_apart, task_worker
-from indusagi.capabilities.files.apart import own_python
 from indusagi.capabilities.files.change import LARGEST_FILE, Refused, Replacement
 from indusagi.capabilities.files.codec import digest_bytes
-from indusagi.capabilities.files.parcel import packed, unpacked
 from indusagi.capabilities.files.task import LIGHT, Made, Task, worked_out
 from indusagi.capabilities.files.task_apart import worked_out_soon
 from indusagi.capabilities.files.task_worker import answer, request
@@ -201,20 +199,6 @@ async def test_a_process_that_cannot_be_started_is_an_error_of_the_system(
     run_instead(monkeypatch, "/nowhere/python")
     with pytest.raises(OSError, match="nowhere"):
         await worked_out_soon(task(content="x" * 2 * LIGHT), None)
-
-
-def test_a_message_that_is_cut_is_no_message() -> None:
-    whole = b"".join(packed({"a": 1}, [b"x" * 10, b""]))
-    assert unpacked(whole) == ({"a": 1}, [b"x" * 10, b""])
-    for end in range(len(whole)):
-        with pytest.raises(ValueError, match=r".*"):
-            unpacked(whole[:end])
-
-
-def test_a_process_of_ours_runs_nothing_of_where_it_is_started() -> None:
-    argv = own_python("a.module", "x", library="/l")
-    assert argv[:2] == [sys.executable, "-I"]
-    assert argv[-2:] == ["/l", "x"]
 
 
 def test_one_who_has_read_the_file_knows_it() -> None:

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import io
-import json
-import subprocess
 import sys
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
-from tests.support.scripts import unmeasured
 
 from indusagi.capabilities.egress import WebTrouble
-from indusagi.capabilities.web import converter
-from indusagi.capabilities.web.converter import confine, serve
+from indusagi.capabilities.web import converter, markdown
+from indusagi.capabilities.web.converter import answer, request
 from indusagi.capabilities.web.markdown import SHORT, converted
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.anyio
 BASE = "https://x.example/a/"
@@ -69,60 +63,33 @@ async def test_a_process_that_cannot_be_started_is_trouble(monkeypatch: pytest.M
         await converted("x" * (SHORT + 1), BASE, "markdown")
 
 
-async def test_a_process_that_dies_is_trouble(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    broken = tmp_path / "broken.py"
-    broken.write_text("import os; os._exit(3)", encoding="utf-8")
-    monkeypatch.setattr(converter, "__file__", str(broken))
+async def test_a_process_that_dies_is_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: str, **__: str) -> list[str]:
+        return [sys.executable, "-Ic", "import os; os._exit(3)"]
+
+    monkeypatch.setattr(markdown, "own_python", broken)
     with pytest.raises(WebTrouble, match="gave up"):
         await converted("x" * (SHORT + 1), BASE, "markdown")
 
 
-def ask(monkeypatch: pytest.MonkeyPatch, style: str) -> tuple[list[object], str]:
-    data = json.dumps([BASE, style]).encode() + b"\n<p>h\xc3\xa9</p>"
-    given, answer = io.BytesIO(len(data).to_bytes(8, "big") + data), io.BytesIO()
+def ask(monkeypatch: pytest.MonkeyPatch, style: Any) -> tuple[str, bool]:
+    """Have the request answered here, under limits that are only noted."""
+    limits: list[tuple[int, int]] = []
+
+    def note(cpu_s: int, memory_bytes: int) -> None:
+        limits.append((cpu_s, memory_bytes))
+
+    given, reply = io.BytesIO(b"".join(request("<p>h\xe9</p>", BASE, style))), io.BytesIO()
+    monkeypatch.setattr(converter, "limit_ourselves", note)
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=given))
-    monkeypatch.setattr(sys, "stdout", SimpleNamespace(buffer=answer))
-    serve()
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(buffer=reply))
+    converter.main()
     monkeypatch.undo()
-    facts, _, text = answer.getvalue()[8:].partition(b"\n")
-    return json.loads(facts), text.decode()
+    assert limits == [(20, 1 << 30)]
+    return answer([reply.getvalue()])
 
 
 def test_the_process_answers_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ask(monkeypatch, "plain") == (["done", False], "hé\n")
-    facts, text = ask(monkeypatch, "nonsense")
-    assert (facts[0], text) == ("refused", "")
-
-
-@pytest.mark.process
-def test_the_process_has_limits_of_time_and_memory() -> None:
-    code = (
-        "import resource\n"
-        "from indusagi.capabilities.web.converter import confine\n"
-        "confine()\n"
-        "print(resource.getrlimit(resource.RLIMIT_CPU)[0])\n"
-        "print(resource.getrlimit(resource.RLIMIT_AS)[0] > 0)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=20,
-        env=unmeasured(),
-    )
-    assert done.stdout == "20\nTrue\n"
-
-
-def test_a_limit_that_cannot_be_set_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[int] = []
-
-    def refuse(limit: int, most: tuple[int, int]) -> None:
-        tried.append(most[0])
-        raise ValueError("not here")
-
-    monkeypatch.setattr("resource.setrlimit", refuse)
-    confine()
-    assert len(tried) == 2
+    assert ask(monkeypatch, "plain") == ("h\xe9\n", False)
+    with pytest.raises(ValueError, match="nonsense"):
+        ask(monkeypatch, "nonsense")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
+from indusagi.capabilities.apart.asking import asked
+from indusagi.capabilities.apart.python import own_python
 from indusagi.capabilities.files import notebook_worker
-from indusagi.capabilities.files.apart import own_python
-from indusagi.capabilities.files.asking import asked
 from indusagi.capabilities.files.notebook_worker import answer, page_in, request
 
 if TYPE_CHECKING:

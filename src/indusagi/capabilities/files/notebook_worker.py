@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from indusagi.capabilities.apart.parcel import packed, unpacked
 from indusagi.capabilities.files.lines import Wanted
 from indusagi.capabilities.files.notebook import (
     NotebookPage,
@@ -15,7 +16,6 @@ from indusagi.capabilities.files.notebook import (
     page_of,
     read_notebook,
 )
-from indusagi.capabilities.files.parcel import packed, unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

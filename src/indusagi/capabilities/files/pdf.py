@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import struct
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from anyio import move_on_after
+from anyio import to_thread
 
-from indusagi.capabilities.files.asking import tell
+from indusagi.capabilities.apart.asking import asked
+from indusagi.capabilities.apart.parcel import unpacked
+from indusagi.capabilities.apart.python import library_of, own_python
+from indusagi.capabilities.files import pdf_worker
+from indusagi.capabilities.files.pdf_worker import request
 from indusagi.capabilities.files.unshown import DOCUMENTS, Unshown
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ DEFAULT_PAGES = 10
 MOST_PAGES = 20
 """In one call."""
 DEADLINE_S = 30.0
-_ANSWER_BYTES = 16 * 1024 * 1024
-_WORKER = os.path.join(os.path.dirname(__file__), "pdf_worker.py")
 _NEEDED = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TMPDIR")
 _RANGE = re.compile(r"\s*([0-9]{1,6})\s*(?:(-)\s*([0-9]{1,6})?)?\s*")
 _TROUBLES = {
@@ -80,48 +79,21 @@ def _lines(text: str) -> str:
 
 
 async def _ask(data: bytes, first: int, last: int) -> JsonObject | Unshown:
-    from indusagi.core.child import Child  # noqa: PLC0415 — brings subprocess, for PDF files only
-
-    heard = _Heard()
-    child = Child(heard)
-    argv = [sys.executable, "-I", _WORKER]
+    library = await to_thread.run_sync(library_of, "pypdfium2")
+    argv = own_python(pdf_worker.__name__, library=library)
+    question = request(data, first, last)
     try:
-        await child.start(argv, _environment(), None)
+        pieces = await asked(argv, question, DEADLINE_S, _environment())
+        answer, _ = await to_thread.run_sync(lambda: unpacked(b"".join(pieces)))
+    except TimeoutError:
+        return Unshown(f"its text could not be read in {DEADLINE_S:.0f} seconds", "timeout")
     except OSError as exc:
         return Unshown(f"the reader of PDF files cannot be started: {exc.strerror}", "spawn")
-    try:
-        with move_on_after(DEADLINE_S) as scope:
-            await tell(child, (struct.pack(">QII", len(data), first, last), data))
-            await child.exited.wait()
-            await child.output_ended.wait()
-    finally:
-        await child.end(0)
-    if scope.cancelled_caught:
-        return Unshown(f"its text could not be read in {DEADLINE_S:.0f} seconds", "timeout")
-    try:
-        return cast("JsonObject", json.loads(heard.output))
     except ValueError:
         return Unshown("the reader of PDF files broke down on it", "failed")
+    return answer
 
 
 def _environment() -> dict[str, str]:
     # Whatever breaks into that process finds no secret of the user's in it.
     return {name: os.environ[name] for name in _NEEDED if name in os.environ}
-
-
-class _Heard:
-    """Keeps what the process says, up to a limit it cannot honestly reach."""
-
-    def __init__(self) -> None:
-        self.output = bytearray()
-
-    def wrote(self, data: bytes) -> None:
-        """Take a part of the answer."""
-        if len(self.output) < _ANSWER_BYTES:
-            self.output += data
-
-    def complained(self, data: bytes) -> None:
-        """Leave what a parser says about a file of somebody else's."""
-
-    def changed(self) -> None:
-        """Nothing is done here: the events of the child are waited for."""

@@ -1,16 +1,17 @@
-"""The text of a PDF, taken out in a process of its own: run as a script, never imported for use.
+"""The process that takes the text out of a PDF, and what goes between it and us.
 
 A hostile file can make a parser loop, grow or crash. All that may happen here: the one who started
 this process ends it at a deadline, and limits of the system hold before the parser is loaded.
-The length of the file, the file and which pages come in; one JSON object goes out.
 """
 
-import json
-import resource
-import struct
+from __future__ import annotations
+
 import sys
 from importlib import import_module
 from typing import Any
+
+from indusagi.capabilities.apart.limits import limit_ourselves
+from indusagi.capabilities.apart.parcel import packed, unpacked
 
 MOST_CHARACTERS = 500_000
 """Of all pages together."""
@@ -18,26 +19,25 @@ _MEMORY_BYTES = 2 * 1024 * 1024 * 1024
 _CPU_S = 30
 
 
-def main() -> None:
-    """Read a request from standard input and answer it on standard output."""
-    _limit()
-    size, first, last = struct.unpack(">QII", sys.stdin.buffer.read(16))
-    data = sys.stdin.buffer.read(size)
+def request(data: bytes, first: int, last: int) -> list[bytes]:
+    """Write what the process is to do."""
+    return packed({"first": first, "last": last}, [data])
+
+
+def main() -> int:
+    """Answer the one request on standard input: what the process is for."""
+    limit_ourselves(_CPU_S, _MEMORY_BYTES)
+    given, (data,) = unpacked(sys.stdin.buffer.read())
+    pages: dict[str, Any] = {**given}
     try:
         library = import_module("pypdfium2")  # under the limits
     except ImportError:
         answer: dict[str, Any] = {"trouble": "missing"}
     else:
-        answer = _text(library, data, first, last)
-    sys.stdout.write(json.dumps(answer))
-
-
-def _limit() -> None:
-    for kind, most in ((resource.RLIMIT_AS, _MEMORY_BYTES), (resource.RLIMIT_CPU, _CPU_S)):
-        try:
-            resource.setrlimit(kind, (most, most))
-        except (OSError, ValueError):  # a stricter limit holds already, or the system has none
-            continue
+        answer = _text(library, data, **pages)
+    for piece in packed(answer, []):
+        sys.stdout.buffer.write(piece)
+    return 0
 
 
 def _text(library: Any, data: bytes, first: int, last: int) -> dict[str, Any]:
@@ -60,7 +60,3 @@ def _text(library: Any, data: bytes, first: int, last: int) -> dict[str, Any]:
         if left <= 0:
             break
     return {"total": len(document), "pages": pages}
-
-
-if __name__ == "__main__":  # pragma: no cover — in a process that tells nobody what it ran
-    main()

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
+from indusagi.capabilities.apart.asking import asked
+from indusagi.capabilities.apart.python import library_of, own_python
 from indusagi.capabilities.files import picture_worker
-from indusagi.capabilities.files.apart import library_of, own_python
-from indusagi.capabilities.files.asking import asked
 from indusagi.capabilities.files.images import fit_picture, picture_size
 from indusagi.capabilities.files.picture_worker import answer, request
 from indusagi.capabilities.files.unshown import Unshown

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from indusagi.capabilities.apart.parcel import packed, unpacked
 from indusagi.capabilities.files.images import Picture, fit_picture
-from indusagi.capabilities.files.parcel import packed, unpacked
 from indusagi.capabilities.files.unshown import Unshown
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
+from indusagi.capabilities.apart.asking import asked
+from indusagi.capabilities.apart.python import library_of, own_python
 from indusagi.capabilities.files import task_worker
-from indusagi.capabilities.files.apart import library_of, own_python
-from indusagi.capabilities.files.asking import asked
 from indusagi.capabilities.files.change import LARGEST_FILE, Refused
 from indusagi.capabilities.files.task import worked_out
 from indusagi.capabilities.files.task_worker import answer, request

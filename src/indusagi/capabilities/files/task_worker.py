@@ -9,8 +9,8 @@ import sys
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from indusagi.capabilities.apart.parcel import packed, unpacked
 from indusagi.capabilities.files.change import Refused, Replacement
-from indusagi.capabilities.files.parcel import packed, unpacked
 from indusagi.capabilities.files.task import Made, Task, worked_out
 
 if TYPE_CHECKING:

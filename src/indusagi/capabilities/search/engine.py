@@ -19,7 +19,7 @@ from base64 import b64encode
 from dataclasses import asdict
 from typing import TYPE_CHECKING, BinaryIO
 
-from indusagi.capabilities.files.apart import own_python
+from indusagi.capabilities.apart.python import own_python
 from indusagi.capabilities.files.globs import glob_regex
 from indusagi.capabilities.files.ignore import IgnoreRules, RuleFile
 from indusagi.capabilities.search.braces import TooManyAlternatives, expand_braces

@@ -1,19 +1,19 @@
-"""The conversion of a page, and the process that does it: `python -I converter.py <library>`.
-
-Only the standard library is loaded here, so that the process starts quickly wherever this file is.
-"""
+"""The conversion of a page, the process that does it, and what goes between it and us."""
 
 from __future__ import annotations
 
-import json
 import sys
-from typing import Any, Final, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+from indusagi.capabilities.apart.limits import limit_ourselves
+from indusagi.capabilities.apart.parcel import packed, unpacked
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Style: TypeAlias = Literal["markdown", "plain"]
 LONGEST_S: Final = 20
 """How long a conversion may take; hostile pages of the largest size need two."""
-SIZE: Final = 8
-"""Bytes in front of a message that tell how long it is."""
 _MEMORY: Final = 1024 * 1024 * 1024
 _EXCLUDED: Final = ["nav", "script", "style", "noscript", "template", "iframe", "svg", "dialog"]
 
@@ -42,47 +42,44 @@ def convert(html: str, base_url: str, style: Style) -> tuple[str, bool]:
     return found.content or "", deep
 
 
-def packed(facts: list[str | bool], text: str) -> bytes:
-    """Write a few facts in a line of JSON and the text behind it, the size of all in front."""
-    data = f"{json.dumps(facts)}\n{text}".encode("utf-8", "surrogatepass")
-    return len(data).to_bytes(SIZE, "big") + data
+def request(html: str, base_url: str, style: Style) -> list[bytes]:
+    """Write what the process is to do."""
+    return packed({"base_url": base_url, "style": style}, [_encoded(html)])
 
 
-def unpacked(data: bytes) -> tuple[list[Any], str]:
-    """Read what `packed` wrote, without the size.
+def answer(pieces: Sequence[bytes]) -> tuple[str, bool]:
+    """Read what the process has written.
 
     Raises:
-        ValueError: It is something else.
+        ValueError: There is no answer, or the page was not taken.
     """
-    facts, _, text = data.partition(b"\n")
-    return cast("list[Any]", json.loads(facts)), text.decode("utf-8", "surrogatepass")
-
-
-def serve() -> None:
-    """Answer one request on standard input: what the process is for."""
-    size = int.from_bytes(sys.stdin.buffer.read(SIZE), "big")
-    (base_url, style), html = unpacked(sys.stdin.buffer.read(size))
     try:
-        text, deep = convert(html, base_url, style)
-        answer = packed(["done", deep], text)
+        given, parts = unpacked(b"".join(pieces))
+    except ValueError:
+        raise ValueError("the converter gave up") from None
+    if not parts:
+        raise ValueError(given["refused"])
+    return _decoded(parts[0]), given["deep"] is True
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _decoded(data: bytes) -> str:
+    return data.decode("utf-8", "surrogatepass")
+
+
+def main() -> int:
+    """Answer the one request on standard input: what the process is for."""
+    limit_ourselves(LONGEST_S, _MEMORY)
+    given, (html,) = unpacked(sys.stdin.buffer.read())
+    facts: dict[str, Any] = {**given}
+    try:
+        text, deep = convert(_decoded(html), **facts)
+        reply = packed({"deep": deep}, [_encoded(text)])
     except ValueError as exc:
-        answer = packed(["refused", str(exc)], "")
-    sys.stdout.buffer.write(answer)
-
-
-def confine() -> None:
-    """Set limits of time and memory for this process; where there is no such limit, go without."""
-    import resource  # noqa: PLC0415 — for the process alone
-
-    for limit, most in ((resource.RLIMIT_CPU, LONGEST_S), (resource.RLIMIT_AS, _MEMORY)):
-        try:
-            resource.setrlimit(limit, (most, most))
-        except (OSError, ValueError):
-            continue
-
-
-if __name__ == "__main__":  # pragma: no cover — in a process that is not measured
-    # Behind what is installed beside the interpreter: for when the library is somewhere else.
-    sys.path.append(sys.argv[1])
-    confine()
-    serve()
+        reply = packed({"refused": str(exc)}, [])
+    for piece in reply:
+        sys.stdout.buffer.write(piece)
+    return 0

@@ -7,20 +7,19 @@ be ended at any moment; nothing but the page and the text passes between the two
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 from dataclasses import dataclass
 from functools import partial
 from html import unescape
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
-from anyio import fail_after, to_thread
+from anyio import to_thread
 
+from indusagi.capabilities.apart.asking import asked
+from indusagi.capabilities.apart.python import library_of, own_python
 from indusagi.capabilities.egress import WebTrouble
 from indusagi.capabilities.web import converter
-from indusagi.capabilities.web.converter import LONGEST_S, SIZE, convert, packed, unpacked
+from indusagi.capabilities.web.converter import LONGEST_S, answer, convert, request
 
 if TYPE_CHECKING:
     from indusagi.capabilities.web.converter import Style
@@ -67,53 +66,8 @@ def _title(html: str) -> str:
 
 
 async def _in_a_process(html: str, base_url: str, style: Style) -> tuple[str, bool]:
-    from indusagi.core.child import Child  # noqa: PLC0415 — processes, for large pages alone
-
-    page = _Output()
-    child = Child(page)
-    # Isolated: what is in the working directory or the environment is not what is run.
-    argv = [sys.executable, "-I", converter.__file__, await to_thread.run_sync(_library)]
-    try:
-        with fail_after(LONGEST_S):
-            await child.start(argv, {}, None)
-            child.write(packed([base_url, style], html))
-            await child.output_ended.wait()
-    finally:
-        await child.end(0)
-    return await to_thread.run_sync(page.answer)
-
-
-def _library() -> str:
-    """Tell where the converter's library is installed."""
-    found = find_spec("html_to_markdown")
-    return os.path.dirname(os.path.dirname((found and found.origin) or "/"))
-
-
-class _Output:
-    """What the process has written."""
-
-    def __init__(self) -> None:
-        self._pieces: list[bytes] = []
-
-    def wrote(self, data: bytes) -> None:
-        self._pieces.append(data)
-
-    def complained(self, data: bytes) -> None:
-        """Leave its complaints be: they are Python's, about a page that nobody here wrote."""
-
-    def changed(self) -> None:
-        """Look at nothing: whoever waits looks at the events of the process."""
-
-    def answer(self) -> tuple[str, bool]:
-        """Read the answer.
-
-        Raises:
-            ValueError: There is none.
-        """
-        try:
-            (outcome, more), text = unpacked(b"".join(self._pieces)[SIZE:])
-        except ValueError:
-            raise ValueError("the converter gave up") from None
-        if outcome != "done":
-            raise ValueError(more)
-        return text, bool(more)
+    library = await to_thread.run_sync(library_of, "html_to_markdown")
+    question = await to_thread.run_sync(request, html, base_url, style)
+    argv = own_python(converter.__name__, library=library)
+    pieces = await asked(argv, question, LONGEST_S)
+    return await to_thread.run_sync(answer, pieces)

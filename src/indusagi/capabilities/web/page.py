@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar
 
 from anyio import to_thread
 
+from indusagi.capabilities.apart.asking import asked
+from indusagi.capabilities.apart.python import own_python
 from indusagi.capabilities.egress import WebTrouble
-from indusagi.capabilities.files.apart import own_python
-from indusagi.capabilities.files.asking import asked
 from indusagi.capabilities.web import layout
 from indusagi.capabilities.web.charset import decoded
 from indusagi.capabilities.web.layout import LONGEST_JSON, SHORT_JSON, laid_open, laid_out

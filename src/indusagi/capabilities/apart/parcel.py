@@ -29,6 +29,13 @@ def unpacked(data: bytes) -> tuple[JsonObject, list[bytes]]:
     Raises:
         ValueError: It is no message, or not all of it.
     """
+    try:
+        return _read(data)
+    except (TypeError, RecursionError):  # whatever is there, we have not written it
+        raise ValueError("no message of ours") from None
+
+
+def _read(data: bytes) -> tuple[JsonObject, list[bytes]]:
     at = _SIZE + int.from_bytes(data[:_SIZE], "big")
     facts, sizes = cast("tuple[JsonObject, list[int]]", json.loads(data[_SIZE:at]))
     parts: list[bytes] = []

@@ -7,16 +7,29 @@ from typing import TYPE_CHECKING
 from anyio import fail_after
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from indusagi.core.child import Child
 
 _PIECE = 256 * 1024
 """Bytes that are handed to the pipe in one go."""
+_MOST_BYTES = 64 * 1024 * 1024
+"""Of an answer: more than an honest one has."""
 
 
-async def asked(argv: Sequence[str], question: Sequence[bytes], deadline_s: float) -> list[bytes]:
+async def asked(
+    argv: Sequence[str],
+    question: Sequence[bytes],
+    deadline_s: float,
+    env: Mapping[str, str] | None = None,
+) -> list[bytes]:
     """Start a process, write the pieces of a question to it, and give the pieces of its answer.
+
+    Args:
+        argv: The process.
+        question: What is written to it.
+        deadline_s: How long all of it may take.
+        env: Its whole environment; empty, so that whatever breaks into it finds no secret in it.
 
     Raises:
         TimeoutError: It took longer than that.
@@ -29,7 +42,7 @@ async def asked(argv: Sequence[str], question: Sequence[bytes], deadline_s: floa
     try:
         with fail_after(deadline_s):
             # It reads all before it works and writes at the end: it does not outlive us for long.
-            await child.start(argv, {}, None, dies_with_us=False)
+            await child.start(argv, env or {}, None, dies_with_us=False)
             await tell(child, question)
             child.close_input()
             await child.output_ended.wait()
@@ -56,10 +69,13 @@ class _Heard:
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
+        self._left = _MOST_BYTES
 
     def wrote(self, data: bytes) -> None:
-        """Keep it."""
-        self.pieces.append(data)
+        """Keep it, up to a limit."""
+        if self._left > 0:
+            self.pieces.append(data)
+            self._left -= len(data)
 
     def complained(self, data: bytes) -> None:
         """Leave its complaints be: without an answer there is nothing to say but that."""

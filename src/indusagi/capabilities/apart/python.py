@@ -16,12 +16,13 @@ import sys, types
 for name, path in zip(("indusagi", "indusagi.core", "indusagi.capabilities"), sys.argv[2:5]):
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [path]
-sys.path.append(sys.argv[5])
+sys.path.extend(filter(None, sys.argv[5:6]))
 from importlib import import_module
 sys.exit(import_module(sys.argv[1]).main(*sys.argv[6:]))
 """
 """Finds our modules where they are, and does without the rest of the packages they are in: to load
-the whole kernel takes four times as long as to start Python."""
+the whole kernel takes four times as long as to start Python. An empty name on the path would be the
+working directory, in which a stranger may have put a module."""
 _KERNEL = os.path.dirname(os.path.dirname(__file__))
 _PACKAGE = os.path.dirname(_KERNEL)
 
@@ -41,6 +42,9 @@ def own_python(module: str, *arguments: str, library: str = "") -> list[str]:
 
 
 def library_of(name: str) -> str:
-    """Tell in which directory a library is installed; looks at files: not for the event loop."""
+    """Tell in which directory a library is installed, nothing if it is not.
+
+    It looks at files: not for the event loop.
+    """
     found = find_spec(name)
     return os.path.dirname(os.path.dirname((found and found.origin) or ""))
