@@ -646,6 +646,19 @@ async def test_context_lines_of_other_pages_are_not_shown(tmp_path: Path, engine
     assert page == ["a-3- 3", "a:4: foo", "a-5- 5"]
 
 
+async def test_matches_on_lines_next_to_each_other_are_matches_of_their_own(
+    tmp_path: Path, engine: Engine
+) -> None:
+    fill(tmp_path, {"a": "".join(f"import {number};\n" for number in range(30)) + "import\nx;"})
+    asked: dict[str, JsonValue] = {"pattern": "import[^;]*;", "multiline": True}
+    head, *shown = (await said(tmp_path, engine, **asked)).split("\n")
+    assert head == "31 matches in 1 file"
+    expected = [*(f"a:{number + 1}: import {number};" for number in range(30)), "a:31: import"]
+    assert shown == [*expected, "a:32: x;"]
+    assert await lines(tmp_path, engine, maxMatches=2, offset=29, **asked) == shown[29:]
+    assert await lines(tmp_path, engine, maxMatches=1, offset=20, **asked) == shown[20:21]
+
+
 async def test_a_match_of_many_lines_is_shown_in_part(tmp_path: Path, engine: Engine) -> None:
     fill(tmp_path, {"a": "start\n" + "x\n" * 50 + "end\n"})
     found = await lines(tmp_path, engine, pattern="start.*end", multiline=True)
