@@ -165,6 +165,14 @@ async def test_an_orphan_without_session_and_environment_is_found_by_the_pipe_it
         assert not is_alive(orphan)
 
 
+async def test_who_is_started_after_the_others_were_asked_is_asked_too() -> None:
+    script = "trap 'setsid sleep 600 & wait; exit 7' TERM; echo ready; while :; do sleep 0.02; done"
+    async with running(script, with_input=False) as (child, heard):
+        await until(lambda: heard.output == b"ready\n")
+        await child.end(20)
+        assert child.exit_code == 7
+
+
 async def test_a_child_that_was_never_started_can_be_ended() -> None:
     await Child(Listener()).end(1)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from indusagi.core.groups import MARK, Kin, left_behind, signal_each, signal_group
+from indusagi.core.groups import MARK, Kin, left_behind, settled, signal_each, signal_group
 from indusagi.core.ids import new_ulid
 
 if TYPE_CHECKING:
@@ -121,6 +121,14 @@ def test_the_mark_of_an_outer_program_is_found_beside_the_inner_one() -> None:
     with leading(*SLEEP, mark=f"{outer} {inner}") as process:
         assert [one.pid for one in left_behind(None, outer)] == [process.pid]
         assert [one.pid for one in left_behind(None, inner)] == [process.pid]
+
+
+def test_who_was_only_just_made_has_not_settled() -> None:
+    with leading(*SLEEP) as process:
+        (found,) = left_behind(process.pid, new_ulid())
+        later = replace(found, started=found.started + 100_000)
+        former = replace(found, started=found.started - 100)
+        assert settled([later, former]) == {former.name}
 
 
 def test_another_process_under_the_same_number_is_not_signalled() -> None:

@@ -523,6 +523,23 @@ async def test_a_bubblewrap_that_does_not_work_is_none(
     assert said in state.detail
 
 
+async def test_a_bubblewrap_that_could_not_be_started_is_tried_again(
+    bubblewrapped: Mechanism, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = a_bubblewrap_that(f'exec {shutil.which("bwrap")} "$@"', tmp_path / "bin")
+    monkeypatch.setenv("PATH", f"{path}:{os.environ['PATH']}")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    async with shell_in(root, Sandbox(mechanisms=(bubblewrapped,))) as shell:
+        with monkeypatch.context() as patch:
+            patch.setattr(subprocess, "run", refuse)
+            state = await shell.sandbox_state()
+        assert (state.kind, "Too many open files" in state.detail) == ("none", True)
+        assert (await shell.sandbox_state()).kind == "bubblewrap"
+
+
 async def test_an_older_bubblewrap_does_without_what_it_does_not_know(
     bubblewrapped: Mechanism, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,6 +102,11 @@ SEARCHES = [
     Search(pattern="foo(?! bar)"),
     Search(pattern=r"\x{66}oo"),
     Search(pattern=r"[[:alpha:]]oo"),
+    Search(pattern=r"o[[:^alpha:]]"),
+    Search(pattern=r"o\r$"),
+    Search(pattern=r"foo\nbar", multiline=True),
+    Search(pattern=r"foo(\n|)", multiline=True, mode=Mode.COUNT),
+    Search(pattern="foo", glob="*.ts{,x}"),
     Search(pattern=r"(?<name>f)oo$"),
 ]
 
@@ -131,6 +136,7 @@ def test_both_engines_write_the_same_of_one_file(
     [
         (Search(pattern="foo("), "regex parse error:\n    foo(\n       ^\nerror: missing )"),
         (Search(pattern=r"\x{ffffff}"), "regex parse error"),
+        (Search(pattern="[a-z&&[^b]]"), "Possible set intersection"),
         (Search(pattern="a{99999999999}"), "regex parse error"),
         (Search(pattern="foo", glob="{a,b}" * 9), "error parsing glob"),
     ],

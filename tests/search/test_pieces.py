@@ -9,6 +9,7 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
+import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ from indusagi.capabilities.search.names import Lent, Query, find_names, split_qu
 from indusagi.capabilities.search.records import Counts, Matches
 from indusagi.capabilities.search.request import WINDOW_CHARS, window
 from indusagi.capabilities.search.ripgrep import environment, find_ripgrep
+from indusagi.capabilities.search.run import run_program
 from indusagi.capabilities.search.types import file_types
 
 RG = str(Path(sys.executable).parent / "rg")
@@ -225,6 +227,25 @@ def test_a_record_without_a_file_says_nothing() -> None:
     reader.feed(match("a", 1, "x\n") + record("context", lines={"text": ""}, line_number=1))
     reader.feed(record("end", binary_offset=None) + record("other"))
     assert (reader.matches, reader.files) == (0, [])
+
+
+# -- programs that break down -----------------------------------------------------------------
+
+
+@pytest.mark.anyio
+@pytest.mark.process
+@pytest.mark.parametrize("before", [0, 20_000])
+async def test_a_program_that_has_broken_down_is_not_waited_for(
+    before: int, tmp_path: Path
+) -> None:
+    script = (
+        f"echo {'x' * before} >&2; printf \"thread 'main' panicked\" >&2; "
+        "printf ' at somewhere' >&2; exec sleep 60"
+    )
+    reader = Matches(10)
+    with anyio.fail_after(20):
+        finished = await run_program(["/bin/sh", "-c", script], {}, str(tmp_path), reader, 50)
+    assert (finished.held_up, finished.timed_out, finished.exit_code) == (True, False, None)
 
 
 # -- handles ----------------------------------------------------------------------------------

@@ -284,8 +284,9 @@ async def test_a_path_that_is_not_there_is_not_found(tmp_path: Path) -> None:
 async def test_other_names_for_the_arguments_are_understood(tmp_path: Path) -> None:
     plant(tmp_path, ["a.py"])
     box = box_of(context(tmp_path), find_tool())
-    outcome = await call(box, "find", {"pattern": "*.py", "limit": "5"})
-    assert outcome.output == "1 found\na.py"
+    for name in ("pattern", "glob", "name"):
+        outcome = await call(box, "find", {name: "*.py", "limit": "5"})
+        assert outcome.output == "1 found\na.py"
     assert (await call(box, "find", "nonsense")).is_error
 
 

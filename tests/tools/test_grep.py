@@ -249,6 +249,7 @@ async def test_what_a_pattern_matches(
         ({"pattern": "foo\nb", "literal": True}, ["dos", "unix"]),
         ({"pattern": r"bar\n{2}baz"}, ["dos", "unix"]),
         ({"pattern": "f o o \\n # a comment\n b a r", "flags": "x"}, ["dos", "unix"]),
+        ({"pattern": "(?x) f o o \\n # a comment\n b a r"}, ["dos", "unix"]),
         ({"pattern": r"[^\n]oo$"}, ["dos", "unix"]),
         ({"pattern": r"f[^\r\n]+$"}, ["dos", "unix"]),
         ({"pattern": r"foo\r?\nbar"}, ["dos", "unix"]),
@@ -409,9 +410,9 @@ async def test_a_type_says_which_files_with_a_glob_or_without(
     fill(tmp_path, dict.fromkeys(["a.py", "b.pyi", "d/c.py", "d/e.js"], "foo\n"))
     found = await lines(tmp_path, engine, pattern="foo", type="py")
     assert [line.partition(":")[0] for line in found] == ["a.py", "b.pyi", "d/c.py"]
-    found = await lines(tmp_path, engine, pattern="foo", type="py", glob="d/**")
+    found = await lines(tmp_path, engine, pattern="foo", type="py", glob="d/*")
     assert [line.partition(":")[0] for line in found] == ["d/c.py"]
-    found = await lines(tmp_path, engine, pattern="foo", type="py", glob="d/**", mode="count")
+    found = await lines(tmp_path, engine, pattern="foo", type="py", glob="d/*", mode="count")
     assert found == ["d/c.py:1"]
     for mode in ("content", "files", "count"):
         nothing = await said(tmp_path, engine, pattern="x", type="js", glob="*.py", mode=mode)
@@ -519,7 +520,8 @@ async def test_the_words_of_others_are_understood(
     arguments: dict[str, JsonValue], expected: list[str], tmp_path: Path
 ) -> None:
     fill(tmp_path, {"a": "FOO\nfoo\n"})
-    assert await lines(tmp_path, Engine.RIPGREP, pattern="foo", **arguments) == expected
+    for name in ("pattern", "query", "regex"):
+        assert await lines(tmp_path, Engine.RIPGREP, **{name: "foo", **arguments}) == expected
 
 
 async def test_words_that_say_nothing_are_refused_as_they_are(tmp_path: Path) -> None:
@@ -642,6 +644,19 @@ async def test_context_lines_of_other_pages_are_not_shown(tmp_path: Path, engine
     fill(tmp_path, {"a": "1\nfoo\n3\nfoo\n5\nfoo\n7\n"})
     page = await lines(tmp_path, engine, pattern="foo", context=1, maxMatches=1, offset=1)
     assert page == ["a-3- 3", "a:4: foo", "a-5- 5"]
+
+
+async def test_matches_on_lines_next_to_each_other_are_matches_of_their_own(
+    tmp_path: Path, engine: Engine
+) -> None:
+    fill(tmp_path, {"a": "".join(f"import {number};\n" for number in range(30)) + "import\nx;"})
+    asked: dict[str, JsonValue] = {"pattern": "import[^;]*;", "multiline": True}
+    head, *shown = (await said(tmp_path, engine, **asked)).split("\n")
+    assert head == "31 matches in 1 file"
+    expected = [*(f"a:{number + 1}: import {number};" for number in range(30)), "a:31: import"]
+    assert shown == [*expected, "a:32: x;"]
+    assert await lines(tmp_path, engine, maxMatches=2, offset=29, **asked) == shown[29:]
+    assert await lines(tmp_path, engine, maxMatches=1, offset=20, **asked) == shown[20:21]
 
 
 async def test_a_match_of_many_lines_is_shown_in_part(tmp_path: Path, engine: Engine) -> None:

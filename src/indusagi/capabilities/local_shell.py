@@ -244,7 +244,7 @@ class LocalShell:
         work = _start(
             partial(_prepare, self._walls, command, folder, env or {}, target), folder, with_input
         )
-        return await seen_through(work, "start a command", undo=LocalProcess.aclose)
+        return await seen_through(work, "start a command", undo=_drop)
 
     async def sandbox_state(self) -> SandboxState:
         """Tell what holds commands in here."""
@@ -253,6 +253,14 @@ class LocalShell:
     async def aclose(self) -> None:
         """Remove the temporary files of the commands that have run; safe to call twice."""
         await to_thread.run_sync(self._walls.remove)
+
+
+async def _drop(process: LocalProcess) -> None:
+    """End a command that nobody has been given: it gets no time to begin with anything."""
+    try:
+        await process.stop(grace_ms=0)
+    finally:
+        await process.aclose()
 
 
 async def _start(prepare: Callable[[], _Prepared], folder: str, with_input: bool) -> LocalProcess:

@@ -21,7 +21,7 @@ import threading
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Protocol, cast
 
-from indusagi.core.groups import MARK, Kin, name_of_pipe, signal_each, signal_group
+from indusagi.core.groups import MARK, Kin, name_of_pipe, settled, signal_each, signal_group
 from indusagi.core.ids import new_ulid
 from indusagi.core.owner import Owner, seen_through
 from indusagi.core.pipes import PipeReader, PipeWriter
@@ -277,10 +277,8 @@ class Child:
             left = await asyncio.to_thread(self._left)
         if self.exited.is_set() and not left:
             return True
-        if self._signal_group(signal.SIGTERM):
-            left = [found for found in left if found.group != self.pid]
-        await asyncio.to_thread(signal_each, left, signal.SIGTERM)
-        await self._gone_within(grace_s)
+        asked = self.pid if self._signal_group(signal.SIGTERM) else None
+        await self._gone_within(grace_s, settled(one for one in left if one.group == asked))
         return False
 
     async def _force(self) -> None:
@@ -309,14 +307,18 @@ class Child:
             async with asyncio.timeout(patience_s):
                 await self.exited.wait()
 
-    async def _gone_within(self, patience_s: float) -> None:
+    async def _gone_within(self, patience_s: float, asked: set[tuple[int, int]]) -> None:
+        """Ask all the others, also those who were only about to start, and wait for their end."""
         with suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
-                await self.exited.wait()
                 pause_s = 0.005
-                while await asyncio.to_thread(self._left):
+                while left := await asyncio.to_thread(self._left):
+                    others = [found for found in left if found.name not in asked]
+                    await asyncio.to_thread(signal_each, others, signal.SIGTERM)
+                    asked |= settled(others)
                     await asyncio.sleep(pause_s)
                     pause_s = min(pause_s * 2, 0.1)
+                await self.exited.wait()
 
     async def _drain(self, patience_s: float) -> None:
         if patience_s <= 0:

@@ -13,16 +13,19 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import time
 from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 MARK = "INDUS_CHILD"
 """The variable. It holds the marks of all processes of ours that stand above, so that those of an
 inner program of ours are found by the outer one too."""
+_YOUNG_S = 0.1
 _GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
 """What looking at a process raises when it has just ended, or when it is not for us to see."""
 
@@ -127,6 +130,19 @@ def signal_each(processes: list[Found], number: int) -> None:
             _signal(found, number)
         except _GONE:
             continue
+
+
+def settled(processes: Iterable[Found]) -> set[tuple[int, int]]:
+    """Name those who have heard what was sent to them.
+
+    What bash has only just made still has its handler, forgets the signal and becomes a program
+    for which bash then waits: such a one has to be told again.
+    """
+    if sys.platform != "linux":  # pragma: no cover — start times are known on Linux
+        return {one.name for one in processes}
+    now = time.clock_gettime(time.CLOCK_BOOTTIME)
+    latest = (now - _YOUNG_S) * os.sysconf("SC_CLK_TCK")
+    return {one.name for one in processes if one.started <= latest}
 
 
 def _signal(found: Found, number: int) -> None:

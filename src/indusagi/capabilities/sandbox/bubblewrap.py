@@ -31,6 +31,9 @@ _USERS = (
 """A user namespace that is nobody's to change, as the versions of bubblewrap know it."""
 
 
+_USELESS = "bubblewrap does not work here: {}"
+
+
 def find_bubblewrap(search_path: str, workspace: str) -> tuple[tuple[str, ...], str]:
     """Find a bubblewrap that works, by having it run something once.
 
@@ -42,7 +45,12 @@ def find_bubblewrap(search_path: str, workspace: str) -> tuple[tuple[str, ...], 
         The beginning of its command line, and "" or why there is none.
     """
     program = trusted_program("bwrap", search_path, workspace)
-    return ((), "bubblewrap is not installed") if program is None else _tried(program)
+    if program is None:
+        return (), "bubblewrap is not installed"
+    try:
+        return _tried(program)
+    except OSError as exc:  # not remembered: there may have been no descriptor or no memory left
+        return (), _USELESS.format(exc)
 
 
 @cache
@@ -52,7 +60,7 @@ def _tried(program: str) -> tuple[tuple[str, ...], str]:
         said = _trial(program, user)
         if not said:
             return (program, *user), ""
-    return (), f"bubblewrap does not work here: {said}"
+    return (), _USELESS.format(said)
 
 
 def _trial(program: str, user: Sequence[str]) -> str:
@@ -65,8 +73,6 @@ def _trial(program: str, user: Sequence[str]) -> str:
         )
     except TimeoutExpired:
         return f"it did not end within {_PROBE_S} s"
-    except OSError as exc:
-        return str(exc)
     said = done.stderr.decode("utf-8", "replace").strip()
     return "" if done.returncode == 0 else said or f"exit code {done.returncode}"
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from indusagi.capabilities.search.request import Search
 
 _ANY_END = r"(?:\r?\n)"
+_EXTENDED = re.compile(r"\(\?[a-wyz]*x")
 _PIECE = re.compile(
     r"\[\^?\]?(?:\[:\^?[a-z]+:\]|\\.|[^\\\]])*\]"  # of a set, one character is taken
     r"|\\.|.",
@@ -29,7 +30,8 @@ def names_return(search: Search) -> bool:
 
 def with_any_end(search: Search) -> str | None:
     """Write a pattern such that its ends of lines are those of any file; None if it has none."""
-    ends = {r"\n"} if search.extended and not search.literal else {"\n", r"\n"}
+    extended = search.extended or _EXTENDED.match(search.pattern)
+    ends = {r"\n"} if extended and not search.literal else {"\n", r"\n"}
     pieces = list(_pieces(search))
     if ends.isdisjoint(pieces) or names_return(search):
         return None

@@ -233,7 +233,7 @@ class _Job:
             last = number + text.count("\n", start, max(start, found.end() - 1))
             if number >= len(lines):
                 break
-            if held is not None and number <= held[1] + 1:
+            if held is not None and number <= held[1]:
                 held = (held[0], max(held[1], last), held[2], held[3])
                 continue
             if held is not None:

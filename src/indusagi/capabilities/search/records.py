@@ -10,7 +10,9 @@ import json
 import os
 import re
 from base64 import b64decode
-from typing import TYPE_CHECKING, cast
+from bisect import bisect_right
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from indusagi.capabilities.search.request import FileHits, Line, path_key, window
 
@@ -138,22 +140,52 @@ class Matches:
     def _match(self, data: JsonObject) -> None:
         if self._current is None:
             return
-        self.matches += 1
-        if self.matches <= self._skip:
-            return
-        if self.matches > self._skip + self._limit:
-            self.is_full = True
-            return
-        self._current.lines.extend(_match_lines(data, self._current.matches))
-        self._current.matches += 1
+        for part in _parts(data):
+            self.matches += 1
+            if self.matches <= self._skip:
+                continue
+            if self.matches > self._skip + self._limit:
+                self.is_full = True
+                return
+            self._current.lines.extend(_match_lines(part, self._current.matches))
+            self._current.matches += 1
 
 
-def _match_lines(data: JsonObject, match: int) -> Iterator[Line]:
-    """Give the lines of one match: mostly one, but it may reach over several."""
+class _Part(NamedTuple):
+    """Lines that belong together, and where in them something was found first."""
+
+    number: int
+    lines: list[bytes]
+    start: int
+    end: int
+
+
+def _parts(data: JsonObject) -> Iterator[_Part]:
+    """Take apart what matches: ripgrep puts places together that are on lines next to each other.
+
+    Those that share a line stay together.
+    """
     lines = _raw(data["lines"]).removesuffix(b"\n").split(b"\n")
     number = cast("int", data["line_number"])
-    found = cast("list[dict[str, int]]", data["submatches"])
-    start, end = (found[0]["start"], found[0]["end"]) if found else (0, 0)
+    places = cast("list[dict[str, int]]", data["submatches"])
+    offsets = list(accumulate((len(line) + 1 for line in lines), initial=0))
+    begun: list[tuple[int, int, int]] = []
+    last = -1
+    for place in places or [{"start": 0, "end": 0}]:
+        start, end = place["start"], place["end"]
+        first = bisect_right(offsets, start) - 1
+        if first > last:
+            begun.append((first if begun else 0, start, end))
+        last = max(last, bisect_right(offsets, max(start, end - 1)) - 1)
+    ends = [first for first, _, _ in begun[1:]]
+    for (first, start, end), after in zip(begun, [*ends, len(lines)], strict=True):
+        offset = offsets[first]
+        yield _Part(number + first, lines[first:after], start - offset, end - offset)
+
+
+def _match_lines(part: _Part, match: int) -> Iterator[Line]:
+    """Give the lines of one match: mostly one, but it may reach over several."""
+    number, lines, start, end = part
     for at, line in enumerate(lines[:_MATCH_LINES]):
         yield Line(number + at, _shown(line, max(0, start), max(0, end)), match)
         start -= len(line) + 1

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 ALIASES = {
     **PATH_ALIASES,
+    "query": "pattern",
+    "regex": "pattern",
     "output_mode": "mode",
     "include": "glob",
     "max_matches": "maxMatches",

@@ -90,7 +90,13 @@ _SCHEMA: JsonSchema = {
     "required": ["query"],
     "additionalProperties": False,
 }
-_ALIASES = {**PATH_ALIASES, "pattern": "query", "name": "query", "no_ignore": "noIgnore"}
+_ALIASES = {
+    **PATH_ALIASES,
+    "pattern": "query",
+    "glob": "query",
+    "name": "query",
+    "no_ignore": "noIgnore",
+}
 _DESCRIPTION = (
     "Find files and directories by name. A query without glob characters is part of the name, in "
     "any case; a glob minds case. With a slash it is matched against the path. Honours .gitignore, "
