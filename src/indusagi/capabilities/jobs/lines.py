@@ -60,15 +60,21 @@ class LineRing:
 
     def feed(self, data: bytes) -> None:
         """Take a piece of the output."""
+        first, *more = self._decoder.decode(data).split("\n")
+        ended, open_line = list[str](), self._open + first
+        if more:
+            ended, open_line = [open_line, *more[:-1]], more[-1]
+            if max(map(len, ended)) > LINE_CHARS or any("\r" in line for line in ended):
+                ended = [part for line in ended for part in _parts(line)]
+        # The last character may be the first half of a line end.
+        open_line = open_line[open_line.rfind("\r", 0, -1) + 1 :]
+        if len(open_line) > LINE_CHARS:
+            *whole, open_line = _parts(open_line)
+            ended += whole
+        # Whoever asks for lines waits for no more than this, however much is written.
         with self._lock:
-            first, *more = self._decoder.decode(data).split("\n")
-            self._open += first
-            if more:
-                ended, self._open = [self._open, *more[:-1]], more[-1]
-                if max(map(len, ended)) > LINE_CHARS or any("\r" in line for line in ended):
-                    ended = [part for line in ended for part in _parts(line)]
-                self._add(ended)
-            self._cut_open_line()
+            self._open = open_line
+            self._add(ended)
 
     def _add(self, ended: list[str]) -> None:
         self._total += len(ended)
@@ -77,13 +83,6 @@ class LineRing:
         self._chars += sum(map(len, kept))
         while len(self._lines) > RING_LINES or self._chars > RING_CHARS:
             self._chars -= len(self._lines.popleft())
-
-    def _cut_open_line(self) -> None:
-        # The last character may be the first half of a line end.
-        self._open = self._open[self._open.rfind("\r", 0, -1) + 1 :]
-        if len(self._open) > LINE_CHARS:
-            *whole, self._open = _parts(self._open)
-            self._add(whole)
 
     def after(self, number: int) -> Lines:
         """Give the lines after the one of this number, as far as they are kept."""
