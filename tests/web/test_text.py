@@ -121,6 +121,11 @@ def test_half_a_character_at_the_end_of_half_a_page_is_left_out(
     assert text.removeprefix("\ufeff").startswith(found.text)
 
 
+def test_a_long_row_of_letters_does_not_hold_up_the_guess() -> None:
+    """What guesses would take minutes for it, and nobody else would run."""
+    assert decoded(b"\xe9" + b"a" * 32_000, "text/html").text == "\xe9" + "a" * 32_000
+
+
 @pytest.mark.parametrize("charset", ["utf-8", "gb18030", "shift_jis", "iso2022_jp", "utf-16-le"])
 @pytest.mark.parametrize("shift", range(4))
 def test_a_long_text_is_read_in_pieces_and_no_letter_falls_apart(charset: str, shift: int) -> None:

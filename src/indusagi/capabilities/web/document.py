@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 from anyio import to_thread
 
-from indusagi.capabilities.files.images import fit_picture
 from indusagi.capabilities.files.pdf import MOST_PAGES, pdf_pages
+from indusagi.capabilities.files.picture_apart import fit_picture_soon
 from indusagi.capabilities.files.unshown import Unshown
 from indusagi.capabilities.web.layout import laid_open
 from indusagi.capabilities.web.page import TextPage, written_out
@@ -22,7 +22,7 @@ PDF: Final = "application/pdf"
 
 async def picture_of(page: BytesPage) -> Picture | Unshown:
     """Make a picture small enough for a model, or say why that cannot be."""
-    return await to_thread.run_sync(fit_picture, page.data, page.kind, abandon_on_cancel=True)
+    return await fit_picture_soon(page.data, page.kind)
 
 
 async def text_of(page: BytesPage) -> TextPage | Unshown:
