@@ -638,6 +638,9 @@ async def test_a_page_says_where_it_stands(tmp_path: Path, engine: Engine) -> No
     whole = "of 10" if engine is Engine.RIPGREP else "of more"
     assert head == f"matches 5-8 {whole}; the next with offset: 8"
     assert "there are 10" in await said(tmp_path, engine, pattern="foo", offset=20)
+    for mode in ("files", "count"):
+        past = await said(tmp_path, engine, pattern="foo", mode=mode, offset=1)
+        assert past == "no file at offset 1: there are 1"
 
 
 async def test_context_lines_of_other_pages_are_not_shown(tmp_path: Path, engine: Engine) -> None:

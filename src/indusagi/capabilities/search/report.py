@@ -153,6 +153,8 @@ def _listing(
         # What reaches over several lines is counted as one.
         of_what = ("match", "matches") if asked.search.multiline else ("matching line",)
         head = f"{counted(matches, *of_what)} in {head}"
+    if not page:
+        return f"no file at offset {asked.offset:,}: there are {len(files):,}", [], details
     if len(page) < len(files):
         head += f"; {asked.offset + 1:,}-{asked.offset + len(page):,} are shown"
     if asked.offset + len(page) < len(files):
