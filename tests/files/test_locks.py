@@ -19,7 +19,7 @@ from anyio.lowlevel import checkpoint
 from tests.support.scripts import unmeasured
 
 from indusagi.capabilities.files import locks
-from indusagi.capabilities.files.locks import file_lock, file_locks
+from indusagi.capabilities.files.locks import file_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,23 +102,6 @@ async def test_lock_files_are_private() -> None:
 
     async with file_lock("/a"):
         assert modes() == [0o700, 0o600]
-
-
-async def test_several_locks_are_taken_in_one_order_whatever_the_order_asked_for() -> None:
-    done: list[str] = []
-
-    async def both(*paths: str) -> None:
-        for _ in range(10):
-            async with file_locks(paths) as held:
-                assert [each.path for each in held] == ["/a", "/b"]
-                await checkpoint()
-        done.append(paths[0])
-
-    with anyio.fail_after(20):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(both, "/a", "/b", "/a")
-            tasks.start_soon(both, "/b", "/a")
-    assert sorted(done) == ["/a", "/b"]
 
 
 async def test_a_wait_for_another_call_is_bounded() -> None:

@@ -99,7 +99,7 @@ async def test_probe_0_1_a_miss_is_answered_soon_in_a_file_of_any_length(
     with anyio.fail_after(10):  # a cubic search would take minutes
         outcome = await edit(ctx, "a.py", old, "pass\n")
     assert code(outcome) == "no_match"
-    assert outcome.details["closest_line"] == 12
+    assert outcome.details["closestLine"] == 12
     assert "- ····value_10·=·compute(10,·another=70)" in said(outcome)
     assert "+ ····value_10·=·compute(10,·other=70)" in said(outcome)
     assert path.read_text(encoding="utf-8") == "def f():\n" + text
@@ -170,7 +170,7 @@ async def test_probe_0_4_letters_of_a_latin_1_file_stay(ctx: ToolContext) -> Non
     outcome = await edit(ctx, "a.txt", "x = 1", "x = 2")
     assert path.read_bytes() == b"caf\xe9\nx = 2\n"
     diff = cast("str", outcome.details["diff"])
-    assert b" caf\xe9\n" in diff.encode(cast("str", outcome.details["diff_encoding"]))
+    assert b" caf\xe9\n" in diff.encode(cast("str", outcome.details["diffEncoding"]))
 
 
 @pytest.mark.parametrize("tool", ["edit", "write"])
@@ -240,7 +240,7 @@ async def test_a_file_that_has_changed_is_edited_where_the_text_still_stands_onc
     outcome = await edit(ctx, "a.txt", "two", "three")
     assert path.read_bytes() == b"zero\none\nthree\n"
     assert "the file has changed since it was read" in said(outcome)
-    assert outcome.details["changed_since_read"] is True
+    assert outcome.details["changedSinceRead"] is True
     # What somebody else has written has not been seen yet, and is not to be overwritten.
     box = box_of(ctx, write_tool())
     assert code(await call(box, "write", {"path": "a.txt", "content": "x"})) == "stale"
@@ -316,6 +316,24 @@ async def test_very_many_places_are_not_counted(ctx: ToolContext) -> None:
     have(ctx, "a.txt", "a" * 5_000)
     outcome = await edit(ctx, "a.txt", "a", "b")
     assert f"at least {ladder.MOST_SPANS}" in said(outcome)
+    assert said(outcome).endswith("… and more")
+
+
+async def test_a_change_that_other_processes_do_not_wait_for_says_so(
+    ctx: ToolContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    have(ctx, "a.txt", "one\n")
+    monkeypatch.setenv("HOME", "nowhere")
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    outcome = await edit(ctx, "a.txt", "one", "two")
+    assert not outcome.is_error
+    assert "others may write there too" in said(outcome)
+
+
+async def test_what_a_file_begins_with_has_no_line_too_many(ctx: ToolContext) -> None:
+    path = have(ctx, "a.txt", "one\n")
+    path.write_bytes(b"first\nsecond\n")
+    assert said(await edit(ctx, "a.txt", "one", "two")).endswith("     1\tfirst\n     2\tsecond")
 
 
 async def test_a_miss_shows_blanks_and_what_was_tried(ctx: ToolContext) -> None:
@@ -356,7 +374,9 @@ async def test_line_numbers_that_came_along_are_taken_away(
     ctx: ToolContext, old: str, new: str, after: str
 ) -> None:
     path = have(ctx, "a.txt", "one\ntwo\n\tthree\n")
-    assert not (await edit(ctx, "a.txt", old, new)).is_error
+    outcome = await edit(ctx, "a.txt", old, new)
+    assert not outcome.is_error
+    assert "line numbers of read were taken out" in said(outcome)
     assert path.read_text(encoding="utf-8") == after
 
 
@@ -406,7 +426,7 @@ async def test_a_dry_run_of_much_is_cut(ctx: ToolContext) -> None:
     have(ctx, "a.txt", f"{'x' * 100}\n" * 1_000)
     outcome = await edit(ctx, "a.txt", "x" * 100, "y", replaceAll=True, dryRun=True)
     assert said(outcome).endswith("xxx\n\n[the diff goes on]")
-    assert outcome.details["diff_cut"] is True
+    assert outcome.details["diffCut"] is True
 
 
 async def test_an_empty_old_text_makes_a_file_that_is_missing(
@@ -508,7 +528,7 @@ async def test_a_utf_16_file_is_edited_and_its_diff_is_one_of_the_text(ctx: Tool
     path = have(ctx, "a.txt", "﻿one\r\nzwei €\r\n".encode("utf-16-le"))
     outcome = await edit(ctx, "a.txt", "zwei €\n", "drei €\n")
     assert path.read_bytes().decode("utf-16") == "one\r\ndrei €\r\n"
-    assert outcome.details["diff_of"] == "text"
+    assert outcome.details["diffOf"] == "text"
     assert "+drei €\r\n" in cast("str", outcome.details["diff"])
     outcome = await edit(ctx, "a.txt", "one", "uno", dryRun=True)
     assert "+uno" in said(outcome)
@@ -541,7 +561,7 @@ def test_the_patch_of_an_edit_leads_from_the_old_file_to_the_new_one(
         assert after != data
         path.write_bytes(data)
         diff = cast("str", outcome.details["diff"]).encode(
-            cast("str", outcome.details["diff_encoding"])
+            cast("str", outcome.details["diffEncoding"])
         )
         commands = {
             "patch": ["patch", "-p1", "--binary", "-s", "-f"],

@@ -212,7 +212,7 @@ async def test_a_syntax_error_is_told_and_does_not_hold_up_the_write(
     outcome = await write(ctx, "a.py", "def f(:\n")
     assert not outcome.is_error
     assert "syntax error that was not there before: line 1" in said(outcome)
-    assert "line 1" in str(outcome.details["syntax_error"])
+    assert "line 1" in str(outcome.details["syntaxError"])
     assert (tmp_path / "a.py").read_bytes() == b"def f(:\n"
     assert "syntax" not in said(await write(ctx, "a.py", "def f(:\n    x\n"))
 
@@ -288,7 +288,7 @@ async def test_a_change_by_somebody_else_at_the_last_moment_is_not_lost(
 async def test_the_patch_of_a_long_change_is_cut_after_a_line(ctx: ToolContext) -> None:
     outcome = await write(ctx, "a", "".join(f"line {n}\n" for n in range(10_000)))
     diff = cast("str", outcome.details["diff"])
-    assert outcome.details["diff_cut"] is True
+    assert outcome.details["diffCut"] is True
     assert 16_000 < len(diff) <= 16 * 1024
     assert diff.endswith("\n")
     assert len(said(outcome)) < 200

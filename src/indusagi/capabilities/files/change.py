@@ -138,6 +138,8 @@ class _Done:
     """In how many places."""
     indented: bool = False
     """The lines were given the indentation of the file."""
+    numbered: bool = False
+    """Line numbers that had been copied along were taken away."""
 
 
 class _Edit:
@@ -165,7 +167,11 @@ class _Edit:
         count = len(places.spans)
         indented = any(span.lines for span in places.spans)
         return self._too_large(edit, count) or _Done(
-            splice(self._text, places, edit.old, edit.new), places.rung, count, indented
+            splice(self._text, places, edit.old, edit.new),
+            places.rung,
+            count,
+            indented,
+            edit is not self._edit,
         )
 
     def _everywhere(self) -> _Done | Refused | None:
@@ -214,7 +220,8 @@ class _Edit:
         lines = _places(self._text, found)
         listed = "\n".join(f"{number:6d}\t{shown_line(line, 120)}" for number, line in lines)
         many = f"{count:,}" if count < MOST_SPANS else f"at least {count:,}"
-        more = f"\n… and {count - len(lines)} more" if count > len(lines) else ""
+        left = f"{count - len(lines)} more" if count < MOST_SPANS else "more"
+        more = f"\n… and {left}" if count > len(lines) else ""
         ignored = "" if found.rung is Rung.EXACT else f" (but for {found.rung})"
         return Refused(
             "ambiguous",
@@ -239,7 +246,7 @@ class _Edit:
         if near is None:
             parts.append("Nothing in the file is like it. Read the file again.")
         else:
-            facts = {"closest_line": near.line, "alike": near.alike}
+            facts = {"closestLine": near.line, "alike": near.alike}
             parts.append(
                 f"Closest at line {near.line} (- oldText, + the file; · space, → tab):\n{near.view}"
             )
@@ -265,6 +272,8 @@ def _notes_on(made: Sequence[_Done]) -> list[str]:
     notes = [f"matched without regard to {rung}" for rung in list(Rung)[1:] if rung in used]
     if any(done.indented for done in made):
         notes.append("newText was indented as the file is")
+    if any(done.numbered for done in made):
+        notes.append("line numbers of read were taken out of the texts")
     return notes
 
 

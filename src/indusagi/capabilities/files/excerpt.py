@@ -49,7 +49,7 @@ def numbered(lines: Iterable[tuple[int, str]]) -> str:
 
 def first_lines(text: str, most: int = 5) -> str:
     """Show how a text begins."""
-    lines = text.split("\n", most)[:most]
+    lines = text.removesuffix("\n").split("\n", most)[:most]
     return numbered(enumerate(lines, 1)) if text else "(empty)"
 
 

@@ -14,7 +14,7 @@ import fcntl
 import hashlib
 import os
 import stat
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
@@ -26,7 +26,7 @@ from indusagi.core.owner import seen_through
 from indusagi.core.places import make_private_dir, state_dir
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable
+    from collections.abc import AsyncGenerator
 
 LOCK_WAIT_S = 30.0
 """How long a change waits for the ones before it."""
@@ -86,23 +86,6 @@ async def file_lock(path: str, *, wait_s: float = LOCK_WAIT_S) -> AsyncGenerator
             await seen_through(to_thread.run_sync(key.release), "unlock a file")
     finally:
         turn.lock.release()
-
-
-@asynccontextmanager
-async def file_locks(
-    paths: Iterable[str], *, wait_s: float = LOCK_WAIT_S
-) -> AsyncGenerator[tuple[HeldLock, ...]]:
-    """Hold the locks of several files, taken in one order by everybody; a path twice is one.
-
-    Raises:
-        TimeoutError: Others did not let go of one of them for `wait_s` seconds.
-    """
-    async with AsyncExitStack() as stack:
-        held = [
-            await stack.enter_async_context(file_lock(path, wait_s=wait_s))
-            for path in sorted(set(paths))
-        ]
-        yield tuple(held)
 
 
 def _turn_of(path: str) -> _Turn:

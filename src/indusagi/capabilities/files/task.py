@@ -172,7 +172,7 @@ def _edited_unseen(task: Task, before: bytes) -> Change | Refused:
             "the file has changed since it was read; oldText still stood in it once, unchanged. "
             "Read it again before you rely on the rest"
         )
-        facts = {**change.facts, "changed_since_read": True}
+        facts = {**change.facts, "changedSinceRead": True}
         return replace(change, notes=(note, *change.notes), unseen=True, facts=facts)
     if change.code != "stale":
         return change

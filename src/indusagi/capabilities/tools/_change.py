@@ -7,6 +7,7 @@ the same, write it in one step, and remember what stands there. The answer says 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from anyio import CancelScope, to_thread
@@ -50,7 +51,7 @@ async def change_file(
     try:
         resolved = await ctx.fs.resolve(path, writing=True)
         state = ctx.framework.read_state
-        async with file_lock(resolved):
+        async with file_lock(resolved) as held:
             task = Task(
                 path=path,
                 resolved=resolved,
@@ -70,6 +71,8 @@ async def change_file(
         return ToolResult.error(
             showable(f"{shown}: {made.message}"), code=made.code, path=resolved, **made.facts
         )
+    if held.unshared is not None:
+        made = replace(made, notes=(*made.notes, f"{held.unshared}: others may write there too"))
     return _told(made, shown, resolved, dry_run=dry_run)
 
 
@@ -128,7 +131,7 @@ def _told(made: Made, shown: str, resolved: str, *, dry_run: bool) -> ToolResult
         "path": resolved,
         "created": made.created,
         "changed": made.changed,
-        "dry_run": dry_run,
+        "dryRun": dry_run,
         "added": made.added,
         "removed": made.removed,
         "bytes": len(made.after),
@@ -138,7 +141,7 @@ def _told(made: Made, shown: str, resolved: str, *, dry_run: bool) -> ToolResult
     if not made.changed:
         return ToolResult.text(f"unchanged {shown}: it has this content already", **facts)
     if made.syntax_error is not None:
-        facts["syntax_error"] = made.syntax_error
+        facts["syntaxError"] = made.syntax_error
     done = "created" if made.created else "updated"
     wording = {"created": "create", "updated": "update"}
     head = f"would {wording[done]} {shown} {counts}" if dry_run else f"{done} {shown} {counts}"
@@ -169,7 +172,7 @@ def _patch_facts(made: Made) -> dict[str, JsonValue]:
         text, encoding = made.patch.decode("latin-1"), "latin-1"
     return {
         "diff": text,
-        "diff_encoding": encoding,
-        "diff_of": "text" if made.wide else "bytes",
-        "diff_cut": not made.whole,
+        "diffEncoding": encoding,
+        "diffOf": "text" if made.wide else "bytes",
+        "diffCut": not made.whole,
     }
