@@ -121,6 +121,17 @@ async def test_the_end_of_input_is_the_first_that_is_tried() -> None:
         assert child.exit_code == 4
 
 
+async def test_an_input_that_is_just_being_closed_is_closed_once() -> None:
+    """Its transport tells of the end in the next round of the loop, and would do so twice."""
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    async with running("cat") as (child, _):
+        child.close_input()
+        child._let_go()
+        await until(lambda: not child.input_open)
+    assert told == []
+
+
 async def test_the_first_to_end_it_decides_and_the_others_wait() -> None:
     async with running("trap '' TERM; echo ready; exec sleep 600", with_input=False) as (
         child,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from indusagi.runtime.contract import JsonSchema
 
 _NUMBER = re.compile(r"-?[0-9]{1,15}(\.0)?")
+_SEVERAL = re.compile(r"[,;\n\[\]{}\"]")
 _LONGEST_LIST = 1_000_000
 """Characters of a quoted list or object that is still read."""
 
@@ -65,9 +66,17 @@ def _unquoted(value: JsonValue, schema: JsonValue) -> JsonValue:
         return int(float(value))
     if kind == "boolean" and value.strip().lower() in {"true", "false"}:
         return value.strip().lower() == "true"
+    if kind == "array" and is_json_object(schema) and _is_one(value, schema.get("items")):
+        return [value]
     if kind in {"array", "object"} and len(value) <= _LONGEST_LIST:
         return _from_json(value, list if kind == "array" else dict)
     return value
+
+
+def _is_one(text: str, items: JsonValue) -> bool:
+    """Tell whether a text can only be the one item of a list of texts."""
+    kind = items.get("type") if is_json_object(items) else None
+    return kind == "string" and bool(text.strip()) and not _SEVERAL.search(text)
 
 
 def _from_json(text: str, wanted: type) -> JsonValue:

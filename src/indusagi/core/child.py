@@ -329,13 +329,19 @@ class Child:
         if not self.output_ended.is_set():
             self._output.take_the_rest()
 
+    def _give_up_input(self) -> None:
+        if self._stdin is None or not self.input_open:
+            return
+        # One that is being closed and has nothing left to write would tell of its end twice.
+        if not self._stdin.is_closing() or self._stdin.get_write_buffer_size():
+            self._stdin.abort()
+
     def _let_go(self) -> None:
         process = cast("subprocess.Popen[bytes]", self._process)
         self._over = True
         if self.exited.is_set():
             process.poll()
-        if self._stdin is not None and self.input_open:
-            self._stdin.abort()
+        self._give_up_input()
         self.stop_reading()
         connected = (self._stdin, self._output.transport, self._errors.transport)
         for pipe, transport in zip(
