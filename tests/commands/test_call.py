@@ -43,6 +43,18 @@ def test_a_native_tool_is_called_without_a_server(tmp_path: Path) -> None:
     assert not log.exists()
 
 
+def test_who_types_a_change_need_not_have_had_the_file_read(tmp_path: Path) -> None:
+    """One call is one session, in which nothing was read before."""
+    note = tmp_path / "note.txt"
+    note.write_text("one\ntwo\n", encoding="utf-8")
+    done = run("call", "edit", "path=note.txt", "oldText=two", "newText=2", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert note.read_text(encoding="utf-8") == "one\n2\n"
+    done = run("call", "write", "path=note.txt", "content=all of it", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert note.read_text(encoding="utf-8") == "all of it"
+
+
 def test_a_tool_of_a_server_is_called_the_same_way(tmp_path: Path) -> None:
     file = configured(tmp_path / "s.json", {"honest": row()})
     done = run("call", "honest__add", "a=1", "b=2.5", "--mcp", str(file), cwd=tmp_path)

@@ -204,9 +204,11 @@ class _Call:
         except BadArgument as exc:
             raise click.UsageError(f"{card.name}: {exc}", self._context) from exc
         deck = session.deck()
-        # No model reads this: whoever typed the call gets the whole answer.
-        unlimited = replace(deck.context, budget=UNLIMITED)
-        box = ToolDeck(deck.tools(), unlimited).into_tool_box()
+        # No model reads this: whoever typed the call gets the whole answer, and need not have had
+        # a file read before it is changed, which one call could not do.
+        framework = replace(deck.context.framework, read_state=None)
+        typed = replace(deck.context, budget=UNLIMITED, framework=framework)
+        box = ToolDeck(deck.tools(), typed).into_tool_box()
         call = ToolCall(f"call_{new_ulid()}", card.name, arguments)
         return await box.runner.run(call, token, on_progress=_progress(card.name))
 
