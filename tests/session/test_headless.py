@@ -19,6 +19,8 @@ from tests.support.waiting import is_alive, until
 
 from indusagi.capabilities.local import make_local_context
 from indusagi.core.cancel import CancelToken
+from indusagi.core.groups import MARK
+from indusagi.core.ids import new_ulid
 from indusagi.runtime.contract import ToolResult
 from induscode.deck.contract import DelegateRequest, describe
 from induscode.deck.mcp.store import open_store
@@ -80,6 +82,23 @@ def test_the_limit_of_requests_is_an_exit_code_of_its_own(ran: Ran) -> None:
     done = ran(*(calls("ls", path=f"./{'./' * n}") for n in range(5)), max_requests=2)
     assert (done["code"], done["reason"], done["turns"]) == (5, "limit", 2)
     assert "2 requests" in done["error"]
+
+
+def test_what_a_run_that_crashed_has_left_running_is_told(ran: Ran) -> None:
+    mark, env = new_ulid(), {**unmeasured(), "PATH": os.environ["PATH"]}
+    with subprocess.Popen(["sleep", "600"], env={**env, MARK: mark}) as left:
+        try:
+            crashed = (
+                "from indusagi.capabilities.jobs.receipts import write_receipt\n"
+                f"write_receipt({mark!r}, {left.pid}, 'npm run\\x1b[2J dev', '/w')"
+            )
+            subprocess.run([sys.executable, "-c", crashed], check=True, timeout=20, env=env)
+            assert ran(says("hello"))["code"] == 0
+            assert "1 job of a run that crashed runs on, such as 'npm run dev'" in ran.err
+        finally:
+            left.kill()
+    assert ran(says("hello"))["code"] == 0
+    assert "crashed" not in ran.err
 
 
 def test_a_model_that_turns_in_circles_is_stopped_with_the_reason(ran: Ran) -> None:

@@ -27,6 +27,7 @@ from induscode.session.briefing import Briefing, project_words
 from induscode.session.exits import ExitCode, signal_code
 from induscode.session.guarding import BadRule, guarding_for
 from induscode.session.handles import make_handles
+from induscode.session.leftovers import leftover_notes
 from induscode.session.models import BadAddress, NoModel, choose_model
 from induscode.session.output import Page, reporter_for
 from induscode.session.plan_mode import PlanMode
@@ -152,6 +153,7 @@ async def _opened(
     mode = PlanMode(approves=invocation.approval != "ask")
     guarding = guarding or await to_thread.run_sync(guarding_for, invocation, mode)
     odd.extend(map(str, guarding.notes))
+    odd.extend(await to_thread.run_sync(leftover_notes))
     transcript = await stack.enter_async_context(_transcript(invocation, odd))
     mode.folder = transcript.directory
     handles = make_handles(invocation.cwd, transcript)
