@@ -24,7 +24,7 @@ from typing import IO, TYPE_CHECKING, Protocol, cast
 from indusagi.core.groups import MARK, Kin, name_of_pipe, settled, signal_each, signal_group
 from indusagi.core.ids import new_ulid
 from indusagi.core.owner import Owner, seen_through
-from indusagi.core.pipes import PipeReader, PipeWriter
+from indusagi.core.pipes import PipeReader, PipeWriter, give_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -329,19 +329,13 @@ class Child:
         if not self.output_ended.is_set():
             self._output.take_the_rest()
 
-    def _give_up_input(self) -> None:
-        if self._stdin is None or not self.input_open:
-            return
-        # One that is being closed and has nothing left to write would tell of its end twice.
-        if not self._stdin.is_closing() or self._stdin.get_write_buffer_size():
-            self._stdin.abort()
-
     def _let_go(self) -> None:
         process = cast("subprocess.Popen[bytes]", self._process)
         self._over = True
         if self.exited.is_set():
             process.poll()
-        self._give_up_input()
+        if self._stdin is not None and self.input_open:
+            give_up(self._stdin)
         self.stop_reading()
         connected = (self._stdin, self._output.transport, self._errors.transport)
         for pipe, transport in zip(

@@ -75,3 +75,10 @@ class PipeWriter(asyncio.BaseProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell that nobody reads any more."""
         self._lost()
+
+
+def give_up(pipe: asyncio.WriteTransport) -> None:
+    """Close a pipe without writing what is left."""
+    # One that is being closed and has nothing left to write would tell of its end twice.
+    if not pipe.is_closing() or pipe.get_write_buffer_size():
+        pipe.abort()
