@@ -21,7 +21,7 @@ import threading
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Protocol, cast
 
-from indusagi.core.groups import MARK, Kin, name_of_pipe, settled, signal_each, signal_group
+from indusagi.core.groups import MARK, Kin, name_of_pipe, settled, signal_each, signal_group, unseen
 from indusagi.core.ids import new_ulid
 from indusagi.core.owner import Owner, seen_through
 from indusagi.core.pipes import PipeReader, PipeWriter, give_up
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 _PR_SET_PDEATHSIG = 1
 _REAP_S = 1.0
 """How long the kernel gets to end what was killed. What may not be signalled is left then."""
+_LOOK_S = 5.0
+"""How long to wait for the process list. A busy machine with thousands of them takes a second."""
 _UNKNOWN_CODE = 255
 """What asyncio too says of a process that somebody else has collected."""
 _libc: ctypes.CDLL | None = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -237,9 +239,9 @@ class Child:
         """End the process and all it has started: end of input, SIGTERM, SIGKILL; collect it.
 
         Safe to call twice, and from any task; the first call decides. A cancelled caller waits for
-        the end all the same, which comes within the grace (twice, where there is an input) and
-        a second. What cannot be ended by then, because it may not be signalled or because
-        the kernel holds it, is left alone, and `exit_code` stays None.
+        the end all the same, which comes within the grace (twice, where there is an input), a
+        second, and what the process list takes. What cannot be ended by then, because it may not be
+        signalled or because the kernel holds it, is left alone, and `exit_code` stays None.
 
         Args:
             grace_s: How long it may take to put its affairs in order, before each signal.
@@ -263,34 +265,31 @@ class Child:
                 self._signal_group(signal.SIGKILL)
             try:
                 if not nobody_left:
-                    await self._force()
+                    await self._gone_within(_REAP_S, signal.SIGKILL, await self._looked(), set())
                 await self._drain(drain_s)
             finally:
                 self._let_go()
 
     async def _ask(self, grace_s: float, by_input: bool) -> bool:
         """Have all of them end by themselves, and tell whether it is known that nobody is left."""
-        left = await asyncio.to_thread(self._left)
+        left = await self._looked()
         if by_input and self._stdin is not None:
             self._stdin.close()
             await self._exited_within(grace_s)
-            left = await asyncio.to_thread(self._left)
+            left = await self._looked()
         if self.exited.is_set() and not left:
             return True
         asked = self.pid if self._signal_group(signal.SIGTERM) else None
-        await self._gone_within(grace_s, settled(one for one in left if one.group == asked))
+        told = settled(one for one in left if one.group == asked)
+        await self._gone_within(grace_s, signal.SIGTERM, left, told)
         return False
 
-    async def _force(self) -> None:
-        """Kill whoever is left until nobody is, or until it is clear that this does not help."""
+    async def _looked(self) -> list[Found]:
+        """List who still runs, as far as threads and the process list answer in time."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(_REAP_S):
-                pause_s = 0.005
-                while left := await asyncio.to_thread(self._left):
-                    await asyncio.to_thread(signal_each, left, signal.SIGKILL)
-                    await asyncio.sleep(pause_s)
-                    pause_s = min(pause_s * 2, 0.1)
-                await self.exited.wait()
+            async with asyncio.timeout(_LOOK_S):
+                return await asyncio.to_thread(self._left)
+        return [unseen(self.pid)]
 
     def others(self) -> list[Found]:
         """List who still runs of all it has started; reads the process list: not for the loop."""
@@ -307,17 +306,20 @@ class Child:
             async with asyncio.timeout(patience_s):
                 await self.exited.wait()
 
-    async def _gone_within(self, patience_s: float, asked: set[tuple[int, int]]) -> None:
-        """Ask all the others, also those who were only about to start, and wait for their end."""
+    async def _gone_within(
+        self, patience_s: float, number: int, left: list[Found], told: set[tuple[int, int]]
+    ) -> None:
+        """Signal all the others, also those who were only about to start; wait for their end."""
         with suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
                 pause_s = 0.005
-                while left := await asyncio.to_thread(self._left):
-                    others = [found for found in left if found.name not in asked]
-                    await asyncio.to_thread(signal_each, others, signal.SIGTERM)
-                    asked |= settled(others)
+                while left:
+                    others = [found for found in left if found.name not in told]
+                    await asyncio.to_thread(signal_each, others, number)
+                    told |= settled(others)
                     await asyncio.sleep(pause_s)
                     pause_s = min(pause_s * 2, 0.1)
+                    left = await asyncio.to_thread(self._left)
                 await self.exited.wait()
 
     async def _drain(self, patience_s: float) -> None:

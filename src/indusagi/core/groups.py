@@ -88,9 +88,9 @@ class Kin:
         with self._lock:
             try:
                 running = list(_running())
+                left = _with_descendants(self._found(leader, running), running)
             except OSError:
-                return [] if leader is None or not signal_group(leader, 0) else [_unseen(leader)]
-            left = _with_descendants(self._found(leader, running), running)
+                return [] if leader is None or not signal_group(leader, 0) else [unseen(leader)]
             self._seen = frozenset(one.name for one in left)
             return left
 
@@ -164,7 +164,7 @@ def _signal(found: Found, number: int) -> None:
             os.close(handle)
 
 
-def _unseen(leader: int) -> Found:
+def unseen(leader: int) -> Found:
     """Stand for a group of which nothing is known but that it is there."""
     return Found(leader, 0, leader, leader, -1)
 
