@@ -37,7 +37,10 @@ UNSEEN = [
 any_text = st.text(st.characters())
 """Surrogates included."""
 joined_text = st.text(
-    st.sampled_from("\u200b\u200c\u200d\ufe0e\ufe0f\u061c\u180b\u1820\u0645\u2764\U0001f468a1\r\n")
+    st.sampled_from(
+        "\u200b\u200c\u200d\ufe00\ufe0e\ufe0f\u061c\u180b\U000e0100"
+        "\u1820\u0645\u1780\u8fbb\u3164\u2764\U0001f468a1\r\n"
+    )
 )
 hostile_text = st.text(st.sampled_from("\x1b[]P\\\x07;0m A\n\x9b\u202e"))
 
@@ -69,6 +72,8 @@ def test_exactly_the_characters_that_cannot_be_seen_are_taken_out() -> None:
         ("a\u202eb\u2066c", "abc"),
         ("é ﬁ ½ Å", "é ﬁ ½ Å"),
         ("a\U000e0141\ufe0fb", "ab"),
+        ("\u8fbb\U000e0100\U000e0101", "\u8fbb\U000e0100"),
+        ("a\u200cb\u200bc\u200d", "abc"),
         ("", ""),
     ],
 )
@@ -93,6 +98,13 @@ def test_r42_the_dirty_text_of_the_malformed_server_is_clean() -> None:
         "1\ufe0f\u20e3",
         "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645",
         "\u0915\u094d\u200d\u0937",
+        "PDF\u200c\u0647\u0627",
+        "\u1b13\u1b44\u200c\u1b13",
+        "\U00011107\U00011133\u200c\U00011107",
+        "\u1781\u17d2\u1789\u17bb\u17c6\u200b2020\u200b\u1786\u17d2\u1793\u17b6\u17c6",
+        "\u8fbb\U000e0100\u3055\u3093",
+        "\u1820\u180b\u1828\u180e\u1820",
+        "0\ufe00 \u228a\ufe00",
     ],
 )
 def test_what_makes_one_sign_of_two_is_a_part_of_it(text: str) -> None:

@@ -32,15 +32,26 @@ UNSEEN = "".join(_KINDS.values())
 """Every character that cannot be seen, to stand in a class of a pattern."""
 _KIND = re.compile("|".join(f"(?P<{kind}>[{letters}])" for kind, letters in _KINDS.items()))
 _PICTOGRAPHS = "\u2190-\u2bff\U0001f000-\U0001faff"
-_JOINED = "\u0620-\u10ff\u1780-\u180a\u1810-\u18af\ufb50-\ufdff\ufe70-\ufefc"
-"""Scripts in which a joiner changes how letters are written: Arabic, Indic, Khmer, Mongolian."""
+_JOINED = (
+    "\u0620-\u10ff\u1780-\u180a\u1810-\u1cff\ua800-\uabff\ufb50-\ufdff\ufe70-\ufefc"
+    "\U00010a00-\U00011fff\U0001e900-\U0001e95f"
+)
+"""Scripts in which a joiner changes how letters are written, from Arabic to those of India, of the
+islands beyond and of Mongolia. A foreign word gets its ending by one too."""
+_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
+"""Scripts without spaces, in which one without width parts the words: Thai, Lao, Burmese, Khmer."""
+_IDEOGRAPHS = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af"
 _SHOWN_TWO_WAYS = f"#*0-9\u00a9\u00ae\u203c\u2049\u2122\u2139\u3030\u303d\u3297\u3299{_PICTOGRAPHS}"
 _IS_UNSEEN = re.compile(
     f"[{UNSEEN}]"
-    # But what belongs to what stands before it:
+    # But what belongs to what stands beside it:
     r"(?<!\r(?=\n|\Z))"  # an end of line,
     f"(?<![{_PICTOGRAPHS}{_JOINED}][\u200c\u200d])(?<![{_PICTOGRAPHS}]\ufe0f\u200d)"  # a joiner,
-    f"(?<![{_SHOWN_TWO_WAYS}][\ufe0e\ufe0f])"  # the choice between a sign and a picture.
+    f"(?<![\u200c\u200d](?=[{_JOINED}]))"
+    f"(?<![{_UNSPACED}]\u200b)(?<!\u200b(?=[{_UNSPACED}]))"  # an end of a word,
+    f"(?<![{_SHOWN_TWO_WAYS}][\ufe00\ufe0e\ufe0f])"  # the choice between a sign and a picture,
+    f"(?<![{_IDEOGRAPHS}][\ufe00-\ufe0f\U000e0100-\U000e01ef])"  # and of one form of a letter.
+    "(?<![\u1820-\u18aa][\u180b-\u180f])"
 )
 
 
