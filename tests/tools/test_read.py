@@ -72,7 +72,9 @@ def image_of(outcome: ToolOutcome, at: int = 1) -> Image.Image:
     assert isinstance(block.value, dict)
     assert set(block.value) == {"type", "data", "mimeType"}
     assert block.value["type"] == "image"
-    return Image.open(io.BytesIO(base64.b64decode(str(block.value["data"]))))
+    image = Image.open(io.BytesIO(base64.b64decode(str(block.value["data"]))))
+    assert block.value["mimeType"] == image.get_format_mimetype()
+    return image
 
 
 # -- lines ------------------------------------------------------------------------------------
@@ -482,6 +484,18 @@ async def test_a_notebook_is_shown_as_cells_with_its_pictures(tmp_path: Path) ->
     assert len(outcome.content) == 2
     assert image_of(outcome).size == (8, 8)
     assert outcome.details["cells"] == 2
+
+
+async def test_a_picture_of_a_notebook_is_what_it_is_whatever_it_is_called(tmp_path: Path) -> None:
+    """A provider that is sent a picture under a wrong type refuses the whole conversation."""
+    out = io.BytesIO()
+    Image.new("RGB", (8, 8), "red").save(out, "WebP")
+    figure = base64.b64encode(out.getvalue()).decode()
+    output: JsonObject = {"data": {"image/png": figure}}
+    cell: JsonObject = {"cell_type": "code", "source": "plot()", "outputs": [output]}
+    (tmp_path / "a.ipynb").write_bytes(notebook(cell))
+    outcome = await read(context(tmp_path), "a.ipynb")
+    assert image_of(outcome).format == "WEBP"
 
 
 async def test_a_notebook_is_paged(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities.files.lines import LONGEST_LINE
+from indusagi.capabilities.files.sniff import HEAD_BYTES, sniff
 from indusagi.core.json import is_json_object
 from indusagi.core.text import clean_text
 
@@ -34,6 +35,7 @@ class NotebookPicture:
     line: int
     """The line of the text that stands for it."""
     mime: str
+    """What it is, whatever it is called: a provider refuses one that is something else."""
     data: bytes
 
 
@@ -131,7 +133,9 @@ def _show_output(output: JsonObject, notebook: Notebook) -> None:
         picture = _picture(shown.get(mime, shown.get(mime.partition("/")[2])))
         if picture is not None:
             notebook.lines.append(f"# output: {mime}, {len(picture):,} bytes")
-            notebook.pictures.append(NotebookPicture(len(notebook.lines), mime, picture))
+            found = sniff(picture[:HEAD_BYTES])
+            kind = found.mime if found and found.family == "image" else mime
+            notebook.pictures.append(NotebookPicture(len(notebook.lines), kind, picture))
 
 
 def _text_of(output: JsonObject, shown: JsonObject) -> str:
