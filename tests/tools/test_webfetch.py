@@ -170,7 +170,14 @@ async def test_a_long_json_text_is_laid_out_in_a_process(
     assert inside(outcome).startswith("[\n  1,\n  1,\n")
 
 
-@pytest.mark.parametrize("argv", [["/nowhere/python"], [sys.executable, "-c", "pass"]])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["/nowhere/python"],
+        [sys.executable, "-c", "pass"],
+        [sys.executable, "-c", "print('[\\n  1,')"],
+    ],
+)
 async def test_json_that_cannot_be_laid_out_is_shown_as_it_came(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: list[str]
 ) -> None:

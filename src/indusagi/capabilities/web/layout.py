@@ -7,10 +7,11 @@ import re
 import sys
 from typing import TYPE_CHECKING, Final
 
+from indusagi.capabilities.apart.parcel import packed, unpacked
 from indusagi.core.text import show_unseen
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+', re.DOTALL)
 _LINE_ENDS = re.compile(r"\r\n?|\u2028|\u2029|\x85")
@@ -39,10 +40,25 @@ def laid_out(text: str) -> str:
     return "".join(_lines(found[0] for found in _TOKEN.finditer(text)))
 
 
+def message(text: str) -> list[bytes]:
+    """Write what goes to the process that lays out JSON, and what comes from it."""
+    return packed({}, [text.encode("utf-8", "surrogatepass")])
+
+
+def text_in(pieces: Sequence[bytes]) -> str:
+    """Read what `message` wrote.
+
+    Raises:
+        ValueError: It is something else, or not all of it.
+    """
+    _, (text,) = unpacked(b"".join(pieces))
+    return text.decode("utf-8", "surrogatepass")
+
+
 def main() -> int:
     """Lay out the JSON on standard input, in a process of its own."""
-    text = sys.stdin.buffer.read().decode("utf-8", "surrogatepass")
-    sys.stdout.buffer.write(laid_out(text).encode("utf-8", "surrogatepass"))
+    for piece in message(laid_out(text_in([sys.stdin.buffer.read()]))):
+        sys.stdout.buffer.write(piece)
     return 0
 
 

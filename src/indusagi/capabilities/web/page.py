@@ -108,11 +108,10 @@ async def _laid_out(text: str) -> str:
     if not SHORT_JSON < len(text) <= LONGEST_JSON:
         return await _aside(partial(laid_out, text))
     try:
-        question = [text.encode("utf-8", "surrogatepass")]
-        pieces = await asked(own_python(layout.__name__), question, _JSON_S)
-    except OSError:  # no process to be had, or it took too long
+        pieces = await asked(own_python(layout.__name__), layout.message(text), _JSON_S)
+        return layout.text_in(pieces)
+    except (OSError, ValueError):  # no process to be had, it took too long, or broke down
         return text
-    return b"".join(pieces).decode("utf-8", "surrogatepass") or text
 
 
 async def _aside(work: Callable[[], T]) -> T:
