@@ -17,12 +17,14 @@ from tests.support.commands import PYTHON
 from tests.support.tools import box_of
 from tests.support.waiting import is_alive, until
 
+from indusagi.capabilities.backends import SandboxState
 from indusagi.capabilities.jobs import foreground, table
 from indusagi.capabilities.jobs.table import jobs_of
 from indusagi.capabilities.local import make_local_context
 from indusagi.capabilities.local_shell import LocalShell
 from indusagi.capabilities.sandbox.landlock_run import landlock_abi
 from indusagi.capabilities.sandbox.policy import Sandbox
+from indusagi.capabilities.sandbox.walls import Walls
 from indusagi.capabilities.tools.bash import bash_tool
 from indusagi.core.cancel import CancelToken
 from indusagi.runtime.contract import ToolCall
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
     from indusagi.capabilities.backends import ShellProcess
     from indusagi.capabilities.context import ToolContext
     from indusagi.capabilities.registry import RegistryToolBox
-    from indusagi.capabilities.sandbox.walls import Walls
     from indusagi.core.json import JsonValue
     from indusagi.runtime.contract import ToolOutcome, ToolProgress
 
@@ -556,6 +557,22 @@ async def test_no_mechanism_is_told_once_and_in_every_result(tmp_path: Path) -> 
         assert "[commands run without a sandbox here: no mechanism is allowed]" in str(first.output)
         assert second.output == "b"
         assert second.details["sandbox"] == "none: no mechanism is allowed"
+
+
+async def test_a_sandbox_that_is_lost_later_is_told_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bubblewrap may not start for a moment, for want of a descriptor."""
+    none = SandboxState(kind="none", detail="lost")
+    states = iter([SandboxState(kind="off"), none, none])
+
+    def choose(*_: object) -> SandboxState:
+        return next(states)
+
+    async with session_in(tmp_path, Sandbox(mechanisms=())) as session:
+        monkeypatch.setattr(Walls, "_choose", choose)
+        said = [await session.text("echo a") for _ in range(3)]
+    assert said == ["a", "a\n[commands run without a sandbox here: lost]", "a"]
 
 
 async def test_where_a_sandbox_is_required_and_missing_nothing_runs(tmp_path: Path) -> None:

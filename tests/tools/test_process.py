@@ -379,9 +379,13 @@ async def test_a_line_that_did_not_come_is_told(session: Session) -> None:
 
 
 async def test_r42_what_a_job_hides_in_a_line_is_told(session: Session) -> None:
-    job = await session.start("printf 'pass\\342\\200\\213word\\n'")
+    hidden = "pass\\342\\200\\213word"
+    job = await session.start(f"printf '1\n2\n{hidden}\n4\n'; read -r x; printf '{hidden}'; {STAY}")
+    outcome = await session.poll(job, "4")
+    assert str(outcome.output).endswith("[hidden characters: invisible characters in line 3]")
+    await session.call("write", id=job, input="\n")
     outcome = await session.poll(job, "pass")
-    assert str(outcome.output).endswith("[hidden characters: invisible characters in line 2]")
+    assert str(outcome.output).endswith("[hidden characters: invisible characters in line 5]")
 
 
 async def test_all_jobs_end_with_the_session(tmp_path: Path) -> None:

@@ -256,7 +256,7 @@ class LocalShell:
 
 
 async def _drop(process: LocalProcess) -> None:
-    """End a command that nobody has been given: it gets no time to begin with anything."""
+    """End a command that nobody has been given: it gets no time for anything."""
     try:
         await process.stop(grace_ms=0)
     finally:

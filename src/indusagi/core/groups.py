@@ -6,7 +6,7 @@ a variable that the first process was started with, where the system shows the e
 process; one that threw that away too, by those who stand between it and one that is found, or by
 the pipe that it writes to. Where there is no `/proc`, the group is all that can be known.
 
-All of this but `signal_group` reads the process list: not for the event loop.
+Who is found or signalled one by one is looked up in the process list: not for the event loop.
 """
 
 from __future__ import annotations

@@ -80,9 +80,14 @@ def shows(lines: Iterable[str], text: str) -> bool:
     )
 
 
-def hidden_note(text: str) -> Sequence[str]:
-    """Say what a shown output holds that cannot be seen; nothing if there is nothing."""
-    hidden = hidden_in(enumerate(text.split("\n"), 1))
+def hidden_note(text: str, first: int = 1) -> Sequence[str]:
+    """Say what a shown output holds that cannot be seen; nothing if there is nothing.
+
+    Args:
+        text: What is shown.
+        first: The number of its first line.
+    """
+    hidden = hidden_in(enumerate(text.split("\n"), first))
     return [f"hidden characters: {', '.join(map(str, hidden))}"] if hidden else []
 
 

@@ -105,7 +105,8 @@ class _Session:
     def __init__(self) -> None:
         self.cwd: str | None = None
         """Where the last command ended, if that is not the workspace itself."""
-        self.warned = False
+        self.told: set[str] = set()
+        """What was said of the sandbox."""
 
 
 _SESSIONS: PerContext[_Session] = PerContext(_Session)
@@ -188,15 +189,15 @@ def _in_background(job: Job) -> ToolResult:
 
 def _tell_of_sandbox(state: SandboxState, session: _Session, report: _Report) -> None:
     report.details["sandbox"] = str(state)
-    if session.warned:
-        return
-    session.warned = True
     if state.kind == "none":
-        report.notes.append(f"commands run without a sandbox here: {state.detail}")
+        note = f"commands run without a sandbox here: {state.detail}"
     elif UNPROTECTED in state.lacks:
-        report.notes.append(
-            f"commands run in {state.kind}, which cannot guard {', '.join(PROTECTED)}"
-        )
+        note = f"commands run in {state.kind}, which cannot guard {', '.join(PROTECTED)}"
+    else:
+        return
+    if note not in session.told:
+        session.told.add(note)
+        report.notes.append(note)
 
 
 class _Call:

@@ -200,7 +200,9 @@ async def _poll(job: Job, arguments: JsonObject) -> ToolResult:
     if said.open_line:
         text += " [unfinished line]"
     body = _span(job, said, text)
-    notes.extend(hidden_note("\n".join(body)))
+    shown = body[-1]
+    last = said.last + bool(said.open_line)
+    notes.extend(hidden_note(shown, last - shown.count("\n")))
     said_of_it = [_headline(job, state), *body, *(f"[{note}]" for note in notes)]
     return ToolResult(
         (TextContentBlock("\n".join(said_of_it)),),
