@@ -8,7 +8,7 @@ import os
 import resource
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -146,15 +146,18 @@ def test_what_is_done_meanwhile_is_not_taken_for_left_behind(
     path = tmp_path / "a"
     left = left_unfinished(path, b"theirs")
     lock = fcntl.flock
+    with ExitStack() as held:
 
-    def late(handle: int, how: int) -> None:
-        if not path.exists():
-            left.rename(path)
-            left.write_bytes(b"second")
-        lock(handle, how)
+        def late(handle: int, how: int) -> None:
+            if not path.exists():
+                left.rename(path)
+                left.write_bytes(b"second")
+                lock(held.enter_context(left.open("rb")), how)
+            lock(handle, how)
 
-    monkeypatch.setattr(fcntl, "flock", late)
-    put(path, b"new")
+        monkeypatch.setattr(fcntl, "flock", late)
+        put(path, b"new")
+        assert left.read_bytes() == b"second"
     assert path.read_bytes() == b"new"
 
 
