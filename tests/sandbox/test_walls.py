@@ -469,8 +469,13 @@ async def test_a_command_past_its_time_is_ended_behind_its_walls(
     mechanism: Mechanism, root: Path
 ) -> None:
     async with shell_in(root, Sandbox(mechanisms=(mechanism,))) as shell:
-        result = await shell.exec("echo so far; trap '' TERM; setsid sleep 600", timeout_ms=500)
-    assert (result.ended, result.output) == (Ended.TIMEOUT, b"so far\n")
+        for limit_ms in (500, 15_000):
+            command = "echo so far; trap '' TERM; setsid sleep 600"
+            result = await shell.exec(command, timeout_ms=limit_ms)
+            assert result.ended is Ended.TIMEOUT
+            if result.output:  # else it had not even begun: the machine is busy
+                break
+    assert result.output == b"so far\n"
 
 
 async def test_the_shell_tells_where_it_ended(mechanism: Mechanism, root: Path) -> None:
@@ -509,12 +514,19 @@ def a_bubblewrap_that(does: str, folder: Path) -> str:
         ("exit 3", "exit code 3"),
         ("exec sleep 600", "did not end within"),
         ('while [ "$1" != -- ]; do shift; done; shift; exec "$@"', "without holding them in"),
+        (
+            'while [ "$1" != -- ]; do shift; done; shift; exec unshare -r "$@"',
+            "without holding them in",
+        ),
     ],
 )
 async def test_a_bubblewrap_that_does_not_work_is_none(
     does: str, said: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bubblewrap, "_PROBE_S", 0.3)
+    if "unshare" in does and (await anyio.run_process("unshare -r true", check=False)).returncode:
+        pytest.skip("a namespace cannot be made here")
+    if "sleep" in does:
+        monkeypatch.setattr(bubblewrap, "_PROBE_S", 0.3)
     monkeypatch.setenv("PATH", a_bubblewrap_that(does, tmp_path / "bin"))
     async with shell_in(root, Sandbox(mechanisms=("bubblewrap",))) as shell:
         state = await shell.sandbox_state()

@@ -77,10 +77,12 @@ def _trial(program: str, user: Sequence[str]) -> str:
     return "" if done.returncode == 0 else said or f"exit code {done.returncode}"
 
 
-_TRIAL = """read -r inside outside count < /proc/self/uid_map
-[ "$count" = 1 ] || { echo "it runs commands without holding them in" >&2; exit 1; }"""
-"""In a user namespace of bubblewrap there is one user. Some containers have a program of its name
-that only runs the command."""
+_TRIAL = """read -r inside outside users < /proc/self/uid_map
+read -r first < /proc/1/comm
+case "$users $first" in 1\\ *bwrap*) exit 0;; esac
+echo "it runs commands without holding them in" >&2; exit 1"""
+"""In a namespace of bubblewrap there is one user, and the first process is its own. Some containers
+have a program of its name that only runs the command, and some have one user themselves."""
 _NAMESPACES = ("--unshare-pid", "--unshare-ipc")
 _KERNEL = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus")
 """Where root changes the kernel, be it in a user namespace in which it has no other power."""
