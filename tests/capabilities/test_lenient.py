@@ -79,6 +79,7 @@ def test_what_can_only_be_meant_in_one_way_is_understood(
         {"options": "[]"},
         {"globs": "a,b"},
         {"globs": " "},
+        {"globs": "null"},
         {"options": "x" * 1_000_001},
         {"unknown": "1"},
         {"path": None, "unknown": None},

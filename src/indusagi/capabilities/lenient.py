@@ -76,7 +76,8 @@ def _unquoted(value: JsonValue, schema: JsonValue) -> JsonValue:
 def _is_one(text: str, items: JsonValue) -> bool:
     """Tell whether a text can only be the one item of a list of texts."""
     kind = items.get("type") if is_json_object(items) else None
-    return kind == "string" and bool(text.strip()) and not _SEVERAL.search(text)
+    is_nothing = text.strip().lower() in {"", "null", "none"}
+    return kind == "string" and not is_nothing and not _SEVERAL.search(text)
 
 
 def _from_json(text: str, wanted: type) -> JsonValue:
