@@ -4,6 +4,8 @@ import importlib
 import pkgutil
 import re
 
+import pytest
+
 import indusagi
 import induscode
 from indusagi.core import faults
@@ -14,6 +16,7 @@ def tree(error: type[CoreError]) -> set[str]:
     return {error.__name__}.union(*(tree(child) for child in error.__subclasses__()))
 
 
+@pytest.mark.timeout(120)  # everything there is is loaded, on a machine that may be busy
 def test_the_drawing_of_the_error_tree_shows_every_error_there_is() -> None:
     for package in (indusagi, induscode):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
