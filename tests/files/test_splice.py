@@ -89,6 +89,16 @@ def test_half_a_line_ending_is_not_taken_along(new: str, *, every: bool) -> None
     assert after == b"a\r\n" + new.removesuffix("\r").replace("\n", "\r\n").encode() + b"\r\n"
 
 
+@pytest.mark.parametrize("every", [False, True])
+@pytest.mark.parametrize("ending", [b"\n", b"\r\n", b" \n"])
+def test_a_last_line_that_is_not_ended_is_not_meant_where_an_ended_one_is(
+    ending: bytes, *, every: bool
+) -> None:
+    after = changed(ending.join([b"a", b"b", b"a"]), "a\n", "c\n", every=every)
+    assert [line.rstrip() for line in after.splitlines()] == [b"c", b"b", b"a"]
+    assert changed(ending.join([b"b", b"a"]), "a\n", "c", every=every).endswith(b"c")
+
+
 def test_very_many_places_take_no_memory_each() -> None:
     data = b"x;" * 100_000
     tracemalloc.start()

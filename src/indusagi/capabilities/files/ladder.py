@@ -154,7 +154,8 @@ def _joined(pieces: Sequence[str], wanted: _Wanted, key: Callable[[str], str]) -
     needle = "\n".join(old_keys)
     if not needle:
         return ()  # a return alone: nothing is left of it to look for
-    # Whoever quotes the last line of a file cannot see whether it is ended.
+    # Whoever quotes the last line of a file cannot see whether it is ended. Where another is, that
+    # one is meant.
     unended = "\n" if needle.endswith("\n") and needle.strip() and pieces[-1] else ""
     key_starts = _starts(keys)
     starts = _starts(pieces)
@@ -164,7 +165,10 @@ def _joined(pieces: Sequence[str], wanted: _Wanted, key: Callable[[str], str]) -
     whole_end = wanted.old_lines[-1] != old_keys[-1]
     blank_start = bool(wanted.old_lines[0]) and not old_keys[0]
     spans: list[Span] = []
-    for at in _occurrences("\n".join(keys) + unended, needle, step, every=wanted.every):
+    joined = "\n".join(keys)
+    for at in _occurrences(joined + unended, needle, step, every=wanted.every):
+        if spans and at + len(needle) > len(joined):
+            break
         first = bisect_right(key_starts, at) - 1
         begin = at - key_starts[first]
         last = bisect_right(key_starts, at + len(needle)) - 1
