@@ -208,6 +208,22 @@ async def test_an_end_comes_also_where_no_thread_is_free_to_look_who_is_left(
             assert is_collected(child.pid)
 
 
+async def test_an_end_without_patience_looks_once_at_who_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running("exit 3") as (child, _):
+        await child.exited.wait()
+        looks: list[int | None] = []
+
+        def left(_: Kin, leader: int | None) -> list[Found]:
+            looks.append(leader)
+            return []
+
+        monkeypatch.setattr(Kin, "left", left)
+        await child.end(0)
+        assert looks == [child.pid]
+
+
 async def test_who_is_left_is_killed_however_long_it_takes_to_find_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -119,6 +119,12 @@ def test_one_that_threw_everything_away_is_found_by_its_descent_and_known_from_t
         signal_each(left, signal.SIGKILL)
 
 
+def test_we_ourselves_are_never_found() -> None:
+    kin = Kin(new_ulid())
+    kin.pipe = os.readlink("/proc/self/fd/1")
+    assert os.getpid() not in {one.pid for one in kin.left(None)}
+
+
 def test_the_mark_of_an_outer_program_is_found_beside_the_inner_one() -> None:
     outer, inner = new_ulid(), new_ulid()
     with leading("sh", "-c", "echo $$; sleep 600; :", mark=f"{outer} {inner}") as process:

@@ -273,7 +273,7 @@ class Child:
     async def _ask(self, grace_s: float, by_input: bool) -> bool:
         """Have all of them end by themselves, and tell whether it is known that nobody is left."""
         left = await self._looked()
-        if by_input and self._stdin is not None:
+        if by_input and grace_s > 0 and self._stdin is not None:
             self._stdin.close()
             await self._exited_within(grace_s)
             left = await self._looked()

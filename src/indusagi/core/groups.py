@@ -87,7 +87,8 @@ class Kin:
         """List who still runs; `leader` is the first of the session, if it is still there."""
         with self._lock:
             try:
-                running = list(_running())
+                # Started without an output, we may have our end of the pipe in the place of it.
+                running = [one for one in _running() if one.pid != os.getpid()]
                 left = _with_descendants(self._found(leader, running), running)
             except OSError:
                 return [] if leader is None or not signal_group(leader, 0) else [unseen(leader)]
