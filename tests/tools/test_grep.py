@@ -694,6 +694,23 @@ async def test_nothing_found_says_where_nobody_has_looked(tmp_path: Path, engine
 
 
 @pytest.mark.parametrize(
+    ("pattern", "head"),
+    [
+        (r"import [^\n]*\n", "matches 1-2 of more; the next with offset: 2"),
+        (r"[\w&&[a-z]]+ \d\n", "No matches that can be shown"),
+    ],
+)
+async def test_matches_next_to_each_other_are_found_however_many_there_are(
+    pattern: str, head: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ripgrep writes all of them as one, and that may be more than is read in one go."""
+    monkeypatch.setattr(records, "RECORD_BYTES", 1_000)
+    fill(tmp_path, {"a": "".join(f"import {number % 10}\n" for number in range(100))})
+    answer = await said(tmp_path, Engine.RIPGREP, pattern=pattern, maxMatches=2)
+    assert answer.startswith(head)
+
+
+@pytest.mark.parametrize(
     ("glob", "hint"),
     [
         ("*.rs", "no file in d is like *.rs"),

@@ -107,12 +107,13 @@ class Seeker:
             OSError: The engine cannot be started.
         """
         found = await self._sought(search, target, limit, offset, accepts)
-        if found.finished.held_up and self.engine is Engine.RIPGREP:
-            # Our own engine opens nothing that is no file, and has other faults.
-            return await Seeker(None).seek(
-                search, target, limit=limit, offset=offset, accepts=accepts
-            )
-        return found
+        if self.engine is Engine.PYTHON or not (
+            found.finished.held_up or _is_lumped(found, search)
+        ):
+            return found
+        # Our own engine opens nothing that is no file, has other faults, and writes one by one.
+        other = await Seeker(None).seek(search, target, limit=limit, offset=offset, accepts=accepts)
+        return other if found.finished.held_up or _has_matches(other) else found
 
     async def _sought(
         self,
@@ -158,6 +159,18 @@ class Seeker:
         reads_rules = not (search.no_ignore or target.is_file)
         doubt = partial(_is_held_up, target) if reads_rules else None
         return await run_program(argv, ripgrep.environment(), target.cwd, reader, left_s, doubt)
+
+
+def _is_lumped(found: Found, search: Search) -> bool:
+    """Tell whether matches may be missing that ripgrep wrote in one record.
+
+    It puts those together that are on lines next to each other, however many they are.
+    """
+    return search.multiline and isinstance(found.reader, Matches) and bool(found.reader.too_long)
+
+
+def _has_matches(found: Found) -> bool:
+    return isinstance(found.reader, Matches) and found.reader.matches > 0
 
 
 async def _is_held_up(target: Target) -> bool:
