@@ -340,30 +340,31 @@ async def test_jobs_that_are_long_over_are_forgotten(
     assert outcome.output == "no job is called 'job-1': job-3, job-4"
 
 
+BAD = "invalid_arguments"
+
+
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "code", "said"),
     [
-        ({"action": "poll"}, "poll needs the id of a job"),
-        ({"action": "stop", "id": "job-9"}, "no job is called 'job-9': there are none"),
-        ({"action": "start"}, "start needs a command"),
-        ({"action": "start", "command": "echo \0"}, "a command cannot hold a NUL"),
-        ({"action": "start", "command": "true", "cwd": "nowhere"}, "nowhere: No such file"),
-        ({"action": "start", "command": "true", "cwd": "file"}, "file: is not a directory"),
-        ({"action": "start", "command": "true", "cwd": "/"}, "/: is outside the workspace"),
-        ({"action": "start", "command": "x" * 200_000}, "too long for the system"),
-        ({"action": "dance"}, '"dance"'),
-        ({"action": "poll", "id": "x", "waitMs": 30_001}, "30000"),
+        ({"action": "poll"}, BAD, "poll needs the id of a job"),
+        ({"action": "stop", "id": "job-9"}, "not_found", "is called 'job-9': there are none"),
+        ({"action": "start"}, BAD, "start needs a command"),
+        ({"action": "start", "command": "echo \0"}, "spawn", "a command cannot hold a NUL"),
+        ({"action": "start", "command": "true", "cwd": "no"}, "not_found", "no: No such file"),
+        ({"action": "start", "command": "true", "cwd": "file"}, "not_found", "is not a directory"),
+        ({"action": "start", "command": "true", "cwd": "/"}, "denied", "is outside the workspace"),
+        ({"action": "start", "command": "x" * 200_000}, "spawn", "too long for the system"),
+        ({"action": "dance"}, BAD, '"dance"'),
+        ({"action": "poll", "id": "x", "waitMs": 30_001}, BAD, "30000"),
     ],
 )
 async def test_what_cannot_be_done_is_an_error(
-    session: Session, arguments: dict[str, JsonValue], said: str
+    session: Session, arguments: dict[str, JsonValue], code: str, said: str
 ) -> None:
     (session.root / "file").touch()
     outcome = await session._box.runner.run(ToolCall("1", "process", {**arguments}))
-    assert outcome.is_error
+    assert (outcome.is_error, outcome.details["code"]) == (True, code)
     assert said in str(outcome.output)
-    code = "invalid_arguments" if "needs" in said else outcome.details["code"]
-    assert outcome.details["code"] == code
     kept = await to_thread.run_sync(session.ctx.session_dir.make)
     assert [name for _, _, names in os.walk(kept) for name in names] == []
 
