@@ -255,7 +255,7 @@ async def test_what_a_pattern_matches(
         ({"pattern": r"foo\r?\nbar"}, ["dos", "unix"]),
         ({"pattern": r"foo[\r\n]+bar"}, ["dos", "unix"]),
         ({"pattern": r"(?<=\n)bar"}, ["dos", "unix"]),
-        ({"pattern": r"foo[ \n]+bar"}, ["dos", "unix"]),
+        ({"pattern": r"foo[ \n]+[a-c][[:alpha:]]+\n"}, ["dos", "unix"]),
         ({"pattern": r"foo[\n]bar"}, ["dos", "unix"]),
         ({"pattern": r"foo[^b]bar\n"}, ["dos", "unix"]),
         ({"pattern": r"foo[^b\s]bar\n"}, []),
