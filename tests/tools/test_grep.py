@@ -312,7 +312,7 @@ async def test_a_fault_of_ripgrep_s_own_holds_nothing_up_and_hides_nothing(
 
 
 async def test_a_wrong_pattern_is_told_with_its_place(tmp_path: Path, engine: Engine) -> None:
-    for pattern in ("foo(", "(?<=x", "[z-a]"):
+    for pattern in ("foo(", "(?<=x", "[z-a]", r"foo\s\n(", r"(?<=\n)x("):
         outcome = await grep(tmp_path, engine, pattern=pattern)
         assert outcome.details["code"] == "invalid_pattern"
         assert pattern in str(outcome.output)

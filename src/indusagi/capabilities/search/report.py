@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from indusagi.capabilities.files.hidden import hidden_in
 from indusagi.capabilities.files.shown import joined, shown_name
+from indusagi.capabilities.search.ends import with_any_end
 from indusagi.capabilities.search.records import Counts, Matches
 from indusagi.capabilities.search.request import MAX_FILE_BYTES, Mode, path_key
 from indusagi.capabilities.search.secrets import notice
@@ -72,7 +73,12 @@ def _pattern_trouble(said: str, search: Search) -> str:
     reason = first[1] if first else said.removeprefix("rg: ")
     if second and "not supported" in reason:
         # The first one knows no look-around; what is wrong is what the other one says.
-        reason = f"regex parse error:\n    {search.pattern}\nerror: {second[1]}"
+        reason = f"error: {second[1]}"
+    elif with_any_end(search) is None:
+        return cut_text(clean_text(reason)[0], 4 * _COMPLAINT_CHARS)
+    # Told without its place, which is one in a pattern that nobody wrote.
+    what = reason.rpartition("error: ")[2]
+    reason = f"regex parse error:\n    {search.pattern}\nerror: {what}"
     return cut_text(clean_text(reason)[0], 4 * _COMPLAINT_CHARS)
 
 
