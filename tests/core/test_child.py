@@ -208,11 +208,18 @@ async def test_an_end_comes_also_where_no_thread_is_free_to_look_who_is_left(
             assert is_collected(child.pid)
 
 
-async def test_an_end_without_patience_looks_once_at_who_is_left(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.skipif(
+    not os.path.exists(f"/proc/self/task/{os.getpid()}/children"),
+    reason="this system does not tell the children of a process",
+)
+@pytest.mark.parametrize(("script", "grace_s"), [("exit 3", 0), ("exec cat > /dev/null", 20)])
+async def test_the_end_of_one_that_has_started_nobody_takes_one_look_at_all_processes(
+    script: str, grace_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with running("exit 3") as (child, _):
-        await child.exited.wait()
+    async with running(f"echo ready; {script}") as (child, heard):
+        await until(lambda: heard.output == b"ready\n")
+        if not grace_s:
+            await child.exited.wait()
         looks: list[int | None] = []
 
         def left(_: Kin, leader: int | None) -> list[Found]:
@@ -220,8 +227,18 @@ async def test_an_end_without_patience_looks_once_at_who_is_left(
             return []
 
         monkeypatch.setattr(Kin, "left", left)
-        await child.end(0)
+        await child.end(grace_s)
         assert looks == [child.pid]
+
+
+async def test_an_orphan_of_one_that_heeds_the_end_of_its_input_is_found() -> None:
+    """It has neither session, nor environment, nor pipe: it was seen before."""
+    orphan = "env -i setsid sleep 600 > /dev/null 2>&1 & echo $!"
+    async with running(f"{orphan}; cat > /dev/null; exit 4") as (child, heard):
+        await until(lambda: heard.output.endswith(b"\n"))
+        await child.end(20)
+        assert child.exit_code == 4
+        assert not is_alive(int(heard.output))
 
 
 async def test_who_is_left_is_killed_however_long_it_takes_to_find_them(

@@ -265,18 +265,21 @@ class Child:
                 self._signal_group(signal.SIGKILL)
             try:
                 if not nobody_left:
-                    await self._gone_within(_REAP_S, signal.SIGKILL, await self._looked(), set())
+                    left = await self._looked(self._left)
+                    await self._gone_within(_REAP_S, signal.SIGKILL, left, set())
                 await self._drain(drain_s)
             finally:
                 self._let_go()
 
     async def _ask(self, grace_s: float, by_input: bool) -> bool:
         """Have all of them end by themselves, and tell whether it is known that nobody is left."""
-        left = await self._looked()
-        if by_input and grace_s > 0 and self._stdin is not None:
+        if by_input and grace_s > 0 and self._stdin is not None and not self.exited.is_set():
+            await self._looked(lambda: self._kin.foreseen(self.pid))
             self._stdin.close()
-            await self._exited_within(grace_s)
-            left = await self._looked()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(grace_s):
+                    await self.exited.wait()
+        left = await self._looked(self._left)
         if self.exited.is_set() and not left:
             return True
         asked = self.pid if self._signal_group(signal.SIGTERM) else None
@@ -284,11 +287,11 @@ class Child:
         await self._gone_within(grace_s, signal.SIGTERM, left, told)
         return False
 
-    async def _looked(self) -> list[Found]:
+    async def _looked(self, look: Callable[[], list[Found]]) -> list[Found]:
         """List who still runs, as far as threads and the process list answer in time."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_LOOK_S):
-                return await asyncio.to_thread(self._left)
+                return await asyncio.to_thread(look)
         return [unseen(self.pid)]
 
     def others(self) -> list[Found]:
@@ -300,11 +303,6 @@ class Child:
 
     def _signal_group(self, number: int) -> bool:
         return self._numbered and signal_group(self.pid, number)
-
-    async def _exited_within(self, patience_s: float) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(patience_s):
-                await self.exited.wait()
 
     async def _gone_within(
         self, patience_s: float, number: int, left: list[Found], told: set[tuple[int, int]]

@@ -95,6 +95,10 @@ class Kin:
             self._seen = frozenset(one.name for one in left)
             return left
 
+    def foreseen(self, leader: int) -> list[Found]:
+        """Look as `left` does if somebody may be lost with the leader: if it has children."""
+        return self.left(leader) if _may_have_children(leader) else []
+
     def _found(self, leader: int | None, running: list[Found]) -> list[Found]:
         born = _born(leader)
         return [
@@ -107,7 +111,9 @@ class Kin:
         ]
 
     def _is_marked(self, pid: int) -> bool:
-        return _carries(pid, self._mark) or (self.pipe != "" and _writes_to(pid, self.pipe))
+        marks = _marks(pid)
+        # Who carries other marks than this one is somebody else's. There may be hundreds.
+        return self._mark in marks if marks else self.pipe != "" and _writes_to(pid, self.pipe)
 
 
 def _with_descendants(found: list[Found], running: list[Found]) -> list[Found]:
@@ -199,6 +205,14 @@ def _stat(pid: int) -> list[bytes] | None:
     return None if said is None else said.rpartition(b") ")[2].split(None, 20)
 
 
+def _may_have_children(pid: int) -> bool:
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+        return any(_read(pid, f"task/{thread}/children") != b"" for thread in threads)
+    except OSError:
+        return True
+
+
 def name_of_pipe(descriptor: int) -> str:
     """Name a pipe as `/proc` does for everybody who has an end of it."""
     return f"pipe:[{os.fstat(descriptor).st_ino}]"
@@ -215,10 +229,12 @@ def _target(pid: int, descriptor: int) -> str:
         return ""
 
 
-def _carries(pid: int, mark: str) -> bool:
-    prefix, wanted = f"{MARK}=".encode(), mark.encode()
-    variables = (_read(pid, "environ") or b"").split(b"\0")
-    return any(entry.startswith(prefix) and wanted in entry for entry in variables)
+def _marks(pid: int) -> str:
+    """Give what the variable holds for a process; nothing if it has none that can be seen."""
+    variables = b"\0" + (_read(pid, "environ") or b"")
+    return (
+        variables.partition(f"\0{MARK}=".encode())[2].partition(b"\0")[0].decode("ascii", "replace")
+    )
 
 
 def _read(pid: int, name: str) -> bytes | None:
