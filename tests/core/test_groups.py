@@ -186,6 +186,7 @@ def test_where_there_is_no_proc_the_group_is_all_that_is_known(
         (found,) = left_behind(process.pid, new_ulid())
         assert found.pid == process.pid
         assert left_behind(process.pid, new_ulid()) == [found]
+        assert Kin(new_ulid()).foreseen(process.pid) == [found]
         assert left_behind(None, new_ulid()) == []
         signal_each([found], signal.SIGKILL)  # nothing is known of it, so it is left alone
         assert process.poll() is None
