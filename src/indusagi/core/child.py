@@ -265,7 +265,8 @@ class Child:
                 self._signal_group(signal.SIGKILL)
             try:
                 if not nobody_left:
-                    left = await self._looked(self._left)
+                    # In one go: a thread for the signal might come too late.
+                    left = await self._looked(lambda: signal_each(self._left(), signal.SIGKILL))
                     await self._gone_within(_REAP_S, signal.SIGKILL, left, set())
                 await self._drain(drain_s)
             finally:

@@ -130,13 +130,14 @@ def _with_descendants(found: list[Found], running: list[Found]) -> list[Found]:
     return list(known.values())
 
 
-def signal_each(processes: list[Found], number: int) -> None:
-    """Signal processes that were found, each only if it is still the one that was found."""
+def signal_each(processes: list[Found], number: int) -> list[Found]:
+    """Signal processes that were found, each only if it is still that one; give them back."""
     for found in processes:
         try:
             _signal(found, number)
         except _GONE:
             continue
+    return processes
 
 
 def settled(processes: Iterable[Found]) -> set[tuple[int, int]]:
