@@ -39,7 +39,7 @@ any_text = st.text(st.characters())
 joined_text = st.text(
     st.sampled_from(
         "\u200b\u200c\u200d\ufe00\ufe0e\ufe0f\u061c\u180b\U000e0100"
-        "\u1820\u0645\u1780\u8fbb\u3164\u2764\U0001f468a1\r\n"
+        "\u00ad\u1820\u0645\u1780\u8fbb\u3164\u2764\U0001f468a1\r\n"
     )
 )
 hostile_text = st.text(st.sampled_from("\x1b[]P\\\x07;0m A\n\x9b\u202e"))
@@ -110,6 +110,10 @@ def test_r42_the_dirty_text_of_the_malformed_server_is_clean() -> None:
 def test_what_makes_one_sign_of_two_is_a_part_of_it(text: str) -> None:
     assert clean_text(text) == (text, 0)
     assert show_unseen(text) == (text, 0)
+
+
+def test_where_a_word_may_be_parted_is_a_part_of_it() -> None:
+    assert show_unseen("Donau\u00addampf\u00ad") == ("Donau\u00addampf<U+00AD>", 1)
 
 
 def test_the_ends_of_lines_are_not_written_out() -> None:

@@ -68,6 +68,12 @@ def test_r42_letters_hidden_behind_a_sign_are_written_out_and_soft_hyphens_are_n
     assert laid_open("Donau\u00addampf") == ("Donaudampf", 0)
 
 
+def test_a_sign_of_several_characters_is_one_wherever_a_long_text_is_cut() -> None:
+    for before in range(128 * 1024 - 4, 128 * 1024 + 1):
+        text = "x" * before + "\U0001f469\u200d\U0001f4bb" + "y" * 10
+        assert laid_open(text) == (text, 0)
+
+
 def test_a_line_end_is_one_wherever_a_long_text_is_cut() -> None:
     for before in range(128 * 1024 - 3, 128 * 1024 + 1):
         text = "x" * before + "\r\n" + "y\u200b" * 100_000 + "\r"

@@ -40,6 +40,7 @@ _JOINED = (
 islands beyond and of Mongolia. A foreign word gets its ending by one too."""
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
 """Scripts without spaces, in which one without width parts the words: Thai, Lao, Burmese, Khmer."""
+_LETTERS = r"^\W\u115f\u1160\u3164\uffa0"
 _IDEOGRAPHS = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af"
 _SHOWN_TWO_WAYS = f"#*0-9\u00a9\u00ae\u203c\u2049\u2122\u2139\u3030\u303d\u3297\u3299{_PICTOGRAPHS}"
 _IS_UNSEEN = re.compile(
@@ -52,6 +53,7 @@ _IS_UNSEEN = re.compile(
     f"(?<![{_SHOWN_TWO_WAYS}][\ufe00\ufe0e\ufe0f])"  # the choice between a sign and a picture,
     f"(?<![{_IDEOGRAPHS}][\ufe00-\ufe0f\U000e0100-\U000e01ef])"  # and of one form of a letter.
     "(?<![\u1820-\u18aa][\u180b-\u180f])"
+    f"(?<![{_LETTERS}]\u00ad(?=[{_LETTERS}]))"  # Where a word may be parted.
 )
 
 

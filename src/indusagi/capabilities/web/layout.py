@@ -100,10 +100,15 @@ def laid_open(text: str) -> tuple[str, int]:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Cut a text so that a pattern runs over little at a time, and no line end falls apart."""
+    """Cut a text so that a pattern runs over little at a time.
+
+    No line end falls apart, nor what makes one sign of several characters.
+    """
     at = 0
     while at < len(text):
         end = at + _STEP
+        while end < at + 2 * _STEP and not text[end : end + 1].isascii():
+            end += 1
         end += text[end - 1 : end] == "\r"
         yield text[at:end]
         at = end
