@@ -9,6 +9,8 @@ from indusagi.core.text import clean_text
 
 def shown_name(path: str) -> str:
     """Give a path on one line, without what nobody sees, with bytes that are no text spelt out."""
+    if path.isascii() and path.isprintable():  # as most are
+        return path
     try:
         text = os.fsencode(path).decode("utf-8", "backslashreplace")
     except UnicodeEncodeError:  # no name of a file, but what somebody took for one
