@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
-LIMIT = 400
-"""At this size two nouns live in one file; a larger one needs a row here, and rows only go."""
+LIMIT = 600
+"""A longer file holds two nouns, or has a row here with the reason in its docstring."""
 LARGER: dict[str, int] = {}
 
 
