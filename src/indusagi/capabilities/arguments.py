@@ -10,22 +10,19 @@ import difflib
 import importlib
 import re
 import sys
+from collections.abc import Iterable, Iterator, Sized
 from itertools import islice
 from typing import TYPE_CHECKING, cast
 
 from anyio import to_thread
 
-from indusagi.core.json import compact_json, is_json_object
+from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
 from indusagi.core.text import counted
+from indusagi.runtime.contract import JsonSchema
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sized
-
+if TYPE_CHECKING:  # in no public signature; loaded when the first arguments are checked
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import ValidationError
-
-    from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.runtime.contract import JsonSchema
 
 _SHOWN_PROBLEMS = 8
 _EXAMINED_ERRORS = 200

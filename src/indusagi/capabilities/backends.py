@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, BinaryIO, Literal, Protocol, TypeAlias, TypeVar
+from types import TracebackType
+from typing import BinaryIO, Literal, Protocol, TypeAlias, TypeVar
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from types import TracebackType
-
-    from indusagi.core.cancel import CancelToken
+from indusagi.core.cancel import CancelToken
 
 WorkT = TypeVar("WorkT")
 Refusal: TypeAlias = Literal["outside", "protected", "special"]

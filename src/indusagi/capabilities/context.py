@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Generic, TypeVar
+from types import TracebackType
+from typing import Generic, TypeVar
 from weakref import WeakKeyDictionary
 
+from indusagi.capabilities.backends import Fs, Shell
+from indusagi.capabilities.budget import OutputBudget
+from indusagi.capabilities.egress import SearchProvider, WebSettings
+from indusagi.capabilities.read_state import ReadStateHandle
 from indusagi.capabilities.spill import SessionDir
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-    from types import TracebackType
-
-    from indusagi.capabilities.backends import Fs, Shell
-    from indusagi.capabilities.budget import OutputBudget
-    from indusagi.capabilities.egress import SearchProvider, WebSettings
-    from indusagi.capabilities.read_state import ReadStateHandle
-    from indusagi.core.cancel import CancelToken
-    from indusagi.runtime.contract import ProgressSink, ToolProgress
+from indusagi.core.cancel import CancelToken
+from indusagi.runtime.contract import ProgressSink, ToolProgress
 
 _log = logging.getLogger(__name__)
 StoreT = TypeVar("StoreT")

@@ -9,15 +9,11 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Mapping
+from typing import cast
 
-from indusagi.core.json import is_json_object
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from indusagi.core.json import JsonValue
-    from indusagi.runtime.contract import JsonSchema
+from indusagi.core.json import JsonValue, is_json_object
+from indusagi.runtime.contract import JsonSchema
 
 _NUMBER = re.compile(r"-?[0-9]{1,15}(\.0)?")
 _SEVERAL = re.compile(r"[,;\n\[\]{}\"]")

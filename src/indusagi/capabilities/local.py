@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
+from indusagi.capabilities.backends import Fs, Shell
 from indusagi.capabilities.budget import standard_budget
 from indusagi.capabilities.context import Framework, ToolContext
 from indusagi.capabilities.files.policy import workspace_policy
@@ -12,9 +12,6 @@ from indusagi.capabilities.local_fs import LocalFs
 from indusagi.capabilities.local_shell import LocalShell
 from indusagi.capabilities.read_state import ReadState
 from indusagi.core.cancel import CancelToken
-
-if TYPE_CHECKING:
-    from indusagi.capabilities.backends import Fs, Shell
 
 
 def make_local_context(

@@ -14,14 +14,15 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, TypeVar
+from typing import BinaryIO, TypeVar
 
 from anyio import to_thread
 
-from indusagi.capabilities.backends import DirEntry, FileKind, FileStat, Folder
+from indusagi.capabilities.backends import DirEntry, FileKind, FileStat, Folder, WorkT
 from indusagi.capabilities.files.beneath import (
     LinkInTheWay,
     Spot,
@@ -31,15 +32,9 @@ from indusagi.capabilities.files.beneath import (
     spot_at,
 )
 from indusagi.capabilities.files.placing import naming, put_file, require_regular
+from indusagi.capabilities.files.policy import PathPolicy
 from indusagi.core.order import in_order
 from indusagi.core.within import parts_below
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import BinaryIO
-
-    from indusagi.capabilities.backends import WorkT
-    from indusagi.capabilities.files.policy import PathPolicy
 
 LARGEST_READ = 128 * 1024 * 1024
 """Bytes that are read at once; of a larger file a part is read, or `reading` goes through it."""

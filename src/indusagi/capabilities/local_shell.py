@@ -11,28 +11,25 @@ from __future__ import annotations
 import errno
 import os
 import signal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 import anyio
 from anyio import to_thread
 
-from indusagi.capabilities.backends import STOP_GRACE_MS, Ended, ShellResult
+from indusagi.capabilities.backends import STOP_GRACE_MS, Ended, SandboxState, ShellResult
 from indusagi.capabilities.sandbox.bubblewrap import is_helper
 from indusagi.capabilities.sandbox.capture import Capture, open_capture
 from indusagi.capabilities.sandbox.policy import Sandbox
 from indusagi.capabilities.sandbox.preamble import take_note
-from indusagi.capabilities.sandbox.walls import Walls
+from indusagi.capabilities.sandbox.walls import Enclosed, Walls
 from indusagi.core.cancel import CancelToken
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from types import TracebackType
-
-    from indusagi.capabilities.backends import SandboxState
-    from indusagi.capabilities.sandbox.walls import Enclosed
+if TYPE_CHECKING:  # it loads the event loop, and is in no public signature
     from indusagi.core.child import Child
 
 DEFAULT_TIMEOUT_MS = 120_000

@@ -6,11 +6,9 @@ not changed is still the file that was read.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from typing import Protocol
 
 
 class ReadStateHandle(Protocol):

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from indusagi.capabilities.arguments import near
+from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.spill import fit_result
-from indusagi.core.json import NotJson, compact_json
+from indusagi.capabilities.tool import DefinedTool
+from indusagi.core.cancel import CancelToken
+from indusagi.core.json import JsonValue, NotJson, compact_json
 from indusagi.core.notes import Note
-from indusagi.runtime.contract import ToolOutcome, ToolResult
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from indusagi.capabilities.context import ToolContext
-    from indusagi.capabilities.tool import DefinedTool
-    from indusagi.core.cancel import CancelToken
-    from indusagi.core.json import JsonValue
-    from indusagi.runtime.contract import ProgressSink, ToolCall, ToolDescriptor
+from indusagi.runtime.contract import (
+    ProgressSink,
+    ToolCall,
+    ToolDescriptor,
+    ToolOutcome,
+    ToolResult,
+)
 
 
 class ToolRegistry:

@@ -12,8 +12,6 @@ import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from anyio import to_thread
-
 from indusagi.capabilities.budget import Clipping, clip, pieces_of
 from indusagi.core.clock import now_ms
 from indusagi.core.ids import is_ulid, new_ulid
@@ -126,6 +124,8 @@ async def fit_result(
     text = "\n".join([_as_text(block) for block in result.content if not _is_media(block)])
     if budget.admits(text):
         return result
+    from anyio import to_thread  # noqa: PLC0415 — loaded wherever a tool runs, dear elsewhere
+
     clipping = await to_thread.run_sync(clip, text, budget, result.keep)
     where = await to_thread.run_sync(_saved, session, stem, text)
     shown = TextContentBlock(clipping.render(lambda cut: _notice(cut, where, result.keep)))

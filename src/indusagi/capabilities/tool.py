@@ -11,27 +11,52 @@ import copy
 import inspect
 import logging
 import re
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import Protocol, TypeAlias, cast
 
 from indusagi.capabilities.arguments import ArgumentChecker
+from indusagi.capabilities.context import ToolContext
 from indusagi.core.faults import CoreError
-from indusagi.core.json import NotJson, compact_json, is_json_object
-from indusagi.runtime.contract import ToolDescriptor, ToolOutcome, ToolResult
+from indusagi.core.json import (
+    JsonLike,
+    JsonObject,
+    JsonValue,
+    NotJson,
+    compact_json,
+    is_json_object,
+)
+from indusagi.runtime.contract import JsonSchema, ToolCall, ToolDescriptor, ToolOutcome, ToolResult
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-
-    from indusagi.capabilities.context import ToolContext
-    from indusagi.core.json import JsonLike, JsonObject, JsonValue
-    from indusagi.runtime.contract import JsonSchema, ToolCall
-
-ToolAnswer: TypeAlias = "ToolResult | JsonLike"
+ToolAnswer: TypeAlias = ToolResult | JsonLike
 """What a tool may return: a result, or a plain value (a string becomes text, the rest JSON)."""
 
 _log = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """What every model provider accepts as the name of a tool."""
+
+
+class Tool(Protocol):
+    """What a registry, a deck or a bridge needs of a tool; `DefinedTool` is the kernel's own."""
+
+    @property
+    def name(self) -> str:
+        """The name a model calls it by."""
+        ...
+
+    @property
+    def description(self) -> str:
+        """What a model is told about it."""
+        ...
+
+    @property
+    def parameters(self) -> JsonSchema:
+        """The JSON Schema of its arguments."""
+        ...
+
+    async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
+        """Do the work; a failure is an error result."""
+        ...
 
 
 class InvalidTool(CoreError):

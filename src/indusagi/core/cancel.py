@@ -7,14 +7,14 @@ nothing by itself: work looks at it, awaits it, hangs a callback on it, or runs 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator, Iterable
 from functools import cache
 from threading import RLock
+from types import TracebackType
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # neither is in a public signature, and both are dear to load
     from asyncio import AbstractEventLoop
-    from collections.abc import Callable, Generator, Iterable
-    from types import TracebackType
 
     from anyio import CancelScope
 

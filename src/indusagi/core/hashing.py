@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
 
-from indusagi.core.json import compact_json
-
-if TYPE_CHECKING:
-    from indusagi.core.json import JsonLike
+from indusagi.core.json import JsonLike, compact_json
 
 DIGEST_LENGTH = 32
 """Hexadecimal digits kept of the sha256: 128 bits, short enough for a log line."""

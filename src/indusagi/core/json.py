@@ -10,19 +10,23 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias, TypeGuard, cast
+from typing import TYPE_CHECKING, ForwardRef, TypeAlias, TypeGuard, cast
 
 from indusagi.core.faults import CoreError
 
+JsonScalar: TypeAlias = str | int | float | bool | None
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-JsonScalar: TypeAlias = "str | int | float | bool | None"
-JsonValue: TypeAlias = "JsonScalar | list[JsonValue] | dict[str, JsonValue]"
-JsonObject: TypeAlias = "dict[str, JsonValue]"
-JsonLike: TypeAlias = "JsonScalar | Sequence[JsonLike] | Mapping[str, JsonLike]"
-"""For parameters: a `dict[str, int]` is one, though it is no `JsonObject` (dicts are invariant)."""
+    JsonValue: TypeAlias = JsonScalar | list["JsonValue"] | dict[str, "JsonValue"]
+    JsonLike: TypeAlias = JsonScalar | Sequence["JsonLike"] | Mapping[str, "JsonLike"]
+else:
+    # A forward reference with its module, so that `typing.get_type_hints` finds it from anywhere.
+    _VALUE, _LIKE = (ForwardRef(name, module=__name__) for name in ("JsonValue", "JsonLike"))
+    JsonValue = JsonScalar | list[_VALUE] | dict[str, _VALUE]
+    JsonLike = JsonScalar | Sequence[_LIKE] | Mapping[str, _LIKE]
+JsonObject: TypeAlias = dict[str, JsonValue]
+"""For results; for parameters there is `JsonLike`, which a `dict[str, int]` is too."""
 
 _SHOWN_STEPS = 8
 """How many steps of the path into a value a message shows: it is for a person."""

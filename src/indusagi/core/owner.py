@@ -8,12 +8,10 @@ times, disturbs neither that task nor the other callers, and still does not leav
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TypeVar
 
 from anyio import CancelScope
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
 
 T = TypeVar("T")
 

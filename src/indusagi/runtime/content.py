@@ -6,13 +6,11 @@ type nobody has heard of yet rides in a JSON block as the object it arrived as.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from indusagi.core.json import JsonObject, JsonValue
+from indusagi.core.json import JsonObject, JsonValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,7 @@ class JsonContentBlock:
     value: JsonValue
 
 
-ToolContentBlock: TypeAlias = "TextContentBlock | JsonContentBlock"
+ToolContentBlock: TypeAlias = TextContentBlock | JsonContentBlock
 
 
 def project_content(content: Sequence[ToolContentBlock]) -> JsonValue:

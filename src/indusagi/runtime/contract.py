@@ -7,21 +7,22 @@ a runner raises nothing but the cancellation of the task it runs in.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
-from indusagi.runtime.content import JsonContentBlock, TextContentBlock, project_content
+from indusagi.core.cancel import CancelToken
+from indusagi.core.json import JsonLike, JsonValue
+from indusagi.runtime.content import (
+    JsonContentBlock,
+    TextContentBlock,
+    ToolContentBlock,
+    project_content,
+)
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from indusagi.core.cancel import CancelToken
-    from indusagi.core.json import JsonLike, JsonValue
-    from indusagi.runtime.content import ToolContentBlock
-
-JsonSchema: TypeAlias = "Mapping[str, JsonLike]"
+JsonSchema: TypeAlias = Mapping[str, JsonLike]
 """A JSON Schema (2020-12) that describes an object of arguments, or a result."""
 
 
@@ -152,7 +153,7 @@ class ToolProgress:
     message: str = ""
 
 
-ProgressSink: TypeAlias = "Callable[[ToolProgress], None]"
+ProgressSink: TypeAlias = Callable[[ToolProgress], None]
 
 
 class ToolRunner(Protocol):

@@ -6,30 +6,24 @@ One way for every command: a session, a call, a list and a gateway all get their
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from indusagi.capabilities.arguments import near
 from indusagi.core.notes import Note
-from induscode.deck.contract import UnknownCapability
+from indusagi.interop.protocol_bridge.contract import FleetStatus, ServerConfig
+from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
+from indusagi.interop.protocol_bridge.handlers import Handlers
+from induscode.deck.contract import Capability, UnknownCapability
+from induscode.deck.mcp.boot import BootedBridge, BootPlan
 from induscode.deck.mcp.config import DiscoveredConfig, discover_mcp_config, gather, resolve_rows
-from induscode.deck.mcp.trust import TrustStore
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-
-    from indusagi.interop.protocol_bridge.contract import FleetStatus, ServerConfig
-    from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
-    from indusagi.interop.protocol_bridge.handlers import Handlers
-    from induscode.deck.contract import Capability
-    from induscode.deck.mcp.boot import BootedBridge, BootPlan
-    from induscode.deck.mcp.ledger import BridgeLedger
-    from induscode.deck.mcp.rows import ServerRow
-    from induscode.deck.mcp.store import LedgerStore
-    from induscode.deck.mcp.trust import Consent
-    from induscode.deck.provision import ToolDeck
-    from induscode.launch.invocation import Invocation
-
+from induscode.deck.mcp.ledger import BridgeLedger
+from induscode.deck.mcp.rows import ServerRow
+from induscode.deck.mcp.store import LedgerStore
+from induscode.deck.mcp.trust import Consent, TrustStore
+from induscode.deck.provision import ToolDeck
+from induscode.launch.invocation import Invocation
 
 RowState: TypeAlias = Literal["startable", "untrusted", "changed", "unresolved"]
 """Ready to be started; not consented to, or no longer; or with a variable that has no value."""

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from collections.abc import Iterator
+from typing import Protocol, runtime_checkable
 
-from induscode.deck.contract import ForeignCard, describe
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from indusagi.runtime.contract import JsonSchema, ToolDescriptor
-    from induscode.deck.contract import Capability
+from indusagi.runtime.contract import JsonSchema, ToolDescriptor
+from induscode.deck.contract import Capability, ForeignCard, describe
 
 
 class AroundCard:

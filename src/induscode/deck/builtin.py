@@ -5,34 +5,31 @@ The framework owns what a tool does; the deck adds a title, a summary and the pr
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from indusagi.capabilities.arguments import near
-from indusagi.runtime.contract import ToolCall
+from indusagi.capabilities.context import ToolContext
+from indusagi.capabilities.tool import DefinedTool
+from indusagi.core.json import JsonValue
+from indusagi.runtime.contract import JsonSchema, ToolCall, ToolDescriptor, ToolResult
 from induscode.deck.contract import (
+    Capability,
     CapabilityCard,
     CapabilityId,
+    DeckContext,
     Profile,
     UnknownCapability,
     capability_id,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from indusagi.capabilities.context import ToolContext
-    from indusagi.capabilities.tool import DefinedTool
-    from indusagi.core.json import JsonValue
-    from indusagi.runtime.contract import JsonSchema, ToolDescriptor, ToolResult
-    from induscode.deck.contract import Capability, DeckContext
-
 READ_ONLY: tuple[Profile, ...] = (Profile.AUTHORING, Profile.SURVEY)
 MUTATING: tuple[Profile, ...] = (Profile.SURVEY,)
 
-BridgeBuilder: TypeAlias = "Callable[[DeckContext], Capability]"
+BridgeBuilder: TypeAlias = Callable[[DeckContext], Capability]
 
 
 class BuiltinCard:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from induscode.deck.builtin import builtin_cards
 from induscode.deck.cards import app_novel_cards
-from induscode.deck.contract import capability_id
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from induscode.deck.contract import CapabilityCard, CapabilityId, Profile
+from induscode.deck.contract import CapabilityCard, CapabilityId, Profile, capability_id
 
 
 @cache

@@ -5,20 +5,16 @@ Shapes only: nothing here opens a file, starts a process or knows another room o
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Literal, NewType, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Literal, NewType, Protocol, TypeAlias, TypeVar, runtime_checkable
 
+from indusagi.capabilities.context import ToolContext
+from indusagi.capabilities.read_state import ReadStateHandle
 from indusagi.core.faults import CoreError
-from indusagi.runtime.contract import ToolDescriptor
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from indusagi.capabilities.context import ToolContext
-    from indusagi.capabilities.read_state import ReadStateHandle
-    from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.runtime.contract import JsonSchema, ToolResult
+from indusagi.core.json import JsonObject, JsonValue
+from indusagi.runtime.contract import JsonSchema, ToolDescriptor, ToolResult
 
 ValueT = TypeVar("ValueT")
 
@@ -140,7 +136,7 @@ class DeckContext:
     """Whether commands run in a sandbox."""
 
 
-BuildFn: TypeAlias = "Callable[[DeckContext], Capability]"
+BuildFn: TypeAlias = Callable[[DeckContext], Capability]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
 
-from indusagi.capabilities.context import Framework
+from indusagi.capabilities.context import Framework, ToolContext
 from indusagi.capabilities.local import make_local_context
 from indusagi.capabilities.local_shell import LocalShell
 from indusagi.capabilities.read_state import ReadState
@@ -12,13 +12,8 @@ from indusagi.capabilities.sandbox.policy import Sandbox
 from indusagi.core.notes import Note
 from induscode.deck.cards.checkpoint import maybe_wrap_checkpoint
 from induscode.deck.catalog import cards_for_profile
+from induscode.deck.contract import Capability, CapabilityCard, DeckContext, Profile
 from induscode.deck.toolbox import DeckRunner, DeckToolBox
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from indusagi.capabilities.context import ToolContext
-    from induscode.deck.contract import Capability, CapabilityCard, DeckContext, Profile
 
 
 def provision_deck(profile: Profile, ctx: DeckContext) -> ToolDeck:

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.registry import RegistryRunner
+from indusagi.core.cancel import CancelToken
+from indusagi.core.json import JsonValue
 from indusagi.core.text import show_unseen
-from indusagi.runtime.content import TextContentBlock, project_content
-from indusagi.runtime.contract import ToolResult
+from indusagi.runtime.content import TextContentBlock, ToolContentBlock, project_content
+from indusagi.runtime.contract import (
+    ProgressSink,
+    ToolCall,
+    ToolDescriptor,
+    ToolOutcome,
+    ToolResult,
+)
 from induscode.deck.around import is_foreign
-from induscode.deck.contract import describe
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from indusagi.capabilities.context import ToolContext
-    from indusagi.core.cancel import CancelToken
-    from indusagi.core.json import JsonValue
-    from indusagi.runtime.content import ToolContentBlock
-    from indusagi.runtime.contract import ProgressSink, ToolCall, ToolDescriptor, ToolOutcome
-    from induscode.deck.contract import Capability
+from induscode.deck.contract import Capability, describe
 
 
 class DeckRunner:

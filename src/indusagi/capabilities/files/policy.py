@@ -7,8 +7,9 @@ the user hands the answer in through `permits`.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from indusagi.capabilities.backends import PathRefused, Refusal
 from indusagi.capabilities.files.beneath import real_path
@@ -16,9 +17,6 @@ from indusagi.capabilities.files.protected import Protected, usual_protection
 from indusagi.capabilities.files.shown import shown_name
 from indusagi.core.places import state_dir
 from indusagi.core.within import is_within
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SPECIAL_PLACES = ("/proc", "/sys", "/dev")
 """The system itself, made to look like files: to look can be to act, and to read may never end."""
@@ -34,7 +32,7 @@ class PathRequest:
     refusal: Refusal
 
 
-Permits: TypeAlias = "Callable[[PathRequest], bool]"
+Permits: TypeAlias = Callable[[PathRequest], bool]
 
 
 def _nobody_permits(_request: PathRequest) -> bool:

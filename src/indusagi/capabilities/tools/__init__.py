@@ -8,10 +8,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple, cast
 
+from indusagi.capabilities.tool import DefinedTool
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from indusagi.capabilities.tool import DefinedTool
     from indusagi.capabilities.tools.bash import bash_tool as bash_tool
     from indusagi.capabilities.tools.edit import edit_tool as edit_tool
     from indusagi.capabilities.tools.find import find_tool as find_tool
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
     from indusagi.capabilities.tools.read import read_tool as read_tool
     from indusagi.capabilities.tools.todo import todo_read_tool as todo_read_tool
     from indusagi.capabilities.tools.todo import todo_set_tool as todo_set_tool
+    from indusagi.capabilities.tools.webfetch import webfetch_tool as web_fetch_tool
     from indusagi.capabilities.tools.webfetch import webfetch_tool as webfetch_tool
+    from indusagi.capabilities.tools.websearch import websearch_tool as web_search_tool
     from indusagi.capabilities.tools.websearch import websearch_tool as websearch_tool
     from indusagi.capabilities.tools.write import write_tool as write_tool
 
@@ -48,8 +51,20 @@ _TABLE = (
     _Row("todo_set", "todo", only_looks=False),
 )
 _HOMES = {f"{row.name}_tool": row.home for row in _TABLE}
+_ALIASES = {"web_fetch_tool": "webfetch_tool", "web_search_tool": "websearch_tool"}
+"""The second name that a factory has: the parts of the tool's name set off."""
 READ_ONLY_NAMES = tuple(row.name for row in _TABLE if row.only_looks)
 MUTATING_NAMES = tuple(row.name for row in _TABLE if not row.only_looks)
+__all__ = [  # pyright: ignore[reportUnsupportedDunderAll] — factories are loaded by name, below
+    *_HOMES,
+    *_ALIASES,
+    "READ_ONLY_NAMES",
+    "MUTATING_NAMES",
+    "native_tool",
+    "native_tools",
+    "web_fetch_tool",
+    "web_search_tool",
+]
 
 
 def native_tools() -> tuple[DefinedTool, ...]:
@@ -72,10 +87,11 @@ def _factory(name: str) -> Callable[[], DefinedTool]:
 
 
 def __getattr__(name: str) -> object:
+    name = _ALIASES.get(name, name)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return _factory(name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *__all__})

@@ -10,16 +10,16 @@ import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import anyio
 from anyio import to_thread
 
-from indusagi.capabilities.backends import Ended
-from indusagi.capabilities.context import PerContext
+from indusagi.capabilities.backends import Ended, SandboxState, ShellProcess
+from indusagi.capabilities.context import PerContext, ToolContext
 from indusagi.capabilities.files.shown import shown_name
 from indusagi.capabilities.jobs.foreground import Watch, lasting_survivors
-from indusagi.capabilities.jobs.job import how, told_code
+from indusagi.capabilities.jobs.job import Job, how, told_code
 from indusagi.capabilities.jobs.meaning import benign_exit
 from indusagi.capabilities.jobs.table import TableFull, capture_path, jobs_of
 from indusagi.capabilities.jobs.text import Shown, hidden_note, shown_output
@@ -29,16 +29,10 @@ from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
 from indusagi.capabilities.tools._bash_reads import about_to_read, remember
 from indusagi.capabilities.tools._starting import not_started, start_folder
 from indusagi.capabilities.tools.paths import path_given, path_trouble
+from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.within import is_within
 from indusagi.runtime.content import TextContentBlock
-from indusagi.runtime.contract import Keep, ToolResult
-
-if TYPE_CHECKING:
-    from indusagi.capabilities.backends import SandboxState, ShellProcess
-    from indusagi.capabilities.context import ToolContext
-    from indusagi.capabilities.jobs.job import Job
-    from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.runtime.contract import JsonSchema
+from indusagi.runtime.contract import JsonSchema, Keep, ToolResult
 
 DEFAULT_TIMEOUT_MS = 120_000
 LONGEST_TIMEOUT_MS = 600_000

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from collections.abc import Sequence
+from typing import cast
 
+from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.files.change import Replacement
 from indusagi.capabilities.lenient import lenient
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
 from indusagi.capabilities.tools._change import change_file
 from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given
-from indusagi.core.json import is_json_object
-from indusagi.runtime.contract import ToolResult
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from indusagi.capabilities.context import ToolContext
-    from indusagi.core.json import JsonLike, JsonObject, JsonValue
-    from indusagi.runtime.contract import JsonSchema
+from indusagi.core.json import JsonLike, JsonObject, JsonValue, is_json_object
+from indusagi.runtime.contract import JsonSchema, ToolResult
 
 MOST_EDITS = 200
 _TEXTS: dict[str, JsonLike] = {

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
-from indusagi.capabilities.backends import FileKind
+from indusagi.capabilities.backends import FileKind, Folder
+from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.files.shown import joined, shown_name, shown_place
 from indusagi.capabilities.lenient import lenient
 from indusagi.capabilities.search.braces import TooManyAlternatives
@@ -18,26 +19,18 @@ from indusagi.capabilities.search.names import (
     TIME_LIMIT_S,
     Kind,
     Lent,
+    Names,
     Query,
     find_names,
     split_query,
 )
 from indusagi.capabilities.search.secrets import notice, secrets_below
-from indusagi.capabilities.tool import ToolSpec, define_tool
+from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
 from indusagi.capabilities.tools._read_folder import not_there
 from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given, path_trouble
+from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.text import counted
-from indusagi.runtime.contract import ToolResult
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from indusagi.capabilities.backends import Folder
-    from indusagi.capabilities.context import ToolContext
-    from indusagi.capabilities.search.names import Names
-    from indusagi.capabilities.tool import DefinedTool
-    from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.runtime.contract import JsonSchema
+from indusagi.runtime.contract import JsonSchema, ToolResult
 
 _DEFAULT_LIMIT = 500
 _MOST = 10_000

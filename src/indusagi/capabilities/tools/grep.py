@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
 from indusagi.capabilities.arguments import near
+from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.files.globs import glob_regex
 from indusagi.capabilities.files.ignore import IgnoreRules
 from indusagi.capabilities.files.shown import shown_name, shown_place
@@ -18,24 +19,15 @@ from indusagi.capabilities.search.records import Matches
 from indusagi.capabilities.search.report import Asked, failure, report
 from indusagi.capabilities.search.request import Mode, Search
 from indusagi.capabilities.search.secrets import secrets_below
-from indusagi.capabilities.search.seek import Seeker, stamped
-from indusagi.capabilities.search.target import opened_target
+from indusagi.capabilities.search.seek import Engine, Found, Seeker, stamped
+from indusagi.capabilities.search.target import Target, opened_target
 from indusagi.capabilities.search.walk import Walk
-from indusagi.capabilities.tool import ToolSpec, define_tool
+from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
 from indusagi.capabilities.tools._grep_arguments import ALIASES, in_our_words, narrowed
 from indusagi.capabilities.tools._read_folder import not_there
 from indusagi.capabilities.tools.paths import path_given, path_trouble
-from indusagi.runtime.contract import ToolResult
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from indusagi.capabilities.context import ToolContext
-    from indusagi.capabilities.search.seek import Engine, Found
-    from indusagi.capabilities.search.target import Target
-    from indusagi.capabilities.tool import DefinedTool
-    from indusagi.core.json import JsonObject
-    from indusagi.runtime.contract import JsonSchema
+from indusagi.core.json import JsonObject
+from indusagi.runtime.contract import JsonSchema, ToolResult
 
 _DEFAULT_MATCHES = 200
 _MOST_MATCHES = 5_000

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from indusagi.capabilities.backends import FileKind
+from indusagi.capabilities.backends import FileKind, FileStat
+from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.files.shown import shown_name
 from indusagi.capabilities.lenient import lenient
-from indusagi.capabilities.tool import ToolSpec, define_tool
+from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
 from indusagi.capabilities.tools._ls_lines import render, sized
 from indusagi.capabilities.tools._ls_tree import MOST_ENTRIES, Choice, Tree
 from indusagi.capabilities.tools._read_folder import not_there
 from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given, path_trouble
+from indusagi.core.json import JsonObject
 from indusagi.core.within import is_within, parts_below
-from indusagi.runtime.contract import ToolResult
-
-if TYPE_CHECKING:
-    from indusagi.capabilities.backends import FileStat
-    from indusagi.capabilities.context import ToolContext
-    from indusagi.capabilities.tool import DefinedTool
-    from indusagi.core.json import JsonObject
-    from indusagi.runtime.contract import JsonSchema
+from indusagi.runtime.contract import JsonSchema, ToolResult
 
 _DEEPEST = 3
 _MOST_PATTERNS = 100

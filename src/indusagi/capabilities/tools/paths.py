@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from indusagi.capabilities.backends import PathRefused
 from indusagi.capabilities.files.shown import shown_name
+from indusagi.core.json import JsonObject
 from indusagi.runtime.contract import ToolResult
-
-if TYPE_CHECKING:
-    from indusagi.core.json import JsonObject
 
 PATH_ALIASES = {"file_path": "path", "filePath": "path", "filepath": "path", "file": "path"}
 """What other agents call the same argument."""

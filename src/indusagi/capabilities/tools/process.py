@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, cast
+from collections.abc import Awaitable, Callable, Sequence
+from typing import cast
 
 import anyio
 from anyio import to_thread
 
 from indusagi.capabilities.budget import OutputBudget, clip
-from indusagi.capabilities.jobs.job import told_code
-from indusagi.capabilities.jobs.table import jobs_of
+from indusagi.capabilities.context import ToolContext
+from indusagi.capabilities.jobs.job import Job, JobState, told_code
+from indusagi.capabilities.jobs.lines import Lines
+from indusagi.capabilities.jobs.table import JobTable, jobs_of
 from indusagi.capabilities.jobs.text import (
     SHOWN_BYTES,
     SHOWN_LINES,
@@ -22,19 +25,10 @@ from indusagi.capabilities.lenient import lenient
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
 from indusagi.capabilities.tools._starting import not_started, start_folder
 from indusagi.capabilities.tools.paths import path_given, path_trouble
+from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.text import clean_text, cut_text
 from indusagi.runtime.content import TextContentBlock
-from indusagi.runtime.contract import Keep, ToolResult
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from indusagi.capabilities.context import ToolContext
-    from indusagi.capabilities.jobs.job import Job, JobState
-    from indusagi.capabilities.jobs.lines import Lines
-    from indusagi.capabilities.jobs.table import JobTable
-    from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.runtime.contract import JsonSchema
+from indusagi.runtime.contract import JsonSchema, Keep, ToolResult
 
 LONGEST_WAIT_MS = 30_000
 _SHOWN_COMMAND = 80

@@ -11,41 +11,36 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from threading import Event
-from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
 from indusagi.capabilities.backends import FileKind
 from indusagi.capabilities.budget import STANDARD_BYTES, STANDARD_LINES
+from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.files.lines import LONGEST_LINE, Scan, Wanted
 from indusagi.capabilities.files.locks import file_lock, file_of_names
 from indusagi.capabilities.files.look import (
     WHOLE_BYTES,
     Binary,
     Loaded,
+    Look,
     Oversized,
     is_called_notebook,
     look,
 )
+from indusagi.capabilities.files.notebook import NotebookPage
 from indusagi.capabilities.files.notebook_apart import notebook_page
 from indusagi.capabilities.files.pdf import DEFAULT_PAGES, MOST_PAGES
 from indusagi.capabilities.files.shown import shown_name, shown_place
 from indusagi.capabilities.files.sniff import hex_of
 from indusagi.capabilities.lenient import lenient
-from indusagi.capabilities.tool import ToolSpec, define_tool
+from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
 from indusagi.capabilities.tools._read_folder import folder_listing, not_there
 from indusagi.capabilities.tools._read_media import show_notebook, show_pdf, show_picture
 from indusagi.capabilities.tools._read_text import show_lines
 from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given, path_trouble
-from indusagi.runtime.contract import ToolResult
-
-if TYPE_CHECKING:
-    from indusagi.capabilities.context import ToolContext
-    from indusagi.capabilities.files.look import Look
-    from indusagi.capabilities.files.notebook import NotebookPage
-    from indusagi.capabilities.tool import DefinedTool
-    from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.runtime.contract import JsonSchema
+from indusagi.core.json import JsonObject, JsonValue
+from indusagi.runtime.contract import JsonSchema, ToolResult
 
 _FRAME_BYTES = 1024
 """What is left of the budget for the lines that say what is shown."""

@@ -7,22 +7,16 @@ forgot to write down again is named instead of lost in silence.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
-from indusagi.capabilities.context import PerContext
+from indusagi.capabilities.context import PerContext, ToolContext
 from indusagi.capabilities.lenient import lenient
-from indusagi.capabilities.tool import ToolSpec, define_tool
+from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
+from indusagi.core.json import JsonObject, JsonValue
 from indusagi.runtime.content import JsonContentBlock, TextContentBlock
-from indusagi.runtime.contract import ToolResult
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from indusagi.capabilities.context import ToolContext
-    from indusagi.capabilities.tool import DefinedTool
-    from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.runtime.contract import JsonSchema
+from indusagi.runtime.contract import JsonSchema, ToolResult
 
 MOST_ITEMS = 200
 LONGEST_TEXT = 500

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Awaitable, Callable
+from typing import Final
 
 from anyio import to_thread
 
+from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.lenient import lenient
-from indusagi.capabilities.tool import ToolSpec, define_tool
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from indusagi.capabilities.context import ToolContext
-    from indusagi.capabilities.tool import DefinedTool
-    from indusagi.core.json import JsonObject
-    from indusagi.runtime.contract import JsonSchema, ToolResult
+from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
+from indusagi.core.json import JsonObject
+from indusagi.runtime.contract import JsonSchema, ToolResult
 
 _MOST: Final = 25
 _DOMAINS: JsonSchema = {"type": "array", "items": {"type": "string"}, "maxItems": 20}

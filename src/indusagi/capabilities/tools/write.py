@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
+from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.lenient import lenient
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
 from indusagi.capabilities.tools._change import change_file
 from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given
-
-if TYPE_CHECKING:
-    from indusagi.capabilities.context import ToolContext
-    from indusagi.core.json import JsonObject
-    from indusagi.runtime.contract import JsonSchema, ToolResult
+from indusagi.core.json import JsonObject
+from indusagi.runtime.contract import JsonSchema, ToolResult
 
 _PARAMETERS: JsonSchema = {
     "type": "object",

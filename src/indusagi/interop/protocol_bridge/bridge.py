@@ -6,38 +6,31 @@ behind that server then, so it works again after the server was brought back.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.registry import ToolRegistry
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
+from indusagi.core.json import JsonObject
 from indusagi.core.notes import Note
 from indusagi.interop.protocol_bridge.content import to_tool_result
 from indusagi.interop.protocol_bridge.contract import (
+    BridgeConfig,
     EndpointPhase,
     ProtocolFault,
+    RemoteCallResult,
+    RemoteTool,
+    RemoteToolRef,
     is_usable_phase,
 )
 from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl, start_server_fleet
+from indusagi.interop.protocol_bridge.handlers import Handlers
 from indusagi.interop.protocol_bridge.inert import inert_context
 from indusagi.interop.protocol_bridge.names import model_name
 from indusagi.interop.protocol_bridge.output_check import mismatch
-from indusagi.runtime.contract import ToolResult
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
-
-    from indusagi.capabilities.context import ToolContext
-    from indusagi.core.json import JsonObject
-    from indusagi.interop.protocol_bridge.contract import (
-        BridgeConfig,
-        RemoteCallResult,
-        RemoteTool,
-        RemoteToolRef,
-    )
-    from indusagi.interop.protocol_bridge.handlers import Handlers
-    from indusagi.interop.protocol_bridge.supervision import Supervision
-    from indusagi.runtime.contract import JsonSchema, ToolBox
+from indusagi.interop.protocol_bridge.supervision import Supervision
+from indusagi.runtime.contract import JsonSchema, ToolBox, ToolResult
 
 
 @dataclass(frozen=True, slots=True)

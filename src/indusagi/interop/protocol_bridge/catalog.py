@@ -6,21 +6,15 @@ raw definition is kept as it came; only what a model is shown is cleaned, cut an
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from indusagi.core.json import is_json_object
+from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.notes import Note
 from indusagi.core.text import clean_text, cut_text
-from indusagi.interop.protocol_bridge.contract import RemoteTool, RemoteToolRef
+from indusagi.interop.protocol_bridge.contract import RemoteTool, RemoteToolRef, ServerConfig
 from indusagi.interop.protocol_bridge.model_schema import model_view
 from indusagi.interop.protocol_bridge.names import model_name
 from indusagi.runtime.contract import ToolDescriptor
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.protocol_bridge.contract import ServerConfig
 
 _TITLE_CHARS = 128
 _SHOWN_NAME = 80

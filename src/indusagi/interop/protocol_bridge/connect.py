@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import TypeAlias
 
 from indusagi.core.hashing import content_hash
-from indusagi.interop.protocol_bridge.protocol import Peer
+from indusagi.core.json import JsonObject
+from indusagi.interop.protocol_bridge.contract import ServerConfig, StdioServerConfig
+from indusagi.interop.protocol_bridge.handlers import Handlers
+from indusagi.interop.protocol_bridge.protocol import Era, Peer
 from indusagi.interop.protocol_bridge.stdio import spawn_link
-from indusagi.interop.protocol_bridge.wire import WireClosed
+from indusagi.interop.protocol_bridge.wire import Link, WireClosed
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
-    from contextlib import AbstractAsyncContextManager
-
-    from indusagi.core.json import JsonObject
-    from indusagi.interop.protocol_bridge.contract import ServerConfig, StdioServerConfig
-    from indusagi.interop.protocol_bridge.handlers import Handlers
-    from indusagi.interop.protocol_bridge.protocol import Era
-    from indusagi.interop.protocol_bridge.wire import Link
-
-SessionFactory: TypeAlias = "Callable[[], AbstractAsyncContextManager[object]]"
+SessionFactory: TypeAlias = Callable[[], AbstractAsyncContextManager[object]]
 """Yields what to speak through: an SDK `ClientSession` that is connected, a `(read, write)` pair of
 streams, or a low-level `Server`."""
 InjectedTransport: TypeAlias = SessionFactory

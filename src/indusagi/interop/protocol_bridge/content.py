@@ -6,19 +6,13 @@ nobody has heard of, becomes a JSON block that holds the object it arrived as.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from indusagi.core.json import compact_json
+from indusagi.core.json import JsonObject, JsonValue, compact_json
 from indusagi.core.notes import Note
 from indusagi.interop.protocol_bridge.contract import RemoteCallResult
-from indusagi.runtime.content import JsonContentBlock, TextContentBlock
+from indusagi.runtime.content import JsonContentBlock, TextContentBlock, ToolContentBlock
 from indusagi.runtime.contract import ToolResult
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.runtime.content import ToolContentBlock
 
 BLOCK_TYPES = frozenset({"text", "image", "audio", "resource", "resource_link"})
 

@@ -5,20 +5,17 @@ Every module of the bridge takes its nouns from here. Nothing in this file conne
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeAlias, TypeGuard
+from typing import ClassVar, Literal, Protocol, TypeAlias, TypeGuard
 
+from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import CoreError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from indusagi.core.cancel import CancelToken
-    from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.core.notes import Note
-    from indusagi.runtime.contract import ProgressSink, ToolBox, ToolDescriptor
+from indusagi.core.json import JsonObject, JsonValue
+from indusagi.core.notes import Note
+from indusagi.runtime.contract import ProgressSink, ToolBox, ToolDescriptor
 
 QUALIFIER = "__"
 """Joins a server's id and a tool's name: `github__create_issue`."""
@@ -229,7 +226,7 @@ class StreamableHttpServerConfig(_RemoteServerConfig):
     kind: ClassVar[Literal["streamable_http"]] = "streamable_http"
 
 
-ServerConfig: TypeAlias = "StdioServerConfig | SseServerConfig | StreamableHttpServerConfig"
+ServerConfig: TypeAlias = StdioServerConfig | SseServerConfig | StreamableHttpServerConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +291,7 @@ class EndpointStatus:
     notes: Sequence[Note] = field(default=(), kw_only=True)
 
 
-FleetStatus: TypeAlias = "Mapping[str, EndpointStatus]"
+FleetStatus: TypeAlias = Mapping[str, EndpointStatus]
 
 
 class ServerEndpoint(Protocol):

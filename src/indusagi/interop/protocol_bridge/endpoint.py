@@ -8,46 +8,38 @@ the endpoint stays what it was; a new one is needed for another try.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-from indusagi.core.json import is_json_object
+from indusagi.core.cancel import CancelToken
+from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.notes import Note
 from indusagi.core.owner import Owner
 from indusagi.interop.protocol_bridge.catalog import read_tools
-from indusagi.interop.protocol_bridge.connect import open_peer
+from indusagi.interop.protocol_bridge.connect import SessionFactory, open_peer
 from indusagi.interop.protocol_bridge.content import read_result
 from indusagi.interop.protocol_bridge.contract import (
     EndpointPhase,
     EndpointStatus,
     FaultDetail,
     ProtocolFault,
+    RemoteCallResult,
+    RemoteTool,
+    ServerConfig,
     is_terminal_phase,
 )
 from indusagi.interop.protocol_bridge.faults import Site, classify
 from indusagi.interop.protocol_bridge.handlers import Handlers
-from indusagi.runtime.contract import ToolProgress
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from indusagi.core.cancel import CancelToken
-    from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.protocol_bridge.connect import SessionFactory
-    from indusagi.interop.protocol_bridge.contract import (
-        RemoteCallResult,
-        RemoteTool,
-        ServerConfig,
-    )
-    from indusagi.interop.protocol_bridge.protocol import Peer, ServerFacts
-    from indusagi.interop.protocol_bridge.wire import OnProgress
-    from indusagi.runtime.contract import ProgressSink
+from indusagi.interop.protocol_bridge.protocol import Peer, ServerFacts
+from indusagi.interop.protocol_bridge.wire import OnProgress
+from indusagi.runtime.contract import ProgressSink, ToolProgress
 
 _LISTEN_PAUSE_S = 60.0
 """The longest pause before a server that stopped telling of changes is asked again."""
 
 EndpointEvent: TypeAlias = Literal["phase", "tools"]
-OnEvent: TypeAlias = "Callable[[EndpointEvent], None]"
+OnEvent: TypeAlias = Callable[[EndpointEvent], None]
 
 
 def create_server_endpoint(

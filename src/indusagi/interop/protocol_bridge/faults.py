@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from enum import Enum
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from indusagi.core.text import clean_text, cut_text
-from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
+from indusagi.interop.protocol_bridge.contract import (
+    FaultDetail,
+    FaultKind,
+    ProtocolFault,
+    ServerConfig,
+)
 from indusagi.interop.protocol_bridge.refusals import VersionMismatch
 from indusagi.interop.protocol_bridge.wire import BadAnswer, RpcError, WireClosed, WireTimeout
-
-if TYPE_CHECKING:
-    from indusagi.interop.protocol_bridge.contract import FaultKind, ServerConfig
 
 _SHOWN_CHARACTERS = 2_000
 """How much of a server's own words a message repeats."""

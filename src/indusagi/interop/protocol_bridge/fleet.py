@@ -10,32 +10,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from indusagi.core.notes import Note
 from indusagi.core.owner import Owner
 from indusagi.interop.protocol_bridge.contract import (
     BridgeConfig,
     EndpointPhase,
+    EndpointStatus,
     FaultDetail,
+    FleetStatus,
     ProtocolFault,
+    ServerConfig,
     is_usable_phase,
 )
-from indusagi.interop.protocol_bridge.endpoint import ServerEndpointImpl
+from indusagi.interop.protocol_bridge.endpoint import EndpointEvent, ServerEndpointImpl
+from indusagi.interop.protocol_bridge.handlers import Handlers
 from indusagi.interop.protocol_bridge.supervision import Record, Supervision
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from indusagi.interop.protocol_bridge.contract import (
-        EndpointStatus,
-        FleetStatus,
-        ServerConfig,
-    )
-    from indusagi.interop.protocol_bridge.endpoint import EndpointEvent
-    from indusagi.interop.protocol_bridge.handlers import Handlers
 _log = logging.getLogger(__name__)
 
 Waiting: TypeAlias = Literal["asleep", "untrusted"]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+from indusagi.core.json import JsonObject
 
-    from indusagi.core.json import JsonObject
-
-Handler: TypeAlias = "Callable[[JsonObject], Awaitable[JsonObject]]"
+Handler: TypeAlias = Callable[[JsonObject], Awaitable[JsonObject]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

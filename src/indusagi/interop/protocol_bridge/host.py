@@ -8,22 +8,17 @@ its token.
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from indusagi.core.json import JsonObject
 from indusagi.interop.protocol_bridge.host_client import HostClient
-from indusagi.interop.protocol_bridge.host_listing import Catalog
+from indusagi.interop.protocol_bridge.host_listing import BoxSource, Catalog, Ready
 from indusagi.interop.protocol_bridge.host_parking import Parking
 from indusagi.interop.protocol_bridge.host_serving import ServingHost
 from indusagi.interop.protocol_bridge.host_session import HostLimits
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from indusagi.core.json import JsonObject
-    from indusagi.interop.protocol_bridge.host_listing import BoxSource, Ready
-    from indusagi.interop.protocol_bridge.host_settings import HttpHost, HttpSettings
+from indusagi.interop.protocol_bridge.host_settings import HttpHost, HttpSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
+from typing import Protocol, TypeAlias, cast
 
-from indusagi.core.json import NotJson, compact_json
+from indusagi.core.json import JsonLike, JsonObject, JsonValue, NotJson, compact_json
 from indusagi.interop.protocol_bridge.frames import Prepared
+from indusagi.runtime.contract import ToolBox, ToolDescriptor
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from indusagi.core.json import JsonLike, JsonObject, JsonValue
-    from indusagi.runtime.contract import ToolBox, ToolDescriptor
-
-    BoxSource: TypeAlias = ToolBox | Callable[[], ToolBox]
-    """A box, or what gives the present one."""
+BoxSource: TypeAlias = ToolBox | Callable[[], ToolBox]
+"""A box, or what gives the present one."""
 
 _log = logging.getLogger(__name__)
 

@@ -8,24 +8,20 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 import anyio
 
+from indusagi.core.cancel import CancelToken
+from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.owner import Owner
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
-from indusagi.interop.protocol_bridge.host_stdio import standard_streams
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
-
-    from indusagi.core.cancel import CancelToken
-    from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.protocol_bridge.host_request import HostLimits
-    from indusagi.interop.protocol_bridge.host_session import Served
-    from indusagi.interop.protocol_bridge.host_stdio import StandardStreams
-    from indusagi.interop.protocol_bridge.wire import LinkEnd
+from indusagi.interop.protocol_bridge.host_request import HostLimits
+from indusagi.interop.protocol_bridge.host_session import Served
+from indusagi.interop.protocol_bridge.host_stdio import StandardStreams, standard_streams
+from indusagi.interop.protocol_bridge.wire import LinkEnd
 
 _STOPPED = "the host was stopped"
 
@@ -55,7 +51,7 @@ class HostLink(Protocol):
 
 
 # Any: the streams belong to a package that is not loaded for their names.
-HostTransport: TypeAlias = "HostLink | tuple[Any, Any]"
+HostTransport: TypeAlias = HostLink | tuple[Any, Any]
 """A link of ours, or a `(read, write)` pair of the SDK's streams."""
 
 _live: set[RunningProviderHost] = set()

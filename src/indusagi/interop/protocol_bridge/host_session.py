@@ -9,30 +9,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeGuard
+from collections.abc import Callable
+from typing import Protocol, TypeAlias, TypeGuard
 
+from indusagi.core.json import JsonObject, JsonValue
 from indusagi.interop.protocol_bridge.frames import Prepared, read_frame
 from indusagi.interop.protocol_bridge.host_asking import Questions
 from indusagi.interop.protocol_bridge.host_request import (
     NO_PARAMS,
+    Carrier,
     HostLimits,
     HostRequest,
     Refusal,
+    Work,
 )
 from indusagi.interop.protocol_bridge.slots import Slots
-from indusagi.interop.protocol_bridge.wire import INTERNAL_ERROR, PARSE_ERROR, RpcError
+from indusagi.interop.protocol_bridge.wire import INTERNAL_ERROR, PARSE_ERROR, RequestId, RpcError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.protocol_bridge.host_request import Carrier, Work
-    from indusagi.interop.protocol_bridge.wire import RequestId
-
-    Serve: TypeAlias = Callable[[HostRequest], JsonObject | Work]
-    """Answers at once, or says what has to be awaited; what it refuses it raises as `RpcError`."""
-    OnNotice: TypeAlias = Callable[[str, JsonObject], None]
-    Reader: TypeAlias = Callable[[bytes], JsonValue]
+Serve: TypeAlias = Callable[[HostRequest], JsonObject | Work]
+"""Answers at once, or says what has to be awaited; what it refuses it raises as `RpcError`."""
+OnNotice: TypeAlias = Callable[[str, JsonObject], None]
+Reader: TypeAlias = Callable[[bytes], JsonValue]
 
 _log = logging.getLogger(__name__)
 

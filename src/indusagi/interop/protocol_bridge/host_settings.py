@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+from indusagi.core.json import JsonObject
+from indusagi.interop.protocol_bridge.host_session import Served
 
-    from indusagi.core.json import JsonObject
-    from indusagi.interop.protocol_bridge.host_session import Served
-
-    NewClient: TypeAlias = Callable[[bytes], Served]
-    """Makes what answers one client; it is told whose client that is: the token's fingerprint."""
-    SchemaOf: TypeAlias = Callable[[str], JsonObject | None]
-    """Gives the schema of a tool's arguments; some arguments are repeated in headers."""
+NewClient: TypeAlias = Callable[[bytes], Served]
+"""Makes what answers one client; it is told whose client that is: the token's fingerprint."""
+SchemaOf: TypeAlias = Callable[[str], JsonObject | None]
+"""Gives the schema of a tool's arguments; some arguments are repeated in headers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,11 +17,13 @@ from __future__ import annotations
 import json
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypeGuard, cast
+from typing import Literal, TypeAlias, TypeGuard, cast
 
+from indusagi.core.json import JsonObject, JsonValue
 from indusagi.interop.protocol_bridge.schema import (
     KNOWN_TYPES,
     STRIPPED,
+    AnyObject,
     closed_object,
     copy_json,
     is_dict,
@@ -47,10 +49,6 @@ from indusagi.interop.protocol_bridge.schema_rewrites import (
     with_part,
     with_union,
 )
-
-if TYPE_CHECKING:
-    from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.protocol_bridge.schema import AnyObject
 
 MAX_DEPTH = 32
 """Levels within each other, the top included."""

@@ -8,15 +8,10 @@ is cleaned, cut, and told apart by a digest of the identity, so that it is the s
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Container
 
 from indusagi.core.hashing import content_hash
-from indusagi.interop.protocol_bridge.contract import qualify_tool_name
-
-if TYPE_CHECKING:
-    from collections.abc import Container
-
-    from indusagi.interop.protocol_bridge.contract import RemoteToolRef
+from indusagi.interop.protocol_bridge.contract import RemoteToolRef, qualify_tool_name
 
 NAME_LENGTH = 64
 _ACCEPTED = re.compile(rf"[A-Za-z0-9_-]{{1,{NAME_LENGTH}}}")

@@ -6,16 +6,11 @@ would stop everything, and without its keywords the schema would be another one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from indusagi.capabilities.arguments import load_validator
-from indusagi.core.json import NotJson, compact_json
+from indusagi.core.json import JsonObject, JsonValue, NotJson, compact_json
 from indusagi.core.text import clean_text, cut_text
 from indusagi.interop.protocol_bridge.model_schema import model_view
-
-if TYPE_CHECKING:
-    from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.runtime.contract import JsonSchema
+from indusagi.runtime.contract import JsonSchema
 
 CHECKED_COST = 4_000_000
 """Bytes of the schema times bytes of the answer: beyond, it takes longer than it is worth."""

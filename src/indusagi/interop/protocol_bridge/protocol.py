@@ -10,13 +10,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-from indusagi.interop.protocol_bridge.callers import DOUBT_S, InFlight, calling, on_behalf
+from indusagi.core.json import JsonObject, JsonValue
+from indusagi.interop.protocol_bridge.callers import DOUBT_S, InFlight, Place, calling, on_behalf
+from indusagi.interop.protocol_bridge.contract import ServerLimits
 from indusagi.interop.protocol_bridge.frames import Unwritable
+from indusagi.interop.protocol_bridge.handlers import Handlers
 from indusagi.interop.protocol_bridge.refusals import (
     UNSUPPORTED_VERSION,
     VersionMismatch,
@@ -29,23 +33,17 @@ from indusagi.interop.protocol_bridge.wire import (
     INVALID_PARAMS,
     METHOD_NOT_FOUND,
     BadAnswer,
+    Link,
+    OnProgress,
+    RequestId,
     RpcError,
     Wire,
     WireClosed,
     WireTimeout,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-
-    from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.protocol_bridge.callers import Place
-    from indusagi.interop.protocol_bridge.contract import ServerLimits
-    from indusagi.interop.protocol_bridge.handlers import Handlers
-    from indusagi.interop.protocol_bridge.wire import Link, OnProgress, RequestId
-
 Era: TypeAlias = Literal["modern", "legacy"]
-Asking: TypeAlias = "Coroutine[object, object, JsonObject]"
+Asking: TypeAlias = Coroutine[object, object, JsonObject]
 """A question on its way; handed on as it is, since every coroutine around it would cost time."""
 
 MODERN_VERSIONS = ("2026-07-28",)

@@ -7,23 +7,19 @@ request stands alone. A server that does not speak what it is asked in says so i
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from indusagi.interop.protocol_bridge.contract import ServerConfig
 from indusagi.interop.protocol_bridge.host_request import HostLimits
 from indusagi.interop.protocol_bridge.host_serving import ServingHost
+from indusagi.interop.protocol_bridge.host_settings import HttpHost, HttpSettings
 from indusagi.interop.protocol_bridge.relay_client import RelayClient
 from indusagi.interop.protocol_bridge.relay_line import Lines, Pace
 from indusagi.interop.protocol_bridge.relay_shared import SharedLine
 from indusagi.interop.protocol_bridge.relay_tools import ToolSchemas
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from indusagi.interop.protocol_bridge.contract import ServerConfig
-    from indusagi.interop.protocol_bridge.host_settings import HttpHost, HttpSettings
-    from indusagi.interop.protocol_bridge.supervision import Supervision
+from indusagi.interop.protocol_bridge.supervision import Supervision
 
 _STOP_S = 2.5
 """Calls, and then the server behind them, have five seconds together."""

@@ -10,14 +10,10 @@ What a model is shown is therefore made by `model_schema`, next door.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, TypeAlias, TypeGuard, cast
+from collections.abc import Callable, Iterable
+from typing import TypeAlias, TypeGuard, cast
 
-from indusagi.core.json import NotJson
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from indusagi.core.json import JsonObject, JsonValue
+from indusagi.core.json import JsonObject, JsonValue, NotJson
 
 KNOWN_TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
 
@@ -47,7 +43,7 @@ STRIPPED = frozenset(
 _WRITABLE_BITS = 14_000
 """Python writes no integer of more than 4,300 digits, which is a little more than this."""
 
-AnyObject: TypeAlias = "dict[object, object]"
+AnyObject: TypeAlias = dict[object, object]
 """A dict of which nothing is known yet."""
 
 
@@ -103,7 +99,7 @@ def normalize_schema(raw: object) -> JsonObject:
     return cast("JsonObject", frame[""])
 
 
-_Task: TypeAlias = "tuple[object, JsonObject | None, str]"
+_Task: TypeAlias = tuple[object, JsonObject | None, str]
 """A level still to be read, and where the result of it belongs; None: nothing is left below it."""
 
 

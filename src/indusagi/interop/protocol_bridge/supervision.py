@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from indusagi.interop.protocol_bridge.contract import ProtocolFault
+from indusagi.interop.protocol_bridge.contract import ProtocolFault
 
 HOPELESS = frozenset({"auth", "not_found", "untrusted", "version", "malformed", "redirect"})
 """Reasons that do not pass by themselves: somebody has to change something first."""

@@ -13,27 +13,24 @@ import itertools
 import logging
 import math
 import re
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
+from indusagi.core.json import JsonObject, JsonValue
 from indusagi.interop.protocol_bridge.alarm import Alarm, before
+from indusagi.interop.protocol_bridge.contract import FaultDetail
 from indusagi.interop.protocol_bridge.frames import answered_id, followed, read_frame
 from indusagi.interop.protocol_bridge.slots import Slots
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.protocol_bridge.contract import FaultDetail
-
 _log = logging.getLogger(__name__)
 
-RequestId: TypeAlias = "int | str"
-OnProgress: TypeAlias = "Callable[[JsonObject], None]"
-OnRequest: TypeAlias = "Callable[[str, JsonObject], Awaitable[JsonObject]]"
-OnNotify: TypeAlias = "Callable[[str, JsonObject], None]"
-OnStray: TypeAlias = "Callable[[JsonValue, Literal['answer', 'progress']], None]"
+RequestId: TypeAlias = int | str
+OnProgress: TypeAlias = Callable[[JsonObject], None]
+OnRequest: TypeAlias = Callable[[str, JsonObject], Awaitable[JsonObject]]
+OnNotify: TypeAlias = Callable[[str, JsonObject], None]
+OnStray: TypeAlias = Callable[[JsonValue, Literal["answer", "progress"]], None]
 """Hears what the peer says of a request that nobody waits for."""
 
 METHOD_NOT_FOUND = -32601

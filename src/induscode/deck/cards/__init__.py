@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from induscode.deck.cards.bg_process import daemon_card as daemon_card
 from induscode.deck.cards.memory import memory_card as memory_card
@@ -11,11 +11,7 @@ from induscode.deck.cards.plan import exit_plan_mode_card as exit_plan_mode_card
 from induscode.deck.cards.saas import saas_card as saas_card
 from induscode.deck.cards.task import task_card as task_card
 from induscode.deck.cards.todo import todo_card as todo_card
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from induscode.deck.contract import CapabilityCard
+from induscode.deck.contract import CapabilityCard
 
 
 def app_novel_cards() -> Sequence[CapabilityCard]:

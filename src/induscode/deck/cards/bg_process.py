@@ -6,19 +6,14 @@ command is also kept in a file beside the project, where people look for it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from indusagi.capabilities.backends import STOP_GRACE_MS as STOP_GRACE_MS
+from indusagi.capabilities.context import ToolContext
+from indusagi.capabilities.jobs.table import JobTable
 from indusagi.capabilities.lenient import lenient
 from indusagi.capabilities.tool import ToolSpec, define_tool
-from induscode.deck.contract import CapabilityCard, Profile, capability_id
-
-if TYPE_CHECKING:
-    from indusagi.capabilities.context import ToolContext
-    from indusagi.capabilities.jobs.table import JobTable
-    from indusagi.core.json import JsonObject
-    from indusagi.runtime.contract import JsonSchema, ToolResult
-    from induscode.deck.contract import Capability, DeckContext
+from indusagi.core.json import JsonObject
+from indusagi.runtime.contract import JsonSchema, ToolResult
+from induscode.deck.contract import Capability, CapabilityCard, DeckContext, Profile, capability_id
 
 MAX_BUFFERED_LINES = 2_000
 CAPTURE_DIRNAME = ".indusvx-bg"

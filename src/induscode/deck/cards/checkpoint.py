@@ -7,17 +7,14 @@ cannot be read or kept never stands in the way of the change, but the answer say
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
+from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given
-from indusagi.core.json import is_json_object
+from indusagi.core.json import JsonValue, is_json_object
+from indusagi.runtime.contract import ToolResult
 from induscode.deck.around import AroundCard
-
-if TYPE_CHECKING:
-    from indusagi.capabilities.context import ToolContext
-    from indusagi.core.json import JsonValue
-    from indusagi.runtime.contract import ToolResult
-    from induscode.deck.contract import Capability, CheckpointStore, DeckContext
+from induscode.deck.contract import Capability, CheckpointStore, DeckContext
 
 CHECKPOINTED_TOOLS = ("write", "edit")
 LARGEST_BYTES = 20 * 1024 * 1024

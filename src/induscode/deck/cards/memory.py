@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
+from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.lenient import lenient
 from indusagi.capabilities.tool import ToolSpec, define_tool
-from indusagi.runtime.contract import ToolResult
-from induscode.deck.contract import CapabilityCard, Profile, capability_id
-
-if TYPE_CHECKING:
-    from indusagi.capabilities.context import ToolContext
-    from indusagi.core.json import JsonObject
-    from indusagi.runtime.contract import JsonSchema
-    from induscode.deck.contract import Capability, DeckContext, MemoryStore
+from indusagi.core.json import JsonObject
+from indusagi.runtime.contract import JsonSchema, ToolResult
+from induscode.deck.contract import (
+    Capability,
+    CapabilityCard,
+    DeckContext,
+    MemoryStore,
+    Profile,
+    capability_id,
+)
 
 LARGEST_BYTES = 32 * 1024
 _DIFF_LINES = 80

@@ -8,20 +8,15 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING
 
+from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.tool import ToolSpec, define_tool
 from indusagi.core.clock import now_ms
+from indusagi.core.json import JsonObject
 from indusagi.core.places import create_private_file, make_private_dir, read_small_file
 from indusagi.runtime.content import JsonContentBlock, TextContentBlock
-from indusagi.runtime.contract import ToolResult
-from induscode.deck.contract import CapabilityCard, Profile, capability_id
-
-if TYPE_CHECKING:
-    from indusagi.capabilities.context import ToolContext
-    from indusagi.core.json import JsonObject
-    from indusagi.runtime.contract import JsonSchema
-    from induscode.deck.contract import Capability, DeckContext
+from indusagi.runtime.contract import JsonSchema, ToolResult
+from induscode.deck.contract import Capability, CapabilityCard, DeckContext, Profile, capability_id
 
 PLANS_DIRNAME = "plans"
 SLUG_LENGTH = 48

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
+from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.lenient import lenient
 from indusagi.capabilities.tool import ToolSpec, define_tool
-from indusagi.core.json import NotJson, compact_json
+from indusagi.core.json import JsonObject, JsonValue, NotJson, compact_json
 from indusagi.runtime.content import JsonContentBlock, TextContentBlock
-from indusagi.runtime.contract import ToolResult
-from induscode.deck.contract import CapabilityCard, Profile, capability_id
-
-if TYPE_CHECKING:
-    from indusagi.capabilities.context import ToolContext
-    from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.runtime.contract import JsonSchema
-    from induscode.deck.contract import Capability, DeckContext, SaasGatewayPort
+from indusagi.runtime.contract import JsonSchema, ToolResult
+from induscode.deck.contract import (
+    Capability,
+    CapabilityCard,
+    DeckContext,
+    Profile,
+    SaasGatewayPort,
+    capability_id,
+)
 
 _PARAMETERS: JsonSchema = {
     "type": "object",

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from collections.abc import Sequence
+from typing import cast
 
+from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.lenient import lenient
 from indusagi.capabilities.tool import ToolSpec, define_tool
+from indusagi.core.json import JsonObject
 from indusagi.runtime.content import JsonContentBlock, TextContentBlock
-from indusagi.runtime.contract import ToolResult
+from indusagi.runtime.contract import JsonSchema, ToolResult
 from induscode.deck.contract import (
+    Capability,
     CapabilityCard,
+    DeckContext,
+    DelegateReport,
     DelegateRequest,
+    DelegateRunner,
     Profile,
     capability_id,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from indusagi.capabilities.context import ToolContext
-    from indusagi.core.json import JsonObject
-    from indusagi.runtime.contract import JsonSchema
-    from induscode.deck.contract import Capability, DeckContext, DelegateReport, DelegateRunner
 
 _PARAMETERS: JsonSchema = {
     "type": "object",

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
+from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.lenient import lenient
 from indusagi.capabilities.tool import ToolSpec, define_tool
+from indusagi.core.json import JsonObject, JsonValue
 from indusagi.runtime.content import JsonContentBlock, TextContentBlock
-from indusagi.runtime.contract import ToolResult
-from induscode.deck.contract import CapabilityCard, Profile, capability_id
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from indusagi.capabilities.context import ToolContext
-    from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.runtime.contract import JsonSchema
-    from induscode.deck.contract import Capability, DeckContext
+from indusagi.runtime.contract import JsonSchema, ToolResult
+from induscode.deck.contract import Capability, CapabilityCard, DeckContext, Profile, capability_id
 
 MOST_ITEMS = 200
 LONGEST_TASK = 500

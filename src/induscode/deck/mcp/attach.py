@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from indusagi.interop.protocol_bridge.contract import BridgeConfig, ProtocolFault
-from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
-from induscode.deck.contract import CapabilityCard, capability_id
-from induscode.deck.mcp.enrolment import Enrolment, iso_now
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from indusagi.core.notes import Note
-    from indusagi.interop.protocol_bridge.contract import FleetStatus, RemoteTool, ServerConfig
-    from indusagi.interop.protocol_bridge.fleet import Waiting
-    from indusagi.interop.protocol_bridge.handlers import Handlers
-    from indusagi.interop.protocol_bridge.supervision import Supervision
-    from induscode.deck.contract import Capability, DeckContext, DeckFault
-    from induscode.deck.mcp.capability import BridgeCapability
-    from induscode.deck.mcp.enrolment import EventSink, PinBook
-    from induscode.deck.mcp.ledger import BridgeLedger
+from indusagi.core.notes import Note
+from indusagi.interop.protocol_bridge.contract import (
+    BridgeConfig,
+    FleetStatus,
+    ProtocolFault,
+    RemoteTool,
+    ServerConfig,
+)
+from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl, Waiting
+from indusagi.interop.protocol_bridge.handlers import Handlers
+from indusagi.interop.protocol_bridge.supervision import Supervision
+from induscode.deck.contract import (
+    Capability,
+    CapabilityCard,
+    DeckContext,
+    DeckFault,
+    capability_id,
+)
+from induscode.deck.mcp.capability import BridgeCapability
+from induscode.deck.mcp.enrolment import Enrolment, EventSink, PinBook, iso_now
+from induscode.deck.mcp.ledger import BridgeLedger
 
 _SUMMARY_CHARS = 100
 

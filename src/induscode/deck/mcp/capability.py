@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TypeAlias, cast
 
-from indusagi.core.json import compact_json
+from indusagi.capabilities.context import ToolContext
+from indusagi.core.json import JsonObject, JsonValue, compact_json
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
-from indusagi.runtime.contract import ToolCall, ToolResult
+from indusagi.runtime.contract import JsonSchema, ToolBox, ToolCall, ToolDescriptor, ToolResult
 from induscode.deck.mcp.keys import server_of_qualified, unqualified_tool
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from indusagi.capabilities.context import ToolContext
-    from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.runtime.contract import JsonSchema, ToolBox, ToolDescriptor
-
-RunRemote: TypeAlias = "Callable[[JsonValue, ToolContext], Awaitable[ToolResult]]"
+RunRemote: TypeAlias = Callable[[JsonValue, ToolContext], Awaitable[ToolResult]]
 
 
 @dataclass(frozen=True, slots=True)

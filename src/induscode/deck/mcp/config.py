@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from indusagi.core.json import is_json_object
+from indusagi.core.json import JsonValue, is_json_object
 from indusagi.core.notes import Note
+from indusagi.interop.protocol_bridge.contract import ServerConfig
 from induscode.deck.mcp.config_file import read_config_file
-from induscode.deck.mcp.dialects import dialect_of
+from induscode.deck.mcp.dialects import Dialect, dialect_of
 from induscode.deck.mcp.expansion import Unresolved
-from induscode.deck.mcp.rows import BadRow, Origin, is_switched_off, server_row
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from indusagi.core.json import JsonValue
-    from indusagi.interop.protocol_bridge.contract import ServerConfig
-    from induscode.deck.mcp.dialects import Dialect
-    from induscode.deck.mcp.rows import Scope, ServerRow
+from induscode.deck.mcp.rows import BadRow, Origin, Scope, ServerRow, is_switched_off, server_row
 
 
 @dataclass(frozen=True, slots=True)

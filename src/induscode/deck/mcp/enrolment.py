@@ -11,28 +11,27 @@ many more than the tools, whoever keeps them elsewhere can have the ledger go on
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
+from indusagi.capabilities.context import ToolContext
 from indusagi.core.clock import iso_utc, now_ms
-from indusagi.core.json import NotJson
+from indusagi.core.json import JsonObject, JsonValue, NotJson
 from indusagi.core.notes import Note
-from indusagi.interop.protocol_bridge.bridge import mount_tool
-from indusagi.interop.protocol_bridge.contract import is_usable_phase
+from indusagi.interop.protocol_bridge.bridge import MountedTool, mount_tool
+from indusagi.interop.protocol_bridge.contract import RemoteTool, RemoteToolRef, is_usable_phase
+from indusagi.interop.protocol_bridge.fleet import FleetEvent, ServerFleetImpl
 from indusagi.interop.protocol_bridge.names import model_name
 from indusagi.runtime.contract import ToolResult
 from induscode.deck.mcp.capability import BridgeCapability
-from induscode.deck.mcp.ledger import BridgeLedger, EnrollRequest, content_key_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from indusagi.capabilities.context import ToolContext
-    from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.protocol_bridge.bridge import MountedTool
-    from indusagi.interop.protocol_bridge.contract import RemoteTool, RemoteToolRef
-    from indusagi.interop.protocol_bridge.fleet import FleetEvent, ServerFleetImpl
-    from induscode.deck.mcp.ledger import BridgeEntry, BridgeKey
+from induscode.deck.mcp.ledger import (
+    BridgeEntry,
+    BridgeKey,
+    BridgeLedger,
+    EnrollRequest,
+    content_key_of,
+)
 
 PinVerdict: TypeAlias = Literal["first", "same", "drift"]
 """A definition nobody has seen, the pinned one, or another one than that."""

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from indusagi.core.hashing import content_hash
 from indusagi.core.ids import new_ulid
+from indusagi.core.json import JsonLike
 from indusagi.interop.protocol_bridge.contract import QUALIFIER, RemoteToolRef, qualify_tool_name
-
-if TYPE_CHECKING:
-    from indusagi.core.json import JsonLike
 
 
 class BridgeKey(str):

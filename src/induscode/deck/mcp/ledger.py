@@ -10,11 +10,12 @@ them: `compacted` gives the same deck, which goes on in the same way.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
+from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from induscode.deck.contract import BridgeFault
 from induscode.deck.mcp.capability import BridgeCapability as BridgeCapability
 from induscode.deck.mcp.capability import bridge_box_to_capabilities as bridge_box_to_capabilities
@@ -24,11 +25,6 @@ from induscode.deck.mcp.keys import bridge_ulid_key as bridge_ulid_key
 from induscode.deck.mcp.keys import qualify_bridge_name as qualify_bridge_name
 from induscode.deck.mcp.keys import server_of_qualified as server_of_qualified
 from induscode.deck.mcp.keys import unqualified_tool as unqualified_tool
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 
 
 class BridgeOp(StrEnum):

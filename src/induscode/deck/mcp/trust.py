@@ -12,14 +12,15 @@ import hashlib
 import json
 import os
 import secrets
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 from urllib.parse import urlsplit, urlunsplit
 
 from indusagi.core.clock import iso_utc, now_ms
 from indusagi.core.ids import new_ulid
-from indusagi.core.json import compact_json, is_json_object
+from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
 from indusagi.core.places import (
     make_private_dir,
     read_small_file,
@@ -27,13 +28,7 @@ from indusagi.core.places import (
     state_dir,
 )
 from indusagi.core.turns import turn_at
-from indusagi.interop.protocol_bridge.contract import StdioServerConfig
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.protocol_bridge.contract import ServerConfig
+from indusagi.interop.protocol_bridge.contract import ServerConfig, StdioServerConfig
 
 Consent: TypeAlias = Literal["trusted", "unknown", "changed"]
 _VERSION = 1
