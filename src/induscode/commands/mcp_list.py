@@ -56,6 +56,7 @@ def list_(context: click.Context, *, as_json: bool, no_check: bool, **_: object)
                 finally:
                     await mcp.aclose()
             tools.update(await _seen(plan, store))
+            mention(store.notes)
         return 0
 
     code = run_loop(look) if plan.configs else 0

@@ -7,7 +7,6 @@ went wrong with the file, and changes by whoever did not mean to forge it.
 from __future__ import annotations
 
 import json
-import sqlite3
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -30,8 +29,9 @@ def damage_of(db: LedgerDb, witness: End | None) -> Sequence[str]:
     try:
         with _at_once(db):
             found = _Check(db, witness).run()
-    except (sqlite3.DatabaseError, DamagedStore, TypeError, ValueError) as exc:
-        return (f"the file cannot be read to its end: {exc}",)
+    except BaseException as exc:  # noqa: BLE001 — boundary: whatever reading raises is damage
+        reason = f"{exc}" or type(exc).__name__
+        return (f"the file cannot be read to its end: {reason}",)
     if len(found) > _MOST:
         return (*found[:_MOST], f"and {len(found) - _MOST} more")
     return tuple(found)

@@ -208,6 +208,7 @@ class LedgerDb:
         ).fetchone()
         if found is None:
             raise DamagedStore(f"it does not say where its {name} is")
+        _check_types(found, _END_TYPES)
         return End(*found)
 
     def rows(self, run: str) -> Sequence[Row]:
@@ -226,6 +227,7 @@ class LedgerDb:
             f"FROM events {where}"
         )
         for found in self.connection.execute(asked, values):
+            _check_types(found, _ROW_TYPES)
             *cells, facts, digest = found
             yield Row(*cells, facts=read_facts(facts, found[0]), digest=digest)
 
@@ -235,7 +237,10 @@ class LedgerDb:
             "SELECT run, min(at), count(*), min(position) FROM events "
             "GROUP BY run ORDER BY min(position)"
         )
-        return tuple(RunFacts(*found) for found in self.connection.execute(asked))
+        runs = self.connection.execute(asked).fetchall()
+        for found in runs:
+            _check_types(found, _RUN_TYPES)
+        return tuple(RunFacts(*found) for found in runs)
 
     def documents(self, addresses: Iterable[str]) -> dict[str, str]:
         """Read documents; those that are not there are left out."""
@@ -245,8 +250,28 @@ class LedgerDb:
             some = wanted[at : at + _ASKED_AT_ONCE]
             marks = ",".join("?" * len(some))
             asked = f"SELECT address, text FROM documents WHERE address IN ({marks})"
-            found.update(self.connection.execute(asked, some))
+            for pair in self.connection.execute(asked, some):
+                _check_types(pair, _DOCUMENT_TYPES)
+                found[pair[0]] = pair[1]
         return found
+
+
+_ROW_TYPES = (int, str, int, str, str, str, str, str)
+_RUN_TYPES = (str, str, int, int)
+_END_TYPES = (int, str)
+_DOCUMENT_TYPES = (str, str)
+
+
+def _check_types(found: Sequence[object], types: Sequence[type]) -> None:
+    """Refuse cells of other types: a column's type binds no value, and damage changes it.
+
+    Raises:
+        DamagedStore: A cell is not what was written.
+    """
+    for cell, wanted in zip(found, types, strict=True):
+        if type(cell) is not wanted:
+            said = f"{type(cell).__name__} in place of {wanted.__name__}"
+            raise DamagedStore(f"a row of it cannot be read: {said}")
 
 
 def read_facts(text: str, position: int) -> JsonObject:

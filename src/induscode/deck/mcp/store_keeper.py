@@ -1,6 +1,9 @@
 """Keeps the store going: in its file as long as that works, and in memory from then on.
 
-Everything here blocks, and belongs to the thread of the store.
+Everything here blocks, and belongs to the thread of the store. A damaged file can make the database
+and its readers raise anything (a flipped bit in the schema: `OverflowError`), so every failure to
+use the file ends its use; only those that are known to come from outside of it (a full disk, a
+lock, permissions) leave it in place.
 """
 
 from __future__ import annotations
@@ -24,8 +27,22 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_FAILURES = (sqlite3.Error, DamagedStore, ForeignStore, OSError)
-_DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_OUTSIDE_CODES = frozenset(
+    {
+        sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_READONLY,
+        sqlite3.SQLITE_INTERRUPT,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_PROTOCOL,
+        sqlite3.SQLITE_NOLFS,
+        sqlite3.SQLITE_AUTH,
+    }
+)
+"""Result codes whose cause is outside of the file: https://www.sqlite.org/rescode.html."""
 _ADOPTED = ("pin", "list")
 _MOST_NOTES = 100
 """Of a store that fails at every step the first failures say enough."""
@@ -60,7 +77,7 @@ class Keeper:
             damaged = end_damage(db, store_file.read_end(path))
             if damaged is not None:
                 raise DamagedStore(damaged)
-        except _FAILURES as exc:
+        except BaseException as exc:  # noqa: BLE001 — boundary: see the module's text
             if db is not None:
                 db.close()
             return self._given_up(path, exc)
@@ -78,15 +95,16 @@ class Keeper:
     def _given_up(self, path: str, failure: BaseException) -> LedgerDb:
         """Go on in memory, and say why: once, since there is nothing to give up after that."""
         owner = f"the ledger {path!r}"
+        reason = f"{failure}" or type(failure).__name__
         if not _is_damage(failure):
-            said = f"it cannot be used ({failure}); what happens is kept until the session ends"
+            said = f"it cannot be used ({reason}); what happens is kept until the session ends"
             self.tell(Note(owner, said, "make room, or see who owns the file"))
             return LedgerDb(None)
         try:
             aside = store_file.set_aside(path, self._identity)
         except OSError as exc:
             aside = f"still there: {exc}"
-        said = f"it is damaged ({failure}); what happens is kept until the session ends"
+        said = f"it is damaged ({reason}); what happens is kept until the session ends"
         remedy = "the next session begins a new one"
         if aside is not None:
             remedy = f"the damaged one is {aside}; {remedy}"
@@ -101,7 +119,7 @@ class Keeper:
         try:
             if not _is_damage(failure):
                 memory.append([_adopted(file)])
-        except _FAILURES:
+        except BaseException:  # noqa: BLE001 — boundary: see the module's text
             memory.close()
             memory = LedgerDb(None)
         finally:
@@ -126,7 +144,7 @@ class Keeper:
         batches = [batch for make in makers if (batch := self._made(make)) is not None]
         try:
             end = self._db.append(batches)
-        except _FAILURES as exc:
+        except BaseException as exc:
             if self._db.path is None:
                 raise
             self._fallen_back(exc)
@@ -138,7 +156,7 @@ class Keeper:
     def _made(self, make: Callable[[], Batch]) -> Batch | None:
         try:
             return make()
-        except Exception as exc:  # noqa: BLE001 — boundary: one batch must not stop the thread
+        except BaseException as exc:  # noqa: BLE001 — boundary: one batch must not stop the thread
             said = f"something that happened could not be written down: {exc}"
             self.tell(Note("the ledger", said))
             return None
@@ -161,7 +179,7 @@ class Keeper:
         """Ask the database; if its file fails, go on in memory and answer as if it were empty."""
         try:
             return question(self._db)
-        except _FAILURES as exc:
+        except BaseException as exc:
             if self._db.path is None:
                 raise
             self._fallen_back(exc)
@@ -169,8 +187,7 @@ class Keeper:
 
     def documents(self, addresses: Sequence[str]) -> Mapping[str, str]:
         """Read documents, and only those that are what their address says."""
-        found = self.read(lambda db: db.documents(addresses), {})
-        return {address: text for address, text in found.items() if address_of(text) == address}
+        return self.read(lambda db: _intact_documents(db, addresses), {})
 
     def verify(self, *, set_aside: bool) -> Sequence[Note]:
         """List what is damaged; set a damaged file aside if told so."""
@@ -184,13 +201,17 @@ class Keeper:
 
 
 def _is_damage(failure: BaseException) -> bool:
-    if isinstance(failure, DamagedStore):
-        return True
-    if not isinstance(failure, sqlite3.DatabaseError):
+    """Tell whether the file is at fault, which it is unless a cause outside of it is known."""
+    if isinstance(failure, ForeignStore | OSError):
         return False
     code: int | None = getattr(failure, "sqlite_errorcode", None)
-    # Without a code it is Python that could not read a text the database has.
-    return code is None or code & 0xFF in _DAMAGE
+    # Without a code it is Python that could not read what the database has.
+    return code is None or code & 0xFF not in _OUTSIDE_CODES
+
+
+def _intact_documents(db: LedgerDb, addresses: Sequence[str]) -> Mapping[str, str]:
+    found = db.documents(addresses)
+    return {address: text for address, text in found.items() if address_of(text) == address}
 
 
 def _adopted(file: LedgerDb) -> Batch:
