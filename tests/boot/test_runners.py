@@ -78,7 +78,7 @@ def test_an_unknown_name_is_told_with_the_near_one(work: Path) -> None:
 
 
 def test_r36_servers_of_a_project_are_planned_as_untrusted(work: Path) -> None:
-    file = put(work / ".indusvx/mcp.json", x={"command": "x", "env": {"T": "${HOME}"}})
+    put(work / ".indusvx/mcp.json", x={"command": "x", "env": {"T": "${HOME}"}})
     plan = plan_servers(Invocation(cwd=str(work)))
     assert [one.id for one in plan.untrusted] == ["x"]
     assert (dict(plan.configs), dict(plan.consent)) == ({}, {"x": "unknown"})
@@ -86,7 +86,7 @@ def test_r36_servers_of_a_project_are_planned_as_untrusted(work: Path) -> None:
     assert "nobody has consented to it" in str(note)
     assert "indus mcp trust x" in str(note)
     trust = TrustStore()
-    trust.approve(file, plan.rows[0].config)
+    trust.approve(plan.rows[0])
     assert list(plan_servers(Invocation(cwd=str(work))).configs) == ["x"]
     put(work / ".indusvx/mcp.json", x={"command": "y"})
     changed = plan_servers(Invocation(cwd=str(work)))

@@ -139,7 +139,7 @@ def _consent(row: ServerRow, trust: TrustStore) -> Consent:
     # Naming a file is consent to it as it is; a user's own files are the user's.
     if row.origin.scope != "project":
         return "trusted"
-    return trust.consent(row.origin.file, row.config)
+    return trust.consent(row)
 
 
 def _refusal(row: ServerRow, consent: Consent) -> Note:

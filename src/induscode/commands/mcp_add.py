@@ -129,7 +129,7 @@ def _added(
         config.put(name, fields)
     tell(f"Added server {name!r} to {path}")
     if scope == "project":
-        consent(path, row)
+        consent(row)
     warn(row, scope)
     stronger = _in_force(cwd, name, path)
     if stronger is not None:
@@ -137,11 +137,11 @@ def _added(
     return 0
 
 
-def consent(path: str, row: ServerRow) -> None:
+def consent(row: ServerRow) -> None:
     """Take the typing of a command for consent to the server that it names."""
     from induscode.deck.mcp.trust import TrustStore  # noqa: PLC0415 — for servers of a project
 
-    TrustStore().approve(path, row.config)
+    TrustStore().approve(row)
     tell(f"You have consented to {row.id!r} as it is; everybody else is asked: indus mcp trust")
 
 

@@ -11,7 +11,13 @@ import click
 
 from indusagi.interop.protocol_bridge.contract import ProtocolFault, StdioServerConfig
 from induscode.commands.running import opened_store, planned, run_loop
-from induscode.commands.servers import bare_url, find_row, transport_of
+from induscode.commands.servers import (
+    find_row,
+    reference_facts,
+    secret_warnings,
+    shown_url,
+    transport_of,
+)
 from induscode.commands.showing import as_json, mention, write_json
 from induscode.launch.options import flags, invocation_from
 from induscode.terminal import complain, tell
@@ -21,7 +27,7 @@ if TYPE_CHECKING:
 
     from indusagi.capabilities.jobs.receipts import Receipt
     from indusagi.core.cancel import CancelToken
-    from indusagi.core.json import JsonObject
+    from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.contract import ServerConfig
     from indusagi.interop.protocol_bridge.endpoint import ServerEndpointImpl
     from induscode.boot.runners import ServerPlan
@@ -70,6 +76,9 @@ class _Findings:
     fault: str | None = None
     remedy: str | None = None
     notes: Sequence[str] = field(default=())
+    references: JsonObject = field(default_factory=dict[str, "JsonValue"])
+    warnings: Sequence[str] = ()
+    """References of a server that waits for consent, and those of them that look like secrets."""
 
     def as_json(self) -> JsonObject:
         return {
@@ -88,6 +97,7 @@ class _Findings:
             "fault": self.fault,
             "remedy": self.remedy,
             "notes": [*self.notes],
+            **self.references,
         }
 
 
@@ -139,11 +149,13 @@ def _begun(row: ServerRow, plan: ServerPlan) -> _Findings:
         transport_of(config),
         row.origin.file,
         plan.consent[row.id],
-        _target(config),
+        _target(row, config),
     )
     state = plan.state_of(row)
     if state in {"untrusted", "changed"}:
         findings.remedy = f"look at it and consent to it: indus mcp trust {row.id}"
+        findings.references = reference_facts(row)
+        findings.warnings = secret_warnings(row)
     elif state == "unresolved":
         owner = f"server {row.id!r}"
         said = [note.message for note in plan.notes if note.owner.startswith(owner)]
@@ -152,9 +164,10 @@ def _begun(row: ServerRow, plan: ServerPlan) -> _Findings:
     return findings
 
 
-def _target(config: ServerConfig) -> str:
+def _target(row: ServerRow, config: ServerConfig) -> str:
+    """Say where a server is: its address as written, or the file that its command leads to."""
     if not isinstance(config, StdioServerConfig):
-        return bare_url(config.url)
+        return shown_url(row)
     path = shutil.which(config.command)
     if path is None and config.cwd is not None:
         path = shutil.which(os.path.join(config.cwd, config.command))
@@ -228,6 +241,8 @@ def _tell_findings(one: _Findings) -> None:
     tell(f"{one.name} ({one.transport}, {one.file})")
     tell(f"  trust: {one.trust}")
     tell(f"  {'command' if one.transport == 'stdio' else 'address'}: {one.target}")
+    for warning in one.warnings:
+        tell(f"  WARNING: {warning}")
     tell(f"  handshake: {one.handshake}")
     if one.handshake == "done":
         tell(f"  protocol: {one.version} ({one.era}), server: {one.server or 'says no name'}")

@@ -173,7 +173,7 @@ def _agreed(server: ForeignServer, *, yes: bool) -> bool:
         said = "not copied: it came with the project, and nobody is there to be asked"
         complain(f"server {server.name!r} of {server.origin}: {said} (--yes copies it)")
         return False
-    question = TrustStore().question(server.origin.file, server.row.config)
+    question = TrustStore().question(server.row)
     tell(f"Server {question.server} of {question.file}")
     for line in (*question.lines, *(f"WARNING: {one}" for one in question.warnings)):
         tell(f"  {line}")
@@ -181,8 +181,7 @@ def _agreed(server: ForeignServer, *, yes: bool) -> bool:
 
 
 def _copied(path: str, whose: Scope, servers: Sequence[ForeignServer], *, quiet: bool) -> None:
-    for server in servers:
-        checked_row(server.name, server.fields, path, whose)
+    rows = {one.name: checked_row(one.name, one.fields, path, whose) for one in servers}
     with changing(path, private=whose == "user") as config:
         # Somebody may have added one of the same name meanwhile.
         new = [server for server in servers if server.name not in config.rows()]
@@ -192,4 +191,4 @@ def _copied(path: str, whose: Scope, servers: Sequence[ForeignServer], *, quiet:
         if not quiet:
             tell(f"Added server {server.name!r} to {path}")
         if whose == "project":
-            consent(path, server.row)
+            consent(rows[server.name])

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 import click
 
 from induscode.commands.running import opened_store, planned, run_loop
-from induscode.commands.servers import config_facts, find_row, switched_off, transport_of
+from induscode.commands.servers import (
+    config_facts,
+    find_row,
+    reference_facts,
+    secret_warnings,
+    switched_off,
+    transport_of,
+)
 from induscode.commands.showing import as_json, mention, table, write_json
 from induscode.launch.options import flags, invocation_from
 from induscode.terminal import tell
@@ -101,6 +108,9 @@ def _row(
     phase = "unchecked" if state == "startable" else str(state)
     said = _REMEDIES[state].format(row.id) if state != "startable" else ""
     count = tools.get(row.id)
+    waiting = state in {"untrusted", "changed"}
+    if waiting:
+        said = " ".join([said, *(f"WARNING: {one}" for one in secret_warnings(row))])
     if state == "unresolved":
         said = next((n.message for n in plan.notes if repr(row.id) in n.owner), said)
     if status is not None and state == "startable":
@@ -120,6 +130,7 @@ def _row(
         "start": row.start,
         "fault": fault,
         "message": said,
+        **(reference_facts(row) if waiting else {}),
     }
 
 
@@ -161,7 +172,7 @@ def _shown(rows: Sequence[JsonObject], *, as_json: bool) -> None:
 def get(context: click.Context, name: str, *, as_json: bool, **_: object) -> int:
     """Show what is known of the server NAME, without starting it.
 
-    Values of variables and headers are never shown.
+    References such as ${TOKEN} are shown as written; other values of variables and headers are not.
     """
     invocation = invocation_from(context)
     plan = planned(invocation)
@@ -171,16 +182,25 @@ def get(context: click.Context, name: str, *, as_json: bool, **_: object) -> int
     else:
         row = find_row(plan, name)
         facts = {**_row(row, plan, None, {}), "dialect": row.origin.dialect}
-        facts |= {"consent": plan.consent[row.id], **config_facts(row.config)}
-        facts |= {"variables": [*row.secrets], "tools": _count(plan, name)}
+        facts |= {"consent": plan.consent[row.id], **config_facts(row)}
+        facts |= {"variables": [*row.secrets], "tools": _count(plan, name), **reference_facts(row)}
     if as_json:
         write_json(facts)
         return 0
     for key, value in facts.items():
-        if value not in (None, "", []):
+        if key == "references" and isinstance(value, list):
+            for one in value:
+                tell(f"reference: {_reference_line(one)}")
+        elif value not in (None, "", []):
             shown = ", ".join(map(_text, value)) if isinstance(value, list) else _text(value)
             tell(f"{key}: {shown}")
     return 0
+
+
+def _reference_line(value: JsonValue) -> str:
+    assert isinstance(value, dict)
+    secret = " (looks like a secret)" if value["looksSecret"] else ""
+    return f"{value['written']} in {value['place']}, for {value['recipient']}{secret}"
 
 
 def _count(plan: ServerPlan, name: str) -> int | None:

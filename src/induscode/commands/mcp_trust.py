@@ -68,12 +68,10 @@ def _asked_about(plan: ServerPlan, names: Sequence[str]) -> list[ServerRow]:
 
 def _consented(store: TrustStore, row: ServerRow, *, yes: bool) -> bool:
     """Show all that a server is, and take the answer for exactly that."""
-    question = store.question(row.origin.file, row.config)
+    question = store.question(row)
     tell(f"Server {question.server} of {question.file}")
     for line in question.lines:
         tell(f"  {line}")
-    for name in row.secrets:
-        tell(f"  variable: {name} (handed on from your environment)")
     for name in question.changed:
         tell(f"  CHANGED since it was consented to: {name}")
     for warning in question.warnings:
@@ -81,7 +79,7 @@ def _consented(store: TrustStore, row: ServerRow, *, yes: bool) -> bool:
     if not yes and not ask(f"Start server {question.server} from now on?"):
         tell(f"{row.id}: not trusted")
         return False
-    store.approve(row.origin.file, row.config)
+    store.approve(row)
     tell(f"{row.id}: trusted as it is")
     return True
 

@@ -18,7 +18,6 @@ from induscode.deck.mcp.trust import TrustStore
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from indusagi.interop.protocol_bridge.contract import ServerConfig
     from induscode.boot.runners import ServerPlan
     from induscode.commands.serve_signals import Told
     from induscode.deck.mcp.config_file import ConfigFile
@@ -135,19 +134,19 @@ class Agreed:
             os.path.join(path, "")
             for path in (os.path.abspath(workspace), os.path.realpath(workspace))
         }
-        self._rows: Mapping[tuple[str, str], ServerConfig] = {}
+        self._rows: Mapping[tuple[str, str], tuple[object, ...]] = {}
         self.renew(plan)
 
     def renew(self, plan: ServerPlan) -> None:
         """Agree to the rows as they are now."""
-        self._rows = {_place(row): row.config for row in plan.rows if self._comes_along(row)}
+        self._rows = {_place(row): _agreed_part(row) for row in plan.rows if self._comes_along(row)}
 
     def applied(self, plan: ServerPlan) -> ServerPlan:
         """Take out of a plan what nobody has agreed to."""
         strange = {
             row.id: row
             for row in plan.rows
-            if self._comes_along(row) and self._rows.get(_place(row)) != row.config
+            if self._comes_along(row) and self._rows.get(_place(row)) != _agreed_part(row)
         }
         if not strange:
             return plan
@@ -174,6 +173,11 @@ class Agreed:
         return row.origin.scope == "given" and any(
             name.startswith((*self._inside,)) for name in names
         )
+
+
+def _agreed_part(row: ServerRow) -> tuple[object, ...]:
+    """Give what agreement is about: what the row says, and what its variables come to."""
+    return row.config, row.expansion, row.secrets
 
 
 def _place(row: ServerRow) -> tuple[str, str]:

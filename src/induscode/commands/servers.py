@@ -133,8 +133,9 @@ def transport_of(config: ServerConfig) -> str:
     return {"stdio": "stdio", "sse": "sse", "streamable_http": "http"}[config.kind]
 
 
-def config_facts(config: ServerConfig) -> JsonObject:
-    """Tell what a server is made from, without the values of variables and headers."""
+def config_facts(row: ServerRow) -> JsonObject:
+    """Tell what a server is made from: references as written, other values left out."""
+    config = row.config
     shown: JsonObject
     if isinstance(config, StdioServerConfig):
         shown = {
@@ -144,7 +145,7 @@ def config_facts(config: ServerConfig) -> JsonObject:
             "env": [*config.env],
         }
     else:
-        shown = {"url": bare_url(config.url), "headers": [*config.headers]}
+        shown = {"url": shown_url(row), "headers": [*config.headers]}
     include = config.include_tools
     return {
         **shown,
@@ -155,8 +156,24 @@ def config_facts(config: ServerConfig) -> JsonObject:
     }
 
 
-def bare_url(url: str) -> str:
-    """Leave of an address where it leads, without what may be a secret."""
-    from induscode.deck.mcp.redaction import Redaction  # noqa: PLC0415 — for those who show one
+def shown_url(row: ServerRow) -> str:
+    """Show the address of a row: where it leads, references as written, secrets hidden."""
+    from induscode.deck.mcp.references import show_url  # noqa: PLC0415 — for those who show one
 
-    return Redaction().clean(url)
+    assert not isinstance(row.config, StdioServerConfig)
+    return show_url(row.config.url, row.expansion)
+
+
+def reference_facts(row: ServerRow) -> JsonObject:
+    """List the references of a row for `--json`, under `references`; nothing if it has none."""
+    from induscode.deck.mcp.references import find_references  # noqa: PLC0415 — the same
+
+    found = [one.as_json() for one in find_references(row)]
+    return {"references": [*found]} if found else {}
+
+
+def secret_warnings(row: ServerRow) -> Sequence[str]:
+    """Name the references of a row that look like secrets, and who would get them."""
+    from induscode.deck.mcp.references import find_references  # noqa: PLC0415 — the same
+
+    return [one.warning for one in find_references(row) if one.looks_secret]

@@ -23,6 +23,14 @@ _SHELL = re.compile(rf"\$\{{({_NAME})(?::-([^}}]*))?\}}")
 _DOLLAR = re.compile(rf"\$\{{({_NAME})(?::-([^}}]*))?\}}|\$({_NAME})")
 _EDITOR = re.compile(r"\$\{([A-Za-z]+)(?::([^}]*))?\}")
 _BRACES = re.compile(r"\{(env|file):([^}]*)\}")
+_NOTHING = re.compile(r"(?!)")
+_PATTERNS: dict[Expansion, re.Pattern[str]] = {
+    "none": _NOTHING,
+    "shell": _SHELL,
+    "dollar": _DOLLAR,
+    "editor": _EDITOR,
+    "braces": _BRACES,
+}
 _LARGEST_FILE = 64 * 1024
 
 
@@ -75,20 +83,32 @@ def expand(text: str, rule: Expansion, here: Surroundings) -> str:
     Raises:
         Unresolved: One has no value.
     """
-    if rule == "shell":
-        return _SHELL.sub(lambda found: here.variable(found[1], found[2]), text)
+    return _PATTERNS[rule].sub(lambda found: _value(rule, found, here), text)
+
+
+def reference_pattern(rule: Expansion) -> re.Pattern[str]:
+    """Give the pattern of a reference: what `expand` replaces, and nothing else."""
+    return _PATTERNS[rule]
+
+
+def referenced_name(rule: Expansion, found: re.Match[str]) -> tuple[str, bool]:
+    """Give what a reference names, and whether that is a file and not a variable."""
     if rule == "dollar":
-        return _DOLLAR.sub(lambda found: here.variable(found[1] or found[3], found[2]), text)
+        return found[1] or found[3], False
     if rule == "editor":
-        return _EDITOR.sub(lambda found: _editor_value(found[1], found[2], here), text)
+        return found[2] or found[1], False
     if rule == "braces":
-        return _BRACES.sub(
-            lambda found: (
-                here.variable(found[2]) if found[1] == "env" else here.file(found[2].strip())
-            ),
-            text,
-        )
-    return text
+        return found[2].strip(), found[1] == "file"
+    return found[1], False
+
+
+def _value(rule: Expansion, found: re.Match[str], here: Surroundings) -> str:
+    if rule == "editor":
+        return _editor_value(found[1], found[2], here)
+    if rule == "braces":
+        return here.variable(found[2]) if found[1] == "env" else here.file(found[2].strip())
+    name, _ = referenced_name(rule, found)
+    return here.variable(name, found[2])
 
 
 def _editor_value(kind: str, name: str | None, here: Surroundings) -> str:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from indusagi.interop.protocol_bridge.contract import ServerConfig
 
-_GONE = "…"
+GONE = "…"
+"""What stands in the place of a value that is hidden."""
 _SHORTEST = 4
 """Shorter values stand in any text by chance; what they say can be guessed anyway."""
 _LONG = 16
@@ -66,8 +67,13 @@ class Redaction:
     def clean(self, text: str) -> str:
         """Take out every known value, what looks like a secret, and what addresses may carry."""
         for value in self._values:
-            text = text.replace(value, _GONE)
-        return _SHAPES.sub(_GONE, _URL.sub(_bare_url, text))
+            text = text.replace(value, GONE)
+        return hide_shapes(_URL.sub(_bare_url, text))
+
+
+def hide_shapes(text: str) -> str:
+    """Hide what has the shape of a secret: keys, tokens, credentials of well-known kinds."""
+    return _SHAPES.sub(GONE, text)
 
 
 def _is_secret(name: str, value: str) -> bool:
@@ -122,6 +128,6 @@ def _bare_url(found: re.Match[str]) -> str:
     before, _, query = path.partition("?")
     authority, _, bare_query = authority.partition("?")
     user, at, host = authority.rpartition("@")
-    shown = f"{_GONE}@{host}" if at and user else host
-    asked = f"?{_GONE}" if query or bare_query else ""
+    shown = f"{GONE}@{host}" if at and user else host
+    asked = f"?{GONE}" if query or bare_query else ""
     return f"{found['scheme']}{shown}{slash}{before.partition('#')[0]}{asked}"

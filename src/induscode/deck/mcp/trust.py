@@ -16,7 +16,6 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
-from urllib.parse import urlsplit, urlunsplit
 
 from indusagi.core.clock import iso_utc, now_ms
 from indusagi.core.ids import new_ulid
@@ -29,6 +28,8 @@ from indusagi.core.places import (
 )
 from indusagi.core.turns import turn_at
 from indusagi.interop.protocol_bridge.contract import ServerConfig, StdioServerConfig
+from induscode.deck.mcp.references import find_references, quote, show_url, show_value
+from induscode.deck.mcp.rows import ServerRow
 
 Consent: TypeAlias = Literal["trusted", "unknown", "changed"]
 _VERSION = 1
@@ -51,7 +52,7 @@ _CODE_FLAGS = {
 
 
 def server_facts(config: ServerConfig) -> JsonObject:
-    """Give everything about a server that consent is given to, its secrets included."""
+    """Give what a server is made from, the values of its variables included."""
     if isinstance(config, StdioServerConfig):
         return {
             "id": config.id,
@@ -68,6 +69,17 @@ def server_facts(config: ServerConfig) -> JsonObject:
         "headers": headers,
         "proxy": config.proxy,
     }
+
+
+def consent_facts(row: ServerRow) -> JsonObject:
+    """Give everything about a row that consent is given to: what it is, and what it refers to.
+
+    A literal header that is renewed makes no difference; a reference in one does, and so does a
+    change of the file that turns a literal text into a reference.
+    """
+    facts = server_facts(row.config)
+    references: list[JsonValue] = [[one.place, one.written] for one in find_references(row)]
+    return {**facts, "references": references} if references else facts
 
 
 def server_identity(config: ServerConfig) -> str:
@@ -114,32 +126,33 @@ class TrustStore:
         """
         return self._path or os.path.join(state_dir(), "trust.json")
 
-    def consent(self, file: str, config: ServerConfig) -> Consent:
-        """Tell whether somebody has said yes to this server of this file, as it is now.
+    def consent(self, row: ServerRow) -> Consent:
+        """Tell whether a person has said yes to this server of this file, as it is now.
 
         A store that cannot be read has no consent in it.
         """
         store = _read(self.path)
-        known = store.rows.get(_row_key(file, config.id))
+        known = store.rows.get(_row_key(row.origin.file, row.id))
         if known is None:
             return "unknown"
-        same = known.get("digest") == _digest(server_facts(config), store.salt)
+        same = known.get("digest") == _digest(consent_facts(row), store.salt)
         return "trusted" if same else "changed"
 
-    def approve(self, file: str, config: ServerConfig) -> None:
+    def approve(self, row: ServerRow) -> None:
         """Say yes to a server as it is now.
 
         Raises:
             OSError: It cannot be kept.
         """
-        facts = server_facts(config)
+        file = row.origin.file
+        facts = consent_facts(row)
         with _changing(self.path) as store:
             parts: JsonObject = {
                 name: _digest(value, store.salt) for name, value in facts.items() if name != "id"
             }
-            store.rows[_row_key(file, config.id)] = {
+            store.rows[_row_key(file, row.id)] = {
                 "file": os.path.realpath(file),
-                "server": config.id,
+                "server": row.id,
                 "digest": _digest(facts, store.salt),
                 "parts": parts,
                 "at": iso_utc(now_ms()),
@@ -154,11 +167,11 @@ class TrustStore:
         with _changing(self.path) as store:
             return store.rows.pop(_row_key(file, server), None) is not None
 
-    def question(self, file: str, config: ServerConfig) -> Question:
+    def question(self, row: ServerRow) -> Question:
         """Put together what a person must see before they say yes."""
         store = _read(self.path)
-        facts = server_facts(config)
-        known = store.rows.get(_row_key(file, config.id))
+        facts = consent_facts(row)
+        known = store.rows.get(_row_key(row.origin.file, row.id))
         parts = known.get("parts") if known is not None else None
         changed = tuple(
             name
@@ -167,45 +180,44 @@ class TrustStore:
             and name != "id"
             and parts.get(name) != _digest(value, store.salt)
         )
-        return Question(
-            config.id, os.path.realpath(file), tuple(_shown(config)), _warnings(config), changed
-        )
+        file = os.path.realpath(row.origin.file)
+        return Question(row.id, file, tuple(_lines(row)), _warnings(row), changed)
 
 
 # -- what is asked ----------------------------------------------------------------------------
 
 
-def _shown(config: ServerConfig) -> list[str]:
+def _lines(row: ServerRow) -> list[str]:
+    config, rule = row.config, row.expansion
+
+    def line(kind: str, name: str, value: str) -> str:
+        shown = show_value(value, rule)
+        return f"{kind}: {quote(name)} " + ("(a value is set)" if shown is None else quote(shown))
+
     if isinstance(config, StdioServerConfig):
-        argv = [f"argument: {_escaped(one)}" for one in config.args]
-        cwd = [f"directory: {_escaped(config.cwd)}"] if config.cwd else []
-        env = [f"variable: {_escaped(name)} (a value is set)" for name in config.env]
-        return [f"command: {_escaped(config.command)}", *argv, *cwd, *env]
-    headers = [f"header: {_escaped(name)} (a value is set)" for name in config.headers]
-    proxy = [f"proxy: {_escaped(_without_secrets(config.proxy))}"] if config.proxy else []
-    return [f"address: {_escaped(_without_secrets(config.url))}", *proxy, *headers]
+        argv = [f"argument: {quote(one)}" for one in config.args]
+        cwd = [f"directory: {quote(config.cwd)}"] if config.cwd else []
+        env = [line("variable", name, value) for name, value in config.env.items()]
+        env += [f"variable: {quote(one)} (handed on from your environment)" for one in row.secrets]
+        return [f"command: {quote(config.command)}", *argv, *cwd, *env]
+    headers = [line("header", name, value) for name, value in config.headers.items()]
+    proxy = [f"proxy: {quote(show_url(config.proxy, rule))}"] if config.proxy else []
+    return [f"address: {quote(show_url(config.url, rule))}", *proxy, *headers]
 
 
-def _escaped(text: str) -> str:
-    """Write a text so that every character can be seen, and the whole of it."""
-    return json.dumps(text, ensure_ascii=True)
-
-
-def _without_secrets(url: str) -> str:
-    """Leave out of an address what may be a password or a token."""
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    port = f":{parts.port}" if parts.port else ""
-    user = "…@" if parts.username or parts.password else ""
-    return urlunsplit(
-        (parts.scheme, f"{user}{host}{port}", parts.path, "…" * bool(parts.query), "")
-    )
-
-
-def _warnings(config: ServerConfig) -> tuple[str, ...]:
+def _warnings(row: ServerRow) -> tuple[str, ...]:
+    config = row.config
+    secrets_given = [one.warning for one in find_references(row) if one.looks_secret]
     if not isinstance(config, StdioServerConfig):
-        plain = config.url.startswith("http://")
-        return ("The address is not encrypted.",) if plain else ()
+        encrypted = config.url.lower().startswith("https://")
+        return (*secrets_given, *([] if encrypted else ["The address is not encrypted."]))
+    said = [*secrets_given, *_code_warnings(config)]
+    if os.sep in config.command and not os.path.isabs(config.command):
+        said.append("The command is a file of the project itself.")
+    return tuple(said)
+
+
+def _code_warnings(config: StdioServerConfig) -> list[str]:
     said = [
         f"The variable {name} can change which code runs."
         for name in config.env
@@ -215,9 +227,7 @@ def _warnings(config: ServerConfig) -> tuple[str, ...]:
     flags = [flag for flag in _CODE_FLAGS.get(launcher, ()) if flag in config.args]
     if flags:
         said.append(f"{launcher} {flags[0]} runs whatever its arguments say.")
-    if os.sep in config.command and not os.path.isabs(config.command):
-        said.append("The command is a file of the project itself.")
-    return tuple(said)
+    return said
 
 
 # -- the file ---------------------------------------------------------------------------------
