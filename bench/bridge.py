@@ -6,7 +6,7 @@ import asyncio
 import os
 import statistics
 import sys
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -20,6 +20,7 @@ from bench.measure import ROUNDS, Pair, Sample, compare
 from bench.row import CannotMeasure, Check, Row
 from indusagi.interop.protocol_bridge import (
     BridgeConfig,
+    Handlers,
     ServerLimits,
     StdioServerConfig,
     mount_protocol_bridge,
@@ -39,6 +40,9 @@ ResultT = TypeVar("ResultT")
 FASTMCP = "INDUS_BENCH_FASTMCP"
 """The environment variable that names a Python with FastMCP 4."""
 
+_FLOOD = os.path.join(os.path.dirname(__file__), "flood_server.py")
+_FLOODS = ("log", "progress", "junk")
+_BESIDE_CALLS = 300
 _ECHO = os.path.join(os.path.dirname(__file__), "echo_server.py")
 _SDK = "the SDK's client"
 _CALLERS = 64
@@ -57,8 +61,10 @@ _WIDE = ServerLimits(frame_bytes=64 * _MB)
 
 
 @asynccontextmanager
-async def _mounted(*servers: StdioServerConfig) -> AsyncGenerator[MountedProtocolBridge]:
-    bridge = await mount_protocol_bridge(BridgeConfig(servers))
+async def _mounted(
+    *servers: StdioServerConfig, handlers: Handlers | None = None
+) -> AsyncGenerator[MountedProtocolBridge]:
+    bridge = await mount_protocol_bridge(BridgeConfig(servers), handlers=handlers)
     try:
         yield bridge
     finally:
@@ -134,6 +140,40 @@ def _echo(bridge: MountedProtocolBridge, name: str) -> Callable[[], Awaitable[To
 def _delivered(outcome: ToolOutcome) -> None:
     if outcome.is_error:
         raise CannotMeasure(f"a call failed: {outcome.output}")
+
+
+# -- neighbours -----------------------------------------------------------------------------
+
+
+def compare_neighbours(floods: Sequence[str] = _FLOODS, calls: int = _BESIDE_CALLS) -> Pair:
+    """Compare the median call of a server beside flooding ones with that of the server alone."""
+    rounds = [_run(_neighbours(kind, calls)) for kind in floods]
+    beside, alone = [ours for ours, _ in rounds], [other for _, other in rounds]
+    return Pair(_sample(beside), _sample(alone))
+
+
+async def _neighbours(kind: str, calls: int) -> tuple[float, float]:
+    calm = StdioServerConfig("calm", sys.executable, ["-I", "-S", _ECHO])
+    flooding = StdioServerConfig("flood", sys.executable, ["-I", "-S", _FLOOD, kind])
+    heard = asyncio.Event()
+    handlers = Handlers(on_notification=lambda method, params: heard.set())
+    async with _mounted(calm) as bridge:
+        alone_s = await _median_call(bridge, calls)
+    async with _mounted(calm, flooding, handlers=handlers) as bridge:
+        # It floods half a second after its start; what is not a notification is not heard.
+        with suppress(TimeoutError):
+            await asyncio.wait_for(heard.wait(), 2)
+        return await _median_call(bridge, calls), alone_s
+
+
+async def _median_call(bridge: MountedProtocolBridge, calls: int) -> float:
+    echo = _echo(bridge, "calm")
+    spent: list[float] = []
+    for _ in range(calls):
+        started = perf_counter()
+        _delivered(await echo())
+        spent.append(perf_counter() - started)
+    return statistics.median(spent)
 
 
 # -- mounting -------------------------------------------------------------------------------
@@ -285,6 +325,13 @@ ROWS = (
         f"{_SDK}: the same",
         partial(compare_calls, _CALLERS),
         budget=0.2,
+    ),
+    Row(
+        "bridge-beside-flood",
+        "a call beside a server that floods (log, progress, junk): the median",
+        "the same server alone",
+        compare_neighbours,
+        budget=6,
     ),
     Row(
         "start-3",

@@ -5,7 +5,15 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 from bench.__main__ import main
-from bench.bridge import FASTMCP, Big, big_check, compare_calls, floor_s, memory_check
+from bench.bridge import (
+    FASTMCP,
+    Big,
+    big_check,
+    compare_calls,
+    compare_neighbours,
+    floor_s,
+    memory_check,
+)
 from bench.bridge_fresh import Fresh, fresh
 from bench.measure import Pair, Sample, calls, compare
 from bench.process import console_script, output_of, python, surroundings
@@ -266,6 +274,12 @@ def test_a_rival_that_is_not_installed_is_named_and_not_passed_over(
 @pytest.mark.parametrize("callers", [1, 64])
 def test_both_clients_are_timed_while_they_call_the_same_tool(callers: int) -> None:
     pair = compare_calls(callers, rounds=1)
+    assert min(pair.ours.least, pair.baseline.least) > 0
+
+
+@pytest.mark.process
+def test_finding_d12_calls_beside_a_flooding_server_are_timed() -> None:
+    pair = compare_neighbours(["log"], calls=3)
     assert min(pair.ours.least, pair.baseline.least) > 0
 
 

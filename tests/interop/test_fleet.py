@@ -232,3 +232,54 @@ async def test_a_server_that_is_started_again_still_says_why_it_is_not_up() -> N
     again = [one for one in told if one.status.phase is EndpointPhase.CONNECTING][1:]
     assert again
     assert all("no disk" in str(one.status.fault) for one in again)
+
+
+def supervisors() -> set[str]:
+    """Name the supervisors that run: each is a task of its own."""
+    named = {task.get_name() for task in asyncio.all_tasks()}
+    return {name for name in named if name.startswith("keeper ")}
+
+
+async def test_finding_e4_the_supervisor_stops_after_its_endpoint_was_closed() -> None:
+    rules = Supervision(first_s=60, jitter=0)
+    async with fleet_of(honest(id="a"), honest(id="b"), supervision=rules) as fleet:
+        endpoint = fleet.endpoint("a")
+        assert endpoint is not None
+        assert supervisors() == {"keeper a", "keeper b"}
+        await endpoint.close()
+        await until(lambda: supervisors() == {"keeper b"})
+        status = fleet.status()["a"]
+        assert (status.phase, status.restarts) == (EndpointPhase.CLOSED, 0)
+        assert status.next_try_s is None
+        assert fleet.endpoint("a") is endpoint
+
+
+async def test_finding_e4_the_supervisor_stops_after_a_fault_without_hope() -> None:
+    rules = Supervision(first_s=60, jitter=0)
+    hopeless = StdioServerConfig("a", "no-such-command")
+    passing = fault("exits", 1, id="b")
+    async with fleet_of(hopeless, passing, supervision=rules) as fleet:
+        await until(lambda: supervisors() == {"keeper b"})
+        await until(lambda: fleet.status()["b"].next_try_s is not None)
+        status = fleet.status()
+        assert (status["a"].phase, status["a"].restarts) == (EndpointPhase.FAULTED, 0)
+        assert status["a"].next_try_s is None
+
+
+async def test_finding_e4_waiters_are_released_when_a_server_is_closed_while_it_comes_up() -> None:
+    patient = replace(FAST, connect_s=60, probe_s=60)
+    coming = fault("mute", id="slow", limits=patient)
+    async with fleet_of() as fleet, asyncio.TaskGroup() as tasks:
+        adding = tasks.create_task(fleet.add(coming))
+        await until(
+            lambda: (
+                "slow" in fleet.status()
+                and fleet.status()["slow"].phase is EndpointPhase.CONNECTING
+            )
+        )
+        waking = tasks.create_task(fleet.wake("slow"))
+        await fleet.stop("slow")
+        with anyio.fail_after(5):
+            await asyncio.wait({adding, waking})
+        assert fleet.status()["slow"].phase is EndpointPhase.CLOSED
+        assert supervisors() == set()

@@ -611,3 +611,44 @@ async def test_progress_that_says_little_is_passed_on_as_it_is() -> None:
     async with raw_client(create_provider_host(box)) as client:
         await client.answer(1, "tools/call", modern(name="odd", _meta={"progressToken": 0}))
         assert client.heard[0]["params"] == {"progressToken": 0, "progress": 1}
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "notifications/initialized",
+        "notifications/progress",
+        "notifications/canceled",
+        "notifications/cancelled/",
+        "notifications/roots/list_changed",
+        "cancelled",
+        "$/cancelRequest",
+        "",
+    ],
+)
+async def test_finding_e5_no_other_notification_cancels_a_request(method: str) -> None:
+    bench = Bench()
+    async with raw_client(create_provider_host(bench.box())) as client:
+        await client.initialize()
+        client.ask(5, "tools/call", {"name": "hang", "arguments": {}})
+        await bench.began.wait()
+        params = {"requestId": 5, "progressToken": 5, "id": 5, "reason": "x"}
+        client.say({"jsonrpc": "2.0", "method": method, "params": params})
+        # Answered after the notification was taken: messages are taken in their order.
+        assert await client.answer(6, "ping") == {}
+        bench.let_go.set()
+        answer = next(f for f in await client.hears(3) if f.get("id") == 5)
+        assert "let go" in json.dumps(answer)
+        assert bench.reasons == [None]
+
+
+async def test_finding_e5_the_notification_for_it_cancels_a_request() -> None:
+    bench = Bench()
+    async with raw_client(create_provider_host(bench.box())) as client:
+        await client.initialize()
+        client.ask(5, "tools/call", {"name": "hang", "arguments": {}})
+        await bench.began.wait()
+        params = {"requestId": 5, "reason": "enough"}
+        client.say({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params})
+        await bench.ended.wait()
+        assert bench.reasons == ["enough"]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 from tests.servers.malformed import ANSWERS, LISTS, READABLE, TOOLS
+from tests.support.links import settled
 from tests.support.opened import attempt, fault_of_call, fault_of_opening, fleet_of, mounted, opened
 from tests.support.scripts import ROOT
 from tests.support.servers import FAST, SOON, diary, fault, honest
@@ -20,18 +23,22 @@ from tests.support.waiting import is_alive, until
 from indusagi.core.cancel import CancelToken
 from indusagi.interop import (
     EndpointPhase,
+    Handlers,
     ProtocolFault,
     ServerLimits,
     StdioServerConfig,
     Supervision,
     create_server_endpoint,
 )
+from indusagi.interop.protocol_bridge.stdio import StdioLink
 from indusagi.runtime.contract import ToolCall
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from indusagi.core.json import JsonValue
     from indusagi.interop import ServerEndpointImpl
+    from indusagi.interop.protocol_bridge.wire import LinkEnd
     from indusagi.runtime.contract import ToolProgress
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
@@ -494,3 +501,62 @@ asyncio.run(main())
     pids = [int(pid) for pid in diary(log, "start")]
     assert len(pids) == 5
     anyio.run(until, lambda: not any(is_alive(pid) for pid in pids))
+
+
+# -- fair reading ---------------------------------------------------------------------------
+
+
+async def test_finding_d12_a_flooding_server_is_read_a_little_in_each_turn_of_the_loop() -> None:
+    """Between two of its turns every other server has one; counted, since time proves nothing."""
+    turn = 0
+    loop = asyncio.get_running_loop()
+
+    def count_turns() -> None:
+        nonlocal turn
+        turn += 1
+        ticking.append(loop.call_soon(count_turns))
+        del ticking[:-1]
+
+    ticking: list[asyncio.Handle] = []
+    heard: Counter[int] = Counter()
+    counted: dict[int, int] = {}
+    handlers = Handlers(on_notification=lambda method, params: heard.update([turn]))
+    async with (
+        opened(fault("notice-flood", limits=PATIENT), handlers) as flooding,
+        opened(honest(limits=PATIENT)) as calm,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(attempt, flooding, "fault")
+        await until(lambda: heard.total() > 100)
+        count_turns()
+        for number in range(20):
+            answer = await calm.invoke("echo", {"text": str(number)})
+            assert answer.content == ({"type": "text", "text": str(number)},)
+        ticking[0].cancel()
+        counted |= {at: count for at, count in heard.items() if 0 < at < turn}
+        tasks.cancel_scope.cancel()
+    assert sum(counted.values()) > 100
+    assert max(counted.values()) <= 16
+
+
+@pytest.mark.parametrize("size", [1, 7, 4096, 1 << 20])
+async def test_finding_d12_all_that_was_written_arrives_in_order_before_the_end(size: int) -> None:
+    """However the bytes are cut, and though the process is gone while most are still unread."""
+    lines = [b'{"n":%d}' % number for number in range(500)] + [b'{"big":"%b"}' % (b"x" * 70_000)]
+    data = b"\n".join(lines) + b"\n\n  \nunfinished"
+    link = StdioLink("s", ServerLimits())
+    heard: list[bytes | JsonValue] = []
+    ends: list[LinkEnd] = []
+    link.attach(heard.append, ends.append)
+    for start in range(0, len(data) if size > 1 else 400, size):
+        link.wrote(data[start : start + size])
+    assert len(heard) <= 16 * (1 if size > 4096 else len(data))
+    link.child.exited.set()
+    link.child.output_ended.set()
+    link.child.errors_open = False
+    link.changed()
+    assert len(ends) == 1
+    expected = lines if size > 1 else data[:400].split(b"\n")[:-1]
+    assert heard == expected
+    await settled()
+    assert heard == expected

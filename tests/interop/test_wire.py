@@ -823,3 +823,25 @@ def refused(detail: FaultDetail | None) -> RpcError:
 )
 def test_some_refusals_mean_every_question(exc: BaseException | None, final: bool) -> None:
     assert is_final(exc) is final
+
+
+async def test_finding_e7_close_waits_until_running_handlers_have_cleaned_up() -> None:
+    """Whoever closes the wire closes the link next: a handler must not be half way then."""
+    link = MemoryLink()
+    began, cleaned = asyncio.Event(), asyncio.Event()
+
+    async def handle(method: str, params: JsonObject) -> JsonObject:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await settled()
+            cleaned.set()
+        return {}
+
+    wire = Wire(link, on_request=handle)
+    link.say(request(1))
+    await began.wait()
+    await wire.close()
+    assert cleaned.is_set()
+    assert link.replies() == []

@@ -286,6 +286,19 @@ def flood(peer: Peer) -> None:
 
 
 @mode
+def notice_flood(peer: Peer) -> None:
+    """Write notifications without end, 64 KiB of whole lines at a time, once `fault` is called."""
+
+    def run(call: Call) -> None:
+        line = b'{"jsonrpc":"2.0","method":"notifications/message","params":{"data":"on"}}\n'
+        end = time.monotonic() + LIFE_S
+        while time.monotonic() < end and peer.write(line * (65536 // len(line))):
+            continue
+
+    on_call(peer, run)
+
+
+@mode
 def stderr_flood(peer: Peer, mib: str = "16") -> None:
     """Write that many MiB of lines, and a very long one, to standard error at the start."""
     for _ in range(int(mib)):

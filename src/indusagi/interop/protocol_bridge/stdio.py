@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import math
 import os
 import signal
 from typing import TYPE_CHECKING
@@ -30,6 +31,13 @@ INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "LANG")
 _SETTLE_S = 0.05
 """How long the end of the output waits for the exit code and the last words."""
 _SHOWN_LINES = 20
+_TURN_FRAMES = 16
+_TURN_BYTES = 32 * 1024
+"""How much of one server's output is handled in one turn of the event loop.
+
+A server that floods fills a pipe of 64 KiB between two turns: hundreds of notifications, which take
+milliseconds. Every other server would wait for them.
+"""
 
 
 def child_environment(declared: Mapping[str, str]) -> dict[str, str]:
@@ -81,6 +89,11 @@ class StdioLink:
         self._limits = limits
         self._parts: list[bytes] = []
         self._size = 0
+        self._unread: collections.deque[bytes] = collections.deque()
+        """Output that was read and not yet cut into lines."""
+        self._unread_from = 0
+        """Where in the first piece of it the next line begins."""
+        self._next_turn: asyncio.Handle | None = None
         self._early: list[bytes] = []
         self._outgoing: list[bytes] = []
         self._on_frame: Callable[[bytes | JsonValue], None] | None = None
@@ -125,19 +138,48 @@ class StdioLink:
     # -- for the child ----------------------------------------------------------------------
 
     def wrote(self, data: bytes) -> None:
-        """Cut its output into lines."""
-        start = 0
-        while (newline := data.find(b"\n", start)) >= 0 and self._end is None:
+        """Cut its output into lines, a bounded number of them in each turn of the loop."""
+        self._unread.append(data)
+        if self._next_turn is None:
+            self._take_turn()
+
+    def _take_turn(self) -> None:
+        """Deliver what one turn allows; hold the pipe until all that was read is delivered."""
+        self._next_turn = None
+        self._deliver(_TURN_FRAMES, _TURN_BYTES)
+        if self._unread:
+            self.child.hold_output()
+            self._next_turn = asyncio.get_running_loop().call_soon(self._take_turn)
+        else:
+            self.child.release_output()
+
+    def _deliver(self, frames: float, size: float) -> None:
+        """Deliver lines until so many frames or bytes were handled, or all that was read."""
+        while self._unread and self._end is None and frames > 0 and size > 0:
+            data, start = self._unread[0], self._unread_from
+            newline = data.find(b"\n", start)
+            if newline < 0:
+                self._unread.popleft()
+                self._unread_from = 0
+                self._keep_part(data[start:])
+                continue
             line = data[start:newline]
+            self._unread_from = newline + 1
             if self._parts:
                 line = b"".join((*self._parts, line))
                 self._parts.clear()
                 self._size = 0
-            start = newline + 1
+            frames -= 1
+            size -= len(line)
             self._line(line)
-        if start < len(data) and self._end is None:
-            self._parts.append(data[start:])
-            self._size += len(data) - start
+        if self._end is not None:
+            self._unread.clear()
+
+    def _keep_part(self, data: bytes) -> None:
+        """Keep the beginning of a line whose end has not come yet."""
+        if data:
+            self._parts.append(data)
+            self._size += len(data)
             if self._size > self._limits.frame_bytes:
                 self._too_large()
 
@@ -181,6 +223,8 @@ class StdioLink:
     # -- the end ----------------------------------------------------------------------------
 
     def _declare(self) -> None:
+        # What was read before the end was known is delivered before the end is told.
+        self._deliver(math.inf, math.inf)
         code = self.child.exit_code
         if code is None:
             did = "stopped reading" if self.child.output_open else "closed its output"
