@@ -11,8 +11,14 @@ from indusagi import __version__
 from indusagi.core.faults import CoreError
 from induscode.commands import COMPLETE_VARIABLE
 from induscode.launch.flags import FlagGroup, flag_specs
-from induscode.launch.options import GroupedOption, invocation_from, option_of
-from induscode.terminal import complain, printable, tell
+from induscode.launch.options import (
+    GroupedOption,
+    given_flags,
+    invocation_from,
+    option_of,
+    refuse_unused_flags,
+)
+from induscode.terminal import complain, is_interactive, printable, tell
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +32,7 @@ Call one:       indus call grep pattern=TODO
 Add a server:   indus mcp add NAME -- COMMAND ARGUMENTS
 Serve them all: indus serve --print-config claude
 The options are listed by `indus --help`."""
+_PROMPT = 'indus -p "…"'
 _COMMANDS = {
     "tools": ("list, show and search the tools of the deck", "induscode.commands.tools"),
     "call": ("call one tool", "induscode.commands.call"),
@@ -57,6 +64,11 @@ def run(arguments: Sequence[str]) -> int:
     except CoreError as exc:
         complain(str(exc))
         return 1
+
+
+def root_command() -> click.Group:
+    """Give the command that every other one is below."""
+    return _indus
 
 
 def _code(value: object) -> int:
@@ -102,7 +114,9 @@ class _Indus(click.Group):
             meant = near(args[0], _COMMANDS)
             hint = f" Did you mean {meant!r}?" if meant else ""
             raise click.UsageError(f"There is no command {args[0]!r}.{hint}", ctx)
-        return super().resolve_command(ctx, args)
+        found = super().resolve_command(ctx, args)
+        refuse_unused_flags(ctx, cast("click.Command", found[1]))
+        return found
 
 
 @click.group(
@@ -122,6 +136,14 @@ def _indus(context: click.Context, **_: object) -> int:
         from induscode.session.headless import run_headless  # noqa: PLC0415 — brings the model loop
 
         return run_headless(invocation)
+    unused = [name for name in given_flags(context) if name != "--cwd"]
+    if unused:
+        said = f"{unused[0]} needs a prompt ({_PROMPT}) or a command that takes it"
+        raise click.UsageError(said, context)
+    if not is_interactive():
+        raise click.UsageError(
+            f"There is no terminal: give a prompt ({_PROMPT}) or a command", context
+        )
     # A directory's name may hold line ends: made visible here, it cannot forge a line.
     tell(_OVERVIEW.format(version=__version__, cwd=printable(invocation.cwd)))
     return 0

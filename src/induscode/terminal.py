@@ -23,6 +23,12 @@ def _is_harmless(c: str) -> bool:
     return c.isspace() and c >= "\xa0" and c not in "\u2028\u2029"
 
 
+def is_interactive() -> bool:
+    """Tell whether standard input and standard output are both a terminal."""
+    # Python has None in the place of a stream that was closed when the process started.
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
+
+
 def complain(message: str) -> None:
     """Put one line on standard error; when nobody can be told, that is no trouble of its own."""
     # Started with it closed, Python has no standard error at all, and `print` would take the other.

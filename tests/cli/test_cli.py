@@ -6,7 +6,7 @@ import tempfile
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.support.scripts import NAMES, ROOT, command, run, unmeasured
+from tests.support.scripts import NAMES, ROOT, command, run, run_on_terminal, unmeasured
 
 from indusagi import __version__
 from induscode import cli, program, terminal
@@ -37,22 +37,35 @@ def test_help_lists_every_option(flag: str) -> None:
 
 
 def test_bare_indus_says_what_there_is_and_where_it_works(tmp_path: Path) -> None:
-    done = run(cwd=tmp_path)
+    done = run_on_terminal(cwd=tmp_path)
     assert done.returncode == 0
     assert f"Working directory: {os.path.realpath(tmp_path)}\n" in done.stdout
     assert "indus --help" in done.stdout
 
 
+def test_finding_a1_without_a_terminal_bare_indus_is_one_clear_error(tmp_path: Path) -> None:
+    done = run(cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("indus: There is no terminal: give a prompt (indus -p")
+    assert done.stderr.count("\n") == 1
+
+
+def test_finding_a1_a_flag_without_a_prompt_is_an_error_on_a_terminal_too(tmp_path: Path) -> None:
+    done = run_on_terminal("--mcp", ".", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--mcp needs a prompt" in done.stderr
+
+
 def test_another_directory_can_be_given(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
-    done = run("-C", "sub", cwd=tmp_path)
+    done = run_on_terminal("-C", "sub", cwd=tmp_path)
     assert f"Working directory: {os.path.realpath(tmp_path)}/sub\n" in done.stdout
 
 
 def test_a_directory_is_shown_by_its_real_path(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
-    done = run("-C", "link", cwd=tmp_path)
+    done = run_on_terminal("-C", "link", cwd=tmp_path)
     assert f"Working directory: {os.path.realpath(tmp_path)}/real\n" in done.stdout
 
 
@@ -71,7 +84,7 @@ def test_a_directory_is_shown_by_its_real_path(tmp_path: Path) -> None:
 def test_the_name_of_a_directory_cannot_forge_a_line(tmp_path: Path, end: str, shown: str) -> None:
     name = f"evil{end}Working directory: "
     (tmp_path / name / "etc").mkdir(parents=True)
-    told = [run(cwd=tmp_path), run("-C", f"{name}/etc", cwd=tmp_path)]
+    told = [run_on_terminal(cwd=tmp_path), run_on_terminal("-C", f"{name}/etc", cwd=tmp_path)]
     plain, forged = (done.stdout.splitlines() for done in told)
     assert len(forged) == len(plain)
     real = os.path.realpath(tmp_path)
@@ -181,9 +194,7 @@ def test_output_that_nobody_has_opened_is_no_failure() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--version"], ["-C", ".", "--version"], ["--help"], ["-h"], []]
-)
+@pytest.mark.parametrize("arguments", [["--version"], ["-C", ".", "--version"], ["--help"], ["-h"]])
 def test_a_reader_that_has_left_is_141_and_no_traceback(arguments: list[str]) -> None:
     done = _run_into_nothing(*arguments, stdout=True)
     assert (done.returncode, done.stderr) == (141, "")
@@ -235,7 +246,7 @@ def test_an_error_that_cannot_be_written_keeps_its_exit_code(script: str, code: 
 
 def test_a_terminal_without_unicode_gets_escapes(tmp_path: Path) -> None:
     (tmp_path / "é").mkdir()
-    done = run(cwd=tmp_path / "é", PYTHONIOENCODING="ascii")
+    done = run_on_terminal(cwd=tmp_path / "é", PYTHONIOENCODING="ascii")
     assert done.returncode == 0
     assert "\\xe9\n" in done.stdout
 
@@ -244,6 +255,7 @@ class TestWithinTheProcess:
     """What a process of its own cannot show."""
 
     def test_an_interrupt_is_130(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(program, "is_interactive", lambda: True)
         monkeypatch.setattr(program, "tell", _interrupted)
         monkeypatch.setattr("sys.argv", ["indus"])
         assert cli.main() == 130

@@ -58,9 +58,7 @@ def test_what_is_given_is_there() -> None:
         "base_url": "http://h",
         "max_requests": "7",
         "tools": ("read,ls",),
-        "no_tools": True,
         "mcp": ("a.json", "b.json,c.json"),
-        "no_mcp": True,
         "allow": ("bash(git log, *)",),
         "approval": "all",
         "sandbox": "off",
@@ -74,9 +72,7 @@ def test_what_is_given_is_there() -> None:
         base_url="http://h",
         max_requests=7,
         tools=("read", "ls"),
-        no_tools=True,
         mcp=("a.json", "b.json", "c.json"),
-        no_mcp=True,
         allow=("bash(git log, *)",),
         approval="all",
         sandbox="off",
@@ -89,6 +85,33 @@ def test_a_number_that_is_none_is_refused(number: str) -> None:
         invocation_of({"max_requests": number}, "/w")
 
 
-def test_two_ways_to_go_on_exclude_each_other() -> None:
-    with pytest.raises(ValueError, match="exclude"):
-        invocation_of({"continue": True, "resume": "x"}, "/w")
+def test_switches_are_there() -> None:
+    found = invocation_of({"no_tools": True, "no_mcp": True}, "/w")
+    assert found == Invocation(cwd="/w", no_tools=True, no_mcp=True)
+
+
+_GIVEN: dict[str, object] = {
+    "continue": True,
+    "resume": "x",
+    "tools": ("read",),
+    "no_tools": True,
+    "mcp": ("a.json",),
+    "no_mcp": True,
+    "allow": ("ls",),
+    "approval": "all",
+    "sandbox": "off",
+}
+_EXCLUDED = [(spec.key, other) for spec in flag_specs() for other in spec.excludes]
+
+
+@pytest.mark.parametrize(("key", "other"), _EXCLUDED)
+def test_finding_a1_of_two_flags_none_is_dropped_for_the_other(key: str, other: str) -> None:
+    other_key = other.lstrip("-").replace("-", "_")
+    with pytest.raises(ValueError, match=f"{other} and .* exclude each other"):
+        invocation_of({key: _GIVEN[key], other_key: _GIVEN[other_key]}, "/w")
+
+
+@pytest.mark.parametrize("key", ["tools", "mcp"])
+def test_finding_a1_a_list_that_names_nothing_is_refused(key: str) -> None:
+    with pytest.raises(ValueError, match=f"--{key} names nothing"):
+        invocation_of({key: (",", " ")}, "/w")

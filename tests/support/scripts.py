@@ -38,3 +38,38 @@ def run(
         stdin=subprocess.DEVNULL,
         env={**os.environ, **variables},
     )
+
+
+def run_on_terminal(
+    *arguments: str | bytes, cwd: Path | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end with a terminal as its standard input and output."""
+    ours, theirs = os.openpty()
+    try:
+        child = subprocess.Popen(
+            [command(), *arguments],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=subprocess.PIPE,
+            cwd=cwd,
+            env={**os.environ, **variables},
+        )
+    finally:
+        os.close(theirs)
+    shown = b""
+    try:
+        with child:
+            while part := _read_terminal(ours):
+                shown += part
+            _, said = child.communicate(timeout=20)
+    finally:
+        os.close(ours)
+    text = shown.decode("utf-8", "surrogateescape").replace("\r\n", "\n")
+    return subprocess.CompletedProcess(child.args, child.returncode, text, said.decode())
+
+
+def _read_terminal(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 65_536)
+    except OSError:  # Linux: EIO, as soon as the other side is closed
+        return b""

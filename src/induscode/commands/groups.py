@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import click
 
+from induscode.launch.options import refuse_unused_flags
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -60,11 +62,13 @@ class CommandGroup(click.Group):
         """Find the command of a name.
 
         Raises:
-            click.UsageError: There is none.
+            click.UsageError: There is none, or it does not take a flag that was given.
         """
         if args and args[0] not in self.table:
             raise unknown(f"There is no command {args[0]!r}", args[0], tuple(self.table), ctx)
-        return super().resolve_command(ctx, args)
+        found = super().resolve_command(ctx, args)
+        refuse_unused_flags(ctx, cast("click.Command", found[1]))
+        return found
 
 
 def unknown(

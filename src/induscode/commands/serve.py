@@ -122,8 +122,7 @@ def command(
     if _NAME.fullmatch(name) is None:
         said = f"--name {name!r}: use letters, digits, _ and -, 64 at most"
         raise click.UsageError(said, context)
-    if transparent is not None and was_given(context, "profile"):
-        raise click.UsageError("--transparent and --profile exclude each other", context)
+    _refuse_unused(context, profile=profile, entry_is_made=print_config is not None)
     settings = None
     if http is not None:
         settings = _settings(
@@ -154,6 +153,40 @@ def _check(
     for flag, given in only_http.items():
         if given and http is None:
             raise click.UsageError(f"{flag} means nothing without --http", context)
+
+
+_BESIDE_RELAY = ("profile", "tools", "no_mcp", "allow", "approval", "sandbox")
+"""Keys of flags without an effect on one server that is passed through unchanged."""
+
+
+def _refuse_unused(context: click.Context, *, profile: str, entry_is_made: bool) -> None:
+    """Refuse flags that would have no effect beside others.
+
+    Raises:
+        click.UsageError: There is one.
+    """
+    if context.params["transparent"] is not None:
+        unused = [key for key in _BESIDE_RELAY if given_anywhere(context, key)]
+        if not entry_is_made and was_given(context, "name"):
+            unused.append("name")  # the server has its own; an entry of a client needs one
+        for key in unused:
+            flag = f"--{key.replace('_', '-')}"
+            raise click.UsageError(f"--transparent and {flag} exclude each other", context)
+    if profile == "none":
+        for key in ("tools", "sandbox"):
+            if given_anywhere(context, key):
+                said = f"--{key} means nothing without native tools: --profile none has none"
+                raise click.UsageError(said, context)
+
+
+def given_anywhere(context: click.Context, key: str) -> bool:
+    """Tell whether an option stands before or after the name of the command."""
+    level: click.Context | None = context
+    while level is not None:
+        if was_given(level, key):
+            return True
+        level = level.parent
+    return False
 
 
 def was_given(context: click.Context, key: str) -> bool:

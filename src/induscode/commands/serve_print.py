@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from induscode.commands.serve import was_given
+from induscode.commands.serve import given_anywhere, was_given
 from induscode.commands.serve_entry import CLIENTS, TOKEN_VARIABLE, Address, Entry, own_command
 from induscode.commands.serve_loop import EVERYWHERE
 from induscode.launch.options import invocation_from
@@ -56,7 +56,7 @@ def _words(context: click.Context) -> list[str]:
     """Write down again what was given, so that it means the same wherever it is started."""
     invocation = invocation_from(context)
     words: list[str] = []
-    if _given_anywhere(context, "cwd"):
+    if given_anywhere(context, "cwd"):
         words += ["--cwd", invocation.cwd]
     for path in invocation.mcp or ():
         whole = os.path.join(invocation.cwd, os.path.expanduser(path))
@@ -67,7 +67,7 @@ def _words(context: click.Context) -> list[str]:
         words += ["--allow", rule]
     words += ["--no-mcp"] * invocation.no_mcp
     for key in ("approval", "sandbox"):
-        if _given_anywhere(context, key):
+        if given_anywhere(context, key):
             words += [f"--{key}", str(getattr(invocation, key))]
     return [*words, *_own_words(context)]
 
@@ -84,12 +84,3 @@ def _own_words(context: click.Context) -> list[str]:
         for value in given[key]:
             words += [flag, value]
     return words
-
-
-def _given_anywhere(context: click.Context, key: str) -> bool:
-    level: click.Context | None = context
-    while level is not None:
-        if was_given(level, key):
-            return True
-        level = level.parent
-    return False

@@ -42,6 +42,8 @@ class FlagSpec:
     metavar: str | None = field(default=None, kw_only=True)
     choices: tuple[str, ...] = field(default=(), kw_only=True)
     default: str | None = field(default=None, kw_only=True)
+    excludes: tuple[str, ...] = field(default=(), kw_only=True)
+    """Flags that would have no effect beside this one."""
 
     @property
     def key(self) -> str:
@@ -80,7 +82,13 @@ def flag_specs() -> tuple[FlagSpec, ...]:
         ),
         FlagSpec("--continue", ("-c",), switch, session, "Go on with the last conversation here."),
         FlagSpec(
-            "--resume", ("-r",), value, session, "Go on with that conversation.", metavar="ID"
+            "--resume",
+            ("-r",),
+            value,
+            session,
+            "Go on with that conversation.",
+            metavar="ID",
+            excludes=("--continue",),
         ),
         FlagSpec(
             "--model",
@@ -115,7 +123,14 @@ def flag_specs() -> tuple[FlagSpec, ...]:
             "Use only these native tools (comma-separated or repeated).",
             metavar="NAME,…",
         ),
-        FlagSpec("--no-tools", (), switch, tools, "Use no tools at all, and attach no servers."),
+        FlagSpec(
+            "--no-tools",
+            (),
+            switch,
+            tools,
+            "Use no tools at all, and attach no servers.",
+            excludes=("--tools", "--mcp", "--allow", "--approval", "--sandbox"),
+        ),
         FlagSpec(
             "--mcp",
             (),
@@ -125,7 +140,7 @@ def flag_specs() -> tuple[FlagSpec, ...]:
             "(comma-separated or repeated).",
             metavar="FILE|DIR,…",
         ),
-        FlagSpec("--no-mcp", (), switch, tools, "Attach no MCP servers."),
+        FlagSpec("--no-mcp", (), switch, tools, "Attach no MCP servers.", excludes=("--mcp",)),
         FlagSpec(
             "--allow",
             (),

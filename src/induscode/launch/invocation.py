@@ -47,9 +47,11 @@ def invocation_of(values: Mapping[str, object], cwd: str) -> Invocation:
     read = {spec.key: values.get(spec.key) for spec in flag_specs()}
     for spec in flag_specs():
         if spec.kind is FlagKind.LIST:
-            read[spec.key] = split_list(cast("tuple[str, ...]", read[spec.key] or ())) or None
-    if read["continue"] and read["resume"]:
-        raise ValueError("--continue and --resume exclude each other")
+            words = cast("tuple[str, ...]", read[spec.key] or ())
+            read[spec.key] = split_list(words) or None
+            if words and read[spec.key] is None:
+                raise ValueError(f"{spec.name} names nothing")
+    _refuse_contradictions(read)
     return Invocation(
         cwd=cwd,
         prompt=cast("str | None", read["print"]),
@@ -67,6 +69,21 @@ def invocation_of(values: Mapping[str, object], cwd: str) -> Invocation:
         approval=cast("Approval", read["approval"] or "ask"),
         sandbox=cast("SandboxMode", read["sandbox"] or "auto"),
     )
+
+
+def _refuse_contradictions(read: Mapping[str, object]) -> None:
+    """Refuse two flags of which one would be ignored.
+
+    Raises:
+        ValueError: There are two such flags.
+    """
+    given = {
+        spec.name for spec in flag_specs() if read[spec.key] not in (None, False, (), spec.default)
+    }
+    for spec in flag_specs():
+        for other in spec.excludes:
+            if spec.name in given and other in given:
+                raise ValueError(f"{other} and {spec.name} exclude each other")
 
 
 def _number(flag: str, given: object, default: int) -> int:

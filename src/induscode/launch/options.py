@@ -65,6 +65,33 @@ def flags(*names: str) -> Callable[[click.Command], click.Command]:
     return add
 
 
+def given_flags(context: click.Context) -> tuple[str, ...]:
+    """List the flags of the table that stand on the command line of one level, in table order."""
+    return tuple(
+        spec.name
+        for spec in flag_specs()
+        if context.get_parameter_source(spec.key) is click.core.ParameterSource.COMMANDLINE
+    )
+
+
+def refuse_unused_flags(context: click.Context, command: click.Command) -> None:
+    """Refuse a flag that stands before the name of a command and that the command does not take.
+
+    A group is not refused anything: its own commands are checked when one of them is found.
+
+    Raises:
+        click.UsageError: There is such a flag; it names the first one.
+    """
+    if isinstance(command, click.Group) or context.resilient_parsing:
+        return
+    taken = {option.name for option in command.params if isinstance(option, GroupedOption)}
+    keys = {spec.name: spec.key for spec in flag_specs()}
+    for name in given_flags(context.find_root()):
+        if keys[name] not in taken:
+            path = f"{context.command_path} {command.name}"
+            raise click.UsageError(f"'{path}' does not take {name}", context)
+
+
 def invocation_from(context: click.Context) -> Invocation:
     """Put together what was given before and after the name of a command.
 
