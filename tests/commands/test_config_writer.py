@@ -102,7 +102,7 @@ def test_the_indentation_and_the_order_stay(tmp_path: Path, indent: str) -> None
     [
         ('{"servers": {} /* mine */}', "has comments or trailing commas, which would be lost"),
         ('{"servers": {},}', "has comments or trailing commas"),
-        ('{"servers": {}', "it is no JSON"),
+        ('{"servers": {}', "invalid JSON"),
         ('{"servers": {"a": {}, "a": {}}}', "the key 'a' stands there twice"),
         ("[]", "holds no JSON object"),
         ('{"servers": 5}', "are neither a list nor an object"),

@@ -125,8 +125,8 @@ def test_variables_are_put_into_our_words(tmp_path: Path) -> None:
         (".cursor/mcp.json", {"mcpServers": {"s": {}}}, "neither a command nor a url"),
         (".cursor/mcp.json", {"mcpServers": {"s": stdio(disabled=True)}}, "switched off"),
         ("x.json", {"nothing": 1}, "it names no servers"),
-        ("x.json", "{", "it is no JSON"),
-        ("x.toml", "=", "it is no TOML"),
+        ("x.json", "{", "invalid JSON"),
+        ("x.toml", "=", "invalid TOML"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_said_in_our_words_is_left_out_and_told(

@@ -92,7 +92,7 @@ def test_files_that_cannot_be_used_are_told(tmp_path: Path) -> None:
     project_file(tmp_path).write_text("{", encoding="utf-8")
     done = run("mcp", "list", cwd=tmp_path)
     assert done.returncode == 0
-    assert "skipped: it is no JSON" in done.stderr
+    assert "skipped: invalid JSON" in done.stderr
 
 
 def test_a_file_or_a_folder_can_be_named(tmp_path: Path) -> None:

@@ -222,7 +222,7 @@ def test_a_file_that_cannot_be_read_is_told_when_there_is_nothing_to_trust(tmp_p
     project_file(tmp_path).parent.mkdir()
     project_file(tmp_path).write_text("{", encoding="utf-8")
     done = run("mcp", "trust", cwd=tmp_path)
-    assert "skipped: it is no JSON" in done.stderr
+    assert "skipped: invalid JSON" in done.stderr
 
 
 def test_consent_can_be_taken_back_also_for_a_server_that_is_gone(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_a_broken_file_changes_nothing_and_is_told_until_it_is_whole(tmp_path: P
         gateway.until(lambda: "the servers stay as they were" in gateway.said())
         assert gateway.tools() == of("a")
         assert gateway.text("a__echo", text="still") == "still"
-        assert "it is no JSON" in gateway.said()
+        assert "invalid JSON" in gateway.said()
         configured(user_file(), {"b": row()})
         gateway.until_tools(lambda tools: tools == of("b"))
 
@@ -95,10 +95,10 @@ def test_a_broken_file_changes_nothing_and_is_told_until_it_is_whole(tmp_path: P
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("[]", "it is no object"),
-        ("null", "it is no object"),
-        ('{"mcpServers": []}', "'mcpServers' is no object"),
-        ('{"servers": "a"}', "'servers' is no object"),
+        ("[]", "it is not an object"),
+        ("null", "it is not an object"),
+        ('{"mcpServers": []}', "'mcpServers' is not an object"),
+        ('{"servers": "a"}', "'servers' is not an object"),
         ('{"servers": {"a": {"command": 5}}}', "neither a command nor a url"),
         ('{"servers": {"a": 5}}', "skipped: it is no object"),
     ],

@@ -284,14 +284,14 @@ def test_a_path_that_is_not_there_has_no_servers(tmp_path: Path, home: Path) -> 
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("malformed", "{", "no JSON"),
-        ("empty", "", "no JSON"),
+        ("malformed", "{", "invalid JSON"),
+        ("empty", "", "invalid JSON"),
         ("list", "[]", "names no servers"),
         ("other", '{"a": 1}', "names no servers"),
         ("text", '"x"', "names no servers"),
-        ("deep", "[" * 100_000, "no JSON"),
+        ("deep", "[" * 100_000, "invalid JSON"),
         ("latin", b"{\xe9}", "not UTF-8"),
-        ("nothing", b"\x00\x01", "no JSON"),
+        ("nothing", b"\x00\x01", "invalid JSON"),
     ],
 )
 def test_r35_a_file_that_cannot_be_used_is_skipped_with_its_reason(
@@ -586,7 +586,7 @@ def test_rows_that_are_no_objects_are_told_in_every_dialect(tmp_path: Path) -> N
         (".gemini/settings.json", {"mcpServers": {"x": 5}, "mcp": {}}),
     ):
         assert "no object" in said(put(tmp_path / name, content))
-    assert "no TOML" in said(put(tmp_path / "x.toml", "="))
+    assert "invalid TOML" in said(put(tmp_path / "x.toml", "="))
 
 
 # -- variables --------------------------------------------------------------------------------

@@ -17,7 +17,13 @@ from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
 from indusagi.interop.protocol_bridge.handlers import Handlers
 from induscode.deck.contract import Capability, UnknownCapability
 from induscode.deck.mcp.boot import BootedBridge, BootPlan
-from induscode.deck.mcp.config import DiscoveredConfig, discover_mcp_config, gather, resolve_rows
+from induscode.deck.mcp.config import (
+    DiscoveredConfig,
+    UnusableFile,
+    discover_mcp_config,
+    read_named_rows,
+    resolve_rows,
+)
 from induscode.deck.mcp.ledger import BridgeLedger
 from induscode.deck.mcp.rows import ServerRow
 from induscode.deck.mcp.store import LedgerStore
@@ -32,11 +38,12 @@ STANDARD_ERROR = "stderr"
 _KEPT_CHARACTERS = 1_900
 
 
+_PROJECT_FILES = (".indusvx/mcp.json", ".mcp.json")
 _NOT_SOON_S = 3_600.0
 
 
-class NoSuchConfig(ValueError):
-    """A path after `--mcp` at which there is nothing."""
+class UnusableConfig(ValueError):
+    """A file or directory after `--mcp` that is absent or of which nothing can be used."""
 
 
 def canon_tool_name(name: str) -> str:
@@ -97,7 +104,7 @@ def plan_servers(invocation: Invocation, trust: TrustStore | None = None) -> Ser
     """Find out which servers a run has. Nothing is started, and no name is looked up.
 
     Raises:
-        NoSuchConfig: A path that was given leads nowhere.
+        UnusableConfig: A path that was given leads nowhere.
     """
     if invocation.no_tools or invocation.no_mcp:
         return ServerPlan()
@@ -111,6 +118,16 @@ def plan_servers(invocation: Invocation, trust: TrustStore | None = None) -> Ser
     return ServerPlan(found.rows, configs, consent, (*found.notes, *missing, *refused))
 
 
+def check_named_configs(invocation: Invocation) -> None:
+    """Read what `--mcp` names before anything else is done.
+
+    Raises:
+        UnusableConfig: A path leads nowhere, or nothing there can be used.
+    """
+    if invocation.mcp:
+        _configured(invocation)
+
+
 def _configured(invocation: Invocation) -> DiscoveredConfig:
     if not invocation.mcp:
         return discover_mcp_config(invocation.cwd)
@@ -119,10 +136,16 @@ def _configured(invocation: Invocation) -> DiscoveredConfig:
         path = os.path.join(invocation.cwd, os.path.expanduser(given))
         if os.path.isdir(path):
             parts.append(discover_mcp_config(path))
+            if not parts[-1].files:
+                looked = " and ".join(os.path.join(given, one) for one in _PROJECT_FILES)
+                raise UnusableConfig(f"--mcp {given}: no servers are configured there ({looked})")
         elif os.path.lexists(path):
-            parts.append(gather([(path, "given")]))
+            try:
+                parts.append(read_named_rows(path))
+            except UnusableFile as exc:
+                raise UnusableConfig(f"--mcp {exc}") from exc
         else:
-            raise NoSuchConfig(f"--mcp {given}: there is no such file or directory")
+            raise UnusableConfig(f"--mcp {given}: there is no such file or directory")
     rows: dict[str, ServerRow] = {}
     notes = [note for part in parts for note in part.notes]
     for row in (row for part in parts for row in part.rows):
@@ -226,7 +249,7 @@ async def load_mcp_capabilities(
     With `wait` it returns when every server that is started has come up or failed.
 
     Raises:
-        NoSuchConfig: A path that was given leads nowhere.
+        UnusableConfig: A path that was given leads nowhere.
     """
     from anyio import to_thread  # noqa: PLC0415 — loaded wherever a loop runs
 

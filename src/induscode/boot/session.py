@@ -78,7 +78,7 @@ async def open_session(
 
     Raises:
         UnknownCapability: A native tool that was asked for is none.
-        NoSuchConfig: A path after `--mcp` leads nowhere.
+        UnusableConfig: A path after `--mcp` leads nowhere.
     """
     from induscode.deck.mcp.store import open_store  # noqa: PLC0415 — for those who open one
 

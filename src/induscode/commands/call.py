@@ -152,7 +152,11 @@ class _Call:
         """Find out which servers there are, unless the tool is a native one."""
         from induscode.deck.catalog import has_capability  # noqa: PLC0415 — brings the cards
 
-        return None if has_capability(self._tool) else planned(self._invocation)
+        if not has_capability(self._tool):
+            return planned(self._invocation)
+        if self._invocation.mcp:  # named by hand: it is checked even if no server is needed
+            planned(self._invocation)
+        return None
 
     async def _narrowed(self, plan: ServerPlan) -> ServerPlan:
         """Keep the server that is known to have the tool, or those that may have it."""

@@ -50,12 +50,12 @@ def as_usage() -> Generator[None]:
     Raises:
         click.UsageError: A path or a name that was given does not exist.
     """
-    from induscode.boot.runners import NoSuchConfig  # noqa: PLC0415 — for those with servers
+    from induscode.boot.runners import UnusableConfig  # noqa: PLC0415 — for those with servers
     from induscode.deck.contract import UnknownCapability  # noqa: PLC0415 — as above
 
     try:
         yield
-    except (NoSuchConfig, UnknownCapability) as exc:
+    except (UnusableConfig, UnknownCapability) as exc:
         context = click.get_current_context(silent=True)
         raise click.UsageError(str(exc), context) from exc
 

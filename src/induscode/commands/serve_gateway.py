@@ -12,7 +12,7 @@ from anyio import to_thread
 from indusagi.capabilities.budget import UNLIMITED
 from indusagi.core.notes import Note
 from indusagi.interop.protocol_bridge.contract import EndpointPhase
-from induscode.boot.runners import NoSuchConfig, boot_plan_of, plan_servers
+from induscode.boot.runners import UnusableConfig, boot_plan_of, plan_servers
 from induscode.commands.catalog import fault_note
 from induscode.commands.serve_loop import without_ourselves
 from induscode.commands.serve_watch import troubles, unreadable
@@ -222,7 +222,7 @@ class Gateway:
             return None
         try:
             plan = await to_thread.run_sync(plan_servers, self.session.invocation)
-        except NoSuchConfig as exc:
+        except UnusableConfig as exc:
             complain(f"{exc}; the servers stay as they were")
             return None
         if self._are_broken(unreadable(self.plan, plan)):

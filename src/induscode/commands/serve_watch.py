@@ -11,7 +11,7 @@ from anyio import to_thread
 
 from indusagi.core.json import is_json_object
 from indusagi.core.notes import Note
-from induscode.deck.mcp.config import conventional_places
+from induscode.deck.mcp.config import conventional_places, shape_trouble
 from induscode.deck.mcp.config_file import read_config_file
 from induscode.deck.mcp.trust import TrustStore
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from induscode.launch.invocation import Invocation
 
 _KEPT = "the servers stay as they were"
-_SERVERS = ("servers", "mcpServers", "mcp_servers", "mcp")
-"""Under which of these keys servers stand depends on whose file it is."""
 _POLL_S = 1.0
 _QUIET_S = 0.2
 """A file that is being written is left alone until it has not changed for so long."""
@@ -54,12 +52,8 @@ def troubles(files: Sequence[str]) -> Sequence[Note]:
 def _trouble(found: ConfigFile) -> str | None:
     """Tell whether a file was hardly meant: a list of no servers is one, a wrong shape is none."""
     if found.trouble is not None or not is_json_object(found.document):
-        return found.trouble or "it is no object"
-    for key in _SERVERS:
-        rows = found.document.get(key, {})
-        if not is_json_object(rows) and not (key == "servers" and isinstance(rows, list)):
-            return f"{key!r} is no object"
-    return None
+        return found.trouble or "it is not an object"
+    return shape_trouble(found.document)
 
 
 def unreadable(present: ServerPlan, plan: ServerPlan) -> Sequence[Note]:

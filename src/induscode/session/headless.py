@@ -20,7 +20,7 @@ from indusagi.core.faults import CoreError
 from indusagi.core.ids import new_ulid
 from indusagi.core.owner import Owner
 from indusagi.core.signals import ending_signals
-from induscode.boot.runners import NoSuchConfig
+from induscode.boot.runners import UnusableConfig, check_named_configs
 from induscode.boot.session import open_session
 from induscode.deck.contract import UnknownCapability
 from induscode.session.briefing import Briefing, project_words
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 _CLOSING_S = 5.0
 """How long everything may take to close once the program was told to end."""
 _STANDARD_OUTPUT = 1
-_MISTAKES = (BadAddress, BadPrompt, BadRule, NoConversation, NoSuchConfig, UnknownCapability)
+_MISTAKES = (BadAddress, BadPrompt, BadRule, NoConversation, UnusableConfig, UnknownCapability)
 
 
 def run_headless(invocation: Invocation, guarding: Guarding | None = None) -> int:
@@ -149,6 +149,7 @@ async def _opened(
     stack: AsyncExitStack,
     odd: list[str],
 ) -> Question:
+    await to_thread.run_sync(check_named_configs, invocation)
     choice = await choose_model(invocation, os.environ)
     mode = PlanMode(approves=invocation.approval != "ask")
     guarding = guarding or await to_thread.run_sync(guarding_for, invocation, mode)

@@ -6,13 +6,16 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from indusagi.core.json import JsonValue, is_json_object
+from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.notes import Note
 from indusagi.interop.protocol_bridge.contract import ServerConfig
 from induscode.deck.mcp.config_file import read_config_file
 from induscode.deck.mcp.dialects import Dialect, dialect_of
 from induscode.deck.mcp.expansion import Unresolved
 from induscode.deck.mcp.rows import BadRow, Origin, Scope, ServerRow, is_switched_off, server_row
+
+_SWITCHED_OFF = "switched off in its file"
+_EXAMPLE = 'it needs {"mcpServers": {"NAME": {"command": "…"}}}, see docs/mcp-servers.md'
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +109,47 @@ def _settle(kept: dict[str, ServerRow], rival: ServerRow, row: ServerRow) -> Ite
         )
 
 
+_KEYS = ("servers", "mcpServers", "mcp_servers", "mcp")
+"""Servers stand under one of these keys, whatever the dialect."""
+
+
+class UnusableFile(ValueError):
+    """A configuration file of which nothing can be used; it says where, why, and what to do."""
+
+
+def read_named_rows(path: str) -> DiscoveredConfig:
+    """Read a file that the user has named: what would be a note elsewhere is an error here.
+
+    Raises:
+        UnusableFile: It cannot be read, is invalid, or has no server that can be used.
+    """
+    found = read_config_file(path)
+    if found.trouble is not None:
+        place = "" if found.line is None else f":{found.line}:{found.column}"
+        raise UnusableFile(f"{path}{place}: {found.trouble}; correct it")
+    if not is_json_object(found.document):
+        raise UnusableFile(f"{path}:1:1: it is not an object; {_EXAMPLE}")
+    trouble = shape_trouble(found.document)
+    if trouble is not None:
+        raise UnusableFile(f"{path}: {trouble}; {_EXAMPLE}")
+    if dialect_of(path, found.document) is None:
+        raise UnusableFile(f"{path}: it names no servers; {_EXAMPLE}")
+    rows, notes = read_rows(path, "given")
+    unusable = [note for note in notes if note.message.startswith("skipped: ")]
+    if unusable and not rows and not any(note.message == _SWITCHED_OFF for note in notes):
+        raise UnusableFile(f"{unusable[0].owner}: {unusable[0].message}; correct it")
+    return DiscoveredConfig(rows, notes, (path,))
+
+
+def shape_trouble(document: JsonObject) -> str | None:
+    """Say which key holds something else than servers; None if none does."""
+    for key in _KEYS:
+        rows = document.get(key, {})
+        if not is_json_object(rows) and not (key == "servers" and isinstance(rows, list)):
+            return f"{key!r} is not an object"
+    return None
+
+
 def read_rows(path: str, scope: Scope) -> tuple[Sequence[ServerRow], Sequence[Note]]:
     """Read the servers of one file; a row that cannot be used never takes the others with it."""
     found = read_config_file(path)
@@ -149,7 +193,7 @@ def _row(
         notes.append(Note(owner, "skipped: it is no object"))
         return None
     if is_switched_off(fields):
-        notes.append(Note(owner, "switched off in its file"))
+        notes.append(Note(owner, _SWITCHED_OFF))
         return None
     try:
         row = server_row(identity, fields, origin, expansion=dialect.expansion)

@@ -26,6 +26,9 @@ class ConfigFile:
 
     document: JsonValue
     trouble: str | None = None
+    line: int | None = None
+    """Where it stopped being readable, counted from 1, where the file has lines."""
+    column: int | None = None
     repeated: tuple[str, ...] = ()
     """Keys that stand twice in one object: the last one counts, as for everybody who reads JSON."""
 
@@ -33,11 +36,15 @@ class ConfigFile:
 def read_config_file(path: str) -> ConfigFile:
     """Read a file; `.toml` is TOML, everything else JSON that may have comments."""
     try:
-        text = read_small_file(path, LARGEST_BYTES).decode("utf-8-sig")
+        data = read_small_file(path, LARGEST_BYTES)
     except OSError as exc:
         return ConfigFile(None, exc.strerror or str(exc))
+    try:
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as exc:
-        return ConfigFile(None, f"it is not UTF-8 at byte {exc.start}")
+        before = exc.object[: exc.start]
+        line, column = before.count(b"\n") + 1, exc.start - before.rfind(b"\n")
+        return ConfigFile(None, f"it is not UTF-8 at byte {exc.start}", line, column)
     return _parsed_toml(text) if path.endswith(".toml") else parse_json(text)
 
 
@@ -46,8 +53,13 @@ def _parsed_toml(text: str) -> ConfigFile:
 
     try:
         return ConfigFile(cast("JsonValue", tomllib.loads(text)))
-    except (ValueError, RecursionError) as exc:
-        return ConfigFile(None, f"it is no TOML: {exc}")
+    except RecursionError as exc:
+        return ConfigFile(None, f"invalid TOML: {exc}")
+    except ValueError as exc:
+        # Python 3.11 gives the place only in the text; 3.14 has attributes for it.
+        place = _TOML_PLACE.search(str(exc))
+        line, column = (int(place[1]), int(place[2])) if place else (text.count("\n") + 1, 1)
+        return ConfigFile(None, f"invalid TOML: {exc}", line, column)
 
 
 def parse_json(text: str) -> ConfigFile:
@@ -74,8 +86,10 @@ def parse_json(text: str) -> ConfigFile:
                 document = cast("JsonValue", json.loads(plain, object_pairs_hook=collect))
             except ValueError:
                 raise exc from None
+    except json.JSONDecodeError as exc:
+        return ConfigFile(None, f"invalid JSON: {exc}", exc.lineno, exc.colno)
     except (ValueError, RecursionError) as exc:
-        return ConfigFile(None, f"it is no JSON: {exc}")
+        return ConfigFile(None, f"invalid JSON: {exc}")
     return ConfigFile(document, repeated=tuple(repeated))
 
 
@@ -83,6 +97,7 @@ def _without_comments(text: str) -> str:
     """Blank out comments and trailing commas; lines and columns stay where they are."""
     shown: list[str] = []
     comma: int | None = None
+    last = "{"  # the last token that is neither space nor comment; `{,}` has no trailing comma
     at = 0
     while at < len(text):
         end = _token_end(text, at)
@@ -92,9 +107,11 @@ def _without_comments(text: str) -> str:
         elif token in {"}", "]"} and comma is not None:
             shown[comma] = " "
         if token == ",":
-            comma = len(shown)
+            comma = None if last in {"{", "[", ","} else len(shown)
         elif not token.isspace():
             comma = None
+        if not token.isspace():
+            last = token
         shown.append(token)
         at = end
     return "".join(shown)
@@ -129,5 +146,6 @@ def _string_end(text: str, at: int) -> int:
     return len(text)
 
 
+_TOML_PLACE = re.compile(r"\(at line (\d+), column (\d+)\)")
 _PLAIN = re.compile(r'[^"/{}\[\],\s]+|\s+')
 _STRING_STOP = re.compile(r'["\\]')
