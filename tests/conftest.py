@@ -30,6 +30,9 @@ settings.register_profile(
 )
 settings.load_profile("indus")
 
+PACKAGES = ("indusagi", "induscode")
+"""Blocking calls and leftover tasks of both packages fail a test."""
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
@@ -143,7 +146,7 @@ async def _tasks_end() -> AsyncGenerator[None]:
 def _is_ours(task: asyncio.Task[object]) -> bool:
     """Tell our tasks from those of the test runner and of servers that serve for several tests."""
     code = getattr(task.get_coro(), "cr_code", None)
-    return code is not None and "indusagi" in code.co_filename
+    return code is not None and any(f"/{name}/" in code.co_filename for name in PACKAGES)
 
 
 @pytest.fixture(autouse=True)
@@ -156,7 +159,7 @@ def _no_tasks_left(request: pytest.FixtureRequest) -> None:
 @pytest.fixture(autouse=True)
 def _no_blocking_calls() -> Iterator[None]:
     """Let a blocking call inside the event loop fail its test."""
-    with blockbuster_ctx("indusagi") as blockers:
+    with blockbuster_ctx(list(PACKAGES)) as blockers:
         # A child is started in the loop's own thread, which it is to die with; that waits for the
         # exec, a few milliseconds.
         blockers.functions["os.read"].can_block_in("subprocess.py", "_execute_child")

@@ -11,6 +11,7 @@ import tomllib
 from typing import TYPE_CHECKING
 
 import pytest
+from anyio import to_thread
 from tests.commands.helpers import configured, one_line, row
 from tests.support.scripts import command, run
 
@@ -79,7 +80,8 @@ def test_every_client_gets_the_command_with_its_flags(tmp_path: Path, client: st
 @pytest.mark.parametrize("client", CLIENTS)
 async def test_what_was_pasted_starts_the_gateway(tmp_path: Path, client: str) -> None:
     configured(tmp_path / "servers.json", {"a": row()})
-    config = pasted(tmp_path, client, "--mcp", "servers.json", "--profile", "none")
+    words = ("--mcp", "servers.json", "--profile", "none")
+    config = await to_thread.run_sync(pasted, tmp_path, client, *words)
     endpoint = create_server_endpoint(config)
     await endpoint.open()
     try:

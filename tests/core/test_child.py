@@ -261,8 +261,15 @@ async def test_who_is_left_is_killed_however_long_it_takes_to_find_them(
         await until(lambda: not is_alive(int(heard.output)))
 
 
-async def test_a_child_that_was_never_started_can_be_ended() -> None:
-    await Child(Listener()).end(1)
+async def test_ending_a_child_that_was_never_started_signals_no_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    signals: list[tuple[object, ...]] = []
+    for name in ("kill", "killpg"):
+        monkeypatch.setattr(f"os.{name}", lambda *sent: signals.append(sent))
+    child = Child(Listener())
+    await child.end(1)
+    assert (signals, child.exited.is_set()) == ([], False)
 
 
 async def test_output_that_is_held_back_comes_when_it_is_released() -> None:

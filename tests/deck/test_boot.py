@@ -109,11 +109,15 @@ async def test_an_eager_server_is_shown_at_once_and_starts_in_the_background(
             assert (len(diary(log, "start")), phase_of(bridge, "h")) == (2, EndpointPhase.READY)
 
 
-async def test_a_deck_that_is_closed_at_once_starts_nothing_for_good(tmp_path: Path) -> None:
+async def test_finding_e9_a_deck_that_is_closed_at_once_leaves_no_server_running(
+    tmp_path: Path,
+) -> None:
     async with stored(tmp_path) as store:
+        bridges: list[BootedBridge] = []
         for _ in range(2):
-            async with booted(store, honest(id="h"), wait_for_new=False):
-                pass
+            async with booted(store, honest(id="h"), wait_for_new=False) as bridge:
+                bridges.append(bridge)
+        assert [phase_of(bridge, "h") for bridge in bridges] == [EndpointPhase.CLOSED] * 2
 
 
 async def test_servers_that_are_new_can_come_later_and_come_last(tmp_path: Path) -> None:

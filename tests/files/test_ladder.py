@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 import unicodedata
 from typing import TYPE_CHECKING
@@ -228,6 +229,34 @@ def test_all_places_are_replaced_each_in_its_own_indentation() -> None:
     rung, changed = replaced(text, "    x()\n    y()\n", "    x()\n    z()\n", every=True)
     assert rung is Rung.INDENT
     assert changed == "if a:\n\tx()\n\tz()\nelse:\n\t\tx()\n\t\tz()\n"
+
+
+@given(texts(), st.lists(st.sampled_from(["a", "", " ", "a  "]), min_size=2, max_size=4))
+def test_finding_e2_replacing_all_never_gives_overlapping_spans(
+    text: str, lines: list[str]
+) -> None:
+    found = find(text, "\n".join(lines), "x", every=True)
+    spans = found.spans if isinstance(found, Found) else ()
+    assert all(before.end <= after.start for before, after in itertools.pairwise(spans))
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "rung"),
+    [
+        ("a \na \na \n", "a\na", Rung.TRAILING),
+        ("a\r\na\r\na\r\n", "a\na", Rung.ENDINGS),
+        ("\ta\n\ta\n\ta\n", "a\na\n", Rung.INDENT),
+    ],
+)
+def test_finding_e2_overlapping_places_are_replaced_once(text: str, old: str, rung: Rung) -> None:
+    found = find(text, old, "b", every=True)
+    assert isinstance(found, Found)
+    assert (len(found.spans), found.rung) == (1, rung)
+
+
+def test_finding_e2_blanks_before_a_quoted_newline_stay() -> None:
+    rung, text = replaced("keep  \nold \nrest\n", "\nold\nrest", "!")
+    assert (rung, text) == (Rung.TRAILING, "keep  !\n")
 
 
 def test_probe_0_5_python_stays_python_when_the_indentation_was_quoted_wrongly() -> None:

@@ -316,6 +316,7 @@ async def test_a_refusal_to_write_says_why_and_what_to_do(world: World) -> None:
 async def test_what_only_sounds_alike_is_written(world: World, path: str) -> None:
     await world.fs.mkdir(os.path.dirname(path) or ".")
     await world.fs.write_file(path, b"x")
+    assert (world.root / path).read_bytes() == b"x"
 
 
 async def test_c5_a_link_to_what_is_protected_is_as_protected(world: World) -> None:
@@ -402,6 +403,7 @@ async def test_a_git_file_that_is_a_pipe_or_closed_hangs_nobody(
 ) -> None:
     os.mkfifo(world.root / ".git")
     await world.fs.write_file("a", b"x")
+    assert (world.root / "a").read_bytes() == b"x"
     os.unlink(world.root / ".git")
     (world.root / ".git").write_bytes(b"gitdir: sub")
     os_open = os.open
@@ -412,7 +414,8 @@ async def test_a_git_file_that_is_a_pipe_or_closed_hangs_nobody(
         return os_open(path, flags, mode, dir_fd=dir_fd)
 
     monkeypatch.setattr(os, "open", closed)
-    await world.fs.write_file("sub/a", b"x")
+    await world.fs.write_file("sub/a", b"y")
+    assert (world.root / "sub/a").read_bytes() == b"y"
 
 
 IN_HOME = [

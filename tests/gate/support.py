@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from anyio import to_thread
+
 from indusagi.capabilities.backends import SandboxState
 from indusagi.capabilities.local import make_local_context
 from indusagi.capabilities.local_shell import LocalShell
@@ -94,7 +96,7 @@ class Person:
     async def ask(self, question: Question) -> Answer:
         self.questions.append(question)
         if self.before is not None:
-            self.before()
+            await to_thread.run_sync(self.before)
         return Answer(self.says.pop(0) if self.says else None)
 
 

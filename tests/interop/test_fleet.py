@@ -11,7 +11,7 @@ import anyio
 import pytest
 from tests.support.opened import QUICK, fleet_of
 from tests.support.servers import FAST, diary, fault, honest
-from tests.support.waiting import is_alive, until
+from tests.support.waiting import is_alive, until, until_task_ends
 
 from indusagi.interop import (
     BridgeConfig,
@@ -121,7 +121,7 @@ async def test_a_server_that_fails_at_first_is_brought_up_later(tmp_path: Path) 
 
 async def test_a_server_that_cannot_be_found_is_not_tried_again() -> None:
     async with fleet_of(StdioServerConfig("bad", "no-such-command")) as fleet:
-        await asyncio.sleep(0.2)
+        await until_task_ends("keeper bad")
         status = fleet.status()["bad"]
         assert (status.restarts, status.next_try_s) == (0, None)
 

@@ -30,10 +30,10 @@ from tests.support.http_behaviours import (
 )
 from tests.support.http_peer import http_server, self_signed
 from tests.support.servers import FAST, SOON, remote, remote_sse
-from tests.support.waiting import until
+from tests.support.waiting import until, until_task_ends
 
 from indusagi.core.cancel import CancelToken
-from indusagi.interop.protocol_bridge import _http
+from indusagi.interop.protocol_bridge import _http, _journey
 from indusagi.interop.protocol_bridge.contract import (
     BridgeConfig,
     EndpointPhase,
@@ -117,7 +117,7 @@ async def test_r24_refused_credentials_are_told_once_and_not_tried_again(code: i
             assert (fault.kind, fault.detail.reason) == ("transport", "auth")
             assert fault.detail.http_status == code
             assert "wants Bearer" in str(fault)
-            await asyncio.sleep(0.2)
+            await until_task_ends("keeper remote")
             assert fleet.status()["remote"].restarts == 0
         assert len(server.requests) == 1
 
@@ -369,22 +369,35 @@ async def test_an_event_of_some_mib_passes(mib: int) -> None:
 # -- streams that come back too soon --------------------------------------------------------------
 
 
-async def test_a_standing_stream_that_closes_at_once_is_not_asked_for_at_full_speed() -> None:
+async def test_a_standing_stream_that_closes_at_once_is_not_asked_for_at_full_speed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_journey, "_PAUSE_FACTOR", 1e6)
+    monkeypatch.setattr(_journey, "_FIRST_PAUSE_S", 0.01)
     async with http_server(Legacy(stream="closes")) as server:
         async with opened(remote(server)) as endpoint:
             await until(lambda: len(server.heard("GET")) >= 2)
-            await asyncio.sleep(0.5)
-            assert await works(endpoint)
-        assert len(server.heard("GET")) <= 4
+            # The next GET is a minute away. Requests at full speed would overtake these calls.
+            for _ in range(20):
+                assert await works(endpoint)
+        assert len(server.heard("GET")) == 2
 
 
-async def test_a_call_that_was_given_up_is_not_resumed() -> None:
+async def test_a_call_that_was_given_up_is_not_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_FIRST_PAUSE_S", "_LONGEST_PAUSE_S"):
+        monkeypatch.setattr(_journey, name, 0.001)
     behaviour = events_cut(event_id="e1", retry_ms=0)
+
+    def count_resumptions() -> int:
+        return sum("last-event-id" in get.headers for get in server.heard("GET"))
+
     async with http_server(behaviour) as server, opened(remote(server)) as endpoint:
         assert (await failure(endpoint)).kind == "timeout"
-        await asyncio.sleep(1.5)
-        resumed = [get for get in server.heard("GET") if "last-event-id" in get.headers]
-        assert len(resumed) <= 1
+        resumptions = count_resumptions()
+        assert resumptions > 2
+        for _ in range(20):
+            await endpoint.list_tools()
+        assert count_resumptions() <= resumptions + 1
 
 
 # -- the old transport ----------------------------------------------------------------------------

@@ -154,7 +154,7 @@ async def test_no_schema_and_no_answer_does_any_harm(schema: JsonSchema, value: 
 
 
 async def test_a_number_without_end_is_no_reason_to_fail() -> None:
-    await mismatch(SUM, json.loads('{"sum": 1e999}'))
+    assert await mismatch(SUM, json.loads('{"sum": 1e999}')) is None
 
 
 @pytest.mark.parametrize(

@@ -172,8 +172,10 @@ def test_where_there_are_no_start_times_there_are_no_receipts(tmp_path: Path) ->
 
 def test_a_receipt_is_removed_once(tmp_path: Path) -> None:
     (tmp_path / "receipt").touch()
-    remove_receipt(str(tmp_path / "receipt"))
-    remove_receipt(str(tmp_path / "receipt"))
+    (tmp_path / "other").touch()
+    for _ in range(2):
+        remove_receipt(str(tmp_path / "receipt"))
+        assert os.listdir(tmp_path) == ["other"]
 
 
 def test_of_processes_that_are_gone_nothing_is_known() -> None:

@@ -14,6 +14,7 @@ from indusagi.capabilities.sandbox.landlock_run import all_but, landlock_abi
 from indusagi.capabilities.sandbox.policy import Sandbox, git_folders, lay_out
 
 if TYPE_CHECKING:
+    import ctypes
     from collections.abc import Sequence
     from pathlib import Path
 
@@ -146,5 +147,19 @@ def test_a_process_that_is_gone_or_closed_to_us_is_no_survivor(
     assert is_helper(os.getpid())
 
 
-def test_the_kernel_tells_its_version() -> None:
-    assert landlock_abi() >= 0
+@pytest.mark.parametrize(("answer", "abi"), [(-1, 0), (1, 1), (6, 6)])
+def test_finding_e10_the_landlock_version_is_the_answer_of_the_kernel(
+    answer: int, abi: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """See landlock_create_ruleset(2): flag 1 asks for the version; an error means no Landlock."""
+    asked: list[tuple[object, ...]] = []
+
+    class Libc:
+        def __init__(self, _: None) -> None: ...
+
+        def syscall(self, number: int, attributes: None, size: ctypes.c_size_t, flags: int) -> int:
+            asked.append((number, attributes, size.value, flags))
+            return answer
+
+    monkeypatch.setattr("ctypes.CDLL", Libc)
+    assert (landlock_abi(), asked) == (abi, [(444, None, 0, 1)])

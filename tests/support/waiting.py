@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import os
 import subprocess
@@ -24,6 +25,11 @@ async def until(condition: Callable[[], bool | Awaitable[bool]]) -> None:
             if await met if inspect.isawaitable(met) else met:
                 return
             await anyio.sleep(0.005)
+
+
+async def until_task_ends(name: str) -> None:
+    """Wait until no task of this name is left in the running loop."""
+    await until(lambda: all(task.get_name() != name for task in asyncio.all_tasks()))
 
 
 def is_alive(pid: int) -> bool:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
-from tempfile import TemporaryDirectory
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
 import anyio
@@ -188,14 +190,15 @@ async def _transcript(invocation: Invocation, odd: list[str]) -> AsyncGenerator[
             invocation.cwd, resume=invocation.resume, last=invocation.continue_last
         )
 
-    with ExitStack() as stack:
+    async with AsyncExitStack() as stack:
         try:
             transcript = await to_thread.run_sync(opened)
         except OSError as exc:
             if wanted:
                 raise
             odd.append(f"this conversation cannot be kept: {exc}")
-            folder = stack.enter_context(TemporaryDirectory(prefix="indus-"))
+            folder = await to_thread.run_sync(partial(mkdtemp, prefix="indus-"))
+            stack.push_async_callback(to_thread.run_sync, partial(rmtree, folder))
             path = os.path.join(folder, new_ulid())
             transcript = await to_thread.run_sync(Transcript, path, invocation.cwd)
         stack.callback(transcript.close)
