@@ -26,6 +26,7 @@ from induscode.deck.mcp.attach import (
     bridge_tool_names,
     detach_bridge,
 )
+from induscode.deck.mcp.drift import closest_drift, is_same_definition
 from induscode.deck.mcp.ledger import BridgeLedger, EnrollRequest, bridge_box_to_capabilities
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
     from indusagi.interop import ServerConfig
     from indusagi.interop.protocol_bridge.contract import RemoteTool
-    from induscode.deck.mcp.enrolment import JournalOp, PinBook, PinVerdict
+    from induscode.deck.mcp.drift import DisabledTool, Drift
+    from induscode.deck.mcp.enrolment import JournalOp, PinBook
     from induscode.deck.mcp.ledger import BridgeEntry
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
@@ -47,11 +49,9 @@ class Pins:
     def __init__(self) -> None:
         self.known: dict[RemoteToolRef, JsonObject] = {}
 
-    def check(self, ref: RemoteToolRef, raw: JsonObject) -> PinVerdict:
-        if ref not in self.known:
-            self.known[ref] = raw
-            return "first"
-        return "same" if self.known[ref] == raw else "drift"
+    def check(self, ref: RemoteToolRef, raw: JsonObject) -> Drift | None:
+        known = self.known.setdefault(ref, raw)
+        return None if is_same_definition(known, raw) else closest_drift(ref, [known], raw)
 
     def approve(self, ref: RemoteToolRef, raw: JsonObject) -> None:
         self.known[ref] = raw
@@ -64,6 +64,7 @@ class Sink:
         self.entries: list[BridgeEntry] = []
         self.journal: list[tuple[str, str, str]] = []
         self.usable: dict[str, list[str]] = {}
+        self.disabled: dict[str, list[str]] = {}
 
     def keep(self, entries: Sequence[BridgeEntry]) -> None:
         self.entries.extend(entries)
@@ -71,7 +72,10 @@ class Sink:
     def note(self, op: JournalOp, server: str, subject: str, detail: str) -> None:
         self.journal.append((op, server, subject))
 
-    def listed(self, server: str, tools: Sequence[RemoteTool]) -> None:
+    def listed(
+        self, server: str, tools: Sequence[RemoteTool], disabled: Sequence[DisabledTool]
+    ) -> None:
+        self.disabled[server] = [one.ref.name for one in disabled]
         self.usable[server] = [tool.ref.name for tool in tools]
 
 
@@ -198,12 +202,14 @@ async def test_r41_a_definition_that_drifted_is_kept_out_until_it_is_approved() 
         assert ("drift", "h", "echo") in sink.journal
         assert [remote.ref for remote in enrolment.quarantined] == [echo.ref]
         assert sink.usable["h"] == list(HONEST_TOOLS[1:])
+        assert sink.disabled["h"] == ["echo"]
         assert enrolment.approve(echo.ref)
         assert not enrolment.approve(echo.ref)
         assert "h__echo" in bridge_tool_names(enrolment.ledger)
         assert enrolment.notes == ()
         assert sink.usable["h"] == list(HONEST_TOOLS)
-        assert pins.check(echo.ref, echo.raw) == "same"
+        assert sink.disabled["h"] == []
+        assert pins.check(echo.ref, echo.raw) is None
 
 
 @pytest.mark.parametrize(

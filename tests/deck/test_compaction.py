@@ -279,7 +279,7 @@ async def test_a_configuration_that_keeps_changing_leaves_nothing_of_servers_tha
         await until(lambda: enrolment.ledger.events <= LONGEST_LOG)
         assert len(enrolment.ledger.live_capabilities()) == len(HONEST_TOOLS)
         assert [*journal._configs] == [*journal._identities] == [*journal._listed] == ["h"]
-        assert {server for server, _ in bridge._pins._pins} == {"h"}
+        assert {server for server, _ in bridge._pins._forms} == {"h"}
 
 
 def named(server: str, tools: Sequence[RemoteTool]) -> Sequence[RemoteTool]:

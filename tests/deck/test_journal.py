@@ -180,8 +180,8 @@ async def test_a_listing_is_written_down_when_it_is_another(tmp_path: Path) -> N
         journal = Journal(store, [STDIO])
         journal.knows({"a": ["x"]})
         for tools in ([one], [one, two], [one, two]):
-            journal.listed("a", tools)
-        journal.listed("stranger", [one])
+            journal.listed("a", tools, ())
+        journal.listed("stranger", [one], ())
         rows = [row for row in await store.rows(journal.run) if row.op == "list"]
         assert [row.facts["tools"] for row in rows] == [["x", "y"]]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,18 +11,24 @@ from tests.support.deck import capability, ledger_of
 from tests.support.stores import asked, batch, outside, store_file, stored
 
 from indusagi.core.clock import ManualClock, iso_utc
+from indusagi.core.json import compact_json
 from indusagi.interop.protocol_bridge.contract import RemoteTool, StdioServerConfig
+from induscode.deck.mcp.capability import definition_pin
+from induscode.deck.mcp.drift import DisabledTool, DriftGrade
 from induscode.deck.mcp.history import stored_log
 from induscode.deck.mcp.journal import Journal
 from induscode.deck.mcp.ledger import BridgeLedger
-from induscode.deck.mcp.pins import definitions_of, open_pins
+from induscode.deck.mcp.pins import definitions_of, disabled_tools, open_pins, read_pins
 from induscode.deck.mcp.store_db import LedgerDb
 from induscode.deck.mcp.store_prune import prune
-from induscode.deck.mcp.store_rows import Pruned, Retention, address_of
+from induscode.deck.mcp.store_rows import Batch, Happening, Pruned, Retention, address_of
+from induscode.deck.mcp.trust import server_identity
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from indusagi.core.json import JsonObject
+    from induscode.deck.mcp.drift import Drift
     from induscode.deck.mcp.store import ThreadedStore
 
 pytestmark = pytest.mark.anyio
@@ -43,9 +50,13 @@ async def seen(store: ThreadedStore, *tools: str) -> Journal:
     pins = await open_pins(journal, [SERVER])
     for remote in remotes(*tools):
         pins.check(remote.ref, remote.raw)
-    journal.listed("a", remotes(*tools))
+    journal.listed("a", remotes(*tools), ())
     await store.flush()
     return journal
+
+
+def grade(drift: Drift | None) -> str | None:
+    return None if drift is None else str(drift.grade)
 
 
 async def test_a_definition_is_pinned_when_it_is_seen_first_and_compared_from_then_on(
@@ -53,27 +64,120 @@ async def test_a_definition_is_pinned_when_it_is_seen_first_and_compared_from_th
 ) -> None:
     async with stored(tmp_path) as store:
         pins = await open_pins(Journal(store, [SERVER]), [SERVER])
-        assert [pins.check(X.ref, X.raw), pins.check(X.ref, X.raw)] == ["first", "same"]
-        assert pins.check(X.ref, CHANGED) == "drift"
+        assert [pins.check(X.ref, X.raw), pins.check(X.ref, X.raw)] == [None, None]
+        assert grade(pins.check(X.ref, CHANGED)) == "routing"
     async with stored(tmp_path) as store:
         pins = await open_pins(Journal(store, [SERVER]), [SERVER])
-        assert pins.check(X.ref, dict(reversed(X.raw.items()))) == "same"
-        assert pins.check(X.ref, CHANGED) == "drift"
-        pins.approve(X.ref, CHANGED)
-        assert [pins.check(X.ref, CHANGED), pins.check(X.ref, X.raw)] == ["same", "drift"]
+        assert pins.check(X.ref, dict(reversed(X.raw.items()))) is None
+        drift = pins.check(X.ref, CHANGED)
+        assert drift is not None
+        assert (drift.before, drift.after, drift.fields) == (X.raw, CHANGED, ("description",))
+
+
+async def test_finding_c1_forms_that_were_approved_earlier_stay_approved(tmp_path: Path) -> None:
+    third = {**X.raw, "description": "A third."}
+    for approved in (CHANGED, third):
+        async with stored(tmp_path) as store:
+            pins = await open_pins(Journal(store, [SERVER]), [SERVER])
+            assert pins.check(X.ref, X.raw) is None
+            assert grade(pins.check(X.ref, approved)) == "routing"
+            pins.approve(X.ref, approved)
+            assert [pins.check(X.ref, one) for one in (approved, X.raw)] == [None, None]
     async with stored(tmp_path) as store:
         pins = await open_pins(Journal(store, [SERVER]), [SERVER])
-        assert [pins.check(X.ref, CHANGED), pins.check(X.ref, X.raw)] == ["same", "drift"]
+        assert [pins.check(X.ref, one) for one in (third, X.raw, CHANGED)] == [None, None, None]
+        assert grade(pins.check(X.ref, {**third, "description": "A fourth."})) == "routing"
+        # A deck that is there before its server shows what was approved last.
+        journal = await seen(store, "x")
+        await store.flush()
+        assert (await definitions_of(store, [SERVER]))["a"] == [third]
+        rows = [row for row in await store.rows(journal.run) if row.op == "pin"]
+        assert rows == []
+
+
+async def test_finding_c1_what_is_cosmetic_does_not_become_what_is_compared_with(
+    tmp_path: Path,
+) -> None:
+    """Small steps that each look harmless do not add up to an approved definition."""
+    async with stored(tmp_path) as store:
+        pins = await open_pins(Journal(store, [SERVER]), [SERVER])
+        first = {**X.raw, "description": "Write data to a file"}
+        assert pins.check(X.ref, first) is None
+        for _ in range(2):
+            turned = pins.check(X.ref, {**X.raw, "description": "Write a file to data"})
+            assert grade(turned) == "cosmetic"
+        turned = pins.check(X.ref, {**X.raw, "description": "Write a secret file to data"})
+        assert turned is not None
+        assert (turned.grade, turned.before) == ("routing", first)
+
+
+async def test_finding_c1_a_ledger_of_the_first_edition_disables_nothing(tmp_path: Path) -> None:
+    """Its pins have no canonical digest, and its lists no disabled tools."""
+    listed: JsonObject = {**X.raw, "description": "Allowed commands: ls, cat, pwd"}
+    turned: JsonObject = {**X.raw, "description": "Allowed commands: pwd, ls, cat"}
+    async with stored(tmp_path) as store:
+        identity = server_identity(SERVER)
+        for text, tool, raw in (("{}", "y", Y.raw), (compact_json(listed), "x", listed)):
+            facts: JsonObject = {
+                "identity": identity,
+                "server": "a",
+                "tool": tool,
+                "pin": definition_pin(raw),
+                "definition": address_of(text),
+            }
+            row = Happening("old", "2026-01-01T00:00:00.000Z", "pin", facts, f"{identity}{tool}")
+            # The text of one definition is gone: its digest is all there is.
+            documents = {address_of(text): text} if tool == "x" else {}
+            store.append(partial(Batch, (row,), documents))
+        pins = await open_pins(Journal(store, [SERVER]), [SERVER])
+        assert [pins.check(X.ref, one) for one in (listed, turned)] == [None, None]
+        assert pins.check(Y.ref, Y.raw) is None
+        assert grade(pins.check(Y.ref, {**Y.raw, "title": "Y"})) == "routing"
+        assert await disabled_tools(store, [SERVER]) == {}
 
 
 async def test_another_server_under_the_same_id_starts_without_pins(tmp_path: Path) -> None:
     async with stored(tmp_path) as store:
         await seen(store, "x")
         pins = await open_pins(Journal(store, [OTHER]), [OTHER])
-        assert pins.check(X.ref, CHANGED) == "first"
+        assert pins.check(X.ref, CHANGED) is None
         assert await definitions_of(store, [OTHER]) == {}
         again = await open_pins(Journal(store, [SERVER]), [SERVER])
-        assert again.check(X.ref, X.raw) == "same"
+        assert again.check(X.ref, X.raw) is None
+        assert grade(again.check(X.ref, CHANGED)) == "routing"
+
+
+async def test_pins_that_are_only_read_pin_nothing(tmp_path: Path) -> None:
+    async with stored(tmp_path) as store:
+        await seen(store, "x")
+        pins = await read_pins(store, [SERVER])
+        assert grade(pins.check(X.ref, CHANGED)) == "routing"
+        before = await store.latest("pin")
+        assert [pins.check(Y.ref, Y.raw), pins.check(Y.ref, CHANGED)] == [None, None]
+        await store.flush()
+        assert await store.latest("pin") == before
+
+
+async def test_which_tools_were_disabled_is_read_back_as_far_as_it_makes_sense(
+    tmp_path: Path,
+) -> None:
+    async with stored(tmp_path) as store:
+        journal = Journal(store, [SERVER])
+        one = DisabledTool(X.ref, "a__x", DriftGrade.ROUTING, ("description",))
+        journal.listed("a", remotes("y"), [one])
+        await store.flush()
+        assert await disabled_tools(store, [SERVER]) == {"a": [one]}
+        assert await disabled_tools(store, [OTHER]) == {}
+        assert await disabled_tools(store, [replace(SERVER, include_tools=["y"])]) == {}
+        odd = '[1, {"tool": 2}, {"tool": "z", "grade": "odd", "name": 1, "fields": [1, "title"]}]'
+        outside(
+            store_file(tmp_path),
+            f"UPDATE events SET facts = json_set(facts, '$.disabled', json('{odd}')) "
+            "WHERE op = 'list'",
+        )
+        ((found,),) = (await disabled_tools(store, [SERVER])).values()
+        assert (found.ref.name, found.name, found.grade) == ("z", "a__z", DriftGrade.BREAKING)
+        assert found.fields == ("title",)
 
 
 async def test_the_definitions_of_a_server_are_those_of_its_last_listing_in_its_order(
@@ -133,7 +237,8 @@ async def test_a_pin_that_says_nothing_is_none(tmp_path: Path) -> None:
             "UPDATE events SET facts = json_set(facts, '$.tool', 1) WHERE subject LIKE '%\"y\"]'",
         )
         pins = await open_pins(Journal(store, [SERVER]), [SERVER])
-        assert [pins.check(one.ref, one.raw) for one in (X, Y)] == ["first", "first"]
+        await store.flush()
+        assert [pins.check(one.ref, CHANGED) for one in (X, Y)] == [None, None]
 
 
 # -- retention --------------------------------------------------------------------------------
@@ -159,7 +264,7 @@ async def test_runs_beyond_the_limit_go_and_a_row_says_so(tmp_path: Path) -> Non
         assert len(store.notes) == 1
         # What is in force is in force still.
         pins = await open_pins(last, [SERVER])
-        assert pins.check(X.ref, CHANGED) == "drift"
+        assert grade(pins.check(X.ref, CHANGED)) == "routing"
         assert [one["name"] for one in (await definitions_of(store, [SERVER]))["a"]] == ["x"]
         last.keep(ledger_of(("a", "y")).log)
         assert await store.flush()

@@ -24,6 +24,7 @@ from induscode.deck.contract import (
     capability_id,
 )
 from induscode.deck.mcp.capability import BridgeCapability
+from induscode.deck.mcp.drift import DisabledTool
 from induscode.deck.mcp.enrolment import Enrolment, EventSink, PinBook, iso_now
 from induscode.deck.mcp.ledger import BridgeLedger
 
@@ -60,6 +61,7 @@ async def attach_bridge_capabilities(
     sink: EventSink | None = None,
     waiting: Mapping[str, Waiting] | None = None,
     known: Mapping[str, Sequence[RemoteTool]] | None = None,
+    disabled: Mapping[str, Sequence[DisabledTool]] | None = None,
     supervision: Supervision | None = None,
     handlers: Handlers | None = None,
     lasting: bool = False,
@@ -69,7 +71,8 @@ async def attach_bridge_capabilities(
     A server that fails contributes nothing and says why in the status. Without servers nothing is
     started, and the ledger itself comes back, unless the fleet is `lasting` and may get some later.
     Those that are `waiting` are not started either; what is `known` of their tools is enrolled, and
-    the first call of one starts its server.
+    the first call of one starts its server. Tools that were `disabled` when they were seen last are
+    told as such until their server lists its tools.
     """
     if not config.servers and not lasting:
         return AttachResult(ledger, None, None, 0)
@@ -77,12 +80,12 @@ async def attach_bridge_capabilities(
     # Before anything starts, so that it hears of servers that come up or fail at once.
     enrolment = Enrolment(fleet, ledger, pins=pins, sink=sink)
     await fleet.start(config, waiting=waiting)
-    await enrolment.take_all(known)
+    await enrolment.take_all(known, disabled)
     after = enrolment.ledger
     return AttachResult(
         after,
         fleet,
-        fleet.status(),
+        enrolment.status(),
         after.next_seq - ledger.next_seq,
         enrolment=enrolment,
         notes=(*fleet.notes, *enrolment.notes),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from anyio import to_thread
 
@@ -20,7 +20,7 @@ from indusagi.interop.protocol_bridge.contract import BridgeConfig, ProtocolFaul
 from induscode.deck.mcp.attach import attach_bridge_capabilities
 from induscode.deck.mcp.journal import Journal
 from induscode.deck.mcp.ledger import BridgeLedger
-from induscode.deck.mcp.pins import definitions_of, identities_of, open_pins
+from induscode.deck.mcp.pins import definitions_of, disabled_tools, learn_pins, open_pins
 from induscode.deck.mcp.store_rows import Retention
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.handlers import Handlers
     from indusagi.interop.protocol_bridge.supervision import Supervision
     from induscode.deck.mcp.attach import AttachResult
+    from induscode.deck.mcp.drift import DisabledTool
     from induscode.deck.mcp.enrolment import Enrolment
     from induscode.deck.mcp.pins import StorePins
     from induscode.deck.mcp.store import LedgerStore
@@ -110,26 +111,35 @@ class BootedBridge:
             del self._present[server]
         await _close(fleet, (*removed, *replaced))
         self.journal.forget(removed)
-        self._pins.learn(dict.fromkeys(removed, ""), ())
+        self._pins.learn(dict.fromkeys(removed, ""), (), {})
         fresh = [wanted[one][0] for one in (*replaced, *added) if wanted[one][1]]
-        known, notes = await self._introduced(fresh)
+        known, disabled, notes = await self._introduced(fresh)
         for server in (*replaced, *added):
             config, trusted = self._present[server] = wanted[server]
             await fleet.add(plan.dressed(config), waiting="asleep" if trusted else "untrusted")
             if server in known:
-                enrolment.take_tools(server, known[server])
+                enrolment.take_tools(server, known[server], disabled.get(server, ()))
         started = [one.id for one in fresh if one.id not in known or one.id not in plan.lazy]
         return Changed(removed, replaced, added, started, notes)
 
-    async def _introduced(
-        self, servers: Sequence[ServerConfig]
-    ) -> tuple[Mapping[str, Sequence[RemoteTool]], Sequence[Note]]:
+    async def _introduced(self, servers: Sequence[ServerConfig]) -> _Remembered:
         store = self.journal.store
         self.journal.introduce(servers)
-        self._pins.learn(identities_of(servers), await store.latest("pin"))
+        await learn_pins(self._pins, store, servers)
         known, notes = await known_tools(store, servers)
-        self.journal.knows(_names(known))
-        return known, notes
+        disabled = await disabled_tools(store, servers)
+        self.journal.knows(_names(known), disabled)
+        return _Remembered(known, disabled, notes)
+
+    async def reread_approvals(self) -> None:
+        """Take what was approved by another process: `indus mcp approve`, while this one runs."""
+        enrolment = self.attached.enrolment
+        servers = {one.ref.server for one in enrolment.disabled} if enrolment is not None else ()
+        configs = [self._present[one][0] for one in servers if one in self._present]
+        if enrolment is not None and configs:
+            await learn_pins(self._pins, self.journal.store, configs)
+            for config in configs:
+                enrolment.take(config.id)
 
     async def wake(self, servers: Iterable[str]) -> None:
         """Start servers, and wait until each has come up or failed."""
@@ -150,6 +160,14 @@ class BootedBridge:
         if self.attached.fleet is not None:
             await self.attached.fleet.tear_down()
         await self.journal.store.flush()
+
+
+class _Remembered(NamedTuple):
+    """What the store knows of servers from the runs before."""
+
+    known: Mapping[str, Sequence[RemoteTool]]
+    disabled: Mapping[str, Sequence[DisabledTool]]
+    notes: Sequence[Note]
 
 
 async def known_tools(
@@ -181,7 +199,8 @@ async def boot_bridge(
     if journal is not None:
         books.introduce(trusted)
     known, notes = await known_tools(store, trusted)
-    books.knows(_names(known))
+    disabled = await disabled_tools(store, trusted)
+    books.knows(_names(known), disabled)
     started = [one.id for one in trusted if one.id not in known or one.id not in plan.lazy]
     waiting: dict[str, Waiting] = {
         one.id: "asleep" for one in trusted if one.id in known or not plan.wait_for_new
@@ -195,6 +214,7 @@ async def boot_bridge(
         sink=books,
         waiting=waiting,
         known=known,
+        disabled=disabled,
         supervision=supervision,
         handlers=handlers,
         lasting=plan.lasting,

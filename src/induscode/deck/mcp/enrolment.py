@@ -1,8 +1,8 @@
 """Keeps a ledger in step with a fleet: what its servers list is enrolled, what they drop retired.
 
 A server that dies keeps its tools enrolled, since it comes back under the same names; calls say
-meanwhile that it is not there. A definition that is not the one it was pinned to is taken out of
-the deck until somebody approves it.
+meanwhile that it is not there. A tool whose definition is not an approved one is disabled until
+somebody approves it, unless the change is cosmetic.
 
 A server may change its tools for as long as it runs, and every change is an event. Once these are
 many more than the tools, whoever keeps them elsewhere can have the ledger go on without them.
@@ -11,6 +11,7 @@ many more than the tools, whoever keeps them elsewhere can have the ledger go on
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, Protocol, TypeAlias
@@ -20,11 +21,23 @@ from indusagi.core.clock import iso_utc, now_ms
 from indusagi.core.json import JsonObject, JsonValue, NotJson
 from indusagi.core.notes import Note
 from indusagi.interop.protocol_bridge.bridge import MountedTool, mount_tool
-from indusagi.interop.protocol_bridge.contract import RemoteTool, RemoteToolRef, is_usable_phase
+from indusagi.interop.protocol_bridge.contract import (
+    FleetStatus,
+    RemoteTool,
+    RemoteToolRef,
+    is_usable_phase,
+)
 from indusagi.interop.protocol_bridge.fleet import FleetEvent, ServerFleetImpl
 from indusagi.interop.protocol_bridge.names import model_name
 from indusagi.runtime.contract import ToolResult
 from induscode.deck.mcp.capability import BridgeCapability
+from induscode.deck.mcp.drift import (
+    DisabledTool,
+    Drift,
+    DriftGrade,
+    differ_in_order_alone,
+    grade_drift,
+)
 from induscode.deck.mcp.ledger import (
     BridgeEntry,
     BridgeKey,
@@ -33,9 +46,10 @@ from induscode.deck.mcp.ledger import (
     content_key_of,
 )
 
-PinVerdict: TypeAlias = Literal["first", "same", "drift"]
-"""A definition nobody has seen, the pinned one, or another one than that."""
 JournalOp: TypeAlias = Literal["connect", "ready", "fault", "drift", "approve"]
+MOST_SWITCHES = 3
+"""So often a definition may switch in one run. After that a tool that was disabled stays so, and
+harmless changes are not followed: a server that alternates must not make the list alternate."""
 LONGEST_LOG = 200
 """So many events a ledger has before anybody is told that it is long; or two for each live tool."""
 
@@ -43,12 +57,12 @@ LONGEST_LOG = 200
 class PinBook(Protocol):
     """Remembers the definitions that were seen first, or approved since."""
 
-    def check(self, ref: RemoteToolRef, raw: JsonObject) -> PinVerdict:
-        """Compare a definition with the pinned one; a first one becomes it."""
+    def check(self, ref: RemoteToolRef, raw: JsonObject) -> Drift | None:
+        """Compare a definition with those approved; a first one becomes one. None: approved."""
         ...
 
     def approve(self, ref: RemoteToolRef, raw: JsonObject) -> None:
-        """Pin this definition from now on."""
+        """Approve this definition too."""
         ...
 
 
@@ -63,7 +77,9 @@ class EventSink(Protocol):
         """Keep something else that happened at a server."""
         ...
 
-    def listed(self, server: str, tools: Sequence[RemoteTool]) -> None:
+    def listed(
+        self, server: str, tools: Sequence[RemoteTool], disabled: Sequence[DisabledTool]
+    ) -> None:
         """Keep which tools of a server may be called, in its order; told after every listing."""
         ...
 
@@ -97,6 +113,10 @@ class Enrolment:
         self._sink = sink
         self._now = now
         self._drifted: dict[RemoteToolRef, RemoteTool] = {}
+        self._drifts: dict[RemoteToolRef, Drift] = {}
+        self._disabled: dict[RemoteToolRef, DisabledTool] = {}
+        self._switches: Counter[RemoteToolRef] = Counter()
+        self._told: set[tuple[RemoteToolRef, DriftGrade]] = set()
         self._left_places: dict[RemoteToolRef, BridgeKey] = {}
         self._listed: dict[str, Sequence[RemoteTool]] = {}
         self._unfit: dict[RemoteToolRef, str] = {}
@@ -115,18 +135,36 @@ class Enrolment:
         return tuple(self._drifted.values())
 
     @property
+    def disabled(self) -> Sequence[DisabledTool]:
+        """The tools that may not be called until they are approved.
+
+        Of a server that has not listed its tools in this run, those of the run before.
+        """
+        return tuple(self._disabled.values())
+
+    @property
+    def drifts(self) -> Sequence[Drift]:
+        """Every listed definition that is not an approved one, also those of cosmetic changes."""
+        return tuple(self._drifts.values())
+
+    def find_disabled(self, name: str) -> DisabledTool | None:
+        """Find a disabled tool by the name that a model would call it by."""
+        return next((one for one in self._disabled.values() if one.name == name), None)
+
+    @property
     def notes(self) -> Sequence[Note]:
         """What is kept out of the deck, and how it gets in."""
-        drifted = [
-            Note(
-                _owner(ref),
-                "its definition is not the one that was approved; it cannot be called",
-                f"look at the change and approve it: indus mcp approve {ref.server} {ref.name}",
-            )
-            for ref in self._drifted
-        ]
+        disabled = [one.note for one in self._disabled.values()]
         unfit = [Note(_owner(ref), f"left out: {why}") for ref, why in self._unfit.items()]
-        return (*drifted, *unfit)
+        return (*disabled, *unfit)
+
+    def status(self) -> FleetStatus:
+        """Tell how every server is, with a note for each tool of it that is disabled."""
+        status = dict(self.fleet.status())
+        for one in self._disabled.values():
+            if (known := status.get(one.ref.server)) is not None:
+                status[one.ref.server] = replace(known, notes=(*known.notes, one.note))
+        return status
 
     def close(self) -> None:
         """Follow the fleet no longer; the ledger stays as it is."""
@@ -134,7 +172,11 @@ class Enrolment:
 
     # -- following --------------------------------------------------------------------------
 
-    async def take_all(self, known: Mapping[str, Sequence[RemoteTool]] | None = None) -> None:
+    async def take_all(
+        self,
+        known: Mapping[str, Sequence[RemoteTool]] | None = None,
+        disabled: Mapping[str, Sequence[DisabledTool]] | None = None,
+    ) -> None:
         """Enrol what the servers have listed already, or are known to list once they start.
 
         Until then listings are only heard: the order is that of the configuration, and not that in
@@ -146,7 +188,7 @@ class Enrolment:
             await asyncio.sleep(0)
             server = endpoint.config.id
             if known is not None and server in known:
-                self.take_tools(server, known[server])
+                self.take_tools(server, known[server], (disabled or {}).get(server, ()))
             else:
                 self.take(server)
 
@@ -171,11 +213,19 @@ class Enrolment:
         if listed is not None:
             self.take_tools(server, listed)
 
-    def take_tools(self, server: str, listed: Sequence[RemoteTool]) -> None:
-        """Bring the ledger in step with a list of a server's tools."""
+    def take_tools(
+        self, server: str, listed: Sequence[RemoteTool], disabled: Sequence[DisabledTool] = ()
+    ) -> None:
+        """Bring the ledger in step with a list of a server's tools.
+
+        Tools that are `disabled` are not in the list: they are remembered from the run before.
+        """
         before = self._ledger
         refs = {remote.ref for remote in listed}
         self._unfit = {ref: why for ref, why in self._unfit.items() if ref.server != server}
+        for ref in [ref for ref in self._disabled if ref.server == server and ref not in refs]:
+            del self._disabled[ref]
+        self._disabled.update((one.ref, one) for one in disabled if one.ref not in refs)
         for capability in before.live_capabilities_for_server(server):
             if capability.ref not in refs:
                 self._retire(capability.ref, server)
@@ -184,8 +234,9 @@ class Enrolment:
                 self._take_one(server, remote)
             except NotJson as exc:  # a number beyond all bounds, say: it has no digest
                 self._unfit[remote.ref] = str(exc)
+                self._forget_drift(remote.ref)
                 self._retire(remote.ref, server)
-        for known in (self._drifted, self._left_places):
+        for known in (self._drifted, self._drifts, self._left_places):
             for ref in [ref for ref in known if ref.server == server and ref not in refs]:
                 del known[ref]
         self._keep_since(before)
@@ -196,29 +247,72 @@ class Enrolment:
         if self._sink is not None:
             kept_out = self._drifted.keys() | self._unfit.keys()
             usable = [one for one in self._listed[server] if one.ref not in kept_out]
-            self._sink.listed(server, usable)
+            disabled = [one for one in self._disabled.values() if one.ref.server == server]
+            self._sink.listed(server, usable, disabled)
 
     def _take_one(self, server: str, remote: RemoteTool) -> None:
         ref = remote.ref
+        drift = None if self._pins is None else self._pins.check(ref, remote.raw)
+        if drift is not None and drift.disables:
+            self._disable(server, remote, drift)
+            return
+        if self._stays_disabled(ref):
+            return
+        switched = ref in self._drifted
+        self._forget_drift(ref)
+        if drift is not None:
+            self._drifts[ref] = drift
+            self._tell_drift(drift)
         found = self._ledger.find(ref)
-        verdict = "same" if self._pins is None else self._pins.check(ref, remote.raw)
-        if verdict == "drift":
-            self._quarantine(server, remote)
-            return
-        self._drifted.pop(ref, None)
-        if found is not None and found[1].raw == remote.raw and found[1].runner is not None:
-            return
+        if found is not None and found[1].runner is not None:
+            if self._shows(ref, found[1].raw, remote.raw):
+                return
+            switched = True
+        if switched:
+            self._switches[ref] += 1
         self._enroll(server, remote, self._left_places.pop(ref, None))
 
-    def _quarantine(self, server: str, remote: RemoteTool) -> None:
-        known = self._drifted.get(remote.ref)
-        self._drifted[remote.ref] = remote
-        found = self._ledger.find(remote.ref)
+    def _stays_disabled(self, ref: RemoteToolRef) -> bool:
+        """Tell whether a tool that is back in an approved form has switched too often for that."""
+        other = self._drifted.get(ref)
+        if other is None or self._pins is None or self._switches[ref] < MOST_SWITCHES:
+            return False
+        drift = self._pins.check(ref, other.raw)
+        return drift is not None and drift.disables
+
+    def _shows(self, ref: RemoteToolRef, enrolled: JsonObject, raw: JsonObject) -> bool:
+        """Tell whether the enrolled definition still stands for what a server lists."""
+        if enrolled == raw or differ_in_order_alone(enrolled, raw):
+            return True
+        if self._pins is None or self._switches[ref] < MOST_SWITCHES:
+            return False
+        return grade_drift(enrolled, raw) is not DriftGrade.BREAKING
+
+    def _disable(self, server: str, remote: RemoteTool, drift: Drift) -> None:
+        ref = remote.ref
+        found = self._ledger.find(ref)
+        if ref not in self._drifted:
+            self._switches[ref] += 1
         if found is not None:
-            self._left_places[remote.ref] = found[0]
-            self._retire(remote.ref, server)
-        if self._sink is not None and (known is None or known.raw != remote.raw):
-            self._sink.note("drift", server, remote.ref.name, "")
+            self._left_places[ref] = found[0]
+            self._retire(ref, server)
+        name = self._named(remote).descriptor.name if found is None else found[1].name
+        unsettled = self._switches[ref] >= MOST_SWITCHES
+        self._drifted[ref], self._drifts[ref] = remote, drift
+        self._disabled[ref] = DisabledTool(ref, name, drift.grade, drift.fields, unsettled)
+        self._tell_drift(drift)
+
+    def _forget_drift(self, ref: RemoteToolRef) -> None:
+        for known in (self._drifted, self._drifts, self._disabled):
+            known.pop(ref, None)
+
+    def _tell_drift(self, drift: Drift) -> None:
+        """Write a change down, once in a run for each grade: what alternates is told once."""
+        key = drift.ref, drift.grade
+        if self._sink is not None and key not in self._told:
+            self._told.add(key)
+            detail = f"{drift.grade}: {', '.join(drift.fields)}"
+            self._sink.note("drift", drift.ref.server, drift.ref.name, detail)
 
     def _retire(self, ref: RemoteToolRef, server: str) -> None:
         found = self._ledger.find(ref)
@@ -252,12 +346,7 @@ class Enrolment:
 
     def _refusal(self, ref: RemoteToolRef) -> ToolResult | None:
         if ref in self._drifted:
-            return ToolResult.error(
-                f"tool {ref.name!r} of server {ref.server!r} is not what it was when it was "
-                "approved, and cannot be called until somebody approves it again",
-                code="drift",
-                server=ref.server,
-            )
+            return refuse_disabled(self._disabled[ref])
         endpoint = self.fleet.endpoint(ref.server)
         if (
             endpoint is not None
@@ -282,14 +371,18 @@ class Enrolment:
     # -- by hand ----------------------------------------------------------------------------
 
     def approve(self, ref: RemoteToolRef) -> bool:
-        """Take the present definition of a tool for good, in the place that it had."""
-        remote = self._drifted.pop(ref, None)
+        """Approve the present definition of a disabled tool, and enrol it in the place it had."""
+        remote = self._drifted.get(ref)
         if remote is None:
             return False
         before = self._ledger
         if self._pins is not None:
             self._pins.approve(ref, remote.raw)
-        self._enroll(ref.server, remote, self._left_places.pop(ref, None))
+        self._forget_drift(ref)
+        del self._switches[ref]
+        self._told = {key for key in self._told if key[0] != ref}
+        present = next((one for one in self._listed[ref.server] if one.ref == ref), remote)
+        self._enroll(ref.server, present, self._left_places.pop(ref, None))
         if self._sink is not None:
             self._sink.note("approve", ref.server, ref.name, "")
         self._keep_since(before)
@@ -306,7 +399,11 @@ class Enrolment:
         """Retire all that a server has enrolled, and know nothing of it: another may follow it."""
         self.withdraw(server)
         self._listed.pop(server, None)
-        for known in (self._drifted, self._left_places, self._unfit):
+        self._told = {key for key in self._told if key[0].server != server}
+        for known in (
+            self._drifted, self._drifts, self._disabled, self._switches, self._left_places,
+            self._unfit,
+        ):  # fmt: skip
             for ref in [ref for ref in known if ref.server == server]:
                 del known[ref]
 
@@ -332,6 +429,19 @@ class Enrolment:
         events = self._ledger.events
         if events > LONGEST_LOG and events > 2 * len(self._ledger.snapshot.live):
             self._long.set()
+
+
+def refuse_disabled(tool: DisabledTool) -> ToolResult:
+    """Answer a call of a disabled tool: why it may not be called, and what a person can do."""
+    ref = tool.ref
+    return ToolResult.error(
+        f"tool {ref.name!r} of server {ref.server!r} is {tool.reason}. A person can {tool.remedy}",
+        code="drift",
+        server=ref.server,
+        tool=ref.name,
+        grade=str(tool.grade),
+        approve=tool.approve_command,
+    )
 
 
 def _owner(ref: RemoteToolRef) -> str:

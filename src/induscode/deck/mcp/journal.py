@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.contract import RemoteTool, ServerConfig
     from indusagi.runtime.contract import ToolDescriptor
+    from induscode.deck.mcp.drift import DisabledTool
     from induscode.deck.mcp.enrolment import JournalOp
     from induscode.deck.mcp.ledger import BridgeEntry
     from induscode.deck.mcp.store import LedgerStore
@@ -68,7 +69,7 @@ class Journal:
         self._configs: dict[str, ServerConfig] = {}
         self._identities: dict[str, str] = {}
         self._shown: dict[int, _Shown] = {}
-        self._listed: dict[str, tuple[str, ...]] = {}
+        self._listed: dict[str, tuple[Sequence[str], Sequence[DisabledTool]]] = {}
         self.introduce(servers)
         self._happened("run", {"servers": [*self._identities]})
 
@@ -87,9 +88,14 @@ class Journal:
             for known in (self._configs, self._identities, self._listed):
                 known.pop(server, None)
 
-    def knows(self, listings: Mapping[str, Sequence[str]]) -> None:
+    def knows(
+        self,
+        listings: Mapping[str, Sequence[str]],
+        disabled: Mapping[str, Sequence[DisabledTool]] | None = None,
+    ) -> None:
         """Take for known which tools servers had when they were seen last."""
-        self._listed.update({server: tuple(names) for server, names in listings.items()})
+        for server, names in listings.items():
+            self._listed[server] = tuple(names), tuple((disabled or {}).get(server, ()))
 
     # -- told by an enrolment ---------------------------------------------------------------
 
@@ -107,27 +113,54 @@ class Journal:
         }
         self._happened(op, facts)
 
-    def listed(self, server: str, tools: Sequence[RemoteTool]) -> None:
-        """Write down which tools of a server are in the deck, unless that is known."""
+    def listed(
+        self, server: str, tools: Sequence[RemoteTool], disabled: Sequence[DisabledTool]
+    ) -> None:
+        """Write down which tools of a server are in the deck, or disabled, unless that is known."""
         names = tuple(tool.ref.name for tool in tools)
         identity = self._identities.get(server)
-        if identity is None or self._listed.get(server) == names:
+        listing = names, tuple(disabled)
+        if identity is None or self._listed.get(server) == listing:
             return
-        self._listed[server] = names
+        self._listed[server] = listing
         facts: JsonObject = {
             "server": server,
             "identity": identity,
             "filter": filter_of(self._configs[server]),
             "tools": [*names],
         }
+        if disabled:
+            facts["disabled"] = [
+                {
+                    "tool": one.ref.name,
+                    "name": one.name,
+                    "grade": str(one.grade),
+                    "fields": [*one.fields],
+                }
+                for one in disabled
+            ]
         self._happened("list", facts, subject_of(identity, server))
 
-    def pinned(self, server: str, tool: str, pin: str, raw: JsonObject) -> None:
-        """Write down which definition of a tool holds from now on."""
+    def pinned(
+        self,
+        server: str,
+        tool: str,
+        pin: str,
+        raw: JsonObject,
+        canonical: str | None = None,
+        *,
+        further: bool = False,
+    ) -> None:
+        """Write down a definition of a tool that holds from now on; a `further` one is added."""
         identity = self._identities.get(server)
         if identity is not None:
             at = self._now()
-            self.store.append(partial(self._pin, at, (identity, server, tool), pin, raw))
+            names = (identity, server, tool)
+            subject = subject_of(*names, pin) if further else subject_of(*names)
+            facts: JsonObject = {"identity": identity, "server": server, "tool": tool, "pin": pin}
+            if canonical is not None:
+                facts["canonical"] = canonical
+            self.store.append(partial(self._pin, at, subject, facts, raw))
 
     # -- told by a session ------------------------------------------------------------------
 
@@ -165,18 +198,11 @@ class Journal:
         ]
         return Batch(happenings, papers.kept)
 
-    def _pin(self, at: str, key: tuple[str, str, str], pin: str, raw: JsonObject) -> Batch:
+    def _pin(self, at: str, subject: str, facts: JsonObject, raw: JsonObject) -> Batch:
         papers = _Papers(self._redaction)
-        identity, server, tool = key
-        facts: JsonObject = {
-            "identity": identity,
-            "server": server,
-            "tool": tool,
-            "pin": pin,
-            "definition": papers.take(compact_json(raw)),
-        }
-        papers.confess(facts)
-        return Batch((Happening(self.run, at, "pin", facts, subject_of(*key)),), papers.kept)
+        written: JsonObject = {**facts, "definition": papers.take(compact_json(raw))}
+        papers.confess(written)
+        return Batch((Happening(self.run, at, "pin", written, subject),), papers.kept)
 
     def _turn(self, at: str, number: int, digest: str, shown: Sequence[_Shown]) -> Batch:
         papers = _Papers(self._redaction)

@@ -1,0 +1,227 @@
+"""Canonical forms of a tool definition: what is left of it when order alone means nothing.
+
+Many servers build parts of a definition from unordered sets, so that every start gives another
+order. Three forms, from strict to loose, decide what such a difference means:
+
+- `Form.DEFINITION`: everything a server says. Members of sets (`required`, `enum`, …), items of a
+  list inside a text, the keys of objects and white space have no order. Equal forms: no change.
+- `Form.READING`: the same, and texts as bags of words. Equal forms: the words are the same ones.
+- `Form.VALIDATION`: only the keywords that a validator looks at. Equal forms: the same arguments
+  are accepted.
+
+Keywords: https://json-schema.org/draft/2020-12/json-schema-core and -validation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from indusagi.core.json import compact_json, is_json_object
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from indusagi.core.json import JsonObject, JsonValue
+
+_SCHEMA_MAPS = frozenset(
+    {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
+)
+_SCHEMAS = frozenset(
+    {
+        "items", "prefixItems", "additionalItems", "contains", "unevaluatedItems",
+        "additionalProperties", "propertyNames", "unevaluatedProperties", "contentSchema",
+        "not", "if", "then", "else",
+    }
+)  # fmt: skip
+_SCHEMA_SETS = frozenset({"anyOf", "oneOf", "allOf"})
+_VALUE_SETS = frozenset({"required", "enum", "type", "examples"})
+_DEPENDENCIES = frozenset({"dependentRequired", "dependencies"})
+_TEXTS = frozenset({"description", "title", "$comment"})
+_ANNOTATIONS = frozenset({"default", "examples", "deprecated", "readOnly", "writeOnly"})
+"""Validate nothing: JSON Schema Validation 2020-12, section 9."""
+
+STEERING = frozenset(
+    {
+        "not", "never", "no", "nor", "none", "cannot", "can't", "don't", "doesn't", "won't",
+        "isn't", "mustn't", "without", "except", "unless", "only", "always", "instead",
+    }
+)  # fmt: skip
+"""Words that turn the meaning of the word after them: where they stand is more than order."""
+_SEQUENCE = frozenset(
+    {"if", "then", "else", "otherwise", "when", "before", "after", "first", "until", "because"}
+)
+"""Words of a condition or a sequence: commas between such clauses separate no members of a set."""
+_NEVER_IN_ITEMS = STEERING | _SEQUENCE
+_LONGEST_ITEM = 4
+"""Words in one item of a list; what is longer is prose, whose commas separate no items."""
+_CLAUSE_ENDS = re.compile(r"([\n:;()\[\]{}<>]|[.!?](?=\s|$))")
+_ITEM_ENDS = re.compile(r"\s*[,|]\s*(?:(and|or)\s+)?|\s+(and|or)\s+")
+_WORD_ENDS = re.compile(r"[\s,;|]+")
+_EDGES = ".:!?()[]{}<>\"'`"
+_MARKS = frozenset(f"{_EDGES},;|")
+_DEEPEST = 64
+"""Levels that are looked into. Below, everything is compared as it stands: the depth that Python
+can recurse to differs from call to call, and a digest must not."""
+_EXACT_FLOATS = 2.0**53
+
+
+class Form(StrEnum):
+    """How much of a definition a canonical form keeps."""
+
+    DEFINITION = "definition"
+    READING = "reading"
+    VALIDATION = "validation"
+
+
+def canonical_definition(raw: JsonObject, form: Form = Form.DEFINITION) -> JsonObject:
+    """Give the canonical form of a whole tool definition."""
+    found: JsonObject = {}
+    for name, value in raw.items():
+        if name in {"inputSchema", "outputSchema"}:
+            found[name] = canonical_schema(value, form)
+        elif name in _TEXTS and isinstance(value, str):
+            found[name] = _text(value, form)
+        elif name == "annotations" and is_json_object(value):
+            found[name] = {key: _annotation(key, one, form) for key, one in value.items()}
+        else:
+            found[name] = _value(value)
+    return found
+
+
+def canonical_schema(schema: JsonValue, form: Form = Form.DEFINITION) -> JsonValue:
+    """Give the canonical form of a JSON Schema."""
+    return _schema(schema, form, 0)
+
+
+def canonical_digest(raw: JsonObject) -> str:
+    """Digest a definition so that a difference in order alone gives the same digest.
+
+    Raises:
+        NotJson: It holds what JSON cannot carry.
+    """
+    text = compact_json(canonical_definition(raw), sort_keys=True)
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+# -- schemas ----------------------------------------------------------------------------------
+
+
+def _schema(schema: JsonValue, form: Form, depth: int) -> JsonValue:
+    if depth > _DEEPEST:
+        return schema
+    if isinstance(schema, list):  # `prefixItems`, or `items` of an older draft: a tuple
+        return [_schema(one, form, depth + 1) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found: JsonObject = {}
+    for name, value in schema.items():
+        if form is Form.VALIDATION and _is_annotation(name, value):
+            continue
+        if form is Form.READING and name == "default" and value is None:
+            continue  # the same as no default: nothing is said of what happens without the argument
+        found[name] = _keyword(name, value, form, depth)
+    return found
+
+
+def _is_annotation(name: str, value: JsonValue) -> bool:
+    return name in _ANNOTATIONS or (name in _TEXTS and not is_json_object(value))
+
+
+def _keyword(name: str, value: JsonValue, form: Form, depth: int) -> JsonValue:
+    if name in _TEXTS and isinstance(value, str):
+        return _text(value, form)
+    if name in _SCHEMA_MAPS and isinstance(value, dict):
+        return {key: _schema(one, form, depth + 1) for key, one in value.items()}
+    if name in _SCHEMAS:
+        return _schema(value, form, depth + 1)
+    if name in _SCHEMA_SETS and isinstance(value, list):
+        return _unordered(_schema(one, form, depth + 1) for one in value)
+    if name in _VALUE_SETS and isinstance(value, list):
+        return _unordered(value)
+    if name in _DEPENDENCIES and isinstance(value, dict):
+        return {
+            key: _unordered(one) if isinstance(one, list) else _schema(one, form, depth + 1)
+            for key, one in value.items()
+        }
+    if name == "default" and isinstance(value, str):
+        return _value_list(value)
+    return value if name == "const" else _value(value)
+
+
+def _unordered(members: Iterable[JsonValue]) -> JsonValue:
+    return sorted(members, key=lambda one: compact_json(one, sort_keys=True))
+
+
+def _value(value: JsonValue, depth: int = 0) -> JsonValue:
+    """Give a value in which lists of different scalars have no order; `1.0` is `1`."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT_FLOATS:
+        return int(value)
+    if depth > _DEEPEST:
+        return value
+    if isinstance(value, dict):
+        return {name: _value(one, depth + 1) for name, one in value.items()}
+    if not isinstance(value, list):
+        return value
+    found = [_value(one, depth + 1) for one in value]
+    if any(isinstance(one, list | dict) for one in found):
+        return found
+    return _unordered(found) if len({compact_json(one) for one in found}) == len(found) else found
+
+
+# -- texts ------------------------------------------------------------------------------------
+
+
+def _annotation(name: str, value: JsonValue, form: Form) -> JsonValue:
+    return _text(value, form) if name == "title" and isinstance(value, str) else _value(value)
+
+
+def _text(text: str, form: Form) -> str:
+    return _bag_of_words(text) if form is Form.READING else _with_sorted_lists(text)
+
+
+def _with_sorted_lists(text: str) -> str:
+    """Sort the items of every list that is a whole clause; white space becomes one blank."""
+    parts = _CLAUSE_ENDS.split(text)
+    parts[::2] = [_sorted_clause(part) for part in parts[::2]]
+    return " ".join(" ".join(parts).split())
+
+
+def _sorted_clause(clause: str) -> str:
+    pieces = _ITEM_ENDS.split(clause.strip())
+    items = [" ".join(item.split()) for item in pieces[::3]]
+    if len(items) < 2 or not all(map(_is_item, items)):
+        return clause
+    joints = sorted(joint for joint in (*pieces[1::3], *pieces[2::3]) if joint)
+    return " ".join([", ".join(sorted(items)), *joints])
+
+
+def _is_item(item: str) -> bool:
+    words = [word.strip(_EDGES).lower() for word in item.split()]
+    return 0 < len(words) <= _LONGEST_ITEM and _NEVER_IN_ITEMS.isdisjoint(words)
+
+
+def _bag_of_words(text: str) -> str:
+    """Write the words of a text and its punctuation in sorted order.
+
+    Each steering word is followed by the word after it: moved elsewhere, it says something else.
+    """
+    stripped = (word.strip(_EDGES) for word in _WORD_ENDS.split(text))
+    words = [word for word in stripped if word]
+    steered = [
+        f"{word} {after}"
+        for word, after in zip(words, [*words[1:], ""], strict=False)
+        if word.lower().replace("\u2019", "'") in STEERING
+    ]
+    marks = "".join(sorted(mark for mark in text if mark in _MARKS))
+    return "\n".join([*sorted(words), marks, *sorted(steered)])
+
+
+def _value_list(text: str) -> str:
+    """Sort a value that is a list of names with commas between them; others stay as they are."""
+    items = [item.strip() for item in text.split(",")]
+    if len(items) < 2 or any(len(item.split()) != 1 for item in items):
+        return text
+    return ",".join(sorted(items))
