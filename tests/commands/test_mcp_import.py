@@ -52,7 +52,7 @@ def everything(cwd: Path) -> None:
         home(".claude.json"),
         {
             "mcpServers": {"claude": {"type": "http", "url": "https://h/${TOKEN:-x}"}},
-            "projects": {"/w": {"mcpServers": {"claude-local": stdio()}}},
+            "projects": {str(cwd): {"mcpServers": {"claude-local": stdio()}}},
         },
     )
     written(

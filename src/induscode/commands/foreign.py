@@ -7,23 +7,25 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from dataclasses import dataclass, replace
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from indusagi.core.json import is_json_object
 from indusagi.core.notes import Note
+from induscode.clients.places import config_places
 from induscode.deck.mcp.config_file import read_config_file
-from induscode.deck.mcp.dialects import DIALECTS, dialect_of
+from induscode.deck.mcp.dialects import dialect_for, dialect_of
 from induscode.deck.mcp.rows import BadRow, Origin, is_switched_off, project_of, server_row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from indusagi.core.json import JsonObject, JsonValue
-    from induscode.deck.mcp.dialects import Dialect
+    from induscode.deck.mcp.dialects import Dialect, Draft
     from induscode.deck.mcp.rows import Scope, ServerRow
 
-PROGRAMS = ("claude-desktop", "claude-code", "vscode", "cursor", "codex", "gemini", "opencode")
 _TEXTS = ("command", "url", "cwd", "proxy")
 _LISTS = ("args",)
 _MAPS = ("env", "environment", "headers", "http_headers")
@@ -53,68 +55,50 @@ class ForeignServer:
         return self.row.id
 
 
-def places(program: str, cwd: str, environ: Mapping[str, str]) -> Sequence[tuple[str, Scope]]:
-    """Name the files in which a program keeps servers, of the user and of a project."""
-    home = environ.get("HOME") or os.path.expanduser("~")
-    config = environ.get("XDG_CONFIG_HOME") or os.path.join(home, ".config")
-    support = os.path.join(home, "Library", "Application Support")
-    desktop = os.path.join("Claude", "claude_desktop_config.json")
-    code = os.path.join("Code", "User", "mcp.json")
-    codex = environ.get("CODEX_HOME") or os.path.join(home, ".codex")
-    names = ("opencode.json", "opencode.jsonc")
-    user: dict[str, Sequence[str]] = {
-        "claude-desktop": (os.path.join(support, desktop), os.path.join(config, desktop)),
-        "claude-code": (os.path.join(home, ".claude.json"),),
-        "vscode": (os.path.join(support, code), os.path.join(config, code)),
-        "cursor": (os.path.join(home, ".cursor", "mcp.json"),),
-        "codex": (os.path.join(codex, "config.toml"),),
-        "gemini": (os.path.join(home, ".gemini", "settings.json"),),
-        "opencode": tuple(os.path.join(config, "opencode", name) for name in names),
-    }
-    project: dict[str, Sequence[str]] = {
-        "claude-code": (os.path.join(cwd, ".mcp.json"),),
-        "vscode": (os.path.join(cwd, ".vscode", "mcp.json"),),
-        "cursor": (os.path.join(cwd, ".cursor", "mcp.json"),),
-        "codex": (os.path.join(cwd, ".codex", "config.toml"),),
-        "gemini": (os.path.join(cwd, ".gemini", "settings.json"),),
-        "opencode": tuple(os.path.join(cwd, name) for name in names),
-    }
-    return (
-        *((path, "user") for path in user[program]),
-        *((path, "project") for path in project.get(program, ())),
-    )
-
-
 def read_foreign(
-    path: str, scope: Scope, program: str | None = None
+    path: str, scope: Scope, cwd: str, program: str | None = None
 ) -> tuple[Sequence[ForeignServer], Sequence[Note]]:
-    """Read the servers of a file; what cannot be taken over is told in a note."""
+    """Read the servers of a file that are for `cwd`; what is left out is told in a note."""
     found = read_config_file(path)
     if found.trouble is not None:
         return (), (Note(f"file {path}", f"skipped: {found.trouble}", "correct it"),)
     document = found.document
-    dialect = _dialect(path, document, program) if is_json_object(document) else None
+    dialect: Dialect | None = None
+    if is_json_object(document):
+        known = program is not None
+        dialect = dialect_for(program, document) if known else dialect_of(path, document)
     if dialect is None or not is_json_object(document):
         return (), (Note(f"file {path}", "skipped: it names no servers"),)
     origin = Origin(os.path.abspath(path), scope, dialect.name)
     servers: list[ForeignServer] = []
     notes: list[Note] = []
-    for name, fields in dialect.drafts(document):
+    elsewhere: Counter[str] = Counter()
+    for draft in dialect.drafts(document):
+        if not _is_for(draft, cwd):
+            elsewhere[str(draft.project)] += 1
+            continue
         try:
-            servers.append(_taken(name, fields, origin, dialect))
+            servers.append(_taken(draft.name, draft.fields, origin, dialect))
         except (BadRow, Unsayable) as exc:
-            notes.append(Note(f"server {name!r} of {origin}", f"left out: {exc}"))
+            notes.append(Note(f"server {draft.name!r} of {origin}", f"left out: {exc}"))
+    for project, number in elsewhere.items():
+        count = "1 server is" if number == 1 else f"{number} servers are"
+        remedy = f"indus mcp import -C {quote(project)}"
+        notes.append(Note(f"project {project} of {origin}", f"left out: {count} for it", remedy))
     return servers, notes
 
 
-def _dialect(path: str, document: JsonObject, program: str | None) -> Dialect | None:
-    if program is None:
-        return dialect_of(path, document)
-    if program == "opencode" and DIALECTS["opencode-v2"].speaks(document):
-        return DIALECTS["opencode-v2"]
-    # Where an editor asks for nothing there are no `inputs`, and it is the editor's file still.
-    speaks = DIALECTS[program].speaks(document) or (program == "vscode" and "servers" in document)
-    return DIALECTS[program] if speaks else None
+def _is_for(draft: Draft, cwd: str) -> bool:
+    """Tell whether a server is meant for a folder: Claude Code keeps them by root of repository."""
+    if draft.project is None:
+        return True
+    wanted, folder = os.path.realpath(draft.project), os.path.realpath(cwd)
+    while wanted != folder:
+        above = os.path.dirname(folder)
+        if above == folder or os.path.lexists(os.path.join(folder, ".git")):
+            return False
+        folder = above
+    return True
 
 
 def _taken(name: str, fields: JsonValue, origin: Origin, dialect: Dialect) -> ForeignServer:
@@ -189,9 +173,9 @@ def discover_foreign(
     servers: list[ForeignServer] = []
     notes: list[Note] = []
     for program in programs:
-        for path, scope in places(program, cwd, environ):
+        for path, scope in config_places(program, cwd, environ):
             if os.path.isfile(path):
-                found, said = read_foreign(path, scope, program)
+                found, said = read_foreign(path, scope, cwd, program)
                 servers.extend(found)
                 notes.extend(note for note in said if "names no servers" not in note.message)
     return servers, notes

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from induscode.commands.foreign import PROGRAMS, discover_foreign, read_foreign
+from induscode.clients.places import PROGRAMS
+from induscode.commands.foreign import discover_foreign, read_foreign
 from induscode.commands.mcp_add import checked_row, consent, is_server_name
 from induscode.commands.servers import scope_option, transport_of
 from induscode.commands.showing import as_json, ask, mention, somebody_is_there, table, write_json
@@ -119,7 +120,7 @@ def _found(
             known = ", ".join(PROGRAMS)
             said = f"--from {source!r} is neither a file nor one of {known}"
             raise click.UsageError(said, context)
-        more, said_of = read_foreign(path, "given")
+        more, said_of = read_foreign(path, "given", cwd)
         found.extend(more)
         told.extend(said_of)
     return found, told

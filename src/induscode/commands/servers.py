@@ -70,8 +70,11 @@ def switched_off(invocation: Invocation) -> Sequence[SwitchedOff]:
         dialect = dialect_of(path, document) if is_json_object(document) else None
         if dialect is not None and is_json_object(document):
             drafts = dialect.drafts(document)
-            off = [name for name, one in drafts if is_json_object(one) and is_switched_off(one)]
-            found.extend(SwitchedOff(name, path, scope) for name in off)
+            found.extend(
+                SwitchedOff(draft.name, path, scope)
+                for draft in drafts
+                if is_json_object(draft.fields) and is_switched_off(draft.fields)
+            )
     return found
 
 

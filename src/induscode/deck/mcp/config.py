@@ -109,7 +109,7 @@ def _settle(kept: dict[str, ServerRow], rival: ServerRow, row: ServerRow) -> Ite
         )
 
 
-_KEYS = ("servers", "mcpServers", "mcp_servers", "mcp")
+_KEYS = ("servers", "mcpServers", "mcp_servers", "mcp", "context_servers", "amp.mcpServers")
 """Servers stand under one of these keys, whatever the dialect."""
 
 
@@ -168,8 +168,8 @@ def read_rows(path: str, scope: Scope) -> tuple[Sequence[ServerRow], Sequence[No
         return (), notes
     rows: dict[str, ServerRow] = {}
     origin = Origin(os.path.abspath(path), scope, dialect.name)
-    for number, (identity, fields) in enumerate(dialect.drafts(document), start=1):
-        row = _row(number, identity, fields, origin, dialect, notes)
+    for number, draft in enumerate(dialect.drafts(document), start=1):
+        row = _row(number, draft.name, draft.fields, origin, dialect, notes)
         if row is None:
             continue
         if row.id in rows and rows[row.id] != row:

@@ -6,19 +6,21 @@ reads. None of them opens a file, and none of them expands a variable.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import NamedTuple
 
-from indusagi.core.json import is_json_object
+from indusagi.core.json import JsonObject, JsonValue, is_json_object
+from induscode.deck.mcp.expansion import Expansion
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
-    from indusagi.core.json import JsonObject, JsonValue
-    from induscode.deck.mcp.expansion import Expansion
+class Draft(NamedTuple):
+    """One server as a file has it; anything may stand among its fields."""
 
-Draft: TypeAlias = "tuple[str, JsonValue]"
-"""The id of a server, and its fields; anything may stand there."""
+    name: str
+    fields: JsonValue
+    project: str | None = None
+    """The folder that it is for, where one file has servers for several folders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,13 @@ class Dialect:
     expansion: Expansion
     drafts: Callable[[JsonObject], Iterator[Draft]]
     speaks: Callable[[JsonObject], bool]
-    """Whether a document is written in it."""
+    """Whether a document whose origin is unknown is written in it."""
+    holds: Callable[[JsonObject], bool] | None = None
+    """Whether a document of this product has servers; None: the same question as `speaks`."""
+
+    def has_servers(self, document: JsonObject) -> bool:
+        """Tell whether a document that is known to be of this product has servers."""
+        return (self.holds or self.speaks)(document)
 
 
 def _under(document: JsonObject, *keys: str) -> JsonObject | None:
@@ -40,7 +48,8 @@ def _under(document: JsonObject, *keys: str) -> JsonObject | None:
 
 
 def _rows(servers: JsonObject | None) -> Iterator[Draft]:
-    yield from (servers or {}).items()
+    for name, fields in (servers or {}).items():
+        yield Draft(name, fields)
 
 
 # -- ours -------------------------------------------------------------------------------------
@@ -52,9 +61,9 @@ def indus(document: JsonObject) -> Iterator[Draft]:
     if isinstance(servers, list):
         for row in servers:
             name = row.get("name") if is_json_object(row) else None
-            yield (name if isinstance(name, str) else ""), row
+            yield Draft(name if isinstance(name, str) else "", row)
     elif is_json_object(servers):
-        yield from servers.items()
+        yield from _rows(servers)
 
 
 # -- others -----------------------------------------------------------------------------------
@@ -66,11 +75,17 @@ def claude_desktop(document: JsonObject) -> Iterator[Draft]:
 
 
 def claude_code(document: JsonObject) -> Iterator[Draft]:
-    """Read `mcpServers`, of the user and of every project that the file speaks about."""
+    """Read `mcpServers`, of the user and of every folder below `projects` (the scope `local`)."""
     yield from _rows(_under(document, "mcpServers"))
-    for project in (_under(document, "projects") or {}).values():
+    for folder, project in (_under(document, "projects") or {}).items():
         if is_json_object(project):
-            yield from _rows(_under(project, "mcpServers"))
+            for draft in _rows(_under(project, "mcpServers")):
+                yield draft._replace(project=folder)
+
+
+def _has_claude_servers(document: JsonObject) -> bool:
+    projects = (_under(document, "projects") or {}).values()
+    return any(_under(one, "mcpServers") for one in (document, *projects) if is_json_object(one))
 
 
 def vscode(document: JsonObject) -> Iterator[Draft]:
@@ -85,8 +100,14 @@ def cursor(document: JsonObject) -> Iterator[Draft]:
 
 def codex(document: JsonObject) -> Iterator[Draft]:
     """Read `mcp_servers`; secrets are handed on by the names of variables."""
-    for name, row in _rows(_under(document, "mcp_servers")):
-        yield name, _codex_row(row) if is_json_object(row) else row
+    yield from _converted(_under(document, "mcp_servers"), _codex_row)
+
+
+def _converted(
+    servers: JsonObject | None, convert: Callable[[JsonObject], JsonObject]
+) -> Iterator[Draft]:
+    for name, row, _ in _rows(servers):
+        yield Draft(name, convert(row) if is_json_object(row) else row)
 
 
 def _codex_row(row: JsonObject) -> JsonObject:
@@ -114,9 +135,9 @@ def gemini(document: JsonObject) -> Iterator[Draft]:
     """Read `mcpServers`, where `url` is the old transport and `httpUrl` the present one."""
     allowed = _names(document, "allowed")
     excluded = _names(document, "excluded") or ()
-    for name, row in _rows(_under(document, "mcpServers")):
+    for name, row, _ in _rows(_under(document, "mcpServers")):
         if not is_json_object(row):
-            yield name, row
+            yield Draft(name, row)
             continue
         fields = dict(row)
         newer = fields.pop("httpUrl", None)
@@ -126,7 +147,7 @@ def gemini(document: JsonObject) -> Iterator[Draft]:
             fields["type"] = "sse"
         if name in excluded or (allowed is not None and name not in allowed):
             fields["enabled"] = False
-        yield name, fields
+        yield Draft(name, fields)
 
 
 def _names(document: JsonObject, key: str) -> Sequence[JsonValue] | None:
@@ -136,14 +157,12 @@ def _names(document: JsonObject, key: str) -> Sequence[JsonValue] | None:
 
 def opencode(document: JsonObject) -> Iterator[Draft]:
     """Read `mcp` (version 1), where a command is a list."""
-    for name, row in _rows(_under(document, "mcp")):
-        yield name, _opencode_row(row) if is_json_object(row) else row
+    yield from _converted(_under(document, "mcp"), _opencode_row)
 
 
 def opencode_v2(document: JsonObject) -> Iterator[Draft]:
     """Read `mcp.servers` (version 2)."""
-    for name, row in _rows(_under(document, "mcp", "servers")):
-        yield name, _opencode_row(row) if is_json_object(row) else row
+    yield from _converted(_under(document, "mcp", "servers"), _opencode_row)
 
 
 def _opencode_row(row: JsonObject) -> JsonObject:
@@ -151,6 +170,74 @@ def _opencode_row(row: JsonObject) -> JsonObject:
     command = fields.get("command")
     if isinstance(command, list) and command:
         fields.update(command=command[0], args=command[1:])
+    return fields
+
+
+def _is_opencode_v2(document: JsonObject) -> bool:
+    """Tell whether `mcp.servers` holds servers, and is not itself a server called `servers`."""
+    servers = _under(document, "mcp", "servers")
+    return servers is not None and not {"command", "url"} & servers.keys()
+
+
+def windsurf(document: JsonObject) -> Iterator[Draft]:
+    """Read `mcpServers`, where the address of a remote server is `serverUrl`."""
+    yield from _converted(_under(document, "mcpServers"), _windsurf_row)
+
+
+def _windsurf_row(row: JsonObject) -> JsonObject:
+    fields = dict(row)
+    address = fields.pop("serverUrl", None)
+    if address is not None:
+        fields.setdefault("url", address)
+    return fields
+
+
+def zed(document: JsonObject) -> Iterator[Draft]:
+    """Read `context_servers`; a command used to be an object with a path."""
+    yield from _converted(_under(document, "context_servers"), _zed_row)
+
+
+def _zed_row(row: JsonObject) -> JsonObject:
+    fields = {key: value for key, value in row.items() if key != "source"}
+    command = fields.get("command")
+    if is_json_object(command):
+        older = {key: command[key] for key in ("args", "env") if command.get(key) is not None}
+        fields.update({"command": command.get("path"), **older})
+    return fields
+
+
+def amp(document: JsonObject) -> Iterator[Draft]:
+    """Read `amp.mcpServers`, which is one key with a dot in it."""
+    yield from _rows(_under(document, "amp.mcpServers"))
+
+
+def copilot(document: JsonObject) -> Iterator[Draft]:
+    """Read `mcpServers`, where `tools` is a list of tools or a star for all of them."""
+    yield from _converted(_under(document, "mcpServers"), _copilot_row)
+
+
+def _copilot_row(row: JsonObject) -> JsonObject:
+    fields = dict(row)
+    tools = fields.pop("tools", None)
+    if isinstance(tools, list) and "*" not in tools:
+        fields["includeTools"] = tools
+    return fields
+
+
+def cline(document: JsonObject) -> Iterator[Draft]:
+    """Read `mcpServers`, where `transport` may hold the fields, and `timeout` is in seconds."""
+    yield from _converted(_under(document, "mcpServers"), _cline_row)
+
+
+def _cline_row(row: JsonObject) -> JsonObject:
+    fields = dict(row)
+    transport = fields.get("transport")
+    if is_json_object(transport):
+        del fields["transport"]
+        fields.update(transport)
+    seconds = fields.pop("timeout", None)
+    if seconds is not None:
+        fields["tool_timeout_sec"] = seconds
     return fields
 
 
@@ -170,17 +257,42 @@ def _is_gemini(document: JsonObject) -> bool:
     return "mcp" in document or any(marks & row.keys() for row in rows)
 
 
+_HAS_MCP_SERVERS = _has("mcpServers")
+
+
+def _unrecognizable(document: JsonObject) -> bool:
+    """Recognize nothing: a file in such a dialect is known by its name alone."""
+    return False
+
+
 DIALECTS: dict[str, Dialect] = {
     dialect.name: dialect
     for dialect in (
         Dialect("codex", "shell", codex, _has("mcp_servers")),
-        Dialect("opencode-v2", "braces", opencode_v2, _has("mcp", "servers")),
-        Dialect("gemini", "dollar", gemini, _is_gemini),
-        Dialect("claude-code", "shell", claude_code, _has("mcpServers")),
-        Dialect("claude-desktop", "none", claude_desktop, _has("mcpServers")),
-        Dialect("cursor", "editor", cursor, _has("mcpServers")),
+        Dialect("opencode-v2", "braces", opencode_v2, _is_opencode_v2),
+        Dialect("zed", "none", zed, _has("context_servers")),
+        Dialect("amp", "shell", amp, _has("amp.mcpServers")),
+        Dialect("gemini", "dollar", gemini, _is_gemini, _HAS_MCP_SERVERS),
+        Dialect("qwen", "dollar", gemini, _unrecognizable, _HAS_MCP_SERVERS),
+        Dialect("windsurf", "editor", windsurf, _unrecognizable, _HAS_MCP_SERVERS),
+        Dialect("copilot", "shell", copilot, _unrecognizable, _HAS_MCP_SERVERS),
+        Dialect("cline", "none", cline, _unrecognizable, _HAS_MCP_SERVERS),
+        Dialect(
+            "claude-code",
+            "shell",
+            claude_code,
+            lambda document: _HAS_MCP_SERVERS(document) or _has_claude_servers(document),
+        ),
+        Dialect("claude-desktop", "none", claude_desktop, _HAS_MCP_SERVERS),
+        Dialect("cursor", "editor", cursor, _HAS_MCP_SERVERS),
         Dialect("opencode", "braces", opencode, _has("mcp")),
-        Dialect("vscode", "editor", vscode, lambda document: "inputs" in document),
+        Dialect(
+            "vscode",
+            "editor",
+            vscode,
+            lambda document: "inputs" in document,
+            lambda document: "servers" in document or _has("mcp", "servers")(document),
+        ),
         Dialect("indus", "shell", indus, lambda document: "servers" in document),
     )
 }
@@ -194,16 +306,30 @@ _BY_FILE = (
     (".gemini/settings.json", "gemini"),
     ("opencode.json", "opencode"),
     ("opencode.jsonc", "opencode"),
+    (".qwen/settings.json", "qwen"),
+    (".codeium/windsurf/mcp_config.json", "windsurf"),
+    ("zed/settings.json", "zed"),
+    (".zed/settings.json", "zed"),
+    ("amp/settings.json", "amp"),
+    (".amp/settings.json", "amp"),
+    (".copilot/mcp-config.json", "copilot"),
+    ("cline_mcp_settings.json", "cline"),
 )
 
 
 def dialect_of(path: str, document: JsonObject) -> Dialect | None:
     """Find out how a document is written: by the name of its file, else by what stands in it."""
     name = path.replace("\\", "/")
-    for ending, dialect in _BY_FILE:
+    for ending, program in _BY_FILE:
         if name.endswith(f"/{ending}") or name == ending:
-            if dialect == "opencode" and DIALECTS["opencode-v2"].speaks(document):
-                dialect = "opencode-v2"
-            if DIALECTS[dialect].speaks(document):
-                return DIALECTS[dialect]
+            found = dialect_for(program, document)
+            if found is not None:
+                return found
     return next((one for one in DIALECTS.values() if one.speaks(document)), None)
+
+
+def dialect_for(program: str, document: JsonObject) -> Dialect | None:
+    """Give the dialect of a file that is known to be a program's; None if it has no servers."""
+    if program == "opencode" and DIALECTS["opencode-v2"].speaks(document):
+        return DIALECTS["opencode-v2"]
+    return DIALECTS[program] if DIALECTS[program].has_servers(document) else None

@@ -1,0 +1,83 @@
+"""The files in which MCP clients keep their servers, of the user and of a project."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from induscode.deck.mcp.rows import Scope
+
+PROGRAMS = (
+    "claude-desktop",
+    "claude-code",
+    "vscode",
+    "cursor",
+    "codex",
+    "gemini",
+    "opencode",
+    "windsurf",
+    "zed",
+    "qwen",
+    "amp",
+    "copilot",
+    "cline",
+)
+"""The clients whose files are known, under the names that the command line has for them."""
+_EDITORS = ("Code", "Code - Insiders", "VSCodium")
+_CLINE_EXTENSION = ("User", "globalStorage", "saoudrizwan.claude-dev", "settings")
+_OPENCODE = ("opencode.json", "opencode.jsonc")
+
+
+def config_places(
+    program: str, cwd: str, environ: Mapping[str, str]
+) -> Sequence[tuple[str, Scope]]:
+    """List the files of a client, whether they are there or not; the first of a scope is usual."""
+    user = _user_files(environ)[program]
+    project = tuple(os.path.join(cwd, one) for one in _PROJECT_FILES.get(program, ()))
+    return (*((path, "user") for path in user), *((path, "project") for path in project))
+
+
+def _user_files(environ: Mapping[str, str]) -> Mapping[str, Sequence[str]]:
+    home = environ.get("HOME") or os.path.expanduser("~")
+    config = environ.get("XDG_CONFIG_HOME") or os.path.join(home, ".config")
+    support = os.path.join(home, "Library", "Application Support")
+    # Of applications with a window; which one counts depends on the system.
+    roots = (support, config) if sys.platform == "darwin" else (config, support)
+    join = os.path.join
+    editors = [join(root, one) for root in roots for one in _EDITORS]
+    gemini = environ.get("GEMINI_CLI_HOME") or home
+    opencode = [join(config, "opencode", one) for one in (*_OPENCODE, "config.json")]
+    named = environ.get("OPENCODE_CONFIG")
+    cline = environ.get("CLINE_DATA_DIR") or join(home, ".cline", "data")
+    return {
+        "claude-desktop": [join(root, "Claude", "claude_desktop_config.json") for root in roots],
+        "claude-code": [join(environ.get("CLAUDE_CONFIG_DIR") or home, ".claude.json")],
+        "vscode": [join(one, "User", "mcp.json") for one in editors],
+        "cursor": [join(home, ".cursor", "mcp.json")],
+        "codex": [join(environ.get("CODEX_HOME") or join(home, ".codex"), "config.toml")],
+        "gemini": [join(gemini, ".gemini", "settings.json")],
+        "opencode": [named, *opencode] if named else opencode,
+        "windsurf": [join(home, ".codeium", "windsurf", "mcp_config.json")],
+        "zed": [join(config, "zed", "settings.json")],
+        "qwen": [join(home, ".qwen", "settings.json")],
+        "amp": [join(config, "amp", "settings.json")],
+        "copilot": [join(environ.get("COPILOT_HOME") or join(home, ".copilot"), "mcp-config.json")],
+        "cline": [
+            join(cline, "settings", "cline_mcp_settings.json"),
+            *(join(one, *_CLINE_EXTENSION, "cline_mcp_settings.json") for one in editors),
+        ],
+    }
+
+
+_PROJECT_FILES: Mapping[str, Sequence[str]] = {
+    "claude-code": (".mcp.json",),
+    "vscode": (".vscode/mcp.json",),
+    "cursor": (".cursor/mcp.json",),
+    "codex": (".codex/config.toml",),
+    "gemini": (".gemini/settings.json",),
+    "opencode": (*_OPENCODE, *(f".opencode/{one}" for one in _OPENCODE)),
+    "zed": (".zed/settings.json",),
+    "qwen": (".qwen/settings.json",),
+    "amp": (".amp/settings.json",),
+}
