@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import functools
 import inspect
+import os
 import re
+import threading
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -15,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from tests.support.leaks import Held, held_now, leaked_since
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
     from pathlib import Path
 
     from coverage import Coverage
@@ -35,6 +38,35 @@ PACKAGES = ("indusagi", "induscode")
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """Cancel an async test one second before pytest-timeout would interrupt it.
+
+    The signal of pytest-timeout lands in the event loop, outside the test: the task of the test
+    goes on, and the teardown of its fixtures waits for that task without end.
+    """
+    test = pyfuncitem.obj
+    if inspect.iscoroutinefunction(test):
+        limit = float(pyfuncitem.config.getvalue("timeout") or pyfuncitem.config.getini("timeout"))
+        pyfuncitem.obj = _cancel_after(max(limit - 1, limit / 2), test)
+    return (yield)
+
+
+def _cancel_after(limit_s: float, test: Callable[..., Awaitable[None]]) -> Callable[..., object]:
+    @functools.wraps(test)
+    async def run_bounded(**fixtures: object) -> None:
+        timer = asyncio.timeout(limit_s)
+        try:
+            async with timer:
+                await test(**fixtures)
+        except TimeoutError:
+            if timer.expired():
+                pytest.fail(f"the test took longer than {limit_s:g} s")
+            raise
+
+    return run_bounded
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
     """Do not measure in a worker what does the same over and over.
 
@@ -51,10 +83,17 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
         measuring.start()
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Keep what coverage has seen: a worker that is slow to end is killed."""
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Keep what coverage has seen: a worker that is slow to end is killed.
+
+    A failed test may leave a thread that never ends; the interpreter would wait for it at exit.
+    """
     if (measuring := _measuring(session.config)) is not None:
         measuring.save()
+    if exitstatus:
+        timer = threading.Timer(5, os._exit, (int(exitstatus),))
+        timer.daemon = True
+        timer.start()
 
 
 def _measuring(config: pytest.Config) -> Coverage | None:

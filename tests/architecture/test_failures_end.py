@@ -1,0 +1,48 @@
+"""A failing test ends quickly and lets the run end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.support.scripts import ROOT, unmeasured
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HANGS = """
+import asyncio, time
+import anyio, pytest
+
+@pytest.mark.anyio
+async def test_waits():
+    await asyncio.Event().wait()
+
+@pytest.mark.anyio
+async def test_spins():
+    while True:
+        await asyncio.sleep(0)
+
+@pytest.mark.anyio
+async def test_waits_for_a_thread():
+    await anyio.to_thread.run_sync(time.sleep, 600, abandon_on_cancel=True)
+"""
+
+
+@pytest.mark.process
+def test_finding_e12_tests_that_hang_are_failed_and_the_run_ends(tmp_path: Path) -> None:
+    (tmp_path / "test_hangs.py").write_text(HANGS, encoding="utf-8")
+    argv = [sys.executable, "-m", "pytest", "-q", "--timeout=3", "-p", "tests.conftest"]
+    done = subprocess.run(
+        [*argv, "-c", "pyproject.toml", str(tmp_path)],
+        cwd=ROOT,
+        env=unmeasured(),
+        capture_output=True,
+        text=True,
+        timeout=25,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stdout.count("the test took longer than 2 s") >= 3
