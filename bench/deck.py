@@ -55,7 +55,9 @@ def _requests(count: int) -> Sequence[EnrollRequest]:
     for number in range(count):
         ref = replace(tool.ref, name=f"tool{number}")
         descriptor = replace(tool.descriptor, name=f"bench__tool{number}")
-        made.append(EnrollRequest(BridgeCapability(descriptor, ref, tool.raw), "bench"))
+        made.append(
+            EnrollRequest(BridgeCapability.from_definition(descriptor, ref, tool.raw), "bench")
+        )
     return made
 
 

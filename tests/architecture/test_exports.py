@@ -35,7 +35,8 @@ NAMES = {
         JsonContentBlock LocalFs LocalShell OutputBudget PerContext ReadState ReadStateHandle
         STOP_GRACE_MS SessionDir Shell ShellProcess ShellResult TextContentBlock ToolBox
         ToolContentBlock ToolContext ToolRegistry ToolResult ToolSpec define_tool
-        make_local_context standard_budget Tool MUTATING_NAMES READ_ONLY_NAMES bash_tool edit_tool
+        make_local_context standard_budget Tool ToolCall ToolDescriptor ToolOutcome MUTATING_NAMES
+        READ_ONLY_NAMES bash_tool edit_tool
         find_tool grep_tool ls_tool native_tool native_tools process_tool read_tool todo_read_tool
         todo_set_tool web_fetch_tool web_search_tool webfetch_tool websearch_tool write_tool
     """,

@@ -1,79 +1,95 @@
-"""Every name of the specification's tables, in the module it is documented under."""
+"""Every name of the specification, importable from the place where it is documented."""
 
 from __future__ import annotations
 
 import ast
 import importlib
 import inspect
+import tomllib
+from pathlib import Path
 
 import pytest
 
-NAMES = {
-    "induscode.deck": """
-        Capability CapabilityCard CapabilityId Card DeckContext DeckFault DeckFramework DeckResult
-        Profile capability_id
-    """,
-    "induscode.deck.contract": """
-        Capability Card CapabilityId capability_id BuildFn CapabilityCard Profile DeckContext
-        DeckFramework CheckpointStore DelegateRunner SaasGatewayPort MemoryStore DeckFault
-        DeckResult UnknownCapability BuildFailed BridgeFault BackendFault
-    """,
-    "induscode.deck.builtin": """
-        BuiltinCard BuiltinDescriptor BridgeBuilder builtin_bridge builtin_ids builtin_profiles
-        builtin_descriptors builtin_cards build_builtin build_builtins_for_profile READ_ONLY
-        MUTATING
-    """,
-    "induscode.deck.catalog": """
-        capability_cards capability_index capability_ids has_capability find_card card_profiles
-        cards_for_profile
-    """,
-    "induscode.deck.provision": "provision_deck cards_for_deck_profile ToolDeck",
-    "induscode.deck.toolbox": "DeckToolBox DeckRunner project_result",
-    "induscode.deck.cards": """
-        app_novel_cards todo_card daemon_card task_card saas_card memory_card enter_plan_mode_card
-        exit_plan_mode_card
-    """,
-    "induscode.deck.cards.todo": "todo_card TodoLedger TodoItem TodoState TodoWeight",
-    "induscode.deck.cards.bg_process": "daemon_card DaemonTable MAX_BUFFERED_LINES STOP_GRACE_MS",
-    "induscode.deck.cards.memory": "memory_card InMemoryStore",
-    "induscode.deck.cards.checkpoint": "maybe_wrap_checkpoint CheckpointingCard CHECKPOINTED_TOOLS",
-    "induscode.deck.cards.plan": "plan_slug plan_file_path write_plan read_plan PLANS_DIRNAME",
-    "induscode.deck.mcp.ledger": """
-        BridgeLedger EnrollRequest BridgeEntry BridgeOp LedgerSnapshot BridgeKey reduce_ledger
-        BridgeCapability bridge_box_to_capabilities server_of_qualified unqualified_tool
-        bridge_content_key bridge_ulid_key qualify_bridge_name
-    """,
-    "induscode.deck.mcp": """
-        attach_bridge_capabilities detach_bridge AttachResult bridge_config bridge_capability_card
-        load_mcp_config discover_mcp_config bridge_tool_names bridge_tool_counts bridge_status
-    """,
-    "induscode.boot.runners": "load_mcp_capabilities",
-    "induscode.launch.flags": "flag_specs FlagSpec FlagKind FlagGroup",
-    "induscode.launch.invocation": "Invocation",
-    "indusagi.capabilities.tools": """
-        read_tool ls_tool grep_tool find_tool websearch_tool webfetch_tool todo_read_tool write_tool
-        edit_tool bash_tool process_tool todo_set_tool READ_ONLY_NAMES MUTATING_NAMES
-    """,
-}
+TABLES: dict[str, dict[str, str]] = tomllib.loads(
+    Path(__file__).with_name("seed_places.toml").read_text(encoding="utf-8")
+)
+PLACES = [
+    (place, name)
+    for section, rows in TABLES.items()
+    if not section.endswith("members")
+    for place, names in rows.items()
+    for name in names.split()
+]
+MEMBERS = [
+    (place, names.split())
+    for section, rows in TABLES.items()
+    if section.endswith("members")
+    for place, names in rows.items()
+]
+NAMES: dict[str, str] = {}
+for _place, _name in PLACES:
+    NAMES[_place] = f"{NAMES.get(_place, '')} {_name}"
 
 
 @pytest.mark.parametrize("module", list(NAMES))
-def test_a_documented_module_has_its_names(module: str) -> None:
+def test_finding_a15_a_module_of_the_specification_has_its_names(module: str) -> None:
     found = importlib.import_module(module)
-    missing = [name for name in NAMES[module].split() if not hasattr(found, name)]
-    assert missing == []
+    assert [name for name in NAMES[module].split() if not hasattr(found, name)] == []
 
 
-def test_the_door_to_enrolment_names_what_it_loads() -> None:
-    door = importlib.import_module("induscode.deck.mcp")
-    tree = ast.parse(inspect.getsource(door))
+@pytest.mark.parametrize(("place", "members"), MEMBERS, ids=[place for place, _ in MEMBERS])
+def test_finding_a15_a_class_of_the_specification_has_its_members(
+    place: str, members: list[str]
+) -> None:
+    module, _, name = place.rpartition(".")
+    kind = getattr(importlib.import_module(module), name)
+    fields = getattr(kind, "__dataclass_fields__", {})  # a field without a default is no attribute
+    assert [one for one in members if one not in fields and not hasattr(kind, one)] == []
+
+
+def test_a_name_is_the_same_object_at_every_place_of_it() -> None:
+    # The specification itself has two types of this name: the contract's and the bridge's.
+    two = "MountedProtocolBridge"
+    homes: dict[str, set[int]] = {}
+    for module, name in PLACES:
+        if name != two:
+            homes.setdefault(name, set()).add(id(getattr(importlib.import_module(module), name)))
+    assert [name for name, found in homes.items() if len(found) > 1] == []
+
+
+PACKAGES = [
+    "indusagi.core",
+    "indusagi.runtime",
+    "indusagi.capabilities",
+    "indusagi.capabilities.tools",
+    "indusagi.interop",
+    "indusagi.interop.protocol_bridge",
+    "indusagi.mcp",
+    "induscode.deck",
+    "induscode.deck.cards",
+    "induscode.deck.mcp",
+]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_finding_a17_a_star_import_gives_the_documented_names(package: str) -> None:
+    given: dict[str, object] = {}
+    exec(f"from {package} import *", given)  # noqa: S102 — a star import stands at the top of a module only
+    given.pop("__builtins__")
+    assert set(given) == set(importlib.import_module(package).__all__)
+    assert set(NAMES.get(package, "").split()) <= set(given)
+
+
+def test_enrolment_names_what_it_loads_later() -> None:
+    package = importlib.import_module("induscode.deck.mcp")
+    tree = ast.parse(inspect.getsource(package))
     typed = {
         name.name
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("induscode")
         for name in node.names
     }
-    assert typed == set(NAMES["induscode.deck.mcp"].split()) == set(door._HOMES)
-    assert typed <= set(dir(door))
+    assert typed == set(package.__all__)
+    assert typed <= set(dir(package))
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
-        door.nothing  # noqa: B018 — the look itself is what is tested
+        package.nothing  # noqa: B018 — the look itself is what is tested

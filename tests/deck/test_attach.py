@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from tests.support.deck import AT, capability, ledger_of
@@ -13,9 +13,15 @@ from tests.support.servers import FAST, HONEST_TOOLS, fault, honest
 from tests.support.waiting import until
 
 from indusagi.capabilities.local import make_local_context
-from indusagi.interop import EndpointPhase, StdioServerConfig, mount_protocol_bridge
+from indusagi.interop import (
+    EndpointPhase,
+    EndpointStatus,
+    StdioServerConfig,
+    mount_protocol_bridge,
+)
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from induscode.deck import DeckContext, Profile
+from induscode.deck.contract import BridgeFault
 from induscode.deck.mcp.attach import (
     AttachResult,
     attach_bridge_capabilities,
@@ -27,14 +33,20 @@ from induscode.deck.mcp.attach import (
     detach_bridge,
 )
 from induscode.deck.mcp.drift import closest_drift, is_same_definition
-from induscode.deck.mcp.ledger import BridgeLedger, EnrollRequest, bridge_box_to_capabilities
+from induscode.deck.mcp.ledger import (
+    BridgeCapability,
+    BridgeLedger,
+    BridgeOp,
+    EnrollRequest,
+    bridge_box_to_capabilities,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
     from pathlib import Path
 
     from indusagi.core.json import JsonObject
-    from indusagi.interop import ServerConfig
+    from indusagi.interop import FleetStatus, ServerConfig, ServerEndpoint
     from indusagi.interop.protocol_bridge.contract import RemoteTool
     from induscode.deck.mcp.drift import DisabledTool, Drift
     from induscode.deck.mcp.enrolment import JournalOp, PinBook
@@ -253,7 +265,9 @@ async def test_r41_a_tool_that_drifts_while_it_is_live_gets_its_place_back_when_
 async def test_c26_two_tools_that_would_have_one_name_get_two() -> None:
     held = ledger_of(("h__echo", "x")).withdraw_server("h__echo", AT)
     other = capability("other", "tool")
-    shadow = replace(other, descriptor=replace(other.descriptor, name="h__echo"))
+    shadow = BridgeCapability.from_definition(
+        replace(other.descriptor, name="h__echo"), other.ref, other.raw, other.runner
+    )
     held = held.enroll(EnrollRequest(shadow, "other"), AT)
     async with attached(honest(id="h"), ledger=held) as result:
         names = bridge_tool_names(result.ledger)
@@ -292,3 +306,128 @@ async def test_a_bare_box_becomes_capabilities(tmp_path: Path) -> None:
         assert capabilities[0] == capabilities[0].with_runner(None)
     finally:
         await mounted.fleet.tear_down()
+
+
+# -- attaching again, counting, and what cannot be attached ---------------------------------------
+
+
+async def call_echo(result: AttachResult, text: str) -> str:
+    (echo,) = [one for one in result.ledger.live_capabilities() if one.ref.name == "echo"]
+    answer = await echo.run({"text": text}, make_local_context("/"))
+    assert not answer.is_error, answer
+    return str(answer.content[0])
+
+
+async def test_finding_a3_a_ledger_that_is_attached_again_calls_the_new_fleet() -> None:
+    config = bridge_config([honest(id="h")])
+    first = await attach_bridge_capabilities(BridgeLedger.empty(), config)
+    assert first.fleet is not None
+    try:
+        assert "one" in await call_echo(first, "one")
+    finally:
+        await first.fleet.tear_down()
+
+    again = await attach_bridge_capabilities(first.ledger, config)
+    assert again.fleet is not None
+    try:
+        assert "two" in await call_echo(again, "two")
+        assert bridge_tool_names(again.ledger) == bridge_tool_names(first.ledger)
+        assert again.enrolled == len(HONEST_TOOLS)
+    finally:
+        await again.fleet.tear_down()
+
+    detached = await detach_bridge(again.ledger, again.fleet)
+    third = await attach_bridge_capabilities(detached, config)
+    assert third.fleet is not None
+    try:
+        assert "three" in await call_echo(third, "three")
+    finally:
+        await third.fleet.tear_down()
+
+
+async def test_finding_a13_the_count_is_of_tools_enrolled_and_not_of_events() -> None:
+    # Two that the server no longer has are retired, and one is retired for a new definition.
+    held = ledger_of(("h", "gone"), ("h", "gone_too"), ("h", "echo"))
+    async with attached(honest(id="h"), ledger=held) as result:
+        events = result.ledger.since(held.next_seq)
+        assert sum(entry.op is BridgeOp.RETIRE for entry in events) == 3
+        assert result.enrolled == len(HONEST_TOOLS)
+
+
+@pytest.mark.parametrize(
+    "server",
+    ["text", None, 7, StdioServerConfig("", "run"), StdioServerConfig("a", "")],
+    ids=str,
+)
+async def test_finding_a16_what_is_not_a_server_is_a_fault_and_the_others_come_up(
+    server: ServerConfig,
+) -> None:
+    config = bridge_config([server, honest(id="h")])
+    result = await attach_bridge_capabilities(BridgeLedger.empty(), config, supervision=QUICK)
+    assert result.fleet is not None
+    try:
+        assert isinstance(result.fault, BridgeFault)
+        assert "server 1 of the configuration" in str(result.fault)
+        assert [*result.fleet.status()] == ["h"]
+    finally:
+        await result.fleet.tear_down()
+
+
+async def test_finding_a16_a_configuration_without_a_usable_server_is_a_fault_alone() -> None:
+    ledger = BridgeLedger.empty()
+    for config in (bridge_config([StdioServerConfig("a", "")]), object()):
+        result = await attach_bridge_capabilities(ledger, config)  # pyright: ignore[reportArgumentType]
+        assert isinstance(result.fault, BridgeFault)
+        assert (result.ledger, result.fleet, result.enrolled) == (ledger, None, 0)
+
+
+async def test_a_mount_leaves_out_what_is_not_a_server_and_says_so() -> None:
+    mounted = await mount_protocol_bridge(bridge_config(["text"]))  # pyright: ignore[reportArgumentType]
+    assert [str(note) for note in mounted.notes] != []
+    assert mounted.to_mounted_bridge().tool_count == 0
+    await mounted.fleet.tear_down()
+
+
+class OtherFleet:
+    """A fleet that is not ours, and has no way to stop one server."""
+
+    def __init__(self, *, broken: bool = False) -> None:
+        self.closed: list[str] = []
+        self.broken = broken
+
+    async def spin_up(self) -> None: ...
+
+    async def tear_down(self) -> None:
+        if self.broken:
+            raise RuntimeError
+        self.closed.append("all")
+
+    def endpoint(self, server: str) -> ServerEndpoint | None:
+        return cast("ServerEndpoint", OtherEndpoint(self, server)) if server == "a" else None
+
+    def endpoints(self) -> Sequence[ServerEndpoint]:
+        return ()
+
+    def status(self) -> FleetStatus:
+        return {"a": EndpointStatus("a", EndpointPhase.READY, 1)}
+
+
+class OtherEndpoint:
+    def __init__(self, fleet: OtherFleet, server: str) -> None:
+        self.fleet = fleet
+        self.server = server
+
+    async def close(self) -> None:
+        self.fleet.closed.append(self.server)
+
+
+async def test_finding_a19_a_fleet_of_another_make_can_be_detached() -> None:
+    ledger = ledger_of(("a", "x"), ("b", "y"))
+    fleet = OtherFleet()
+    assert bridge_tool_names(await detach_bridge(ledger, fleet, ["a", "nobody"])) == ("b__y",)
+    assert fleet.closed == ["a"]
+    assert bridge_tool_names(await detach_bridge(ledger, fleet)) == ("b__y",)
+    assert fleet.closed == ["a", "all"]
+    assert bridge_status(fleet)["a"].phase == "ready"
+    # One that fails to close does not keep the tools enrolled.
+    assert bridge_tool_names(await detach_bridge(ledger, OtherFleet(broken=True))) == ("b__y",)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.support.deck import with_raw
 from tests.support.opened import QUICK
 from tests.support.servers import FAST, HONEST_TOOLS, diary, fault, honest
 from tests.support.stores import stored
@@ -164,7 +165,7 @@ async def pinned_otherwise(store: ThreadedStore, server: ServerConfig, tool: str
         assert found is not None
         raw = {**found[1].raw, "description": "What it said before."}
         old = found[1].ref
-        bridge.journal.pinned(server.id, tool, replace(found[1], raw=raw).pin, raw)
+        bridge.journal.pinned(server.id, tool, with_raw(found[1], raw).pin, raw)
     return old
 
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.deck import AT, capability, ledger_of, request
+from tests.support.deck import AT, capability, ledger_of, request, with_raw
 
 from induscode.deck.contract import BridgeFault
-from induscode.deck.mcp.keys import BridgeKey
+from induscode.deck.mcp.keys import bridge_ulid_key
 from induscode.deck.mcp.ledger import (
     BridgeEntry,
     BridgeLedger,
@@ -70,7 +70,7 @@ def test_two_changes_of_one_ledger_know_nothing_of_each_other() -> None:
 
 def test_enrolling_the_same_tool_again_replaces_it_in_its_place() -> None:
     ledger = ledger_of(("a", "x"), ("a", "y"))
-    again = dataclasses.replace(capability("a", "x"), raw={"name": "x", "title": "X"})
+    again = with_raw(capability("a", "x"), {"name": "x", "title": "X"})
     ledger = ledger.enroll(EnrollRequest(again, "a"), AT)
     assert names(ledger) == ["a__x", "a__y"]
     assert ledger.live_capabilities()[0].raw["title"] == "X"
@@ -120,7 +120,7 @@ def test_a_live_tool_is_found_by_what_it_is_and_by_its_name() -> None:
 
 
 def test_retiring_an_unknown_key_is_recorded_and_costs_a_number() -> None:
-    ledger = ledger_of(("a", "x")).retire(BridgeKey("bk_unknown"), "a", AT)
+    ledger = ledger_of(("a", "x")).retire(bridge_ulid_key(), "a", AT)
     assert names(ledger) == ["a__x"]
     assert (len(ledger.log), ledger.next_seq, ledger.snapshot.high_water) == (2, 3, 2)
 
@@ -140,7 +140,7 @@ def test_a_name_that_another_tool_has_cannot_be_taken() -> None:
 
 
 def test_an_event_must_carry_what_it_is_about() -> None:
-    key = BridgeKey("bk_1")
+    key = bridge_ulid_key()
     with pytest.raises(ValueError, match="enroll"):
         BridgeEntry(BridgeOp.ENROLL, key, "a", None, 1, AT)
     with pytest.raises(ValueError, match="retire"):

@@ -64,7 +64,7 @@ def remote(
 
     descriptor = ToolDescriptor(name, text, {"type": "object"}, annotations={"readOnlyHint": True})
     raw: JsonObject = {"name": name, "description": text, "annotations": {"readOnlyHint": True}}
-    return BridgeCapability(descriptor, RemoteToolRef(server, name), raw, run)
+    return BridgeCapability.from_definition(descriptor, RemoteToolRef(server, name), raw, run)
 
 
 def rule(text: str, effect: Effect, **where: str | None) -> Rule:

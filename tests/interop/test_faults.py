@@ -114,7 +114,11 @@ def test_an_exception_is_told_by_what_it_is_and_where_it_happened(
         (refused(), Site.CALL, "the call of 'tool' failed: no"),
         (WireTimeout("m was late"), Site.CALL, "the call of 'tool' failed: m was late"),
         (refused(message="\x1b[31mr\u202eed"), Site.CALL, "the call of 'tool' failed: red"),
-        (refused(message=""), Site.CALL, "the call of 'tool' failed: RpcError"),
+        (
+            refused(message=""),
+            Site.CALL,
+            "the call of 'tool' failed: it answered with the error -32602 and no message",
+        ),
         (ValueError(), Site.HELD, "the connection was lost: ValueError"),
         (
             closed(),

@@ -22,7 +22,7 @@ def capability(
     schema: JsonObject = {"type": "object", "properties": {f"v{version}": {"type": "string"}}}
     raw: JsonObject = {"name": tool, "description": description, "inputSchema": schema}
     descriptor = ToolDescriptor(f"{server}__{tool}", description, schema)
-    return BridgeCapability(descriptor, RemoteToolRef(server, tool), raw)
+    return BridgeCapability.from_definition(descriptor, RemoteToolRef(server, tool), raw)
 
 
 def request(server: str, tool: str, *, version: int = 1) -> EnrollRequest:
@@ -33,3 +33,8 @@ def request(server: str, tool: str, *, version: int = 1) -> EnrollRequest:
 def ledger_of(*tools: tuple[str, str]) -> BridgeLedger:
     """Make a ledger in which these tools are enrolled."""
     return BridgeLedger.empty().enroll_all([request(*tool) for tool in tools], AT)
+
+
+def with_raw(known: BridgeCapability, raw: JsonObject) -> BridgeCapability:
+    """Give the same tool with another definition."""
+    return BridgeCapability.from_definition(known.descriptor, known.ref, raw, known.runner)

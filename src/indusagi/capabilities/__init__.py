@@ -56,6 +56,9 @@ if TYPE_CHECKING:
     from indusagi.runtime.content import TextContentBlock as TextContentBlock
     from indusagi.runtime.content import ToolContentBlock as ToolContentBlock
     from indusagi.runtime.contract import ToolBox as ToolBox
+    from indusagi.runtime.contract import ToolCall as ToolCall
+    from indusagi.runtime.contract import ToolDescriptor as ToolDescriptor
+    from indusagi.runtime.contract import ToolOutcome as ToolOutcome
     from indusagi.runtime.contract import ToolResult as ToolResult
 
 _HOMES = {
@@ -108,6 +111,9 @@ _HOMES = {
     "TextContentBlock": "indusagi.runtime.content",
     "ToolContentBlock": "indusagi.runtime.content",
     "ToolBox": "indusagi.runtime.contract",
+    "ToolCall": "indusagi.runtime.contract",
+    "ToolDescriptor": "indusagi.runtime.contract",
+    "ToolOutcome": "indusagi.runtime.contract",
     "ToolResult": "indusagi.runtime.contract",
 }
 __all__ = [*_HOMES]  # pyright: ignore[reportUnsupportedDunderAll] — loaded by name, below

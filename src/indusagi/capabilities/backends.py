@@ -44,6 +44,10 @@ class FileStat:
     """The permission bits."""
     mtime_ns: int
 
+    def __post_init__(self) -> None:
+        if type(self.kind) is not FileKind:  # a host's own backend may give the value
+            object.__setattr__(self, "kind", FileKind(self.kind))
+
 
 @dataclass(frozen=True, slots=True)
 class DirEntry:
@@ -55,6 +59,10 @@ class DirEntry:
     """Bytes of a regular file."""
     target: str | None = field(default=None, compare=False)
     """What a symbolic link says; it may lead anywhere, or nowhere."""
+
+    def __post_init__(self) -> None:
+        if type(self.kind) is not FileKind:  # as above
+            object.__setattr__(self, "kind", FileKind(self.kind))
 
 
 class PathRefused(PermissionError):
@@ -174,6 +182,10 @@ class ShellResult:
     """Standard output and error in the order they came; the middle is left out when it is long."""
     output_bytes: int
     """How many bytes the command wrote; after an `OUTPUT_LIMIT`, how many were taken."""
+
+    def __post_init__(self) -> None:
+        if type(self.ended) is not Ended:
+            object.__setattr__(self, "ended", Ended(self.ended))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

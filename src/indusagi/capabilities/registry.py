@@ -133,3 +133,12 @@ def _unknown_tool(name: str, names: Iterable[str]) -> ToolResult:
     meant = near(name, names)
     hint = f" Did you mean {meant!r}?" if meant else ""
     return ToolResult.error(f"There is no tool named {name!r}.{hint}", code="unknown_tool")
+
+
+def __getattr__(name: str) -> object:
+    """Give the factories of the native tools, which are documented as part of the registry."""
+    from indusagi.capabilities import tools  # noqa: PLC0415 — the tools are built on this module
+
+    if name.startswith("_") or name not in tools.__all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(tools, name)

@@ -17,7 +17,7 @@ from typing import Protocol, TypeAlias, cast
 
 from indusagi.capabilities.arguments import ArgumentChecker
 from indusagi.capabilities.context import ToolContext
-from indusagi.core.faults import CoreError
+from indusagi.core.faults import CoreError, describe_error
 from indusagi.core.json import (
     JsonLike,
     JsonObject,
@@ -170,7 +170,7 @@ class DefinedTool:
         try:
             with ctx.cancel.guard():
                 answer = await self._start(self._own(given), ctx)
-                return answer if isinstance(answer, ToolResult) else self._result(answer)
+                return make_result(self.name, answer)
         except BaseException as exc:  # boundary: the tool's own code, whatever it raises
             if _passes(exc):
                 raise
@@ -208,17 +208,23 @@ class DefinedTool:
             raise InvalidTool("its run function is not async")
         return running
 
-    def _result(self, answer: JsonLike) -> ToolResult:
-        """Make a result of a plain value."""
-        if answer is None:
-            return ToolResult(())
-        if isinstance(answer, str):
-            return ToolResult.text(answer)
-        try:
-            compact_json(answer)
-        except NotJson as exc:
-            return ToolResult.error(f"{self.name} answered with what is {exc}", code="bad_result")
-        return ToolResult.json(cast("JsonValue", answer))
+
+def make_result(name: str, answer: object) -> ToolResult:
+    """Make a result of whatever a tool returned: text of a string, JSON of another plain value.
+
+    A value that JSON cannot carry is an error result that names the tool.
+    """
+    if isinstance(answer, ToolResult):
+        return answer
+    if answer is None:
+        return ToolResult(())
+    if isinstance(answer, str):
+        return ToolResult.text(answer)
+    try:
+        compact_json(cast("JsonLike", answer))
+    except NotJson as exc:
+        return ToolResult.error(f"{name} answered with what is {exc}", code="bad_result")
+    return ToolResult.json(cast("JsonValue", answer))
 
 
 def _passes(exc: BaseException) -> bool:
@@ -243,8 +249,7 @@ def _reason(exc: BaseException) -> str:
     if isinstance(exc, BaseExceptionGroup):
         group = cast("BaseExceptionGroup[BaseException]", exc)
         return "; ".join(_reason(inner) for inner in group.exceptions)
-    try:
-        said = str(exc)
-    except Exception:  # noqa: BLE001 — boundary: somebody's __str__
-        return type(exc).__name__
-    return said if isinstance(exc, (CoreError, OSError)) else f"{type(exc).__name__}: {said}"
+    said = describe_error(exc)
+    name = type(exc).__name__
+    plain = isinstance(exc, (CoreError, OSError)) or said.startswith(name)
+    return said if plain else f"{name}: {said}"

@@ -12,3 +12,18 @@ from indusagi.core.json import JsonValue as JsonValue
 from indusagi.core.json import NotJson as NotJson
 from indusagi.core.json import compact_json as compact_json
 from indusagi.core.notes import Note as Note
+
+__all__ = [
+    "CancelToken",
+    "iso_utc",
+    "now_ms",
+    "CoreError",
+    "content_hash",
+    "new_ulid",
+    "JsonLike",
+    "JsonObject",
+    "JsonValue",
+    "NotJson",
+    "compact_json",
+    "Note",
+]

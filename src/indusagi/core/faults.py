@@ -20,6 +20,64 @@ A class is added to the drawing in the commit that adds the class; a test compar
 What is skipped but does not stop the work is no error: it is a `Note` (see `core.notes`).
 """
 
+from typing import cast
+
 
 class CoreError(Exception):
     """Catch this to catch every error that the project itself raises."""
+
+
+_MEANINGS = {
+    "BrokenPipeError": "the other end closed the connection",
+    "BrokenResourceError": "the connection broke",
+    "CancelledError": "it was cancelled",
+    "ClosedResourceError": "the connection was closed",
+    "ConnectError": "the connection could not be made",
+    "ConnectionAbortedError": "the connection was aborted",
+    "ConnectionRefusedError": "the connection was refused",
+    "ConnectionResetError": "the connection was reset",
+    "EOFError": "the data ended early",
+    "EndOfStream": "the connection ended",
+    "FileNotFoundError": "there is no such file",
+    "KeyboardInterrupt": "it was interrupted",
+    "MemoryError": "there is not enough memory",
+    "PermissionError": "permission was denied",
+    "ReadError": "the connection was lost while reading",
+    "RemoteProtocolError": "the other end did not keep to HTTP",
+    "TimeoutError": "it took too long",
+    "WriteError": "the connection was lost while writing",
+}
+"""What exceptions mean that are often raised without a word, by the name of their class."""
+_LONGEST_CHAIN = 16
+"""So many causes are looked at: a chain may lead back to itself."""
+
+
+def describe_error(exc: BaseException) -> str:
+    """Say what went wrong, in words that are never empty.
+
+    The one place where a message is made of an exception: one without text is described by its
+    cause, by what its class means, or at least by the name of its class.
+    """
+    if isinstance(exc, BaseExceptionGroup):
+        group = cast("BaseExceptionGroup[BaseException]", exc)
+        return "; ".join(dict.fromkeys(describe_error(one) for one in group.exceptions))
+    text = _text_of(exc)
+    if text:
+        return text
+    kind, cause = type(exc), exc.__cause__
+    for _ in range(_LONGEST_CHAIN):
+        if cause is None:
+            break
+        if said := _text_of(cause):
+            return f"{kind.__name__}: {said}"
+        cause = cause.__cause__
+    meanings = (_MEANINGS.get(one.__name__) for one in kind.__mro__)
+    meaning = next(filter(None, meanings), None)
+    return kind.__name__ if meaning is None else f"{meaning} ({kind.__name__})"
+
+
+def _text_of(exc: BaseException) -> str:
+    try:
+        return str(exc).strip()
+    except Exception:  # noqa: BLE001 — boundary: the __str__ of a class that is not ours
+        return ""

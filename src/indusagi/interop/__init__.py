@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from indusagi.interop.protocol_bridge import __all__ as __all__
+
 if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge import *
 

@@ -14,3 +14,20 @@ from indusagi.runtime.contract import ToolOutcome as ToolOutcome
 from indusagi.runtime.contract import ToolProgress as ToolProgress
 from indusagi.runtime.contract import ToolResult as ToolResult
 from indusagi.runtime.contract import ToolRunner as ToolRunner
+
+__all__ = [
+    "JsonContentBlock",
+    "TextContentBlock",
+    "ToolContentBlock",
+    "project_content",
+    "JsonSchema",
+    "Keep",
+    "ProgressSink",
+    "ToolBox",
+    "ToolCall",
+    "ToolDescriptor",
+    "ToolOutcome",
+    "ToolProgress",
+    "ToolResult",
+    "ToolRunner",
+]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from indusagi.capabilities.arguments import near
 from indusagi.capabilities.context import ToolContext
@@ -23,6 +23,7 @@ from induscode.deck.contract import (
     DeckContext,
     Profile,
     UnknownCapability,
+    build_card,
     capability_id,
 )
 
@@ -153,12 +154,16 @@ def build_builtin(identity: str, ctx: DeckContext) -> Capability:
     Raises:
         UnknownCapability: There is none of this id.
     """
-    row = builtin_bridge().get(capability_id(identity))
+    row = builtin_bridge().get(cast("CapabilityId", identity))
     if row is None:
         raise UnknownCapability(identity, near(identity, builtin_ids()))
-    return row.build(ctx)
+    return build_card(row.card(), ctx)
 
 
-def build_builtins_for_profile(profile: Profile, ctx: DeckContext) -> Sequence[Capability]:
-    """Build every built-in that a profile selects."""
-    return tuple(card.build(ctx) for card in builtin_cards() if card.in_profile(profile))
+def build_builtins_for_profile(profile: Profile | str, ctx: DeckContext) -> Sequence[Capability]:
+    """Build every built-in that a profile selects.
+
+    Raises:
+        DeckFault: There is no such profile, or a tool cannot be built.
+    """
+    return tuple(build_card(card, ctx) for card in builtin_cards() if card.in_profile(profile))

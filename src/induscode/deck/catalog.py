@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
+from typing import cast
 
 from induscode.deck.builtin import builtin_cards
 from induscode.deck.cards import app_novel_cards
-from induscode.deck.contract import CapabilityCard, CapabilityId, Profile, capability_id
+from induscode.deck.contract import CapabilityCard, CapabilityId, Profile, parse_member
 
 
 @cache
@@ -33,12 +34,12 @@ def capability_ids() -> Sequence[CapabilityId]:
 
 def has_capability(identity: str) -> bool:
     """Tell whether the catalog has a row of this id."""
-    return capability_id(identity) in capability_index()
+    return find_card(identity) is not None
 
 
 def find_card(identity: str) -> CapabilityCard | None:
     """Find a row by its id."""
-    place = capability_index().get(capability_id(identity))
+    place = capability_index().get(cast("CapabilityId", identity))
     return None if place is None else capability_cards()[place]
 
 
@@ -47,6 +48,11 @@ def card_profiles() -> Mapping[CapabilityId, tuple[Profile, ...]]:
     return {card.id: card.profiles for card in capability_cards()}
 
 
-def cards_for_profile(profile: Profile) -> Sequence[CapabilityCard]:
-    """List the rows that a profile selects."""
+def cards_for_profile(profile: Profile | str) -> Sequence[CapabilityCard]:
+    """List the rows that a profile selects.
+
+    Raises:
+        DeckFault: There is no such profile.
+    """
+    profile = parse_member(Profile, profile)
     return tuple(card for card in capability_cards() if card.in_profile(profile))

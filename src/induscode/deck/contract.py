@@ -8,24 +8,67 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, NewType, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Literal, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
 
 from indusagi.capabilities.context import ToolContext
+from indusagi.capabilities.egress import SearchProvider, WebSettings
 from indusagi.capabilities.read_state import ReadStateHandle
-from indusagi.core.faults import CoreError
+from indusagi.core.faults import CoreError, describe_error
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.runtime.contract import JsonSchema, ToolDescriptor, ToolResult
 
 ValueT = TypeVar("ValueT")
 
 SandboxMode: TypeAlias = Literal["auto", "required", "off"]
-CapabilityId = NewType("CapabilityId", str)
-"""The name a model calls a card by; made by `capability_id` and nowhere else."""
+EnumT = TypeVar("EnumT", bound=StrEnum)
+_LONGEST_ID = 256
+
+
+class CapabilityId(str):
+    """The name a model calls a card by: checked text. Made by `capability_id`."""
+
+    __slots__ = ()
+
+    def __new__(cls, name: str) -> Self:
+        """Check the name.
+
+        Raises:
+            DeckFault: It is empty, too long, or has characters that cannot be in a name.
+        """
+        if not _is_identifier(name):
+            raise DeckFault(
+                f"{name!r} cannot be the id of a capability: use 1 to {_LONGEST_ID} visible "
+                "characters without spaces"
+            )
+        return super().__new__(cls, name)
+
+
+def _is_identifier(name: object) -> bool:
+    if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_ID:
+        return False
+    return name.isprintable() and " " not in name
 
 
 def capability_id(name: str) -> CapabilityId:
-    """Make the id of a card from its name."""
+    """Make the id of a card from its name.
+
+    Raises:
+        DeckFault: It cannot be one.
+    """
     return CapabilityId(name)
+
+
+def parse_member(kind: type[EnumT], value: EnumT | str) -> EnumT:
+    """Give the member of an enumeration, by itself or by its value.
+
+    Raises:
+        DeckFault: There is no such member.
+    """
+    try:
+        return kind(value)
+    except ValueError:
+        known = ", ".join(kind)
+        raise DeckFault(f"{value!r} is not a {kind.__name__.lower()}; there are: {known}") from None
 
 
 class Profile(StrEnum):
@@ -124,6 +167,31 @@ class DeckFramework:
     delegate: DelegateRunner | None = None
     saas: SaasGatewayPort | None = None
     memory: MemoryStore | None = None
+    web: WebSettings | None = None
+    """What the web tools may reach; None: public addresses only."""
+    search: Sequence[SearchProvider] = ()
+    """The providers of `websearch`, in the order they are asked."""
+
+    def check(self) -> None:
+        """Make sure that every handle can do what its cards will ask of it.
+
+        Raises:
+            BackendFault: One lacks a method.
+        """
+        for name, handle, methods in (
+            ("read_state", self.read_state, ("record", "digest", "seen")),
+            ("checkpoint", self.checkpoint, ("record",)),
+            ("delegate", self.delegate, ("list_agents", "run")),
+            ("saas", self.saas, ("discover", "execute")),
+            ("memory", self.memory, ("read", "replace", "append")),
+            *(("search", one, ("search",)) for one in self.search),
+        ):
+            missing = [one for one in methods if not callable(getattr(handle, one, None))]
+            if handle is not None and missing:
+                raise BackendFault(
+                    f"the handle {name!r} ({type(handle).__name__}) cannot be used: it has no "
+                    f"{' and no '.join(missing)}"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +217,42 @@ class CapabilityCard:
     profiles: tuple[Profile, ...]
     build: BuildFn = field(compare=False, repr=False)
 
-    def in_profile(self, profile: Profile) -> bool:
-        """Tell whether a profile selects this row; ALL selects every row that is in any."""
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "id", CapabilityId(self.id))
+        members = tuple(parse_member(Profile, one) for one in self.profiles)
+        object.__setattr__(self, "profiles", members)
+
+    def in_profile(self, profile: Profile | str) -> bool:
+        """Tell whether a profile selects this row; ALL selects every row that is in any.
+
+        Raises:
+            DeckFault: There is no such profile.
+        """
+        profile = parse_member(Profile, profile)
         return profile in self.profiles or (profile is Profile.ALL and bool(self.profiles))
+
+
+def build_card(card: CapabilityCard, ctx: DeckContext) -> Capability:
+    """Build the card of a row.
+
+    Raises:
+        BuildFailed: Its builder raised, or gave something that is not a card.
+        DeckFault: What the builder itself says about a handle.
+    """
+    try:
+        built = card.build(ctx)
+    except DeckFault:
+        raise
+    except Exception as exc:
+        raise BuildFailed(card.id, describe_error(exc)) from exc
+    lacking = [one for one in _CARD_MEMBERS if not hasattr(built, one)]
+    if lacking:
+        what = f"its builder gave {type(built).__name__}, which has no {', '.join(lacking)}"
+        raise BuildFailed(card.id, what)
+    return built
+
+
+_CARD_MEMBERS = ("name", "label", "description", "parameters", "read_only", "run")
 
 
 # -- handles that a host may inject -----------------------------------------------------------

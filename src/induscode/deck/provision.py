@@ -12,26 +12,57 @@ from indusagi.capabilities.sandbox.policy import Sandbox
 from indusagi.core.notes import Note
 from induscode.deck.cards.checkpoint import maybe_wrap_checkpoint
 from induscode.deck.catalog import cards_for_profile
-from induscode.deck.contract import Capability, CapabilityCard, DeckContext, Profile
-from induscode.deck.toolbox import DeckRunner, DeckToolBox
+from induscode.deck.contract import (
+    Capability,
+    CapabilityCard,
+    DeckContext,
+    Profile,
+    build_card,
+)
+from induscode.deck.toolbox import DeckRunner as DeckRunner
+from induscode.deck.toolbox import DeckToolBox as DeckToolBox
+from induscode.deck.toolbox import project_result as project_result
 
 
-def provision_deck(profile: Profile, ctx: DeckContext) -> ToolDeck:
-    """Build the deck of a profile."""
-    cards = (card.build(ctx) for card in cards_for_deck_profile(profile))
-    return ToolDeck([maybe_wrap_checkpoint(card, ctx) for card in cards], base_context(ctx))
+def provision_deck(profile: Profile | str, ctx: DeckContext) -> ToolDeck:
+    """Build the deck of a profile, given as a member or by its value.
+
+    Raises:
+        DeckFault: There is no such profile.
+        BackendFault: A handle of the context cannot be used.
+        BuildFailed: A card could not be built.
+    """
+    cards = build_selected(cards_for_deck_profile(profile), ctx)
+    return ToolDeck(cards, base_context(ctx))
 
 
-def cards_for_deck_profile(profile: Profile) -> Sequence[CapabilityCard]:
-    """List the rows that `provision_deck` builds."""
+def cards_for_deck_profile(profile: Profile | str) -> Sequence[CapabilityCard]:
+    """List the rows that `provision_deck` builds.
+
+    Raises:
+        DeckFault: There is no such profile.
+    """
     return cards_for_profile(profile)
+
+
+def build_selected(cards: Iterable[CapabilityCard], ctx: DeckContext) -> Sequence[Capability]:
+    """Build the cards of rows; those that change files keep checkpoints if there is a store.
+
+    Raises:
+        BackendFault: A handle of the context cannot be used.
+        BuildFailed: A card could not be built.
+    """
+    ctx.framework.check()
+    return tuple(maybe_wrap_checkpoint(build_card(card, ctx), ctx) for card in cards)
 
 
 def base_context(ctx: DeckContext) -> ToolContext:
     """Make the context that the cards of a deck run in, all their life."""
     read_state = ctx.framework.read_state or ReadState()
     shell = LocalShell(ctx.cwd, sandbox=Sandbox(mode=ctx.sandbox))
-    return make_local_context(ctx.cwd, None, shell, Framework(read_state=read_state))
+    handles = ctx.framework
+    framework = Framework(read_state=read_state, web=handles.web, search=tuple(handles.search))
+    return make_local_context(ctx.cwd, None, shell, framework)
 
 
 class ToolDeck:

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.registry import RegistryRunner
+from indusagi.capabilities.tool import make_result
 from indusagi.core.cancel import CancelToken
+from indusagi.core.faults import describe_error
 from indusagi.core.json import JsonValue
 from indusagi.core.text import show_unseen
 from indusagi.runtime.content import TextContentBlock, ToolContentBlock, project_content
@@ -28,7 +30,7 @@ class DeckRunner:
     def __init__(self, cards: Mapping[str, Capability], context: ToolContext) -> None:
         self.cards = cards
         self.context = context
-        runs = {name: _Run(card, is_foreign(card)) for name, card in cards.items()}
+        runs = {name: _Run(name, card, is_foreign(card)) for name, card in cards.items()}
         self._kernel = RegistryRunner(runs, context)
 
     async def run(
@@ -46,16 +48,24 @@ class DeckRunner:
 class _Run:
     """A card whose answers are safe to show and whose failures are answers."""
 
+    name: str
     card: Capability
     foreign: bool
 
     async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
         try:
-            result = await self.card.run(arguments, ctx)
+            result = _check_answer(self.name, await self.card.run(arguments, ctx))
         except Exception as exc:  # noqa: BLE001 — boundary: a card may be anybody's
-            said = f"{self.card.name} failed: {type(exc).__name__}: {exc}"
+            said = f"{self.name} failed: {type(exc).__name__}: {describe_error(exc)}"
             return ToolResult.error(said, code="failed")
         return _made_visible(result) if self.foreign else result
+
+
+def _check_answer(name: str, answer: object) -> ToolResult:
+    """Make a result of what a card returned, which may be anything at all."""
+    if answer is None:
+        return ToolResult.error(f"{name} gave no result", code="bad_result")
+    return make_result(name, answer)
 
 
 def _made_visible(result: ToolResult) -> ToolResult:

@@ -45,6 +45,10 @@ class FlagSpec:
     excludes: tuple[str, ...] = field(default=(), kw_only=True)
     """Flags that would have no effect beside this one."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kind", FlagKind(self.kind))
+        object.__setattr__(self, "group", FlagGroup(self.group))
+
     @property
     def key(self) -> str:
         """The name of the field that takes its value."""

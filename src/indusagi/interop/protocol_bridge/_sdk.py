@@ -7,6 +7,7 @@ task that entered it, and owns the tasks it starts.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -22,6 +23,7 @@ from indusagi.interop.protocol_bridge._sdk_session import SessionLink, overheard
 from indusagi.interop.protocol_bridge._sdk_streams import HttpStamp, StreamLink
 from indusagi.interop.protocol_bridge._sse import sse_link
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
+from indusagi.interop.protocol_bridge.host_links import is_link, linked_peer
 from indusagi.interop.protocol_bridge.protocol import Peer
 from indusagi.interop.protocol_bridge.wire import RpcError, WireClosed
 
@@ -47,6 +49,8 @@ _log = logging.getLogger(__name__)
 logging.getLogger("mcp").addHandler(logging.NullHandler())
 _OTHER_TRANSPORT = frozenset({404, 405})
 """What a server that knows only the old HTTP transport answers to a POST at its address."""
+_NOT_THE_TRANSPORT = frozenset({401, 403, 407, 408, 429})
+"""Refusals that another transport would meet as well."""
 _LET_GO = FaultDetail(reason="closed")
 
 
@@ -63,7 +67,7 @@ async def remote_peer(
     """
     async with AsyncExitStack() as stack:
         if config.kind == "sse":
-            peer = await stack.enter_async_context(_sse_peer(config, handlers, client_info))
+            peer = await _old_or_present(config, handlers, client_info, stack)
         else:
             peer = await _either(config, handlers, client_info, stack)
         yield peer
@@ -89,9 +93,45 @@ async def _either(
     return peer
 
 
+async def _old_or_present(
+    config: SseServerConfig, handlers: Handlers, client_info: JsonObject, stack: AsyncExitStack
+) -> Peer:
+    """Connect by the old HTTP transport, or by the present one where the server has only that.
+
+    A server of the present transport refuses the GET that opens the old one (405, or 4xx for want
+    of a session), or opens a stream on which it never names an address to post to.
+    https://modelcontextprotocol.io/specification/2025-06-18/basic/transports
+    """
+    opening = _sse_peer(config, handlers, client_info, config.limits.probe_s)
+    try:
+        return await stack.enter_async_context(opening)
+    except (RpcError, WireClosed, TimeoutError) as exc:
+        if not _may_be_present(exc):
+            raise
+        refused = exc
+    try:
+        peer = await stack.enter_async_context(_http_peer(config, handlers, client_info))
+    except (RpcError, WireClosed):
+        if not isinstance(refused, TimeoutError):
+            raise refused from None
+        return await stack.enter_async_context(_sse_peer(config, handlers, client_info))
+    peer.notes.append("it is configured as SSE and speaks the present HTTP transport")
+    return peer
+
+
+def _may_be_present(exc: Exception) -> bool:
+    """Tell whether a server that refused the old HTTP transport may speak the present one."""
+    if not isinstance(exc, WireClosed):
+        return isinstance(exc, TimeoutError)
+    detail = exc.end.detail
+    if detail.http_status is None:
+        return detail.reason == "closed"  # it answered, and ended the stream or sent another type
+    return 400 <= detail.http_status < 500 and detail.http_status not in _NOT_THE_TRANSPORT
+
+
 @asynccontextmanager
 async def _http_peer(
-    config: StreamableHttpServerConfig, handlers: Handlers, client_info: JsonObject
+    config: RemoteConfig, handlers: Handlers, client_info: JsonObject
 ) -> AsyncGenerator[Peer]:
     async with guarded_client(config) as (client, guard):
         # The guard counts the bytes of each event; the SDK's own cap knows no configuration.
@@ -103,13 +143,17 @@ async def _http_peer(
 
 @asynccontextmanager
 async def _sse_peer(
-    config: RemoteConfig, handlers: Handlers, client_info: JsonObject
+    config: RemoteConfig,
+    handlers: Handlers,
+    client_info: JsonObject,
+    opened_s: float | None = None,
 ) -> AsyncGenerator[Peer]:
     failure: Exception | None = None
     async with sse_link(config) as link:
         peer = Peer(link, config.limits, handlers, client_info)
         try:
-            await link.opened()
+            async with asyncio.timeout(opened_s):
+                await link.opened()
             # Whoever speaks this transport speaks the older protocol.
             await peer.connect("legacy")
         except Exception as exc:  # noqa: BLE001 — boundary: told to the caller, outside of the group
@@ -189,6 +233,8 @@ async def injected_peer(
         elif isinstance(given, Server):
             transport = _served(cast("Server[Any]", given))
             opening = _stream_peer(transport, config, handlers, client_info)
+        elif is_link(given):
+            opening = linked_peer(given, config, handlers, client_info)
         else:
             transport = _lent(_stream_pair(given, config))
             opening = _stream_peer(transport, config, handlers, client_info)
@@ -203,7 +249,7 @@ def _stream_pair(given: object, config: ServerConfig) -> Streams:
     kind = type(cast("object", given)).__name__
     message = (
         f"server {config.id!r}: the session factory yields {kind}; "
-        "it must yield a ClientSession, a pair of streams or a low-level Server"
+        "it must yield a ClientSession, a pair of streams, a low-level Server or a link"
     )
     detail = FaultDetail(server=config.id, reason="malformed")
     raise ProtocolFault("protocol", message, detail=detail)

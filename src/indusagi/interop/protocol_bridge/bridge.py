@@ -18,6 +18,7 @@ from indusagi.interop.protocol_bridge.content import to_tool_result
 from indusagi.interop.protocol_bridge.contract import (
     BridgeConfig,
     EndpointPhase,
+    MountedBridge,
     ProtocolFault,
     RemoteCallResult,
     RemoteTool,
@@ -26,6 +27,8 @@ from indusagi.interop.protocol_bridge.contract import (
 )
 from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl, start_server_fleet
 from indusagi.interop.protocol_bridge.handlers import Handlers
+from indusagi.interop.protocol_bridge.inert import UnavailableFs as UnavailableFs
+from indusagi.interop.protocol_bridge.inert import UnavailableShell as UnavailableShell
 from indusagi.interop.protocol_bridge.inert import inert_context
 from indusagi.interop.protocol_bridge.names import model_name
 from indusagi.interop.protocol_bridge.output_check import mismatch
@@ -55,6 +58,10 @@ class MountedProtocolBridge:
     tools: Sequence[MountedTool]
     notes: Sequence[Note] = ()
     """What was left out, replaced or renamed, of the configuration and of the tools."""
+
+    def to_mounted_bridge(self) -> MountedBridge:
+        """Give the mount in the contract's own shape: fleet, box, and the number of tools."""
+        return MountedBridge(self.fleet, self.box, len(self.tools))
 
 
 async def mount_protocol_bridge(

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import TypeAlias
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from functools import partial
+from typing import Any, TypeAlias
 
 from indusagi.core.hashing import content_hash
 from indusagi.core.json import JsonObject
 from indusagi.interop.protocol_bridge.contract import ServerConfig, StdioServerConfig
 from indusagi.interop.protocol_bridge.handlers import Handlers
+from indusagi.interop.protocol_bridge.host_links import is_link, linked_peer
 from indusagi.interop.protocol_bridge.protocol import Era, Peer
 from indusagi.interop.protocol_bridge.stdio import spawn_link
 from indusagi.interop.protocol_bridge.wire import Link, WireClosed
 
 SessionFactory: TypeAlias = Callable[[], AbstractAsyncContextManager[object]]
 """Yields what to speak through: an SDK `ClientSession` that is connected, a `(read, write)` pair of
-streams, or a low-level `Server`."""
-InjectedTransport: TypeAlias = SessionFactory
+streams, a low-level `Server`, or one end of a `linked_pair`."""
+# Any: the streams belong to a package that is not loaded for their names.
+InjectedTransport: TypeAlias = SessionFactory | Link | tuple[Any, Any]
+"""A session factory; or what one would yield, where that is a link or a pair of streams."""
 
 CLIENT_NAME = "indus-protocol-bridge"
 CLIENT_VERSION = "0.1.0"
@@ -34,12 +38,15 @@ def client_info() -> JsonObject:
 
 @asynccontextmanager
 async def open_peer(
-    config: ServerConfig, handlers: Handlers, session_factory: SessionFactory | None
+    config: ServerConfig, handlers: Handlers, injected: InjectedTransport | None
 ) -> AsyncGenerator[Peer]:
     """Connect to the server of a configuration, and disconnect when the block is left."""
-    if session_factory is not None:
+    if injected is not None and is_link(injected):
+        opening = linked_peer(injected, config, handlers, client_info())
+    elif injected is not None:
+        factory = injected if callable(injected) else partial(nullcontext, injected)
         sdk = await asyncio.to_thread(_loaded_sdk)
-        opening = sdk.injected_peer(config, handlers, client_info(), session_factory)
+        opening = sdk.injected_peer(config, handlers, client_info(), factory)
     elif config.kind == "stdio":
         opening = _stdio_peer(config, handlers)
     else:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import ClassVar, Literal, Protocol, TypeAlias, TypeGuard
 
 from indusagi.core.cancel import CancelToken
-from indusagi.core.faults import CoreError
+from indusagi.core.faults import CoreError, describe_error
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.notes import Note
 from indusagi.runtime.contract import ProgressSink, ToolBox, ToolDescriptor
@@ -81,6 +81,11 @@ class ProtocolFault(CoreError):
         *,
         detail: FaultDetail | None = None,
     ) -> None:
+        if kind not in FAULT_KINDS:
+            known = ", ".join(FAULT_KINDS)
+            raise ValueError(f"{kind!r} is not a kind of fault; the kinds are: {known}")
+        if not message.strip():
+            message = f"{kind}, for an unknown reason" if cause is None else describe_error(cause)
         super().__init__(message)
         self.kind: FaultKind = kind
         self.message = message
@@ -107,7 +112,11 @@ def _remade(
 
 
 def protocol_fault(kind: FaultKind, message: str, cause: FaultCause | None = None) -> ProtocolFault:
-    """Make a fault in few words."""
+    """Make a fault in few words.
+
+    Raises:
+        ValueError: The kind is not one of `FAULT_KINDS`.
+    """
     return ProtocolFault(kind, message, cause)
 
 
@@ -127,14 +136,22 @@ class EndpointPhase(StrEnum):
     FAULTED = "faulted"
 
 
-def is_usable_phase(phase: EndpointPhase) -> bool:
-    """Tell whether tools can be called in this phase."""
-    return phase is EndpointPhase.READY
+def is_usable_phase(phase: EndpointPhase | str) -> bool:
+    """Tell whether tools can be called in this phase, given as a member or by its value.
+
+    Raises:
+        ValueError: There is no such phase.
+    """
+    return EndpointPhase(phase) is EndpointPhase.READY
 
 
-def is_terminal_phase(phase: EndpointPhase) -> bool:
-    """Tell whether this phase is the last one of its endpoint."""
-    return phase in {EndpointPhase.CLOSED, EndpointPhase.FAULTED}
+def is_terminal_phase(phase: EndpointPhase | str) -> bool:
+    """Tell whether this phase is the last one of its endpoint.
+
+    Raises:
+        ValueError: There is no such phase.
+    """
+    return EndpointPhase(phase) in {EndpointPhase.CLOSED, EndpointPhase.FAULTED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +246,28 @@ class StreamableHttpServerConfig(_RemoteServerConfig):
 ServerConfig: TypeAlias = StdioServerConfig | SseServerConfig | StreamableHttpServerConfig
 
 
+def find_config_problem(server: object) -> str | None:
+    """Say why a value cannot be connected to as the description of a server; None if it can."""
+    if not isinstance(server, (StdioServerConfig, SseServerConfig, StreamableHttpServerConfig)):
+        return f"{type(server).__name__} is not the description of a server"
+    if not _is_filled(server.id):
+        return f"its id must be text that is not empty, not {server.id!r}"
+    if isinstance(server, StdioServerConfig):
+        if not _is_filled(server.command) or not all(map(_is_text, server.args)):
+            return "its command must be text that is not empty, and its arguments text"
+    elif not _is_text(server.url) or not server.url.lower().startswith(("http://", "https://")):
+        return f"its url must begin with http:// or https://, not {server.url!r}"
+    return None
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_filled(value: object) -> bool:
+    return isinstance(value, str) and value != ""
+
+
 @dataclass(frozen=True, slots=True)
 class BridgeConfig:
     """The servers to connect to."""
@@ -289,6 +328,9 @@ class EndpointStatus:
     """Seconds until the next attempt to start it; None when none is planned."""
     trust: TrustState = field(default="trusted", kw_only=True)
     notes: Sequence[Note] = field(default=(), kw_only=True)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "phase", EndpointPhase(self.phase))
 
 
 FleetStatus: TypeAlias = Mapping[str, EndpointStatus]
@@ -382,3 +424,7 @@ class MountedBridge:
     fleet: ServerFleet
     tool_box: ToolBox
     tool_count: int
+
+
+MountedProtocolBridge: TypeAlias = MountedBridge
+"""The contract's name for the outcome of a mount; `bridge` has a richer type of this name."""

@@ -13,11 +13,15 @@ from contextlib import AsyncExitStack
 from typing import Literal, TypeAlias
 
 from indusagi.core.cancel import CancelToken
+from indusagi.core.faults import describe_error
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.notes import Note
 from indusagi.core.owner import Owner
 from indusagi.interop.protocol_bridge.catalog import read_tools
-from indusagi.interop.protocol_bridge.connect import SessionFactory, open_peer
+from indusagi.interop.protocol_bridge.connect import CLIENT_NAME as CLIENT_NAME
+from indusagi.interop.protocol_bridge.connect import CLIENT_VERSION as CLIENT_VERSION
+from indusagi.interop.protocol_bridge.connect import InjectedTransport as InjectedTransport
+from indusagi.interop.protocol_bridge.connect import open_peer
 from indusagi.interop.protocol_bridge.content import read_result
 from indusagi.interop.protocol_bridge.contract import (
     EndpointPhase,
@@ -44,14 +48,15 @@ OnEvent: TypeAlias = Callable[[EndpointEvent], None]
 
 def create_server_endpoint(
     config: ServerConfig,
-    session_factory: SessionFactory | None = None,
+    session_factory: InjectedTransport | None = None,
     *,
     handlers: Handlers | None = None,
 ) -> ServerEndpointImpl:
     """Make an endpoint, not yet opened.
 
     With a `session_factory` the configuration's own transport is not used: the factory's context
-    manager yields the connection instead (see `connect`).
+    manager yields the connection instead. One end of a `linked_pair`, or a pair of streams, may be
+    given as it is (see `connect`).
     """
     return ServerEndpointImpl(config, session_factory, handlers=handlers)
 
@@ -62,7 +67,7 @@ class ServerEndpointImpl:
     def __init__(
         self,
         config: ServerConfig,
-        session_factory: SessionFactory | None = None,
+        session_factory: InjectedTransport | None = None,
         *,
         handlers: Handlers | None = None,
         on_event: OnEvent | None = None,
@@ -271,7 +276,7 @@ class ServerEndpointImpl:
                 self._tools_changed.set()
         except Exception as exc:  # noqa: BLE001 — boundary: a server may refuse what it offered
             owner = f"server {self._config.id!r}"
-            said = f"it does not tell when its tools change: {exc}"
+            said = f"it does not tell when its tools change: {describe_error(exc)}"
             self._notes = (*self._notes, Note(owner, said))
 
     # -- calls ------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import cast
 
+from indusagi.core.faults import describe_error
 from indusagi.core.text import clean_text, cut_text
 from indusagi.interop.protocol_bridge.contract import (
     FaultDetail,
@@ -86,11 +87,24 @@ def _said(exc: BaseException, config: ServerConfig, site: Site, subject: str) ->
         Site.CALL: f"the call of {subject!r} failed",
     }[site]
     if isinstance(exc, WireClosed):
-        return f"{what}: it {exc.end.message}"
+        return f"{what}: it {_end_of(exc)}"
     if isinstance(exc, TimeoutError):
         return f"{what}: no answer within {config.limits.connect_s:g} s"
-    said = cut_text(clean_text(str(exc) or type(exc).__name__)[0], _SHOWN_CHARACTERS)
-    return f"{what}: {said}"
+    if isinstance(exc, RpcError) and not exc.message.strip():
+        return f"{what}: it answered with the error {exc.code} and no message"
+    said = clean_text(describe_error(exc))[0].strip()
+    # What is left of a message of unseen characters alone is nothing.
+    return f"{what}: {cut_text(said or type(exc).__name__, _SHOWN_CHARACTERS)}"
+
+
+def _end_of(exc: WireClosed) -> str:
+    """Say why a connection ended; a link may know no more than a status or a reason."""
+    message, detail = exc.end.message.strip(), exc.end.detail
+    if message:
+        return message
+    if detail.http_status is not None:
+        return f"refused the request (HTTP {detail.http_status})"
+    return "closed the connection" + (f" ({detail.reason})" if detail.reason else "")
 
 
 def _in_doubt(detail: FaultDetail) -> str:

@@ -25,6 +25,7 @@ from indusagi.interop.protocol_bridge.contract import (
     FleetStatus,
     ProtocolFault,
     ServerConfig,
+    find_config_problem,
     is_usable_phase,
 )
 from indusagi.interop.protocol_bridge.endpoint import EndpointEvent, ServerEndpointImpl
@@ -90,8 +91,9 @@ class ServerFleetImpl:
         """
         await self.tear_down()
         self._config, self._waiting = config, dict(waiting or {})
-        wanted = {server.id: server for server in config.servers}
-        self._notes = _duplicates(config)
+        usable, unusable = _split_servers(config)
+        wanted = {server.id: server for server in usable}
+        self._notes = (*unusable, *_duplicates(usable))
         self._keepers = {
             identity: self._keeper(server, self._waiting.get(identity))
             for identity, server in wanted.items()
@@ -332,11 +334,24 @@ async def _close_all(keepers: Sequence[_Keeper]) -> None:
             tasks.create_task(keeper.close())
 
 
-def _duplicates(config: BridgeConfig) -> tuple[Note, ...]:
-    last = {server.id: server for server in config.servers}
+def _split_servers(config: BridgeConfig) -> tuple[Sequence[ServerConfig], Sequence[Note]]:
+    """Part the servers that can be connected to from those that cannot; a note names the latter."""
+    usable: list[ServerConfig] = []
+    notes: list[Note] = []
+    for number, server in enumerate(config.servers, start=1):
+        problem = find_config_problem(server)
+        if problem is None:
+            usable.append(server)
+        else:
+            notes.append(Note(f"server {number} of the configuration", f"left out: {problem}"))
+    return usable, notes
+
+
+def _duplicates(servers: Sequence[ServerConfig]) -> tuple[Note, ...]:
+    last = {server.id: server for server in servers}
     said = "configured more than once; the last configuration is used"
     return tuple(
         Note(f"server {server.id!r}", said, "give one another id")
-        for server in config.servers
+        for server in servers
         if last[server.id] is not server
     )

@@ -16,6 +16,9 @@ from indusagi.core.json import JsonObject
 from indusagi.interop.protocol_bridge.host_client import HostClient
 from indusagi.interop.protocol_bridge.host_listing import BoxSource, Catalog, Ready
 from indusagi.interop.protocol_bridge.host_parking import Parking
+from indusagi.interop.protocol_bridge.host_serving import (
+    RunningProviderHost as RunningProviderHost,
+)
 from indusagi.interop.protocol_bridge.host_serving import ServingHost
 from indusagi.interop.protocol_bridge.host_session import HostLimits
 from indusagi.interop.protocol_bridge.host_settings import HttpHost, HttpSettings

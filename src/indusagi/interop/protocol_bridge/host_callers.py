@@ -10,6 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING, TypeAlias
 
 from indusagi.core.cancel import CancelToken
+from indusagi.core.faults import describe_error
 from indusagi.core.owner import Owner
 from indusagi.interop.protocol_bridge.callers import HOPS, NOBODY
 from indusagi.interop.protocol_bridge.wire import (
@@ -65,7 +66,7 @@ class LegacyCaller:
         try:
             return await self._request.ask(method, params, within_s=ANSWER_S)
         except (BadAnswer, WireClosed, WireTimeout) as exc:
-            raise RpcError(NOBODY, f"the client did not answer: {exc}") from exc
+            raise RpcError(NOBODY, f"the client did not answer: {describe_error(exc)}") from exc
 
 
 class ParkedCall:

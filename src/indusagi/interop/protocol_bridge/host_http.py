@@ -10,6 +10,7 @@ import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
+from indusagi.core.faults import describe_error
 from indusagi.interop.protocol_bridge.contract import ProtocolFault
 from indusagi.interop.protocol_bridge.host_doors import LEAST_TOKEN, is_loopback, kept_token
 from indusagi.interop.protocol_bridge.host_settings import HttpHost, HttpSettings
@@ -38,7 +39,7 @@ async def open_http(
             opening = server.serve_app(new_client, schema_of, chosen, tokens)
             port = await stack.enter_async_context(opening)
         except (OSError, ValueError) as exc:
-            said = f"the host cannot listen on {chosen.host}:{chosen.port}: {exc}"
+            said = f"the host cannot listen on {chosen.host}:{chosen.port}: {describe_error(exc)}"
             raise ProtocolFault("transport", said, exc) from exc
         name = f"[{chosen.host.strip('[]')}]" if ":" in chosen.host else chosen.host
         url = f"http://{name}:{port}{chosen.path}"

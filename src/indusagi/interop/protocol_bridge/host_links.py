@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, TypeGuard
 
 from indusagi.interop.protocol_bridge.contract import FaultDetail
+from indusagi.interop.protocol_bridge.protocol import Peer
 from indusagi.interop.protocol_bridge.wire import LinkEnd
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.protocol_bridge.wire import RequestId
+    from indusagi.interop.protocol_bridge.contract import ServerConfig
+    from indusagi.interop.protocol_bridge.handlers import Handlers
+    from indusagi.interop.protocol_bridge.wire import Link, RequestId
 
 
 class PairedLink:
@@ -70,8 +75,31 @@ class PairedLink:
             self._on_frame(self._arrived.popleft())
 
 
+def is_link(value: object) -> TypeGuard[Link]:
+    """Tell whether a value carries frames, as an end of a `linked_pair` does."""
+    return not isinstance(value, type) and all(
+        callable(getattr(value, one, None)) for one in ("attach", "send", "detail")
+    )
+
+
+@asynccontextmanager
+async def linked_peer(
+    link: Link, config: ServerConfig, handlers: Handlers, client_info: JsonObject
+) -> AsyncGenerator[Peer]:
+    """Speak to a server at the other end of a link, which is ended when the block is left."""
+    peer = Peer(link, config.limits, handlers, client_info)
+    try:
+        await peer.connect()
+        yield peer
+    finally:
+        await peer.close()
+        finish = getattr(link, "finish", None)
+        if callable(finish):
+            finish()
+
+
 def linked_pair() -> tuple[PairedLink, PairedLink]:
-    """Make two links; give one to a host and the other to a client."""
+    """Make two links; give one to a host's `connect` and the other to an endpoint."""
     ours, theirs = PairedLink(), PairedLink()
     ours.other, theirs.other = theirs, ours
     return ours, theirs

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeAlias, cast
 import anyio
 
 from indusagi.core.cancel import CancelToken
+from indusagi.core.faults import describe_error
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.owner import Owner
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
@@ -94,7 +95,7 @@ class RunningProviderHost:
         self._owner.start(self._run(transport, started))
         await started.wait()
         if self._failure is not None:
-            message = f"the host cannot serve: {self._failure}"
+            message = f"the host cannot serve: {describe_error(self._failure)}"
             raise ProtocolFault("transport", message, self._failure)
 
     async def _run(self, transport: HostTransport, started: asyncio.Event) -> None:

@@ -6,24 +6,20 @@ the same, it is told so, then and not before.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Callable, Mapping
+from typing import BinaryIO, NoReturn
 
+from indusagi.capabilities.backends import (
+    DirEntry,
+    FileStat,
+    Folder,
+    ShellProcess,
+    ShellResult,
+    WorkT,
+)
 from indusagi.capabilities.budget import UNLIMITED
 from indusagi.capabilities.context import ToolContext
 from indusagi.core.cancel import CancelToken
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import BinaryIO
-
-    from indusagi.capabilities.backends import (
-        DirEntry,
-        FileStat,
-        Folder,
-        ShellProcess,
-        ShellResult,
-        WorkT,
-    )
 
 
 def inert_context() -> ToolContext:

@@ -11,6 +11,7 @@ from typing import Protocol, runtime_checkable
 
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given
+from indusagi.core.faults import describe_error
 from indusagi.core.json import JsonValue, is_json_object
 from indusagi.runtime.contract import ToolResult
 from induscode.deck.around import AroundCard
@@ -72,7 +73,7 @@ class CheckpointingCard(AroundCard):
             previous = await _content(ctx, resolved)
             await to_thread.run_sync(self._store.record, resolved, previous)
         except Exception as exc:  # noqa: BLE001 — boundary: the store is the host's
-            return None, f"what {path} held before was not kept: {exc}"
+            return None, f"what {path} held before was not kept: {describe_error(exc)}"
         return resolved, None
 
 

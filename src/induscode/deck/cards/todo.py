@@ -14,7 +14,14 @@ from indusagi.capabilities.tool import ToolSpec, define_tool
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.runtime.content import JsonContentBlock, TextContentBlock
 from indusagi.runtime.contract import JsonSchema, ToolResult
-from induscode.deck.contract import Capability, CapabilityCard, DeckContext, Profile, capability_id
+from induscode.deck.contract import (
+    Capability,
+    CapabilityCard,
+    DeckContext,
+    Profile,
+    capability_id,
+    parse_member,
+)
 
 MOST_ITEMS = 200
 LONGEST_TASK = 500
@@ -76,6 +83,10 @@ class TodoItem:
     task: str
     state: TodoState = TodoState.PENDING
     weight: TodoWeight = TodoWeight.NORMAL
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "state", parse_member(TodoState, self.state))
+        object.__setattr__(self, "weight", parse_member(TodoWeight, self.weight))
 
     def __str__(self) -> str:
         marked = "" if self.weight is TodoWeight.NORMAL else f" ({self.weight})"

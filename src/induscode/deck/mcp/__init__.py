@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from induscode.deck.mcp.attach import detach_bridge as detach_bridge
     from induscode.deck.mcp.config import discover_mcp_config as discover_mcp_config
     from induscode.deck.mcp.config import load_mcp_config as load_mcp_config
+    from induscode.deck.mcp.config import parse_config_file as parse_config_file
+    from induscode.deck.mcp.config import server_config_from_row as server_config_from_row
 
 _HOMES = {
     "AttachResult": "attach",
@@ -29,7 +31,10 @@ _HOMES = {
     "detach_bridge": "attach",
     "discover_mcp_config": "config",
     "load_mcp_config": "config",
+    "parse_config_file": "config",
+    "server_config_from_row": "config",
 }
+__all__ = [*_HOMES]  # pyright: ignore[reportUnsupportedDunderAll] — loaded by name, below
 
 
 def __getattr__(name: str) -> object:

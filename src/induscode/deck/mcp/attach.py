@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol, cast, runtime_checkable
 
+from indusagi.core.faults import describe_error
 from indusagi.core.notes import Note
 from indusagi.interop.protocol_bridge.contract import (
     BridgeConfig,
@@ -12,11 +15,14 @@ from indusagi.interop.protocol_bridge.contract import (
     ProtocolFault,
     RemoteTool,
     ServerConfig,
+    ServerFleet,
+    find_config_problem,
 )
 from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl, Waiting
 from indusagi.interop.protocol_bridge.handlers import Handlers
 from indusagi.interop.protocol_bridge.supervision import Supervision
 from induscode.deck.contract import (
+    BridgeFault,
     Capability,
     CapabilityCard,
     DeckContext,
@@ -26,8 +32,9 @@ from induscode.deck.contract import (
 from induscode.deck.mcp.capability import BridgeCapability
 from induscode.deck.mcp.drift import DisabledTool
 from induscode.deck.mcp.enrolment import Enrolment, EventSink, PinBook, iso_now
-from induscode.deck.mcp.ledger import BridgeLedger
+from induscode.deck.mcp.ledger import BridgeLedger, BridgeOp
 
+_log = logging.getLogger(__name__)
 _SUMMARY_CHARS = 100
 
 
@@ -42,7 +49,7 @@ class AttachResult:
     status: FleetStatus | None
     enrolled: int
     fault: DeckFault | None = None
-    """What made the configuration as a whole unusable; a server's own fault is in the status."""
+    """What of the configuration cannot be used; a server's own fault is in the status."""
     enrolment: Enrolment | None = field(default=None, compare=False, kw_only=True)
     """Follows the fleet from here on: its ledger is the one to read later."""
     notes: Sequence[Note] = field(default=(), kw_only=True)
@@ -70,12 +77,14 @@ async def attach_bridge_capabilities(
 
     A server that fails contributes nothing and says why in the status. Without servers nothing is
     started, and the ledger itself comes back, unless the fleet is `lasting` and may get some later.
+    What is not the description of a server is left out, and named in the result's `fault`.
     Those that are `waiting` are not started either; what is `known` of their tools is enrolled, and
     the first call of one starts its server. Tools that were `disabled` when they were seen last are
     told as such until their server lists its tools.
     """
+    config, fault = _check_config(config)
     if not config.servers and not lasting:
-        return AttachResult(ledger, None, None, 0)
+        return AttachResult(ledger, None, None, 0, fault)
     fleet = ServerFleetImpl(supervision=supervision, handlers=handlers)
     # Before anything starts, so that it hears of servers that come up or fail at once.
     enrolment = Enrolment(fleet, ledger, pins=pins, sink=sink)
@@ -86,33 +95,76 @@ async def attach_bridge_capabilities(
         after,
         fleet,
         enrolment.status(),
-        after.next_seq - ledger.next_seq,
+        sum(entry.op is BridgeOp.ENROLL for entry in after.since(ledger.next_seq)),
+        fault,
         enrolment=enrolment,
         notes=(*fleet.notes, *enrolment.notes),
     )
 
 
+def _check_config(config: BridgeConfig) -> tuple[BridgeConfig, BridgeFault | None]:
+    """Leave out what is not the description of a server, and say so in a fault."""
+    servers: object = getattr(config, "servers", None)
+    if not isinstance(servers, tuple):
+        return BridgeConfig(), BridgeFault(f"{type(config).__name__} is not a configuration")
+    usable: list[ServerConfig] = []
+    problems: list[str] = []
+    for number, server in enumerate(cast("tuple[ServerConfig, ...]", servers), start=1):
+        problem = find_config_problem(server)
+        if problem is None:
+            usable.append(server)
+        else:
+            problems.append(f"server {number} of the configuration was left out: {problem}")
+    if not problems:
+        return config, None
+    return BridgeConfig(usable), BridgeFault("; ".join(problems))
+
+
+@runtime_checkable
+class StoppableFleet(Protocol):
+    """A fleet that can close one of its servers for good."""
+
+    async def stop(self, server: str) -> None:
+        """Close a server and leave it closed.
+
+        Raises:
+            ProtocolFault: There is no server of this id.
+        """
+        ...
+
+
 async def detach_bridge(
     ledger: BridgeLedger,
-    fleet: ServerFleetImpl,
+    fleet: ServerFleet,
     servers: Sequence[str] | None = None,
 ) -> BridgeLedger:
     """Retire the tools of servers and close these; all of them if none are named.
 
-    Servers that are not named go on; names that nobody has change nothing.
+    Servers that are not named go on; a name that no server has changes nothing. Closing is done as
+    well as the fleet can: the tools are retired whatever it does.
     """
     at = iso_now()
     for server in fleet.status() if servers is None else servers:
         ledger = ledger.withdraw_server(server, at)
-    if servers is None:
-        await fleet.tear_down()
-        return ledger
-    for server in servers:
-        try:
-            await fleet.stop(server)
-        except ProtocolFault:
-            continue  # there is none of this name: its tools are retired all the same
+    try:
+        if servers is None:
+            await fleet.tear_down()
+        else:
+            for server in servers:
+                await _close_server(fleet, server)
+    except Exception as exc:  # noqa: BLE001 — boundary: a fleet that is not ours
+        _log.warning("a fleet could not be closed: %s", describe_error(exc))
     return ledger
+
+
+async def _close_server(fleet: ServerFleet, server: str) -> None:
+    try:
+        if isinstance(fleet, StoppableFleet):
+            await fleet.stop(server)
+        elif (endpoint := fleet.endpoint(server)) is not None:
+            await endpoint.close()
+    except ProtocolFault:
+        return  # there is none of this name: its tools are retired all the same
 
 
 def bridge_capability_card(capability: BridgeCapability) -> CapabilityCard:
@@ -126,7 +178,7 @@ def bridge_capability_card(capability: BridgeCapability) -> CapabilityCard:
     return CapabilityCard(capability_id(capability.name), title, first, (), build)
 
 
-def bridge_status(fleet: ServerFleetImpl) -> FleetStatus:
+def bridge_status(fleet: ServerFleet) -> FleetStatus:
     """Tell how every server is."""
     return fleet.status()
 

@@ -3,30 +3,79 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeAlias, cast
 
 from indusagi.capabilities.context import ToolContext
 from indusagi.core.json import JsonObject, JsonValue, compact_json
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
-from indusagi.runtime.contract import JsonSchema, ToolBox, ToolCall, ToolDescriptor, ToolResult
+from indusagi.runtime.content import TextContentBlock
+from indusagi.runtime.contract import (
+    JsonSchema,
+    ToolBox,
+    ToolCall,
+    ToolDescriptor,
+    ToolResult,
+    ToolRunner,
+)
+from induscode.deck.contract import BuildFailed
 from induscode.deck.mcp.keys import server_of_qualified, unqualified_tool
 
 RunRemote: TypeAlias = Callable[[JsonValue, ToolContext], Awaitable[ToolResult]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class BridgeCapability:
     """A tool of an MCP server. Two are equal when they are the same tool, whoever runs them."""
 
     descriptor: ToolDescriptor
     ref: RemoteToolRef
     """Which tool of which server it is: carried from the listing, never read off the name."""
-    raw: JsonObject = field(default_factory=dict[str, "JsonValue"], repr=False)
+    raw: JsonObject = field(repr=False)
     """The definition as the server gave it."""
-    runner: RunRemote | None = field(default=None, compare=False, repr=False)
+    runner: ToolRunner | RunRemote | None = field(compare=False, repr=False)
     """None for one that was read from the store and whose server is not there yet."""
+
+    def __init__(
+        self,
+        name: str,
+        description: str,
+        parameters: JsonSchema,
+        runner: ToolRunner | RunRemote | None,
+        *,
+        ref: RemoteToolRef | None = None,
+    ) -> None:
+        """Make the card of a tool of which no more is known than a box says of it.
+
+        The runner is called under the qualified name. Without a `ref` the server and the tool are
+        read off that name.
+
+        Raises:
+            BuildFailed: One of the arguments cannot be used.
+        """
+        _check(name, description, parameters, runner)
+        known = ref or RemoteToolRef(server_of_qualified(name), unqualified_tool(name))
+        raw: JsonObject = {
+            "name": known.name,
+            "description": description,
+            "inputSchema": cast("JsonObject", dict(parameters)),
+        }
+        _fill(self, ToolDescriptor(name, description, parameters), known, raw, runner)
+
+    @classmethod
+    def from_definition(
+        cls,
+        descriptor: ToolDescriptor,
+        ref: RemoteToolRef,
+        raw: JsonObject | None = None,
+        runner: ToolRunner | RunRemote | None = None,
+    ) -> BridgeCapability:
+        """Make the card of a tool with everything its server says of it."""
+        made = cls.__new__(cls)
+        _fill(made, descriptor, ref, {} if raw is None else raw, runner)
+        return made
 
     @property
     def name(self) -> str:
@@ -63,16 +112,64 @@ class BridgeCapability:
         """The digest of everything the server says about the tool."""
         return definition_pin(self.raw)
 
-    def with_runner(self, runner: RunRemote | None) -> BridgeCapability:
-        """Give the same tool, run by somebody else."""
-        return replace(self, runner=runner)
+    def with_runner(self, runner: ToolRunner | RunRemote | None) -> BridgeCapability:
+        """Give the same tool with another runner."""
+        return BridgeCapability.from_definition(self.descriptor, self.ref, self.raw, runner)
 
     async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
         """Call the tool on its server."""
         if self.runner is None:
             message = f"server {self.ref.server!r} is not connected, so {self.name} cannot run"
             return ToolResult.error(message, code="not_connected", server=self.ref.server)
-        return await self.runner(arguments, ctx)
+        run = getattr(self.runner, "run", None)
+        if run is None:
+            return await cast("RunRemote", self.runner)(arguments, ctx)
+        return await _run_call(cast("ToolRunner", self.runner), self.name, arguments, ctx)
+
+
+async def _run_call(
+    runner: ToolRunner, name: str, arguments: JsonValue, ctx: ToolContext
+) -> ToolResult:
+    call = ToolCall(f"bridge_{name}", name, arguments)
+    outcome = await runner.run(call, ctx.cancel, on_progress=ctx.on_progress)
+    # One of ours keeps its content blocks; of another kind only the flat value is known.
+    result: object = getattr(outcome, "result", None)
+    if isinstance(result, ToolResult):
+        return result
+    return project_outcome(outcome.output, is_error=outcome.is_error)
+
+
+def project_outcome(output: JsonValue, is_error: bool = False) -> ToolResult:
+    """Make a result of a flat value: a string as it is, null as nothing, the rest as JSON text."""
+    if output is None:
+        return ToolResult((), is_error)
+    text = output if isinstance(output, str) else json.dumps(output, indent=2, ensure_ascii=False)
+    return ToolResult((TextContentBlock(text),), is_error)
+
+
+def _fill(
+    made: BridgeCapability,
+    descriptor: ToolDescriptor,
+    ref: RemoteToolRef,
+    raw: JsonObject,
+    runner: ToolRunner | RunRemote | None,
+) -> None:
+    fields = {"descriptor": descriptor, "ref": ref, "raw": raw, "runner": runner}
+    for name, value in fields.items():
+        object.__setattr__(made, name, value)
+
+
+def _check(name: object, description: object, parameters: object, runner: object) -> None:
+    identity = name if isinstance(name, str) else repr(name)
+    if not isinstance(name, str) or not name:
+        raise BuildFailed(identity, "its name must be text that is not empty")
+    if not isinstance(description, str):
+        raise BuildFailed(identity, "its description must be text")
+    if not isinstance(parameters, Mapping):
+        raise BuildFailed(identity, "its parameters must be a JSON Schema, which is an object")
+    if runner is not None and not callable(runner) and not callable(getattr(runner, "run", None)):
+        what = type(runner).__name__
+        raise BuildFailed(identity, f"its runner ({what}) can neither be called nor has it a run")
 
 
 def definition_pin(raw: JsonObject) -> str:
@@ -90,18 +187,7 @@ def bridge_box_to_capabilities(box: ToolBox) -> Sequence[BridgeCapability]:
 
 
 def _boxed(box: ToolBox, descriptor: ToolDescriptor) -> BridgeCapability:
-    name = descriptor.name
-
-    async def run(arguments: JsonValue, ctx: ToolContext) -> ToolResult:
-        call = ToolCall(f"bridge_{name}", name, arguments)
-        outcome = await box.runner.run(call, ctx.cancel, on_progress=ctx.on_progress)
-        return outcome.result
-
-    ref = RemoteToolRef(server_of_qualified(name), unqualified_tool(name))
-    schema = cast("JsonObject", dict(descriptor.parameters))
-    raw: JsonObject = {
-        "name": ref.name,
-        "description": descriptor.description,
-        "inputSchema": schema,
-    }
-    return BridgeCapability(descriptor, ref, raw, run)
+    known = BridgeCapability(
+        descriptor.name, descriptor.description, descriptor.parameters, box.runner
+    )
+    return BridgeCapability.from_definition(descriptor, known.ref, known.raw, box.runner)

@@ -39,15 +39,34 @@ def load_mcp_config(path_or_cwd: str | os.PathLike[str]) -> list[ServerConfig]:
         places: Iterable[tuple[str, Scope]] = [(target, "given")]
     else:
         places = conventional_places(target)
+    return [config for path, scope in places for config in parse_config_file(path, scope)]
+
+
+def parse_config_file(path: str | os.PathLike[str], scope: Scope = "given") -> list[ServerConfig]:
+    """Read the servers of one file, with the values of their variables.
+
+    A row that cannot be used, or a variable without a value, leaves out that one server; a file
+    that cannot be read gives none. `discover_mcp_config` says why.
+    """
     found: list[ServerConfig] = []
-    for path, scope in places:
-        rows, _ = read_rows(path, scope)
-        for row in rows:
-            try:
-                found.append(row.resolved(os.environ))
-            except Unresolved:
-                continue  # its note is in discover_mcp_config
+    for row in read_rows(os.fspath(path), scope)[0]:
+        try:
+            found.append(row.resolved(os.environ))
+        except Unresolved:
+            continue
     return found
+
+
+def server_config_from_row(row: JsonObject) -> ServerConfig | None:
+    """Read one server from a row that carries its own `name`; None if it cannot be used."""
+    name = row.get("name")
+    origin = Origin("a row", "given", "servers")
+    if not isinstance(name, str) or is_switched_off(row):
+        return None
+    try:
+        return server_row(name, row, origin).resolved(os.environ)
+    except (BadRow, Unresolved):
+        return None
 
 
 def discover_mcp_config(path_or_cwd: str | os.PathLike[str]) -> DiscoveredConfig:

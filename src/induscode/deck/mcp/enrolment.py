@@ -87,7 +87,9 @@ class EventSink(Protocol):
 def mounted_capability(mounted: MountedTool) -> BridgeCapability:
     """Make the card of a tool that was mounted; it reaches its server at every call anew."""
     remote = mounted.remote
-    return BridgeCapability(remote.descriptor, remote.ref, remote.raw, mounted.tool.run)
+    return BridgeCapability.from_definition(
+        remote.descriptor, remote.ref, remote.raw, mounted.tool.run
+    )
 
 
 def iso_now() -> str:
@@ -120,6 +122,8 @@ class Enrolment:
         self._left_places: dict[RemoteToolRef, BridgeKey] = {}
         self._listed: dict[str, Sequence[RemoteTool]] = {}
         self._unfit: dict[RemoteToolRef, str] = {}
+        self._mounted: set[RemoteToolRef] = set()
+        """What this fleet runs. The ledger may hold tools of a fleet that was torn down."""
         self._holding = True
         self._long = asyncio.Event()
         self._leave = fleet.follow(self._heard)
@@ -264,7 +268,7 @@ class Enrolment:
             self._drifts[ref] = drift
             self._tell_drift(drift)
         found = self._ledger.find(ref)
-        if found is not None and found[1].runner is not None:
+        if found is not None and ref in self._mounted:
             if self._shows(ref, found[1].raw, remote.raw):
                 return
             switched = True
@@ -325,6 +329,7 @@ class Enrolment:
         key = content_key_of(capability)
         request = EnrollRequest(capability, server, key, supersedes=place)
         self._ledger = self._ledger.enroll(request, self._now())
+        self._mounted.add(remote.ref)
 
     def _guarded(self, capability: BridgeCapability) -> BridgeCapability:
         """Have a call look first whether the tool is still the one that was enrolled.
@@ -333,14 +338,14 @@ class Enrolment:
         """
         if self._pins is None or capability.runner is None:
             return capability
-        ref, run = capability.ref, capability.runner
+        ref = capability.ref
 
         async def guarded(arguments: JsonValue, ctx: ToolContext) -> ToolResult:
             endpoint = self.fleet.endpoint(ref.server)
             # A tool that is known before its server is up may be called before it is, too.
             if endpoint is not None and endpoint.known_tools is None:
                 await self.fleet.wake(ref.server)
-            return self._refusal(ref) or await run(arguments, ctx)
+            return self._refusal(ref) or await capability.run(arguments, ctx)
 
         return capability.with_runner(guarded)
 

@@ -11,6 +11,7 @@ import anyio.to_thread
 from indusagi.core.json import is_json_object
 from indusagi.core.notes import Note
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
+from induscode.deck.contract import DeckFault
 from induscode.deck.mcp.capability import BridgeCapability
 from induscode.deck.mcp.keys import BridgeKey
 from induscode.deck.mcp.ledger import BridgeEntry, BridgeLedger, BridgeOp
@@ -141,7 +142,7 @@ class _Reader:
                 row.at,
                 None if supersedes is None else BridgeKey(supersedes),
             )
-        except (KeyError, ValueError, TypeError) as exc:
+        except (DeckFault, KeyError, ValueError, TypeError) as exc:
             owner = f"row {row.seq} of the run {row.run}"
             self.notes.append(Note(owner, f"the tool it enrolled cannot be shown: {exc}"))
             return None
@@ -156,7 +157,7 @@ class _Reader:
         if raw is None:
             raw = _definition(self._document(facts, "definition"))
             self._definitions[facts["definition"]] = raw
-        return BridgeCapability(descriptor, ref, raw)
+        return BridgeCapability.from_definition(descriptor, ref, raw)
 
     def _document(self, facts: JsonObject, name: str) -> str:
         address = facts.get(name)

@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import re
+from typing import Self
+
 from indusagi.core.hashing import content_hash
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import JsonLike
 from indusagi.interop.protocol_bridge.contract import QUALIFIER, RemoteToolRef, qualify_tool_name
+from induscode.deck.contract import BridgeFault
+
+_KEY = re.compile(r"bk_(?:[0-9a-f]{32}|[0-9A-HJKMNP-TV-Z]{26})")
+"""A digest of 128 bits in hexadecimal digits, or a ULID (https://github.com/ulid/spec)."""
 
 
 class BridgeKey(str):
-    """What makes an enrolment the same one as before. Made by the functions below."""
+    """What makes an enrolment the same one as before: checked text. See the functions below."""
 
     __slots__ = ()
+
+    def __new__(cls, key: object) -> Self:
+        """Check the form of the key.
+
+        Raises:
+            BridgeFault: It is not `bk_` and a digest or a ULID.
+        """
+        if not isinstance(key, str) or _KEY.fullmatch(key) is None:
+            makers = "bridge_content_key or bridge_ulid_key"
+            raise BridgeFault(f"{key!r} is not a bridge key: make one with {makers}")
+        return super().__new__(cls, key)
 
 
 def bridge_content_key(server: str, tool: str, parameters: JsonLike = None) -> BridgeKey:

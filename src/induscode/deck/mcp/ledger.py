@@ -16,9 +16,10 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
-from induscode.deck.contract import BridgeFault
+from induscode.deck.contract import BridgeFault, parse_member
 from induscode.deck.mcp.capability import BridgeCapability as BridgeCapability
 from induscode.deck.mcp.capability import bridge_box_to_capabilities as bridge_box_to_capabilities
+from induscode.deck.mcp.capability import project_outcome as project_outcome
 from induscode.deck.mcp.keys import BridgeKey as BridgeKey
 from induscode.deck.mcp.keys import bridge_content_key as bridge_content_key
 from induscode.deck.mcp.keys import bridge_ulid_key as bridge_ulid_key
@@ -50,6 +51,9 @@ class BridgeEntry:
     """On an enrolment: the key of a former definition of the tool, whose place it takes."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "op", parse_member(BridgeOp, self.op))
+        if type(self.key) is not BridgeKey:
+            object.__setattr__(self, "key", BridgeKey(self.key))
         if (self.op is BridgeOp.ENROLL) != (self.capability is not None):
             raise ValueError(f"an event that is to {self.op} has the wrong capability")
 
@@ -181,13 +185,13 @@ class _Chain:
 class BridgeLedger:
     """The log, what it folds into, and the number of the next event. Make one with `empty`."""
 
-    __slots__ = ("_chain", "_length", "_snapshot", "next_seq")
+    __slots__ = ("_chain", "_length", "_next_seq", "_snapshot")
 
     def __init__(self, chain: _Chain, length: int, next_seq: int) -> None:
         self._chain = chain
         self._length = length
         self._snapshot: LedgerSnapshot | None = None
-        self.next_seq = next_seq
+        self._next_seq = next_seq
 
     @classmethod
     def empty(cls) -> BridgeLedger:
@@ -213,6 +217,11 @@ class BridgeLedger:
 
     def __repr__(self) -> str:
         return f"BridgeLedger({self._length} events, next {self.next_seq})"
+
+    @property
+    def next_seq(self) -> int:
+        """The number that the next event will have."""
+        return self._next_seq
 
     @property
     def log(self) -> Sequence[BridgeEntry]:

@@ -9,6 +9,7 @@ import json
 import os
 from typing import TYPE_CHECKING
 
+from indusagi.core.faults import describe_error
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import is_json_object
 from indusagi.core.places import read_small_file
@@ -67,7 +68,7 @@ def read_lock(path: str) -> Mapping[RemoteToolRef, JsonObject]:
     try:
         lock: JsonValue = json.loads(read_small_file(path, _LARGEST_BYTES))
     except (OSError, ValueError, RecursionError) as exc:
-        raise BridgeFault(f"{path} cannot be read: {exc}") from exc
+        raise BridgeFault(f"{path} cannot be read: {describe_error(exc)}") from exc
     servers = lock.get("servers") if is_json_object(lock) else None
     if not is_json_object(lock) or lock.get("version") != _VERSION or not is_json_object(servers):
         raise BridgeFault(f"{path} is no lock of version {_VERSION}: write it anew")

@@ -1,0 +1,111 @@
+"""A client of one MCP server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from indusagi.core.cancel import CancelToken
+from indusagi.core.json import JsonValue
+from indusagi.interop.protocol_bridge.contract import (
+    EndpointStatus,
+    RemoteCallResult,
+    RemoteTool,
+    ServerConfig,
+    is_terminal_phase,
+    is_usable_phase,
+)
+from indusagi.interop.protocol_bridge.endpoint import (
+    InjectedTransport,
+    ServerEndpointImpl,
+    create_server_endpoint,
+)
+from indusagi.interop.protocol_bridge.handlers import Handlers
+from indusagi.runtime.contract import ProgressSink
+
+
+class MCPClient:
+    """A connection to one server, which can be made again after it has ended.
+
+    Use it in an `async with` block, or call `connect` and `disconnect`.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        transport: InjectedTransport | None = None,
+        *,
+        handlers: Handlers | None = None,
+    ) -> None:
+        """Describe the server; with a `transport` that is used instead of the description's own."""
+        self._config = config
+        self._transport = transport
+        self._handlers = handlers
+        self._endpoint = self._make_endpoint()
+
+    def _make_endpoint(self) -> ServerEndpointImpl:
+        return create_server_endpoint(self._config, self._transport, handlers=self._handlers)
+
+    @property
+    def endpoint(self) -> ServerEndpointImpl:
+        """The endpoint behind the present connection."""
+        return self._endpoint
+
+    @property
+    def connected(self) -> bool:
+        """Whether tools can be called."""
+        return is_usable_phase(self._endpoint.phase)
+
+    def status(self) -> EndpointStatus:
+        """Tell how the connection is."""
+        return self._endpoint.status()
+
+    async def connect(self) -> None:
+        """Connect; again, if the last connection has ended.
+
+        Raises:
+            ProtocolFault: The server cannot be reached.
+        """
+        if is_terminal_phase(self._endpoint.phase):
+            self._endpoint = self._make_endpoint()
+        await self._endpoint.open()
+
+    async def list_tools(self) -> Sequence[RemoteTool]:
+        """List the tools of the server.
+
+        Raises:
+            ProtocolFault: Not connected, or the listing failed.
+        """
+        return await self._endpoint.list_tools()
+
+    async def call_tool(
+        self,
+        name: str,
+        arguments: JsonValue = None,
+        *,
+        cancel: CancelToken | None = None,
+        on_progress: ProgressSink | None = None,
+    ) -> RemoteCallResult:
+        """Call a tool by the name the server has for it.
+
+        Raises:
+            ProtocolFault: Not connected, refused, timed out, cancelled, or the connection was lost.
+        """
+        return await self._endpoint.invoke(name, arguments, cancel=cancel, on_progress=on_progress)
+
+    async def disconnect(self) -> None:
+        """End the connection; safe to call twice."""
+        await self._endpoint.close()
+
+    async def __aenter__(self) -> Self:
+        await self.connect()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.disconnect()

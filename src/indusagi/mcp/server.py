@@ -1,0 +1,84 @@
+"""A server over a box of tools."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from contextlib import AbstractAsyncContextManager
+from typing import cast
+
+from indusagi.capabilities.context import ToolContext
+from indusagi.capabilities.local import make_local_context
+from indusagi.capabilities.registry import ToolRegistry
+from indusagi.capabilities.tool import DefinedTool
+from indusagi.core.cancel import CancelToken
+from indusagi.interop.protocol_bridge.host import (
+    ProviderHost,
+    ProviderHostInfo,
+    RunningProviderHost,
+    create_provider_host,
+)
+from indusagi.interop.protocol_bridge.host_serving import HostTransport
+from indusagi.interop.protocol_bridge.host_settings import HttpHost, HttpSettings
+from indusagi.runtime.contract import ToolBox
+
+_DEFAULT = ProviderHostInfo()
+
+
+class MCPServer:
+    """Tools that MCP clients can list and call."""
+
+    def __init__(
+        self,
+        tools: ToolBox | Callable[[], ToolBox] | Iterable[DefinedTool],
+        *,
+        name: str = _DEFAULT.name,
+        version: str = _DEFAULT.version,
+        context: ToolContext | None = None,
+    ) -> None:
+        """Serve a box, a function that gives the present one, or tools that are not in a box yet.
+
+        Such tools run in `context`; without one, in the working directory of the process.
+        """
+        if callable(tools) or hasattr(tools, "descriptors"):
+            box = cast("ToolBox | Callable[[], ToolBox]", tools)
+        else:
+            box = _make_box(cast("Iterable[DefinedTool]", tools), context)
+        self._host = create_provider_host(box, ProviderHostInfo(name, version))
+
+    @property
+    def host(self) -> ProviderHost:
+        """The provider host that does the work."""
+        return self._host
+
+    async def connect(self, transport: HostTransport) -> RunningProviderHost:
+        """Serve one client over a transport; returns when it is being served.
+
+        Raises:
+            ProtocolFault: It is not a transport (kind `transport`).
+        """
+        return await self._host.connect(transport)
+
+    async def serve_stdio(self, stop: CancelToken | None = None) -> None:
+        """Serve the client that started this process, until it is gone or `stop` is cancelled.
+
+        Raises:
+            ProtocolFault: Standard input or output cannot be used (kind `transport`).
+        """
+        await self._host.serve_stdio(stop)
+
+    def serve_http(
+        self, settings: HttpSettings | None = None
+    ) -> AbstractAsyncContextManager[HttpHost]:
+        """Serve clients over HTTP while the block that this opens is running."""
+        return self._host.serve_http(settings)
+
+    def notify_changed(self) -> bool:
+        """Look at the box again, and tell every client if its tools have changed."""
+        return self._host.changed()
+
+
+def _make_box(tools: Iterable[DefinedTool], context: ToolContext | None) -> ToolBox:
+    registry = ToolRegistry()
+    registry.register_all(tools)
+    return registry.to_tool_box(context or make_local_context(os.getcwd()))

@@ -1,0 +1,1 @@
+"""What every part of the product agrees on before a run begins."""
