@@ -99,13 +99,47 @@ def test_a_gateway_behind_http_loads_nothing_of_the_sdk(tmp_path: Path) -> None:
     assert {*lines} & {"mcp", "mcp_types", "pydantic", "httpx2", "starlette", "jsonschema"} == set()
 
 
-def test_there_is_room_for_64_sessions_or_as_many_as_are_said(tmp_path: Path) -> None:
-    for words, room in (([], 64), (["--sessions", "2"], 2)):
+def test_finding_d11_there_is_room_for_256_sessions_or_as_many_as_are_said(tmp_path: Path) -> None:
+    for words, room in (([], 256), (["--sessions", "2"], 2), (["--max-sessions", "3"], 3)):
         with listening(*NONE, *words, cwd=tmp_path) as (_, url):
             assert {post(url, **bearer()).status_code for _ in range(room)} == {200}
             post(url, **bearer())
             health = httpx2.get(f"{url.removesuffix('/mcp')}/health", headers=bearer())
             assert health.json()["sessions"] == room
+
+
+@pytest.mark.parametrize(
+    ("flag", "status"), [("--max-requests", 503), ("--max-requests-per-token", 429)]
+)
+async def test_finding_d11_the_limits_are_flags_and_their_refusals_are_answers(
+    tmp_path: Path, flag: str, status: int
+) -> None:
+    """A call that waits takes the one place there is; each of the others is told to wait."""
+    configured(user_file(), {"a": row()})
+    stamp: dict[str, Any] = {
+        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+        "io.modelcontextprotocol/clientCapabilities": {},
+    }
+    params = {"name": "a__slow", "arguments": {"seconds": 60}, "_meta": stamp}
+    frame = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+    named = {"MCP-Protocol-Version": "2026-07-28", "Mcp-Method": "tools/call"}
+    named |= {"Mcp-Name": "a__slow", "Accept": "application/json, text/event-stream"}
+    answers: list[httpx2.Response] = []
+    with listening(*NONE, flag, "1", cwd=tmp_path) as (_, url):
+        headers = {**named, **bearer()}
+        async with httpx2.AsyncClient(headers=headers, timeout=60) as client:
+            health = f"{url.removesuffix('/mcp')}/health"
+
+            async def is_busy() -> bool:
+                return (await client.get(health)).json()["requests"] == 1
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(lambda: client.post(url, json=frame))
+                await until(is_busy)
+                answers += [await client.post(url, json=frame) for _ in range(5)]
+                tasks.cancel_scope.cancel()
+    assert [answer.status_code for answer in answers] == [status] * 5
+    assert {answer.headers["retry-after"] for answer in answers} == {"1"}
 
 
 def test_without_a_token_only_this_machine_is_served_and_that_is_said(tmp_path: Path) -> None:

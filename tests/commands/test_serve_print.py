@@ -133,11 +133,11 @@ def test_an_address_for_everybody_is_reached_from_here(tmp_path: Path, client: s
 
 def test_how_to_start_the_gateway_behind_an_address_is_told(tmp_path: Path) -> None:
     words = ["--http", "9000", "--allowed-host", "gate:9000", "--allowed-origin", "https://a b"]
-    words += ["--sessions", "9"]
+    words += ["--sessions", "9", "--max-requests-per-token", "5"]
     done = run("serve", "--print-config", "codex", *words, "--no-mcp", cwd=tmp_path)
     line = (
-        f"{shlex.quote(command())} serve --no-mcp --http 9000 --sessions 9 "
-        "--allowed-host gate:9000 --allowed-origin 'https://a b'"
+        f"{shlex.quote(command())} serve --no-mcp --http 9000 --max-sessions 9 "
+        "--max-requests-per-token 5 --allowed-host gate:9000 --allowed-origin 'https://a b'"
     )
     assert f"the gateway must run: {line}\n" in done.stderr
     assert "set INDUS_SERVE_TOKEN" in done.stderr

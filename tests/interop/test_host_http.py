@@ -439,7 +439,7 @@ async def test_what_is_not_understood_is_refused(headers: dict[str, str], status
         ("PUT", "/mcp", None, 405),
         ("GET", "/mcp", "2026-07-28", 405),
         ("GET", "/nothing", None, 404),
-        ("POST", "/health", None, 404),
+        ("POST", "/health", None, 405),
         ("GET", "/sse", None, 404),
         ("POST", "/messages", None, 404),
     ],

@@ -21,10 +21,20 @@ if TYPE_CHECKING:
 
 DEFAULT_ADDRESS = "127.0.0.1:7332"
 NAME = "indus"
-SESSIONS = 64
+SESSIONS = 256
 """Of a gateway, by default: they share its servers, and cost little."""
-_MOST_SESSIONS = 256
-"""Each may have a stream, and those who bring requests need connections too."""
+CONNECTIONS = 2_048
+REQUESTS = 2_048
+REQUESTS_PER_TOKEN = 1_024
+LIMIT_FLAGS = {
+    "sessions": "--max-sessions",
+    "connections": "--max-connections",
+    "requests": "--max-requests",
+    "requests_per_token": "--max-requests-per-token",
+}
+"""The flag of each limit of a gateway over HTTP, by the key of its value."""
+_MOST = 65_536
+"""The largest limit that can be given: there are no more ports for connections."""
 PROFILES = ("authoring", "survey", "all", "none")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ADDRESS = re.compile(
@@ -74,10 +84,34 @@ class ServeOptions:
     help="With --http: a page that may speak to it (repeatable).",
 )
 @click.option(
+    "--max-sessions",
     "--sessions",
-    type=click.IntRange(1, _MOST_SESSIONS),
+    "sessions",
+    type=click.IntRange(1, _MOST),
     metavar="N",
     help=f"With --http: so many clients of the older protocol at once; {SESSIONS} by default.",
+)
+@click.option(
+    "--max-connections",
+    "connections",
+    type=click.IntRange(1, _MOST),
+    metavar="N",
+    help=f"With --http: so many connections at once; {CONNECTIONS:,} by default.",
+)
+@click.option(
+    "--max-requests",
+    "requests",
+    type=click.IntRange(1, _MOST),
+    metavar="N",
+    help=f"With --http: so many requests at once; {REQUESTS:,} by default.",
+)
+@click.option(
+    "--max-requests-per-token",
+    "requests_per_token",
+    type=click.IntRange(1, _MOST),
+    metavar="N",
+    help="With --http: so many requests at once of one session, or of one token without "
+    f"sessions; {REQUESTS_PER_TOKEN:,} by default.",
 )
 @click.option(
     "--profile",
@@ -104,6 +138,9 @@ def command(
     hosts: tuple[str, ...],
     origins: tuple[str, ...],
     sessions: int | None,
+    connections: int | None,
+    requests: int | None,
+    requests_per_token: int | None,
     profile: str,
     name: str,
     transparent: str | None,
@@ -115,10 +152,10 @@ def command(
     Servers are attached as everywhere: trust and pins apply, and files that change are read again
     (SIGHUP: at once). SIGTERM and the end of standard input end it well.
     """
-    _check(context, stdio=stdio, http=http, only_http={"--sse": sse, "--no-token": no_token})
-    _check(context, stdio=stdio, http=http, only_http={"--allowed-host": hosts})
-    _check(context, stdio=stdio, http=http, only_http={"--allowed-origin": origins})
-    _check(context, stdio=stdio, http=http, only_http={"--sessions": sessions})
+    limits = {flag: context.params[key] for key, flag in LIMIT_FLAGS.items()}
+    only_http: dict[str, object] = {"--sse": sse, "--no-token": no_token, **limits}
+    only_http |= {"--allowed-host": hosts, "--allowed-origin": origins}
+    _check(context, stdio=stdio, http=http, only_http=only_http)
     if _NAME.fullmatch(name) is None:
         said = f"--name {name!r}: use letters, digits, _ and -, 64 at most"
         raise click.UsageError(said, context)
@@ -128,7 +165,13 @@ def command(
         settings = _settings(
             context, http, sse=sse, no_token=no_token, hosts=hosts, origins=origins
         )
-        settings = _roomy(context, settings, sessions, is_relay=transparent is not None)
+        settings = _limit_sessions(context, settings, sessions, is_relay=transparent is not None)
+        settings = replace(
+            settings,
+            connections=connections or CONNECTIONS,
+            requests=requests or REQUESTS,
+            requests_each=requests_per_token or REQUESTS_PER_TOKEN,
+        )
     invocation = invocation_from(context)
     if invocation.tools and not was_given(context, "profile"):
         profile = "all"  # those that are named were asked for
@@ -243,13 +286,15 @@ def _host(context: click.Context, given: str, found: re.Match[str]) -> str:
     return six or host
 
 
-def _roomy(
+def _limit_sessions(
     context: click.Context, settings: HttpSettings, sessions: int | None, *, is_relay: bool
 ) -> HttpSettings:
     """Say how many sessions there may be; behind a relay each has a process of its own."""
     most = settings.sessions
     if is_relay and sessions is not None and sessions > most:
-        said = f"--sessions {sessions}: {most} at most with --transparent, each has its own server"
+        said = (
+            f"--max-sessions {sessions}: {most} at most with --transparent, each has its own server"
+        )
         raise click.UsageError(said, context)
     chosen = sessions or (most if is_relay else SESSIONS)
     return replace(settings, sessions=chosen, streams=max(settings.streams, chosen))

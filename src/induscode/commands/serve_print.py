@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from induscode.commands.serve import given_anywhere, was_given
+from induscode.commands.serve import LIMIT_FLAGS, given_anywhere, was_given
 from induscode.commands.serve_entry import CLIENTS, TOKEN_VARIABLE, Address, Entry, own_command
 from induscode.commands.serve_loop import EVERYWHERE
 from induscode.launch.options import invocation_from
@@ -75,9 +75,10 @@ def _words(context: click.Context) -> list[str]:
 def _own_words(context: click.Context) -> list[str]:
     given = context.params
     words: list[str] = []
-    for key in ("http", "sessions", "profile", "name", "transparent"):
+    keys = ("http", *LIMIT_FLAGS, "profile", "name", "transparent")
+    for key in keys:
         if was_given(context, key):
-            words += [f"--{key}", str(given[key])]
+            words += [LIMIT_FLAGS.get(key, f"--{key}"), str(given[key])]
     for key in ("sse", "no_token"):
         words += [f"--{key.replace('_', '-')}"] * bool(given[key])
     for flag, key in (("--allowed-host", "hosts"), ("--allowed-origin", "origins")):

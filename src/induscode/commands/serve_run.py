@@ -193,6 +193,9 @@ def _tell_address(serving: HttpHost, settings: HttpSettings, what: str) -> None:
     complain(f"serving at {serving.url} {what}")
     if settings.host in EVERYWHERE and not settings.allowed_hosts:
         complain("whoever comes from elsewhere needs --allowed-host NAME:PORT")
+    if serving.connections < settings.connections:
+        limit = f"--max-connections {settings.connections:,}: {serving.connections:,} are taken"
+        complain(f"{limit}, since the system allows too few open files (see ulimit -Hn)")
     if settings.sse:
         complain(f"for old clients: {serving.url.removesuffix(settings.path)}/sse")
     if serving.token_path is None:

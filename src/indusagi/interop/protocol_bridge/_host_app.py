@@ -26,7 +26,7 @@ from indusagi.interop.protocol_bridge._host_exchange import (
     Request,
     cancelled,
 )
-from indusagi.interop.protocol_bridge._host_line import WELCOME
+from indusagi.interop.protocol_bridge._host_line import CROWDED, RECEIVED, WELCOME
 from indusagi.interop.protocol_bridge._host_sessions import Sessions
 from indusagi.interop.protocol_bridge.frames import read_exact
 from indusagi.interop.protocol_bridge.host_doors import HEALTH, OLD_MESSAGES, OLD_STREAM
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
 _SESSION = "mcp-session-id"
 _NO_STATUS: Mapping[int, int] = {}
+_LATER = {"retry-after": "1", "connection": "close"}
 
 
 class HostApp:
@@ -82,12 +83,15 @@ class HostApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        request = Request(scope, receive, send)
+        state = scope["state"]
+        request = Request(scope, receive, send, state[RECEIVED])
         try:
+            if state[CROWDED]():
+                raise Refused(503, "there are too many connections", BUSY, _LATER)
             come_in(request, self._doors)
-            scope["state"][WELCOME]()
+            state[WELCOME]()
             if self._stopping:
-                raise Refused(503, "the host is stopping", BUSY, {"connection": "close"})
+                raise Refused(503, "the host is stopping", BUSY, _LATER)
             await self._route(request)
         except Refused as refused:
             await request.refuse(refused)
@@ -99,14 +103,15 @@ class HostApp:
                 await self._modern(request, version)
             else:
                 await self._legacy(request)
-        elif (request.method, request.path) == ("GET", HEALTH):
+        elif request.path == HEALTH:
+            _require_method(request, "GET")
             await request.respond(200, compact_json(self._health()).encode())
-        elif (request.method, request.path) == ("GET", OLD_STREAM):
+        elif request.path == OLD_STREAM:
+            _require_method(request, "GET")
             await self._old_stream(request)
-        elif (request.method, request.path) == ("POST", OLD_MESSAGES):
-            await self._old_message(request)
         else:
-            raise Refused(404, "there is nothing here")
+            _require_method(request, "POST")
+            await self._old_message(request)
 
     def _health(self) -> JsonObject:
         counts: JsonObject = {"sessions": len(self.sessions), "requests": self._quota.running}
@@ -139,7 +144,7 @@ class HostApp:
             await self.sessions.drop(session, "its client ended it")
             await request.respond(200)
         else:
-            raise Refused(405, "only GET, POST and DELETE", headers={"allow": "GET, POST, DELETE"})
+            raise _method_refusal("GET, POST, DELETE")
 
     def _session(self, request: Request) -> HttpSession:
         identity = request.headers.get(_SESSION)
@@ -222,7 +227,7 @@ class HostApp:
 
     async def _modern(self, request: Request, version: str) -> None:
         if request.method != "POST":
-            raise Refused(405, "only POST", headers={"allow": "POST"})
+            raise _method_refusal("POST")
         if not request.accepts(JSON):
             raise Refused(406, "the answer is application/json or text/event-stream")
         frame = await self._frame(request)
@@ -345,6 +350,16 @@ class HostApp:
         for client in [*self._alone]:
             client.conversation.gone(reason)
         await self.sessions.close(reason)
+
+
+def _require_method(request: Request, method: str) -> None:
+    if request.method != method:
+        raise _method_refusal(method)
+
+
+def _method_refusal(allowed: str) -> Refused:
+    """Name what is allowed, as https://www.rfc-editor.org/rfc/rfc9110#section-15.5.6 wants it."""
+    return Refused(405, f"only {allowed}", headers={"allow": allowed})
 
 
 def _checked(frame: JsonValue) -> JsonObject:

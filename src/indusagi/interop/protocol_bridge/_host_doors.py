@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.host_doors import Doors
     from indusagi.interop.protocol_bridge.host_settings import HttpSettings
 
+_WAIT = {"retry-after": "1"}
+
 
 def come_in(request: Request, doors: Doors) -> None:
     """Look at the name, the page, the path and the token of a request, and note whose it is.
@@ -73,11 +75,10 @@ class Quota:
         Raises:
             Refused: There are too many.
         """
-        wait = {"retry-after": "1"}
         if self.running >= self._settings.requests:
-            raise Refused(503, "there are too many requests at once", BUSY, wait)
+            raise Refused(503, "there are too many requests at once", BUSY, _WAIT)
         if self._each.get(whose, 0) >= self._settings.requests_each:
-            raise Refused(429, "this client has too many requests at once", BUSY, wait)
+            raise Refused(429, "this client has too many requests at once", BUSY, _WAIT)
         self.running += 1
         self._each[whose] = self._each.get(whose, 0) + 1
         self._calm.clear()
@@ -99,7 +100,7 @@ class Quota:
             Refused: There are too many.
         """
         if self.streams >= self._settings.streams:
-            raise Refused(503, "there are too many streams", BUSY)
+            raise Refused(503, "there are too many streams", BUSY, _WAIT)
         self.streams += 1
         try:
             yield

@@ -32,8 +32,14 @@ _LINE = 64
 """So many events may wait before those who send are asked to wait."""
 _SLICE = 256 * 1024
 """So much of an answer is written before its client has to have taken it."""
-_DROPPED = 4
-"""So many times the limit of a body is read, though not kept."""
+_FRAMING = 8
+_FRAMING_BYTES = 1024 * 1024
+"""A chunked body may take so many times the bytes of its data, and so many more.
+
+A chunk of one byte takes six; one with an extension of any length could be sent without end. What
+was received and not yet read, half a megabyte at most, counts as well.
+"""
+_CLOSE = (b"connection", b"close")
 _STREAMED: Headers = (
     (b"content-type", EVENTS),
     (b"cache-control", b"no-cache, no-transform"),
@@ -61,7 +67,9 @@ class Refused(Exception):
 class Request:
     """What came: method, path, headers, and the body once it is read."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, received: Callable[[], int]
+    ) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.query: bytes = scope["query_string"]
@@ -73,6 +81,10 @@ class Request:
         """The token it has shown."""
         self._receive = receive
         self._send = send
+        self._received = received
+        """Tells how many bytes have come of it, the framing of its body included."""
+        sized = self.headers.get("content-length", "0").strip("0")
+        self._has_unread_body = bool(sized) or "transfer-encoding" in self.headers
 
     def accepts(self, kind: bytes) -> bool:
         """Tell whether the client takes this kind of answer."""
@@ -90,24 +102,25 @@ class Request:
         parts: list[bytes] = []
         size = 0
         with anyio.move_on_after(within_s):
-            # Somewhat more is read and dropped: many clients look for an answer only after the end.
-            while size <= limit * _DROPPED:
+            while size <= limit:
                 message = await self._receive()
                 if message["type"] == "http.disconnect":
                     raise Refused(400, "the request was broken off")
                 part: bytes = message.get("body", b"")
                 size += len(part)
+                if self._received() > size * _FRAMING + _FRAMING_BYTES:
+                    raise Refused(400, "most of the body is not data but the framing of chunks")
                 if size <= limit:
                     parts.append(part)
                 else:
                     parts.clear()
                 if not message.get("more_body"):
+                    self._has_unread_body = False
                     break
             if size > limit:
-                said = f"the body has more than {limit:,} bytes"
-                raise Refused(413, said, headers={"connection": "close"})
+                raise Refused(413, f"the body has more than {limit:,} bytes")
             return b"".join(parts)
-        raise Refused(408, "the request took too long to arrive", headers={"connection": "close"})
+        raise Refused(408, "the request took too long to arrive")
 
     async def gone(self) -> None:
         """Wait until the client goes away; only after the body."""
@@ -120,8 +133,7 @@ class Request:
         """Answer in one piece."""
         typed = [(b"content-type", kind)] if body else []
         length = (b"content-length", str(len(body)).encode())
-        start = {"type": "http.response.start", "status": status}
-        await self._send({**start, "headers": [*typed, length, *headers]})
+        await self._begin(status, [*typed, length, *headers])
         await self._write(body)
         await self.end()
 
@@ -133,8 +145,14 @@ class Request:
 
     async def begin_events(self, headers: Headers = ()) -> None:
         """Begin a stream of events."""
-        start = {"type": "http.response.start", "status": 200}
-        await self._send({**start, "headers": [*_STREAMED, *headers]})
+        await self._begin(200, [*_STREAMED, *headers])
+
+    async def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        """Begin to answer; after a body that was not read nothing more can be asked."""
+        if self._has_unread_body and _CLOSE not in headers:
+            headers = [*headers, _CLOSE]
+        start = {"type": "http.response.start", "status": status}
+        await self._send({**start, "headers": headers})
 
     async def event(self, data: bytes, name: bytes = b"message") -> None:
         """Send an event; empty: a sign of life."""

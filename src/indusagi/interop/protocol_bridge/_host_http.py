@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
@@ -12,18 +13,24 @@ import anyio
 import uvicorn
 
 from indusagi.interop.protocol_bridge._host_app import HostApp
-from indusagi.interop.protocol_bridge._host_line import HostLine, Lines
+from indusagi.interop.protocol_bridge._host_line import LINGERING, Connections, HostConnection
 from indusagi.interop.protocol_bridge.host_doors import make_doors
+from indusagi.interop.protocol_bridge.host_framing import HEAD_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator, Sequence
 
     from indusagi.interop.protocol_bridge.host_settings import HttpSettings, NewClient, SchemaOf
 
-_BACKLOG = 128
-_CONNECTIONS = 512
+_ACCEPTED = 128
+"""So many connections are accepted in one turn of the event loop."""
+_BACKLOG = 2_048
+"""So many may wait to be accepted; the system may allow fewer (net.core.somaxconn)."""
+_OTHER_FILES = 512
+"""Descriptors that servers, files and the program itself need besides connections."""
+_FEWEST = 16
+"""So many connections are allowed whatever the system says about descriptors."""
 _KEEP_ALIVE_S = 15
-_HEADER_BYTES = 32 * 1024
 _LINGER_S = 1
 """How long answers that are made may take to be read at the end."""
 _UNREAD_BYTES = 256 * 1024
@@ -50,6 +57,9 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to listen."""
         await super().startup(sockets)
+        for listener in sockets or ():
+            # asyncio takes one number for how many wait and for how many it accepts at once.
+            listener.listen(_BACKLOG)
         self.ready.set()
 
     async def main_loop(self) -> None:
@@ -70,7 +80,7 @@ class _Server(uvicorn.Server):
 
     def _hang_up(self) -> None:
         for line in [*self.server_state.connections]:
-            cast("HostLine", line).transport.abort()
+            cast("HostConnection", line).hang_up()
 
     def leave(self) -> None:
         """Be told to end."""
@@ -81,8 +91,8 @@ class _Server(uvicorn.Server):
 @asynccontextmanager
 async def serve_app(
     new_client: NewClient, schema_of: SchemaOf, settings: HttpSettings, tokens: Sequence[str]
-) -> AsyncGenerator[int]:
-    """Listen until the block is left; gives the port.
+) -> AsyncGenerator[tuple[int, int]]:
+    """Listen until the block is left; gives the port, and how many connections are taken.
 
     Raises:
         OSError: The address cannot be listened on.
@@ -90,10 +100,11 @@ async def serve_app(
     # In a thread: the address may be a name that somebody has to be asked for.
     with await asyncio.to_thread(_listener, settings) as listener:
         port = listener.getsockname()[1]
-        lines = Lines(settings)
+        limit = allow_connections(settings.connections)
+        connections = Connections(settings, limit)
         doors = make_doors(settings, tokens, port)
-        app = HostApp(new_client, schema_of, settings, doors, lines.dropped)
-        server = _Server(await asyncio.to_thread(_config, app, lines))
+        app = HostApp(new_client, schema_of, settings, doors, connections.dropped)
+        server = _Server(await asyncio.to_thread(_config, app, connections))
         over = asyncio.Event()
 
         async def serve() -> None:
@@ -107,7 +118,7 @@ async def serve_app(
             tasks.start_soon(app.sessions.watch)
             await server.ready.wait()
             try:
-                yield port
+                yield port, limit
             finally:
                 with anyio.CancelScope(shield=True):
                     await app.stop("the host was stopped")
@@ -124,29 +135,46 @@ def _listener(settings: HttpSettings) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNREAD_BYTES)
         listener.bind((settings.host.strip("[]"), settings.port))
-        listener.listen(_BACKLOG)
+        listener.listen(_ACCEPTED)
     except OSError:
         listener.close()
         raise
     return listener
 
 
-def _config(app: HostApp, lines: Lines) -> uvicorn.Config:
+def allow_connections(wanted: int) -> int:
+    """Raise the limit of open files to what so many connections need, as far as it may be raised.
+
+    Only the soft limit is raised, as setrlimit(2) allows everyone. Gives how many there may be.
+    """
+    needed = wanted + LINGERING + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    if soft == unlimited or soft >= needed:
+        return wanted
+    allowed = needed if hard == unlimited else min(needed, hard)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    except (OSError, ValueError):  # such as a limit of the whole system, on macOS
+        allowed = soft
+    return wanted if allowed >= needed else max(allowed // 2, _FEWEST)
+
+
+def _config(app: HostApp, connections: Connections) -> uvicorn.Config:
     config = uvicorn.Config(
         app,
         # It is only ever called, with names.
-        http=cast("type[asyncio.Protocol]", partial(HostLine, lines)),
+        http=cast("type[asyncio.Protocol]", partial(HostConnection, connections)),
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        backlog=_BACKLOG,
-        limit_concurrency=_CONNECTIONS,
+        backlog=_ACCEPTED,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=2 * _LINGER_S,
-        h11_max_incomplete_event_size=_HEADER_BYTES,
+        h11_max_incomplete_event_size=HEAD_BYTES,
     )
     config.load()
     return config

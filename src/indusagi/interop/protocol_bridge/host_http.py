@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from indusagi.core.faults import describe_error
@@ -37,16 +38,16 @@ async def open_http(
             tokens, kept = await asyncio.to_thread(_tokens, chosen)
             server = await asyncio.to_thread(_loaded_server)
             opening = server.serve_app(new_client, schema_of, chosen, tokens)
-            port = await stack.enter_async_context(opening)
+            port, connections = await stack.enter_async_context(opening)
         except (OSError, ValueError) as exc:
             said = f"the host cannot listen on {chosen.host}:{chosen.port}: {describe_error(exc)}"
             raise ProtocolFault("transport", said, exc) from exc
         name = f"[{chosen.host.strip('[]')}]" if ":" in chosen.host else chosen.host
         url = f"http://{name}:{port}{chosen.path}"
-        if kept is None:
-            yield HttpHost(url, port)
-        else:
-            yield HttpHost(url, port, kept.token, kept.path, kept.is_new)
+        host = HttpHost(url, port, connections=connections)
+        if kept is not None:
+            host = replace(host, token=kept.token, token_path=kept.path, token_is_new=kept.is_new)
+        yield host
 
 
 def _tokens(settings: HttpSettings) -> tuple[tuple[str, ...], KeptToken | None]:

@@ -37,14 +37,17 @@ class HttpSettings:
     body_s: float = 10.0
     head_s: float = 10.0
     """The headers of a request must be there so long after a client connects or begins to send."""
-    strangers: int = 256
-    """Connections that have shown no token; the oldest of them gives way to another."""
+    connections: int = 2_048
+    """At once, in all; requests on further ones get a 503. Each takes a file descriptor: the limit
+    of this process is raised as far as it may be, and this number lowered to what is allowed."""
+    strangers: int = 1_024
+    """Connections that have shown no token; the oldest of them gets a 503 when another comes."""
     sessions: int = 16
     """Clients of the older protocol; behind a relay each of them has a process of its own."""
-    requests: int = 128
+    requests: int = 2_048
     """At once, in all; further ones get a 503."""
-    requests_each: int = 64
-    """At once, of one session or token; further ones get a 429."""
+    requests_each: int = 1_024
+    """At once, of one session, or of one token without sessions; further ones get a 429."""
     streams: int = 64
     """Standing ones."""
     idle_s: float = 1800.0
@@ -70,3 +73,5 @@ class HttpHost:
     token_path: str | None = None
     token_is_new: bool = False
     """It was made just now, and should be shown: it will not be again."""
+    connections: int = 0
+    """How many it takes at once: what was asked for, or less if the system allows no more."""
