@@ -30,7 +30,7 @@ Ask a model:    indus -p "what is in this project?"
 See the tools:  indus tools
 Call one:       indus call grep pattern=TODO
 Add a server:   indus mcp add NAME -- COMMAND ARGUMENTS
-Serve them all: indus serve --print-config claude
+Serve them all: indus serve --install claude
 The options are listed by `indus --help`."""
 _PROMPT = 'indus -p "…"'
 _COMMANDS = {

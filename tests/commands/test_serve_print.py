@@ -21,8 +21,8 @@ from indusagi.interop import (
     StreamableHttpServerConfig,
     create_server_endpoint,
 )
-from induscode.commands.serve_entry import CLIENTS as WRITERS
-from induscode.commands.serve_entry import Entry
+from induscode.clients.entry import CLIENTS as WRITERS
+from induscode.clients.entry import Entry
 from induscode.deck.mcp.config import read_rows
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from induscode.commands.serve_entry import CLIENTS
+from induscode.clients.entry import CLIENTS
 from induscode.launch.options import flags, invocation_from
 
 if TYPE_CHECKING:
@@ -127,6 +127,19 @@ class ServeOptions:
     type=click.Choice(tuple(CLIENTS)),
     help="Print the entry to paste into a client instead of serving.",
 )
+@click.option(
+    "--install",
+    type=click.Choice(tuple(CLIENTS)),
+    help="Put the entry into the client's own file instead of serving; a copy is kept.",
+)
+@click.option(
+    "--uninstall",
+    type=click.Choice(tuple(CLIENTS)),
+    help="Take the entry out of the client's own file instead of serving; a copy is kept.",
+)
+@click.option(
+    "--dry-run", is_flag=True, help="With --install or --uninstall: show the change, write nothing."
+)
 @click.pass_context
 def command(
     context: click.Context,
@@ -145,6 +158,9 @@ def command(
     name: str,
     transparent: str | None,
     print_config: str | None,
+    install: str | None,
+    uninstall: str | None,
+    dry_run: bool,
     **_: object,
 ) -> int:
     """Serve the native tools and those of all configured servers as one MCP server.
@@ -159,7 +175,8 @@ def command(
     if _NAME.fullmatch(name) is None:
         said = f"--name {name!r}: use letters, digits, _ and -, 64 at most"
         raise click.UsageError(said, context)
-    _refuse_unused(context, profile=profile, entry_is_made=print_config is not None)
+    _check_entry_flags(context)
+    _refuse_unused(context, profile=profile, entry_is_made=bool(print_config or install))
     settings = None
     if http is not None:
         settings = _settings(
@@ -180,6 +197,14 @@ def command(
         from induscode.commands.serve_print import print_entry  # noqa: PLC0415 — for this alone
 
         return print_entry(context, options, print_config)
+    if install is not None:
+        from induscode.commands.serve_print import install_entry  # noqa: PLC0415 — as above
+
+        return install_entry(context, options, install, dry_run=dry_run)
+    if uninstall is not None:
+        from induscode.commands.serve_print import uninstall_entry  # noqa: PLC0415 — as above
+
+        return uninstall_entry(context, options, uninstall, dry_run=dry_run)
     from induscode.commands.serve_early import hear_early  # noqa: PLC0415 — for this alone
 
     hear_early()
@@ -196,6 +221,29 @@ def _check(
     for flag, given in only_http.items():
         if given and http is None:
             raise click.UsageError(f"{flag} means nothing without --http", context)
+
+
+_FOR_UNINSTALL = ("name", "http", "sse", "no_token", "dry_run", "uninstall")
+
+
+def _check_entry_flags(context: click.Context) -> None:
+    """Refuse two of the flags that serve nothing, and what has no effect beside one of them.
+
+    Raises:
+        click.UsageError: There are such flags.
+    """
+    given = [key for key in ("print_config", "install", "uninstall") if context.params[key]]
+    if len(given) > 1:
+        first, second = (f"--{key.replace('_', '-')}" for key in given[:2])
+        raise click.UsageError(f"{first} and {second} exclude each other", context)
+    if context.params["dry_run"] and not {"install", "uninstall"} & {*given}:
+        raise click.UsageError("--dry-run means nothing without --install", context)
+    if given == ["uninstall"]:
+        for option in context.command.params:
+            key = str(option.name)
+            if key not in _FOR_UNINSTALL and given_anywhere(context, key):
+                said = f"{option.opts[-1]} means nothing beside --uninstall"
+                raise click.UsageError(said, context)
 
 
 _BESIDE_RELAY = ("profile", "tools", "no_mcp", "allow", "approval", "sandbox")

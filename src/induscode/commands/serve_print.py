@@ -1,4 +1,4 @@
-"""`indus serve --print-config`: the flags that were given, as the entry of a client."""
+"""`indus serve --print-config`, `--install` and `--uninstall`: these flags as a client's entry."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ from typing import TYPE_CHECKING
 
 import click
 
+from induscode.clients.entry import CLIENTS, TOKEN_VARIABLE, Address, Entry, own_command
+from induscode.clients.install import CannotInstall, client_file, plan_install, plan_uninstall
 from induscode.commands.serve import LIMIT_FLAGS, given_anywhere, was_given
-from induscode.commands.serve_entry import CLIENTS, TOKEN_VARIABLE, Address, Entry, own_command
 from induscode.commands.serve_loop import EVERYWHERE
 from induscode.launch.options import invocation_from
-from induscode.terminal import complain
+from induscode.session.exits import ExitCode
+from induscode.terminal import complain, tell
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from indusagi.interop.protocol_bridge.host_settings import HttpSettings
+    from induscode.clients.install import Change
     from induscode.commands.serve import ServeOptions
 
 
@@ -25,26 +30,97 @@ def print_entry(context: click.Context, options: ServeOptions, client: str) -> i
     Raises:
         click.UsageError: No entry can be made of what was given.
     """
-    address = None if options.settings is None else _address(context, options.settings, client)
+    entry = _entry(context, options, client, "--print-config")
+    print(CLIENTS[client].write(entry))  # noqa: T201 — the answer of the command, as it is
+    complain(f"this belongs into {CLIENTS[client].place}")
+    complain(f"or: indus serve {' '.join(map(quote, [*_words(context), '--install', client]))}")
+    add = CLIENTS[client].add_command
+    if add is not None:
+        complain(f"or: {' '.join(map(quote, add(entry)))}")
+    _mention_gateway(entry, client)
+    return 0
+
+
+def install_entry(
+    context: click.Context, options: ServeOptions, client: str, *, dry_run: bool
+) -> int:
+    """Put the entry into the client's file, or show what would change in it.
+
+    Raises:
+        click.UsageError: No entry can be made of what was given.
+    """
+    entry = _entry(context, options, client, "--install")
+    path = client_file(CLIENTS[client], os.environ)
+    code = _carry_out(
+        lambda: plan_install(CLIENTS[client], entry, path),
+        f"Added server {entry.name!r} to {path}",
+        f"{path} has server {entry.name!r} already",
+        dry_run=dry_run,
+    )
+    if code == 0 and not dry_run:
+        complain(f"{CLIENTS[client].title} has it after its next start")
+        _mention_gateway(entry, client)
+    return code
+
+
+def uninstall_entry(
+    context: click.Context, options: ServeOptions, client: str, *, dry_run: bool
+) -> int:
+    """Take the entry out of the client's file, or show what would change in it."""
+    settings = options.settings
+    url = None if settings is None else _address(context, settings, "--uninstall").url
+    path = client_file(CLIENTS[client], os.environ)
+    return _carry_out(
+        lambda: plan_uninstall(CLIENTS[client], options.name, path, url),
+        f"Removed server {options.name!r} from {path}",
+        f"{path} has no server {options.name!r}",
+        dry_run=dry_run,
+    )
+
+
+def _carry_out(plan: Callable[[], Change], done: str, unchanged: str, *, dry_run: bool) -> int:
+    try:
+        change = plan()
+        if change.is_empty:
+            tell(unchanged)
+        elif dry_run:
+            tell(change.diff())
+        else:
+            backup = change.apply()
+            tell(done if backup is None else f"{done} (before: {backup})")
+    except CannotInstall as exc:
+        complain(str(exc))
+        return int(ExitCode.FAILED)
+    return 0
+
+
+def _entry(context: click.Context, options: ServeOptions, client: str, flag: str) -> Entry:
+    """Make the entry of what was given.
+
+    Raises:
+        click.UsageError: This client has no words for it.
+    """
+    address = None if options.settings is None else _address(context, options.settings, flag)
     words = (*own_command(), "serve", *_words(context))
     entry = Entry(name=options.name, command=words, address=address)
     trouble = CLIENTS[client].trouble_with(entry)
     if trouble is not None:
-        raise click.UsageError(f"--print-config {client}: {trouble}; give it another name", context)
-    print(CLIENTS[client].write(entry))  # noqa: T201 — the answer of the command, as it is
-    complain(f"this belongs into {CLIENTS[client].place}")
-    if address is not None:
-        complain(f"the gateway must run: {' '.join(map(quote, words))}")
-        if address.with_token and client != "vscode":
-            complain(f"set {TOKEN_VARIABLE} to the token that the gateway shows when it is made")
-    return 0
+        raise click.UsageError(f"{flag} {client}: {trouble}", context)
+    return entry
 
 
-def _address(context: click.Context, settings: HttpSettings, client: str) -> Address:
+def _mention_gateway(entry: Entry, client: str) -> None:
+    """Say what a client needs that does not start the gateway itself."""
+    if entry.address is None:
+        return
+    complain(f"the gateway must run: {' '.join(map(quote, entry.command))}")
+    if entry.address.with_token and client != "vscode":
+        complain(f"set {TOKEN_VARIABLE} to the token that the gateway shows when it is made")
+
+
+def _address(context: click.Context, settings: HttpSettings, flag: str) -> Address:
     if settings.port == 0:
-        raise click.UsageError("--print-config needs a port that stays the same", context)
-    if settings.sse and client == "codex":
-        raise click.UsageError("codex does not speak the old transport: leave out --sse", context)
+        raise click.UsageError(f"{flag} needs a port that stays the same", context)
     host = "127.0.0.1" if settings.host in EVERYWHERE else settings.host
     name = f"[{host}]" if ":" in host else host
     path = "/sse" if settings.sse else settings.path

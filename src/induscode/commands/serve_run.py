@@ -175,7 +175,7 @@ async def _fronted(
         if settings is None:
             complain(f"serving over standard input and output {what}")
             if somebody_is_there():
-                complain("an MCP client is meant to start this: see indus serve --print-config")
+                complain("an MCP client is meant to start this: see indus serve --install")
             up.set()
             await host.serve_stdio(told.end)
             return 0

@@ -1,0 +1,348 @@
+"""The entry with which an MCP client starts or reaches this gateway, as each client writes it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from indusagi.core.json import JsonObject, JsonValue, is_json_object
+
+TOKEN_VARIABLE = "INDUS_SERVE_TOKEN"
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_BRACED = re.compile(r"\$\{[^}]*\}")
+_DOLLARED = re.compile(r"\$(?:\w+|\{[^}]*\})")
+_OPENCODE_WORD = re.compile(r"\{(?:env|file):[^}]*\}")
+_COMMANDS = ("indus", "indusr", "indusagir")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where a gateway behind HTTP is found."""
+
+    url: str
+    with_token: bool
+    sse: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One way to reach the gateway: a command that starts it, or an address."""
+
+    name: str
+    command: Sequence[str]
+    address: Address | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Client:
+    """An MCP client: how its configuration has an entry, and where it belongs."""
+
+    title: str
+    program: str
+    """Its name in the table of places."""
+    place: str
+    """Where an entry is pasted by hand."""
+    keys: tuple[str, ...]
+    """The keys that lead to the object with the servers."""
+    row: Callable[[Entry], JsonObject]
+    replaces: re.Pattern[str] | None = None
+    """What it takes for a variable in a command line; none of them has a way to say it is not."""
+    lacks: tuple[str, ...] = ()
+    """Of `http`, `sse` and `token`: what its configuration has no words for."""
+    inputs: Callable[[Entry], Sequence[JsonObject]] = field(default=lambda _: ())
+    """What the client asks its user for, to stand under `inputs`."""
+    add_command: Callable[[Entry], Sequence[str]] | None = None
+    """The client's own command that adds the entry, if it has one."""
+
+    @property
+    def is_toml(self) -> bool:
+        """Whether its configuration is TOML; all others are JSON, perhaps with comments."""
+        return self.program == "codex"
+
+    def write(self, entry: Entry) -> str:
+        """Write the configuration that has this entry alone."""
+        if self.is_toml:
+            return toml_table(self.keys[0], entry.name, self.row(entry))
+        document: JsonObject = {entry.name: self.row(entry)}
+        for key in reversed(self.keys):
+            document = {key: document}
+        asked = self.inputs(entry)
+        return json.dumps({"inputs": [*asked], **document} if asked else document, indent=2)
+
+    def trouble_with(self, entry: Entry) -> str | None:
+        """Say what of an entry cannot be written for this client; None if everything can."""
+        address = entry.address
+        if address is not None:
+            if "http" in self.lacks:
+                return f"{self.title} starts commands only: leave out --http"
+            if "sse" in self.lacks and address.sse:
+                return f"{self.title} does not speak the old transport: leave out --sse"
+            if "token" in self.lacks and address.with_token:
+                return f"{self.title} has no way to name a token: give --no-token, or use no --http"
+            return None
+        for word in entry.command:
+            try:
+                word.encode()
+            except UnicodeEncodeError:
+                return f"{word!r} is not UTF-8, as the file of a client has to be"
+            found = None if self.replaces is None else self.replaces.search(word)
+            if found is not None:
+                said = f"{word!r} would be read with a value in the place of {found[0]!r}"
+                return f"{said}; give it another name"
+        return None
+
+
+def own_command() -> Sequence[str]:
+    """Give the command line that starts this very program, with nothing left to a search."""
+    program = sys.argv[0]
+    if os.path.basename(program) == "__main__.py":
+        return (sys.executable, "-m", "induscode")
+    found = program if os.path.dirname(program) else shutil.which(program)
+    return (os.path.abspath(found or program),)
+
+
+def is_own_row(row: JsonValue, url: str | None = None, name: str = "") -> bool:
+    """Tell whether a row of a client's configuration was made from an entry of ours.
+
+    A command counts if it is `indus serve` at any path, an address if it is `url` or comes with
+    our token: its variable, or the question for it that belongs to `name`.
+    """
+    if not is_json_object(row):
+        return False
+    addresses = [row.get(key) for key in ("url", "httpUrl", "serverUrl")]
+    if any(addresses):
+        marks = (TOKEN_VARIABLE, _asked(name))
+        return (url is not None and url in addresses) or any(
+            mark in json.dumps(row) for mark in marks
+        )
+    command, arguments = row.get("command"), row.get("args")
+    given = command if isinstance(command, list) else [command]
+    words = [*given, *(arguments if isinstance(arguments, list) else ())]
+    program = words[0] if isinstance(words[0], str) else ""
+    if words[1:3] == ["-m", "induscode"]:
+        return words[3:4] == ["serve"]
+    return os.path.basename(program) in _COMMANDS and words[1:2] == ["serve"]
+
+
+def toml_table(key: str, name: str, row: JsonObject) -> str:
+    """Write a table of texts and lists of texts."""
+    lines = [f"[{key}.{name if _BARE_KEY.fullmatch(name) else toml_text(name)}]"]
+    for field_name, value in row.items():
+        if isinstance(value, list):
+            shown = f"[{', '.join(toml_text(str(one)) for one in value)}]"
+        else:
+            shown = toml_text(str(value))
+        lines.append(f"{field_name} = {shown}")
+    return "\n".join(lines)
+
+
+def toml_text(text: str) -> str:
+    """Write a basic string; what JSON escapes in pairs, TOML wants as it is or as one number."""
+    quoted = json.dumps(text, ensure_ascii=False)
+    return re.sub(r"[\x7f-\x9f\u2028\u2029]", lambda found: f"\\u{ord(found[0]):04X}", quoted)
+
+
+# -- rows -------------------------------------------------------------------------------------
+
+
+def _started(entry: Entry) -> JsonObject:
+    return {"command": entry.command[0], "args": [*entry.command[1:]]}
+
+
+def _header(address: Address, reference: str) -> JsonObject:
+    return {"headers": {"Authorization": f"Bearer {reference}"}} if address.with_token else {}
+
+
+def _typed(entry: Entry, reference: str) -> JsonObject:
+    if entry.address is None:
+        return {"type": "stdio", **_started(entry)}
+    kind = "sse" if entry.address.sse else "http"
+    return {"type": kind, "url": entry.address.url, **_header(entry.address, reference)}
+
+
+def _claude_row(entry: Entry) -> JsonObject:
+    return _typed(entry, f"${{{TOKEN_VARIABLE}}}")
+
+
+def _asked(name: str) -> str:
+    return f"${{input:{name}-token}}"
+
+
+def _vscode_row(entry: Entry) -> JsonObject:
+    return _typed(entry, _asked(entry.name))
+
+
+def _vscode_inputs(entry: Entry) -> Sequence[JsonObject]:
+    if entry.address is None or not entry.address.with_token:
+        return ()
+    question: JsonObject = {
+        "type": "promptString",
+        "id": f"{entry.name}-token",
+        "description": f"Token of {entry.name}",
+        "password": True,
+    }
+    return (question,)
+
+
+def _cursor_row(entry: Entry) -> JsonObject:
+    if entry.address is None:
+        return _started(entry)
+    return {"url": entry.address.url, **_header(entry.address, f"${{env:{TOKEN_VARIABLE}}}")}
+
+
+def _windsurf_row(entry: Entry) -> JsonObject:
+    if entry.address is None:
+        return _started(entry)
+    return {"serverUrl": entry.address.url, **_header(entry.address, f"${{env:{TOKEN_VARIABLE}}}")}
+
+
+def _zed_row(entry: Entry) -> JsonObject:
+    return _started(entry) if entry.address is None else {"url": entry.address.url}
+
+
+def _gemini_row(entry: Entry) -> JsonObject:
+    if entry.address is None:
+        return _started(entry)
+    url = entry.address.url
+    where: JsonObject = {"url": url, "type": "sse"} if entry.address.sse else {"httpUrl": url}
+    return {**where, **_header(entry.address, f"${TOKEN_VARIABLE}")}
+
+
+def _codex_row(entry: Entry) -> JsonObject:
+    if entry.address is None:
+        return _started(entry)
+    token: JsonObject = {"bearer_token_env_var": TOKEN_VARIABLE}
+    return {"url": entry.address.url, **(token if entry.address.with_token else {})}
+
+
+def _opencode_row(entry: Entry) -> JsonObject:
+    if entry.address is None:
+        return {"type": "local", "command": [*entry.command], "enabled": True}
+    header = _header(entry.address, f"{{env:{TOKEN_VARIABLE}}}")
+    return {"type": "remote", "url": entry.address.url, **header, "enabled": True}
+
+
+# -- the clients' own commands ----------------------------------------------------------------
+
+
+def _claude_add(entry: Entry) -> Sequence[str]:
+    row = json.dumps(_claude_row(entry))
+    return ("claude", "mcp", "add-json", "--scope", "user", entry.name, row)
+
+
+def _codex_add(entry: Entry) -> Sequence[str]:
+    start = ("codex", "mcp", "add", entry.name)
+    if entry.address is None:
+        return (*start, "--", *entry.command)
+    token = ("--bearer-token-env-var", TOKEN_VARIABLE) if entry.address.with_token else ()
+    return (*start, "--url", entry.address.url, *token)
+
+
+def _gemini_add(entry: Entry) -> Sequence[str]:
+    start = ("gemini", "mcp", "add", "--scope", "user")
+    if entry.address is None:
+        return (*start, entry.name, entry.command[0], "--", *entry.command[1:])
+    kind = "sse" if entry.address.sse else "http"
+    header = f"Authorization: Bearer ${TOKEN_VARIABLE}"
+    token = ("--header", header) if entry.address.with_token else ()
+    return (*start, "--transport", kind, entry.name, entry.address.url, *token)
+
+
+def _opencode_add(entry: Entry) -> Sequence[str]:
+    start = ("opencode", "mcp", "add", entry.name)
+    if entry.address is None:
+        return (*start, "--", *entry.command)
+    header = f"Authorization=Bearer {{env:{TOKEN_VARIABLE}}}"
+    token = ("--header", header) if entry.address.with_token else ()
+    return (*start, "--url", entry.address.url, *token)
+
+
+# -- the clients ------------------------------------------------------------------------------
+
+_CLAUDE_CODE = Client(
+    title="Claude Code",
+    program="claude-code",
+    place=".mcp.json of a project, or ~/.claude.json",
+    keys=("mcpServers",),
+    row=_claude_row,
+    replaces=_BRACED,
+    add_command=_claude_add,
+)
+CLIENTS: dict[str, Client] = {
+    "claude": _CLAUDE_CODE,
+    "claude-code": _CLAUDE_CODE,
+    "claude-desktop": Client(
+        title="Claude Desktop",
+        program="claude-desktop",
+        place="claude_desktop_config.json (Settings, Developer, Edit Config)",
+        keys=("mcpServers",),
+        row=_started,
+        lacks=("http",),
+    ),
+    "cursor": Client(
+        title="Cursor",
+        program="cursor",
+        place=".cursor/mcp.json of a project, or ~/.cursor/mcp.json",
+        keys=("mcpServers",),
+        row=_cursor_row,
+        replaces=_BRACED,
+    ),
+    "vscode": Client(
+        title="VS Code",
+        program="vscode",
+        place=".vscode/mcp.json of a workspace, or 'MCP: Open User Configuration'",
+        keys=("servers",),
+        row=_vscode_row,
+        replaces=_BRACED,
+        inputs=_vscode_inputs,
+    ),
+    "codex": Client(
+        title="Codex",
+        program="codex",
+        place="~/.codex/config.toml",
+        keys=("mcp_servers",),
+        row=_codex_row,
+        lacks=("sse",),
+        add_command=_codex_add,
+    ),
+    "gemini": Client(
+        title="Gemini CLI",
+        program="gemini",
+        place=".gemini/settings.json of a project, or ~/.gemini/settings.json",
+        keys=("mcpServers",),
+        row=_gemini_row,
+        replaces=_DOLLARED,
+        add_command=_gemini_add,
+    ),
+    "windsurf": Client(
+        title="Windsurf",
+        program="windsurf",
+        place="~/.codeium/windsurf/mcp_config.json",
+        keys=("mcpServers",),
+        row=_windsurf_row,
+        replaces=_BRACED,
+    ),
+    "zed": Client(
+        title="Zed",
+        program="zed",
+        place="settings.json of Zed (zed: open settings)",
+        keys=("context_servers",),
+        row=_zed_row,
+        lacks=("token",),
+    ),
+    "opencode": Client(
+        title="opencode",
+        program="opencode",
+        place="opencode.json of a project, or ~/.config/opencode/opencode.json",
+        keys=("mcp",),
+        row=_opencode_row,
+        replaces=_OPENCODE_WORD,
+        add_command=_opencode_add,
+    ),
+}
+"""The clients by the names that the command line has for them; `claude` is Claude Code."""
