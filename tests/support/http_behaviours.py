@@ -227,6 +227,11 @@ class OldSse:
         self._post_status = post_status
         self._stream: Exchange | None = None
 
+    async def push(self, frame: Json) -> None:
+        """Send a message on the stream."""
+        assert self._stream is not None
+        await self._stream.event(frame, event="message")
+
     async def __call__(self, exchange: Exchange) -> None:
         request = exchange.request
         if request.method == "GET":

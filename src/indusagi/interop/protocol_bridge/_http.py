@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import functools
+import json
 import os
 import re
 import ssl
@@ -37,8 +38,14 @@ from indusagi.interop.protocol_bridge._mishaps import (
     shown_origin,
     suspicion,
 )
+from indusagi.interop.protocol_bridge._own_answers import (
+    EventFilter,
+    judge_message,
+    name_answer,
+)
 from indusagi.interop.protocol_bridge._proxy import proxy_for
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
+from indusagi.interop.protocol_bridge.wire import PARSE_ERROR
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -75,6 +82,8 @@ class Guard(httpx2.AsyncBaseTransport):
         self.via = via
         """The origin of the proxy between us and the server."""
         self.on_session_lost: Callable[[], None] = _nothing
+        self.on_foreign_answer: Callable[[str], None] = _ignore
+        """Told, in a sentence about the server, that it has answered another request."""
         self._session_lost = False
         self._inner = inner
         self._origin = origin_of(address)
@@ -178,12 +187,25 @@ class Guard(httpx2.AsyncBaseTransport):
         if response.status_code >= HTTPStatus.BAD_REQUEST:
             return await self._rejected(request, response, journey)
         self.note(journey.identity, suspicion(request, response, asks=journey.identity is not None))
-        events = content_type(response) == "text/event-stream"
+        kind = content_type(response)
+        watched = _Watched(
+            response, self, journey, self._limits.frame_bytes, events=kind == "text/event-stream"
+        )
+        stream: httpx2.AsyncByteStream = watched
+        headers = response.headers
+        if journey.identity is not None and response.status_code == HTTPStatus.OK:
+            # A GET that resumes an answer belongs to the request of its journey; one that is marked
+            # itself is the stream of the old transport, on which all answers come.
+            is_shared = request.method == "GET" and REQUEST in request.extensions
+            if kind == "text/event-stream" and not is_shared:
+                stream = _OwnEvents(watched, self, journey.identity)
+            elif kind == "application/json" and request.method == "POST":
+                stream = _OwnAnswer(watched, self, journey.identity)
+                headers = httpx2.Headers(headers)
+                # Another body may take its place.
+                headers.pop("content-length", None)
         return httpx2.Response(
-            response.status_code,
-            headers=response.headers,
-            stream=_Watched(response, self, journey, self._limits.frame_bytes, events=events),
-            extensions=response.extensions,
+            response.status_code, headers=headers, stream=stream, extensions=response.extensions
         )
 
     async def _rejected(
@@ -300,6 +322,61 @@ class _Watched(httpx2.AsyncByteStream):
         await self._inner.aclose()
 
 
+class _OwnEvents(httpx2.AsyncByteStream):
+    """The events that answer one request, without answers to others."""
+
+    def __init__(self, inner: _Watched, guard: Guard, asked: RequestId) -> None:
+        self._inner = inner
+        self._guard = guard
+        self._asked = asked
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        filtered = EventFilter(self._asked)
+        async for piece in self._inner:
+            events = filtered.take(piece)
+            if filtered.foreign is not None:
+                self._guard.on_foreign_answer(f"it {_foreign(filtered.foreign)}, which was ignored")
+            if events:
+                yield events
+        if rest := filtered.finish():
+            yield rest
+        if filtered.foreign is not None:
+            # The request will now be told that the stream has ended: this is why.
+            self._guard.note(self._asked, mishap(_foreign(filtered.foreign), "malformed"))
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+class _OwnAnswer(httpx2.AsyncByteStream):
+    """The JSON body that answers one request; anything else becomes an error of that request."""
+
+    def __init__(self, inner: _Watched, guard: Guard, asked: RequestId) -> None:
+        self._inner = inner
+        self._guard = guard
+        self._asked = asked
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        body = b"".join([piece async for piece in self._inner])
+        judged = judge_message(body, self._asked)
+        if judged.kind in {"own", "unnamed"}:
+            yield body if judged.kind == "own" else name_answer(body, self._asked)
+            return
+        said = _foreign(judged.shown_id)
+        if judged.kind == "other":
+            said = "answered with a message that is not an answer"
+        self._guard.note(self._asked, mishap(said, "malformed"))
+        error = {"code": PARSE_ERROR, "message": f"it {said}"}
+        yield json.dumps({"jsonrpc": "2.0", "id": self._asked, "error": error}).encode()
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+def _foreign(shown_id: str) -> str:
+    return f"answered a request that was not asked (id {shown_id})"
+
+
 class GuardedClient(httpx2.AsyncClient):
     """An HTTP client that tells its guard which JSON-RPC request it sends."""
 
@@ -385,6 +462,10 @@ def _make_tls() -> ssl.SSLContext:
 def _no_tls() -> ssl.SSLContext:
     """Stand for TLS where it is not spoken: it trusts nobody."""
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+def _ignore(said: str) -> None:
+    """Nobody wants to know."""
 
 
 def _nothing() -> None:

@@ -190,6 +190,7 @@ async def _stream_peer(
         peer = Peer(link, config.limits, handlers, client_info)
         if guard is not None:
             link.stamp = HttpStamp(peer)
+            guard.on_foreign_answer = peer.note
         tasks.start_soon(link.read)
         tasks.start_soon(link.write)
         try:

@@ -113,7 +113,7 @@ class ServerEndpointImpl:
     def status(self) -> EndpointStatus:
         """Tell how it is."""
         noise = 0 if self._peer is None else self._peer.wire.noise
-        notes = self._notes
+        notes = (*self._notes, *self._new_notes())
         if noise:
             said = f"{noise:,} lines of its output were no protocol messages, and were skipped"
             notes = (*notes, Note(f"server {self._config.id!r}", said))
@@ -124,6 +124,12 @@ class ServerEndpointImpl:
             self._fault or self._listing_fault,
             notes=notes,
         )
+
+    def _new_notes(self) -> Sequence[Note]:
+        """Give what was noted about the server since its tools were listed."""
+        said = () if self._peer is None else self._peer.notes
+        notes = (Note(f"server {self._config.id!r}", one) for one in said)
+        return [note for note in notes if note not in self._notes]
 
     # -- opening and closing ----------------------------------------------------------------
 

@@ -37,7 +37,7 @@ METHOD_NOT_FOUND = -32601
 INVALID_PARAMS = -32602
 INTERNAL_ERROR = -32603
 PARSE_ERROR = -32700
-_NUMBER = re.compile(r"[0-9]{1,15}")
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,14}")
 
 
 class RpcError(Exception):
