@@ -10,14 +10,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.commands.helpers import configured, faulty, one_line, project_file, row, user_file
+from mcp_types import ListToolsResult
+from tests.commands.helpers import (
+    PYTHON,
+    configured,
+    faulty,
+    one_line,
+    project_file,
+    row,
+    user_file,
+)
 from tests.commands.serving import CHANGED, VERSION, greeted, hello, serving
 from tests.support.scripts import command, run, unmeasured
-from tests.support.servers import HONEST_TOOLS, diary, fault
+from tests.support.servers import HONEST_TOOLS, SERVERS, diary, fault
 from tests.support.waiting import is_alive
 
 from indusagi import __version__
+from indusagi.core.cleaning import strings_of
+from indusagi.core.text import clean_text
 from indusagi.interop import StdioServerConfig, create_server_endpoint
+from indusagi.interop.protocol_bridge.catalog import read_tools
+from indusagi.interop.protocol_bridge.host_listing import make_listing
+from indusagi.interop.protocol_bridge.protocol import MODERN_VERSIONS
 
 pytestmark = pytest.mark.process
 
@@ -472,3 +486,135 @@ def test_c29_over_standard_streams_nothing_is_listened_on(tmp_path: Path) -> Non
         ]
     listening = {words[9] for words in lines if words[3] == "0A"}
     assert not sockets & listening
+
+
+# -- invisible characters and whole definitions -----------------------------------------------
+
+HIDDEN = str(SERVERS / "hidden.py")
+FORBIDDEN = ["\\udb40\\udc41", "\\u202e", "\\u200b", "\\u00ad", "\\u0007", "\\ufdd0"]
+
+
+def hidden_row(hide: str, **more: Any) -> dict[str, Any]:
+    return {"command": PYTHON[0], "args": [*PYTHON[1:], HIDDEN, "--hide", hide], **more}
+
+
+def is_clean(value: Any) -> bool:
+    return all(clean_text(text)[1] == 0 for text in strings_of(value))
+
+
+def modern(**params: Any) -> dict[str, Any]:
+    stamp = "io.modelcontextprotocol/"
+    meta: dict[str, Any] = {
+        f"{stamp}protocolVersion": MODERN_VERSIONS[-1],
+        f"{stamp}clientCapabilities": {},
+    }
+    return {"_meta": meta, **params}
+
+
+@pytest.mark.parametrize("hide", FORBIDDEN)
+def test_finding_d4_nothing_that_cannot_be_seen_reaches_a_client_and_calls_still_work(
+    tmp_path: Path, hide: str
+) -> None:
+    configured(user_file(), {"h": hidden_row(hide)})
+    given = {"colour": "red", "size": "small", "kind": "oil"}
+    with serving("--profile", "none", cwd=tmp_path) as gateway:
+        gateway.greet()
+        answers = [
+            gateway.ask("tools/list"),
+            gateway.ask("tools/list", **modern()),
+            gateway.ask("tools/call", name="h__paint", arguments=given),
+            gateway.ask("tools/call", **modern(name="h__paint", arguments=given)),
+            gateway.ask("tools/call", name="h__refuse", arguments={}),
+            gateway.ask("tools/call", **modern(name="h__refuse", arguments={})),
+        ]
+        notes = gateway.said()
+    assert all(map(is_clean, answers))
+    assert is_clean(notes)
+    (paint, _), schema = answers[0]["result"]["tools"], {"colour", "size", "kind", "code"}
+    assert (paint["title"], paint["description"]) == ("Paint", "Paints.")
+    assert {*paint["inputSchema"]["properties"]} == schema
+    for answer in answers[2:4]:
+        result = answer["result"]
+        assert result["structuredContent"] == {"colour": "red", "list": ["a"]}
+        own = json.loads(f'"{hide}"')
+        assert json.loads(result["content"][3]["text"]) == {
+            f"c{own}olour": "red",
+            "size": f"s{own}mall",
+            "kind": f"o{own}il",
+        }
+
+
+RICH: dict[str, Any] = {
+    "title": "Rich",
+    "inputSchema": {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "type": "object",
+        "properties": {
+            "n": {"type": "integer", "default": 5, "examples": [1]},
+            "x": {"$ref": "#/definitions/x"},
+        },
+        "definitions": {"x": {"type": ["string", "null"], "default": None}},
+        "anyOf": [{"required": ["n"]}, {"required": ["x"]}],
+    },
+    "outputSchema": {"type": "object", "properties": {"r": {"type": "number", "default": 1.5}}},
+    "annotations": {"title": "R", "readOnlyHint": True, "vendor": {"a": 1}},
+    "icons": [{"src": "https://example.invalid/i.png", "sizes": ["48x48"]}],
+    "execution": {"taskSupport": "forbidden"},
+    "_meta": {"vendor/key": [1, None]},
+    "vendor": {"deep": [True]},
+}
+
+
+@pytest.mark.parametrize("stamped", [False, True], ids=["legacy", "modern"])
+def test_finding_c2_and_c7_a_client_gets_the_whole_definition_of_a_tool(
+    tmp_path: Path, stamped: bool
+) -> None:
+    long = {"description": "d" * 5_000, **RICH}
+    configured(user_file(), {"r": row("--rich", json.dumps(long))})
+    with serving("--profile", "none", cwd=tmp_path) as gateway:
+        gateway.greet()
+        listed = gateway.ask("tools/list", **(modern() if stamped else {}))["result"]["tools"]
+        said = gateway.said()
+    rich = next(tool for tool in listed if tool["name"] == "r__rich")
+    assert rich == {"name": "r__rich", **long}
+    assert "cut" not in said
+    assert "wider" not in said
+
+
+def test_finding_c2_schemas_model_is_what_a_model_of_a_session_sees(tmp_path: Path) -> None:
+    long = {"description": "d" * 5_000, **RICH}
+    configured(user_file(), {"r": row("--rich", json.dumps(long), descriptionLimit=3_000)})
+    with serving("--profile", "none", "--schemas", "model", cwd=tmp_path) as gateway:
+        gateway.greet()
+        listed = gateway.ask("tools/list")["result"]["tools"]
+        said = gateway.said()
+    rich = next(tool for tool in listed if tool["name"] == "r__rich")
+    properties = rich["inputSchema"]["properties"]
+    assert properties["n"] == {"type": "integer", "default": 5}
+    assert properties["x"]["default"] is None
+    assert "anyOf" not in rich["inputSchema"]
+    assert rich["description"].startswith("d" * 3_000 + "…")
+    assert "its description was cut to 3,000 characters" in said
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"title": 5},
+        {"description": None},
+        {"annotations": "none"},
+        {"annotations": {"readOnlyHint": "yes", "title": 1}},
+        {"outputSchema": []},
+        {"icons": {"src": "x"}},
+        {"icons": [{"href": "x"}, "y", {"src": "https://example.invalid/", "sizes": "any"}]},
+        {"_meta": 1},
+        {"execution": None},
+    ],
+)
+async def test_a_field_of_a_wrong_type_does_not_cost_a_strict_client_its_list(
+    tmp_path: Path, wrong: dict[str, Any]
+) -> None:
+    tools, _ = read_tools([{"name": "t", **wrong}], StdioServerConfig("s", "true"))
+    listed = make_listing([tool.descriptor for tool in tools], {"name": "n", "version": "1"})
+    for page in (listed.legacy, listed.modern):
+        assert ListToolsResult.model_validate_json(page.encoded).tools[0].name == "s__t"

@@ -15,12 +15,16 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import httpx2
 import pytest
-from tests.commands.helpers import configured, row, user_file
+from mcp.client import Client
+from mcp.client.streamable_http import streamable_http_client
+from tests.commands.helpers import PYTHON, configured, row, user_file
 from tests.commands.serving import hello, serving, wait_for
 from tests.support.scripts import run
-from tests.support.servers import HONEST_TOOLS, diary
+from tests.support.servers import HONEST_TOOLS, SERVERS, diary
 from tests.support.waiting import LIMIT_S, is_alive, until
 
+from indusagi.core.cleaning import strings_of
+from indusagi.core.text import clean_text
 from indusagi.interop import SseServerConfig, StreamableHttpServerConfig, create_server_endpoint
 
 if TYPE_CHECKING:
@@ -263,3 +267,24 @@ def test_standard_output_stays_empty(tmp_path: Path) -> None:
         assert gateway.process.wait(LIMIT_S) == 0
         assert gateway.process.stdout is not None
         assert gateway.process.stdout.read() == b""
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_finding_d4_over_http_nothing_that_cannot_be_seen_reaches_a_client(
+    tmp_path: Path, mode: Any
+) -> None:
+    hidden = {"command": PYTHON[0], "args": [*PYTHON[1:], str(SERVERS / "hidden.py")]}
+    configured(user_file(), {"h": hidden})
+    with listening(*NONE, cwd=tmp_path) as (_, url):
+        http = httpx2.AsyncClient(headers=bearer())
+        async with http, Client(streamable_http_client(url, http_client=http), mode=mode) as client:
+            listed = await client.list_tools()
+            answer = await client.call_tool("h__paint", {"colour": "red", "size": "small"})
+            refused = await client.call_tool("h__refuse", {})
+    for told in (listed, answer, refused):
+        seen = told.model_dump(mode="json", by_alias=True)
+        assert [text for text in strings_of(seen) if clean_text(text)[1]] == []
+    assert json.loads(answer.content[3].text) == {  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownArgumentType]
+        "c\U000e0041olour": "red",
+        "size": "s\U000e0041mall",
+    }

@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.servers.malformed import DIRTY
 
-from indusagi.core.text import clean_text, cut_text, show_unseen
+from indusagi.core.text import (
+    clean_text,
+    cut_text,
+    kinds_of_unseen,
+    make_visible,
+    show_unseen,
+)
 
 UNSEEN = [
     (0x00, 0x08),
@@ -18,6 +24,7 @@ UNSEEN = [
     (0x34F, 0x34F),
     (0x61C, 0x61C),
     (0x115F, 0x1160),
+    (0x17B4, 0x17B5),
     (0x180B, 0x180F),
     (0x200B, 0x200F),
     (0x2028, 0x202E),
@@ -27,12 +34,16 @@ UNSEEN = [
     (0xFE00, 0xFE0F),
     (0xFEFF, 0xFEFF),
     (0xFFA0, 0xFFA0),
-    (0xFFF9, 0xFFFB),
+    (0xFDD0, 0xFDEF),
+    (0xFFF0, 0xFFFB),
+    (0x13430, 0x1343F),
     (0x1BCA0, 0x1BCA3),
     (0x1D173, 0x1D17A),
     (0xE0000, 0xE0FFF),
+    *((plane + 0xFFFE, plane + 0xFFFF) for plane in range(0, 0x110000, 0x10000)),
 ]
-"""By hand from the standard: control, direction, halves, tags, and what is ignored by default."""
+"""By hand from the standard: control, direction, halves, tags, noncharacters, and what is ignored
+by default."""
 
 any_text = st.text(st.characters())
 """Surrogates included."""
@@ -47,7 +58,8 @@ hostile_text = st.text(st.sampled_from("\x1b[]P\\\x07;0m A\n\x9b\u202e"))
 
 def test_exactly_the_characters_that_cannot_be_seen_are_taken_out() -> None:
     expected = {chr(code) for first, last in UNSEEN for code in range(first, last + 1)}
-    everything = "".join(map(chr, range(sys.maxunicode + 1))).replace("\x1b", "")
+    # Parted by a letter: a hieroglyph control belongs to the hieroglyph before it.
+    everything = "a".join(map(chr, range(sys.maxunicode + 1))).replace("\x1b", "")
     cleaned, removed = clean_text(everything)
     assert set(everything) - set(cleaned) == expected - {"\x1b"}
     assert removed == len(expected) - 1
@@ -101,7 +113,9 @@ def test_r42_the_dirty_text_of_the_malformed_server_is_clean() -> None:
         "PDF\u200c\u0647\u0627",
         "\u1b13\u1b44\u200c\u1b13",
         "\U00011107\U00011133\u200c\U00011107",
-        "\u1781\u17d2\u1789\u17bb\u17c6\u200b2020\u200b\u1786\u17d2\u1793\u17b6\u17c6",
+        "\U0001f468\U0001f3fd\u200d\U0001f4bb",
+        "\U0001f3f3\ufe0f\u200d\U0001f308",
+        "\U00013000\U00013430\U00013001",
         "\u8fbb\U000e0100\u3055\u3093",
         "\u1820\u180b\u1828\u180e\u1820",
         "0\ufe00 \u228a\ufe00",
@@ -112,8 +126,33 @@ def test_what_makes_one_sign_of_two_is_a_part_of_it(text: str) -> None:
     assert show_unseen(text) == (text, 0)
 
 
-def test_where_a_word_may_be_parted_is_a_part_of_it() -> None:
-    assert show_unseen("Donau\u00addampf\u00ad") == ("Donau\u00addampf<U+00AD>", 1)
+KHMER = "\u1781\u17d2\u1789\u17bb\u17c6\u200b2020\u200b\u1786\u17d2\u1793\u17b6\u17c6"
+
+
+@pytest.mark.parametrize(
+    ("text", "visible", "count"),
+    [("Donau\u00addampf\u00ad", "Donaudampf<U+00AD>", 1), (KHMER, KHMER.replace("\u200b", ""), 0)],
+)
+def test_hints_for_line_breaks_are_removed_and_not_written_out(
+    text: str, visible: str, count: int
+) -> None:
+    assert make_visible(text) == (
+        visible,
+        count + text.count("\u00ad", 0, -1) + text.count("\u200b"),
+    )
+    assert len([*kinds_of_unseen(text)]) == count
+    assert "\u00ad" not in clean_text(text)[0]
+    assert "\u200b" not in clean_text(text)[0]
+    # Whoever decides about a command sees all of it.
+    assert show_unseen("rm a\u00adb") == ("rm a<U+00AD>b", 1)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["\U0001f600\u200da", "\U0001f600\u200c\U0001f600", "1\ufe0f2", "a\ufe0f", "x\ufe00"],
+)
+def test_a_joiner_or_selector_that_joins_nothing_is_removed(text: str) -> None:
+    assert clean_text(text)[1] == 1
 
 
 def test_the_ends_of_lines_are_not_written_out() -> None:

@@ -160,7 +160,10 @@ async def test_r42_what_a_stranger_hides_in_an_answer_is_made_visible(tmp_path: 
     assert isinstance(block, TextContentBlock)
     assert block.text == "safe<U+202E>evil<U+001B>[2J<U+E0041>"
     assert block.extra == {"a": 1}
-    assert outcome.details["unseen"] == 3
+    hidden = outcome.content[1]
+    assert isinstance(hidden, JsonContentBlock)
+    assert hidden.value == {"t": block.text}
+    assert outcome.details["unseen"] == 6
 
 
 async def test_an_answer_without_anything_hidden_is_left_as_it_is(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from indusagi.capabilities.files import task_apart, task_worker
-from indusagi.capabilities.files.change import LARGEST_FILE, Refused, Replacement
+from indusagi.capabilities.files.change import LARGEST_FILE, Refused, Replacement, Shown
 from indusagi.capabilities.files.codec import digest_bytes
 from indusagi.capabilities.files.task import LIGHT, Made, Task, worked_out
 from indusagi.capabilities.files.task_apart import worked_out_soon
@@ -73,6 +73,14 @@ TASKS: Sequence[tuple[str, Task, bytes | None]] = [
     ("a new file with a slip", task(Replacement("", "..."), content=None), None),
     ("empty in an old one", task(Replacement("", "b\n")), LF),
     ("not read", task(Replacement("def g", "def h"), gated=True), LF),
+    (
+        "read in part",
+        replace(
+            task(Replacement("def f", "def e"), gated=True),
+            glance=Shown(digest_bytes(LF), 5, whole=False),
+        ),
+        LF,
+    ),
     ("read", task(Replacement("def g", "def h"), gated=True, digest=digest_bytes(LF)), LF),
     ("changed since", task(Replacement("def g", "def h"), gated=True, digest="0"), LF),
     ("changed too much", task(Replacement("return 1", "x"), gated=True, digest="0"), LF),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.support.opened import mounted
-from tests.support.servers import HONEST_TOOLS, fault, honest
+from tests.support.servers import HONEST_TOOLS, fault, hidden, honest
 
 from indusagi.core.cancel import CancelToken
 from indusagi.interop import BridgeConfig, StdioServerConfig, mount_protocol_bridge
@@ -197,3 +197,20 @@ async def test_the_mount_never_raises_for_a_servers_sake() -> None:
     )
     assert (list(bridge.box.descriptors()), list(bridge.tools)) == ([], [])
     await bridge.fleet.tear_down()
+
+
+@pytest.mark.parametrize("escape", ["\\ud800", "\\uDFFF", "a\\udc00\\ud800b"])
+async def test_finding_d10_half_a_surrogate_pair_reaches_no_caller_of_the_library(
+    escape: str,
+) -> None:
+    async with mounted(hidden(escape)) as bridge:
+        call = ToolCall("1", "h__paint", {})
+        outcome = await bridge.box.runner.run(call)
+        endpoint = bridge.fleet.endpoint("h")
+        assert endpoint is not None
+        answer = await endpoint.invoke("paint", {})
+        shown = [one.descriptor for one in await endpoint.list_tools()]
+    told = [outcome.output, outcome.structured, dict(outcome.details), *answer.content]
+    json.dumps([*told, answer.structured, answer.meta], ensure_ascii=False).encode("utf-8")
+    repr([*shown, *bridge.box.descriptors()]).encode("utf-8")
+    assert "t\ufffd" in str(answer.content[0]) or "ta\ufffd\ufffdb" in str(answer.content[0])

@@ -207,8 +207,8 @@ def test_r42_what_is_shown_is_cleaned_and_noted() -> None:
     assert (shown.title, shown.description) == (clean, clean)
     assert shown.annotations == {"title": clean, "n": 5}
     assert messages(notes) == [
-        f"server 'srv', tool 't': {removed} invisible characters were taken out of its {key}"
-        for key in ("description", "title")
+        f"server 'srv', tool 't': {3 * removed} invisible characters "
+        "were removed from its definition"
     ]
     assert tool.raw["description"] == DIRTY
 
@@ -270,6 +270,5 @@ def test_c24_a_description_that_gives_orders_is_cleaned_cut_and_flagged() -> Non
     assert hidden not in compact_json(tool.descriptor.parameters)
     assert tool.raw["description"] == orders
     said = " ".join(str(note) for note in notes)
-    assert "invisible characters were taken out of its description" in said
-    assert "invisible characters were taken out of its parameters" in said
+    assert "invisible characters were removed from its definition" in said
     assert "its description was cut to 2,048 characters" in said

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any, cast
@@ -32,6 +33,7 @@ from indusagi.interop.protocol_bridge.schema import normalize_schema
 from indusagi.interop.protocol_bridge.schema_document import REFERENCES, SchemaDocument
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from random import Random
 
     from indusagi.core.json import JsonObject, JsonValue
@@ -129,8 +131,67 @@ def test_where_every_level_has_one_known_type_the_view_is_the_normalised_schema(
 ) -> None:
     raw = subset_schema(rng)
     view = model_view(raw)
-    assert compact_json(view.schema) == compact_json(normalize_schema(raw))
+    assert compact_json(normalize_schema(view.schema)) == compact_json(normalize_schema(raw))
+    bare = without_defaults(raw)
+    assert compact_json(model_schema(bare)) == compact_json(normalize_schema(bare))
     assert view.widened == ()
+
+
+def without_defaults(raw: Any) -> Any:
+    """Take out what the view keeps and `normalize_schema` does not."""
+    bare = copy.deepcopy(raw)
+    for level in subset_levels(bare):
+        level.pop("default", None)
+    return bare
+
+
+def subset_levels(schema: JsonValue) -> Iterator[JsonObject]:
+    """Give every level of a schema that `normalize_schema` looks at."""
+    pending = [schema]
+    while pending:
+        level = pending.pop()
+        if isinstance(level, dict):
+            yield level
+            pending += [level.get("items"), level.get("additionalProperties")]
+            properties = level.get("properties")
+            pending += properties.values() if isinstance(properties, dict) else ()
+
+
+@given(randoms)
+def test_finding_c2_every_default_of_a_simple_schema_is_in_the_view(rng: Random) -> None:
+    raw = subset_schema(rng)
+    wanted = [level["default"] for level in subset_levels(raw) if "default" in level]
+    kept = [level["default"] for level in subset_levels(model_schema(raw)) if "default" in level]
+    assert sorted(map(compact_json, kept)) == sorted(map(compact_json, wanted))
+
+
+@pytest.mark.parametrize(
+    "level",
+    [
+        {"type": "integer", "default": 5},
+        {"type": ["string", "null"], "default": None},
+        {"$ref": "#/$defs/x", "default": "ab"},
+        {"allOf": [{"$ref": "#/$defs/x"}], "default": "ab"},
+        {
+            "anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "null"}],
+            "default": [],
+        },
+        {"enum": ["a", "b"], "default": "a"},
+        {"type": "object", "properties": {"default": {"type": "string"}}, "default": {"a": 1}},
+        {"oneOf": [{"type": "string"}, {"$ref": "#/$defs/x"}], "default": False},
+        {"default": 0},
+    ],
+)
+def test_finding_c2_a_default_outlives_every_rewriting(level: dict[str, Any]) -> None:
+    raw = {
+        "type": "object",
+        "properties": {"p": level},
+        "anyOf": [{"required": ["p"]}, {"properties": {"q": {"type": "string", "default": "z"}}}],
+        "$defs": {"x": {"type": "string", "minLength": 2}},
+    }
+    properties: Any = model_schema(raw)["properties"]
+    assert compact_json(properties["p"]["default"]) == compact_json(level["default"])
+    assert properties["q"]["default"] == "z"
 
 
 @given(anything)
@@ -166,7 +227,7 @@ NODE: JsonObject = {
 CASES: dict[str, tuple[JsonValue, JsonValue, list[JsonValue]]] = {
     "a string or null": (
         {"anyOf": [{"type": "string", "default": ""}, {"type": "null"}], "default": None},
-        {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        {"anyOf": [{"type": "string", "default": ""}, {"type": "null"}], "default": None},
         ["a", None],
     ),
     "a list of types": (
@@ -223,12 +284,12 @@ CASES: dict[str, tuple[JsonValue, JsonValue, list[JsonValue]]] = {
     "null as the constant": ({"const": None}, {"type": "null", "const": None}, [None]),
     "properties without a type": (
         {"properties": {"q": {"type": "integer", "default": 1}}, "required": ["q", "r"]},
-        {"properties": {"q": {"type": "integer"}}, "required": ["q", "r"]},
+        {"properties": {"q": {"type": "integer", "default": 1}}, "required": ["q", "r"]},
         [{"q": 1, "r": 2}, "no object at all", 5],
     ),
     "items without a type": (
         {"items": {"type": "integer", "default": 1}},
-        {"items": {"type": "integer"}},
+        {"items": {"type": "integer", "default": 1}},
         [[1], "no array at all"],
     ),
     "nothing said": ({}, {}, [1, None, {}]),
@@ -266,7 +327,7 @@ CASES: dict[str, tuple[JsonValue, JsonValue, list[JsonValue]]] = {
     "a reference": ({"$ref": "#/$defs/x"}, {"type": "string", "minLength": 2}, ["ab"]),
     "a reference with remarks": (
         {"$ref": "#/$defs/x", "description": "d", "default": "ab"},
-        {"type": "string", "minLength": 2, "description": "d"},
+        {"type": "string", "minLength": 2, "description": "d", "default": "ab"},
         ["ab"],
     ),
     "a reference with constraints": (
@@ -353,7 +414,7 @@ CASES: dict[str, tuple[JsonValue, JsonValue, list[JsonValue]]] = {
     ),
     "not": (
         {"not": {"type": "string"}, "default": 1},
-        {"not": {"type": "string"}},
+        {"not": {"type": "string"}, "default": 1},
         [1],
     ),
     "not, with a reference": ({"not": {"$ref": "#/$defs/x"}}, {}, ["a", 1]),

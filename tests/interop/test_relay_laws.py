@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from tests.support.links import MemoryLink, settled
 from tests.support.relays import ordered
 
+from indusagi.core.cleaning import clean_json
 from indusagi.interop import StdioServerConfig, linked_pair
 from indusagi.interop.protocol_bridge.frames import (
     Prepared,
@@ -34,6 +36,7 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
     max_leaves=12,
 )
+_HALF = re.compile("[\ud800-\udfff]")
 OBJECTS = st.dictionaries(TEXT, VALUES, max_size=5)
 STYLES: Any = st.sampled_from(
     [
@@ -64,7 +67,9 @@ def test_a_frame_that_is_read_and_written_is_the_same(value: Any, style: Any, ke
     frame = {"jsonrpc": "2.0", "id": 1, "more": [value], key: value}
     text = written(frame, style)
     read = read_exact(text)
-    assert read == read_frame(text) == frame
+    assert read == frame
+    # Those who read it for themselves get no half of a surrogate pair; a relay hands on all.
+    assert read_frame(text) == clean_json(frame, lambda one: _HALF.subn("\ufffd", one))[0]
     assert isinstance(read, dict)
     again = write_frame(read)
     assert b"\n" not in again

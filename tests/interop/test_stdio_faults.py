@@ -439,7 +439,7 @@ async def test_r42_what_cannot_be_seen_is_taken_out_of_what_a_model_is_shown() -
         for descriptor in bridge.box.descriptors():
             shown = f"{descriptor.name}{descriptor.title}{descriptor.description}"
             assert all(letter.isprintable() or letter in "\n\t" for letter in shown)
-        assert any("invisible characters were taken out" in str(note) for note in bridge.notes)
+        assert any("invisible characters were removed" in str(note) for note in bridge.notes)
 
 
 @pytest.mark.parametrize("method", ["sampling/createMessage", "elicitation/create", "roots/list"])

@@ -1,7 +1,8 @@
 """A server without faults, and with a tool for everything that a result can be.
 
 Options: `--era legacy|modern|both`, `--version V` (answered to `initialize`), `--pages N` (its
-lists come in N pages), `--tools N` (so many more tools, `tool_0` …), `--log FILE`.
+lists come in N pages), `--tools N` (so many more tools, `tool_0` …), `--rich JSON` (one more tool,
+`rich`, with these fields), `--log FILE`.
 """
 
 from __future__ import annotations
@@ -220,6 +221,8 @@ def main() -> None:
     peer.add("grow", grow, {"count": NUMBER})
     peer.add("ask", ask, {"method": STRING, "rounds": NUMBER}, thread=True)
     generate(peer, int(options.get("tools", "0")))
+    if "rich" in options:
+        peer.add("rich", media, **json.loads(options["rich"]))
     peer.capabilities |= {"resources": {}, "prompts": {}, "completions": {}, "logging": {}}
     templates: list[Json] = [{"uriTemplate": "test://{name}", "name": "any"}]
     prompts: list[Json] = [{"name": "greet", "arguments": [{"name": "who", "required": False}]}]

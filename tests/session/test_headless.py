@@ -13,14 +13,16 @@ import anyio
 import pytest
 from tests.support.model_server import ModelServer, Reply, calls, model_server, says
 from tests.support.scripts import unmeasured
-from tests.support.servers import diary, fault, honest
+from tests.support.servers import diary, fault, hidden, honest
 from tests.support.sessions import Desk, texts
 from tests.support.waiting import is_alive, until
 
 from indusagi.capabilities.local import make_local_context
 from indusagi.core.cancel import CancelToken
+from indusagi.core.cleaning import strings_of
 from indusagi.core.groups import MARK
 from indusagi.core.ids import new_ulid
+from indusagi.core.text import clean_text
 from indusagi.runtime.contract import ToolResult
 from induscode.deck.contract import DelegateRequest, describe
 from induscode.deck.mcp.store import open_store
@@ -73,6 +75,33 @@ class Ran:
         self.err = said.err
         result: dict[str, Any] = json.loads(said.out) if said.out else {}
         return {**result, "code": code}
+
+
+# -- what a model is shown -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("hide", "shown"),
+    [
+        ("\\udb40\\udc41", "t<U+E0041>ext"),
+        ("\\u2066", "t<U+2066>ext"),
+        ("\\u200d", "t<U+200D>ext"),
+        ("\\u00ad", "text"),  # a hint for line breaks is not worth showing
+        ("\\u001b", "t<U+001B>ext"),
+    ],
+)
+@pytest.mark.parametrize("dialect", ["openai", "anthropic"])
+def test_finding_d4_nothing_that_cannot_be_seen_reaches_a_model(
+    ran: Ran, dialect: Any, hide: str, shown: str
+) -> None:
+    ran.desk.dialect = dialect
+    ran.desk.mount(hidden(hide))
+    paint = calls("h__paint", colour="red", size="small", kind="oil")
+    assert ran(paint, calls("h__refuse"), says("done"))["code"] == 0
+    assert len(ran.server.requests) == 3
+    for request in ran.server.requests:
+        assert [text for text in strings_of(request) if clean_text(text)[1]] == []
+    assert shown in texts(ran.server.requests[1])
 
 
 # -- limits and faults -----------------------------------------------------------------------------

@@ -62,6 +62,11 @@ def fault(
     return _script("fault.py", (mode, *args), id or mode, limits or FAST, {})
 
 
+def hidden(hide: str = "", *, id: str = "h") -> StdioServerConfig:
+    """Configure the server that hides a character (JSON escapes) in all that it says."""
+    return _script("hidden.py", ("--hide", hide) if hide else (), id, ServerLimits(), {})
+
+
 def remote(
     server: HttpServer,
     *,

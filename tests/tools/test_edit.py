@@ -232,6 +232,91 @@ async def test_probe_0_7_a_file_that_was_never_read_is_not_edited(
     assert not (await edit(replace(ctx, framework=Framework()), "a.txt", "one", "two")).is_error
 
 
+SIX = "".join(f"line {number}\n" for number in range(1, 7))
+
+
+@pytest.mark.parametrize(
+    "data", [b"one\n", b"one", b"a\r\none\r\n", b"1\n2\n3\n4\none\n", "öone\n"]
+)
+async def test_finding_c4_an_edit_refused_after_showing_the_file_succeeds_when_repeated(
+    ctx: ToolContext, tmp_path: Path, data: bytes | str
+) -> None:
+    before = data.encode() if isinstance(data, str) else data
+    (tmp_path / "a.txt").write_bytes(before)
+    refused = await edit(ctx, "a.txt", "one", "two")
+    assert code(refused) == "not_read"
+    assert "counts as read now: repeat the call" in said(refused)
+    assert not (await edit(ctx, "a.txt", "one", "two")).is_error
+    assert (tmp_path / "a.txt").read_bytes() == before.replace(b"one", b"two")
+    assert not (await edits(ctx, "a.txt", ("two", "three"))).is_error
+
+
+@pytest.mark.parametrize("first", ["edit", "edits", "dryRun", "write"])
+async def test_finding_c4_whatever_tool_has_shown_the_file_it_counts_for_all(
+    ctx: ToolContext, tmp_path: Path, first: str
+) -> None:
+    (tmp_path / "a.txt").write_bytes(b"one\n")
+    writing = box_of(ctx, write_tool())
+    if first == "write":
+        refused = await call(writing, "write", {"path": "a.txt", "content": "other\n"})
+    elif first == "edits":
+        refused = await edits(ctx, "a.txt", ("one", "two"))
+    else:
+        refused = await edit(
+            ctx, "a.txt", "one", "two", **({first: True} if first != "edit" else {})
+        )
+    assert code(refused) == "not_read"
+    assert not (await call(writing, "write", {"path": "a.txt", "content": "new\n"})).is_error
+    assert (tmp_path / "a.txt").read_bytes() == b"new\n"
+
+
+async def test_finding_c4_what_was_shown_in_part_is_read_in_part(
+    ctx: ToolContext, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text(SIX, encoding="utf-8")
+    assert code(await edit(ctx, "a.txt", "line 6", "six")) == "not_read"
+    # The sixth line was not shown, and the whole file still less.
+    assert code(await edit(ctx, "a.txt", "line 6", "six")) == "not_read"
+    writing = box_of(ctx, write_tool())
+    assert code(await call(writing, "write", {"path": "a.txt", "content": "x"})) == "not_read"
+    assert path.read_text(encoding="utf-8") == SIX
+    # The first five were, and stay known when one of them has become two.
+    assert not (await edits(ctx, "a.txt", ("line 1", "one\nand a half"))).is_error
+    assert not (await edit(ctx, "a.txt", "line 5", "five")).is_error
+    assert code(await edit(ctx, "a.txt", "line 6", "six")) == "not_read"
+    assert path.read_text(encoding="utf-8").splitlines() == [
+        *("one", "and a half", "line 2", "line 3", "line 4", "five", "line 6")
+    ]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"x" * 301 + b" one\n", b"one" * 2_000, b"a\x00one", b"z" * 4_096 + b"one"],
+)
+async def test_finding_c4_a_line_that_was_cut_or_cannot_be_shown_does_not_count(
+    ctx: ToolContext, tmp_path: Path, data: bytes
+) -> None:
+    (tmp_path / "a.txt").write_bytes(data)
+    for _ in range(2):
+        assert code(await edit(ctx, "a.txt", data[-4:].decode("latin-1"), "q")) == "not_read"
+    assert (tmp_path / "a.txt").read_bytes() == data
+
+
+async def test_finding_c4_a_file_shown_because_it_has_changed_counts_as_read(
+    ctx: ToolContext,
+) -> None:
+    path = have(ctx, "a.txt", "one\n")
+    path.write_bytes(b"one\none\n")
+    refused = await edit(ctx, "a.txt", "one", "two", replaceAll=True)
+    assert code(refused) == "stale"
+    assert not (await edit(ctx, "a.txt", "one", "two", replaceAll=True)).is_error
+    assert path.read_bytes() == b"two\ntwo\n"
+    # And a change after it was shown is a change again.
+    path.write_bytes(b"three\nthree\n")
+    assert code(await edit(ctx, "a.txt", "three", "x", replaceAll=True)) == "stale"
+
+
 async def test_a_file_that_has_changed_is_edited_where_the_text_still_stands_once(
     ctx: ToolContext,
 ) -> None:
@@ -242,9 +327,9 @@ async def test_a_file_that_has_changed_is_edited_where_the_text_still_stands_onc
     assert "the file has changed since it was read" in said(outcome)
     assert outcome.details["changedSinceRead"] is True
     # What somebody else has written has not been seen yet, and is not to be overwritten.
+    assert "changed since" in said(await edit(ctx, "a.txt", "one", "uno"))
     box = box_of(ctx, write_tool())
     assert code(await call(box, "write", {"path": "a.txt", "content": "x"})) == "stale"
-    assert "changed since" in said(await edit(ctx, "a.txt", "one", "uno"))
 
 
 async def test_a_file_that_was_touched_but_not_changed_is_as_it_was_read(ctx: ToolContext) -> None:

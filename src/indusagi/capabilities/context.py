@@ -20,6 +20,8 @@ from indusagi.capabilities.egress import SearchProvider, WebSettings
 from indusagi.capabilities.read_state import ReadStateHandle
 from indusagi.capabilities.spill import SessionDir
 from indusagi.core.cancel import CancelToken
+from indusagi.core.cleaning import CleanText
+from indusagi.core.text import make_visible
 from indusagi.runtime.contract import ProgressSink, ToolProgress
 
 _log = logging.getLogger(__name__)
@@ -83,6 +85,8 @@ class ToolContext:
     shell: Shell
     cancel: CancelToken
     budget: OutputBudget
+    clean_foreign: CleanText = make_visible
+    """What the runner does to answers that another party wrote; a gateway removes instead."""
     framework: Framework = field(default_factory=Framework)
     session_dir: SessionDir = field(default_factory=SessionDir)
     on_progress: ProgressSink | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from indusagi.runtime.contract import (
     ToolOutcome,
     ToolResult,
 )
+from indusagi.runtime.foreign import clean_result
 
 
 class ToolRegistry:
@@ -62,7 +63,8 @@ class ToolRegistry:
     def to_tool_box(self, ctx: ToolContext) -> RegistryToolBox:
         """Put the tools there are now into a box that runs them in this context."""
         tools = dict(self._tools)
-        return RegistryToolBox(RegistryRunner(tools, ctx), tools)
+        foreign = frozenset(name for name, tool in tools.items() if tool.spec.foreign)
+        return RegistryToolBox(RegistryRunner(tools, ctx, foreign), tools)
 
 
 class Runnable(Protocol):
@@ -79,6 +81,8 @@ class RegistryRunner:
 
     tools: Mapping[str, Runnable]
     context: ToolContext
+    foreign: Collection[str] = ()
+    """The names of those whose answers another party writes."""
 
     async def run(
         self,
@@ -103,6 +107,8 @@ class RegistryRunner:
                 result = await tool.run(call.input, ctx.with_cancel(token))
             finally:
                 forget()
+        if call.name in self.foreign:
+            result = clean_result(result, base.clean_foreign)
         try:
             if result.structured is not None or result.details:
                 compact_json([result.structured, dict(result.details)])

@@ -80,6 +80,10 @@ class ToolSpec:
     output_schema: JsonSchema | None = field(default=None, kw_only=True)
     check_arguments: bool = field(default=True, kw_only=True)
     """Off for a tool that passes its arguments on to whoever checks them, and leaves them alone."""
+    foreign: bool = field(default=False, kw_only=True)
+    """Whether another party writes its answers: the runner makes invisible characters visible."""
+    definition: Mapping[str, JsonValue] | None = field(default=None, kw_only=True)
+    """All that the server of a remote tool says of it."""
     prepare: Callable[[JsonValue], JsonValue] | None = field(default=None, kw_only=True)
     """Puts right what models get wrong without harm, before the arguments are checked."""
 
@@ -123,6 +127,7 @@ class DefinedTool:
             title=spec.title,
             annotations={**spec.annotations, "readOnlyHint": spec.read_only},
             output_schema=spec.output_schema,
+            definition=spec.definition,
         )
         self._arguments = ArgumentChecker(spec.parameters if spec.check_arguments else None)
 

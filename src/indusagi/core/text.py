@@ -1,8 +1,16 @@
-"""Text from strangers, made harmless to look at.
+"""Text of other programs and people, made safe to show to a model, a client or a terminal.
 
-A description, a title or a line of standard error may hold what nobody sees but a terminal or a
-model obeys: escape sequences, direction overrides, invisible letters, tag characters. These are
-taken out. Letters themselves are never changed or normalised.
+A description, a title or a line of standard error may hold characters that have no glyph but that
+a terminal or a model obeys: escape sequences, direction overrides, invisible letters, tag
+characters. `clean_text` removes them, `make_visible` writes them out (`<U+202E>`). Letters
+themselves are never changed or normalised. `cleaning` applies both to whole JSON values.
+
+The set: control characters (C0, C1), format characters, Default_Ignorable_Code_Point
+(https://www.unicode.org/reports/tr44/#Default_Ignorable_Code_Point), surrogates and noncharacters.
+A joiner or a variation selector stays where the glyph beside it needs it: in an emoji sequence,
+between letters of a script that joins, after an ideograph. Two hints for line breaks, the soft
+hyphen and the zero width space of scripts without spaces, have no glyph of their own and carry
+nothing that a reader misses: both functions remove them.
 """
 
 from __future__ import annotations
@@ -23,17 +31,21 @@ _KINDS = {
     "escapes": "\x1b\x9b",
     "bidi": "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069",
     "tags": "\U000e0000-\U000e007f",
-    "invisible": "\u00ad\u034f\u115f\u1160\u180b-\u180f\u200b-\u200d\u2060-\u2065\u206a-\u206f"
-    "\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff9-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0080-\U000e0fff",
+    "invisible": "\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200d\u2060-\u2065"
+    "\u206a-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U00013430-\U0001343f"
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0080-\U000e0fff",
     "controls": "\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029",
     "halves": "\ud800-\udfff",
+    "noncharacters": "\ufdd0-\ufdef"
+    + "".join(chr(plane + 0xFFFE) + chr(plane + 0xFFFF) for plane in range(0, 0x110000, 0x10000)),
 }
 UNSEEN = "".join(_KINDS.values())
 """Every character that cannot be seen, to stand in a class of a pattern."""
 _KIND = re.compile("|".join(f"(?P<{kind}>[{letters}])" for kind, letters in _KINDS.items()))
 _PICTOGRAPHS = "\u2190-\u2bff\U0001f000-\U0001faff"
 _JOINED = (
-    "\u0620-\u10ff\u1780-\u180a\u1810-\u1cff\ua800-\uabff\ufb50-\ufdff\ufe70-\ufefc"
+    "\u0620-\u10ff\u1780-\u17b3\u17b6-\u180a\u1810-\u1cff\ua800-\uabff"
+    "\ufb50-\ufdcf\ufdf0-\ufdff\ufe70-\ufefc"
     "\U00010a00-\U00011fff\U0001e900-\U0001e95f"
 )
 """Scripts in which a joiner changes how letters are written, from Arabic to those of India, of the
@@ -41,39 +53,62 @@ islands beyond and of Mongolia. A foreign word gets its ending by one too."""
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
 """Scripts without spaces, in which one without width parts the words: Thai, Lao, Burmese, Khmer."""
 _LETTERS = r"^\W\u115f\u1160\u3164\uffa0"
-_IDEOGRAPHS = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af"
-_SHOWN_TWO_WAYS = f"#*0-9\u00a9\u00ae\u203c\u2049\u2122\u2139\u3030\u303d\u3297\u3299{_PICTOGRAPHS}"
+_IDEOGRAPHS = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fffd\U00030000-\U000323af"
+_EMOJI_OR_TEXT = f"\u00a9\u00ae\u203c\u2049\u2122\u2139\u3030\u303d\u3297\u3299{_PICTOGRAPHS}"
 _IS_UNSEEN = re.compile(
     f"[{UNSEEN}]"
-    # But what belongs to what stands beside it:
+    # But what belongs to the glyph beside it:
     r"(?<!\r(?=\n|\Z))"  # an end of line,
-    f"(?<![{_PICTOGRAPHS}{_JOINED}][\u200c\u200d])(?<![{_PICTOGRAPHS}]\ufe0f\u200d)"  # a joiner,
-    f"(?<![\u200c\u200d](?=[{_JOINED}]))"
-    f"(?<![{_UNSPACED}]\u200b)(?<!\u200b(?=[{_UNSPACED}]))"  # an end of a word,
-    f"(?<![{_SHOWN_TWO_WAYS}][\ufe00\ufe0e\ufe0f])"  # the choice between a sign and a picture,
-    f"(?<![{_IDEOGRAPHS}][\ufe00-\ufe0f\U000e0100-\U000e01ef])"  # and of one form of a letter.
-    "(?<![\u1820-\u18aa][\u180b-\u180f])"
-    f"(?<![{_LETTERS}]\u00ad(?=[{_LETTERS}]))"  # Where a word may be parted.
+    f"(?<![{_PICTOGRAPHS}]\u200d(?=[{_PICTOGRAPHS}]))"  # the joiner of an emoji sequence,
+    f"(?<![{_PICTOGRAPHS}]\ufe0f\u200d(?=[{_PICTOGRAPHS}]))"
+    f"(?<![{_JOINED}][\u200c\u200d])(?<![\u200c\u200d](?=[{_JOINED}]))"  # a joiner of letters,
+    f"(?<![{_EMOJI_OR_TEXT}][\ufe0e\ufe0f])"  # the choice between a sign and a picture,
+    "(?<![#*0-9]\ufe0f(?=\u20e3))"  # a keycap,
+    "(?<![0\u2200-\u2bff]\ufe00)"  # a form of a sign of mathematics,
+    f"(?<![{_IDEOGRAPHS}][\ufe00-\ufe0f\U000e0100-\U000e01ef])"  # and of an ideograph,
+    "(?<![\u1820-\u18aa][\u180b-\u180f])"  # of a Mongolian letter,
+    "(?<![\U00013000-\U0001342f][\U00013430-\U0001343f])"  # the place of a hieroglyph.
 )
+_BREAK_HINT = re.compile(
+    f"(?<=[{_LETTERS}])\u00ad(?=[{_LETTERS}])|(?<=[{_UNSPACED}])\u200b|\u200b(?=[{_UNSPACED}])"
+)
+"""Where a line may be broken inside a word, or between words that no space parts."""
 
 
 def clean_text(text: str) -> tuple[str, int]:
-    """Take out what cannot be seen, and tell how many characters that were."""
+    """Remove what cannot be seen, and count the characters removed."""
+    if text.isascii() and text.isprintable():
+        return text, 0
     cleaned = _IS_UNSEEN.sub("", _ESCAPES.sub("", text)).replace("\r", "")
     return cleaned, len(text) - len(cleaned)
 
 
 def show_unseen(text: str) -> tuple[str, int]:
-    """Write out what cannot be seen (`<U+202E>`), and tell how many characters that were."""
+    """Write out everything that cannot be seen (`<U+202E>`), and count it."""
     return _IS_UNSEEN.subn(lambda found: f"<U+{ord(found[0]):04X}>", text)
 
 
-def kinds_of_unseen(text: str) -> Iterator[str]:
-    """Name the kind of each character that cannot be seen.
+def make_visible(text: str) -> tuple[str, int]:
+    """Write out what cannot be seen (`<U+202E>`), remove hints for line breaks, and count both."""
+    if text.isascii() and text.isprintable():
+        return text, 0
+    plain = remove_break_hints(text)
+    visible, count = show_unseen(plain)
+    return visible, count + len(text) - len(plain)
 
-    They are `escapes`, `bidi`, `tags`, `invisible`, `controls` and `halves` of surrogate pairs.
+
+def remove_break_hints(text: str) -> str:
+    """Remove the soft hyphens inside words, and the spaces without width in scripts without any."""
+    return _BREAK_HINT.sub("", text)
+
+
+def kinds_of_unseen(text: str) -> Iterator[str]:
+    """Name the kind of each character that cannot be seen; hints for line breaks are passed over.
+
+    They are `escapes`, `bidi`, `tags`, `invisible`, `controls`, `halves` of surrogate pairs and
+    `noncharacters`.
     """
-    for found in _KIND.finditer("".join(_IS_UNSEEN.findall(text))):
+    for found in _KIND.finditer("".join(_IS_UNSEEN.findall(remove_break_hints(text)))):
         yield found.lastgroup or ""
 
 

@@ -45,6 +45,10 @@ class ToolDescriptor:
     annotations: Mapping[str, JsonValue] | None = field(default=None, kw_only=True)
     """Hints in the MCP spelling (`readOnlyHint`, …). They inform; they never permit."""
     output_schema: JsonSchema | None = field(default=None, kw_only=True)
+    definition: Mapping[str, JsonValue] | None = field(
+        default=None, kw_only=True, compare=False, repr=False
+    )
+    """All that the server of a remote tool says of it, for clients that take it whole."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import click
 
@@ -36,6 +36,8 @@ LIMIT_FLAGS = {
 _MOST = 65_536
 """The largest limit that can be given: there are no more ports for connections."""
 PROFILES = ("authoring", "survey", "all", "none")
+Schemas: TypeAlias = Literal["raw", "model"]
+"""How tools of servers are listed: as they define them, or as a model in a session sees them."""
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ADDRESS = re.compile(
     r"(?:(?:\[(?P<six>[0-9A-Fa-f:.]+(?:%[\w.-]+)?)\]|(?P<host>[^:\[\]]*)):)?(?P<port>\d{1,5})",
@@ -55,6 +57,7 @@ class ServeOptions:
     settings: HttpSettings | None
     """None: over standard input and output."""
     transparent: str | None
+    schemas: Schemas = "raw"
 
 
 @flags("--tools", "--mcp", "--no-mcp", "--allow", "--approval", "--sandbox", "--cwd")
@@ -120,6 +123,14 @@ class ServeOptions:
     show_default=True,
     help="Native tools: those that only look (authoring), every built-in (survey), all, or none.",
 )
+@click.option(
+    "--schemas",
+    type=click.Choice(get_args(Schemas)),
+    default="raw",
+    show_default=True,
+    help="Tools of servers: as the server defines them (raw), or reduced to what every "
+    "model provider takes (model).",
+)
 @click.option("--name", default=NAME, show_default=True, help="The name it is served under.")
 @click.option("--transparent", metavar="SERVER", help="Pass one server through, unchanged.")
 @click.option(
@@ -155,6 +166,7 @@ def command(
     requests: int | None,
     requests_per_token: int | None,
     profile: str,
+    schemas: Schemas,
     name: str,
     transparent: str | None,
     print_config: str | None,
@@ -192,7 +204,9 @@ def command(
     invocation = invocation_from(context)
     if invocation.tools and not was_given(context, "profile"):
         profile = "all"  # those that are named were asked for
-    options = ServeOptions(name=name, profile=profile, settings=settings, transparent=transparent)
+    options = ServeOptions(
+        name=name, profile=profile, settings=settings, transparent=transparent, schemas=schemas
+    )
     if print_config is not None:
         from induscode.commands.serve_print import print_entry  # noqa: PLC0415 — for this alone
 
@@ -246,7 +260,7 @@ def _check_entry_flags(context: click.Context) -> None:
                 raise click.UsageError(said, context)
 
 
-_BESIDE_RELAY = ("profile", "tools", "no_mcp", "allow", "approval", "sandbox")
+_BESIDE_RELAY = ("schemas", "profile", "tools", "no_mcp", "allow", "approval", "sandbox")
 """Keys of flags without an effect on one server that is passed through unchanged."""
 
 

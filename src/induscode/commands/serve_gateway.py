@@ -11,6 +11,8 @@ from anyio import to_thread
 
 from indusagi.capabilities.budget import UNLIMITED
 from indusagi.core.notes import Note
+from indusagi.core.text import clean_text
+from indusagi.interop.protocol_bridge.catalog import ViewNote
 from indusagi.interop.protocol_bridge.contract import EndpointPhase
 from induscode.boot.runners import UnusableConfig, boot_plan_of, plan_servers
 from induscode.commands.catalog import fault_note
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from indusagi.runtime.contract import ProgressSink, ToolCall, ToolDescriptor, ToolOutcome
     from induscode.boot.runners import Lasting, ServerPlan
     from induscode.boot.session import Session
+    from induscode.commands.serve import Schemas
     from induscode.commands.serve_gate import ServingGate
     from induscode.commands.serve_loop import GatewayInfo, Listening
     from induscode.commands.serve_signals import Told
@@ -58,6 +61,7 @@ class GatewayBox:
     native: DeckToolBox
     remote: DeckToolBox
     on_listed: Callable[[], None]
+    schemas: Schemas = "raw"
 
     @property
     def runner(self) -> GatewayBox:
@@ -67,7 +71,10 @@ class GatewayBox:
     def descriptors(self) -> Sequence[ToolDescriptor]:
         """List the native cards, then the tools of servers."""
         self.on_listed()
-        return (*self.native.descriptors(), *self.remote.descriptors())
+        remote = self.remote.descriptors()
+        if self.schemas == "model":
+            remote = [replace(descriptor, definition=None) for descriptor in remote]
+        return (*self.native.descriptors(), *remote)
 
     async def run(
         self,
@@ -92,6 +99,7 @@ class Frame:
     watch: Watch | None
     """None where no files are looked at."""
     files: Sequence[str]
+    schemas: Schemas = "raw"
 
 
 class Gateway:
@@ -134,9 +142,11 @@ class Gateway:
         deck = self._native.graft(live)
         self._mention(deck.notes)
         grafted = deck.tools()[len(self._native.tools()) :]
-        unlimited = replace(deck.context, budget=UNLIMITED)
+        # Structured content has to fit the output schema, from which they are removed as well.
+        unlimited = replace(deck.context, budget=UNLIMITED, clean_foreign=clean_text)
         remote = ToolDeck(map(self._gate.remote, grafted), unlimited)
-        return GatewayBox(self._native.into_tool_box(), remote.into_tool_box(), self._listed.set)
+        native = self._native.into_tool_box()
+        return GatewayBox(native, remote.into_tool_box(), self._listed.set, self._frame.schemas)
 
     def summary(self) -> str:
         """Say in one line what is served."""
@@ -266,8 +276,10 @@ class Gateway:
     def _mention_remarks(self) -> None:
         """Tell what servers have listed that was left out; of each server the first few."""
         for server, status in self.session.mcp.status().items():
-            self._mention(status.notes[:_REMARKS], _uncounted)
-            left = len(status.notes) - _REMARKS
+            whole = self._frame.schemas == "raw"
+            notes = [one for one in status.notes if not (whole and isinstance(one, ViewNote))]
+            self._mention(notes[:_REMARKS], _uncounted)
+            left = len(notes) - _REMARKS
             if left > 0:
                 owner, remedy = f"server {server!r}", f"all of them: indus mcp doctor {server}"
                 self._mention([Note(owner, f"{left:,} further remarks", remedy)], _uncounted)

@@ -151,7 +151,7 @@ def _words(context: click.Context) -> list[str]:
 def _own_words(context: click.Context) -> list[str]:
     given = context.params
     words: list[str] = []
-    keys = ("http", *LIMIT_FLAGS, "profile", "name", "transparent")
+    keys = ("http", *LIMIT_FLAGS, "profile", "schemas", "name", "transparent")
     for key in keys:
         if was_given(context, key):
             words += [LIMIT_FLAGS.get(key, f"--{key}"), str(given[key])]

@@ -96,6 +96,7 @@ def _run(invocation: Invocation, options: ServeOptions) -> int:
         agreed=Agreed(invocation.cwd, read),
         watch=watch,
         files=files,
+        schemas=options.schemas,
     )
     try:
         with as_usage():

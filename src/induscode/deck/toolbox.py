@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.registry import RegistryRunner
@@ -11,8 +11,7 @@ from indusagi.capabilities.tool import make_result
 from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import describe_error
 from indusagi.core.json import JsonValue
-from indusagi.core.text import show_unseen
-from indusagi.runtime.content import TextContentBlock, ToolContentBlock, project_content
+from indusagi.runtime.content import project_content
 from indusagi.runtime.contract import (
     ProgressSink,
     ToolCall,
@@ -30,8 +29,9 @@ class DeckRunner:
     def __init__(self, cards: Mapping[str, Capability], context: ToolContext) -> None:
         self.cards = cards
         self.context = context
-        runs = {name: _Run(name, card, is_foreign(card)) for name, card in cards.items()}
-        self._kernel = RegistryRunner(runs, context)
+        runs = {name: _Run(name, card) for name, card in cards.items()}
+        foreign = frozenset(name for name, card in cards.items() if is_foreign(card))
+        self._kernel = RegistryRunner(runs, context, foreign)
 
     async def run(
         self,
@@ -46,19 +46,17 @@ class DeckRunner:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A card whose answers are safe to show and whose failures are answers."""
+    """A card whose failures are answers."""
 
     name: str
     card: Capability
-    foreign: bool
 
     async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
         try:
-            result = _check_answer(self.name, await self.card.run(arguments, ctx))
+            return _check_answer(self.name, await self.card.run(arguments, ctx))
         except Exception as exc:  # noqa: BLE001 — boundary: a card may be anybody's
             said = f"{self.name} failed: {type(exc).__name__}: {describe_error(exc)}"
             return ToolResult.error(said, code="failed")
-        return _made_visible(result) if self.foreign else result
 
 
 def _check_answer(name: str, answer: object) -> ToolResult:
@@ -66,22 +64,6 @@ def _check_answer(name: str, answer: object) -> ToolResult:
     if answer is None:
         return ToolResult.error(f"{name} gave no result", code="bad_result")
     return make_result(name, answer)
-
-
-def _made_visible(result: ToolResult) -> ToolResult:
-    """Write out what cannot be seen in the text of a stranger; the blocks stay what they are."""
-    unseen = 0
-    blocks: list[ToolContentBlock] = []
-    for block in result.content:
-        if isinstance(block, TextContentBlock):
-            text, count = show_unseen(block.text)
-            unseen += count
-            blocks.append(replace(block, text=text) if count else block)
-        else:
-            blocks.append(block)
-    if not unseen:
-        return result
-    return replace(result, content=blocks, details={**result.details, "unseen": unseen})
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 from indusagi.capabilities.files.codec import (
     TextForm,
     decode_lossless,
+    digest_bytes,
     encode,
     encode_piece,
     is_text,
 )
-from indusagi.capabilities.files.excerpt import first_lines, shown_line
+from indusagi.capabilities.files.excerpt import first_lines, lines_shown, shown_line
 from indusagi.capabilities.files.gutter import has_gutter, without_gutter
 from indusagi.capabilities.files.hint import closest
 from indusagi.capabilities.files.ladder import MOST_SPANS, Found, Missed, Rung, find
@@ -43,6 +44,17 @@ class Replacement:
 
 
 @dataclass(frozen=True, slots=True)
+class Shown:
+    """Which lines of a file an answer has shown, from the first on."""
+
+    digest: str
+    """That of the bytes of the whole file."""
+    lines: int
+    whole: bool
+    """Whether these lines are all of it, none of them cut."""
+
+
+@dataclass(frozen=True, slots=True)
 class Change:
     """What a file was and what it becomes."""
 
@@ -54,7 +66,9 @@ class Change:
     form: TextForm
     notes: tuple[str, ...] = ()
     unseen: bool = False
-    """The file holds what somebody else has written since it was read."""
+    """The file holds what was not read, or what somebody else has written since."""
+    glance: Shown | None = None
+    """What is known of the file afterwards, where that is its first lines only."""
     facts: dict[str, JsonValue] = field(default_factory=dict[str, "JsonValue"])
 
 
@@ -65,6 +79,8 @@ class Refused:
     code: str
     message: str
     facts: dict[str, JsonValue] = field(default_factory=dict[str, "JsonValue"])
+    shown: Shown | None = None
+    """What the message shows of the file; it counts as read."""
 
 
 def overwritten(before: bytes | None, content: str, path: str) -> Change | Refused:
@@ -119,12 +135,31 @@ def edited(
     return Change(before, encode(text, form), former, text, form, notes, facts=facts)
 
 
+_SHOWN_BYTES = 4_096
+
+
 def stale(data: bytes, code: str, message: str) -> Refused:
-    """Refuse for a file that is not known as it is, and show how it is: its size, how it begins."""
-    text, _ = decode_lossless(data[:4096])
-    begins = first_lines(text) if is_text(text) else "(not text)"
-    said = f"{message} It has {len(data):,} bytes and begins:\n{begins}"
-    return Refused(code, said, {"size": len(data)})
+    """Refuse for a file that is not known as it is, and show how it is: its size, how it begins.
+
+    What is shown counts as read, so that the same change can be asked for again.
+    """
+    text, _ = decode_lossless(data[:_SHOWN_BYTES])
+    facts: dict[str, JsonValue] = {"size": len(data)}
+    if not is_text(text):
+        said = f"{message}; read it first. It has {len(data):,} bytes and begins:\n(not text)"
+        return Refused(code, said, facts)
+    lines = lines_shown(text, is_cut=len(data) > _SHOWN_BYTES)
+    whole = len(data) <= _SHOWN_BYTES and text.count("\n", 0, -1) < lines
+    if whole:
+        said = (
+            f"{message}. This is all of it ({len(data):,} bytes), which counts as read now: "
+            f"repeat the call if it is still right.\n{first_lines(text)}"
+        )
+    else:
+        said = (
+            f"{message}; read it first. It has {len(data):,} bytes and begins:\n{first_lines(text)}"
+        )
+    return Refused(code, said, facts, Shown(digest_bytes(data), lines, whole))
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,10 +47,30 @@ def numbered(lines: Iterable[tuple[int, str]]) -> str:
     return "\n".join(f"{number:6d}\t{shown_line(line)}" for number, line in lines)
 
 
-def first_lines(text: str, most: int = 5) -> str:
+FIRST_LINES = 5
+
+
+def first_lines(text: str, most: int = FIRST_LINES) -> str:
     """Show how a text begins."""
     lines = text.removesuffix("\n").split("\n", most)[:most]
     return numbered(enumerate(lines, 1)) if text else "(empty)"
+
+
+def lines_shown(text: str, most: int = FIRST_LINES, *, is_cut: bool = False) -> int:
+    """Count the lines that `first_lines` shows in full, up to the first that is not.
+
+    Args:
+        text: What is shown.
+        most: The limit on lines.
+        is_cut: Whether the text goes on, so that its last line may be a part of one.
+    """
+    lines = text.removesuffix("\n").split("\n", most)
+    if is_cut or len(lines) > most:
+        lines = lines[: min(most, len(lines) - 1)]
+    for number, line in enumerate(lines):
+        if shown_line(line) != line.rstrip("\r"):
+            return number
+    return len(lines)
 
 
 def excerpt(diff: LineDiff, encoding: str) -> str:

@@ -19,6 +19,7 @@ _KINDS = {
     "tags": "tag characters",
     "invisible": "invisible characters",
     "controls": "control characters",
+    "noncharacters": "code points that are not characters",
 }
 
 

@@ -14,6 +14,7 @@ from indusagi.capabilities.files.change import (
     LARGEST_FILE,
     Change,
     Refused,
+    Shown,
     edited,
     overwritten,
     stale,
@@ -49,6 +50,8 @@ class Task:
     """Whether files must have been read before they are changed."""
     digest: str | None
     """That of what was read."""
+    glance: Shown | None = None
+    """The first lines of it that a refusal has shown."""
     edits: Sequence[Replacement] = ()
     content: str | None = None
     """All that the file is to hold, instead of edits."""
@@ -93,6 +96,8 @@ class Made:
     wide: bool
     """The patch is one of the text: of the bytes nobody could read it."""
     unseen: bool
+    glance: Shown | None = None
+    """What is known of the file afterwards, where that is its first lines only."""
     notes: Sequence[str] = ()
     syntax_error: str | None = None
     facts: dict[str, JsonValue] = field(default_factory=dict[str, "JsonValue"])
@@ -130,6 +135,7 @@ def worked_out(task: Task, before: bytes | None) -> Made | Refused:
         encoding=encoding,
         wide=change.form.wide,
         unseen=change.unseen,
+        glance=change.glance,
         notes=change.notes,
         syntax_error=broken_by(task.resolved, former, change.text) if changed else None,
         facts=change.facts,
@@ -150,11 +156,28 @@ def _changed(task: Task, before: bytes | None) -> Change | Refused:
     if not all(edit.old for edit in task.edits):
         message = "oldText is empty, which only makes a new file, and this one exists"
         return Refused("invalid_arguments", message)
-    if task.unread:
-        return _unknown(task, before)
     if task.knows(before):
         return edited(before, task.edits, task.path)
-    return _edited_unseen(task, before)
+    known = _edited_in_glance(task, before)
+    if known is not None:
+        return known
+    return _unknown(task, before) if task.unread else _edited_unseen(task, before)
+
+
+def _edited_in_glance(task: Task, before: bytes) -> Change | None:
+    """Edit the lines that a refusal has shown; None where the change goes beyond them."""
+    glance = task.glance
+    if glance is None or glance.digest != digest_bytes(before):
+        return None
+    change = edited(before, task.edits, task.path)
+    if isinstance(change, Refused):
+        return None
+    diff = compare(before, change.after)
+    last = max((diff.skipped + block.old_end for block in diff.blocks), default=0)
+    if last > glance.lines:
+        return None
+    known = Shown(digest_bytes(change.after), glance.lines + diff.added - diff.removed, whole=False)
+    return replace(change, unseen=True, glance=known)
 
 
 def _overwritten(task: Task, content: str, before: bytes | None) -> Change | Refused:
@@ -176,7 +199,7 @@ def _edited_unseen(task: Task, before: bytes) -> Change | Refused:
         return replace(change, notes=(note, *change.notes), unseen=True, facts=facts)
     if change.code != "stale":
         return change
-    message = f"it has changed since it was read, and {change.message}; read it again."
+    message = f"it has changed since it was read, and {change.message}"
     return stale(before, "stale", message)
 
 
@@ -197,5 +220,5 @@ def _created(edits: Sequence[Replacement], path: str) -> Change | Refused:
 def _unknown(task: Task, data: bytes) -> Refused:
     """Refuse for a file that was not read, or is not any more what was read."""
     if task.unread:
-        return stale(data, "not_read", "it has not been read yet; read it first.")
-    return stale(data, "stale", "it has changed since it was read; read it again.")
+        return stale(data, "not_read", "it has not been read yet")
+    return stale(data, "stale", "it has changed since it was read")

@@ -6,11 +6,11 @@ Nothing is loaded here that a change does not need, so that the process starts q
 from __future__ import annotations
 
 import sys
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 from indusagi.capabilities.apart.parcel import packed, unpacked
-from indusagi.capabilities.files.change import Refused, Replacement
+from indusagi.capabilities.files.change import Refused, Replacement, Shown
 from indusagi.capabilities.files.task import Made, Task, worked_out
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def request(task: Task, before: bytes | None) -> list[bytes]:
         "cwd": task.cwd,
         "gated": task.gated,
         "digest": task.digest,
+        "glance": _facts_of(task.glance),
         "is_new": before is None,
         "every": [edit.every for edit in task.edits],
     }
@@ -43,14 +44,16 @@ def _requested(data: bytes) -> tuple[Task, bytes | None]:
     texts = [_decoded(part) for part in parts]
     pairs = zip(texts[::2], texts[1::2], every, strict=True) if every else ()
     edits = [Replacement(old, new, all_of_them) for old, new, all_of_them in pairs]
-    task = Task(**facts, edits=edits, content=None if every else texts[0])
+    glance = _shown(facts.pop("glance"))
+    task = Task(**facts, glance=glance, edits=edits, content=None if every else texts[0])
     return task, None if is_new else before
 
 
 def _reply(found: Made | Refused) -> list[bytes]:
     facts: dict[str, Any] = {each.name: getattr(found, each.name) for each in fields(found)}
     if isinstance(found, Refused):
-        return packed(facts, [])
+        return packed({**facts, "shown": _facts_of(found.shown)}, [])
+    facts["glance"] = _facts_of(found.glance)
     return packed(facts, [facts.pop("after"), facts.pop("patch")])
 
 
@@ -62,10 +65,18 @@ def answer(pieces: Sequence[bytes]) -> Made | Refused:
         return Refused("failed", "the process that works it out ended without an answer")
     facts: dict[str, Any] = {**given}
     if not parts:
-        return Refused(**facts)
+        return Refused(**{**facts, "shown": _shown(facts["shown"])})
     after, patch = parts
-    notes = tuple(facts.pop("notes"))
-    return Made(**facts, notes=notes, after=after, patch=patch)
+    notes, glance = tuple(facts.pop("notes")), _shown(facts.pop("glance"))
+    return Made(**facts, notes=notes, glance=glance, after=after, patch=patch)
+
+
+def _facts_of(shown: Shown | None) -> JsonObject | None:
+    return None if shown is None else asdict(shown)
+
+
+def _shown(facts: dict[str, Any] | None) -> Shown | None:
+    return None if facts is None else Shown(**facts)
 
 
 def _encoded(text: str) -> bytes:

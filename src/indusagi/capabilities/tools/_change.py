@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING
 
 from anyio import CancelScope, to_thread
 
-from indusagi.capabilities.files.change import LARGEST_FILE, Refused
+from indusagi.capabilities.context import PerContext
+from indusagi.capabilities.files.change import LARGEST_FILE, Refused, Shown
 from indusagi.capabilities.files.excerpt import showable
 from indusagi.capabilities.files.locks import file_lock
 from indusagi.capabilities.files.shown import shown_name, shown_place
 from indusagi.capabilities.files.task import Task
 from indusagi.capabilities.files.task_apart import worked_out_soon
 from indusagi.capabilities.tools.paths import path_trouble
-from indusagi.core.text import clean_text
+from indusagi.core.text import kinds_of_unseen
 from indusagi.runtime.contract import ToolResult
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ async def change_file(
                 cwd=ctx.cwd,
                 gated=state is not None,
                 digest=None if state is None else state.digest(resolved),
+                glance=_glances.of(ctx).get(resolved),
                 edits=edits,
                 content=content,
             )
@@ -81,7 +83,10 @@ async def _made(ctx: ToolContext, task: Task, *, dry_run: bool) -> Made | Refuse
     if isinstance(before, Refused):
         return before
     made = await worked_out_soon(task, before)
-    if isinstance(made, Refused) or dry_run:
+    if isinstance(made, Refused):
+        _remember_shown(ctx, task.resolved, made.shown)
+        return made
+    if dry_run:
         return made
     if made.changed:
         # From here on the file and what is remembered of it change together.
@@ -93,7 +98,24 @@ async def _made(ctx: ToolContext, task: Task, *, dry_run: bool) -> Made | Refuse
     state = ctx.framework.read_state
     if state is not None and not made.unseen:
         state.record(task.resolved, made.digest)
+    if made.glance is not None:
+        _glances.of(ctx)[task.resolved] = made.glance
     return made
+
+
+_glances: PerContext[dict[str, Shown]] = PerContext(dict[str, Shown])
+"""By path, the first lines of files that refusals have shown; too little to count as read."""
+
+
+def _remember_shown(ctx: ToolContext, resolved: str, shown: Shown | None) -> None:
+    """Count what a refusal has shown as read: all of a file, or its first lines."""
+    state = ctx.framework.read_state
+    if state is None or shown is None:
+        return
+    if shown.whole:
+        state.record(resolved, shown.digest, (1, shown.lines) if shown.lines else None)
+    else:
+        _glances.of(ctx)[resolved] = shown
 
 
 async def _content(ctx: ToolContext, resolved: str) -> bytes | Refused | None:
@@ -158,7 +180,7 @@ def _warnings(made: Made) -> list[str]:
     warnings: list[str] = []
     if made.syntax_error is not None:
         warnings.append(f"syntax error that was not there before: {made.syntax_error}")
-    hidden = clean_text(made.excerpt)[1]
+    hidden = sum(1 for _ in kinds_of_unseen(made.excerpt))
     if hidden:
         warnings.append(f"the lines below hold {hidden} characters that cannot be seen")
     return warnings

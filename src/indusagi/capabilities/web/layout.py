@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from indusagi.capabilities.apart.parcel import packed, unpacked
-from indusagi.core.text import show_unseen
+from indusagi.core.text import remove_break_hints, show_unseen
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -91,9 +91,8 @@ def laid_open(text: str) -> tuple[str, int]:
     shown: list[str] = []
     hidden = 0
     for piece in _pieces(text):
-        # A soft hyphen only says where a word may be parted.
         plain = _LINE_ENDS.sub("\n", piece).replace("\u00ad", "")
-        visible, found = show_unseen(plain)
+        visible, found = show_unseen(remove_break_hints(plain))
         shown.append(visible)
         hidden += found
     return "".join(shown), hidden

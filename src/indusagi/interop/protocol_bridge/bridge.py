@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.registry import ToolRegistry
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
-from indusagi.core.json import JsonObject
+from indusagi.core.json import JsonObject, is_json_object
 from indusagi.core.notes import Note
 from indusagi.interop.protocol_bridge.content import to_tool_result
 from indusagi.interop.protocol_bridge.contract import (
@@ -25,6 +25,7 @@ from indusagi.interop.protocol_bridge.contract import (
     RemoteToolRef,
     is_usable_phase,
 )
+from indusagi.interop.protocol_bridge.definition import ArgumentSpelling
 from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl, start_server_fleet
 from indusagi.interop.protocol_bridge.handlers import Handlers
 from indusagi.interop.protocol_bridge.inert import UnavailableFs as UnavailableFs
@@ -120,9 +121,12 @@ def _named(remote: RemoteTool, taken: set[str], notes: list[Note]) -> RemoteTool
 
 def mount_tool(fleet: ServerFleetImpl, remote: RemoteTool) -> MountedTool:
     """Make one remote tool callable through a fleet."""
+    # A definition that was shown as it came has no other spelling.
+    is_shown_whole = remote.descriptor.definition is remote.raw
+    spelling = ArgumentSpelling(None if is_shown_whole else remote.raw.get("inputSchema"))
 
     def run(arguments: JsonObject, ctx: ToolContext) -> Awaitable[ToolResult]:
-        return _call(fleet, remote, arguments, ctx)
+        return _call(fleet, remote, spelling.restore(arguments), ctx)
 
     descriptor = remote.descriptor
     spec = ToolSpec(
@@ -135,6 +139,8 @@ def mount_tool(fleet: ServerFleetImpl, remote: RemoteTool) -> MountedTool:
         output_schema=descriptor.output_schema,
         # The server checks them against the schema it really has; the model saw a wider view.
         check_arguments=False,
+        foreign=True,
+        definition=descriptor.definition,
     )
     return MountedTool(remote, define_tool(spec))
 
@@ -156,8 +162,9 @@ async def _call(
         answer = await endpoint.invoke(ref.name, arguments, on_progress=ctx.on_progress)
     except ProtocolFault as fault:
         return _failure(fault)
-    if remote.descriptor.output_schema is not None:
-        answer = await _checked(answer, remote, remote.descriptor.output_schema)
+    promised = remote.raw.get("outputSchema")
+    if is_json_object(promised):
+        answer = await _checked(answer, remote, promised)
     return to_tool_result(answer)
 
 

@@ -13,8 +13,11 @@ import asyncio
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, cast
 
+from indusagi.core.cleaning import clean_json
+from indusagi.core.json import is_json_object
+from indusagi.interop.protocol_bridge.definition import ArgumentSpelling
 from indusagi.interop.protocol_bridge.frames import Unwritable, prepare
 from indusagi.interop.protocol_bridge.handlers import Handlers
 from indusagi.interop.protocol_bridge.wire import (
@@ -170,8 +173,14 @@ async def _asked(method: str, capability: str, params: JsonObject) -> JsonObject
         raise RpcError(NOBODY, said)
     if capability not in caller.capabilities:
         raise RpcError(METHOD_NOT_FOUND, f"the client cannot be asked: it has no {capability}")
+    shown = cast("JsonObject", clean_json(params)[0])
+    spelling = ArgumentSpelling(params.get("requestedSchema"))
     try:
         # The way to the client may be long: what cannot be written there is found out here.
-        return await caller.ask(method, prepare(params))
+        answer = await caller.ask(method, prepare(shown))
+        content = answer.get("content")
+        if method == "elicitation/create" and is_json_object(content):
+            return {**answer, "content": spelling.restore(content)}
+        return answer
     except Unwritable as exc:
         raise RpcError(INVALID_PARAMS, f"{method} cannot be passed on: {exc}") from exc

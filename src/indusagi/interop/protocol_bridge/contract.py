@@ -174,6 +174,7 @@ class ServerLimits:
     pages: int = 50
     tools: int = 1_000
     description_chars: int = 2_048
+    """Of a description, as a model is shown it; 0: all of it."""
     stderr_lines: int = 200
     stderr_line_bytes: int = 500
     relist_gap_s: float = 1.0

@@ -17,6 +17,7 @@ from indusagi.core.faults import describe_error
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.notes import Note
 from indusagi.core.owner import Owner
+from indusagi.core.text import clean_text
 from indusagi.interop.protocol_bridge.catalog import read_tools
 from indusagi.interop.protocol_bridge.connect import CLIENT_NAME as CLIENT_NAME
 from indusagi.interop.protocol_bridge.connect import CLIENT_VERSION as CLIENT_VERSION
@@ -382,6 +383,7 @@ def _follower(on_progress: ProgressSink) -> OnProgress:
         done, total, message = notice.get("progress"), notice.get("total"), notice.get("message")
         if isinstance(done, (int, float)):
             whole = total if isinstance(total, (int, float)) else None
-            on_progress(ToolProgress(done, whole, message if isinstance(message, str) else ""))
+            said = clean_text(message)[0] if isinstance(message, str) else ""
+            on_progress(ToolProgress(done, whole, said))
 
     return follow

@@ -6,6 +6,8 @@ import json
 import re
 from typing import TYPE_CHECKING, cast
 
+from indusagi.core.cleaning import clean_json
+
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
 
@@ -15,6 +17,8 @@ _BLANKS = frozenset(_WHITE)
 _CARRIED = ("result", "params", "error")
 _AROUND = 256
 """What a frame takes besides what it carries."""
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_HALF = re.compile("[\ud800-\udfff]")
 _ANSWER = re.compile(
     rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d{1,15})\s*,\s*"(?:result|error)"'
 )
@@ -28,6 +32,9 @@ class Unwritable(ValueError):
 def read_frame(line: bytes) -> JsonValue:
     """Read what a peer has written in one line.
 
+    Half of a surrogate pair becomes U+FFFD, as bytes that are not UTF-8 do: Python reads the escape
+    (RFC 8259 section 8.2 leaves it open), but no text with it can be encoded again.
+
     Raises:
         ValueError: It is no JSON.
         RecursionError: It is nested too deeply.
@@ -37,7 +44,13 @@ def read_frame(line: bytes) -> JsonValue:
     value, end = _DECODER.raw_decode(text)
     if end != len(text):
         raise ValueError(f"more follows at character {end:,}")
+    if _SURROGATE.search(text):
+        value, _ = clean_json(cast("JsonValue", value), _replace_surrogates)
     return cast("JsonValue", value)
+
+
+def _replace_surrogates(text: str) -> tuple[str, int]:
+    return _HALF.subn("\ufffd", text)
 
 
 class Prepared(dict[str, "JsonValue"]):

@@ -64,7 +64,12 @@ class _Rows:
 
 
 def tool_row(descriptor: ToolDescriptor) -> JsonObject:
-    """Write a descriptor as a row of the protocol; the schemas are as the tool has them."""
+    """Write a descriptor as a row of the protocol.
+
+    A remote tool is passed on as its server defines it, under the name it has here.
+    """
+    if descriptor.definition is not None:
+        return passed_on_row(descriptor.name, descriptor.definition)
     parameters = _plain(descriptor.parameters)
     # The one thing that the protocol demands of this schema, and that clients check.
     schema = parameters if parameters.get("type") == "object" else {**parameters, "type": "object"}
@@ -78,6 +83,56 @@ def tool_row(descriptor: ToolDescriptor) -> JsonObject:
     if descriptor.annotations:
         row["annotations"] = _plain(descriptor.annotations)
     return row
+
+
+def passed_on_row(name: str, definition: Mapping[str, JsonValue]) -> JsonObject:
+    """Write the definition of a remote tool as a row of the protocol.
+
+    Every field is kept, but for those whose type the protocol does not allow: one of them would
+    make a strict client refuse the whole list.
+    """
+    row: JsonObject = {"name": name}
+    for key, value in definition.items():
+        wanted = _FIELD_TYPES.get(key)
+        if key != "name" and (wanted is None or isinstance(value, wanted)):
+            row[key] = value
+    schema = row.get("inputSchema")
+    given = schema if isinstance(schema, dict) else {}
+    row["inputSchema"] = given if given.get("type") == "object" else {**given, "type": "object"}
+    hints = row.get("annotations")
+    if isinstance(hints, dict):
+        row["annotations"] = {
+            key: value
+            for key, value in hints.items()
+            if isinstance(value, str if key == "title" else bool)
+            or not (key == "title" or key.endswith("Hint"))
+        }
+    icons = row.get("icons")
+    if isinstance(icons, list):
+        row["icons"] = [one for one in icons if _is_icon(one)]
+    return row
+
+
+_FIELD_TYPES: dict[str, type] = {
+    "title": str,
+    "description": str,
+    "inputSchema": dict,
+    "outputSchema": dict,
+    "annotations": dict,
+    "icons": list,
+    "execution": dict,
+    "_meta": dict,
+}
+"""https://modelcontextprotocol.io/specification/2025-11-25/schema#tool"""
+
+
+def _is_icon(value: JsonValue) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("src"), str):
+        return False
+    sizes = value.get("sizes", [])
+    return isinstance(value.get("mimeType", ""), str) and (
+        isinstance(sizes, list) and all(isinstance(size, str) for size in sizes)
+    )
 
 
 def _as_before(row: JsonObject) -> JsonObject:

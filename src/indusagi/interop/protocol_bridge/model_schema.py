@@ -5,11 +5,13 @@ view may allow more, since the server checks again. If it allowed less, there wo
 no model can make.
 
 Where each level has one known type the view is what `normalize_schema` says, but for two things
-that providers insist on: an array has `items`, and the top has no combinators. Elsewhere it says
-as much of the original as they take: references are put in place, a list of types becomes `anyOf`,
-and what cannot be said is left out. Leaving a constraint out widens, except where another one
-leans on it, and under `not`, `if` and `oneOf`; such parts are kept whole or not at all. The view is
-bounded in depth and size, and made breadth first, so that what does not fit is what lies deepest.
+that providers insist on (an array has `items`, and the top has no combinators) and for `default`,
+which stays: it forbids nothing, and often nothing else says what happens without an argument.
+Elsewhere it says as much of the original as they take: references are put in place, a list of types
+becomes `anyOf`, and what cannot be said is left out. Leaving a constraint out widens, except where
+another one leans on it, and under `not`, `if` and `oneOf`; such parts are kept whole or not at all.
+The view is bounded in depth and size, and made breadth first, so that what does not fit is what
+lies deepest.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from typing import Literal, TypeAlias, TypeGuard, cast
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.interop.protocol_bridge.schema import (
     KNOWN_TYPES,
-    STRIPPED,
+    NOT_SHOWN,
     AnyObject,
     closed_object,
     copy_json,
@@ -57,7 +59,7 @@ MAX_BYTES = 64 * 1024
 
 _LEAST_ELEMENT, _LEAST_MEMBER = 2, 6
 """What one more takes: `1,` in a list, `"":{},` in an object."""
-_COUNTED = (SCHEMA_KEYWORDS | {"enum", "required"}) - STRIPPED
+_COUNTED = (SCHEMA_KEYWORDS | {"enum", "required"}) - NOT_SHOWN
 _REFUSALS = 16
 """After so many levels that did not fit no other is tried: each try costs, and little is left."""
 _TRAIL = 2 * MAX_DEPTH
@@ -176,7 +178,7 @@ class _Viewer:
             return replace(spot, source=least(source))
         level, trail = self._read(source, spot), (*trail, source)
         while True:
-            rest = {key: value for key, value in level.items() if key not in STRIPPED}
+            rest = {key: value for key, value in level.items() if key not in NOT_SHOWN}
             if "$ref" in level:
                 inner = self._target(level["$ref"], spot, trail)
                 if not inner:
@@ -290,7 +292,7 @@ class _Viewer:
         ways: dict[str, _Way] = {
             key: self._way(kind, key, value)
             for key, value in level.items()
-            if isinstance(key, str) and key not in STRIPPED
+            if isinstance(key, str) and key not in NOT_SHOWN
         }
         lost = self._lost(ways, spot)
         for key, way in ways.items():

@@ -40,6 +40,9 @@ STRIPPED = frozenset(
 )
 """Keywords that are left out at every level. A property of such a name is no keyword and stays."""
 
+NOT_SHOWN = STRIPPED - {"default"}
+"""Keywords that a model is not shown; see `model_schema`."""
+
 _WRITABLE_BITS = 14_000
 """Python writes no integer of more than 4,300 digits, which is a little more than this."""
 

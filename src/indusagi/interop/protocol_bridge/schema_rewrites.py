@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from indusagi.interop.protocol_bridge.schema import AnyObject
 
-ANNOTATIONS = frozenset({"title", "description"})
+ANNOTATIONS = frozenset({"title", "description", "default"})
 """What a model reads and a validator does not."""
 
 _OF_STRINGS = frozenset({"format", "maxLength", "minLength", "pattern"})

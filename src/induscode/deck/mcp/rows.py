@@ -115,6 +115,7 @@ _TYPES: dict[str, str] = {
 _CAMEL = {
     "startupTimeoutSec": "startup_timeout_sec",
     "toolTimeoutSec": "tool_timeout_sec",
+    "descriptionLimit": "description_limit",
     "includeTools": "include_tools",
     "excludeTools": "exclude_tools",
     "enabledTools": "include_tools",
@@ -248,6 +249,11 @@ class _Reader:
             seconds = self._seconds(key, 1.0)
             if seconds is not None and name in known:
                 limits = replace(limits, **{name: seconds})
+        cut = self.row.get("description_limit")
+        if isinstance(cut, int) and not isinstance(cut, bool) and cut >= 0:
+            limits = replace(limits, description_chars=cut)
+        elif cut is not None:
+            self.remarks.append("its description_limit is no whole number from 0, and was left out")
         whole = self._seconds("timeout", 0.001)
         return limits if whole is None else replace(limits, call_idle_s=whole)
 
