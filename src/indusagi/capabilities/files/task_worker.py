@@ -65,7 +65,8 @@ def answer(pieces: Sequence[bytes]) -> Made | Refused:
         return Refused("failed", "the process that works it out ended without an answer")
     facts: dict[str, Any] = {**given}
     if not parts:
-        return Refused(**{**facts, "shown": _shown(facts["shown"])})
+        shown = _shown(facts.pop("shown"))
+        return Refused(**facts, shown=shown)
     after, patch = parts
     notes, glance = tuple(facts.pop("notes")), _shown(facts.pop("glance"))
     return Made(**facts, notes=notes, glance=glance, after=after, patch=patch)
