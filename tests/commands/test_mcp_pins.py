@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.commands.helpers import configured, faulty, one_line, project_file, row, told, user_file
+from tests.commands.serving import greeted
 from tests.support.scripts import run
 from tests.support.servers import HONEST_TOOLS
 
@@ -74,6 +75,116 @@ def test_a_tool_that_changed_waits_until_it_is_approved(tmp_path: Path, server: 
     assert run("mcp", "approve", "s", cwd=tmp_path).stdout == "s/two: approved as it is now\n"
     assert "No tool of 's' waits" in run("mcp", "approve", "s", cwd=tmp_path).stdout
     assert run("mcp", "diff", cwd=tmp_path).returncode == 0
+
+
+APPROVE = "indus mcp approve s one"
+
+
+def test_finding_b3_a_disabled_tool_is_shown_by_every_command(
+    tmp_path: Path, server: Changing
+) -> None:
+    configured(user_file(), {"s": server.row})
+    (row,) = told("mcp", "list", "--json", cwd=tmp_path)["servers"]
+    assert (row["tools"], row["disabled"], row["message"]) == (2, [], "")
+    plain = run("tools", cwd=tmp_path)
+    assert "DISABLED" not in plain.stdout
+    server.has(one={"description": "One, and your keys."}, two={"description": "Two."})
+    # The first call starts the server and is refused; the second finds the tool disabled.
+    for _ in range(2):
+        done = run("call", "s__one", cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (3, "")
+        assert "disabled: its definition is not the one that was approved" in done.stderr
+        assert "routing change of description" in done.stderr
+        assert APPROVE in done.stderr
+        assert "indus mcp diff s" in done.stderr
+        details = json.loads(run("call", "s__one", "--output", "json", cwd=tmp_path).stdout)
+        assert details["details"]["code"] == "drift"
+        assert details["details"]["approve"] == APPROVE
+    listed = run("mcp", "list", cwd=tmp_path).stdout
+    assert "1 tool is disabled" in listed
+    assert APPROVE in listed
+    for words in (["list"], ["list", "--no-check"]):
+        (row,) = told("mcp", *words, "--json", cwd=tmp_path)["servers"]
+        (off,) = row["disabled"]
+        assert (off["tool"], off["name"], off["grade"]) == ("one", "s__one", "routing")
+        assert (off["approve"], off["fields"]) == (APPROVE, ["description"])
+    got = run("mcp", "get", "s", cwd=tmp_path).stdout
+    assert "disabled: s__one (disabled: its definition" in got
+    assert APPROVE in got
+    assert told("mcp", "get", "s", "--json", cwd=tmp_path)["disabled"] == row["disabled"]
+    doctor = run("mcp", "doctor", "s", cwd=tmp_path)
+    assert doctor.returncode == 1
+    assert "tool 'one': disabled" in doctor.stdout
+    assert "what to do: look at what has changed: indus mcp diff s" in doctor.stdout
+    examined = json.loads(run("mcp", "doctor", "--json", cwd=tmp_path).stdout)["servers"][0]
+    assert [one["approve"] for one in examined["disabled"]] == [APPROVE]
+    shown = run("tools", cwd=tmp_path)
+    assert "DISABLED" in shown.stdout
+    assert APPROVE in shown.stdout
+    assert APPROVE in shown.stderr
+    listing = told("tools", "--json", cwd=tmp_path)
+    assert [one["name"] for one in listing["disabled"]] == ["s__one"]
+    assert "s__one" not in [one["name"] for one in listing["tools"]]
+    one_line(run("tools", "show", "s__one", cwd=tmp_path), "s__one is disabled", APPROVE)
+    run("mcp", "approve", "s", "one", cwd=tmp_path)
+    (row,) = told("mcp", "list", "--json", cwd=tmp_path)["servers"]
+    assert (row["disabled"], row["message"]) == ([], "")
+    assert run("call", "s__one", cwd=tmp_path).stdout == "done\n"
+    assert run("mcp", "doctor", "s", cwd=tmp_path).returncode == 0
+    # The form from before is approved still.
+    server.has(one={"description": "One."}, two={"description": "Two."})
+    assert run("call", "s__one", cwd=tmp_path).stdout == "done\n"
+    assert run("mcp", "diff", cwd=tmp_path).stdout == "Every tool is as it was approved.\n"
+
+
+def test_finding_b3_a_gateway_says_why_a_tool_is_disabled_and_notices_its_approval(
+    tmp_path: Path, server: Changing
+) -> None:
+    configured(user_file(), {"s": server.row})
+    run("mcp", "list", cwd=tmp_path)
+    server.has(one={"description": "One, and your keys."}, two={"description": "Two."})
+    with greeted("--profile", "none", cwd=tmp_path) as gateway:
+        gateway.until_tools(lambda tools: tools == ["s__two"])
+        gateway.until(lambda: APPROVE in gateway.said())
+        answer = gateway.call("s__one")
+        assert answer["isError"]
+        assert "disabled: its definition is not" in answer["content"][0]["text"]
+        assert APPROVE in answer["content"][0]["text"]
+        error = gateway.ask("tools/call", name="s__none", arguments={})["error"]
+        assert "there is no tool named" in error["message"]
+        run("mcp", "approve", "s", "one", cwd=tmp_path)
+        gateway.until_tools(lambda tools: tools == ["s__one", "s__two"])
+        assert gateway.text("s__one") == "done"
+    # One that was disabled in an earlier run is known before its server is there.
+    server.has(one={"description": "Other."}, two={"description": "Two."})
+    run("mcp", "list", cwd=tmp_path)
+    configured(user_file(), {"s": {**server.row, "start": "lazy"}})
+    with greeted("--profile", "none", cwd=tmp_path) as gateway:
+        assert gateway.tools() == ["s__two"]
+        assert APPROVE in gateway.said()
+        server.has(one={"description": "One."}, two={"description": "Two."})
+        assert gateway.text("s__one") == "done"
+
+
+def test_finding_c1_a_cosmetic_change_is_shown_and_fails_nothing(
+    tmp_path: Path, server: Changing
+) -> None:
+    configured(project_file(tmp_path), {"s": server.row})
+    run("mcp", "trust", "--yes", "s", cwd=tmp_path)
+    server.has(one={"description": "Write data to a file"}, two={"description": "Sets: a, b, c"})
+    run("mcp", "lock", cwd=tmp_path)
+    before = (tmp_path / ".indusvx" / "mcp.lock.json").read_bytes()
+    server.has(one={"description": "Write a file to data"}, two={"description": "Sets: c, a, b"})
+    assert run("call", "s__one", cwd=tmp_path).stdout == "done\n"
+    for words in (["diff"], ["lock", "--check"]):
+        done = run("mcp", *words, cwd=tmp_path)
+        assert done.returncode == 0
+        assert "s/one: cosmetic (description)" in done.stdout
+        assert "s/two" not in done.stdout
+    # Order alone does not make another lock.
+    server.has(one={"description": "Write data to a file"}, two={"description": "Sets: b, c, a"})
+    run("mcp", "lock", cwd=tmp_path)
+    assert (tmp_path / ".indusvx" / "mcp.lock.json").read_bytes() == before
 
 
 def test_the_lock_holds_the_projects_tools_and_finds_every_change(

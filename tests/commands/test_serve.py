@@ -346,8 +346,9 @@ def test_a_definition_that_changes_is_taken_out_and_told(tmp_path: Path) -> None
         left = gateway.until_tools(lambda tools: bool(tools) and len(tools) < 7 + len(HONEST_TOOLS))
         (missing,) = {*READ_ONLY, *of("honest")} - {*left}
         gateway.until(lambda: "is not the one that was approved" in gateway.said())
-        answer = gateway.ask("tools/call", name=missing, arguments={})
-        assert answer["error"]["code"] == -32602
+        answer = gateway.call(missing)
+        assert answer["isError"]
+        assert "indus mcp approve honest" in answer["content"][0]["text"]
 
 
 def test_what_a_server_lists_beyond_the_most_is_told(tmp_path: Path) -> None:

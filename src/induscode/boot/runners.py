@@ -24,6 +24,7 @@ from induscode.deck.mcp.config import (
     read_named_rows,
     resolve_rows,
 )
+from induscode.deck.mcp.drift import DisabledTool
 from induscode.deck.mcp.ledger import BridgeLedger
 from induscode.deck.mcp.rows import ServerRow
 from induscode.deck.mcp.store import LedgerStore
@@ -191,8 +192,17 @@ class McpCapabilities:
             return None
         return self.booted.attached.enrolment.ledger
 
+    @property
+    def disabled(self) -> Sequence[DisabledTool]:
+        """The tools that may not be called until their changed definitions are approved."""
+        if self.booted is None or self.booted.attached.enrolment is None:
+            return ()
+        return self.booted.attached.enrolment.disabled
+
     def status(self) -> FleetStatus:
-        """Tell how every server is."""
+        """Tell how every server is; a tool that is disabled is among its notes."""
+        if self.booted is not None and self.booted.attached.enrolment is not None:
+            return self.booted.attached.enrolment.status()
         return {} if self.fleet is None else self.fleet.status()
 
     def missing(self) -> Sequence[str]:
@@ -288,7 +298,9 @@ async def attach_servers(
         await booted.settled()
     attached = booted.attached
     ledger = attached.enrolment.ledger if attached.enrolment is not None else attached.ledger
-    notes = (*plan.notes, *attached.notes)
+    # What servers listed after they came up may have disabled tools.
+    listed = attached.enrolment.notes if attached.enrolment is not None else ()
+    notes = tuple(dict.fromkeys((*plan.notes, *attached.notes, *listed)))
     return McpCapabilities(ledger.live_capabilities(), attached.fleet, notes, plan, booted)
 
 

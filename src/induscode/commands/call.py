@@ -1,7 +1,7 @@
 """`indus call`: one call of one tool, native or of a server.
 
 Exit codes: 0 it answered, 1 it answered with an error, 2 the call makes no sense, 3 a fault between
-us and its server, 128 + n for signal n.
+us and its server or a disabled tool, 128 + n for signal n.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from induscode.boot.runners import ServerPlan
     from induscode.boot.session import Session
     from induscode.deck.contract import Capability
+    from induscode.deck.mcp.drift import DisabledTool
     from induscode.launch.invocation import Invocation
     from induscode.session.gate.decision import Answer, Question
 
@@ -75,7 +76,7 @@ def command(
     A list is written as JSON, or its key comes several times. Progress goes to standard error.
 
     Exit codes: 0 answered, 1 the tool answered with an error, 2 a call that makes no sense, 3 its
-    server failed or is not there.
+    server failed or is not there, or the tool is disabled: see indus mcp diff.
     """
     from induscode.commands.arguments import BadArgument, read_object  # noqa: PLC0415 — not for the help
 
@@ -176,7 +177,12 @@ class _Call:
         return _find(session, self._tool)
 
     def _missing(self, session: Session) -> int:
-        """Say why there is no such tool: its server is not there, or nobody has it."""
+        """Say why there is no such tool: it is disabled, its server is not there, or unknown."""
+        if (off := _find_disabled(session, self._tool)) is not None:
+            from indusagi.runtime.contract import ToolOutcome  # noqa: PLC0415 — brings the kernel
+            from induscode.deck.mcp.enrolment import refuse_disabled  # noqa: PLC0415 — as above
+
+            return self._shown(ToolOutcome("", refuse_disabled(off)))
         plan = session.mcp.plan
         status = session.mcp.status()
         why = [str(one.fault) for one in status.values() if one.fault is not None]
@@ -273,6 +279,10 @@ def _find(session: Session, name: str) -> Capability | None:
     return next((card for card in session.deck().tools() if card.name == name), None)
 
 
+def _find_disabled(session: Session, name: str) -> DisabledTool | None:
+    return next((one for one in session.mcp.disabled if one.name == name), None)
+
+
 async def _wake_all(fleet: ServerFleetImpl) -> None:
     from anyio import create_task_group  # noqa: PLC0415 — for those with servers
 
@@ -285,11 +295,13 @@ async def _known_server(plan: ServerPlan, name: str) -> str | None:
     """Find the server that had a tool of this name when it was seen last."""
     from indusagi.interop.protocol_bridge.contract import RemoteToolRef  # noqa: PLC0415 — for servers
     from indusagi.interop.protocol_bridge.names import model_name  # noqa: PLC0415 — as above
+    from induscode.deck.mcp.pins import disabled_tools  # noqa: PLC0415 — as above
     from induscode.deck.mcp.store_rows import texts_of  # noqa: PLC0415 — as above
     from induscode.deck.mcp.trust import server_identity  # noqa: PLC0415 — as above
 
     async with opened_store() as store:
         rows = await store.latest("list")
+        disabled = await disabled_tools(store, plan.configs.values())
     for row in rows:
         config = plan.configs.get(str(row.facts.get("server")))
         if config is None or row.facts.get("identity") != server_identity(config):
@@ -297,7 +309,7 @@ async def _known_server(plan: ServerPlan, name: str) -> str | None:
         tools = texts_of(row.facts.get("tools"))
         if any(model_name(RemoteToolRef(config.id, tool), ()) == name for tool in tools):
             return config.id
-    return None
+    return next((one for one, off in disabled.items() if name in {t.name for t in off}), None)
 
 
 def _progress(name: str) -> Callable[[ToolProgress], None]:

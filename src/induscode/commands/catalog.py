@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from indusagi.runtime.contract import ToolDescriptor
     from induscode.boot.runners import ServerPlan
     from induscode.deck.contract import Capability
+    from induscode.deck.mcp.drift import DisabledTool
     from induscode.deck.mcp.store import LedgerStore
     from induscode.launch.invocation import Invocation
 
@@ -71,6 +72,8 @@ class Listing:
     states: Mapping[str, str] = field(default_factory=dict[str, str])
     """Of every server of the plan: `known`, `asked`, or why nothing is known of it."""
     notes: Sequence[Note] = ()
+    disabled: Sequence[DisabledTool] = ()
+    """Tools of servers that may not be called until their changed definitions are approved."""
 
 
 def native_tools(invocation: Invocation) -> list[ListedTool]:
@@ -115,12 +118,14 @@ async def list_tools(invocation: Invocation, *, check: bool) -> Listing:
         [*native, *(one for one in remote.tools if one.name not in {n.name for n in native})],
         plan,
         remote.states,
-        (*plan.notes, *remote.notes, *store.notes),
+        (*plan.notes, *remote.notes, *(one.note for one in remote.disabled), *store.notes),
+        remote.disabled,
     )
 
 
 async def _remote(plan: ServerPlan, store: LedgerStore, *, check: bool) -> Listing:
     from induscode.deck.mcp.boot import known_tools  # noqa: PLC0415 — for those with servers
+    from induscode.deck.mcp.pins import disabled_tools  # noqa: PLC0415 — as above
 
     known, notes = await known_tools(store, plan.configs.values())
     unseen = [server for server in plan.configs if server not in known]
@@ -139,7 +144,9 @@ async def _remote(plan: ServerPlan, store: LedgerStore, *, check: bool) -> Listi
     for row in plan.rows:
         states.setdefault(row.id, plan.state_of(row))
     listed = _named(known[server] for server in plan.configs if server in known)
-    return Listing(listed, plan, states, (*notes, *faults))
+    remembered = await disabled_tools(store, plan.configs.values())
+    disabled = [one for server in plan.configs for one in remembered.get(server, ())]
+    return Listing(listed, plan, states, (*notes, *faults), disabled)
 
 
 def _unseen(server: str) -> Note:

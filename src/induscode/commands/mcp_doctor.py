@@ -28,9 +28,11 @@ if TYPE_CHECKING:
     from indusagi.capabilities.jobs.receipts import Receipt
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.protocol_bridge.contract import ServerConfig
+    from indusagi.interop.protocol_bridge.contract import RemoteTool, ServerConfig
     from indusagi.interop.protocol_bridge.endpoint import ServerEndpointImpl
     from induscode.boot.runners import ServerPlan
+    from induscode.deck.mcp.drift import DisabledTool
+    from induscode.deck.mcp.pins import StorePins
     from induscode.deck.mcp.rows import ServerRow
     from induscode.deck.mcp.store import ThreadedStore
     from induscode.deck.mcp.store_rows import Row
@@ -76,6 +78,7 @@ class _Findings:
     fault: str | None = None
     remedy: str | None = None
     notes: Sequence[str] = field(default=())
+    disabled: Sequence[DisabledTool] = ()
     references: JsonObject = field(default_factory=dict[str, "JsonValue"])
     warnings: Sequence[str] = ()
     """References of a server that waits for consent, and those of them that look like secrets."""
@@ -97,6 +100,7 @@ class _Findings:
             "fault": self.fault,
             "remedy": self.remedy,
             "notes": [*self.notes],
+            "disabled": [one.as_json() for one in self.disabled],
             **self.references,
         }
 
@@ -125,10 +129,14 @@ def doctor(
     async def work(_: CancelToken) -> int:
         from anyio import create_task_group  # noqa: PLC0415 — loaded by run_loop
 
+        from induscode.deck.mcp.pins import read_pins  # noqa: PLC0415 — brings the ledger
+
+        async with opened_store() as store:
+            pins = await read_pins(store, plan.configs.values())
         async with create_task_group() as tasks:
             for one in found:
                 if one.name in plan.configs:
-                    tasks.start_soon(_examine, one, plan.configs[one.name])
+                    tasks.start_soon(_examine, one, plan.configs[one.name], pins)
         return 0
 
     code = run_loop(work) if plan.configs else 0
@@ -174,7 +182,7 @@ def _target(row: ServerRow, config: ServerConfig) -> str:
     return f"{config.command}: {'not found' if path is None else os.path.abspath(path)}"
 
 
-async def _examine(findings: _Findings, config: ServerConfig) -> None:
+async def _examine(findings: _Findings, config: ServerConfig, pins: StorePins) -> None:
     from asyncio import get_running_loop  # noqa: PLC0415 — loaded by run_loop
 
     from indusagi.interop.protocol_bridge.endpoint import create_server_endpoint  # noqa: PLC0415 — brings the bridge
@@ -187,12 +195,35 @@ async def _examine(findings: _Findings, config: ServerConfig) -> None:
         findings.latency_ms = round((clock() - begun) * 1000)
         findings.handshake = "done"
         _met(findings, endpoint)
-        findings.tools = len(await endpoint.list_tools())
+        listed = await endpoint.list_tools()
+        findings.tools = len(listed)
+        _compare(findings, listed, pins)
         findings.notes = [note.message for note in endpoint.status().notes]
     except ProtocolFault as fault:
         _failed(findings, fault)
     finally:
         await endpoint.close()
+
+
+def _compare(findings: _Findings, listed: Sequence[RemoteTool], pins: StorePins) -> None:
+    """Find the tools that are disabled, since their definitions are not approved ones."""
+    from indusagi.core.json import NotJson  # noqa: PLC0415 — loaded with the bridge
+    from induscode.deck.mcp.drift import DisabledTool, command_line  # noqa: PLC0415 — as above
+
+    disabled: list[DisabledTool] = []
+    for remote in listed:
+        try:
+            drift = pins.check(remote.ref, remote.raw)
+        except NotJson:
+            continue  # it has no digest, and every listing says so
+        if drift is not None and drift.disables:
+            name = remote.descriptor.name
+            disabled.append(DisabledTool(remote.ref, name, drift.grade, drift.fields))
+    findings.disabled = disabled
+    if disabled:
+        diff = command_line("indus", "mcp", "diff", findings.name)
+        approve = command_line("indus", "mcp", "approve", findings.name)
+        findings.remedy = f"look at what has changed: {diff}; approve it: {approve}"
 
 
 def _met(findings: _Findings, endpoint: ServerEndpointImpl) -> None:
@@ -252,6 +283,8 @@ def _tell_findings(one: _Findings) -> None:
         tell(f"  stderr: {line}")
     for note in one.notes:
         tell(f"  note: {note}")
+    for tool in one.disabled:
+        tell(f"  tool {tool.ref.name!r}: {tool.reason}; approve it: {tool.approve_command}")
     if one.fault is not None:
         tell(f"  fault: {one.fault}")
     if one.remedy is not None:

@@ -26,9 +26,13 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.contract import EndpointStatus
     from induscode.boot.runners import ServerPlan
+    from induscode.deck.mcp.drift import DisabledTool
     from induscode.deck.mcp.rows import ServerRow
+    from induscode.deck.mcp.store import LedgerStore
     from induscode.launch.invocation import Invocation
 
+_NAMED = 3
+"""Disabled tools that a line of the list names."""
 _REMEDIES = {
     "untrusted": "nobody has consented to it: indus mcp trust {}",
     "changed": "it is not as it was when somebody consented to it: indus mcp trust {}",
@@ -51,6 +55,7 @@ def list_(context: click.Context, *, as_json: bool, no_check: bool, **_: object)
     plan = planned(invocation)
     status: dict[str, EndpointStatus] = {}
     tools: dict[str, int] = {}
+    disabled: dict[str, Sequence[DisabledTool]] = {}
 
     async def look(_: CancelToken) -> int:
         async with opened_store() as store:
@@ -63,13 +68,17 @@ def list_(context: click.Context, *, as_json: bool, no_check: bool, **_: object)
                 finally:
                     await mcp.aclose()
             tools.update(await _seen(plan, store))
+            # The last listing is in the ledger by now.
+            disabled.update(await _disabled(plan, store))
             mention(store.notes)
         return 0
 
     code = run_loop(look) if plan.configs else 0
     if code:
         return code
-    rows = [_row(row, plan, status.get(row.id), tools) for row in plan.rows]
+    rows = [
+        _row(row, plan, status.get(row.id), tools, disabled.get(row.id, ())) for row in plan.rows
+    ]
     rows += _off(invocation)
     mention(note for note in plan.notes if _is_news(note.message))
     _shown(rows, as_json=as_json)
@@ -79,6 +88,13 @@ def list_(context: click.Context, *, as_json: bool, no_check: bool, **_: object)
 def _is_news(message: str) -> bool:
     """Tell whether a note says what the table does not."""
     return not message.startswith(("not started", "switched off"))
+
+
+async def _disabled(plan: ServerPlan, store: LedgerStore) -> Mapping[str, Sequence[DisabledTool]]:
+    """Tell which tools of each server were disabled when it was seen last."""
+    from induscode.deck.mcp.pins import disabled_tools  # noqa: PLC0415 — brings the ledger
+
+    return await disabled_tools(store, plan.configs.values())
 
 
 async def _seen(plan: ServerPlan, store: object) -> Mapping[str, int]:
@@ -102,6 +118,7 @@ def _row(
     plan: ServerPlan,
     status: EndpointStatus | None,
     tools: Mapping[str, int],
+    disabled: Sequence[DisabledTool] = (),
 ) -> JsonObject:
     state = plan.state_of(row)
     fault: JsonValue = None
@@ -118,6 +135,8 @@ def _row(
         if status.fault is not None:
             said = str(status.fault).removeprefix(f"server {row.id!r}: ")
             fault = {"kind": status.fault.kind, "reason": status.fault.detail.reason}
+    if not said and disabled:
+        said = _disabled_message(disabled)
     return {
         "name": row.id,
         "transport": transport_of(row.config),
@@ -130,8 +149,24 @@ def _row(
         "start": row.start,
         "fault": fault,
         "message": said,
+        "disabled": [one.as_json() for one in disabled],
         **(reference_facts(row) if waiting else {}),
     }
+
+
+def _disabled_message(disabled: Sequence[DisabledTool]) -> str:
+    """Say which tools are disabled, and which commands show and approve the changes."""
+    from indusagi.core.text import counted  # noqa: PLC0415 — is loaded by now
+    from induscode.deck.mcp.drift import command_line  # noqa: PLC0415 — as above
+
+    first, server = disabled[0], disabled[0].ref.server
+    names = ", ".join(one.ref.name for one in disabled[:_NAMED])
+    more = f" and {len(disabled) - _NAMED} more" if len(disabled) > _NAMED else ""
+    all_of_them = command_line("indus", "mcp", "approve", server)
+    approve = first.approve_command if len(disabled) == 1 else all_of_them
+    number = counted(len(disabled), "tool is", "tools are")
+    said = f"{number} disabled, changed since approved: {names}{more}"
+    return f"{said}; look: {first.diff_command}; approve: {approve}"
 
 
 def _off(invocation: Invocation) -> list[JsonObject]:
@@ -148,6 +183,7 @@ def _off(invocation: Invocation) -> list[JsonObject]:
             "start": None,
             "fault": None,
             "message": f"switched off: indus mcp enable {one.name}",
+            "disabled": [],
         }
         for one in switched_off(invocation)
     ]
@@ -181,9 +217,10 @@ def get(context: click.Context, name: str, *, as_json: bool, **_: object) -> int
         facts = off
     else:
         row = find_row(plan, name)
-        facts = {**_row(row, plan, None, {}), "dialect": row.origin.dialect}
+        tools, disabled = _known(plan, name)
+        facts = {**_row(row, plan, None, {}, disabled), "dialect": row.origin.dialect}
         facts |= {"consent": plan.consent[row.id], **config_facts(row)}
-        facts |= {"variables": [*row.secrets], "tools": _count(plan, name), **reference_facts(row)}
+        facts |= {"variables": [*row.secrets], "tools": tools, **reference_facts(row)}
     if as_json:
         write_json(facts)
         return 0
@@ -191,6 +228,9 @@ def get(context: click.Context, name: str, *, as_json: bool, **_: object) -> int
         if key == "references" and isinstance(value, list):
             for one in value:
                 tell(f"reference: {_reference_line(one)}")
+        elif key == "disabled" and isinstance(value, list):
+            for one in value:
+                tell(f"disabled: {_disabled_line(one)}")
         elif value not in (None, "", []):
             shown = ", ".join(map(_text, value)) if isinstance(value, list) else _text(value)
             tell(f"{key}: {shown}")
@@ -203,17 +243,25 @@ def _reference_line(value: JsonValue) -> str:
     return f"{value['written']} in {value['place']}, for {value['recipient']}{secret}"
 
 
-def _count(plan: ServerPlan, name: str) -> int | None:
-    found: dict[str, int] = {}
+def _disabled_line(value: JsonValue) -> str:
+    assert isinstance(value, dict)
+    return f"{_text(value['name'])} ({_text(value['reason'])}); approve: {_text(value['approve'])}"
+
+
+def _known(plan: ServerPlan, name: str) -> tuple[int | None, Sequence[DisabledTool]]:
+    """Read from the ledger how many tools a server had, and which of them are disabled."""
+    tools: dict[str, int] = {}
+    disabled: dict[str, Sequence[DisabledTool]] = {}
 
     async def look(_: CancelToken) -> int:
         async with opened_store() as store:
-            found.update(await _seen(plan, store))
+            tools.update(await _seen(plan, store))
+            disabled.update(await _disabled(plan, store))
         return 0
 
     if name in plan.configs:
         run_loop(look)
-    return found.get(name)
+    return tools.get(name), disabled.get(name, ())
 
 
 def _text(value: JsonValue) -> str:

@@ -5,48 +5,42 @@ All of them connect: what a server has is known from the server alone.
 
 from __future__ import annotations
 
-import json
 import os
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import click
 
-from indusagi.core.json import is_json_object
 from indusagi.core.text import counted
-from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from induscode.commands.catalog import fault_note
 from induscode.commands.groups import unknown
 from induscode.commands.running import opened_store, planned, run_loop
 from induscode.commands.servers import find_row
 from induscode.commands.showing import as_json, mention, write_json
-from induscode.deck.mcp.drift import Drift, grade_drift
 from induscode.launch.options import flags, invocation_from
 from induscode.terminal import complain, tell, tell_text
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
     from indusagi.core.cancel import CancelToken
-    from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.core.json import JsonObject
     from induscode.boot.runners import McpCapabilities, ServerPlan
+    from induscode.deck.mcp.drift import Drift
     from induscode.deck.mcp.enrolment import Enrolment
-    from induscode.deck.mcp.store import ThreadedStore
 
 _DIFFERENT = 1
 _FAULT = 3
 
 
 @asynccontextmanager
-async def _connected(
-    plan: ServerPlan,
-) -> AsyncGenerator[tuple[McpCapabilities, ThreadedStore]]:
+async def _connected(plan: ServerPlan) -> AsyncGenerator[McpCapabilities]:
     from induscode.boot.runners import attach_servers  # noqa: PLC0415 — brings the bridge
 
     async with opened_store() as store:
         mcp = await attach_servers(plan, store, lazy=(), once=True)
         try:
-            yield mcp, store
+            yield mcp
         finally:
             await mcp.aclose()
 
@@ -80,8 +74,9 @@ def _enrolment(mcp: McpCapabilities) -> Enrolment:
 def lock(context: click.Context, *, check: bool, as_json: bool, **_: object) -> int:
     """Write the definitions of the project's tools to .indusvx/mcp.lock.json, to be committed.
 
-    With --check nothing is written. Exit code 1 if something differs or waits for approval, 3 if a
-    server is not there. Servers of the user's own files are left out.
+    With --check nothing is written. Exit code 1 if something differs or waits for approval, other
+    than a cosmetic change, 3 if a server is not there. Servers of the user's own files are left
+    out.
     """
     from induscode.deck.mcp.lock import LOCK_NAME  # noqa: PLC0415 — for those who lock
 
@@ -96,7 +91,7 @@ def lock(context: click.Context, *, check: bool, as_json: bool, **_: object) -> 
     path = os.path.join(invocation.cwd, LOCK_NAME)
 
     async def work(_: CancelToken) -> int:
-        async with _connected(plan) as (mcp, _store):
+        async with _connected(plan) as mcp:
             if _failed(mcp):
                 complain("the lock would be incomplete: nothing was " + _done(check=check))
                 return _FAULT
@@ -135,12 +130,13 @@ def _checked(path: str, mcp: McpCapabilities, *, as_json: bool) -> int:
     ledger = mcp.ledger
     assert ledger is not None
     present = {one.ref: one.raw for one in ledger.live_capabilities()}
-    present |= {one.ref: one.raw for one in _enrolment(mcp).quarantined}
+    # As the servers list them now, which is not what the deck shows of a tool that has changed.
+    present |= {one.ref: one.after for one in _enrolment(mcp).drifts if one.after is not None}
     drifts = compare_definitions(read_lock(path), present)
     _show_drifts(drifts, as_json=as_json)
     if not drifts and not as_json:
         tell(f"{counted(len(present), 'tool is', 'tools are')} as {path} has them")
-    return _DIFFERENT if drifts else 0
+    return _DIFFERENT if any(one.disables for one in drifts) else 0
 
 
 def _show_drifts(drifts: Sequence[Drift], *, as_json: bool) -> None:
@@ -172,24 +168,22 @@ def _show_drifts(drifts: Sequence[Drift], *, as_json: bool) -> None:
 @as_json
 @click.pass_context
 def diff(context: click.Context, server: str | None, *, as_json: bool, **_: object) -> int:
-    """Show tools that are not what was approved, of SERVER or of all. Exit code 1 if there are."""
+    """Show tools that are not what was approved, of SERVER or of all.
+
+    Exit code 1 if some of them are disabled because of that; a cosmetic change disables no tool.
+    """
     plan = _wanted(context, server)
 
     async def work(_: CancelToken) -> int:
-        async with _connected(plan) as (mcp, store):
+        async with _connected(plan) as mcp:
             failed = _failed(mcp)
-            before = await _pinned(plan, store)
-            waiting = _enrolment(mcp).quarantined
-        drifts = [
-            Drift(one.ref, grade_drift(before.get(one.ref), one.raw), before.get(one.ref), one.raw)
-            for one in waiting
-        ]
+            drifts = _enrolment(mcp).drifts
         _show_drifts(drifts, as_json=as_json)
-        if drifts:
+        if any(one.disables for one in drifts):
             return _DIFFERENT
         if failed:
             return _FAULT
-        if not as_json:
+        if not drifts and not as_json:
             tell("Every tool is as it was approved.")
         return 0
 
@@ -205,26 +199,6 @@ def _wanted(context: click.Context, server: str | None) -> ServerPlan:
     return plan
 
 
-async def _pinned(plan: ServerPlan, store: ThreadedStore) -> Mapping[RemoteToolRef, JsonObject]:
-    """Read the definitions that were approved."""
-    from induscode.deck.mcp.trust import server_identity  # noqa: PLC0415 — see lock
-
-    identities = {server: server_identity(config) for server, config in plan.configs.items()}
-    pins = {
-        RemoteToolRef(server, str(row.facts.get("tool"))): str(row.facts.get("definition"))
-        for row in await store.latest("pin")
-        if (server := str(row.facts.get("server"))) in identities
-        and row.facts.get("identity") == identities[server]
-    }
-    documents = await store.documents(pins.values())
-    found: dict[RemoteToolRef, JsonObject] = {}
-    for ref, address in pins.items():
-        definition: JsonValue = json.loads(documents.get(address, "null"))
-        if is_json_object(definition):
-            found[ref] = definition
-    return found
-
-
 @flags("--mcp", "--cwd")
 @click.command("approve")
 @click.argument("server")
@@ -235,7 +209,7 @@ def approve(context: click.Context, server: str, tool: str | None, **_: object) 
     plan = _wanted(context, server)
 
     async def work(_: CancelToken) -> int:
-        async with _connected(plan) as (mcp, _store):
+        async with _connected(plan) as mcp:
             if _failed(mcp):
                 return _FAULT
             enrolment = _enrolment(mcp)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 from anyio import to_thread
@@ -14,10 +14,12 @@ from indusagi.core.notes import Note
 from indusagi.core.text import clean_text
 from indusagi.interop.protocol_bridge.catalog import ViewNote
 from indusagi.interop.protocol_bridge.contract import EndpointPhase
+from indusagi.runtime.contract import ToolOutcome
 from induscode.boot.runners import UnusableConfig, boot_plan_of, plan_servers
 from induscode.commands.catalog import fault_note
 from induscode.commands.serve_loop import without_ourselves
 from induscode.commands.serve_watch import troubles, unreadable
+from induscode.deck.mcp.enrolment import refuse_disabled
 from induscode.deck.provision import ToolDeck
 from induscode.terminal import complain
 
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.contract import EndpointStatus, ServerConfig
     from indusagi.interop.protocol_bridge.fleet import FleetEvent
     from indusagi.interop.protocol_bridge.host import ProviderHost
-    from indusagi.runtime.contract import ProgressSink, ToolCall, ToolDescriptor, ToolOutcome
+    from indusagi.runtime.contract import ProgressSink, ToolCall, ToolDescriptor, ToolResult
     from induscode.boot.runners import Lasting, ServerPlan
     from induscode.boot.session import Session
     from induscode.commands.serve import Schemas
@@ -50,8 +52,26 @@ _REMARKS = 20
 _COUNT = re.compile(r"\d[\d,]*")
 _LISTED_S = 1.0
 """How long servers that are known wait for a client that asks for the list before they start."""
+_APPROVALS_S = 2.0
+"""How often to look for approvals by other processes, while a tool is disabled."""
 _TOGETHER_S = 0.05
 """Changes that come so close together are told as one."""
+
+
+class DisabledTools(Protocol):
+    """The tools of servers that may not be called until they are approved."""
+
+    def is_disabled(self, name: str) -> bool:
+        """Tell whether a tool is disabled, by the name that clients would call it by."""
+        ...
+
+    async def refuse(self, name: str) -> ToolResult | None:
+        """Look once more whether it was approved, and if not, say why it cannot be called."""
+        ...
+
+    def box(self) -> GatewayBox:
+        """Give the present box."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +81,7 @@ class GatewayBox:
     native: DeckToolBox
     remote: DeckToolBox
     on_listed: Callable[[], None]
+    disabled: DisabledTools
     schemas: Schemas = "raw"
 
     @property
@@ -83,9 +104,20 @@ class GatewayBox:
         *,
         on_progress: ProgressSink | None = None,
     ) -> ToolOutcome:
-        """Run one call; an unknown tool is an error outcome."""
+        """Run one call; an unknown tool and a disabled one are error outcomes."""
+        if self.answers_unlisted(call.name):
+            refusal = await self.disabled.refuse(call.name)
+            if refusal is not None:
+                return ToolOutcome(call.id, refusal)
+            present = self.disabled.box()  # it was approved meanwhile
+            return await present.run(call, cancel, on_progress=on_progress)
         box = self.remote if call.name in self.remote.runner.cards else self.native
         return await box.runner.run(call, cancel, on_progress=on_progress)
+
+    def answers_unlisted(self, name: str) -> bool:
+        """Tell whether a tool is disabled: a call of it is answered with the reason."""
+        listed = name in self.remote.runner.cards or name in self.native.runner.cards
+        return not listed and self.disabled.is_disabled(name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +178,37 @@ class Gateway:
         unlimited = replace(deck.context, budget=UNLIMITED, clean_foreign=clean_text)
         remote = ToolDeck(map(self._gate.remote, grafted), unlimited)
         native = self._native.into_tool_box()
-        return GatewayBox(native, remote.into_tool_box(), self._listed.set, self._frame.schemas)
+        return GatewayBox(
+            native, remote.into_tool_box(), self._listed.set, self, self._frame.schemas
+        )
+
+    def is_disabled(self, name: str) -> bool:
+        """Tell whether a tool is disabled, by the name that clients would call it by."""
+        return self._enrolment.find_disabled(name) is not None
+
+    async def refuse(self, name: str) -> ToolResult | None:
+        """Look once more whether a tool was approved, and if not, say why it cannot be called."""
+        disabled = self._enrolment.find_disabled(name)
+        endpoint = None if disabled is None else self._fleet.endpoint(disabled.ref.server)
+        if endpoint is not None and endpoint.known_tools is None:
+            # What is remembered from the run before may be right again.
+            await self._booted.wake([endpoint.config.id])
+        await self._take_approvals()
+        disabled = self._enrolment.find_disabled(name)
+        return None if disabled is None else refuse_disabled(disabled)
+
+    async def _take_approvals(self) -> None:
+        before = self._enrolment.ledger
+        await self._booted.reread_approvals()
+        if self._enrolment.ledger is not before:
+            self._moved.set()
+
+    async def _notice_approvals(self) -> None:
+        """Have tools back that `indus mcp approve` has approved while the gateway runs."""
+        while True:
+            await anyio.sleep(_APPROVALS_S)
+            if self._enrolment.disabled:
+                await self._take_approvals()
 
     def summary(self) -> str:
         """Say in one line what is served."""
@@ -177,6 +239,7 @@ class Gateway:
                     self._look_at(server, tasks)
                 tasks.start_soon(self._announce, host)
                 tasks.start_soon(self._start_known)
+                tasks.start_soon(self._notice_approvals)
                 if self._frame.watch is not None:
                     await self._reread(self._frame.watch, told, tasks)
                 await anyio.sleep_forever()
@@ -275,7 +338,7 @@ class Gateway:
 
     def _mention_remarks(self) -> None:
         """Tell what servers have listed that was left out; of each server the first few."""
-        for server, status in self.session.mcp.status().items():
+        for server, status in self._fleet.status().items():
             whole = self._frame.schemas == "raw"
             notes = [one for one in status.notes if not (whole and isinstance(one, ViewNote))]
             self._mention(notes[:_REMARKS], _uncounted)

@@ -83,6 +83,12 @@ def list_(context: click.Context, *, as_json: bool, no_check: bool, **_: object)
     rows = [(cost["name"], cost["state"], cost["tools"], cost["tokens"]) for cost in costs]
     total = ("all", "", len(listing.tools), sum(one.tokens for one in listing.tools))
     table(("SOURCE", "STATE", "TOOLS", "TOKENS"), [*rows, total])
+    if listing.disabled:
+        tell("")
+        off = [
+            (one.name, one.ref.server, one.grade, one.approve_command) for one in listing.disabled
+        ]
+        table(("DISABLED", "SOURCE", "CHANGE", "APPROVE IT WITH"), off)
     return 0
 
 
@@ -114,6 +120,7 @@ def _as_json(tools: Sequence[ListedTool], listing: Listing) -> JsonObject:
         "sources": [*_costs(listing)],
         "total": {"tools": len(tools), "tokens": sum(one.tokens for one in tools)},
         "notes": [str(note) for note in listing.notes],
+        "disabled": [one.as_json() for one in listing.disabled],
     }
 
 
@@ -132,6 +139,9 @@ def show(context: click.Context, name: str, *, as_json: bool, no_check: bool, **
     found = [one for one in listing.tools if one.name == name]
     found = found or [one for one in listing.tools if canon_tool_name(one.name) == wanted]
     if not found:
+        off = next((one for one in listing.disabled if name in {one.name, one.ref.name}), None)
+        if off is not None:
+            raise click.UsageError(f"{off.name} is {off.reason}; {off.remedy}", context)
         mention(listing.notes)
         names = [one.name for one in listing.tools]
         raise unknown(f"There is no tool {name!r}", name, names, context)

@@ -207,7 +207,7 @@ class HostClient:
             raise RpcError(INVALID_PARAMS, "tools/call must name a tool")
         if arguments is not None and not isinstance(arguments, dict):
             raise RpcError(INVALID_PARAMS, f"the arguments of {name!r} must be an object")
-        if name not in self._catalog.listing().schemas:
+        if not self._catalog.may_call(name):
             raise RpcError(INVALID_PARAMS, f"there is no tool named {name!r}")
         hops = hops_of(request.meta)
         call = ToolCall(str(request.identity), name, arguments or {})

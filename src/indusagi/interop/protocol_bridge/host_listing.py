@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, cast
+from typing import Protocol, TypeAlias, cast, runtime_checkable
 
 from indusagi.core.json import JsonLike, JsonObject, JsonValue, NotJson, compact_json
 from indusagi.interop.protocol_bridge.frames import Prepared
@@ -24,7 +24,7 @@ class Listing:
     """The tools of a box at one moment, in its order."""
 
     schemas: Mapping[str, JsonObject]
-    """By name, as they are listed: a tool that is not in here cannot be called."""
+    """By name, as they are listed."""
     legacy: Prepared
     modern: Prepared
 
@@ -170,6 +170,15 @@ class Ready(Protocol):
         ...
 
 
+@runtime_checkable
+class AnswersUnlisted(Protocol):
+    """A box with tools that it does not list: a call of one is answered with the reason."""
+
+    def answers_unlisted(self, name: str) -> bool:
+        """Tell whether there is such a tool of this name."""
+        ...
+
+
 class Catalog:
     """The tools a host offers, and those who want to hear when they change."""
 
@@ -192,6 +201,13 @@ class Catalog:
         if self._listing is None:
             self._listing = make_listing(self.box().descriptors(), self.server_info)
         return self._listing
+
+    def may_call(self, name: str) -> bool:
+        """Tell whether a call is for the box: it lists the tool, or says why it does not."""
+        if name in self.listing().schemas:
+            return True
+        box = self.box()
+        return isinstance(box, AnswersUnlisted) and box.answers_unlisted(name)
 
     def changed(self) -> bool:
         """Look at the box again, and tell those who listen; False if all is as it was."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from indusagi.core.faults import describe_error
@@ -16,7 +17,7 @@ from indusagi.core.places import read_small_file
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from induscode.deck.contract import BridgeFault
 from induscode.deck.mcp.capability import definition_pin
-from induscode.deck.mcp.drift import compare_definitions
+from induscode.deck.mcp.drift import compare_definitions, is_same_definition
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -30,13 +31,22 @@ _VERSION = 1
 _LARGEST_BYTES = 64 * 1024 * 1024
 
 
-def lock_text(capabilities: Iterable[BridgeCapability]) -> str:
-    """Write the lock of these tools: the same tools, the same text."""
+def lock_text(
+    capabilities: Iterable[BridgeCapability],
+    before: Mapping[RemoteToolRef, JsonObject] | None = None,
+) -> str:
+    """Write the lock of these tools: the same tools, the same text.
+
+    A tool that differs in order alone from what it was `before` is written as it was.
+    """
     servers: dict[str, JsonValue] = {}
     for capability in sorted(capabilities, key=lambda one: (one.ref.server, one.ref.name)):
         tools = servers.setdefault(capability.ref.server, {})
         assert isinstance(tools, dict)
-        tools[capability.ref.name] = {"pin": capability.pin, "definition": capability.raw}
+        known = (before or {}).get(capability.ref)
+        kept = known is not None and is_same_definition(known, capability.raw)
+        raw = known if known is not None and kept else capability.raw
+        tools[capability.ref.name] = {"pin": definition_pin(raw), "definition": raw}
     lock = {"version": _VERSION, "servers": servers}
     return json.dumps(lock, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
@@ -47,11 +57,14 @@ def write_lock(path: str, capabilities: Iterable[BridgeCapability]) -> None:
     Raises:
         OSError: It cannot be written.
     """
+    before: Mapping[RemoteToolRef, JsonObject] = {}
+    with suppress(BridgeFault):  # there is none, or it is to be written anew
+        before = read_lock(path)
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     temporary = f"{path}.{new_ulid()}.tmp"
     try:
         with open(temporary, "x", encoding="utf-8") as file:
-            file.write(lock_text(capabilities))
+            file.write(lock_text(capabilities, before))
         os.replace(temporary, path)
     except BaseException:
         if os.path.exists(temporary):
