@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.deck.test_ledger import STEPS, grown
 from tests.support.deck import AT, capability, ledger_of, request
-from tests.support.stores import asked, outside, store_file, stored
+from tests.support.stores import asked, forge, outside, store_file, stored
 
 from indusagi.core.json import NotJson
 from indusagi.interop.protocol_bridge.contract import (
@@ -253,7 +253,7 @@ async def test_an_event_that_cannot_be_read_is_noted_and_the_others_stand(
         journal = Journal(store)
         journal.keep(ledger_of(("a", "x"), ("a", "y")).log)
         await store.flush()
-        outside(store_file(tmp_path), f"UPDATE events SET facts = {damage} WHERE position = 2")
+        forge(store_file(tmp_path), f"UPDATE events SET facts = {damage} WHERE position = 2")
         entries, notes = await stored_log(store, journal.run)
         assert [entry.seq for entry in entries] == [2]
         assert [note.owner for note in notes] == [f"row 2 of the run {journal.run}"]
@@ -266,7 +266,7 @@ async def test_a_definition_that_is_none_is_noted(tmp_path: Path, text: str) -> 
         journal.keep(ledger_of(("a", "x")).log)
         await store.flush()
         path, address = store_file(tmp_path), address_of(text)
-        outside(
+        forge(
             path,
             f"INSERT INTO documents VALUES ('{address}', '{text}')",
             f"UPDATE events SET facts = json_set(facts, '$.definition', '{address}') "

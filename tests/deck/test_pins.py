@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.support.deck import capability, ledger_of
-from tests.support.stores import asked, batch, outside, store_file, stored
+from tests.support.stores import asked, batch, forge, store_file, stored
 
 from indusagi.core.clock import ManualClock, iso_utc
 from indusagi.core.json import compact_json
@@ -170,7 +170,7 @@ async def test_which_tools_were_disabled_is_read_back_as_far_as_it_makes_sense(
         assert await disabled_tools(store, [OTHER]) == {}
         assert await disabled_tools(store, [replace(SERVER, include_tools=["y"])]) == {}
         odd = '[1, {"tool": 2}, {"tool": "z", "grade": "odd", "name": 1, "fields": [1, "title"]}]'
-        outside(
+        forge(
             store_file(tmp_path),
             f"UPDATE events SET facts = json_set(facts, '$.disabled', json('{odd}')) "
             "WHERE op = 'list'",
@@ -210,7 +210,7 @@ async def test_a_server_of_which_a_definition_is_gone_is_left_out(
 ) -> None:
     async with stored(tmp_path) as store:
         await seen(store, "x", "y")
-        outside(store_file(tmp_path), statement)
+        forge(store_file(tmp_path), statement)
         assert await definitions_of(store, [SERVER]) == {}
 
 
@@ -219,7 +219,7 @@ async def test_a_definition_that_is_no_object_is_none(tmp_path: Path) -> None:
         await seen(store, "x")
         for text in ("[1]", "{"):
             address = address_of(text)
-            outside(
+            forge(
                 store_file(tmp_path),
                 f"INSERT INTO documents VALUES ('{address}', '{text}')",
                 f"UPDATE events SET facts = json_set(facts, '$.definition', '{address}') "
@@ -231,7 +231,7 @@ async def test_a_definition_that_is_no_object_is_none(tmp_path: Path) -> None:
 async def test_a_pin_that_says_nothing_is_none(tmp_path: Path) -> None:
     async with stored(tmp_path) as store:
         await seen(store, "x", "y")
-        outside(
+        forge(
             store_file(tmp_path),
             "UPDATE events SET facts = json_set(facts, '$.pin', 1) WHERE subject LIKE '%\"x\"]'",
             "UPDATE events SET facts = json_set(facts, '$.tool', 1) WHERE subject LIKE '%\"y\"]'",
@@ -336,7 +336,7 @@ async def test_a_beginning_that_no_row_accounts_for_is_damage(tmp_path: Path) ->
         for run in range(3):
             store.append(batch(run, run=f"run{run}"))
         assert await store.prune(Retention(runs=1), "run2") is not None
-        outside(
+        forge(
             store_file(tmp_path),
             "UPDATE ends SET (position, digest) = "
             "(SELECT position, digest FROM events WHERE position = 3) WHERE name = 'base'",

@@ -23,6 +23,7 @@ from tests.support.deck import AT, capability
 from tests.support.scripts import unmeasured
 from tests.support.stores import asked, batch, filled, outside, store_file, stored
 
+from indusagi.interop.protocol_bridge.contract import StdioServerConfig
 from induscode.deck.mcp import store as stores
 from induscode.deck.mcp import store_file as store_files
 from induscode.deck.mcp import store_keeper
@@ -38,7 +39,13 @@ from induscode.deck.mcp.store_db import (
     opened,
 )
 from induscode.deck.mcp.store_file import End, read_end, set_aside, store_path, write_end
-from induscode.deck.mcp.store_rows import Batch, Happening, Retention
+from induscode.deck.mcp.store_rows import (
+    Batch,
+    Happening,
+    Retention,
+    address_of,
+    descriptor_text,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -316,7 +323,8 @@ async def test_a_later_store_is_not_touched(tmp_path: Path) -> None:
         assert not await store.flush()
         assert [note.message for note in store.notes] == [
             "it cannot be used (its version is 99, and this program knows 1); "
-            "what happens is kept until the session ends"
+            "what happens is kept until the session ends. "
+            "The definitions of 2 tools that were approved are kept"
         ]
     assert path.read_bytes() == before
 
@@ -386,14 +394,21 @@ async def test_r53_any_damage_is_found_and_the_file_set_aside(
     async with stored(tmp_path) as store:
         found = await store.verify(set_aside=True)
         assert found or store.notes
+        assert ["it is damaged" in note.message for note in store.notes] == [True]
+        # The session goes on in what was recovered, and no pin is forgotten.
         store.append(batch(7))
-        assert not await store.flush()
-        assert (store.path, len(store.notes)) == (None, 1)
-        assert len(await positions(store)) == 1
-    assert not path.exists()
-    assert [file.name for file in path.parent.glob("*.corrupt-*") if "-end" not in file.name]
+        assert await store.flush()
+        kept = [row.seq for row in await store.rows("r1") if row.seq <= 6]
+        assert kept == [*range(kept[0], kept[0] + len(kept))] if kept else True
+        pins = {row.subject: row.facts["tool"] for row in await store.latest("pin")}
+        assert pins == {f"s{number}": f"t{number}" for number in range(1, 8)}
+    (aside,) = [one for one in path.parent.glob("*.corrupt-*") if one.name[-4:] != "-end"]
     async with stored(tmp_path) as store:
-        assert (store.path, store.notes, await store.runs()) == (str(path), (), ())
+        assert (store.path, store.notes) == (str(path), ())
+        assert len(await store.latest("pin")) == 7
+        assert [note.message for note in await store.verify()] == [
+            f"a damaged ledger was set aside as {aside}"
+        ]
 
 
 async def test_r53_looking_alone_leaves_a_damaged_file_where_it_is(tmp_path: Path) -> None:
@@ -436,7 +451,8 @@ async def test_r53_a_file_that_was_cut_off_is_set_aside(tmp_path: Path, kept: in
     os.truncate(path, kept)
     async with stored(tmp_path) as store:
         assert store.notes or await store.verify(set_aside=True)
-        assert (store.path, len(store.notes)) == (None, 1)
+        assert (store.path, len(store.notes)) == (str(path), 1)
+        assert len(await store.latest("pin")) == 60
     assert list(path.parent.glob("*.corrupt-*"))
 
 
@@ -449,8 +465,9 @@ async def test_r53_an_old_copy_in_place_of_the_store_is_noticed(tmp_path: Path) 
         await store.flush()
     path.write_bytes(copy)
     async with stored(tmp_path) as store:
-        assert (store.path, len(store.notes)) == (None, 1)
+        assert (store.path, len(store.notes)) == (str(path), 1)
         assert "row 3 was written, and it is not there any more" in store.notes[0].message
+        assert len(await store.latest("pin")) == 3
 
 
 async def test_a_store_that_was_removed_is_told_and_begun_anew(tmp_path: Path) -> None:
@@ -458,9 +475,10 @@ async def test_a_store_that_was_removed_is_told_and_begun_anew(tmp_path: Path) -
     store_file(tmp_path).unlink()
     async with stored(tmp_path) as store:
         assert ["held 2 rows" in note.message for note in store.notes] == [True]
+        assert len(await store.latest("pin")) == 2
         store.append(batch(1))
         assert await store.flush()
-        assert await store.verify() == ()
+        assert ["is gone" in note.message for note in await store.verify()] == [True]
 
 
 async def test_r53_damage_that_is_met_while_writing_costs_only_the_file(tmp_path: Path) -> None:
@@ -469,10 +487,10 @@ async def test_r53_damage_that_is_met_while_writing_costs_only_the_file(tmp_path
     async with stored(tmp_path) as store:
         outside(path, "DELETE FROM ends")
         store.append(batch(7))
-        assert not await store.flush()
-        assert await positions(store) == [(1, 1)]
-        assert [note.remedy.startswith("the damaged one is") for note in store.notes] == [True]
-        assert await store.verify() == ()
+        assert await store.flush()
+        assert [row.facts["tool"] for row in await store.rows("r1")][-1] == "t7"
+        assert [note.remedy.startswith("the damaged file is") for note in store.notes] == [True]
+        assert ["set aside as" in note.message for note in await store.verify()] == [True]
 
 
 async def test_a_damaged_store_that_another_process_has_replaced_is_left_alone(
@@ -486,9 +504,11 @@ async def test_a_damaged_store_that_another_process_has_replaced_is_left_alone(
         assert await to_thread.run_sync(set_aside, str(path), None) is None
         await filled(tmp_path, 1)
         store.append(batch(7))
-        assert not await store.flush()
-        assert [note.remedy for note in store.notes] == ["the next session begins a new one"]
-    assert asked(path, "SELECT count(*) FROM events") == [(1,)]
+        assert await store.flush()
+        assert store.notes == ()
+        assert len(await store.latest("pin")) == 7
+    # Written to the ledger that the other process has begun, and nothing else was set aside.
+    assert len([one for one in path.parent.glob("*.corrupt-*") if one.suffix == ".db"]) <= 1
 
 
 def test_the_witness_never_says_less_than_it_did(tmp_path: Path) -> None:
@@ -576,12 +596,12 @@ async def test_r54_a_file_system_that_cannot_be_written_costs_the_file(
         assert "Read-only file system" in store.notes[0].message
 
 
-async def test_r54_a_file_that_cannot_be_read_midway_answers_as_if_empty(tmp_path: Path) -> None:
+async def test_r54_a_file_that_cannot_be_read_midway_is_recovered(tmp_path: Path) -> None:
     await filled(tmp_path, 3)
     async with stored(tmp_path) as store:
         outside(store_file(tmp_path), "DROP TABLE latest")
-        assert await store.latest("pin") == ()
-        assert (store.path, len(store.notes)) == (None, 1)
+        assert len(await store.latest("pin")) == 3
+        assert (store.path, len(store.notes)) == (str(store_file(tmp_path)), 1)
 
 
 async def test_r54_an_error_of_the_disk_costs_the_file(
@@ -613,7 +633,8 @@ async def test_a_store_that_cannot_be_set_aside_is_told(
     outside(store_file(tmp_path), "DELETE FROM ends")
     monkeypatch.setattr(store_files, "set_aside", refused)
     async with stored(tmp_path) as store:
-        assert ["not yours" in note.remedy for note in store.notes] == [True]
+        assert ["not yours" in note.message for note in store.notes] == [True]
+        assert len(await store.latest("pin")) == 3
 
 
 async def test_without_a_home_there_is_a_store_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -730,3 +751,43 @@ async def test_a_row_that_says_nothing_about_what_was_pruned_accounts_for_nothin
         store.append(lambda: Batch((Happening("r1", AT, "turn", {"turn": 1}),)))
         assert await store.flush()
         assert await store.verify() == ()
+
+
+async def test_finding_e3_a_text_that_only_a_manifest_names_is_missed(tmp_path: Path) -> None:
+    shown = [capability("a", name).descriptor for name in ("x", "y")]
+    async with stored(tmp_path) as store:
+        Journal(store).turn(shown)
+        assert await store.flush()
+        assert await store.verify() == ()
+    gone = address_of(descriptor_text(shown[1]))
+    outside(store_file(tmp_path), f"DELETE FROM documents WHERE address = '{gone}'")
+    async with stored(tmp_path) as store:
+        found = [note.message for note in await store.verify()]
+        assert found == [f"row 2 needs the document {gone[:12]}: missing"]
+
+
+async def test_finding_e3_a_text_that_was_withheld_is_not_missed(tmp_path: Path) -> None:
+    secret = "sk-live-0123456789abcdef"
+    config = StdioServerConfig(id="a", command="x", env={"TOKEN": secret})
+    tools = [capability("a", "x").descriptor, capability("a", "y", description=secret).descriptor]
+    async with stored(tmp_path) as store:
+        Journal(store, [config]).turn(tools)
+        assert await store.flush()
+        assert await store.documents([address_of(descriptor_text(tools[1]))]) == {}
+        assert await store.verify() == ()
+
+
+async def test_a_vacuumed_store_is_as_good_as_before(tmp_path: Path) -> None:
+    await filled(tmp_path, 40)
+    # Root pages are others then: the tables are made anew in the order of their names.
+    outside(
+        store_file(tmp_path),
+        "CREATE TABLE more (x)",
+        "CREATE TABLE again AS SELECT * FROM latest",
+        "DROP TABLE more",
+        "DROP TABLE again",
+        "VACUUM",
+    )
+    async with stored(tmp_path) as store:
+        assert (store.path, store.notes) == (str(store_file(tmp_path)), ())
+        assert len(await store.latest("pin")) == 40

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tests.support.deck import AT
 
 from induscode.deck.mcp.store import open_store
-from induscode.deck.mcp.store_rows import Batch, Happening, address_of
+from induscode.deck.mcp.store_rows import Batch, Happening, address_of, chained
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -61,3 +61,23 @@ def asked(path: Path, question: str) -> list[tuple[object, ...]]:
     """Ask a store's file something with nobody of ours looking."""
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         return connection.execute(question).fetchall()
+
+
+def forge(path: Path, *statements: str) -> None:
+    """Change rows and make their digests fit, as another version may have written them."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        for statement in statements:
+            connection.execute(statement)
+        asked = "SELECT position, digest FROM ends WHERE name = 'base'"
+        position, digest = connection.execute(asked).fetchone()
+        asked = "SELECT position, run, seq, at, op, subject, facts FROM events ORDER BY position"
+        for position, *cells in connection.execute(asked).fetchall():
+            digest = chained(digest, position, cells)
+            connection.execute(
+                "UPDATE events SET digest = ? WHERE position = ?", (digest, position)
+            )
+        connection.execute(
+            "UPDATE ends SET position = ?, digest = ? WHERE name = 'head'", (position, digest)
+        )
+    path.with_name("ledger.db-end").unlink(missing_ok=True)
+    path.with_name("pins.jsonl").unlink(missing_ok=True)

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from indusagi.capabilities.arguments import near
+from indusagi.core.json import JsonObject
 from indusagi.core.notes import Note
-from indusagi.interop.protocol_bridge.contract import FleetStatus, ServerConfig
+from indusagi.interop.protocol_bridge.contract import FleetStatus, RemoteToolRef, ServerConfig
 from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
 from indusagi.interop.protocol_bridge.handlers import Handlers
-from induscode.deck.contract import Capability, UnknownCapability
+from induscode.deck.contract import BridgeFault, Capability, UnknownCapability
 from induscode.deck.mcp.boot import BootedBridge, BootPlan
 from induscode.deck.mcp.config import (
     DiscoveredConfig,
@@ -26,6 +27,7 @@ from induscode.deck.mcp.config import (
 )
 from induscode.deck.mcp.drift import DisabledTool
 from induscode.deck.mcp.ledger import BridgeLedger
+from induscode.deck.mcp.lock import LOCK_NAME, read_lock
 from induscode.deck.mcp.rows import ServerRow
 from induscode.deck.mcp.store import LedgerStore
 from induscode.deck.mcp.trust import Consent, TrustStore
@@ -77,6 +79,10 @@ class ServerPlan:
     """With the values of their variables; a row without its values is not among them."""
     consent: Mapping[str, Consent] = field(default_factory=dict[str, "Consent"])
     notes: Sequence[Note] = ()
+    locked: Mapping[RemoteToolRef, JsonObject] = field(
+        default_factory=dict[RemoteToolRef, JsonObject]
+    )
+    """The definitions of the project's lock: a tool that was never seen before must be one."""
 
     @property
     def untrusted(self) -> Sequence[ServerRow]:
@@ -116,7 +122,25 @@ def plan_servers(invocation: Invocation, trust: TrustStore | None = None) -> Ser
     # What nobody has consented to is not expanded either: a variable may be a secret.
     configs, missing = resolve_rows(trusted, os.environ)
     refused = [_refusal(row, consent[row.id]) for row in found.rows if row not in trusted]
-    return ServerPlan(found.rows, configs, consent, (*found.notes, *missing, *refused))
+    locked, unread = _locked_definitions(invocation.cwd, found.rows)
+    notes = (*found.notes, *missing, *refused, *unread)
+    return ServerPlan(found.rows, configs, consent, notes, locked)
+
+
+def _locked_definitions(
+    cwd: str, rows: Sequence[ServerRow]
+) -> tuple[Mapping[RemoteToolRef, JsonObject], Sequence[Note]]:
+    """Read the project's lock, as far as it is about servers that are not the user's own."""
+    servers = {row.id for row in rows if row.origin.scope != "user"}
+    path = os.path.join(cwd, LOCK_NAME)
+    if not servers or not os.path.lexists(path):
+        return {}, ()
+    try:
+        definitions = read_lock(path)
+    except BridgeFault as exc:
+        said = f"not compared with the tools there are: {exc}"
+        return {}, (Note(path, said, "write it anew: indus mcp lock"),)
+    return {ref: raw for ref, raw in definitions.items() if ref.server in servers}, ()
 
 
 def check_named_configs(invocation: Invocation) -> None:
@@ -317,6 +341,7 @@ def boot_plan_of(
         lazy=asleep,
         untrusted=[row.id for row in plan.untrusted],
         wait_for_new=lasting is None,
+        locked=plan.locked,
         lasting=lasting is not None,
         dress=None if lasting is None else lasting.dress,
     )

@@ -44,7 +44,7 @@ class Session:
     @property
     def notes(self) -> Sequence[Note]:
         """Everything that was left out, and why."""
-        return (*self.mcp.notes, *self.deck().notes)
+        return tuple(dict.fromkeys((*self.mcp.notes, *self.store.notes, *self.deck().notes)))
 
     def deck(self) -> ToolDeck:
         """Give the deck as it is now: what servers have listed since is in it."""

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from induscode.boot.session import Session
     from induscode.deck.contract import Capability
     from induscode.deck.mcp.drift import DisabledTool
+    from induscode.deck.mcp.store import LedgerStore
     from induscode.launch.invocation import Invocation
     from induscode.session.gate.decision import Answer, Question
 
@@ -113,6 +114,8 @@ class _Call:
         self._tool = tool
         self._words = words
         self._output = output
+        self._told: Sequence[Note] = ()
+        """What was said of the ledger already."""
         self._likely: list[str] = []
         """The servers that the name of the tool speaks of."""
         self.given: JsonObject = {}
@@ -137,6 +140,7 @@ class _Call:
                 session = await stack.enter_async_context(
                     open_session(self._invocation, plan=plan, wrap=self.wrap, profile=profile)
                 )
+                mention(note for note in session.store.notes if note not in self._told)
                 opened = session, await self._card(session)
             if opened is None:
                 return 0
@@ -161,11 +165,17 @@ class _Call:
 
     async def _narrowed(self, plan: ServerPlan) -> ServerPlan:
         """Keep the server that is known to have the tool, or those that may have it."""
-        known = await _known_server(plan, self._tool) if plan.configs else None
+        known = await self._known_server(plan) if plan.configs else None
         if known is not None:
             return plan.narrowed([known])
         self._likely = [row.id for row in plan.rows if self._tool.startswith(f"{row.id}__")]
         return plan.narrowed(self._likely) if self._likely else plan
+
+    async def _known_server(self, plan: ServerPlan) -> str | None:
+        async with opened_store() as store:
+            found = await _server_with(plan, self._tool, store)
+        self._told = store.notes
+        return found
 
     async def _card(self, session: Session) -> Capability | None:
         found = _find(session, self._tool)
@@ -291,7 +301,7 @@ async def _wake_all(fleet: ServerFleetImpl) -> None:
             tasks.start_soon(fleet.wake, server)
 
 
-async def _known_server(plan: ServerPlan, name: str) -> str | None:
+async def _server_with(plan: ServerPlan, name: str, store: LedgerStore) -> str | None:
     """Find the server that had a tool of this name when it was seen last."""
     from indusagi.interop.protocol_bridge.contract import RemoteToolRef  # noqa: PLC0415 — for servers
     from indusagi.interop.protocol_bridge.names import model_name  # noqa: PLC0415 — as above
@@ -299,10 +309,8 @@ async def _known_server(plan: ServerPlan, name: str) -> str | None:
     from induscode.deck.mcp.store_rows import texts_of  # noqa: PLC0415 — as above
     from induscode.deck.mcp.trust import server_identity  # noqa: PLC0415 — as above
 
-    async with opened_store() as store:
-        rows = await store.latest("list")
-        disabled = await disabled_tools(store, plan.configs.values())
-    for row in rows:
+    disabled = await disabled_tools(store, plan.configs.values())
+    for row in await store.latest("list"):
         config = plan.configs.get(str(row.facts.get("server")))
         if config is None or row.facts.get("identity") != server_identity(config):
             continue

@@ -112,7 +112,7 @@ async def list_tools(invocation: Invocation, *, check: bool) -> Listing:
     plan = planned(invocation)
     if not plan.rows:
         return Listing(native, plan, notes=plan.notes)
-    async with opened_store() as store:
+    async with opened_store(tell_notes=False) as store:
         remote = await _remote(plan, store, check=check)
     return Listing(
         [*native, *(one for one in remote.tools if one.name not in {n.name for n in native})],

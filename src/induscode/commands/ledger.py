@@ -47,7 +47,6 @@ def command() -> None:
 def _with_store(work: Callable[[ThreadedStore], Awaitable[int]]) -> int:
     async def opened(_: CancelToken) -> int:
         async with opened_store() as store:
-            mention(store.notes)
             return await work(store)
 
     return run_loop(opened)

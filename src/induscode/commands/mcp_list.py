@@ -70,7 +70,6 @@ def list_(context: click.Context, *, as_json: bool, no_check: bool, **_: object)
             tools.update(await _seen(plan, store))
             # The last listing is in the ledger by now.
             disabled.update(await _disabled(plan, store))
-            mention(store.notes)
         return 0
 
     code = run_loop(look) if plan.configs else 0

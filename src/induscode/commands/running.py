@@ -73,12 +73,21 @@ def planned(invocation: Invocation) -> ServerPlan:
 
 
 @asynccontextmanager
-async def opened_store() -> AsyncGenerator[ThreadedStore]:
-    """Open this user's ledger, and close it."""
+async def opened_store(*, tell_notes: bool = True) -> AsyncGenerator[ThreadedStore]:
+    """Open this user's ledger, and close it.
+
+    What is wrong with it goes to standard error, so that every command that looks into a damaged
+    or lost ledger says so; without `tell_notes` the caller does that.
+    """
+    from induscode.commands.showing import mention  # noqa: PLC0415 — not for a session
     from induscode.deck.mcp.store import open_store  # noqa: PLC0415 — for those who look into it
 
     store = await open_store()
+    told = store.notes if tell_notes else ()
+    mention(told)
     try:
         yield store
     finally:
         await store.aclose()
+        if tell_notes:
+            mention(note for note in store.notes if note not in told)

@@ -26,8 +26,9 @@ from induscode.deck.mcp.store_rows import Retention
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+    from indusagi.core.json import JsonObject
     from indusagi.core.notes import Note
-    from indusagi.interop.protocol_bridge.contract import RemoteTool, ServerConfig
+    from indusagi.interop.protocol_bridge.contract import RemoteTool, RemoteToolRef, ServerConfig
     from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl, Waiting
     from indusagi.interop.protocol_bridge.handlers import Handlers
     from indusagi.interop.protocol_bridge.supervision import Supervision
@@ -54,6 +55,11 @@ class BootPlan:
     """Whether servers may be added later: then there is a fleet also without any."""
     dress: Callable[[ServerConfig], ServerConfig] | None = None
     """What a server is started with, where that is more than its pins and the books know."""
+
+    locked: Mapping[RemoteToolRef, JsonObject] = field(
+        default_factory=dict["RemoteToolRef", "JsonObject"]
+    )
+    """The definitions of the project's lock, for servers that the project has."""
 
     def dressed(self, config: ServerConfig) -> ServerConfig:
         """Give what a server is started with."""
@@ -112,6 +118,7 @@ class BootedBridge:
         await _close(fleet, (*removed, *replaced))
         self.journal.forget(removed)
         self._pins.learn(dict.fromkeys(removed, ""), (), {})
+        self._pins.lock(plan.locked)
         fresh = [wanted[one][0] for one in (*replaced, *added) if wanted[one][1]]
         known, disabled, notes = await self._introduced(fresh)
         for server in (*replaced, *added):
@@ -207,6 +214,7 @@ async def boot_bridge(
     }
     waiting.update(dict.fromkeys(plan.untrusted, "untrusted"))
     pins = await open_pins(books, trusted)
+    pins.lock(plan.locked)
     attached = await attach_bridge_capabilities(
         ledger or BridgeLedger.empty(),
         BridgeConfig([plan.dressed(one) for one in plan.servers]),

@@ -18,7 +18,7 @@ from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from indusagi.interop.protocol_bridge.names import model_name
 from induscode.deck.mcp.canonical import canonical_digest
 from induscode.deck.mcp.capability import definition_pin
-from induscode.deck.mcp.drift import DisabledTool, DriftGrade, closest_drift
+from induscode.deck.mcp.drift import DisabledTool, Drift, DriftGrade, closest_drift
 from induscode.deck.mcp.journal import filter_of
 from induscode.deck.mcp.store_rows import texts_of
 from induscode.deck.mcp.trust import server_identity
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.contract import ServerConfig
-    from induscode.deck.mcp.drift import Drift
     from induscode.deck.mcp.journal import Journal
     from induscode.deck.mcp.store import LedgerStore
     from induscode.deck.mcp.store_rows import Row
@@ -74,6 +73,7 @@ class StorePins:
         self._journal = journal
         """None: nothing is written down, and a first definition is not pinned."""
         self._forms: dict[tuple[str, str], list[ApprovedForm]] = {}
+        self._locked: Mapping[RemoteToolRef, JsonObject] = {}
         self.learn(identities, rows, documents or {})
 
     def learn(
@@ -95,10 +95,15 @@ class StorePins:
                 )
                 self._forms.setdefault((server, tool), []).append(form)
 
+    def lock(self, definitions: Mapping[RemoteToolRef, JsonObject]) -> None:
+        """Compare first definitions of these servers' tools with those of the project's lock."""
+        self._locked = definitions
+
     def check(self, ref: RemoteToolRef, raw: JsonObject) -> Drift | None:
         """Compare a definition with the approved forms; a first one becomes one of them.
 
-        None: it is approved, whatever the order of its parts.
+        None: it is approved, whatever the order of its parts. Of a server that the project's lock
+        names, a first definition must be the one of the lock.
 
         Raises:
             NotJson: It holds what JSON cannot carry.
@@ -106,14 +111,24 @@ class StorePins:
         pin = definition_pin(raw)
         forms = self._forms.get((ref.server, ref.name))
         if forms is None:
-            if self._journal is not None:
+            drift = self._compare_with_lock(ref, raw)
+            if self._journal is not None and (drift is None or not drift.disables):
                 self._keep(ref, pin, raw)
-            return None
+            return drift
         canonical = cache(lambda: canonical_digest(raw))
         if any(form.matches(pin, canonical) for form in reversed(forms)):
             return None
         known = [one for form in forms if (one := form.definition) is not None]
         return closest_drift(ref, known, raw)
+
+    def _compare_with_lock(self, ref: RemoteToolRef, raw: JsonObject) -> Drift | None:
+        locked = self._locked.get(ref)
+        if locked is None:
+            named = any(one.server == ref.server for one in self._locked)
+            return Drift(ref, DriftGrade.ROUTING, None, raw) if named else None
+        if canonical_digest(locked) == canonical_digest(raw):
+            return None
+        return closest_drift(ref, [locked], raw)
 
     def approve(self, ref: RemoteToolRef, raw: JsonObject) -> None:
         """Approve this definition too; those that were approved earlier stay approved."""

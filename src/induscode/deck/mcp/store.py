@@ -156,7 +156,7 @@ class ThreadedStore:
 
     async def latest(self, op: str) -> Sequence[Row]:
         """Read the rows of an op that have the last word on their subjects."""
-        return await self._ask(lambda keeper: keeper.read(lambda db: db.latest(op), ()), ())
+        return await self._ask(lambda keeper: keeper.latest(op), ())
 
     async def runs(self) -> Sequence[RunFacts]:
         """List the runs, in the order in which they began."""

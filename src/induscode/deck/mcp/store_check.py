@@ -54,6 +54,27 @@ def _at_once(db: LedgerDb) -> Generator[None]:
             db.connection.execute("ROLLBACK")
 
 
+def schema_damage(db: LedgerDb) -> str | None:
+    """Compare the tables of a store with those of a new one.
+
+    A text or a root page that was changed can leave queries that find nothing and raise nothing.
+    Root pages may differ in a store that was vacuumed: then all of it is looked at.
+    """
+    asked = "SELECT type, name, sql, rootpage FROM sqlite_master ORDER BY type, name"
+    found = db.connection.execute(asked).fetchall()
+    pristine = type(db)(None)
+    try:
+        wanted = pristine.connection.execute(asked).fetchall()
+    finally:
+        pristine.close()
+    if found == wanted:
+        return None
+    if [row[:3] for row in found] != [row[:3] for row in wanted]:
+        return "its tables are not those that were made"
+    (said,) = db.connection.execute("PRAGMA integrity_check(1)").fetchone()
+    return None if said == "ok" else f"the file: {said}"
+
+
 def _end_damage(db: LedgerDb, witness: End | None) -> str | None:
     head = db.end("head")
     base = db.end("base")
@@ -84,6 +105,10 @@ class _Check:
         self._needed: dict[str, int] = {}
         self._manifests: dict[str, tuple[int, set[str]]] = {}
         self._pruned: End | None = None
+        self._lost: set[str] = set()
+        """Documents that a recovery has found missing, and has written down."""
+        self._recovered_bases: set[object] = set()
+        """Rows after which a recovered ledger begins."""
         self._seqs: dict[str, int] = {}
 
     def run(self) -> list[str]:
@@ -135,6 +160,9 @@ class _Check:
         manifest = facts.get("manifest")
         if op == "turn" and isinstance(manifest, str):
             self._manifests.setdefault(manifest, (position, withheld(facts)))
+        if op == "recover":
+            self._lost.update(texts_of(facts.get("missing")))
+            self._recovered_bases.add(facts.get("base"))
         if op == "prune":
             last, digest = facts.get("last"), facts.get("digest")
             if isinstance(last, int) and isinstance(digest, str):
@@ -142,7 +170,8 @@ class _Check:
 
     def _base(self) -> None:
         base = self._db.end("base")
-        if base.position and self._pruned != base:
+        accounted = self._pruned == base or base.position in self._recovered_bases
+        if base.position and not accounted:
             self._found.append(f"rows 1 to {base.position} are missing, and no row says why")
 
     def _documents(self) -> None:
@@ -156,7 +185,7 @@ class _Check:
                 for one in set(texts_of(json.loads(text))) - kept_out:
                     self._needed.setdefault(one, position)
         for address, position in self._needed.items():
-            if address not in there:
+            if address not in there and address not in self._lost:
                 self._found.append(f"row {position} needs the document {address[:12]}: missing")
 
     def _last_words(self) -> None:

@@ -66,6 +66,10 @@ class ForeignStore(Exception):
     """A database that is not ours to write to: another program's, or of a later version."""
 
 
+class LaterStore(ForeignStore):
+    """A ledger that a later version of this program has written."""
+
+
 class DamagedStore(Exception):
     """A database that is not what was written."""
 
@@ -109,7 +113,8 @@ def migrate(
     """Bring the tables to the present version in one step; tell the versions before and after.
 
     Raises:
-        ForeignStore: It is another program's, or of a version that is later than ours.
+        ForeignStore: It is another program's.
+        LaterStore: Its version is later than ours.
         sqlite3.Error: It cannot be done; the database is as it was.
     """
     with writing(connection):
@@ -118,7 +123,7 @@ def migrate(
         if _pragma(connection, "application_id") != APPLICATION and (version or tables):
             raise ForeignStore("it is the database of another program")
         if version > len(steps):
-            raise ForeignStore(f"its version is {version}, and this program knows {len(steps)}")
+            raise LaterStore(f"its version is {version}, and this program knows {len(steps)}")
         for statement in (one for step in steps[version:] for one in step):
             connection.execute(statement)
         if version < len(steps):
@@ -221,14 +226,23 @@ class LedgerDb:
         return tuple(self.select(where, (op,)))
 
     def select(self, where: str, values: Sequence[str | int] = ()) -> Iterator[Row]:
-        """Read rows one by one."""
+        """Read rows one by one, each compared with its digest.
+
+        Raises:
+            DamagedStore: A row is not the one that was written.
+        """
         asked = (
-            "SELECT events.position, run, seq, at, events.op, events.subject, facts, digest "
+            "SELECT events.position, run, seq, at, events.op, events.subject, facts, digest, "
+            "(SELECT digest FROM events AS former WHERE former.position = events.position - 1) "
             f"FROM events {where}"
         )
-        for found in self.connection.execute(asked, values):
-            _check_types(found, _ROW_TYPES)
+        base = self.end("base")
+        for *found, former in self.connection.execute(asked, values):
+            check_row(found)
             *cells, facts, digest = found
+            before = base.digest if found[0] == base.position + 1 else former
+            if chained(before, found[0], (*cells[1:], facts)) != digest:
+                raise DamagedStore(f"row {found[0]} is not the one that was written")
             yield Row(*cells, facts=read_facts(facts, found[0]), digest=digest)
 
     def runs(self) -> Sequence[RunFacts]:
@@ -260,6 +274,15 @@ _ROW_TYPES = (int, str, int, str, str, str, str, str)
 _RUN_TYPES = (str, str, int, int)
 _END_TYPES = (int, str)
 _DOCUMENT_TYPES = (str, str)
+
+
+def check_row(found: Sequence[object]) -> None:
+    """Refuse a row of the events whose cells are not of the types that were written.
+
+    Raises:
+        DamagedStore: A cell is not what was written.
+    """
+    _check_types(found, _ROW_TYPES)
 
 
 def _check_types(found: Sequence[object], types: Sequence[type]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import suppress
 from dataclasses import dataclass
 
 from indusagi.core.ids import new_ulid
@@ -71,17 +72,21 @@ def identity_of(path: str) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-def set_aside(path: str, identity: tuple[int, int] | None) -> str | None:
+def set_aside(path: str, identity: tuple[int, int] | None, fresh: str | None = None) -> str | None:
     """Give a damaged store another name, and tell it; None if another process was first.
+
+    With a `fresh` file, that one takes its place: at no moment is there nothing under the name, in
+    which another process would begin anew.
 
     Raises:
         OSError: It cannot be renamed.
     """
+    aside = f"{path}.corrupt-{new_ulid()}"
     try:
         if identity is not None and identity_of(path) != identity:
             return None
-        aside = f"{path}.corrupt-{new_ulid()}"
-        os.rename(path, aside)
+        if fresh is None or not _link(path, aside):
+            os.rename(path, aside)
     except FileNotFoundError:
         return None
     # What was written last may stand in these only; under the same name it is found again.
@@ -90,7 +95,56 @@ def set_aside(path: str, identity: tuple[int, int] | None) -> str | None:
             os.rename(path + side, aside + side)
         except FileNotFoundError:
             continue
+    if fresh is not None:
+        os.replace(fresh, path)
     return aside
+
+
+def _link(path: str, name: str) -> bool:
+    """Give a file a second name; False where the file system has no such thing."""
+    try:
+        os.link(path, name, follow_symlinks=False)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        return False
+    return True
+
+
+def files_aside(path: str) -> list[str]:
+    """Name the damaged files that were set aside and are still there."""
+    folder, name = os.path.split(path)
+    try:
+        found = os.listdir(folder)
+    except OSError:
+        return []
+    return sorted(
+        os.path.join(folder, one)
+        for one in found
+        if one.startswith(f"{name}.corrupt-") and not one.endswith((*_SIDES, _WITNESS))
+    )
+
+
+def forget_end(path: str) -> None:
+    """Take the witness of a store that is gone out of the way; it stays under another name.
+
+    Raises:
+        OSError: It cannot be renamed.
+    """
+    os.replace(path + _WITNESS, f"{path}{_WITNESS}.gone")
+
+
+def ends_of_removed(path: str) -> list[str]:
+    """Name the witness of a store that was removed, if it is still there."""
+    gone = f"{path}{_WITNESS}.gone"
+    return [gone] if os.path.lexists(gone) else []
+
+
+def remove(path: str) -> None:
+    """Remove a database that is not in use, with its sides; one that is not there is fine."""
+    for name in (path, *(path + side for side in _SIDES)):
+        with suppress(FileNotFoundError):
+            os.unlink(name)
 
 
 def read_end(path: str) -> End | None:

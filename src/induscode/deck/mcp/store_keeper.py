@@ -1,4 +1,4 @@
-"""Keeps the store going: in its file as long as that works, and in memory from then on.
+"""Keeps the store going: in its file, in what is recovered of it, and else in memory.
 
 Everything here blocks, and belongs to the thread of the store. A damaged file can make the database
 and its readers raise anything (a flipped bit in the schema: `OverflowError`), so every failure to
@@ -11,18 +11,34 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar, cast
 
+from indusagi.core.ids import new_ulid
 from indusagi.core.notes import Note
+from indusagi.core.turns import turn_at
 from induscode.deck.mcp import store_file
-from induscode.deck.mcp.store_check import damage_of, end_damage
-from induscode.deck.mcp.store_db import DamagedStore, ForeignStore, LedgerDb
+from induscode.deck.mcp.store_check import damage_of, end_damage, schema_damage
+from induscode.deck.mcp.store_db import DamagedStore, ForeignStore, LaterStore, LedgerDb
+from induscode.deck.mcp.store_pins import (
+    PIN,
+    Pin,
+    PinsFile,
+    append_pins,
+    pins_of,
+    pins_path,
+    read_pins_file,
+    shorten_pins,
+)
 from induscode.deck.mcp.store_prune import prune
+from induscode.deck.mcp.store_recovery import recovery_batch, salvage, write_recovered
 from induscode.deck.mcp.store_rows import Batch, Happening, address_of, needed_documents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from induscode.deck.mcp.store_file import End
     from induscode.deck.mcp.store_rows import Pruned, Retention, Row, RowOp
 
 T = TypeVar("T")
@@ -55,7 +71,8 @@ class Keeper:
         self.notes: list[Note] = []
         self._untold = 0
         self._identity: tuple[int, int] | None = None
-        self._db = LedgerDb(None) if path is None else self._opened(path)
+        self._recovered = False
+        self._db = LedgerDb(None) if path is None else self._open(path)
 
     @property
     def path(self) -> str | None:
@@ -66,65 +83,126 @@ class Keeper:
         """Close what is open."""
         self._db.close()
 
-    def _opened(self, path: str) -> LedgerDb:
-        db: LedgerDb | None = None
+    # -- opening and replacing --------------------------------------------------------------
+
+    def _open(self, path: str) -> LedgerDb:
         try:
-            made = store_file.prepare(path)
-            self._identity = store_file.identity_of(path)
-            if made:
-                self._say_what_is_gone(path)
-            db = LedgerDb(path)
-            damaged = end_damage(db, store_file.read_end(path))
-            if damaged is not None:
-                raise DamagedStore(damaged)
+            return self._open_file(path)
         except BaseException as exc:  # noqa: BLE001 — boundary: see the module's text
-            if db is not None:
-                db.close()
-            return self._given_up(path, exc)
+            return self._replace(path, exc)
+
+    def _open_file(self, path: str) -> LedgerDb:
+        created = store_file.prepare(path)
+        self._identity = store_file.identity_of(path)
+        witness = store_file.read_end(path)
+        try:
+            db = LedgerDb(path)
+        except LaterStore:
+            raise
+        except ForeignStore as exc:
+            if witness is None:
+                raise
+            raise DamagedStore(f"a ledger was here, and now {exc}") from exc
+        try:
+            if created:
+                self._begin_anew(db, path, witness)
+            elif (damage := schema_damage(db) or end_damage(db, witness)) is not None:
+                raise DamagedStore(damage)
+            elif db.end("head").position == 0:
+                self._begin_anew(db, path, None)
+        except BaseException:
+            db.close()
+            raise
         return db
 
-    def _say_what_is_gone(self, path: str) -> None:
-        """A store was here that is not any more: say so, and begin anew."""
-        known = store_file.read_end(path)
-        if known is None:
+    def _begin_anew(self, db: LedgerDb, path: str, witness: End | None) -> None:
+        """Give an empty ledger the pins of one that was removed, if there was one, and say so."""
+        pins = self._read_pins_file(path)
+        if witness is None and not pins.pins:
             return
-        os.replace(f"{path}-end", f"{path}-end.gone")
-        said = f"it held {known.position} rows and is not there any more; a new one was begun"
-        self.tell(Note(f"the ledger {path!r}", said))
+        if witness is not None:
+            store_file.forget_end(path)
+        end = db.append([_restored_pins(pins, "the ledger was removed")])
+        store_file.write_end(path, end)
+        held = "it" if witness is None else f"it held {witness.position} rows and"
+        said = f"{held} is not there any more; a new one was begun. {_about_pins(pins)}"
+        self.tell(Note(f"the ledger {path!r}", said, "indus ledger verify"))
 
-    def _given_up(self, path: str, failure: BaseException) -> LedgerDb:
-        """Go on in memory, and say why: once, since there is nothing to give up after that."""
-        owner = f"the ledger {path!r}"
+    def _replace(self, path: str, failure: BaseException, adopted: Batch | None = None) -> LedgerDb:
+        """Give a database in place of a file that failed: recovered if it is damaged, once.
+
+        Otherwise it is in memory, with what the session has `adopted` from the file, or the pins.
+        """
+        damaged = _is_damage(failure)
         reason = f"{failure}" or type(failure).__name__
-        if not _is_damage(failure):
-            said = f"it cannot be used ({reason}); what happens is kept until the session ends"
-            self.tell(Note(owner, said, "make room, or see who owns the file"))
-            return LedgerDb(None)
+        if damaged and not self._recovered:
+            self._recovered = True
+            try:
+                return self._recover(path, reason)
+            except BaseException as exc:  # noqa: BLE001 — boundary: see the module's text
+                reason = f"{reason}; it could not be recovered: {exc}"
+        wrong = "is damaged" if damaged else "cannot be used"
+        said = f"it {wrong} ({reason}); what happens is kept until the session ends."
+        remedy = "indus ledger verify" if damaged else "make room, or see who owns the file"
+        if adopted is None:
+            pins = self._read_pins_file(path)
+            adopted = _restored_pins(pins, reason) if pins.pins else Batch(())
+            said = f"{said} {_about_pins(pins)}"
+        self.tell(Note(f"the ledger {path!r}", said, remedy))
+        memory = LedgerDb(None)
         try:
-            aside = store_file.set_aside(path, self._identity)
-        except OSError as exc:
-            aside = f"still there: {exc}"
-        said = f"it is damaged ({reason}); what happens is kept until the session ends"
-        remedy = "the next session begins a new one"
-        if aside is not None:
-            remedy = f"the damaged one is {aside}; {remedy}"
-        self.tell(Note(owner, said, remedy))
-        return LedgerDb(None)
-
-    def _fallen_back(self, failure: BaseException) -> None:
-        """Leave the file, with what of it this session needs."""
-        file = self._db
-        assert file.path is not None
-        memory = self._given_up(file.path, failure)
-        try:
-            if not _is_damage(failure):
-                memory.append([_adopted(file)])
-        except BaseException:  # noqa: BLE001 — boundary: see the module's text
+            memory.append([adopted])
+        except BaseException as exc:  # noqa: BLE001 — boundary: see the module's text
+            self.tell(Note("the ledger in memory", f"it has nothing of the file: {exc}"))
             memory.close()
             memory = LedgerDb(None)
+        return memory
+
+    def _recover(self, path: str, reason: str) -> LedgerDb:
+        """Put what is still valid of a damaged file in its place, and set the file aside."""
+        with turn_at(os.path.dirname(os.path.abspath(path))):
+            try:
+                replaced = store_file.identity_of(path) != self._identity
+            except FileNotFoundError:
+                replaced = True
+            if not replaced:
+                self._swap(path, reason)
+        return self._open_file(path)
+
+    def _swap(self, path: str, reason: str) -> None:
+        known = store_file.read_end(path)
+        pins = self._read_pins_file(path)
+        fresh = f"{path}.{new_ulid()}.fresh"
+        try:
+            done = write_recovered(fresh, salvage(path), pins.pins, known, reason)
+            aside = store_file.set_aside(path, self._identity, fresh)
         finally:
-            file.close()
-        self._db = memory
+            store_file.remove(fresh)
+        store_file.write_end(path, done.end)
+        total = max(done.kept, 0 if known is None else known.position)
+        said = f"it is damaged ({reason}); {done.kept:,} of its {total:,} rows were kept."
+        if done.kept < total:
+            said = f"{said} {_about_pins(pins)}"
+        self.tell(Note(f"the ledger {path!r}", said, f"the damaged file is {aside}"))
+
+    def _fall_back(self, failure: BaseException) -> None:
+        """Leave the file in the middle of a session, with what of it the session needs."""
+        file = self._db
+        assert file.path is not None
+        adopted: Batch | None = None
+        if not _is_damage(failure):
+            with suppress(BaseException):  # a disk that gives nothing back
+                adopted = _adopted(file)
+        file.close()
+        self._db = self._replace(file.path, failure, adopted)
+
+    def _read_pins_file(self, path: str) -> PinsFile:
+        try:
+            found = read_pins_file(path)
+        except OSError as exc:
+            self.tell(Note(pins_path(path), f"it cannot be read: {exc}", "see who owns the file"))
+            return PinsFile(missing=True)
+        return PinsFile(missing=True) if found is None else found
 
     def tell(self, note: Note) -> None:
         """Take down what went wrong: each thing once, and a count of what there is no room for."""
@@ -142,16 +220,32 @@ class Keeper:
     def append(self, makers: Sequence[Callable[[], Batch]]) -> None:
         """Write batches in one step; in memory if the file will not take them."""
         batches = [batch for make in makers if (batch := self._made(make)) is not None]
-        try:
-            end = self._db.append(batches)
-        except BaseException as exc:
-            if self._db.path is None:
-                raise
-            self._fallen_back(exc)
-            self._db.append(batches)
-            return
+        end = self._use(lambda db: db.append(batches))
         if self._db.path is not None:
             store_file.write_end(self._db.path, end)
+            self._copy_pins(self._db.path, pins_of(batches))
+
+    def _use(self, action: Callable[[LedgerDb], T]) -> T:
+        """Do something with the database; if its file fails, with the one that takes its place.
+
+        That is at most: the file, the file after its recovery, and memory.
+
+        Raises:
+            BaseException: What the database in memory raised.
+        """
+        while self._db.path is not None:
+            try:
+                return action(self._db)
+            except BaseException as exc:  # noqa: BLE001 — boundary: see the module's text
+                self._fall_back(exc)
+        return action(self._db)
+
+    def _copy_pins(self, path: str, pins: Sequence[Pin]) -> None:
+        try:
+            append_pins(path, pins)
+        except OSError as exc:
+            said = f"it cannot be written: {exc}. Pins would be lost with the ledger"
+            self.tell(Note(pins_path(path), said, "make room, or see who owns the file"))
 
     def _made(self, make: Callable[[], Batch]) -> Batch | None:
         try:
@@ -176,28 +270,80 @@ class Keeper:
     # -- reading ----------------------------------------------------------------------------
 
     def read(self, question: Callable[[LedgerDb], T], otherwise: T) -> T:
-        """Ask the database; if its file fails, go on in memory and answer as if it were empty."""
+        """Ask the database; `otherwise` if neither the file nor what replaces it has an answer."""
         try:
-            return question(self._db)
-        except BaseException as exc:
-            if self._db.path is None:
-                raise
-            self._fallen_back(exc)
+            return self._use(question)
+        except BaseException as exc:  # noqa: BLE001 — boundary: see the module's text
+            reason = f"{type(exc).__name__}: {exc}"
+            self.tell(Note("the ledger", f"it could not be read: {reason}"))
             return otherwise
+
+    def latest(self, op: str) -> Sequence[Row]:
+        """Read the rows with the last word on their subjects; pins as the pins file has them too.
+
+        A pin that is only in the pins file is restored, one that is only here is copied there.
+        """
+        rows = self.read(lambda db: db.latest(op), ())
+        path = self._db.path
+        if op != PIN or path is None:
+            return rows
+        known = self._read_pins_file(path)
+        subjects = {row.subject: row.facts for row in rows}
+        lost = {one: pin for one, pin in known.pins.items() if one not in subjects}
+        if lost:
+            restored = replace(known, pins=lost)
+            self.append([lambda: _restored_pins(restored, "pins were missing")])
+            said = f"{len(lost)} pins were missing in it, and are restored from the pins file"
+            self.tell(Note(f"the ledger {path!r}", said, "indus ledger verify"))
+        behind = [
+            Pin(subject, facts, self.documents([*needed_documents(PIN, facts)]))
+            for subject, facts in subjects.items()
+            if subject not in known.pins or known.pins[subject].facts != facts
+        ]
+        self._copy_pins(path, behind)
+        with suppress(OSError):  # it is as good as before, and longer
+            shorten_pins(path, known)
+        return self.read(lambda db: db.latest(op), ()) if lost else rows
 
     def documents(self, addresses: Sequence[str]) -> Mapping[str, str]:
         """Read documents, and only those that are what their address says."""
         return self.read(lambda db: _intact_documents(db, addresses), {})
 
     def verify(self, *, set_aside: bool) -> Sequence[Note]:
-        """List what is damaged; set a damaged file aside if told so."""
+        """List what is damaged, now or earlier; replace a damaged file if told so."""
         path = self._db.path
-        witness = None if path is None else store_file.read_end(path)
-        found = damage_of(self._db, witness)
-        if found and set_aside and path is not None:
-            self._fallen_back(DamagedStore(found[0]))
-        where = "the ledger in memory" if path is None else f"the ledger {path!r}"
-        return tuple(Note(where, one) for one in found)
+        if path is None:
+            return tuple(Note("the ledger in memory", one) for one in damage_of(self._db, None))
+        found = damage_of(self._db, store_file.read_end(path))
+        if found and set_aside:
+            self._fall_back(DamagedStore(found[0]))
+        owner = f"the ledger {path!r}"
+        before = [
+            Note(
+                owner, f"a damaged ledger was set aside as {one}", "remove it when it is done with"
+            )
+            for one in store_file.files_aside(path)
+        ]
+        before += [
+            Note(owner, "a ledger that was here before is gone", f"remove {one} to be told no more")
+            for one in store_file.ends_of_removed(path)
+        ]
+        return (*(Note(owner, one) for one in found), *before)
+
+
+def _restored_pins(found: PinsFile, reason: str) -> Batch:
+    return recovery_batch([*found.pins.values()], {"reason": reason})
+
+
+def _about_pins(found: PinsFile) -> str:
+    """Say what became of the pins of a ledger that lost rows."""
+    if found.missing:
+        return (
+            "The definitions of tools that were approved are not known: "
+            "every tool is taken as it is now"
+        )
+    kept = f"The definitions of {len(found.pins):,} tools that were approved are kept"
+    return f"{kept}, {found.damaged:,} are lost" if found.damaged else kept
 
 
 def _is_damage(failure: BaseException) -> bool:

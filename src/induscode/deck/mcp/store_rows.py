@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 RowOp: TypeAlias = Literal[
     "run", "enroll", "retire", "connect", "ready", "fault", "drift", "approve",
-    "pin", "list", "turn", "prune",
+    "pin", "list", "turn", "prune", "recover",
 ]  # fmt: skip
 
 _NEEDS = {"enroll": ("definition", "descriptor"), "pin": ("definition",), "turn": ("manifest",)}
