@@ -1,7 +1,7 @@
 # Recipes use relative paths only: the clone's own path may hold spaces.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types arrows unit format bench soak scoreboard interop conformance clients lock clean
+.PHONY: help setup demo test lint types arrows unit format bench soak gate-fuzz scoreboard interop conformance clients lock clean
 # The steps of `test` run in the order given, also under -j.
 .NOTPARALLEL:
 
@@ -57,6 +57,9 @@ bench: setup  ## measure
 
 soak: setup  ## put indus serve under mixed load and see that nothing grows (MINUTES=30: for long)
 	@.venv/bin/python -m bench.soak $(if $(MINUTES),--minutes $(MINUTES))
+
+gate-fuzz: setup  ## run 10,000 generated commands that the gate allows, and see that they stay within their rules (COUNT=, SEED=)
+	@.venv/bin/python -m outside.gate_fuzz $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))
 
 scoreboard: setup  ## probe the native tools, item by item
 	@.venv/bin/python -m bench.tools

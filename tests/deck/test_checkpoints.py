@@ -216,6 +216,19 @@ async def test_of_several_changes_under_one_node_the_first_counts(
     assert (work / "a").read_text(encoding="utf-8") == "0"
 
 
+async def test_finding_d8_a_restore_leaves_the_other_names_of_a_file_alone(
+    work: Path, store: FileCheckpoints, tmp_path: Path
+) -> None:
+    ctx = make_local_context(work)
+    (work / "a").write_text("before", encoding="utf-8")
+    await begin(store, "n")
+    await change(wrapped("write", store, work), ctx, "a", "after")
+    os.link(work / "a", tmp_path / "outside")
+    await store.restore("n", ctx.fs)
+    assert (work / "a").read_text(encoding="utf-8") == "before"
+    assert (tmp_path / "outside").read_text(encoding="utf-8") == "after"
+
+
 async def test_a_file_that_somebody_else_changed_is_left_alone_unless_asked(
     work: Path, store: FileCheckpoints
 ) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.support.scripts import unmeasured
 
+from indusagi.capabilities.backends import PathRefused
 from indusagi.capabilities.files.beneath import spot_at
 from indusagi.capabilities.files.placing import put_file
 
@@ -193,14 +194,38 @@ def test_where_files_cannot_be_locked_they_are_written_all_the_same(
 
 @pytest.mark.parametrize("before", [b"", b"old", b"much longer than the other", b"same!"])
 @pytest.mark.parametrize("after", [b"", b"new", b"as long as it is wanted", b"SAME!"])
-def test_a_file_of_several_names_gets_the_content_under_all(
+def test_finding_d8_the_other_names_of_a_file_keep_their_content(
     before: bytes, after: bytes, tmp_path: Path
 ) -> None:
     path = tmp_path / "a"
     path.write_bytes(before)
+    path.chmod(0o750)
     os.link(path, tmp_path / "b")
     put(path, after)
-    assert (tmp_path / "b").read_bytes() == path.read_bytes() == after
+    assert path.read_bytes() == after
+    assert (tmp_path / "b").read_bytes() == before
+    assert path.stat().st_mode & 0o777 == 0o750
+    assert sorted(os.listdir(tmp_path)) == ["a", "b"]
+
+
+@pytest.mark.parametrize("why", [errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY])
+def test_finding_d8_a_file_with_other_names_is_never_written_in_place(
+    why: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where its directory takes no new file it is refused; one without other names is written."""
+    path, other, alone = tmp_path / "a", tmp_path / "b", tmp_path / "c"
+    path.write_bytes(b"old")
+    alone.write_bytes(b"old")
+    os.link(path, other)
+
+    def no_room(*_: object, **__: object) -> None:
+        raise OSError(why, os.strerror(why))
+
+    monkeypatch.setattr(os, "replace", no_room)
+    with pytest.raises(PathRefused, match="other names"):
+        put(path, b"new")
+    put(alone, b"new")
+    assert (path.read_bytes(), other.read_bytes(), alone.read_bytes()) == (b"old", b"old", b"new")
 
 
 @pytest.mark.parametrize("names", [1, 2])

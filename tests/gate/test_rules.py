@@ -23,7 +23,13 @@ from induscode.session.gate.decision import arguments_digest
 from induscode.session.gate.facts import Facts, Kind, PathFact
 from induscode.session.gate.gate import Gate
 from induscode.session.gate.judge import Approval, Stance, judge
-from induscode.session.gate.patterns import Match, is_command, is_path, may_be_command, may_be_path
+from induscode.session.gate.patterns import (
+    Match,
+    is_path,
+    match_command,
+    may_be_command,
+    may_be_path,
+)
 from induscode.session.gate.prefixes import saved_pattern
 from induscode.session.gate.rules import (
     Effect,
@@ -167,7 +173,7 @@ def test_a_pattern_allows_exactly_and_denies_generously(
     pattern: str, command: str, allowed: bool, denied: Match
 ) -> None:
     found = parse_command(command).commands[0]
-    assert is_command(pattern, found) is allowed
+    assert (match_command(pattern, found) is not None) is allowed
     assert may_be_command(pattern, found) is denied
 
 
@@ -240,7 +246,7 @@ def test_always_saves_as_many_words_as_say_what_is_done(command: str, saved: str
     found = parse_command(command).commands[0]
     assert saved_pattern(found) == saved
     if saved is not None:
-        assert is_command(saved, found)
+        assert match_command(saved, found) is not None
 
 
 # -- laws -------------------------------------------------------------------------------------

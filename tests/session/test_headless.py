@@ -118,7 +118,7 @@ def test_what_a_run_that_crashed_has_left_running_is_told(ran: Ran) -> None:
     with subprocess.Popen(["sleep", "600"], env={**env, MARK: mark}) as left:
         try:
             crashed = (
-                "from indusagi.capabilities.jobs.receipts import write_receipt\n"
+                "from indusagi.capabilities.receipts import write_receipt\n"
                 f"write_receipt({mark!r}, {left.pid}, 'npm run\\x1b[2J dev', '/w')"
             )
             subprocess.run([sys.executable, "-c", crashed], check=True, timeout=20, env=env)

@@ -176,7 +176,9 @@ async def test_letters_that_the_encoding_lacks_are_refused(
     assert not (tmp_path / "b.txt").exists()
 
 
-async def test_mode_links_and_names_of_a_file_stay(ctx: ToolContext, tmp_path: Path) -> None:
+async def test_finding_d8_mode_and_links_stay_and_other_names_keep_their_content(
+    ctx: ToolContext, tmp_path: Path
+) -> None:
     (tmp_path / "a.sh").write_bytes(b"old\n")
     (tmp_path / "a.sh").chmod(0o755)
     (tmp_path / "link").symlink_to("a.sh")
@@ -186,7 +188,23 @@ async def test_mode_links_and_names_of_a_file_stay(ctx: ToolContext, tmp_path: P
     assert stat.S_IMODE((tmp_path / "a.sh").stat().st_mode) == 0o755
     os.link(tmp_path / "a.sh", tmp_path / "second")
     await write(ctx, "a.sh", "newer\n")
-    assert (tmp_path / "second").read_bytes() == b"newer\n"
+    assert (tmp_path / "a.sh").read_bytes() == b"newer\n"
+    assert (tmp_path / "second").read_bytes() == b"new\n"
+    assert stat.S_IMODE((tmp_path / "a.sh").stat().st_mode) == 0o755
+
+
+async def test_finding_d8_a_hard_link_does_not_lead_out_of_the_workspace(
+    tmp_path: Path,
+) -> None:
+    outside, workspace = tmp_path / "outside", tmp_path / "workspace"
+    workspace.mkdir()
+    outside.write_bytes(b"precious\n")
+    os.link(outside, workspace / "inside")
+    ctx = context(workspace)
+    have_read(ctx, workspace / "inside")
+    assert said(await write(ctx, "inside", "changed\n")).startswith("updated inside ")
+    assert (workspace / "inside").read_bytes() == b"changed\n"
+    assert outside.read_bytes() == b"precious\n"
 
 
 async def test_a_link_that_leads_nowhere_yet_makes_its_target(

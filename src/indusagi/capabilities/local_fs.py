@@ -143,9 +143,10 @@ class LocalFs:
         """Replace or create a file in one step: a reader sees the old content or the new.
 
         Owner, group, mode and extended attributes stay where the system permits it; where the
-        owner or the group cannot stay, the mode is narrowed so that nobody gains by it. A file
-        with several names (hard links), or in a directory that takes no new file, is written in
-        place instead: a reader may then see a part of it, and a failure may leave a part behind.
+        owner or the group cannot stay, the mode is narrowed so that nobody gains by it. Of a file
+        with several names (hard links) the others keep the old content. In a directory that takes
+        no new file it is written in place instead: a reader may then see a part of it, and a
+        failure may leave a part behind; a file with other names is refused there.
         """
         try:
             content = data.encode("utf-8") if isinstance(data, str) else data

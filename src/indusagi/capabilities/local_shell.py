@@ -22,6 +22,7 @@ import anyio
 from anyio import to_thread
 
 from indusagi.capabilities.backends import STOP_GRACE_MS, Ended, SandboxState, ShellResult
+from indusagi.capabilities.receipts import remove_receipt, write_receipt
 from indusagi.capabilities.sandbox.bubblewrap import is_helper
 from indusagi.capabilities.sandbox.capture import Capture, open_capture
 from indusagi.capabilities.sandbox.policy import Sandbox
@@ -47,8 +48,12 @@ _SHELLS = ("/bin/bash", "/bin/sh")
 class LocalProcess:
     """A running command of this machine; leave its `async with` block and it is gone."""
 
-    def __init__(self, child: Child, capture: Capture, enclosed: Enclosed) -> None:
+    def __init__(
+        self, child: Child, capture: Capture, enclosed: Enclosed, receipt: str | None = None
+    ) -> None:
         self._child = child
+        self._receipt = receipt
+        """The file by which it would be found if we were killed; None if there is none."""
         self._capture = capture
         self._enclosed = enclosed
         self._drained = False
@@ -161,6 +166,8 @@ class LocalProcess:
                 self._capture.close()
 
     def _tidy(self) -> None:
+        if self._receipt is not None:
+            remove_receipt(self._receipt)
         self._enclosed.leave()
         with suppress(OSError):
             self._capture.settle()
@@ -239,7 +246,10 @@ class LocalShell:
         _require_passable(command, folder, env or {}, output_path)
         target = None if output_path is None else os.path.join(self._cwd, output_path)
         work = _start(
-            partial(_prepare, self._walls, command, folder, env or {}, target), folder, with_input
+            partial(_prepare, self._walls, command, folder, env or {}, target),
+            command,
+            folder,
+            with_input,
         )
         return await seen_through(work, "start a command", undo=_drop)
 
@@ -260,7 +270,9 @@ async def _drop(process: LocalProcess) -> None:
         await process.aclose()
 
 
-async def _start(prepare: Callable[[], _Prepared], folder: str, with_input: bool) -> LocalProcess:
+async def _start(
+    prepare: Callable[[], _Prepared], command: str, folder: str, with_input: bool
+) -> LocalProcess:
     prepared = await to_thread.run_sync(prepare)
     enclosed = prepared.enclosed
     capture = Capture(prepared.descriptor, prepared.output_path)
@@ -272,7 +284,8 @@ async def _start(prepare: Callable[[], _Prepared], folder: str, with_input: bool
             folder,
             with_input=with_input,
             merged=True,
-            # Such a child would die with us even by kill -9, at the price of a slow start.
+            # Such a child would die with us even by kill -9, at the price of a slow start, and
+            # what it has started would not: all of it is found by its receipt.
             dies_with_us=False,
         )
     except BaseException as exc:
@@ -284,7 +297,15 @@ async def _start(prepare: Callable[[], _Prepared], folder: str, with_input: bool
             message = "it is too long for the system: write it to a file, and run that file"
             raise OSError(errno.E2BIG, message) from exc
         raise
-    return LocalProcess(child, capture, enclosed)
+    receipt = await to_thread.run_sync(_write_receipt, child, command, folder)
+    return LocalProcess(child, capture, enclosed, receipt)
+
+
+def _write_receipt(child: Child, command: str, folder: str) -> str | None:
+    try:
+        return write_receipt(child.mark, child.pid, command, folder)
+    except (OSError, ValueError):  # a full disk is no reason not to run a command
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,6 +177,12 @@ def unseen(leader: int) -> Found:
     return Found(leader, 0, leader, leader, -1)
 
 
+def start_time(pid: int) -> int | None:
+    """Tell when a process started, in ticks of the system; with the pid it names it for good."""
+    found = _look(pid)
+    return None if found is None else found.started
+
+
 def _running() -> Iterator[Found]:
     """Look at every process there is.
 

@@ -25,7 +25,7 @@ from induscode.terminal import complain, tell
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from indusagi.capabilities.jobs.receipts import Receipt
+    from indusagi.capabilities.receipts import Receipt
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.contract import RemoteTool, ServerConfig
@@ -119,7 +119,7 @@ def doctor(
     Each that is trusted is started once, on its own; nothing is written down. Also told: jobs that
     a run of indus left running when it crashed.
     """
-    from indusagi.capabilities.jobs.receipts import leftover_jobs  # noqa: PLC0415 — only here
+    from indusagi.capabilities.receipts import leftover_jobs  # noqa: PLC0415 — only here
 
     plan = planned(invocation_from(context))
     if name is not None:
@@ -292,7 +292,7 @@ def _tell_findings(one: _Findings) -> None:
 
 
 def _ended(leftovers: Sequence[Receipt]) -> list[Receipt]:
-    from indusagi.capabilities.jobs.receipts import end_leftover  # noqa: PLC0415 — only here
+    from indusagi.capabilities.receipts import end_leftover  # noqa: PLC0415 — only here
 
     left: list[Receipt] = []
     for job in leftovers:

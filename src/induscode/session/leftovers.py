@@ -9,7 +9,7 @@ _SHOWN_COMMAND = 60
 
 def leftover_notes() -> list[str]:
     """Say what still runs of a run that is gone, and how to end it; not for the event loop."""
-    from indusagi.capabilities.jobs.receipts import leftover_jobs  # noqa: PLC0415 — with the tools
+    from indusagi.capabilities.receipts import leftover_jobs  # noqa: PLC0415 — with the tools
 
     try:
         left = leftover_jobs()

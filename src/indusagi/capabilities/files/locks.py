@@ -13,7 +13,6 @@ import errno
 import fcntl
 import hashlib
 import os
-import stat
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -149,25 +148,12 @@ async def _give_back(key: _Key | None) -> None:
 
 def _try_lock(path: str) -> _Key | None:
     """Lock the lock file of a path; None when somebody else has it."""
-    name = hashlib.sha256(os.fsencode(file_of_names(path) or path)).hexdigest()[:32]
+    name = hashlib.sha256(os.fsencode(path)).hexdigest()[:32]
     try:
         folder = make_private_dir(os.path.join(state_dir(), "locks"))
         return _lock(os.path.join(folder, f"{name}.lock"))
     except OSError as exc:
         return _Key(trouble=f"no lock among processes: {exc.strerror or exc}")
-
-
-def file_of_names(path: str) -> str | None:
-    """Say by what a file that has several names (hard links) is known under all of them.
-
-    None for a file of one name: it is known by that, and every change puts another file there.
-    """
-    try:
-        found = os.stat(path, follow_symlinks=False)
-    except OSError:
-        return None
-    has_names = stat.S_ISREG(found.st_mode) and found.st_nlink > 1
-    return f"{found.st_dev}:{found.st_ino}" if has_names else None
 
 
 def _lock(path: str) -> _Key | None:

@@ -1,9 +1,12 @@
 """A file put in its place whole.
 
 A finished file takes the place of the old one, with its owner and mode: nobody ever sees half of
-it. One that is marked read-only is not replaced. In two cases the old file is written to where it
-is: when it has several names, since a new file would be under one of them only, and when its
-directory takes no new file.
+it. One that is marked read-only is not replaced. Where the directory takes no new file, the old one
+is written to where it is.
+
+A file may have several names (hard links), and the others may lie outside of the workspace, where
+nothing may be written. A new file therefore takes the place of this name alone, and the others keep
+their content; where that cannot be done, it is refused.
 
 What a process leaves that is ended while it writes, the next one that writes there clears away: the
 unfinished file is called after its place, and locked for as long as somebody writes it.
@@ -64,6 +67,7 @@ def put_file(spot: Spot, data: bytes, given: str) -> None:
 
     Raises:
         LinkInTheWay: A link stands there.
+        PathRefused: It has other names, and its directory takes no new file.
         PermissionError: The file is read-only, or its directory is closed.
     """
     try:
@@ -73,9 +77,6 @@ def put_file(spot: Spot, data: bytes, given: str) -> None:
         return
     require_regular(former, given, spot.path)
     _require_writable(spot, former)
-    if former.st_nlink > 1:
-        _overwrite(spot, data, given)
-        return
     try:
         _replace(spot, data, former)
     except OSError as exc:
@@ -119,6 +120,12 @@ def _overwrite(spot: Spot, data: bytes, given: str) -> None:
     try:
         former = os.fstat(handle)
         require_regular(former, given, spot.path)
+        if former.st_nlink > 1:
+            why = (
+                "has other names (hard links), whose content would change too, and its directory "
+                "takes no new file. Ask the user to make the directory writable"
+            )
+            raise PathRefused(given, spot.path, "special", why)
         _lengthen(handle, data, former.st_size)
         _put(handle, data[: former.st_size], 0)
         os.ftruncate(handle, len(data))

@@ -37,12 +37,6 @@ def facts_of(pids: Iterable[int]) -> Facts:
     return Facts(ticks / os.sysconf("SC_CLK_TCK"), rss, tuple(sorted(ports)))
 
 
-def start_time(pid: int) -> int | None:
-    """Tell when a process started, in ticks of the system; with the pid it names it for good."""
-    fields = _text(pid, "stat").rpartition(") ")[2].split()
-    return int(fields[19]) if fields and fields[0] not in {"Z", "X"} else None
-
-
 def waits_for_typing(pids: Iterable[int]) -> bool:
     """Tell whether a process sits in a read from a terminal, where nobody types."""
     call = _READ_CALL.get(platform.machine())

@@ -12,7 +12,6 @@ from anyio import to_thread
 from indusagi.capabilities.backends import STOP_GRACE_MS
 from indusagi.capabilities.jobs.facts import Facts, facts_of
 from indusagi.capabilities.jobs.lines import LineRing
-from indusagi.capabilities.jobs.receipts import remove_receipt
 from indusagi.capabilities.jobs.text import shows
 from indusagi.core.groups import left_behind, signal_each, signal_group
 
@@ -77,7 +76,6 @@ class Job:
         cwd: str,
         process: ShellProcess,
         path: str | None,
-        receipt: str | None,
     ) -> None:
         self.id = job_id
         self.command = command
@@ -88,7 +86,6 @@ class Job:
         self.cursor = 0
         """The last line that was told."""
         self._ring = LineRing()
-        self._receipt = receipt
         self._started = anyio.current_time()
         self._ended: float | None = None
         self._stopped = False
@@ -191,5 +188,3 @@ class Job:
         self._ended = anyio.current_time()
         with anyio.CancelScope(shield=True):
             await self.process.aclose()
-            if self._receipt is not None:
-                await to_thread.run_sync(remove_receipt, self._receipt)

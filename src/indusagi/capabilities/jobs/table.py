@@ -10,7 +10,6 @@ from anyio import to_thread
 
 from indusagi.capabilities.context import PerContext
 from indusagi.capabilities.jobs.job import Job
-from indusagi.capabilities.jobs.receipts import write_receipt
 from indusagi.capabilities.local_shell import LocalShell
 from indusagi.core.ids import new_ulid
 from indusagi.core.places import create_private_file, make_private_dir
@@ -75,7 +74,7 @@ class JobTable:
             path = await self._capture_path(ctx, job_id)
             process = await ctx.shell.spawn(command, cwd=cwd, output_path=path, with_input=True)
             try:
-                return await self._add(job_id, process, command, cwd, path)
+                return self._add(job_id, process, command, cwd, path)
             except BaseException:
                 await process.aclose()
                 raise
@@ -101,17 +100,14 @@ class JobTable:
             TableFull: Too many are running.
         """
         await self._make_room()
-        job = await self._add(self._next_id(), process, command, cwd, path)
+        job = self._add(self._next_id(), process, command, cwd, path)
         await job.skip()
         return job
 
-    async def _add(
+    def _add(
         self, job_id: str, process: ShellProcess, command: str, cwd: str, path: str | None
     ) -> Job:
-        receipt = await to_thread.run_sync(_receipt, process, command, cwd)
-        job = Job(
-            job_id=job_id, command=command, cwd=cwd, process=process, path=path, receipt=receipt
-        )
+        job = Job(job_id=job_id, command=command, cwd=cwd, process=process, path=path)
         self._jobs[job_id] = job
         return job
 
@@ -128,13 +124,6 @@ class JobTable:
         async with anyio.create_task_group() as tasks:
             for job in self.all():
                 tasks.start_soon(job.stop)
-
-
-def _receipt(process: ShellProcess, command: str, cwd: str) -> str | None:
-    try:
-        return write_receipt(process.mark, process.pid, command, cwd) if process.mark else None
-    except OSError:  # a full disk is no reason not to run a job
-        return None
 
 
 async def capture_path(session: SessionDir, folder: str) -> str | None:

@@ -7,7 +7,6 @@ many, and how to go on. What was shown is remembered with a digest of the whole 
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from threading import Event
@@ -18,7 +17,6 @@ from indusagi.capabilities.backends import FileKind
 from indusagi.capabilities.budget import STANDARD_BYTES, STANDARD_LINES
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.files.lines import LONGEST_LINE, Scan, Wanted
-from indusagi.capabilities.files.locks import file_lock, file_of_names
 from indusagi.capabilities.files.look import (
     WHOLE_BYTES,
     Binary,
@@ -126,28 +124,15 @@ async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
         if found.kind is not FileKind.FILE:
             return _special(path)
         resolved = await ctx.fs.resolve(path)
-        name, lock = await to_thread.run_sync(_named, resolved, ctx.cwd)
-        seen = await _look(path, found.size, _wanted(arguments, ctx), lock, ctx)
-    except TimeoutError as exc:
-        return ToolResult.error(f"{shown_name(path)}: {exc.strerror}", code="timeout")
+        name = await to_thread.run_sync(shown_place, resolved, ctx.cwd)
+        seen = await _look(path, found.size, _wanted(arguments, ctx), ctx)
     except OSError as exc:
         return path_trouble(exc, path)
     return await _show(seen, arguments, name, resolved, ctx)
 
 
-def _named(resolved: str, cwd: str) -> tuple[str, str | None]:
-    """Give the name of a file for an answer, and the path whose lock it is read under, if any.
-
-    A file of several names is written in place: without the lock a part of it might be seen.
-    """
-    return shown_place(resolved, cwd), resolved if file_of_names(resolved) else None
-
-
-async def _look(
-    path: str, size: int, wanted: Wanted, lock: str | None, ctx: ToolContext
-) -> Look | Cells | NoCells:
-    async with file_lock(lock) if lock else nullcontext():
-        seen = await _look_at(path, path, size, wanted, ctx)
+async def _look(path: str, size: int, wanted: Wanted, ctx: ToolContext) -> Look | Cells | NoCells:
+    seen = await _look_at(path, path, size, wanted, ctx)
     if isinstance(seen, Scan) and is_called_notebook(path):
         return NoCells(seen, "it is too large for that")
     if not isinstance(seen, Loaded) or seen.what != "notebook":
@@ -155,8 +140,7 @@ async def _look(
     page = await notebook_page(seen.data, wanted)
     if not isinstance(page, str):
         return Cells(page, seen.digest)
-    async with file_lock(lock) if lock else nullcontext():
-        text = await _look_at(path, "", size, wanted, ctx)
+    text = await _look_at(path, "", size, wanted, ctx)
     return NoCells(text, page) if isinstance(text, Scan) else text
 
 

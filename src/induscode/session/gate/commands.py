@@ -1,26 +1,32 @@
 """A shell command taken apart: every command in it, every redirection, and what was not understood.
 
-Whoever allows something by a rule reads `flaws` first: with one of them nothing is allowed unasked.
-Whoever denies something looks at `commands` and `suspects`: the latter may run, as far as one can
-tell, and are there to be denied only.
+Rules that allow read `flaws` first: with one of them nothing is allowed unasked. Rules that deny
+are compared with `commands` and `suspects`, which run as far as one can tell; with `possible`,
+which would run if a program took its argument for a command; and with `opaque`, the reasons why
+anything at all may run.
 """
 
 from __future__ import annotations
 
+import posixpath
 import re
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from induscode.session.gate.arguments import Problem, find_problem, find_program
 from induscode.session.gate.launchers import (
+    COPIERS,
     MOVERS,
     RUNNERS,
     SHELLS,
+    VARIABLE_SETTERS,
     WRAPPERS,
     base_name,
-    danger,
     names,
     reads_commands,
+    runs_anything,
+    shell_code,
     unwrapped,
 )
 from induscode.session.gate.script import Command, Redirect, Script
@@ -29,12 +35,21 @@ from induscode.session.gate.tree import (
     WORDS,
     all_nodes,
     is_covered,
+    is_fed,
     parsed,
     redirect_words,
     redirects_of,
     spans_lines,
 )
-from induscode.session.gate.words import UNKNOWN, Word, known, plain_expansion, source, word_of
+from induscode.session.gate.words import (
+    ALL_VARIABLES,
+    UNKNOWN,
+    Word,
+    known,
+    plain_expansion,
+    source,
+    word_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -74,6 +89,13 @@ _ONE_LINE = names(
 _BROKEN_WORD = re.compile(rb"(?<!\\)\s")
 _SEPARATORS = re.compile(r"[\s;&|<>(){}`$,]+")
 _ANY_TEXT = re.compile(r"[\s;&|<>`$(){}]")
+_ALL_SEPARATORS = re.compile(r"""[\s;&|<>(){}`$,=!:+"'\[\]]+""")
+_QUOTED_COMMAND = re.compile(r"\$\(|`")
+"""In a text in single quotes: run if bash evaluates the text as an index of an array."""
+_AWK_RUNS = re.compile(r"system|getline|\||@")
+_SED_RUNS = re.compile(
+    r"(?:^|[;{}\n/,0-9$!\s])e(?:\s|$)|/[gpiImMw0-9]*e[gpiImMw0-9]*\s*(?:[;}\n]|$)"
+)
 
 
 def parse_command(text: str) -> Script:
@@ -87,6 +109,9 @@ def parse_command(text: str) -> Script:
         redirects=tuple(reader.redirects),
         flaws=tuple(dict.fromkeys(reader.flaws)),
         whole=reader.whole,
+        possible=tuple(dict.fromkeys(reader.possible)),
+        opaque=tuple(dict.fromkeys(reader.opaque)),
+        copied=tuple(dict.fromkeys(reader.copied)),
     )
 
 
@@ -94,15 +119,20 @@ def parse_command(text: str) -> Script:
 class _Reader:
     commands: list[Command] = field(default_factory=list[Command])
     suspects: list[Command] = field(default_factory=list[Command])
+    possible: list[Command] = field(default_factory=list[Command])
+    opaque: list[str] = field(default_factory=list[str])
+    copied: list[Word] = field(default_factory=list[Word])
     redirects: list[Redirect] = field(default_factory=list[Redirect])
     flaws: list[str] = field(default_factory=list[str])
     whole: bool = True
-    variables: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    variables: dict[str, list[str | None]] = field(default_factory=dict[str, list[str | None]])
     texts: list[str] = field(default_factory=list[str])
     """Texts that may be fed to a shell."""
     depth: int = 0
     fed: bool = False
     """Whether there is a shell that runs what it is fed."""
+    maybe_fed: bool = False
+    """Whether there is a program that may run what it is fed."""
     spent: list[int] = field(default_factory=lambda: [0])
     """Characters read, by all who read a part of the same command."""
 
@@ -122,9 +152,14 @@ class _Reader:
         strange = {char for char in text if is_strange(char)}
         if strange:
             listed = ", ".join(f"U+{ord(char):04X}" for char in sorted(strange))
-            self.flaws.append(f"it holds characters that cannot be told apart or seen: {listed}")
+            self._not_understood(f"it holds characters that cannot be told apart or seen: {listed}")
         if re.search(r"[^\s\\]\\\n", text):
             self.flaws.append("a line goes on in the middle of a word")
+
+    def _not_understood(self, why: str) -> None:
+        """Note what no rule allows, and behind which a denied command may hide."""
+        self.flaws.append(why)
+        self.opaque.append(why)
 
     def _read_tree(self, text: str) -> None:
         if text.count("<<") > _MOST_DOCUMENTS:
@@ -135,12 +170,12 @@ class _Reader:
         data = text.encode("utf-8", "replace")
         root = parsed(data)
         if root.has_error:
-            self.flaws.append("its syntax is not understood")
+            self._not_understood("its syntax is not understood")
             self._suspect_words(text)
         nodes = list(all_nodes(root))
         self._learn(nodes)
         if not is_covered(root, data):
-            self.flaws.append("a part of it was passed over")
+            self._not_understood("a part of it was passed over")
         looks: dict[str, Callable[[Node], None]] = {
             "command": self._command,
             "file_redirect": self._redirect,
@@ -152,6 +187,8 @@ class _Reader:
             "command_substitution": self._substitution,
             "declaration_command": self._other_command,
             "unset_command": self._other_command,
+            "raw_string": self._quoted_text,
+            "ansi_c_string": self._quoted_text,
         }
         for node in nodes:
             self._look_at(node, data)
@@ -159,17 +196,37 @@ class _Reader:
                 looks[node.type](node)
 
     def _learn(self, nodes: Sequence[Node]) -> None:
-        """Note the values that the text itself gives to names."""
+        """Note the values that the text itself gives to names; None for one that is not known."""
         for node in nodes:
             if node.type == "variable_assignment":
                 name, value = node.named_children[0], node.named_children[-1]
-                if value is not name:
-                    guesses = word_of(value, self.variables).guesses
-                    self.variables.setdefault(source(name), []).extend(guesses)
+                values = [None] if value is name else self._values(value)
+                if any(child.type == "+=" for child in node.children):
+                    values.append(None)
+                self.variables.setdefault(source(name).partition("[")[0], []).extend(values)
             elif node.type == "for_statement":
-                name, *values = node.named_children
-                known_values = [g for v in values for g in word_of(v, self.variables).guesses]
-                self.variables.setdefault(source(name), []).extend(filter(None, known_values))
+                name, *given = node.named_children
+                in_order = [one for value in given for one in self._values(value)]
+                self.variables.setdefault(source(name), []).extend(in_order or [None])
+            elif self._may_set_variables(node):
+                self.variables[ALL_VARIABLES] = [None]
+
+    def _values(self, node: Node) -> list[str | None]:
+        if node.type == "do_group":
+            return []
+        word = word_of(node, self.variables)
+        unknown = word.hole or word.glob or not word.single
+        return [*filter(None, word.guesses), *([None] if unknown else [])]
+
+    def _may_set_variables(self, node: Node) -> bool:
+        if node.type == "command_name":
+            return base_name(word_of(node, self.variables).shown) in VARIABLE_SETTERS
+        if node.type == "expansion":
+            return not plain_expansion(node) and "=" in source(node)
+        return node.type in {"unset_command", "arithmetic_expansion", "c_style_for_statement"} or (
+            node.type == "declaration_command"
+            and any(child.type == "word" for child in node.named_children)
+        )
 
     def _look_at(self, node: Node, data: bytes) -> None:
         if node.is_missing or (node.is_named and node.type not in _UNDERSTOOD):
@@ -213,8 +270,9 @@ class _Reader:
             self.flaws.append(f"the name of a command is not plain: {source(name)}")
             self._suspect(words[1:])
         before_command = [c for c in node.named_children if c.type == "variable_assignment"]
-        self._environment(source(child.named_children[0]) for child in before_command)
-        self._add(words)
+        for child in before_command:
+            self._set_variable(child, _HARMLESS_VARIABLES)
+        self._add(words, fed=is_fed(node))
 
     def _other_command(self, node: Node) -> None:
         words = [known(source(child).strip()) for child in node.children]
@@ -225,17 +283,35 @@ class _Reader:
             if not _HARMLESS_VARIABLES.fullmatch(name):
                 self.flaws.append(f"the variable {name} may change what a command does")
 
+    def _set_variable(self, node: Node, harmless: re.Pattern[str]) -> None:
+        """Look at an assignment: some variables hold commands that programs run."""
+        name, value = node.named_children[0], node.named_children[-1]
+        if harmless.fullmatch(source(name)):
+            return
+        self._environment(iter([source(name)]))
+        if source(name) in {"BASH_ENV", "ENV"}:
+            self.opaque.append(f"the shell runs the file that {source(name)} names")
+        word = UNKNOWN if value is name else word_of(value, self.variables)
+        self.copied.append(word)
+        for guess in word.guesses:
+            self._take_for_command(guess)
+
     def _assignment(self, node: Node) -> None:
         parent = node.parent
         if parent is None or parent.type != "command":
-            self._named(source(node.named_children[0]))
+            self._set_variable(node, _OWN_VARIABLES)
 
     def _loop(self, node: Node) -> None:
-        self._named(source(node.named_children[0]))
-
-    def _named(self, name: str) -> None:
+        name = source(node.named_children[0])
         if not _OWN_VARIABLES.fullmatch(name):
             self._environment(iter([name]))
+
+    def _quoted_text(self, node: Node) -> None:
+        """Look into a text in single quotes: `test -v 'a[$(command)]'` runs what is in it."""
+        text = word_of(node, self.variables).guesses[0]
+        if _QUOTED_COMMAND.search(text):
+            self._take_for_command(text)
+            self._take_for_command(f': "{text.replace(chr(34), " ")}"')
 
     def _expansion(self, node: Node) -> None:
         if not plain_expansion(node):
@@ -285,15 +361,15 @@ class _Reader:
 
     # -- what commands come to --------------------------------------------------------------
 
-    def _append(self, where: list[Command], words: Sequence[Word]) -> None:
-        if len(self.commands) + len(self.suspects) >= MOST_COMMANDS:
+    def _append(self, where: list[Command], words: Sequence[Word], *, fed: bool = False) -> None:
+        if len(self.commands) + len(self.suspects) + len(self.possible) >= MOST_COMMANDS:
             if self.whole:
                 self.flaws.append(f"it has more than {MOST_COMMANDS:,} commands")
             self.whole = False
             return
-        where.append(Command(tuple(words)))
+        where.append(Command(tuple(words), fed))
 
-    def _add(self, words: Sequence[Word]) -> None:
+    def _add(self, words: Sequence[Word], *, fed: bool = False) -> None:
         """Take in a command, looking through plain wrappers."""
         while words[0].text in WRAPPERS:
             self._append(self.suspects, words)
@@ -309,49 +385,100 @@ class _Reader:
                     return
                 break
             words = inner
-        self._append(self.commands, words)
+        self._append(self.commands, words, fed=fed)
         if words[0].text is None:
             self.flaws.append(f"only the shell knows which command it runs: {words[0].shown}")
             self.fed = True
-        self._judge(words)
+        self._judge(words, fed=fed)
 
     def _without_assignments(self, wrapper: Word, words: Sequence[Word]) -> Sequence[Word]:
         if wrapper.text != "env":
             return words
         at = 0
         while at < len(words) and "=" in words[at].shown:
-            self._environment(iter([words[at].shown.partition("=")[0]]))
+            name, _, value = words[at].shown.partition("=")
+            self._environment(iter([name]))
+            if name in {"BASH_ENV", "ENV"}:
+                self.opaque.append(f"the shell runs the file that {name} names")
+            self._take_for_command(value)
             at += 1
         return words[at:]
 
-    def _judge(self, words: Sequence[Word]) -> None:
-        why = danger(words)
+    def _judge(self, words: Sequence[Word], *, fed: bool) -> None:
+        why = runs_anything(words)
         if why is not None:
             self.flaws.append(why)
         name = base_name(words[0].shown)
-        if name in RUNNERS or name in SHELLS or name == "find" or name in WRAPPERS:
+        problem = find_problem(words, fed=fed)
+        if (
+            name in RUNNERS
+            or name in SHELLS
+            or name in WRAPPERS
+            or (name == "find" and problem is not None)
+        ):
             self._suspect(words[1:])
+        elif problem is not None or why is not None or find_program(name) is None:
+            self._take_arguments(words[1:])
+        if name in COPIERS or why is not None:
+            self.copied += words[1:]
+        self._note_opaque(name, words, problem)
         self.fed = self.fed or reads_commands(words)
+        self.maybe_fed = self.maybe_fed or (problem is not None and fed and name not in RUNNERS)
         if any(word.text is None for word in words):
             self._suspect_guesses(words)
         # What one command says may be what the next one runs.
         self.texts.extend(guess for word in words[1:] for guess in word.guesses)
 
+    def _note_opaque(self, name: str, words: Sequence[Word], problem: Problem | None) -> None:
+        """Note a command that runs code which is not there to be read."""
+        if name in SHELLS:
+            code = shell_code(words)
+            if code is None and len(words) > 1 and words[1].text == "--version":
+                return
+            if code is None or code.text is None:
+                self.opaque.append(f"{name} runs commands that do not stand here")
+            return
+        if name in {".", "source", "run-parts"} or (
+            name in {"eval", "trap"} and any(word.text is None for word in words[1:])
+        ):
+            self.opaque.append(f"{name} runs commands that do not stand here")
+            return
+        program = find_program(name)
+        if program is None or problem is None or not problem.acts:
+            return
+        texts = [word.shown for word in words[1:]]
+        runs = {"awk": _AWK_RUNS, "sed": _SED_RUNS}.get(program.check or "")
+        if (
+            (runs is not None and any(word.text is None for word in words[1:]))
+            or (runs is not None and any(runs.search(text) for text in texts))
+            or program.check == "script"
+        ):
+            self.opaque.append(problem.reason)
+
     def _suspect(self, words: Sequence[Word]) -> None:
         """Take every way to read arguments as a command for possible."""
+        words = [UNKNOWN if "{}" in word.shown else word for word in words]
         for at, word in enumerate(words):
             self._append(self.suspects, words[at : at + _LOOKED_AT])
+            name = base_name(word.shown)
+            if name in SHELLS or name in {".", "source", "eval"}:
+                self._note_opaque(name, words[at:], None)
             for guess in word.guesses:
                 if _ANY_TEXT.search(guess):
                     self._suspect_text(guess)
+                if "=" in guess:
+                    self._suspect_text(guess.partition("=")[2])
         self._suspect_text(" ".join(word.guesses[0] for word in words))
 
     def _suspect_words(self, text: str) -> None:
         """Take every word of a text that is not understood for the start of a command."""
-        bare = _SEPARATORS.split(re.sub(r"""["'\\]""", "", text))
+        self._append_words(self.suspects, _SEPARATORS, text)
+
+    def _append_words(self, where: list[Command], apart: re.Pattern[str], text: str) -> None:
+        bare = apart.split(re.sub(r"""["'\\]""", "", text))
         words = [known(word) for word in bare if word]
         for at in range(len(words)):
-            self._append(self.suspects, words[at : at + _LOOKED_AT])
+            self._append(where, words[at : at + _LOOKED_AT])
 
     def _suspect_guesses(self, words: Sequence[Word]) -> None:
         """Read what variables and braces come to as the words they become."""
@@ -362,26 +489,63 @@ class _Reader:
                     self._append(self.suspects, [*words[:at], *spread, *words[at + 1 :]])
 
     def _suspect_text(self, text: str) -> None:
-        """Read a text that may be run as a command."""
+        """Read a text that is run as a command, as far as one can tell."""
+        inner = self._read_inside(text)
+        if inner is not None:
+            for command in (*inner.commands, *inner.suspects):
+                self._append(self.suspects, command.words)
+            self.opaque += inner.opaque
+
+    def _take_for_command(self, text: str) -> None:
+        """Read a text that a program may take for a command: never more than a possibility."""
+        inner = self._read_inside(text) if text else None
+        if inner is not None:
+            for command in (*inner.commands, *inner.suspects):
+                self._append(self.possible, command.words)
+            if _ALL_SEPARATORS.search(text):
+                self._append_words(self.possible, _ALL_SEPARATORS, text)
+
+    def _take_arguments(self, words: Sequence[Word]) -> None:
+        """Take arguments for commands, also those that are joined to an option."""
+        for at, word in enumerate(words):
+            self._append(self.possible, words[at : at + _LOOKED_AT])
+            for guess in word.guesses:
+                self._take_for_command(guess)
+                if guess.startswith("-"):
+                    self._take_for_command(guess[2:])
+
+    def _read_inside(self, text: str) -> _Reader | None:
+        """Read a text within the text; what may run in it in turn is taken over."""
         self.spent[0] += len(text)
         if self.depth >= _DEEPEST or self.spent[0] > _MOST_READ:
             self.flaws.append("there is text within text, too deep or too much to be followed")
             self.whole = False
-            return
+            return None
         inner = _Reader(variables=self.variables, depth=self.depth + 1, spent=self.spent)
         inner.read(text)
-        for command in (*inner.commands, *inner.suspects):
-            self._append(self.suspects, command.words)
+        for command in inner.possible:
+            self._append(self.possible, command.words)
+        self.copied += inner.copied
         self.whole = self.whole and inner.whole
+        return inner
 
     def _after(self) -> None:
         """Look at what can only be told at the end."""
-        if self.fed:
-            for text in dict.fromkeys(self.texts):
+        for text in dict.fromkeys(self.texts):
+            if self.fed:
                 self._suspect_text(text)
+            elif self.maybe_fed:
+                self._take_for_command(text)
         moved = any(base_name(command.words[0].shown) in MOVERS for command in self.commands)
         relative = [r for r in self.redirects if not r.target.shown.startswith(("/", "~"))]
         if moved and relative:
             self.flaws.append("it writes or reads a file after it has changed the directory")
         if any(redirect.target.text is None for redirect in self.redirects):
             self.flaws.append("only the shell knows which file it is connected to")
+        written = {_plain_path(r.target.shown) for r in self.redirects if r.writes}
+        if written & {_plain_path(command.words[0].shown) for command in self.commands}:
+            self.opaque.append("it runs a file that it has written")
+
+
+def _plain_path(text: str) -> str:
+    return posixpath.normpath(text)

@@ -273,6 +273,11 @@ def _denied(facts: Facts, judgement: Judgement, why: str) -> Verdict:
 
 
 def _to_allow(facts: Facts, judgement: Judgement) -> str:
+    if judgement.undecided:
+        return (
+            "Write the command plainly, so that it can be compared with the rule, or start without"
+            " that rule. Why it would be asked:"
+        )
     return f"To allow it, start with {remedy(facts, judgement)}. Why it would be asked:"
 
 

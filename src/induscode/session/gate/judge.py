@@ -7,7 +7,7 @@ what nobody objects to can be allowed. Every rule is looked at: none ends the se
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -15,15 +15,17 @@ from indusagi.core.within import is_within
 from induscode.session.gate.facts import Kind
 from induscode.session.gate.patterns import (
     Match,
+    allow_problem,
     has_signs,
     host_of,
     is_absolute,
-    is_command,
     is_host,
     is_path,
+    match_command,
     may_be_command,
     may_be_host,
     may_be_path,
+    may_be_program,
     may_lie_below,
 )
 from induscode.session.gate.rules import Effect, Rule
@@ -31,8 +33,10 @@ from induscode.session.gate.rules import Effect, Rule
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from induscode.session.gate.arguments import Problem
     from induscode.session.gate.facts import Facts, PathFact
-    from induscode.session.gate.script import Command
+    from induscode.session.gate.script import Command, Script
+    from induscode.session.gate.words import Word
 
 _DOMAIN = "domain:"
 _HARMLESS = frozenset({Kind.LOOK, Kind.OWN, Kind.DELEGATE})
@@ -69,6 +73,8 @@ class Need:
     reason: str
     path: PathFact | None = None
     command: Command | None = None
+    problem: Problem | None = None
+    """Why a rule that names the command does not allow it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +87,8 @@ class Judgement:
     """What no rule allows, each of which a rule could."""
     firm: tuple[str, ...] = field(default=())
     """What no rule can allow: a person may."""
+    undecided: tuple[str, ...] = ()
+    """Why a rule that denies could apply to a command: asked about in every mode."""
 
 
 def judge(facts: Facts, rules: Iterable[Rule], stance: Stance) -> Judgement:
@@ -99,13 +107,46 @@ def judge(facts: Facts, rules: Iterable[Rule], stance: Stance) -> Judgement:
         if match is not Match.NO
     ]
     firm += _doubts(facts, stance)
+    undecided = _undecided(facts, objections)
     allowing = [rule for rule in given if rule.effect is Effect.ALLOW]
-    needs = [need for need in _needs(facts) if not _met(need, facts, allowing, stance)]
+    needs = [
+        _with_problem(need, facts, allowing)
+        for need in _needs(facts)
+        if not _met(need, facts, allowing, stance)
+    ]
     reasons = tuple(dict.fromkeys([*firm, *(need.reason for need in needs)]))
     if not reasons:
         return Judgement(effect=Effect.ALLOW)
-    effect = Effect.ALLOW if stance.approval is Approval.ALL else Effect.ASK
-    return Judgement(effect=effect, reasons=reasons, needs=tuple(needs), firm=tuple(firm))
+    unasked = stance.approval is Approval.ALL and not undecided
+    return Judgement(
+        effect=Effect.ALLOW if unasked else Effect.ASK,
+        reasons=(*undecided, *(reason for reason in reasons if reason not in undecided)),
+        needs=tuple(needs),
+        firm=tuple(firm),
+        undecided=tuple(undecided),
+    )
+
+
+def _undecided(facts: Facts, objections: Sequence[tuple[Rule, Match]]) -> list[str]:
+    """List the rules that deny and could apply to a command, and what hides whether they do.
+
+    Files that a file tool comes to while it runs are compared then: `denied_path`.
+    """
+    if facts.script is None:
+        return []
+    why = [*facts.script.opaque]
+    if any(word.text is None for word in _redirected(facts)):
+        why.append("only the shell knows which file it is connected to")
+    said = f": {'; '.join(why)}" if why else ""
+    return [
+        f"rule {rule.told} could apply{said}"
+        for rule, match in objections
+        if rule.effect is Effect.DENY and match is Match.MAYBE
+    ]
+
+
+def _redirected(facts: Facts) -> list[Word]:
+    return [one.target for one in facts.script.redirects] if facts.script is not None else []
 
 
 def _concerns(rule: Rule, facts: Facts) -> bool:
@@ -116,7 +157,11 @@ def _concerns(rule: Rule, facts: Facts) -> bool:
         return False
     if rule.effect is Effect.ALLOW and rule.pin not in {None, facts.pin}:
         return False
-    touched = any(rule.names(_file_tool(path)) for path in _connected(facts))
+    touched = any(rule.names(_file_tool(path)) for path in _connected(facts)) or any(
+        rule.names("write" if one.writes else "read")
+        for one in (facts.script.redirects if facts.script is not None else ())
+        if one.target.text is None
+    )
     return touched or any(map(rule.names, facts.names))
 
 
@@ -165,12 +210,25 @@ def _objection(rule: Rule, facts: Facts) -> Match:
 
 def _other_objection(rule: Rule, specifier: str, facts: Facts) -> Match:
     if facts.script is not None:
-        commands = (*facts.script.commands, *facts.script.suspects)
-        return max((may_be_command(specifier, one) for one in commands), default=Match.NO)
+        return _command_objection(specifier, facts.script)
     if facts.url is not None and specifier.startswith(_DOMAIN):
         host = host_of(facts.url)
         return Match.YES if may_be_host(specifier.removeprefix(_DOMAIN), host) else Match.NO
     return Match.YES  # nobody knows what it means here: then it is meant
+
+
+def _command_objection(specifier: str, script: Script) -> Match:
+    """Compare a pattern with all that runs, and with all that may."""
+    runs = (*script.commands, *script.suspects)
+    found = max((may_be_command(specifier, one) for one in runs), default=Match.NO)
+    if found is not Match.NO:
+        return found
+    hidden = (
+        script.opaque
+        or any(may_be_program(specifier, word) for word in script.copied)
+        or any(may_be_command(specifier, one) is not Match.NO for one in script.possible)
+    )
+    return Match.MAYBE if hidden else Match.NO
 
 
 def _path_objection(rule: Rule, facts: Facts) -> Match:
@@ -184,6 +242,9 @@ def _path_objection(rule: Rule, facts: Facts) -> Match:
         if any(may_be_path(pattern, way, facts.workspace) for way in ways):
             return Match.YES
         if path.tree and may_lie_below(pattern, path.resolved, facts.workspace):
+            found = Match.MAYBE
+    for redirect in facts.script.redirects if facts.script is not None else ():
+        if redirect.target.text is None and rule.names("write" if redirect.writes else "read"):
             found = Match.MAYBE
     return found
 
@@ -246,9 +307,33 @@ def _met(need: Need, facts: Facts, allowing: Sequence[Rule], stance: Stance) -> 
         return (unasked or in_plan) or any(_opens(rule, need.path, facts) for rule in allowing)
     named = [rule for rule in allowing if any(map(rule.names, facts.names))]
     if need.command is not None:
-        command = need.command
-        return any(r.specifier is None or is_command(r.specifier, command) for r in named)
+        return any(
+            allow_problem(rule.specifier, need.command) is None
+            for rule in _about(need.command, named)
+        )
     return any(_allows_call(rule, facts) for rule in named)
+
+
+def _about(command: Command, rules: Iterable[Rule]) -> list[Rule]:
+    """Give the rules that name a command, whatever its arguments."""
+    return [
+        rule
+        for rule in rules
+        if rule.specifier is None or match_command(rule.specifier, command) is not None
+    ]
+
+
+def _with_problem(need: Need, facts: Facts, allowing: Sequence[Rule]) -> Need:
+    """Add why a rule that names a command does not allow it as it is."""
+    if need.command is None:
+        return need
+    named = [rule for rule in allowing if any(map(rule.names, facts.names))]
+    for rule in _about(need.command, named):
+        problem = allow_problem(rule.specifier, need.command)
+        if problem is not None:
+            why = f"{need.reason} (rule {rule} does not cover it: {problem.reason})"
+            return replace(need, reason=why, problem=problem)
+    return need
 
 
 def _opens(rule: Rule, path: PathFact, facts: Facts) -> bool:

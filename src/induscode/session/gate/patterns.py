@@ -14,11 +14,13 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from induscode.session.gate.arguments import find_problem
 from induscode.session.gate.launchers import base_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from induscode.session.gate.arguments import Problem
     from induscode.session.gate.script import Command
     from induscode.session.gate.words import Word
 
@@ -43,13 +45,32 @@ def command_words(specifier: str) -> tuple[tuple[str, ...], bool]:
     return (words[:-1], True) if words[-1:] == ("*",) else (words, False)
 
 
-def is_command(specifier: str, command: Command) -> bool:
-    """Tell whether a command is exactly what a pattern says."""
+def match_command(specifier: str, command: Command) -> frozenset[int] | None:
+    """Tell which words of a command a pattern names literally; None if it is another command.
+
+    A `*` at the end of a pattern stands for further words, of which it names none.
+    """
     pattern, more = command_words(specifier)
     if len(command.words) < len(pattern) or (not more and len(command.words) > len(pattern)):
-        return False
-    pairs = zip(pattern, command.words, strict=False)
-    return all(word.text is not None and _fits(part, word.text) for part, word in pairs)
+        return None
+    pairs = list(zip(pattern, command.words, strict=False))
+    if not all(word.text is not None and _fits(part, word.text) for part, word in pairs):
+        return None
+    return frozenset(
+        at for at, (part, word) in enumerate(pairs) if "*" not in part and not word.glob
+    )
+
+
+def allow_problem(specifier: str | None, command: Command) -> Problem | None:
+    """Say why a rule that names a command does not allow it as it is; None if it does.
+
+    A rule about every command (`bash`, `bash(*)`) is not asked about what is merely unknown.
+    """
+    named = frozenset[int]() if specifier is None else match_command(specifier, command)
+    assert named is not None, "the rule is about another command"
+    problem = find_problem(command.words, named, fed=command.fed)
+    every = specifier is None or command_words(specifier) == ((), True)
+    return None if problem is not None and every and not problem.acts else problem
 
 
 def may_be_command(specifier: str, command: Command) -> Match:
@@ -61,6 +82,8 @@ def may_be_command(specifier: str, command: Command) -> Match:
     first = _is_name(base_name(pattern[0]), name)
     if first is Match.NO:
         return Match.NO
+    if first is Match.MAYBE and not name.single:
+        return Match.MAYBE  # it may become several words
     options = [part for part in pattern[1:] if part.startswith("-")]
     operands = [part for part in pattern[1:] if not part.startswith("-")]
     return min(first, _has_options(options, rest), _in_order(operands, rest))
@@ -106,15 +129,31 @@ def _has_options(options: Sequence[str], words: Sequence[Word]) -> Match:
     """Look for options anywhere; letters of short ones may stand together or apart."""
     given = [guess for word in words for guess in word.guesses if guess.startswith("-")]
     letters = {letter for text in given if not text.startswith("--") for letter in text[1:]}
-    hole = any(word.text is None for word in words)
+    initials = {text[2:3] for text in given if text.startswith("--")}
+    hole = any(word.text is None or word.glob for word in words)
+    found = Match.YES
     for option in options:
         if option.startswith("--"):
-            found = any(_is_long(option, text) for text in given)
+            there = any(_is_long(option, text) for text in given)
+            same = option[2:3].casefold() in {letter.casefold() for letter in letters}
         else:
-            found = option in given or set(option[1:]) <= letters
-        if not found:
-            return Match.MAYBE if hole else Match.NO
-    return Match.YES
+            there = option in given or set(option[1:]) <= letters
+            known_letters = {letter.casefold() for letter in letters | initials}
+            same = set(option[1:].casefold()) <= known_letters
+        if there:
+            continue
+        # `-f` and `--force` are often the same; only the program knows.
+        if not hole and not same:
+            return Match.NO
+        found = Match.MAYBE
+    return found
+
+
+def may_be_program(specifier: str, word: Word) -> bool:
+    """Tell whether a word may be the program of a pattern, under any path."""
+    pattern, _ = command_words(specifier)
+    names = [part for guess in word.guesses for part in re.split(r"[\s=:]+", guess) if part]
+    return any(_fits(base_name(pattern[0]), base_name(name), fold=True) for name in names)
 
 
 def _is_long(option: str, text: str) -> bool:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from induscode.session.gate.launchers import base_name, danger, names
+from induscode.session.gate.arguments import find_problem
+from induscode.session.gate.launchers import base_name, names, runs_anything
 
 if TYPE_CHECKING:
     from induscode.session.gate.script import Command
@@ -70,12 +71,16 @@ def saved_pattern(command: Command) -> str | None:
     """Give the specifier that stands for a command; None if it is never allowed for always."""
     texts = [word.text for word in command.words]
     name = texts[0]
-    if name is None or base_name(name) in _NEVER or danger(command.words) is not None:
+    problem = find_problem(command.words, fed=command.fed)
+    if name is None or base_name(name) in _NEVER or runs_anything(command.words) is not None:
         return None
-    if base_name(name) in _AS_WRITTEN or "/" in name:
-        return _pattern(texts, more=False)
+    if problem is not None and problem.acts:
+        return None
     depth = _depth(texts)
-    if depth > len(texts) or any(_is_option(text) for text in texts[:depth]):
+    as_written = base_name(name) in _AS_WRITTEN or "/" in name or depth > len(texts)
+    if as_written or any(_is_option(text) for text in texts[:depth]):
+        return _pattern(texts, more=False)
+    if find_problem(command.words, frozenset(range(depth)), fed=command.fed) is not None:
         return _pattern(texts, more=False)
     return _pattern(texts[:depth], more=True)
 

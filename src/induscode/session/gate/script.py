@@ -14,6 +14,8 @@ class Command:
     """One command with its arguments."""
 
     words: tuple[Word, ...]
+    fed: bool = False
+    """Whether another command writes into its standard input."""
 
     @property
     def shown(self) -> str:
@@ -36,7 +38,13 @@ class Script:
     text: str
     commands: tuple[Command, ...]
     suspects: tuple[Command, ...]
-    """What may run besides, as far as one can tell."""
+    """What runs besides, as far as one can tell."""
+    possible: tuple[Command, ...] = ()
+    """What an argument would be if the program took it for a command."""
+    opaque: tuple[str, ...] = ()
+    """Why it may run any command at all, a phrase each."""
+    copied: tuple[Word, ...] = ()
+    """Programs that it may give another name."""
     redirects: tuple[Redirect, ...]
     flaws: tuple[str, ...]
     """What was not understood, a phrase each; with any of them no rule allows the text."""

@@ -19,6 +19,7 @@ WORDS = names(
     " expansion command_substitution process_substitution arithmetic_expansion"
 )
 _LEAVES = frozenset({"string", "raw_string", "ansi_c_string", "comment", "expansion"})
+_TEXT_REDIRECTS = frozenset({"heredoc_redirect", "herestring_redirect"})
 _GAP = re.compile(rb"(?:[ \t\n]|\\\n)*")
 
 
@@ -57,6 +58,20 @@ def is_covered(root: Node, data: bytes) -> bool:
             return False
         at = max(at, node.end_byte)
     return _GAP.fullmatch(data, at) is not None
+
+
+def is_fed(command: Node) -> bool:
+    """Tell whether another command writes into the standard input of this one."""
+    node: Node | None = command
+    while node is not None:
+        parent = node.parent
+        if parent is not None and parent.type == "pipeline":
+            if parent.named_children[0].start_byte != node.start_byte:
+                return True
+        if any(child.type in _TEXT_REDIRECTS for child in node.children):
+            return True
+        node = parent
+    return False
 
 
 def redirects_of(command: Node) -> Iterator[Node]:

@@ -1,7 +1,9 @@
-"""A receipt for every running job, so that what a crash leaves behind can be found and ended.
+"""A receipt for every running command, so that what a crash leaves behind is found and ended.
 
-A receipt names the job's process by its number and the time it started, and its processes by a mark
-in their environment. A number alone says nothing: it may be a stranger's by now.
+A receipt names the process of a command by its number and the time it started, and all processes of
+the command by a mark in their environment. A number alone says nothing: it may be a stranger's by
+now. kill -9 leaves no time to end anything, and the kernel ends only a direct child with us
+(PR_SET_PDEATHSIG in prctl(2)), not what that child has started.
 """
 
 from __future__ import annotations
@@ -14,8 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import cast
 
-from indusagi.capabilities.jobs.facts import start_time
-from indusagi.core.groups import left_behind, signal_each
+from indusagi.core.groups import Kin, left_behind, signal_each, start_time
 from indusagi.core.ids import is_ulid, new_ulid
 from indusagi.core.places import create_private_file, make_private_dir, state_dir
 
@@ -25,10 +26,10 @@ _PAUSE_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What is written down of a running job."""
+    """What is written down of a running command."""
 
     mark: str
-    """Stands in the environment of every process of the job."""
+    """Stands in the environment of every process of the command."""
     pid: int
     """Also the number of its group and session."""
     started: int
@@ -40,7 +41,7 @@ class Receipt:
 
 
 def write_receipt(mark: str, pid: int, command: str, cwd: str) -> str | None:
-    """Write a job down, and give the path; None where the system does not tell start times.
+    """Write a command down, and give the path; None where the system does not tell start times.
 
     Raises:
         OSError: The file cannot be written.
@@ -56,15 +57,15 @@ def write_receipt(mark: str, pid: int, command: str, cwd: str) -> str | None:
 
 
 def remove_receipt(path: str) -> None:
-    """Strike a job off."""
+    """Strike a command off that is over."""
     with suppress(FileNotFoundError):
         os.unlink(path)
 
 
 def leftover_jobs() -> list[Receipt]:
-    """List the jobs that still run although whoever started them is gone; not for the loop.
+    """List the commands that still run although the process that started them is gone.
 
-    Receipts of jobs that are over are removed.
+    Receipts of commands that are over are removed. It reads the process list: not for the loop.
 
     Raises:
         OSError: The folder of receipts cannot be read.
@@ -84,15 +85,18 @@ def leftover_jobs() -> list[Receipt]:
 
 
 def end_leftover(receipt: Receipt) -> bool:
-    """End what still runs of such a job: SIGTERM, then SIGKILL; tell whether all of it is gone.
+    """End what still runs of a command: SIGTERM, then SIGKILL; tell whether all of it is gone.
 
-    Each process is signalled only if it carries the job's mark and is the one that was seen.
+    Each process is signalled only if it carries the mark of the command, or descends from one that
+    does, and is still the one that was seen.
     """
+    # One for both signals: who was seen to descend from the command is known for good.
+    tree = Kin(receipt.mark)
     for number in (signal.SIGTERM, signal.SIGKILL):
-        signal_each(left_behind(None, receipt.mark), number)
+        signal_each(tree.left(None), number)
         deadline = time.monotonic() + _GRACE_S
         while time.monotonic() < deadline:
-            if not left_behind(None, receipt.mark):
+            if not tree.left(None):
                 return True
             time.sleep(_PAUSE_S)
     return False

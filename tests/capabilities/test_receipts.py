@@ -13,23 +13,25 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 from anyio import to_thread
+from tests.support.scripts import run
 from tests.support.tools import box_of
-from tests.support.waiting import is_alive, until
+from tests.support.waiting import is_alive, running, until
 
-from indusagi.capabilities.jobs import receipts
-from indusagi.capabilities.jobs.facts import facts_of, start_time, waits_for_typing
-from indusagi.capabilities.jobs.receipts import (
+from indusagi.capabilities import receipts
+from indusagi.capabilities.jobs.facts import facts_of, waits_for_typing
+from indusagi.capabilities.jobs.table import jobs_of
+from indusagi.capabilities.local import make_local_context
+from indusagi.capabilities.local_shell import LocalShell
+from indusagi.capabilities.receipts import (
     Receipt,
     end_leftover,
     leftover_jobs,
     remove_receipt,
     write_receipt,
 )
-from indusagi.capabilities.jobs.table import jobs_of
-from indusagi.capabilities.local import make_local_context
-from indusagi.capabilities.local_shell import LocalShell
 from indusagi.capabilities.sandbox.policy import Sandbox
 from indusagi.capabilities.tools.process import process_tool
+from indusagi.core.groups import start_time
 from indusagi.core.ids import new_ulid
 from indusagi.runtime.contract import ToolCall
 
@@ -52,6 +54,19 @@ async def main(cwd):
     os.kill(os.getpid(), signal.SIGKILL)
 
 anyio.run(main, sys.argv[1])
+"""
+
+
+COMMAND = "setsid sleep 601 & (sleep 602; true) & echo $$ > started; exec sleep 603"
+HOLDS_A_SHELL = """
+import anyio, sys
+from indusagi.capabilities.local_shell import LocalShell
+from indusagi.capabilities.sandbox.policy import Sandbox
+
+async def main(cwd, command):
+    await LocalShell(cwd, sandbox=Sandbox(mode="off")).exec(command)
+
+anyio.run(main, *sys.argv[1:])
 """
 
 
@@ -84,6 +99,48 @@ async def test_what_a_crash_leaves_running_is_found_and_ended(tmp_path: Path) ->
     await until(lambda: not is_alive(receipt.pid))
     assert await to_thread.run_sync(leftover_jobs) == []
     assert os.listdir(receipts_dir()) == []
+
+
+@pytest.mark.parametrize("signalled", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "alive"])
+async def test_finding_d7_a_command_whose_owner_is_killed_is_found_and_ended(
+    tmp_path: Path, signalled: signal.Signals
+) -> None:
+    """A command in the foreground, with a child and with one that has a session of its own."""
+    argv = [sys.executable, "-c", HOLDS_A_SHELL, str(tmp_path), COMMAND]
+    owner = await anyio.open_process(argv, env={**os.environ, "TMPDIR": str(tmp_path)})
+    sleeps = [["sleep", "601"], ["sleep", "602"], ["sleep", "603"]]
+    try:
+        await until(lambda: all(len(running(*words)) == 1 for words in sleeps))
+        await until(lambda: len(os.listdir(receipts_dir())) == 1)
+        owner.send_signal(signalled)
+        if signalled is signal.SIGKILL:
+            await owner.wait()
+        said = await to_thread.run_sync(
+            lambda: run("mcp", "doctor", "--end-leftovers", cwd=tmp_path)
+        )
+        leader = (tmp_path / "started").read_text(encoding="utf-8").strip()
+        left = [running(*words) for words in sleeps]
+        if signalled is signal.SIGKILL:
+            assert left == [[], [], []]
+            assert f"ended: process {leader}" in said.stdout
+            assert await to_thread.run_sync(leftover_jobs) == []
+            assert os.listdir(receipts_dir()) == []
+        else:
+            assert all(len(found) == 1 for found in left)
+            assert "ended" not in said.stdout
+    finally:
+        if owner.returncode is None:
+            owner.kill()
+        await owner.aclose()
+        for receipt in await to_thread.run_sync(leftover_jobs):
+            await to_thread.run_sync(end_leftover, receipt)
+
+
+async def test_finding_d7_a_command_that_is_over_leaves_no_receipt(tmp_path: Path) -> None:
+    async with context_in(tmp_path) as ctx:
+        done = await ctx.shell.exec(f"ls {receipts_dir()}")
+        assert len(done.output.split()) == 1
+        assert os.listdir(receipts_dir()) == []
 
 
 async def test_who_ignores_the_signal_is_killed(

@@ -1,0 +1,300 @@
+"""What a rule with a `*` lets through: the program it names, and nothing that runs or writes more.
+
+The tables name cases; the law at the end generates commands with hostile file names, and has a real
+bash run every one that the gate allows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from outside.gate_fuzz.laws import decide, find_hidden, find_overruns
+from outside.gate_fuzz.run import Playground
+from tests.gate.support import Person, rules, verdict
+
+from induscode.session.gate.commands import parse_command
+from induscode.session.gate.decision import Scope
+from induscode.session.gate.gate import Gate
+from induscode.session.gate.judge import Approval
+from induscode.session.gate.rules import Effect
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BEYOND = (
+    # arithmetic evaluation, and builtins that set variables
+    "test -v 'a[$(x)]'", "test -R x", "test $x", 'test "$x" y', "[ -v 'a[$(x)]' ]",
+    "printf -v 'a[$(x)]' x", "printf '%n' PATH", "printf '%5n' PATH", 'printf "$x" PATH',
+    "printf -vPATH x", "echo $((a[$(x)]))", "jobs -x x", "wait -p 'a[$(x)]'", "let 'a[$(x)]'",
+    # bundled and old-style options
+    "tar cIf x y.tar z", "tar xIf x y.tar", "tar cvIf x y.tar z", "tar -cIf x y.tar z",
+    "sort -no out f", "sort -ro out f", "curl -sSo out https://example.org", "python3 -Bc x",
+    "perl -we x", "zip -qTT x out.zip f", "make -nf x", "wget -qO out https://example.org",
+    # a file may have the name of an option
+    "tar cf x *", "find . -exe?", "sort *", "git log *", "ls *", "cat ?*", "sort [-]*", "rsync * y",
+    "find *", "sed p *", "sort $x", 'sort "$x"', "sort {-o,x}", "sort $(cat f)", "rg x *",
+    "python3 x.py *", "for f in *; do sort $f; done", "x=-o; sort $x f",
+    # interpreter options before the code, and code by other ways
+    "python3 -X dev -c x", "python3 -W ignore -c x", "python3 -I -c x", "python3 -m timeit x",
+    "python3 -m runpy x", "python3 /dev/stdin", "python3 /dev/fd/0", "python3 /proc/self/fd/0",
+    "python3 <(echo x)", "python3 -i x.py", "perl -Mx y.pl", "perl -d x", "node --import x y.js",
+    "node -r x y.js", "ruby -rx y.rb", "php -r x", "uv run python -c x", "uv run --with x y",
+    "bash -o posix -c x", "bash --rcfile x y", "npx ./x", "npx user/repo", "npx git+ssh://x/y",
+    # options and operands whose value is a command
+    "git -c core.pager=x log", "git --config-env=core.pager=X log", "git log --ext-diff",
+    "git grep -Ox y", "git grep --open-files-in-pager=x y", "git difftool -x x", "git bisect run x",
+    "git rebase -x x", "git rebase --exec=x", "git fetch --upload-pack=x y", "git clone ext::x y",
+    "git fetch 'ext::x y'", "git push --receive-pack=x", "git submodule foreach x", "git x",
+    "rg --pre x y", "rg --pre=x y", "rg -z x", "sort --compress-program=x f",
+    "tar --to-command=x f",
+    "tar cf host:x y", "tar -T x", "find . -exec x", "find . -ok x", "find . -okdir x",
+    "sed 's/a/b/e' f", "sed -e p -e 'e x' f", "sed --expression='e x' f", "awk '{system(x)}' f",
+    "awk 'BEGIN{x | getline}'", "gawk '@load \"x\"'", "rsync -e x y z", "rsync --rsh=x y z",
+    "make SHELL=x", "make --eval=x", "make -f x", "make -C x", "npm --script-shell=x run y",
+    "npm run --script-shell x y", "pip install --index-url=x y", "man -P x ls", "less '+!x' f",
+    "go test -exec x", "go build -toolexec x", "cargo --config x build", "cargo build -Zx",
+    "pytest -p x", "pytest -c x", "pytest --rootdir=x", "ssh -o ProxyCommand=x y", "vim -c x",
+    "zip -T -TT x y z", "split --filter=x f", "docker run x", "env -S 'x y'", "xargs x",
+    # options and operands that write
+    "sort -o out f", "sort --output=out f", "sort --outp=out f", "uniq f out",
+    "git diff --output=x",
+    "git log --outp=x", "find . -fls out", "find . -fprintf out x", "find . -delete", "tee out",
+    "dd of=out", "curl -o out x", "curl -O x", "curl -D out x", "curl -c out x", "curl -T f x",
+    "curl --trace out x", "curl -w '%output{x}' y", "curl -d @f x", "curl -K f", "wget -O out x",
+    "wget -P out x", "sed -i p f", "sed -n 'w out' f", "awk '{print > \"out\"}' f", "xxd f out",
+    "file -C -m f", "date -s x", "date 01010000", "shuf -o out f", "ruff check --fix .",
+    "tar --index-file=x -tf f", "pytest --junitxml=x", "patch -p1", "truncate -s0 f", "install a b",
+    # programs and options that are not known
+    "cat x | mytool", "mytool --flag", "mytool x=y", "mytool 'a b'", "mytool @f", "mytool +x",
+    "mytool /dev/stdin", "sort --unknown f", "grepx -r x",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("command", BEYOND)
+def test_finding_d3_a_rule_for_a_program_does_not_cover_what_runs_or_writes_more(
+    command: str,
+) -> None:
+    names = {one.words[0].shown for one in parse_command(command).commands}
+    given = rules(allow="; ".join(f"bash({name} *)" for name in names if name))
+    assert decide(command, given) is Effect.ASK
+
+
+USUAL = (
+    "git status", "git log --oneline -5", "ls -la src", "pytest -q tests", "rg foo src",
+    "cat a b | head -3", "rg -n --hidden 'foo bar' src", "git diff HEAD~1 -- src/a.py",
+    "git add -A && git commit -m 'x y'", "find . -name '*.py' -type f", "ls src/*.py", "cat ./*.md",
+    "sort -- *", "python -m pytest -q tests/x.py", "python3 script.py --flag", "npm run build",
+    "npm run test -- -v", "npm install", "cargo test --all", "go test ./...", "make test",
+    "make -j4 all", "sed -n '1,20p;30,40p' f", "sed -e s/a/b/ -e '/x/d' f",
+    "awk -F, '{print $2}' f",
+    "sort -t, -k1,1 -n f", "uniq -c f", "tar czf x.tgz src", "tar -xzf x.tgz -C out",
+    "curl -sSL https://example.org", "test -f x", 'test "$x" = y', 'test -n "$x"',
+    "grep -rn foo src", "printf '%s\\n' \"$x\"", "mytool build src", "uv run pytest -q", "uv sync",
+    "git push origin main", "git checkout -b feature/x", "rm -rf build", "mkdir -p a/b",
+    "diff -u a b", "jq '.a[]' x.json", "echo $HOME", "wc -l ./*.py", "git stash", "git stash list",
+    "git show HEAD:src/a.py", "git branch -a", "git rev-parse --short HEAD", "ruff check src",
+    "git log --since=yesterday --format='%h %s' --stat", "pip install -r requirements.txt",
+    "node x.js", "date +%s", "find . -mtime -5 -not -path './.git/*'", "sort -k 2 < /dev/null",
+    'git diff -- "$f"', 'cat "src/$f"', "f=a; sort $f", "for f in a b; do sort $f; done",
+    "git log -n 3 -S foo", "tail -n +5 f", "head -c 20 f", "du -sh .", "bash build.sh x",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("command", USUAL)
+def test_finding_d3_usual_commands_are_allowed_by_a_rule_for_their_program(command: str) -> None:
+    names = {one.words[0].shown for one in parse_command(command).commands}
+    given = rules(allow="; ".join(f"bash({name} *)" for name in names))
+    assert decide(command, given) is Effect.ALLOW
+
+
+@pytest.mark.parametrize(
+    ("pattern", "command", "effect"),
+    [
+        ("sort -o *", "sort -o out f", Effect.ALLOW),
+        ("sort *", "sort -o out f", Effect.ASK),
+        ("sort -o *", "sort f -o out", Effect.ASK),
+        ("sort -o*", "sort -oout f", Effect.ASK),
+        ("find . -delete", "find . -delete", Effect.ALLOW),
+        ("find . *", "find . -delete", Effect.ASK),
+        ("mytool --release *", "mytool --release x", Effect.ALLOW),
+        ("mytool --release *", "mytool --release --other", Effect.ASK),
+        ("git -C sub *", "git -C sub status", Effect.ALLOW),
+        ("git frobnicate *", "git frobnicate x", Effect.ALLOW),
+        ("git frobnicate *", "git frobnicate --x", Effect.ASK),
+        ("python -m timeit *", "python -m timeit x", Effect.ALLOW),
+        ("python *", "python -m timeit x", Effect.ASK),
+        ("tee out.txt", "tee out.txt", Effect.ALLOW),
+        ("tar cIf *", "tar cIf x y z", Effect.ALLOW),
+        ("ls *", "ls *", Effect.ASK),
+        ("*", "mytool --flag", Effect.ALLOW),
+        ("*", "sort -o out f", Effect.ASK),
+    ],
+)
+def test_finding_d3_an_option_that_the_rule_names_is_allowed(
+    pattern: str, command: str, effect: Effect
+) -> None:
+    assert decide(command, rules(allow=f"bash({pattern})")) is effect
+
+
+HIDING = (
+    r"r\m x", '"rm" x', "/bin/rm x", r"\rm x", "command rm x", "env rm x", "busybox rm x",
+    "$(echo rm) x", "x=rm; $x y", "x=$(echo rm); $x y", "x=r; x+=m; $x y", "x=rmm; ${x%m} y",
+    "eval 'rm x'", "bash -c 'rm x'", "ls | xargs rm", r"find . -exec rm {} \;",
+    "echo cm0= | base64 -d | sh",
+    "sh <<E\nrm x\nE", ". ./file", "source file", "exec -a ls rm x", "nice rm x", "timeout 5 rm x",
+    "nohup rm x", "stdbuf -o0 rm x", "setsid rm x", "time rm x", "watch rm x", "parallel rm ::: x",
+    r"$'\x72m' x", "{rm,-rf,x}", "r{m,} x", "{q..r}m x", "/bin/r? x", "/bin/[r]m x",
+    "hash -p /bin/rm ls; ls x", "ln -s /bin/rm y; ./y x", "cp /bin/rm y; ./y x", "alias y=rm; y x",
+    "f() { rm x; }; f", "python3 -c 'import os; os.system(\"r\" + \"m x\")'", "perl -e 'system(x)'",
+    "awk 'BEGIN{c=\"r\"; system(c \"m x\")}'", "git -c alias.y='!rm x' y", "test -v 'a[$(rm x)]'",
+    "[[ -v 'a[$(rm x)]' ]]", "printf -v 'a[$(rm x)]' y", "GIT_PAGER='rm x' git -p log",
+    "sort --compress-program=rm f", "tar cf x y --checkpoint-action=exec=rm",
+    "unknown-wrapper rm x",
+    "ssh host rm x", "chrt 1 rm x", "sed '1e rm x' f", "read x <<< rm; $x y", "IFS=_; x=rm_y; $x",
+    "echo 'rm x' > s; sh s", "echo 'rm x' > s; chmod +x s; ./s", "BASH_ENV=s bash -c true",
+    "set -- rm x; \"$@\"", "x=(rm y); ${x[@]}", "sh -c '$0 x' rm", "cat s | sh", "$SHELL -c 'rm x'",
+    "${x:-rm} y", "declare -n y=x; x=rm; $y z", "trap 'rm x' EXIT", "xargs -I{} {} x",
+    "env -S 'rm x'",
+    "BASH_CMDS[y]=/bin/rm; y x", "mapfile -t x <<< rm; ${x[0]} y", "zip -T -TT rm x y",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("command", HIDING)
+def test_finding_d3_a_denied_command_in_another_spelling_does_not_pass_under_approval_all(
+    command: str,
+) -> None:
+    assert decide(command, rules(deny="bash(rm *)"), Approval.ALL) is not Effect.ALLOW
+    assert decide(command, [], Approval.ALL) is Effect.ALLOW
+
+
+PLAIN = (
+    "ls -la", "python3 x.py", "make test", "npm run build", "git commit -m 'do not rm it'",
+    "echo 'rm -rf /'", "cat $f", "mytool --flag x", "find . -name '*.py' | xargs grep foo",
+    "awk '{print $1}' f", "sed -i s/a/b/ f", "x=a; cp $x b", "bash -c 'ls -la'",
+    "for f in *; do cat $f; done",
+    "cd /tmp && ./run.sh --all", "docker run -it image ls",
+    "curl -o out https://example.org | tee x",
+    "if [ -f x ]; then cat x; fi", "env A=1 pytest", "tar xzf a.tgz", "echo $((1 + 2))", "ls {a,b}",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("command", PLAIN)
+def test_finding_d3_what_cannot_be_a_denied_command_passes_under_approval_all(command: str) -> None:
+    assert decide(command, rules(deny="bash(rm *)"), Approval.ALL) is Effect.ALLOW
+
+
+@pytest.mark.parametrize(
+    ("denied", "command"),
+    [
+        ("rm -rf *", "rm --recursive --force x"),
+        ("rm -rf *", "rm -R -f x"),
+        ("rm -rf *", "rm x $opts"),
+        ("git push --force *", "git push -f"),
+        ("git push *", "git $x"),
+        ("git clean *", "ln -s /usr/bin/git g; ./g clean"),
+        ("git clean *", "g() { git \"$@\"; }; g clean"),
+        ("git clean *", "alias g=git; g clean"),
+    ],
+)  # fmt: skip
+def test_finding_d3_what_may_be_meant_by_a_rule_that_denies_is_asked_about(
+    denied: str, command: str
+) -> None:
+    assert decide(command, rules(deny=f"bash({denied})"), Approval.ALL) is Effect.ASK
+
+
+@pytest.mark.parametrize("command", ["echo x > $f", "cat < $f", "echo x > $(cat f)"])
+def test_finding_d3_a_file_that_only_the_shell_knows_may_be_a_denied_one(command: str) -> None:
+    given = rules(deny="write(secrets/**); read(secrets/**)")
+    assert decide(command, given, Approval.ALL) is Effect.ASK
+    assert decide("echo x", given, Approval.ALL) is Effect.ALLOW
+
+
+# -- E1 ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "program", ["$x", '"$SHELL"', "$(cat f)", "unknown-shell", "sh", "python3"]
+)
+def test_finding_e1_what_is_piped_into_an_unknown_program_keeps_its_suspect(program: str) -> None:
+    command = f"printf 'rm -rf x' | {program}"
+    script = parse_command(command)
+    texts = [one.shown for one in (*script.suspects, *script.possible)]
+    assert "rm -rf x" in texts
+    assert decide(command, rules(deny="bash(rm *)"), Approval.ALL) is not Effect.ALLOW
+    if program in {"$x", '"$SHELL"', "sh"}:
+        assert decide(command, rules(deny="bash(rm *)"), Approval.ALL) is Effect.DENY
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["export A=1", "declare -x A=1", "unset A", "typeset A=1", "readonly A=1", "local A=1",
+    "unset -f f"],
+)  # fmt: skip
+def test_finding_e1_builtins_that_declare_count_as_commands(command: str) -> None:
+    name = command.split()[0]
+    assert [one.words[0].text for one in parse_command(f"ls; {command}").commands] == ["ls", name]
+    given = rules(deny=f"bash({name} *)")
+    assert decide(f"ls; {command}", given, Approval.ALL) is Effect.DENY
+    assert decide(f"ls; {command}", rules(deny="bash(rm *)"), Approval.ALL) is Effect.ALLOW
+    assert decide(command, rules(allow="bash(ls *)")) is Effect.ASK
+
+
+# -- laws -------------------------------------------------------------------------------------
+
+
+@pytest.mark.process
+def test_finding_d3_what_runs_of_an_allowed_command_is_within_its_rule(tmp_path: Path) -> None:
+    allowed, overruns = find_overruns(Playground(tmp_path), seed=13, count=300)
+    assert allowed > 50
+    assert overruns == []
+
+
+@pytest.mark.process
+def test_finding_d3_no_spelling_that_runs_a_denied_program_passes(tmp_path: Path) -> None:
+    ran, passed = find_hidden(Playground(tmp_path), seed=13, count=150)
+    assert ran > 40
+    assert passed == []
+
+
+# -- through the gate -------------------------------------------------------------------------
+
+
+@pytest.mark.anyio
+async def test_finding_d3_a_hidden_command_is_asked_about_under_all_and_refused_without_a_person(
+    tmp_path: Path,
+) -> None:
+    given = rules(deny="bash(rm *)")
+    person = Person()
+    asked = Gate(given, asker=person, approval=Approval.ALL)
+    assert not (await verdict(asked, "bash", tmp_path, command="$x a")).allowed
+    (question,) = person.questions
+    assert question.reasons[0] == "rule deny bash(rm *) (the user) could apply"
+    assert question.scopes == (Scope.ONCE,)
+    alone = Gate(given, approval=Approval.ALL)
+    refused = await verdict(alone, "bash", tmp_path, command=". ./setup.sh")
+    assert not refused.allowed
+    assert "Write the command plainly" in refused.reason
+    assert "could apply: . runs commands that do not stand here" in refused.reason
+    assert (await verdict(alone, "bash", tmp_path, command="ls; ./run.sh")).allowed
+
+
+@pytest.mark.anyio
+async def test_finding_d3_the_reason_says_why_a_rule_does_not_cover_a_command(
+    tmp_path: Path,
+) -> None:
+    found = await verdict(Gate(rules(allow="bash(sort *)")), "bash", tmp_path, command="sort *")
+    assert "rule bash(sort *) does not cover it" in found.reason
+    assert "write ./*, or -- before it" in found.reason
+
+
+@pytest.mark.anyio
+async def test_finding_d3_always_for_an_unknown_option_is_a_rule_that_names_it(
+    tmp_path: Path,
+) -> None:
+    person = Person([Scope.SESSION])
+    gate = Gate(asker=person)
+    assert (await verdict(gate, "bash", tmp_path, command="mytool --fast x")).allowed
+    assert person.questions[0].saves == ("bash(mytool --fast x)",)
+    assert (await verdict(gate, "bash", tmp_path, command="mytool --fast x")).allowed
+    assert len(person.questions) == 1
