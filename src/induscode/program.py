@@ -39,6 +39,7 @@ _COMMANDS = {
     "serve": ("serve the deck and all servers as one MCP server", "induscode.commands.serve"),
     "mcp": ("configure, trust and examine MCP servers", "induscode.commands.mcp"),
     "ledger": ("what was enrolled when, and what a model saw", "induscode.commands.ledger"),
+    "settings": ("show, find and check the settings", "induscode.commands.settings"),
     "completion": ("print the completion script of a shell", "induscode.commands.completion"),
 }
 
@@ -51,7 +52,7 @@ def run(arguments: Sequence[str]) -> int:
         return complete(_indus)
     try:
         # Not by click's own `main`, which turns a broken pipe into a plain failure.
-        with _indus.make_context("indus", list(arguments)) as context:
+        with _indus.make_context("indus", list(arguments), obj=complain) as context:
             return _code(_indus.invoke(context))
     except click.exceptions.Exit as exc:  # how click ends after the help
         return exc.exit_code
@@ -131,15 +132,15 @@ def _indus(context: click.Context, **_: object) -> int:
     """Every tool a model may call, in one deck."""
     if context.invoked_subcommand is not None:
         return 0
+    unused = [name for name in given_flags(context) if name != "--cwd"]
+    if unused and context.params["print"] is None:
+        said = f"{unused[0]} needs a prompt ({_PROMPT}) or a command that takes it"
+        raise click.UsageError(said, context)
     invocation = invocation_from(context)
     if invocation.prompt is not None:
         from induscode.session.headless import run_headless  # noqa: PLC0415 — brings the model loop
 
         return run_headless(invocation)
-    unused = [name for name in given_flags(context) if name != "--cwd"]
-    if unused:
-        said = f"{unused[0]} needs a prompt ({_PROMPT}) or a command that takes it"
-        raise click.UsageError(said, context)
     if not is_interactive():
         raise click.UsageError(
             f"There is no terminal: give a prompt ({_PROMPT}) or a command", context

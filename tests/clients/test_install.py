@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from indusagi.core.config_file import read_config_file
 from induscode import program
 from induscode.clients.entry import CLIENTS, Address, Entry, is_own_row
 from induscode.clients.install import (
@@ -18,7 +19,6 @@ from induscode.clients.install import (
     plan_install,
     plan_uninstall,
 )
-from induscode.deck.mcp.config_file import read_config_file
 
 _NAMES = [name for name in CLIENTS if name != "claude"]
 _ENTRY = Entry(name="indus", command=("/opt/indus", "serve", "--profile", "none"))

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from indusagi.core.config_file import parse_json
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from induscode.clients.jsonc import (
     BadJsonc,
@@ -17,7 +18,6 @@ from induscode.clients.jsonc import (
     remove_member,
     set_member,
 )
-from induscode.deck.mcp.config_file import parse_json
 
 _ROW: JsonObject = {"command": "indus", "args": ["serve"]}
 

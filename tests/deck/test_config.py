@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.strategies import json_values
 
+from indusagi.core.config_file import parse_json, read_config_file
 from indusagi.interop import SseServerConfig, StdioServerConfig, StreamableHttpServerConfig
 from induscode.deck.mcp.config import (
     discover_mcp_config,
@@ -18,7 +19,6 @@ from induscode.deck.mcp.config import (
     read_rows,
     resolve_rows,
 )
-from induscode.deck.mcp.config_file import parse_json, read_config_file
 from induscode.deck.mcp.dialects import DIALECTS, dialect_of
 from induscode.deck.mcp.expansion import Surroundings, Unresolved, expand
 from induscode.deck.mcp.rows import BadRow, Origin, server_row

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from induscode.launch.flags import FlagGroup, FlagKind, flag_specs, split_list
 from induscode.launch.invocation import Invocation, invocation_of
+from induscode.launch.settings import Settings
 
 
 def test_the_table_has_every_flag_once() -> None:
@@ -63,7 +66,11 @@ def test_what_is_given_is_there() -> None:
         "approval": "all",
         "sandbox": "off",
     }
-    assert invocation_of(values, "/w") == Invocation(
+    found = invocation_of(values, "/w")
+    assert set(found.settings.given) == {
+        *("sandbox", "model.name", "model.base_url", "model.max_requests")
+    }
+    assert replace(found, settings=Settings()) == Invocation(
         cwd="/w",
         prompt="hi",
         output_format="json",
@@ -100,6 +107,7 @@ _GIVEN: dict[str, object] = {
     "allow": ("ls",),
     "approval": "all",
     "sandbox": "off",
+    "web_allow": ("a:1",),
 }
 _EXCLUDED = [(spec.key, other) for spec in flag_specs() for other in spec.excludes]
 

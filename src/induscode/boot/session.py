@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
+from indusagi.capabilities.egress import WebSettings
 from induscode.boot.runners import (
     McpCapabilities,
     attach_servers,
@@ -16,6 +17,14 @@ from induscode.boot.runners import (
 )
 from induscode.deck.contract import DeckContext, DeckFramework, Profile
 from induscode.deck.provision import ToolDeck, base_context, provision_deck
+from induscode.launch.settings import (
+    SEARCH_SEARXNG_URL,
+    WEB_ALLOW_PRIVATE,
+    WEB_MAX_BYTES,
+    WEB_PORTS,
+    WEB_TIMEOUT_S,
+    Settings,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
@@ -83,7 +92,10 @@ async def open_session(
     from induscode.deck.mcp.store import open_store  # noqa: PLC0415 — for those who open one
 
     async with AsyncExitStack() as stack:
-        context = DeckContext(invocation.cwd, framework or DeckFramework(), invocation.sandbox)
+        handles = framework or DeckFramework()
+        if handles.web is None:
+            handles = replace(handles, web=web_settings(invocation.settings))
+        context = DeckContext(invocation.cwd, handles, invocation.sandbox)
         native = None
         if invocation.tools:  # a name that is none is told before anything is started
             native = _native(invocation, profile, context)
@@ -103,6 +115,18 @@ async def open_session(
             native = await to_thread.run_sync(_native, invocation, profile, context)
             stack.push_async_callback(native.context.aclose)
         yield Session(invocation, native, mcp, store, wrap)
+
+
+def web_settings(settings: Settings) -> WebSettings:
+    """Give the settings of the web tools."""
+    return WebSettings(
+        allow_private=settings.get(WEB_ALLOW_PRIVATE),
+        ports=settings.get(WEB_PORTS),
+        hard_bytes=settings.get(WEB_MAX_BYTES),
+        default_bytes=min(WebSettings().default_bytes, settings.get(WEB_MAX_BYTES)),
+        total_s=settings.get(WEB_TIMEOUT_S),
+        searxng_url=settings.get(SEARCH_SEARXNG_URL),
+    )
 
 
 def _native(invocation: Invocation, profile: Profile | None, context: DeckContext) -> ToolDeck:

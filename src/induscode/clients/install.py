@@ -17,6 +17,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import cast
 
+from indusagi.core.config_file import parse_json
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.places import make_dirs, read_small_file
@@ -30,7 +31,6 @@ from induscode.clients.jsonc import (
 )
 from induscode.clients.places import config_places
 from induscode.clients.toml import remove_table, set_table
-from induscode.deck.mcp.config_file import parse_json
 
 _LARGEST_BYTES = 16 * 1024 * 1024
 _BOM = "\ufeff"

@@ -45,7 +45,7 @@ _MISUSES = frozenset({"invalid_arguments", "unknown_tool"})
 _PROGRESS_GAP_S = 0.2
 
 
-@flags("--tools", "--mcp", "--no-mcp", "--cwd")
+@flags("--tools", "--mcp", "--no-mcp", "--web-allow", "--cwd")
 @click.command("call")
 @click.argument("tool")
 @click.argument("arguments", nargs=-1, metavar="[KEY=VALUE]…")

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from shlex import quote
 from typing import TYPE_CHECKING
 
+from indusagi.core.config_file import read_config_file
 from indusagi.core.json import is_json_object
 from indusagi.core.notes import Note
 from induscode.clients.places import config_places
-from induscode.deck.mcp.config_file import read_config_file
 from induscode.deck.mcp.dialects import dialect_for, dialect_of
 from induscode.deck.mcp.rows import BadRow, Origin, is_switched_off, project_of, server_row
 

@@ -60,7 +60,9 @@ class ServeOptions:
     schemas: Schemas = "raw"
 
 
-@flags("--tools", "--mcp", "--no-mcp", "--allow", "--approval", "--sandbox", "--cwd")
+@flags(
+    *("--tools", "--mcp", "--no-mcp", "--allow", "--approval", "--sandbox", "--web-allow", "--cwd")
+)
 @click.command("serve")
 @click.option("--stdio", is_flag=True, help="Serve whoever starts this process (the default).")
 @click.option(
@@ -260,7 +262,16 @@ def _check_entry_flags(context: click.Context) -> None:
                 raise click.UsageError(said, context)
 
 
-_BESIDE_RELAY = ("schemas", "profile", "tools", "no_mcp", "allow", "approval", "sandbox")
+_BESIDE_RELAY = (
+    "schemas",
+    "profile",
+    "tools",
+    "no_mcp",
+    "allow",
+    "approval",
+    "sandbox",
+    "web_allow",
+)
 """Keys of flags without an effect on one server that is passed through unchanged."""
 
 
@@ -278,9 +289,10 @@ def _refuse_unused(context: click.Context, *, profile: str, entry_is_made: bool)
             flag = f"--{key.replace('_', '-')}"
             raise click.UsageError(f"--transparent and {flag} exclude each other", context)
     if profile == "none":
-        for key in ("tools", "sandbox"):
+        for key in ("tools", "sandbox", "web_allow"):
             if given_anywhere(context, key):
-                said = f"--{key} means nothing without native tools: --profile none has none"
+                flag = f"--{key.replace('_', '-')}"
+                said = f"{flag} means nothing without native tools: --profile none has none"
                 raise click.UsageError(said, context)
 
 

@@ -141,6 +141,9 @@ def _words(context: click.Context) -> list[str]:
         words += ["--tools", tool]
     for rule in invocation.allow:
         words += ["--allow", rule]
+    if given_anywhere(context, "web_allow"):
+        for host in context.params["web_allow"] or context.find_root().params["web_allow"]:
+            words += ["--web-allow", host]
     words += ["--no-mcp"] * invocation.no_mcp
     for key in ("approval", "sandbox"):
         if given_anywhere(context, key):

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 import anyio
 from anyio import to_thread
 
+from indusagi.core.config_file import read_config_file
 from indusagi.core.json import is_json_object
 from indusagi.core.notes import Note
 from induscode.deck.mcp.config import conventional_places, shape_trouble
-from induscode.deck.mcp.config_file import read_config_file
 from induscode.deck.mcp.trust import TrustStore
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from indusagi.core.config_file import ConfigFile
     from induscode.boot.runners import ServerPlan
     from induscode.commands.serve_signals import Told
-    from induscode.deck.mcp.config_file import ConfigFile
     from induscode.deck.mcp.rows import ServerRow
     from induscode.launch.invocation import Invocation
 

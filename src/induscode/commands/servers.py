@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from indusagi.core.config_file import read_config_file
 from indusagi.core.json import is_json_object
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
 from induscode.commands.groups import unknown
 from induscode.deck.mcp.config import conventional_places, read_rows
-from induscode.deck.mcp.config_file import read_config_file
 from induscode.deck.mcp.config_writer import own_file, read_own
 from induscode.deck.mcp.dialects import dialect_of
 from induscode.deck.mcp.rows import is_switched_off

@@ -133,7 +133,7 @@ def flag_specs() -> tuple[FlagSpec, ...]:
             switch,
             tools,
             "Use no tools at all, and attach no servers.",
-            excludes=("--tools", "--mcp", "--allow", "--approval", "--sandbox"),
+            excludes=("--tools", "--mcp", "--allow", "--approval", "--sandbox", "--web-allow"),
         ),
         FlagSpec(
             "--mcp",
@@ -170,6 +170,14 @@ def flag_specs() -> tuple[FlagSpec, ...]:
             "Whether commands run in a sandbox.",
             choices=SANDBOXES,
             default="auto",
+        ),
+        FlagSpec(
+            "--web-allow",
+            (),
+            many,
+            permission,
+            "Let webfetch reach this server of yours though its address is private.",
+            metavar="HOST[:PORT]",
         ),
         FlagSpec(
             "--cwd", ("-C",), value, general, "Work there instead of here.", metavar="DIRECTORY"

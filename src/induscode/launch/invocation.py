@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias, cast
 
 from induscode.launch.flags import FlagKind, flag_specs, split_list
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from induscode.launch.settings import SETTINGS, WEB_ALLOW_PRIVATE, Settings, read_hosts
 
 OutputFormat: TypeAlias = Literal["text", "json", "stream-json"]
 Approval: TypeAlias = Literal["ask", "auto-edit", "all"]
@@ -36,10 +35,20 @@ class Invocation:
     allow: tuple[str, ...] = ()
     approval: Approval = "ask"
     sandbox: SandboxMode = "auto"
+    settings: Settings = field(default_factory=Settings)
+    """What the files of the user and the project say; flags that set the same are in it."""
 
 
-def invocation_of(values: Mapping[str, object], cwd: str) -> Invocation:
+def invocation_of(
+    values: Mapping[str, object],
+    cwd: str,
+    settings: Settings | None = None,
+    given: Collection[str] | None = None,
+) -> Invocation:
     """Make the value from what a parser read for the flags of the table.
+
+    Keys in `given` stood on the command line; without it, those that differ from their default.
+    What was not given is taken from the settings.
 
     Raises:
         ValueError: A number is none, or two flags contradict each other.
@@ -51,7 +60,14 @@ def invocation_of(values: Mapping[str, object], cwd: str) -> Invocation:
             read[spec.key] = split_list(words) or None
             if words and read[spec.key] is None:
                 raise ValueError(f"{spec.name} names nothing")
-    _refuse_contradictions(read)
+    if given is None:
+        given = {
+            spec.key
+            for spec in flag_specs()
+            if read[spec.key] not in (None, False, (), spec.default)
+        }
+    _refuse_contradictions(given)
+    settings = _merge(read, given, settings or Settings())
     return Invocation(
         cwd=cwd,
         prompt=cast("str | None", read["print"]),
@@ -68,21 +84,42 @@ def invocation_of(values: Mapping[str, object], cwd: str) -> Invocation:
         allow=cast("tuple[str, ...]", read["allow"] or ()),
         approval=cast("Approval", read["approval"] or "ask"),
         sandbox=cast("SandboxMode", read["sandbox"] or "auto"),
+        settings=settings,
     )
 
 
-def _refuse_contradictions(read: Mapping[str, object]) -> None:
+def _merge(read: dict[str, object], given: Collection[str], settings: Settings) -> Settings:
+    """Take from the settings what was not given, and put what was given into them."""
+    keys = {spec.name: spec.key for spec in flag_specs()}
+    for setting in SETTINGS.values():
+        key = keys.get(setting.flag or "")
+        if setting is WEB_ALLOW_PRIVATE or key is None:
+            continue
+        if key in given:
+            settings = settings.with_flag(setting, read[key])
+        elif settings.origin(setting) != "default":
+            read[key] = settings.get(setting)
+    hosts = cast("tuple[str, ...]", read["web_allow"] or ())
+    if hosts:
+        try:
+            allowed = read_hosts(list(hosts))
+        except ValueError as exc:
+            raise ValueError(f"--web-allow {exc}") from exc
+        present = settings.get(WEB_ALLOW_PRIVATE)
+        settings = settings.with_flag(WEB_ALLOW_PRIVATE, (*present, *allowed))
+    return settings
+
+
+def _refuse_contradictions(given: Collection[str]) -> None:
     """Refuse two flags of which one would be ignored.
 
     Raises:
         ValueError: There are two such flags.
     """
-    given = {
-        spec.name for spec in flag_specs() if read[spec.key] not in (None, False, (), spec.default)
-    }
+    names = {spec.name for spec in flag_specs() if spec.key in given}
     for spec in flag_specs():
         for other in spec.excludes:
-            if spec.name in given and other in given:
+            if spec.name in names and other in names:
                 raise ValueError(f"{other} and {spec.name} exclude each other")
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from induscode.launch.flags import FlagGroup, FlagKind, flag_specs
 from induscode.launch.invocation import Invocation, invocation_of
+from induscode.launch.settings import load_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from indusagi.core.notes import Note
     from induscode.launch.flags import FlagSpec
 
 
@@ -96,18 +98,46 @@ def invocation_from(context: click.Context) -> Invocation:
     """Put together what was given before and after the name of a command.
 
     Raises:
-        click.UsageError: Two flags contradict each other, or a number is none.
+        click.UsageError: Two flags contradict each other, a number is none, or the settings of the
+            user cannot be used.
     """
-    root = context.find_root()
-    values: dict[str, object] = dict(root.params)
-    level: click.Context | None = context
-    while level is not None and level is not root:
-        for key, value in level.params.items():
-            source = level.get_parameter_source(key)
-            if source is click.core.ParameterSource.COMMANDLINE:
-                values[key] = value
-        level = level.parent
+    values, given = _collect_values(context)
+    cwd = str(values["cwd"])
     try:
-        return invocation_of(values, str(values["cwd"]))
+        settings = load_settings(cwd, os.environ)
+        _report_notes(context, settings.notes)
+        return invocation_of(values, cwd, settings, given)
     except ValueError as exc:
         raise click.UsageError(str(exc), context) from exc
+
+
+def cwd_from(context: click.Context) -> str:
+    """Give the directory to work in, for a command that needs nothing else of an invocation."""
+    return str(_collect_values(context)[0]["cwd"])
+
+
+def _collect_values(context: click.Context) -> tuple[dict[str, object], set[str]]:
+    """Collect the values of all levels, and which of them stood on the command line."""
+    root = context.find_root()
+    values: dict[str, object] = dict(root.params)
+    given: set[str] = set()
+    level: click.Context | None = context
+    while level is not None:
+        for key, value in level.params.items():
+            source = level.get_parameter_source(key)
+            if source is click.core.ParameterSource.COMMANDLINE and key not in given:
+                values[key] = value
+                given.add(key)
+        level = level.parent
+    return values, given
+
+
+def _report_notes(context: click.Context, notes: Sequence[Note]) -> None:
+    """Report notes on the settings, each once in a run; the root's object is who is told."""
+    root = context.find_root()
+    said = cast("set[str]", root.meta.setdefault("induscode.settings.notes", set()))
+    report = cast("Callable[[str], None] | None", root.obj)
+    for text in map(str, notes):
+        if text not in said and report is not None:
+            said.add(text)
+            report(text)

@@ -179,8 +179,9 @@ class WebClient:
             allowed = ", ".join(map(str, self._settings.ports))
             message = (
                 f"{target.authority}: port {target.port} is not fetched from, only {allowed}; "
-                "the web settings' `ports` can name others"
             )
+            own = _is_own_name(target) or (target.address and kind_of(target.host) in AT_HOME)
+            message += _allow_hint(target) if own else "the setting `web.ports` can name others"
             raise WebTrouble(message, code="denied", reason="port", host=target.host)
         if self._proxy is not None and not self._is_at_home(target):
             self._refuse_by_name(target)
@@ -197,9 +198,9 @@ class WebClient:
         if target.address is not None:
             self._refuse_unless_open(target, [target.host])
             return
-        own = "." not in target.host or is_within(target.host, _OWN_NAMES)
-        if own and not self._is_at_home(target):
-            message = f"{target.host}: a name of one's own network, which is not on the open web"
+        if _is_own_name(target) and not self._is_at_home(target):
+            message = f"{target.host}: a name of one's own network, which is not on the open web; "
+            message += _allow_hint(target)
             raise WebTrouble(message, code="denied", reason="name", host=target.host)
 
     async def _looked_up(self, target: Target) -> Sequence[str]:
@@ -225,14 +226,26 @@ class WebClient:
             named = "" if target.address else f" is at {address}"
             message = f"{target.host}{named}: a {kind} address, which is not on the open web"
             if kind in AT_HOME:
-                own = f"{target.authority.removesuffix(f':{target.port}')}:{target.port}"
-                message += f"; if it is a server of yours, add '{own}' to the web settings' "
-                message += "`allow_private`"
+                message += f"; {_allow_hint(target)}"
             facts = {"host": target.host, "address": address, "kind": kind}
             raise WebTrouble(message, code="denied", reason="address", **facts)
 
     def _is_at_home(self, target: Target) -> bool:
         return (target.host, target.port) in self._at_home or (target.host, None) in self._at_home
+
+
+def _is_own_name(target: Target) -> bool:
+    """Tell whether a name can only be one of somebody's own network."""
+    if target.address is not None:
+        return False
+    return "." not in target.host or is_within(target.host, _OWN_NAMES)
+
+
+def _allow_hint(target: Target) -> str:
+    """Say how the user can allow a server of their own network."""
+    own = f"{target.authority.removesuffix(f':{target.port}')}:{target.port}"
+    flag = f"the user can allow it with --web-allow '{own}'"
+    return f"if it is a server of the user's, {flag} or in the setting `web.allow_private`"
 
 
 class _Exchange(Protocol):

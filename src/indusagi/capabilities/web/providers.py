@@ -81,7 +81,11 @@ class SearxngProvider:
             message = f"it redirects to {found.url}: configure that address"
             raise SearchTrouble(message, code="failed")
         if found.status != 200:
-            hint = "; its settings must list json in search.formats" if found.status == 403 else ""
+            hint = (
+                "; its settings.yml must list json under search: formats"
+                if found.status == 403
+                else ""
+            )
             raise SearchTrouble(f"it answered {found.status}{hint}", code="http_status")
         return await to_thread.run_sync(_searxng_hits, found.body)
 

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 _USUAL: Final = 5
 _NOBODY = (
-    "No web search is configured. Set the web settings' `searxng_url` or the variable "
-    f"{SEARXNG_VARIABLE} to a SearXNG instance with JSON answers, install the package `ddgs`, or "
-    "hand a provider to `Framework.search`."
+    "No web search is configured. Its user can put a SearXNG instance with JSON answers into the "
+    f"setting `search.searxng_url` or the variable {SEARXNG_VARIABLE}, or install the package "
+    "`ddgs`; a program can hand a provider to `Framework.search`."
 )
 
 

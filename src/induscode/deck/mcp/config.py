@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from indusagi.core.config_file import read_config_file
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.notes import Note
 from indusagi.interop.protocol_bridge.contract import ServerConfig
-from induscode.deck.mcp.config_file import read_config_file
 from induscode.deck.mcp.dialects import Dialect, dialect_of
 from induscode.deck.mcp.expansion import Unresolved
 from induscode.deck.mcp.rows import BadRow, Origin, Scope, ServerRow, is_switched_off, server_row

@@ -14,13 +14,13 @@ import stat
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from indusagi.core.config_file import LARGEST_BYTES, parse_json
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import is_json_object
 from indusagi.core.places import make_dirs, read_small_file
 from indusagi.core.turns import turn_at
 from induscode.deck.contract import BridgeFault
 from induscode.deck.mcp.config import conventional_places
-from induscode.deck.mcp.config_file import LARGEST_BYTES, parse_json
 from induscode.deck.mcp.dialects import dialect_of
 
 if TYPE_CHECKING:

@@ -1,0 +1,119 @@
+"""`indus settings`: what is set, by whom, where it is kept, and whether it is right."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, cast
+
+import click
+
+from indusagi.capabilities.web.providers import SEARXNG_VARIABLE
+from induscode.commands.groups import CommandGroup, Lazy
+from induscode.commands.showing import as_json, mention, table, write_json
+from induscode.launch.options import cwd_from, flags
+from induscode.launch.settings import (
+    SEARCH_SEARXNG_URL,
+    SETTINGS,
+    BadSetting,
+    load_settings,
+    project_settings_path,
+    settings_schema,
+    user_settings_path,
+)
+from induscode.terminal import complain, tell
+
+if TYPE_CHECKING:
+    from indusagi.core.json import JsonObject, JsonValue
+    from induscode.launch.settings import Settings
+
+_HERE = "induscode.commands.settings"
+_WRONG = 1
+
+
+@click.command(
+    cls=CommandGroup,
+    commands={
+        "show": Lazy("show every setting, its value, and whose word that is", _HERE, "show"),
+        "path": Lazy("print the path of the user's file", _HERE, "path"),
+        "check": Lazy("check the files of the user and the project", _HERE, "check"),
+        "schema": Lazy("print the JSON schema of the files, for an editor", _HERE, "schema"),
+    },
+    default="show",
+)
+def command() -> None:
+    """Show, find and check the settings."""
+
+
+@flags("--cwd")
+@click.command("show")
+@as_json
+@click.pass_context
+def show(context: click.Context, *, as_json: bool, **_: object) -> int:
+    """Show every setting, its value, and whose word that is."""
+    try:
+        settings = load_settings(cwd_from(context), os.environ)
+    except BadSetting as exc:
+        raise click.UsageError(str(exc), context) from exc
+    mention(settings.notes)
+    rows = [_row(settings, key) for key in SETTINGS]
+    if as_json:
+        write_json({"settings": [*rows], "notes": [str(note) for note in settings.notes]})
+        return 0
+    cells = [[row["key"], _shown(row["value"]), row["origin"]] for row in rows]
+    table(("SETTING", "VALUE", "ORIGIN"), cells)
+    return 0
+
+
+def _row(settings: Settings, key: str) -> JsonObject:
+    setting = SETTINGS[key]
+    value, origin = settings.get(setting), settings.origin(setting)
+    if setting is SEARCH_SEARXNG_URL and value is None and os.environ.get(SEARXNG_VARIABLE):
+        value, origin = os.environ[SEARXNG_VARIABLE], f"variable {SEARXNG_VARIABLE}"
+    if isinstance(value, tuple):
+        value = list(cast("tuple[JsonValue, ...]", value))
+    return {
+        "key": key,
+        "value": cast("JsonValue", value),
+        "origin": origin,
+        "flag": setting.flag,
+        "describe": setting.describe,
+    }
+
+
+def _shown(value: JsonValue) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "-"
+    return "-" if value is None else str(value)
+
+
+@flags("--cwd")
+@click.command("path")
+@click.option("--project", is_flag=True, help="The file of the project instead.")
+@click.pass_context
+def path(context: click.Context, *, project: bool, **_: object) -> int:
+    """Print the path of the user's file, whether it is there or not."""
+    tell(project_settings_path(cwd_from(context)) if project else user_settings_path(os.environ))
+    return 0
+
+
+@flags("--cwd")
+@click.command("check")
+@click.pass_context
+def check(context: click.Context, **_: object) -> int:
+    """Check the files of the user and the project; the exit code is 1 if something is wrong."""
+    try:
+        settings = load_settings(cwd_from(context), os.environ)
+    except BadSetting as exc:
+        complain(str(exc))
+        return _WRONG
+    mention(settings.notes)
+    if not settings.notes:
+        tell("The settings are right.")
+    return _WRONG if settings.notes else 0
+
+
+@click.command("schema")
+def schema() -> int:
+    """Print the JSON schema of the files; name it in one as "$schema"."""
+    write_json(settings_schema())
+    return 0

@@ -1,0 +1,260 @@
+"""The settings of a user and a project, and the messages that advise one."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jsonschema
+import pytest
+
+from induscode import program
+from induscode.boot.session import web_settings
+from induscode.launch.flags import flag_specs
+from induscode.launch.invocation import invocation_of
+from induscode.launch.settings import (
+    MODEL_MAX_REQUESTS,
+    MODEL_NAME,
+    SANDBOX,
+    SETTINGS,
+    WEB_ALLOW_PRIVATE,
+    WEB_MAX_BYTES,
+    WEB_PORTS,
+    WEB_TIMEOUT_S,
+    BadSetting,
+    Settings,
+    load_settings,
+    project_settings_path,
+    settings_schema,
+    user_settings_path,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_SOURCE = Path(__file__).parents[2] / "src"
+
+
+def _write(path: str, content: object) -> str:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    text = content if isinstance(content, str) else json.dumps(content)
+    Path(path).write_text(text, encoding="utf-8")
+    return path
+
+
+def _user(content: object) -> str:
+    return _write(user_settings_path(os.environ), content)
+
+
+def _project(cwd: Path, content: object) -> str:
+    return _write(project_settings_path(str(cwd)), content)
+
+
+_EXAMPLES: dict[str, tuple[Any, Any, list[Any]]] = {
+    "web.allow_private": (
+        ["a:1", "[::1]"],
+        ("a:1", "[::1]"),
+        [3, ["a b"], [1], ["http://a/"], [""]],
+    ),
+    "web.ports": ([80, 81], (80, 81), [80, [0], ["80"], [70000], [True]]),
+    "web.max_bytes": (4096, 4096, ["1", 1, True, 10**12, 1.5]),
+    "web.timeout_s": (5, 5, [0, 601, None]),
+    "search.searxng_url": ("http://s:8080", "http://s:8080", ["s", 3, "ftp://s"]),
+    "sandbox": ("required", "required", ["requird", True, None]),
+    "model.name": ("openai:x", "openai:x", ["", 3]),
+    "model.base_url": ("https://h", "https://h", ["h", ""]),
+    "model.max_requests": (7, 7, [0, "7", -1]),
+}
+
+
+def test_every_setting_has_an_example_here() -> None:
+    assert list(_EXAMPLES) == list(SETTINGS)
+
+
+@pytest.mark.parametrize("key", SETTINGS)
+def test_finding_b9_a_setting_is_read_nested_and_with_dots(key: str, tmp_path: Path) -> None:
+    given, value, _ = _EXAMPLES[key]
+    group, _, name = key.partition(".")
+    for document in ({key: given}, {group: {name: given}} if name else {key: given}):
+        path = _user(document)
+        settings = load_settings(str(tmp_path), os.environ)
+        assert settings.get(SETTINGS[key]) == value
+        assert settings.origin(SETTINGS[key]) == f"user {path}"
+        jsonschema.validate(document, settings_schema())
+
+
+@pytest.mark.parametrize("key", SETTINGS)
+def test_finding_b9_a_wrong_value_is_an_error_that_names_file_and_key(
+    key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for wrong in _EXAMPLES[key][2]:
+        path = _user({key: wrong})
+        with pytest.raises(BadSetting, match=f"{re.escape(path)}: {re.escape(key)} takes "):
+            load_settings(str(tmp_path), os.environ)
+    assert program.run(["-C", str(tmp_path), "mcp", "list"]) == 2
+    assert key in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("text", "said"), [("{", ":1:2: invalid JSON"), ("[]", "not an object")])
+def test_a_file_that_cannot_be_read_is_an_error_of_the_user_and_a_note_of_the_project(
+    text: str, said: str, tmp_path: Path
+) -> None:
+    _project(tmp_path, text)
+    (note,) = load_settings(str(tmp_path), os.environ).notes
+    assert said in str(note)
+    _user(text)
+    with pytest.raises(BadSetting, match=re.escape(said)):
+        load_settings(str(tmp_path), os.environ)
+
+
+def test_a_key_that_does_not_exist_is_a_note_with_the_one_that_was_meant(tmp_path: Path) -> None:
+    _user({"$schema": "x", "web": {"allow_privat": []}, "sandbx": 1, "zzz": 1})
+    notes = [str(note) for note in load_settings(str(tmp_path), os.environ).notes]
+    assert ["did you mean 'web.allow_private'?" in notes[0], "did you mean 'sandbox'?" in notes[1]]
+    assert "there is no setting 'zzz'" in notes[2]
+    assert "did you mean" not in notes[2]
+
+
+def test_finding_b9_a_project_can_only_make_a_setting_stricter(tmp_path: Path) -> None:
+    _user({"web.ports": [80, 443, 9000], "web.timeout_s": 20})
+    path = _project(
+        tmp_path,
+        {
+            "web": {
+                "ports": [443, 22],
+                "timeout_s": 60,
+                "max_bytes": 2048,
+                "allow_private": ["localhost"],
+            },
+            "sandbox": "required",
+            "model": {"name": "evil", "max_requests": 3},
+        },
+    )
+    settings = load_settings(str(tmp_path), os.environ)
+    assert settings.get(WEB_PORTS) == (443,)
+    assert settings.get(WEB_TIMEOUT_S) == 20
+    assert settings.get(WEB_MAX_BYTES) == 2048
+    assert settings.get(WEB_ALLOW_PRIVATE) == ()
+    assert settings.get(SANDBOX) == "required"
+    assert settings.get(MODEL_NAME) is None
+    assert settings.get(MODEL_MAX_REQUESTS) == 3
+    assert settings.origin(SANDBOX) == f"project {path}"
+    said = "\n".join(map(str, settings.notes))
+    for key in ("web.ports", "web.timeout_s", "web.allow_private", "model.name"):
+        assert f"'{key}' is ignored" in said
+    assert "'sandbox'" not in said
+
+
+def test_a_project_cannot_make_the_sandbox_weaker(tmp_path: Path) -> None:
+    _user({"sandbox": "required"})
+    _project(tmp_path, {"sandbox": "off"})
+    assert load_settings(str(tmp_path), os.environ).get(SANDBOX) == "required"
+
+
+def test_finding_b9_a_flag_beats_the_files(tmp_path: Path) -> None:
+    _user({"sandbox": "required", "model": {"name": "a", "max_requests": 3}})
+    settings = load_settings(str(tmp_path), os.environ)
+    found = invocation_of({"sandbox": "auto", "max_requests": "50"}, "/w", settings, {"sandbox"})
+    assert (found.sandbox, found.model, found.max_requests) == ("auto", "a", 3)
+    assert found.settings.origin(SANDBOX) == "flag --sandbox"
+
+
+def test_finding_b9_servers_of_the_flag_come_to_those_of_the_file() -> None:
+    before = Settings().with_flag(WEB_ALLOW_PRIVATE, ("a",))
+    found = invocation_of({"web_allow": ("b:1",)}, "/w", before)
+    assert web_settings(found.settings).allow_private == ("a", "b:1")
+    with pytest.raises(ValueError, match="--web-allow takes"):
+        invocation_of({"web_allow": ("http://b",)}, "/w")
+
+
+def test_a_setting_of_the_user_is_no_flag_beside_no_tools(tmp_path: Path) -> None:
+    _user({"sandbox": "required"})
+    settings = load_settings(str(tmp_path), os.environ)
+    assert invocation_of({"no_tools": True}, "/w", settings).no_tools
+
+
+class TestCommand:
+    def test_it_shows_values_and_origins(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("INDUS_SEARXNG_URL", "http://s")
+        path = _user({"web": {"allow_private": ["a:1"]}, "nope": 1})
+        assert program.run(["settings", "show", "--json", "-C", str(tmp_path)]) == 0
+        shown = capsys.readouterr()
+        rows = {row["key"]: row for row in json.loads(shown.out)["settings"]}
+        assert list(rows) == list(SETTINGS)
+        assert rows["web.allow_private"]["value"] == ["a:1"]
+        assert rows["web.allow_private"]["origin"] == f"user {path}"
+        assert rows["web.allow_private"]["flag"] == "--web-allow"
+        assert rows["search.searxng_url"]["origin"] == "variable INDUS_SEARXNG_URL"
+        assert "no setting 'nope'" in shown.err
+        assert program.run(["-C", str(tmp_path), "settings"]) == 0
+        assert re.search(r"web.allow_private +a:1 +user ", capsys.readouterr().out)
+
+    def test_it_names_the_files(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert program.run(["settings", "path"]) == 0
+        assert capsys.readouterr().out == f"{user_settings_path(os.environ)}\n"
+        assert program.run(["settings", "path", "--project", "-C", str(tmp_path)]) == 0
+        assert capsys.readouterr().out == f"{tmp_path}/.indusvx/settings.json\n"
+
+    def test_it_checks_the_files(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        words = ["settings", "check", "-C", str(tmp_path)]
+        assert program.run(words) == 0
+        _project(tmp_path, {"model.name": "x"})
+        assert program.run(words) == 1
+        assert "a project cannot set it" in capsys.readouterr().err
+        _user({"sandbox": 3})
+        assert program.run(words) == 1
+        assert program.run(["settings", "-C", str(tmp_path)]) == 2
+        assert "sandbox takes one of" in capsys.readouterr().err
+
+    def test_it_prints_the_schema(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert program.run(["settings", "schema"]) == 0
+        assert json.loads(capsys.readouterr().out) == settings_schema()
+
+    def test_notes_are_said_once(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        _user({"nope": 1})
+        assert program.run(["-C", str(tmp_path), "serve", "--print-config", "codex"]) == 0
+        assert capsys.readouterr().err.count("no setting 'nope'") == 1
+
+
+# -- messages ---------------------------------------------------------------------------------
+
+
+def _texts() -> Iterator[tuple[str, str]]:
+    """List the texts of all modules; the parts of one that has values in it are joined."""
+    for path in sorted(_SOURCE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                parts = [
+                    one.value if isinstance(one, ast.Constant) else "{}" for one in node.values
+                ]
+                yield str(path.relative_to(_SOURCE)), "".join(map(str, parts))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield str(path.relative_to(_SOURCE)), node.value
+
+
+def test_finding_b9_every_message_that_advises_a_setting_names_one_that_exists() -> None:
+    advised: set[str] = set()
+    for path, text in _texts():
+        for key in re.findall(r"\bsettings? `([^`]+)`", text):
+            assert key in SETTINGS, f"{path} advises {key!r}: {text}"
+            advised.add(key)
+        assert not re.search(r"settings' `", text), f"{path} advises settings of nobody: {text}"
+    assert {"web.ports", "web.allow_private", "search.searxng_url"} <= advised
+
+
+def test_finding_b9_every_flag_that_a_tool_advises_exists() -> None:
+    known = {spec.name for spec in flag_specs()}
+    advised = {
+        flag
+        for path, text in _texts()
+        if path.startswith("indusagi/capabilities/web")
+        for flag in re.findall(r"with (--[a-z-]+)", text)
+    }
+    assert advised == {"--web-allow"}
+    assert advised <= known
