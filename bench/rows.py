@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bench import bridge, commands, deck, gateway, kernel, start, tools, tools_search
+from bench import (
+    bridge,
+    commands,
+    deck,
+    gateway,
+    gateway_crowd,
+    kernel,
+    start,
+    tools,
+    tools_search,
+)
 
 if TYPE_CHECKING:
     from bench.row import Row
@@ -18,4 +28,5 @@ ROWS: tuple[Row, ...] = (
     *bridge.ROWS,
     *deck.ROWS,
     *gateway.ROWS,
+    *gateway_crowd.ROWS,
 )

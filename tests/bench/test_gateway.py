@@ -21,6 +21,7 @@ from bench.gateway_contenders import (
     free_port,
     new_desk,
 )
+from bench.gateway_crowd import compare_crowd
 from bench.gateway_http import Web
 from bench.gateway_run import Memory, children, running
 from bench.row import CannotMeasure
@@ -242,3 +243,9 @@ async def test_in_the_newer_protocol_the_client_stamps_its_requests_and_has_no_s
         assert heard[1].count(said) == 1
     assert b'"io.modelcontextprotocol/protocolVersion": "2026-07-28"' in heard[1]
     assert b"Mcp-Session-Id" not in heard[1]
+
+
+@pytest.mark.process
+def test_finding_d11_the_calls_of_a_crowd_are_timed() -> None:
+    pair = compare_crowd(sessions=3, each=2, rounds=1)
+    assert min(pair.ours.least, pair.baseline.least) > 0
