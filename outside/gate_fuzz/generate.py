@@ -60,7 +60,8 @@ _OPTIONS = {
 }  # fmt: skip
 _SHAPES = ("{}", "{}", "{}", "{} | cat", "cat a.txt | {}", "true && {}", "x=a.txt; {}", "f=-o; {}",
     "for f in a.txt b.txt; do {}; done", "if true; then {}; fi", "LANG=C {}", "nice -n 1 {}",
-    "timeout 5 {}", "env LC_ALL=C {}", "! {}", "( {} )", "command {}")  # fmt: skip
+    "timeout 5 {}", "env LC_ALL=C {}", "! {}", "( {} )", "command {}",
+    "true || f=--; {}", "false && x=a.txt; {}", "true || x=x.py; {}")  # fmt: skip
 _WORDS = ("*", "./*", "-- *", "-- ./*", "?*", "a*", "a.txt", "b.txt", "$x", '"$x"', "$f", '"$f"',
     "[-]*", "{a.txt,b.txt}", "{-o,created}", "~", '"$(cat a.txt)"', "$(echo -o)", "'*'", "-*",
     "./-*", "**", "a.tx?", "../work/*", "$HOME", "'a[$(canary)]'", "\\;", "'{}'", "'$(canary)'",

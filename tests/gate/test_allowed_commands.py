@@ -65,6 +65,12 @@ BEYOND = (
     "wget -P out x", "sed -i p f", "sed -n 'w out' f", "awk '{print > \"out\"}' f", "xxd f out",
     "file -C -m f", "date -s x", "date 01010000", "shuf -o out f", "ruff check --fix .",
     "tar --index-file=x -tf f", "pytest --junitxml=x", "patch -p1", "truncate -s0 f", "install a b",
+    "uniq ./*", "uniq -- *", "uniq a $x",
+    # variables that may have no value, and a directory that may be another
+    "true || f=--; sort $f -o out", 'true || f=--; sort "$f" -o out', "cd x && ./run.sh",
+    "true || f=x.py; python3 $f -c y", "true || s=log; git $s -c core.pager=x",
+    "f='a -o b'; sort $f",
+    "uv run sudo x", "uv run env x",
     # programs and options that are not known
     "cat x | mytool", "mytool --flag", "mytool x=y", "mytool 'a b'", "mytool @f", "mytool +x",
     "mytool /dev/stdin", "sort --unknown f", "grepx -r x",
@@ -145,7 +151,8 @@ HIDING = (
     "sh <<E\nrm x\nE", ". ./file", "source file", "exec -a ls rm x", "nice rm x", "timeout 5 rm x",
     "nohup rm x", "stdbuf -o0 rm x", "setsid rm x", "time rm x", "watch rm x", "parallel rm ::: x",
     r"$'\x72m' x", "{rm,-rf,x}", "r{m,} x", "{q..r}m x", "/bin/r? x", "/bin/[r]m x",
-    "hash -p /bin/rm ls; ls x", "ln -s /bin/rm y; ./y x", "cp /bin/rm y; ./y x", "alias y=rm; y x",
+    "hash -p /bin/rm ls; ls x", "ln -s /bin/rm y; ./y x", "cp /bin/rm y; ./y x",
+    "cp /bin/r? y; ./y x", "alias y=rm; y x",
     "f() { rm x; }; f", "python3 -c 'import os; os.system(\"r\" + \"m x\")'", "perl -e 'system(x)'",
     "awk 'BEGIN{c=\"r\"; system(c \"m x\")}'", "git -c alias.y='!rm x' y", "test -v 'a[$(rm x)]'",
     "[[ -v 'a[$(rm x)]' ]]", "printf -v 'a[$(rm x)]' y", "GIT_PAGER='rm x' git -p log",

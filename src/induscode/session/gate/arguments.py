@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from induscode.session.gate.launchers import WRAPPERS, runs_anything
 from induscode.session.gate.programs import MODULES, PROGRAMS, Check, Program
 from induscode.session.gate.words import Word
 
@@ -37,6 +38,8 @@ _SED_COMMAND = re.compile(
     rf"[\s;]*(?:{_SED_ADDRESS}(?:,[+~]?{_SED_ADDRESS})?)?\s*!?\s*"
     rf"(?:[pdDPgGhHxnN=]|[qQ][0-9]*|s([/|#,:]){_SED_TEXT}\1{_SED_TEXT}\1[gpiI0-9]*)\s*(?=[;\n}}]|$)"
 )
+_SPREADS = re.compile(r"[\s*?\[]|^$")
+"""What an expansion outside of quotes does not keep as one word."""
 _CURL_DATA = frozenset({"-d", "-H", "--header"})
 _CURL_FILE = re.compile(r"[^=]*@.*|.*=@.*", re.DOTALL)
 
@@ -147,7 +150,8 @@ class _Reading:
 
     def _check_operands(self) -> Problem | None:
         most = self.program.most_operands
-        if most is not None and len(self.operands) > most:
+        many = any(word.glob or not word.single for word in self.operands)
+        if most is not None and (many or len(self.operands) > most):
             return Problem(f"{self.name} writes to {self.operands[-1].shown}", acts=True)
         for word in self.operands:
             for text in _texts(word) or [word.prefix]:
@@ -182,6 +186,9 @@ class _Reading:
         named = frozenset(at - first for at in self.named if at >= first)
         self.at = len(self.words)
         if self.program.starts:
+            name = os.path.basename(rest[0].shown)
+            if runs_anything(rest) is not None or name in WRAPPERS:
+                return Problem(f"{self.name} {name} runs other commands", acts=True)
             return find_problem(rest, named)
         sub = self.program.subcommands.get(rest[0].text or "")
         if sub is None:
@@ -206,9 +213,20 @@ class _Reading:
                 self.operands.append(word)
                 return None
             return Problem(f"only the shell knows whether {word.shown} is an option of {self.name}")
-        if len(texts) > 1 and any(text.startswith("-") for text in texts):
-            return Problem(f"only the shell knows which option of {self.name} {word.shown} is")
-        return self._read_text(word, texts[0], is_named=is_named)
+        if word.text is None:
+            return self._read_variable(word, texts)
+        return self._read_text(word, word.text, is_named=is_named)
+
+    def _read_variable(self, word: Word, texts: Sequence[str]) -> Problem | None:
+        """Read a word whose values are known, if the command has come by where they are given.
+
+        Without a value it is nothing, or an empty word: what follows must mean the same then.
+        """
+        first = self.program.options_first or self._has_commands() or self.program.old_style
+        if any(text.startswith("-") for text in texts) or (first and not word.single):
+            return Problem(f"only the shell knows what {word.shown} is to {self.name}")
+        self.operands.append(word)
+        return None
 
     def _glob_problem(self, word: Word) -> Problem:
         ways = f"write ./{word.shown}" + (", or -- before it" if self.program.ends_options else "")
@@ -325,9 +343,8 @@ def _texts(word: Word) -> Sequence[str] | None:
         return None
     if word.text is not None:
         return (word.text,)
-    if word.hole or not word.single:
-        return None
-    return word.guesses
+    spreads = not word.single and any(_SPREADS.search(guess) for guess in word.guesses)
+    return None if word.hole or spreads else word.guesses
 
 
 # -- programs whose operands say what they do -------------------------------------------------

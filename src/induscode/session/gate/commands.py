@@ -540,11 +540,19 @@ class _Reader:
         relative = [r for r in self.redirects if not r.target.shown.startswith(("/", "~"))]
         if moved and relative:
             self.flaws.append("it writes or reads a file after it has changed the directory")
+        if moved and any(_is_relative(command.words[0].shown) for command in self.commands):
+            self.flaws.append(
+                "it runs a file by a relative path after it has changed the directory"
+            )
         if any(redirect.target.text is None for redirect in self.redirects):
             self.flaws.append("only the shell knows which file it is connected to")
         written = {_plain_path(r.target.shown) for r in self.redirects if r.writes}
         if written & {_plain_path(command.words[0].shown) for command in self.commands}:
             self.opaque.append("it runs a file that it has written")
+
+
+def _is_relative(name: str) -> bool:
+    return "/" in name and not name.startswith("/")
 
 
 def _plain_path(text: str) -> str:

@@ -152,8 +152,13 @@ def _has_options(options: Sequence[str], words: Sequence[Word]) -> Match:
 def may_be_program(specifier: str, word: Word) -> bool:
     """Tell whether a word may be the program of a pattern, under any path."""
     pattern, _ = command_words(specifier)
+    program = base_name(pattern[0])
     names = [part for guess in word.guesses for part in re.split(r"[\s=:]+", guess) if part]
-    return any(_fits(base_name(pattern[0]), base_name(name), fold=True) for name in names)
+    return any(
+        _fits(program, base_name(name), fold=True)
+        or (word.glob and _globbed(base_name(name)).fullmatch(program) is not None)
+        for name in names
+    )
 
 
 def _is_long(option: str, text: str) -> bool:

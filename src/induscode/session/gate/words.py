@@ -41,7 +41,6 @@ _ANSI_LETTERS = {
 _NUMBERS = frozenset({"$?", "$#", "$$", "${#}", "${?}", "$!"})
 _MANY = re.compile(r"\$\{?@|\[@\]")
 """What is many words inside of quotes as well."""
-_SPREADS = re.compile(r"[\s*?\[]")
 _LAST_CHARACTER = 0x10FFFF
 _PLAIN_EXPANSION = re.compile(r"\$\{?[A-Za-z_][A-Za-z0-9_]*\}?")
 _WITH_DEFAULT = re.compile(r"\$\{!?([A-Za-z_][A-Za-z0-9_]*)(?::?[-=+](.*))?.*\}", re.DOTALL)
@@ -195,8 +194,7 @@ def _expanded(node: Node, variables: Variables) -> Word:
     certain = plain_expansion(node) and bool(values) and None not in values
     unchanged = ALL_VARIABLES not in variables and "IFS" not in variables
     hole = not (certain and unchanged) or len(guesses) > _MOST_GUESSES
-    single = not hole and not any(_SPREADS.search(guess) or not guess for guess in guesses)
-    return Word(None, guesses[:_MOST_GUESSES] or ("",), hole=hole, single=single)
+    return Word(None, guesses[:_MOST_GUESSES] or ("",), hole=hole, single=False)
 
 
 def _inner(node: Node, variables: Variables) -> Word:
