@@ -46,7 +46,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     """
     test = pyfuncitem.obj
     if inspect.iscoroutinefunction(test):
-        limit = float(pyfuncitem.config.getvalue("timeout") or pyfuncitem.config.getini("timeout"))
+        limit = float(pyfuncitem.config.getoption("timeout") or pyfuncitem.config.getini("timeout"))
         pyfuncitem.obj = _cancel_after(max(limit - 1, limit / 2), test)
     return (yield)
 

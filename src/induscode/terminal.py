@@ -3,6 +3,8 @@
 import os
 import sys
 
+from induscode.console import print_error
+
 _STANDARD_ERROR = 2
 
 
@@ -36,7 +38,8 @@ def complain(message: str) -> None:
         return
     line = printable(" ".join(message.split()))
     try:
-        print(f"indus: {line}", file=sys.stderr)  # noqa: T201 — standard error is for people
+        if not print_error(sys.stderr, line):
+            print(f"indus: {line}", file=sys.stderr)  # noqa: T201 — standard error is for people
     except OSError:
         drop(_STANDARD_ERROR)
 

@@ -100,3 +100,29 @@ def one_line(done: Done, *parts: str, code: int = 2) -> None:
     assert "Traceback" not in done.stderr
     for part in parts:
         assert part in done.stderr
+
+
+def on_terminal(*arguments: str, cwd: Path, columns: int = 80, **variables: str) -> str:
+    """Run a command whose output goes to a terminal of this width, and give what it wrote."""
+    ours, theirs = os.openpty()
+    try:
+        process = subprocess.Popen(
+            [command(), *arguments],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            cwd=cwd,
+            env={**os.environ, "TERM": "xterm", "COLUMNS": str(columns), **variables},
+        )
+    finally:
+        os.close(theirs)
+    parts: list[bytes] = []
+    try:
+        while part := os.read(ours, 65_536):
+            parts.append(part)
+    except OSError:  # EIO: the other end of the terminal is closed, see pty(7)
+        pass
+    finally:
+        os.close(ours)
+        process.wait(20)
+    return b"".join(parts).decode().replace("\r\n", "\n")

@@ -36,7 +36,7 @@ print(json.dumps([code, sorted(sys.modules)]), file=sys.stderr)
         ["tools", "search", "file"],
         ["mcp", "list", "--no-check"],
         ["mcp", "get", "honest"],
-        ["mcp", "add", "other", "--", "sh"],
+        ["mcp", "add", "--no-check", "other", "--", "sh"],
         ["ledger"],
         ["ledger", "verify"],
         ["completion", "bash"],

@@ -26,7 +26,20 @@ pytestmark = pytest.mark.process
 
 
 def test_a_command_is_added_to_the_users_file_which_is_named(tmp_path: Path) -> None:
-    done = run("mcp", "add", "fs", "-e", "K=v=w", "--", "sh", "-c", "--flag", "a b", cwd=tmp_path)
+    done = run(
+        "mcp",
+        "add",
+        "--no-check",
+        "fs",
+        "-e",
+        "K=v=w",
+        "--",
+        "sh",
+        "-c",
+        "--flag",
+        "a b",
+        cwd=tmp_path,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"Added server 'fs' to {user_file()}\n"
     expected = {"command": "sh", "args": ["-c", "--flag", "a b"], "env": {"K": "v=w"}}
@@ -62,7 +75,7 @@ def test_a_command_is_added_to_the_users_file_which_is_named(tmp_path: Path) -> 
     ],
 )
 def test_every_way_to_say_it(tmp_path: Path, words: list[str], fields: object) -> None:
-    done = run("mcp", "add", "s", *words, cwd=tmp_path)
+    done = run("mcp", "add", "--no-check", "s", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert servers_of(user_file()) == {"s": fields}
     shown = told("mcp", "get", "s", "--json", cwd=tmp_path)
@@ -71,7 +84,7 @@ def test_every_way_to_say_it(tmp_path: Path, words: list[str], fields: object) -
 
 def test_adding_to_the_project_is_consent_to_that_row_alone(tmp_path: Path) -> None:
     configured(project_file(tmp_path), {"theirs": row()})
-    done = run("mcp", "add", "mine", "-s", "project", "--", *HONEST, cwd=tmp_path)
+    done = run("mcp", "add", "--no-check", "mine", "-s", "project", "--", *HONEST, cwd=tmp_path)
     assert f"Added server 'mine' to {project_file(tmp_path)}" in done.stdout
     assert "You have consented to 'mine' as it is" in done.stdout
     listed = told("mcp", "list", "--no-check", "--json", cwd=tmp_path)["servers"]
@@ -84,7 +97,7 @@ def test_a_secret_in_the_projects_file_and_a_missing_command_are_warned_about(
     tmp_path: Path,
 ) -> None:
     words = ("-s", "project", "-e", "TOKEN=s3cret", "-e", "B=${B}", "--", "no-such-command")
-    done = run("mcp", "add", "s", *words, cwd=tmp_path)
+    done = run("mcp", "add", "--no-check", "s", *words, cwd=tmp_path)
     assert done.returncode == 0
     assert "the value of TOKEN stands in a file of the project" in done.stderr
     assert "'no-such-command' is not on PATH" in done.stderr
@@ -92,21 +105,27 @@ def test_a_secret_in_the_projects_file_and_a_missing_command_are_warned_about(
 
 
 def test_a_server_of_the_user_hides_one_of_the_project(tmp_path: Path) -> None:
-    run("mcp", "add", "s", "--", "sh", cwd=tmp_path)
-    done = run("mcp", "add", "s", "-s", "project", "--", "cat", cwd=tmp_path)
+    run("mcp", "add", "--no-check", "s", "--", "sh", cwd=tmp_path)
+    done = run("mcp", "add", "--no-check", "s", "-s", "project", "--", "cat", cwd=tmp_path)
     assert f"{user_file()} has a server 's' as well, and that one is used" in done.stderr
 
 
 def test_what_is_there_is_not_written_over_unless_told(tmp_path: Path) -> None:
-    run("mcp", "add", "s", "--", "sh", cwd=tmp_path)
-    one_line(run("mcp", "add", "s", "--", "cat", cwd=tmp_path), "has a server 's'", "--replace")
+    run("mcp", "add", "--no-check", "s", "--", "sh", cwd=tmp_path)
+    one_line(
+        run("mcp", "add", "--no-check", "s", "--", "cat", cwd=tmp_path),
+        "has a server 's'",
+        "--replace",
+    )
     assert servers_of(user_file())["s"]["command"] == "sh"
-    assert run("mcp", "add", "s", "--replace", "--", "cat", cwd=tmp_path).returncode == 0
+    assert (
+        run("mcp", "add", "--no-check", "s", "--replace", "--", "cat", cwd=tmp_path).returncode == 0
+    )
     assert servers_of(user_file())["s"]["command"] == "cat"
 
 
 def test_servers_added_at_the_same_time_are_all_there(tmp_path: Path) -> None:
-    words = [[command(), "mcp", "add", f"s{n}", "--", "sh"] for n in range(6)]
+    words = [[command(), "mcp", "add", "--no-check", f"s{n}", "--", "sh"] for n in range(6)]
     running = [subprocess.Popen(one, cwd=tmp_path, stdout=subprocess.DEVNULL) for one in words]
     assert [process.wait(20) for process in running] == [0] * 6
     assert sorted(servers_of(user_file())) == [f"s{n}" for n in range(6)]
@@ -193,7 +212,7 @@ def test_a_file_with_comments_is_said_to_have_them_and_left_alone(
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (Path(os.environ["HOME"]) / ".config").write_text("in the way", encoding="utf-8")
-    done = run("mcp", "add", "s", "--", "sh", cwd=tmp_path)
+    done = run("mcp", "add", "--no-check", "s", "--", "sh", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.count("\n") == 1
     assert "Not a directory" in done.stderr or "File exists" in done.stderr
@@ -201,14 +220,14 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
 
 def test_json_is_added_as_it_is_with_keys_nobody_knows(tmp_path: Path) -> None:
     fields = {"command": "sh", "args": ["a", 5], "x-vendor": {"b": [None]}}
-    done = piped(json.dumps(fields), "mcp", "add-json", "s", "-", cwd=tmp_path)
+    done = piped(json.dumps(fields), "mcp", "add-json", "--no-check", "s", "-", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert servers_of(user_file()) == {"s": fields}
     assert "1 of its args are no text, left out" in done.stderr
 
 
 def test_remove_takes_the_row_and_the_consent(tmp_path: Path) -> None:
-    run("mcp", "add", "s", "-s", "project", "--", *HONEST, cwd=tmp_path)
+    run("mcp", "add", "--no-check", "s", "-s", "project", "--", *HONEST, cwd=tmp_path)
     before = project_file(tmp_path).read_text(encoding="utf-8")
     done = run("mcp", "remove", "s", cwd=tmp_path)
     assert done.stdout == f"Removed server 's' from {project_file(tmp_path)}\n"
@@ -256,7 +275,7 @@ def test_c10_a_file_of_the_project_cannot_move_our_own(tmp_path: Path) -> None:
     away = tmp_path / "away"
     lines = [f"{name}={away}" for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "HOME")]
     (tmp_path / ".env").write_text("\n".join(lines), encoding="utf-8")
-    run("mcp", "add", "s", "-s", "project", "--", *HONEST, cwd=tmp_path)
-    run("mcp", "add", "t", "--", *HONEST, cwd=tmp_path)
+    run("mcp", "add", "--no-check", "s", "-s", "project", "--", *HONEST, cwd=tmp_path)
+    run("mcp", "add", "--no-check", "t", "--", *HONEST, cwd=tmp_path)
     assert servers_of(user_file()).keys() == {"t"}
     assert not away.exists()

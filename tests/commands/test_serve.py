@@ -418,7 +418,7 @@ def test_of_many_remarks_on_one_server_the_first_few_are_told(tmp_path: Path) ->
         (["--http", "--max-requests-per-token", "-1"], ["--max-requests-per-token"]),
         (["--http", "--sessions", "0"], ["--sessions"]),
         (["--http", "--transparent", "x", "--sessions", "17"], ["16 at most"]),
-        (["--profile", "everything"], ["authoring"]),
+        (["--profile", "everything"], ["read-only", "coding"]),
         (["--name", "two words"], ["--name"]),
         (["--name", ""], ["--name"]),
         (["--tools", "raed"], ["read"]),

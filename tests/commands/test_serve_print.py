@@ -72,7 +72,7 @@ def test_every_client_gets_the_command_with_its_flags(tmp_path: Path, client: st
     assert list(config.args) == [
         "serve", "--cwd", str(tmp_path), "--mcp", str(tmp_path / "servers.json"),
         "--tools", "read", "--tools", "ls", "--allow", "bash(git status *)", "--allow", odd,
-        "--approval", "auto-edit", "--sandbox", "required", "--profile", "survey",
+        "--approval", "auto-edit", "--sandbox", "required", "--profile", "coding",
         "--name", "my-deck",
     ]  # fmt: skip
 

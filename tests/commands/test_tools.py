@@ -22,7 +22,7 @@ def test_the_native_tools_are_listed_with_their_profile_and_their_cost(tmp_path:
     assert done.returncode == 0
     lines = [line.split() for line in done.stdout.splitlines() if line]
     assert lines[0] == ["NAME", "SOURCE", "PROFILE", "TOKENS"]
-    assert lines[1][:3] == ["read", "native", "authoring"]
+    assert lines[1][:3] == ["read", "native", "read-only"]
     assert int(lines[1][3]) > 50
     total = sum(int(line[3]) for line in lines if line[1] == "native" and line[0] != "native")
     assert lines[-1] == ["all", str(len(lines) - 4), str(total)]
@@ -62,7 +62,7 @@ def test_a_server_is_asked_once_and_known_from_then_on(tmp_path: Path) -> None:
     assert cost["tools"] == len(HONEST_TOOLS) + 500
     assert cost["tokens"] == sum(t["tokens"] for t in second["tools"] if t["source"] == "many")
     again = run("tools", "show", "many__tool_499", cwd=tmp_path)
-    assert "source: many, profiles: none" in again.stdout
+    assert "source: many, profile: none" in again.stdout
     assert len(diary(log, "start")) == 1
 
 
@@ -152,7 +152,7 @@ def test_bad_input_is_one_clear_line(tmp_path: Path, words: list[str], parts: li
 
 def test_a_tool_is_shown_with_all_that_a_model_is_told(tmp_path: Path) -> None:
     done = run("tools", "show", "web_fetch", cwd=tmp_path)
-    assert done.stdout.startswith("webfetch (Fetch URL)\nsource: native, profiles: authoring")
+    assert done.stdout.startswith("webfetch (Fetch URL)\nsource: native, profile: read-only")
     assert '"type": "object"' in done.stdout
     file = configured(tmp_path / "s.json", {"honest": row()})
     shown = told("tools", "show", "honest__add", "--json", "--mcp", str(file), cwd=tmp_path)

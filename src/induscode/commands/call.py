@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from induscode.commands.groups import unknown
+from induscode.commands.names import complete_tool
 from induscode.commands.running import as_usage, opened_store, planned, run_told
 from induscode.commands.showing import mention, write_json
 from induscode.launch.options import flags, invocation_from
@@ -47,7 +48,7 @@ _PROGRESS_GAP_S = 0.2
 
 @flags("--tools", "--mcp", "--no-mcp", "--web-allow", "--cwd")
 @click.command("call")
-@click.argument("tool")
+@click.argument("tool", shell_complete=complete_tool)
 @click.argument("arguments", nargs=-1, metavar="[KEY=VALUE]…")
 @click.option(
     "--json",

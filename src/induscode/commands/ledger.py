@@ -10,6 +10,7 @@ from indusagi.core.text import counted
 from induscode.commands.groups import CommandGroup, Lazy, unknown
 from induscode.commands.running import opened_store, run_loop
 from induscode.commands.showing import as_json, mention, table, write_json
+from induscode.console import format_age, shortest_prefix, stdout_console
 from induscode.terminal import complain, tell, tell_text
 
 if TYPE_CHECKING:
@@ -90,11 +91,32 @@ def timeline(*, run: str | None, server: str | None, limit: int, as_json: bool) 
         elif not rows:
             tell("Nothing has happened yet.")
         else:
-            cells = [(row.at, row.run, row.op, _subject(row), _said(row)) for row in rows]
+            times, names = _times_and_runs(rows)
+            cells = [
+                (time, name, row.op, _subject(row), _said(row))
+                for row, time, name in zip(rows, times, names, strict=True)
+            ]
             table(("AT", "RUN", "EVENT", "SUBJECT", "DETAIL"), cells)
         return 0
 
     return _with_store(work)
+
+
+def _times_and_runs(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
+    """Give the time and the run of each row; on a terminal how long ago, and a short name.
+
+    The short name is one that `--run` takes.
+    """
+    if stdout_console() is None:
+        return [row.at for row in rows], [row.run for row in rows]
+    from datetime import datetime  # noqa: PLC0415 — for a terminal only
+
+    from indusagi.core.clock import now_ms  # noqa: PLC0415 — for a terminal only
+
+    now = now_ms()
+    times = [round(datetime.fromisoformat(row.at).timestamp() * 1000) for row in rows]
+    length = shortest_prefix([row.run for row in rows])
+    return [format_age(time, now) for time in times], [row.run[:length] for row in rows]
 
 
 async def _latest(

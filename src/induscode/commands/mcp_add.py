@@ -14,7 +14,10 @@ from urllib.parse import urlsplit
 import click
 
 from indusagi.core.json import is_json_object
+from indusagi.core.text import counted
+from induscode.commands.running import opened_store, planned, run_loop
 from induscode.commands.servers import scope_option
+from induscode.commands.showing import mention
 from induscode.deck.mcp.config_writer import changing, own_file
 from induscode.deck.mcp.rows import BadRow, Origin, server_row
 from induscode.launch.options import flags, invocation_from
@@ -24,8 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
+    from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject, JsonValue
     from induscode.deck.mcp.rows import Scope, ServerRow
+    from induscode.launch.invocation import Invocation
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -51,6 +56,9 @@ def _option(*names: str, **settings: Any) -> Callable[[Any], Any]:
     return click.option(*names, **settings)
 
 
+no_check = _option("--no-check", is_flag=True, help="Do not start it to see whether it works.")
+
+
 @flags("--cwd")
 @click.command("add", cls=_AddCommand)
 @click.argument("name")
@@ -68,6 +76,7 @@ def _option(*names: str, **settings: Any) -> Callable[[Any], Any]:
 @_option("--required", is_flag=True, help="A run without it makes no sense.")
 @_option("--start", type=click.Choice(("eager", "lazy")), help="At once, or by the first call.")
 @_option("--replace", is_flag=True, help="Take the place of a server of this name.")
+@no_check
 @click.pass_context
 def add(
     context: click.Context,
@@ -76,15 +85,17 @@ def add(
     *,
     scope: str | None,
     replace: bool,
+    no_check: bool,
     **options: Any,
 ) -> int:
     """Add the server NAME: a URL, or the COMMAND that starts it.
 
     ${VARIABLE} in a value is taken from the environment when the server is started. A server that
-    is added to the project is consented to as it is.
+    is added to the project is consented to as it is. It is started once, to say how it is.
     """
     fields = {**_target(target, options), **_behaviour(options)}
-    return _added(context, name, fields, cast("Scope", scope or "user"), replace=replace)
+    where = cast("Scope", scope or "user")
+    return _add_server(context, name, fields, where, replace=replace, check=not no_check)
 
 
 @flags("--cwd")
@@ -93,6 +104,7 @@ def add(
 @click.argument("document", metavar="JSON|-")
 @scope_option
 @_option("--replace", is_flag=True, help="Take the place of a server of this name.")
+@no_check
 @click.pass_context
 def add_json(
     context: click.Context,
@@ -101,6 +113,7 @@ def add_json(
     *,
     scope: str | None,
     replace: bool,
+    no_check: bool,
     **_: object,
 ) -> int:
     """Add the server NAME as a JSON object describes it; - reads it from standard input."""
@@ -113,11 +126,18 @@ def add_json(
         raise click.UsageError(f"This is no JSON: {exc}", context) from exc
     if not is_json_object(fields):
         raise click.UsageError('The server must be a JSON object, like {"command": …}', context)
-    return _added(context, name, fields, cast("Scope", scope or "user"), replace=replace)
+    where = cast("Scope", scope or "user")
+    return _add_server(context, name, fields, where, replace=replace, check=not no_check)
 
 
-def _added(
-    context: click.Context, name: str, fields: JsonObject, scope: Scope, *, replace: bool
+def _add_server(
+    context: click.Context,
+    name: str,
+    fields: JsonObject,
+    scope: Scope,
+    *,
+    replace: bool,
+    check: bool,
 ) -> int:
     cwd = invocation_from(context).cwd
     path = own_file(scope, cwd)
@@ -134,7 +154,40 @@ def _added(
     stronger = _in_force(cwd, name, path)
     if stronger is not None:
         complain(f"{stronger} has a server {name!r} as well, and that one is used")
+    elif check:
+        return try_server(invocation_from(context), name)
     return 0
+
+
+def try_server(invocation: Invocation, name: str) -> int:
+    """Start a server once and tell how it is; 0 also if it fails, since it was added."""
+    plan = planned(invocation).narrowed([name])
+
+    async def start(_: CancelToken) -> int:
+        from time import monotonic  # noqa: PLC0415 — for this alone
+
+        from induscode.boot.runners import attach_servers  # noqa: PLC0415 — brings the bridge
+
+        async with opened_store() as store:
+            began = monotonic()
+            mcp = await attach_servers(plan, store, lazy=(), once=True)
+            took_s = monotonic() - began
+            try:
+                status = mcp.status()[name]
+            finally:
+                await mcp.aclose()
+            mention(store.notes)
+        if status.fault is None:
+            tools = counted(status.tool_count, "tool")
+            tell(f"Server {name!r}: {status.phase}, {tools}, {took_s:.1f} s")
+        else:
+            complain(f"{status.fault}. The server stays added: indus mcp doctor {name}")
+        return 0
+
+    if name not in plan.configs:  # a variable of it has no value, which a note says
+        mention(plan.notes)
+        return 0
+    return run_loop(start)
 
 
 def consent(row: ServerRow) -> None:

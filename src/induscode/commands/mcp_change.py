@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from induscode.commands.names import complete_server
 from induscode.commands.servers import own_place_of, scope_option
 from induscode.deck.mcp.config_writer import change_row, changing
 from induscode.deck.mcp.rows import is_switched_off
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 @flags("--cwd")
 @click.command("remove")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_server)
 @scope_option
 @click.pass_context
 def remove(context: click.Context, name: str, *, scope: str | None, **_: object) -> int:
@@ -36,7 +37,7 @@ def remove(context: click.Context, name: str, *, scope: str | None, **_: object)
 
 @flags("--cwd")
 @click.command("enable")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_server)
 @scope_option
 @click.pass_context
 def enable(context: click.Context, name: str, *, scope: str | None, **_: object) -> int:
@@ -46,7 +47,7 @@ def enable(context: click.Context, name: str, *, scope: str | None, **_: object)
 
 @flags("--cwd")
 @click.command("disable")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_server)
 @scope_option
 @click.pass_context
 def disable(context: click.Context, name: str, *, scope: str | None, **_: object) -> int:

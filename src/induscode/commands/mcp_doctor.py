@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from indusagi.interop.protocol_bridge.contract import ProtocolFault, StdioServerConfig
+from induscode.commands.names import complete_server
 from induscode.commands.running import opened_store, planned, run_loop
 from induscode.commands.servers import (
     find_row,
@@ -107,7 +108,7 @@ class _Findings:
 
 @flags("--mcp", "--cwd")
 @click.command("doctor")
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=complete_server)
 @as_json
 @click.option("--end-leftovers", is_flag=True, help="End jobs that a crashed run left running.")
 @click.pass_context
@@ -309,7 +310,7 @@ def _ended(leftovers: Sequence[Receipt]) -> list[Receipt]:
 
 @flags("--mcp", "--cwd")
 @click.command("logs")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_server)
 @as_json
 @click.option(
     "--limit",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from induscode.commands.names import complete_server
 from induscode.commands.running import opened_store, planned, run_loop
 from induscode.commands.servers import (
     config_facts,
@@ -201,7 +202,7 @@ def _shown(rows: Sequence[JsonObject], *, as_json: bool) -> None:
 
 @flags("--mcp", "--cwd")
 @click.command("get")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_server)
 @as_json
 @click.pass_context
 def get(context: click.Context, name: str, *, as_json: bool, **_: object) -> int:

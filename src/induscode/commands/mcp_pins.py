@@ -14,6 +14,7 @@ import click
 from indusagi.core.text import counted
 from induscode.commands.catalog import fault_note
 from induscode.commands.groups import unknown
+from induscode.commands.names import complete_server
 from induscode.commands.running import opened_store, planned, run_loop
 from induscode.commands.servers import find_row
 from induscode.commands.showing import as_json, mention, write_json
@@ -164,7 +165,7 @@ def _show_drifts(drifts: Sequence[Drift], *, as_json: bool) -> None:
 
 @flags("--mcp", "--cwd")
 @click.command("diff")
-@click.argument("server", required=False)
+@click.argument("server", required=False, shell_complete=complete_server)
 @as_json
 @click.pass_context
 def diff(context: click.Context, server: str | None, *, as_json: bool, **_: object) -> int:
@@ -201,7 +202,7 @@ def _wanted(context: click.Context, server: str | None) -> ServerPlan:
 
 @flags("--mcp", "--cwd")
 @click.command("approve")
-@click.argument("server")
+@click.argument("server", shell_complete=complete_server)
 @click.argument("tool", required=False)
 @click.pass_context
 def approve(context: click.Context, server: str, tool: str | None, **_: object) -> int:

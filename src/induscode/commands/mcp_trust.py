@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from induscode.commands.names import complete_server
 from induscode.commands.running import planned
 from induscode.commands.servers import find_row, no_server
 from induscode.commands.showing import ask, mention, somebody_is_there
@@ -29,7 +30,7 @@ _DECLINED = 1
 
 @flags("--cwd")
 @click.command("trust")
-@click.argument("names", nargs=-1, metavar="[NAME]…")
+@click.argument("names", nargs=-1, metavar="[NAME]…", shell_complete=complete_server)
 @click.option("--yes", is_flag=True, help="Say yes to the servers that are named, unasked.")
 @click.pass_context
 def trust(context: click.Context, names: tuple[str, ...], *, yes: bool, **_: object) -> int:
@@ -86,7 +87,7 @@ def _consented(store: TrustStore, row: ServerRow, *, yes: bool) -> bool:
 
 @flags("--cwd")
 @click.command("untrust")
-@click.argument("names", nargs=-1, metavar="[NAME]…")
+@click.argument("names", nargs=-1, metavar="[NAME]…", shell_complete=complete_server)
 @click.pass_context
 def untrust(context: click.Context, names: tuple[str, ...], **_: object) -> int:
     """Take the consent back to the servers that are named, or to all of the project."""

@@ -13,6 +13,7 @@ import click
 
 from induscode.clients.entry import CLIENTS
 from induscode.launch.options import flags, invocation_from
+from induscode.launch.profiles import ProfileChoice
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +36,6 @@ LIMIT_FLAGS = {
 """The flag of each limit of a gateway over HTTP, by the key of its value."""
 _MOST = 65_536
 """The largest limit that can be given: there are no more ports for connections."""
-PROFILES = ("authoring", "survey", "all", "none")
 Schemas: TypeAlias = Literal["raw", "model"]
 """How tools of servers are listed: as they define them, or as a model in a session sees them."""
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -120,10 +120,11 @@ class ServeOptions:
 )
 @click.option(
     "--profile",
-    type=click.Choice(PROFILES),
-    default=PROFILES[0],
+    type=ProfileChoice(),
+    default="read-only",
     show_default=True,
-    help="Native tools: those that only look (authoring), every built-in (survey), all, or none.",
+    help="Native tools: read-only ones, the coding set (which writes and runs commands), "
+    "all with the app cards, or none.",
 )
 @click.option(
     "--schemas",

@@ -34,6 +34,7 @@ from induscode.commands.serve_signals import serving_signals
 from induscode.commands.serve_watch import Agreed, Watch, config_files
 from induscode.commands.showing import somebody_is_there
 from induscode.deck.contract import Profile
+from induscode.launch.profiles import PROFILES
 from induscode.session.exits import ExitCode
 from induscode.session.guarding import BadRule
 from induscode.terminal import complain
@@ -117,7 +118,8 @@ async def _gateway(
 ) -> int:
     from indusagi.interop.protocol_bridge.callers import asking_handlers  # noqa: PLC0415 — with the bridge
 
-    profile = None if options.profile == "none" else Profile(options.profile)
+    named = PROFILES[options.profile]
+    profile = None if named is None else Profile(named)
     async with serving_signals() as told, AsyncExitStack() as stack:
         gateway: Gateway | None = None
         # What is opened here stays open beyond the scope, and is closed in peace whatever happens.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from induscode.console import print_table, stdout_console
 from induscode.terminal import complain, printable, tell
 
 if TYPE_CHECKING:
@@ -22,12 +23,15 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Write JSON.")
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Put a table on standard output; numbers stand at the right."""
+    """Put a table on standard output, numbers at the right; on a terminal it fits the width."""
     cells = [[printable(str(cell)) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
     numbers = [
         bool(rows) and all(isinstance(row[at], int) for row in rows) for at in range(len(heads))
     ]
+    if (console := stdout_console()) is not None:
+        print_table(console, heads, cells, numbers)
+        return
+    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
     for line in (list(heads), *cells):
         parts = [
             cell.rjust(width) if number else cell.ljust(width)

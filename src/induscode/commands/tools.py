@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from induscode.commands.groups import CommandGroup, Lazy, unknown
+from induscode.commands.names import complete_tool
 from induscode.commands.running import run_loop
 from induscode.commands.showing import as_json, mention, table, write_json
+from induscode.console import stdout_console
 from induscode.launch.options import flags, invocation_from
+from induscode.launch.profiles import profile_name
 from induscode.terminal import complain, tell, tell_text
 
 if TYPE_CHECKING:
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from induscode.commands.catalog import ListedTool, Listing
 
 _NOTHING_FOUND = 1
+_LONGEST_ABOUT = 160
 _HERE = "induscode.commands.tools"
 
 no_check = click.option(
@@ -93,11 +97,20 @@ def list_(context: click.Context, *, as_json: bool, no_check: bool, **_: object)
 
 
 def _show_tools(tools: Sequence[ListedTool]) -> None:
-    rows = [
-        (one.name, one.source, one.profiles[0] if one.profiles else "-", one.tokens)
-        for one in tools
-    ]
-    table(("NAME", "SOURCE", "PROFILE", "TOKENS"), rows)
+    heads = ("NAME", "SOURCE", "PROFILE", "TOKENS")
+    rows = [(one.name, one.source, profile_name(one.profiles) or "-", one.tokens) for one in tools]
+    if stdout_console() is None:
+        table(heads, rows)
+        return
+    about = [_first_sentence(one.descriptor.description) for one in tools]
+    described = [(*row, text) for row, text in zip(rows, about, strict=True)]
+    table((*heads, "DESCRIPTION"), described)
+
+
+def _first_sentence(text: str) -> str:
+    """Give the beginning of a description: its first sentence, in one line."""
+    line = " ".join(text.split())
+    return line.partition(". ")[0][:_LONGEST_ABOUT]
 
 
 def _costs(listing: Listing) -> list[JsonObject]:
@@ -126,7 +139,7 @@ def _as_json(tools: Sequence[ListedTool], listing: Listing) -> JsonObject:
 
 @_deck
 @click.command("show")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_tool)
 @as_json
 @no_check
 @click.pass_context
@@ -158,7 +171,7 @@ def show(context: click.Context, name: str, *, as_json: bool, no_check: bool, **
         write_json(facts)
         return 0
     tell(f"{one.name} ({said.title or one.name})")
-    tell(f"source: {one.source}, profiles: {', '.join(one.profiles) or 'none'}")
+    tell(f"source: {one.source}, profile: {profile_name(one.profiles) or 'none'}")
     tell(f"read-only: {'yes' if one.read_only else 'no'}, tokens: {one.tokens}")
     tell_text(f"\n{said.description}\n")
     tell_text(json.dumps(facts["parameters"], indent=2))

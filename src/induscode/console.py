@@ -1,0 +1,107 @@
+"""Output for a person at a terminal: colour, tables that fit the width, relative times.
+
+Only a stream that is a terminal gets a console; piped output and JSON are written by
+`induscode.terminal` and stay byte for byte. rich obeys NO_COLOR (https://no-color.org), TERM=dumb
+and COLUMNS. It is imported here alone, when a terminal is there.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import TextIO
+
+    from rich.console import Console
+
+STATE_STYLES: Mapping[str, str] = {
+    "ready": "green",
+    "known": "green",
+    "asked": "green",
+    "built in": "green",
+    "faulted": "red",
+    "disabled": "yellow",
+    "untrusted": "yellow",
+    "changed": "yellow",
+    "unresolved": "yellow",
+    "unseen": "dim",
+    "unchecked": "dim",
+    "enroll": "green",
+    "retire": "yellow",
+    "fault": "red",
+    "quarantine": "red",
+}
+"""How the state of a server and the event of a ledger row are coloured."""
+
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+
+
+def console_for(stream: TextIO | None) -> Console | None:
+    """Make the console of a stream, or give None if the stream is not a terminal."""
+    if stream is None or not stream.isatty():
+        return None
+    from rich.console import Console  # noqa: PLC0415 — 50 ms, for a terminal only
+
+    return Console(file=stream, highlight=False, markup=False, emoji=False)
+
+
+def stdout_console() -> Console | None:
+    """Give the console of standard output if it is a terminal."""
+    return console_for(sys.stdout)
+
+
+def print_table(
+    console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]
+) -> None:
+    """Print a table that fits the width of the terminal: the last column is wrapped.
+
+    Args:
+        console: Where it goes.
+        heads: The heads of the columns.
+        rows: Cells without control characters.
+        right: For each column, whether it is aligned at the right.
+    """
+    from rich.table import Table  # noqa: PLC0415 — for a terminal only
+    from rich.text import Text  # noqa: PLC0415 — for a terminal only
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for index, (head, at_right) in enumerate(zip(heads, right, strict=True)):
+        last = index == len(heads) - 1
+        table.add_column(
+            head, justify="right" if at_right else "left", overflow="fold", no_wrap=not last
+        )
+    for row in rows:
+        table.add_row(*(Text(cell, STATE_STYLES.get(cell, "")) for cell in row))
+    console.print(table)
+
+
+def print_error(stream: TextIO, line: str) -> bool:
+    """Print a line of the program with its name in colour; False if this is not a terminal."""
+    console = console_for(stream)
+    if console is None:
+        return False
+    from rich.text import Text  # noqa: PLC0415 — for a terminal only
+
+    console.print(Text.assemble(("indus:", "bold"), " ", line), soft_wrap=True)
+    return True
+
+
+def format_age(then_ms: int, now_ms: int) -> str:
+    """Tell how long ago a time was, in its largest unit: `3 min ago`."""
+    seconds = max(0, now_ms - then_ms) // 1000
+    for size, unit in _UNITS:
+        if seconds >= size:
+            return f"{seconds // size} {unit} ago"
+    return "now"
+
+
+def shortest_prefix(names: Sequence[str], least: int = 8) -> int:
+    """Tell how many letters tell all of these names apart."""
+    several = set(names)
+    longest = max(map(len, several), default=least)
+    for length in range(least, longest):
+        if len({name[:length] for name in several}) == len(several):
+            return length
+    return longest
