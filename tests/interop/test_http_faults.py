@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+from collections import Counter
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -44,16 +46,66 @@ from indusagi.interop.protocol_bridge.contract import (
 )
 from indusagi.interop.protocol_bridge.endpoint import create_server_endpoint
 from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
+from indusagi.interop.protocol_bridge.handlers import Handlers
 from indusagi.interop.protocol_bridge.supervision import Supervision
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from pathlib import Path
 
-    from tests.support.http_peer import Behaviour
+    from tests.support.http_peer import Behaviour, Exchange
 
     from indusagi.interop.protocol_bridge.contract import ServerConfig
     from indusagi.interop.protocol_bridge.endpoint import ServerEndpointImpl
+
+
+class Turns:
+    """Counts the turns of the event loop, and what happens in each."""
+
+    def __init__(self) -> None:
+        self.heard: Counter[int] = Counter()
+        self._turn = 0
+        self._loop = asyncio.get_running_loop()
+        self._next = self._loop.call_soon(self._count)
+
+    def _count(self) -> None:
+        self._turn += 1
+        self._next = self._loop.call_soon(self._count)
+
+    def note(self, method: str, params: object) -> None:
+        self.heard[self._turn] += 1
+
+    def stop(self) -> None:
+        self._next.cancel()
+
+
+@pytest.mark.parametrize("transport", ["old", "present"])
+async def test_finding_d12_a_flood_of_events_is_taken_a_little_in_each_turn(transport: str) -> None:
+    honest = OldSse() if transport == "old" else Legacy(events=True)
+    count = 500
+    line = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"data": "on"}}
+    flood = f"event: message\ndata: {json.dumps(line)}\n\n".encode() * count
+
+    async def behave(exchange: Exchange) -> None:
+        if exchange.request.is_a("tools/call"):
+            await honest.write(b"%x\r\n%b\r\n" % (len(flood), flood))
+        await honest(exchange)
+
+    turns = Turns()
+    try:
+        async with http_server(behave) as server:
+            config = (remote_sse if transport == "old" else remote)(server, limits=PATIENT)
+            handlers = Handlers(on_notification=turns.note)
+            endpoint = create_server_endpoint(config, handlers=handlers)
+            await endpoint.open()
+            await until(lambda: honest.is_standing)
+            await endpoint.invoke("echo", {})
+            await until(lambda: turns.heard.total() == count)
+            await endpoint.close()
+    finally:
+        turns.stop()
+    assert max(turns.heard.values()) <= 17
+
 
 SECRET = "canary-6f1d2c"
 HASTY = Supervision(first_s=0.05, jitter=0.0, failures=20)

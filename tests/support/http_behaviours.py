@@ -121,6 +121,16 @@ class Legacy:
         else:
             await self._answer(exchange, _tools(request))
 
+    @property
+    def is_standing(self) -> bool:
+        """Whether somebody holds a standing stream."""
+        return bool(self._standing)
+
+    async def write(self, data: bytes) -> None:
+        """Write bytes to whoever holds a standing stream."""
+        for exchange in self._standing:
+            await exchange.write(data)
+
     async def push(self, frame: Json) -> None:
         """Send a message to whoever holds a standing stream."""
         for exchange in self._standing:
@@ -226,6 +236,16 @@ class OldSse:
     def __init__(self, *, post_status: int = 202) -> None:
         self._post_status = post_status
         self._stream: Exchange | None = None
+
+    @property
+    def is_standing(self) -> bool:
+        """Whether somebody holds the stream."""
+        return self._stream is not None
+
+    async def write(self, data: bytes) -> None:
+        """Write bytes to the stream."""
+        assert self._stream is not None
+        await self._stream.write(data)
 
     async def push(self, frame: Json) -> None:
         """Send a message on the stream."""

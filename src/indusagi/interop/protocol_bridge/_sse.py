@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     )
     from indusagi.interop.protocol_bridge.wire import RequestId
 
+_TURN_EVENTS = 16
+"""So many events of one server are handled in one turn of the event loop."""
 _STREAM = "events"
 """The id under which the guard remembers what befell the stream itself."""
 
@@ -96,8 +98,13 @@ class SseLink(QueuedLink):
                 follow_redirects=True,
             ) as response:
                 if response.is_success:
+                    taken = 0
                     async for event in httpx2.EventSource(response, max_event_size=None):
                         self._happened(event, response.url)
+                        taken += 1
+                        if taken % _TURN_EVENTS == 0:
+                            # What has come at once may be hundreds: other servers have their turn.
+                            await asyncio.sleep(0)
         except (httpx2.HTTPError, httpx2.StreamError):
             # The guard knows what it was.
             pass
