@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 from indusagi.interop import SseServerConfig, StreamableHttpServerConfig
 from outside.install import ROOT, CannotInstall, find_node, node_packages, python_commands
 from outside.remote import NotListening, listening, pages
+from outside.restarts import STARTS, visit_restarts
 from outside.say import aligned, complain, markdown, say, write_between
-from outside.servers import make_scratch, node_servers, python_servers
+from outside.servers import make_scratch, node_servers, python_servers, restarted_servers
 from outside.visit import Visit, stdio, visit, visit_together
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from outside.servers import RemoteKind, Server
 
 _HEAD = ("server", "transport", "protocol", "tools", "called", "ms", "result")
-_WIDTHS = (14, 15, 17, 5, 29, 5, 6)
+_WIDTHS = (19, 15, 17, 5, 29, 5, 6)
 _NO_NODE = "skipped: no node"
 
 
@@ -58,6 +59,7 @@ def main(arguments: Sequence[str]) -> int:
 def _visit_all() -> list[Visit]:
     node = find_node()
     commands, modern = python_commands("servers"), python_commands("modern")
+    varied, unordered = python_commands("varied"), python_commands("unordered")
     packages = Path() if node is None else node_packages(node)
     if node is None:
         complain("outside.interop: no node 22 or newer with npm; run `make setup`, or install one")
@@ -70,13 +72,23 @@ def _visit_all() -> list[Visit]:
             *python_servers(commands, modern, scratch, f"{address}/note.txt"),
             *node_servers(program, packages, scratch),
         ]
-        return asyncio.run(_told(servers, no_node=node is None))
+        again = restarted_servers(varied, unordered, program, packages, scratch)
+        return asyncio.run(_told(servers, again, scratch, no_node=node is None))
 
 
-async def _told(servers: Sequence[Server], *, no_node: bool) -> list[Visit]:
+async def _told(
+    servers: Sequence[Server], again: Sequence[Server], scratch: Path, *, no_node: bool
+) -> list[Visit]:
     say(aligned(_HEAD, _WIDTHS))
     visits: list[Visit] = []
     async for done in _rows(servers, no_node=no_node):
+        say(aligned(_cells(done), _WIDTHS))
+        visits.append(done)
+    for server in again:
+        if server.needs_node and no_node:
+            done = Visit(server.id, f"stdio, {STARTS} starts", skipped=_NO_NODE)
+        else:
+            done = await visit_restarts(server, scratch / f"{server.id}.db")
         say(aligned(_cells(done), _WIDTHS))
         visits.append(done)
     return visits

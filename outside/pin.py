@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 PYTHON = {
     "servers": "mcp<2 mcp-server-time mcp-server-git mcp-server-fetch mcp-server-sqlite",
     "modern": "mcp>=2 mcp-server-motherduck",
+    "varied": "mcp<2 mcp-server-calculator mcp-text-editor excel-mcp-server mcp-server-diff-python",
+    "unordered": "mcp<2 mcp-shell-server mcp-atlassian",
     "clients/modern": "fastmcp==4.1.* openai-agents==0.24.*",
     "clients/legacy": "langchain-mcp-adapters==0.3.*",
 }

@@ -85,6 +85,97 @@ def python_servers(commands: Path, modern: Path, scratch: Path, page: str) -> li
     ]
 
 
+def restarted_servers(
+    varied: Path, unordered: Path, node: Path, packages: Path, scratch: Path
+) -> list[Server]:
+    """List the servers that are started again and again: of many authors, and without any key.
+
+    The definitions of the first two come in another order at every start.
+    """
+
+    def start(package: str, script: str) -> list[str]:
+        return [str(node), str(packages / package / script)]
+
+    note = str(scratch / "note.txt")
+    nowhere = "http://127.0.0.1:9"
+    asked: JsonObject = {"files": [{"file_path": note, "ranges": [{"start": 1}]}]}
+    thought: JsonObject = {
+        "thought": NOTE,
+        "nextThoughtNeeded": False,
+        "thoughtNumber": 1,
+        "totalThoughts": 1,
+    }
+    commands = "ls,cat,pwd,grep,wc,touch,find,echo"
+    return [
+        Server(
+            "shell",
+            [str(unordered / "mcp-shell-server")],
+            [Call("shell_execute", {"command": ["cat", note], "directory": str(scratch)}, NOTE)],
+            {"ALLOW_COMMANDS": commands},
+        ),
+        Server(
+            "atlassian",
+            [str(unordered / "mcp-atlassian")],
+            # There is no Jira: that it says so shows that the call came to it.
+            [Call("jira_get_issue", {"issue_key": "AB-1"}, f"connect to Jira at {nowhere}")],
+            {
+                "JIRA_URL": nowhere,
+                "JIRA_USERNAME": "nobody",
+                "JIRA_API_TOKEN": "none",
+                "CONFLUENCE_URL": f"{nowhere}/wiki",
+                "CONFLUENCE_USERNAME": "nobody",
+                "CONFLUENCE_API_TOKEN": "none",
+            },
+        ),
+        Server(
+            "calculator",
+            [str(varied / "mcp-server-calculator")],
+            [Call("calculate", {"expression": "6 * 7"}, "42")],
+        ),
+        Server(
+            "text-editor",
+            [str(varied / "mcp-text-editor")],
+            [Call("get_text_file_contents", asked, NOTE)],
+        ),
+        Server(
+            "diff",
+            [str(varied / "mcp-server-diff-python")],
+            [Call("get-unified-diff", {"string_a": "a", "string_b": NOTE}, f"+{NOTE}")],
+        ),
+        Server(
+            "excel",
+            [str(varied / "excel-mcp-server"), "stdio"],
+            [Call("create_workbook", {"filepath": str(scratch / "some.xlsx")}, "Created")],
+        ),
+        Server(
+            "sequential-thinking",
+            start("@modelcontextprotocol/server-sequential-thinking", "dist/index.js"),
+            [Call("sequentialthinking", thought, '"thoughtNumber": 1')],
+            needs_node=True,
+        ),
+        Server(
+            "hello-world",
+            start("mcp-hello-world", "build/stdio.js"),
+            [Call("echo", {"message": NOTE}, NOTE)],
+            needs_node=True,
+        ),
+        Server(
+            # It greets on standard output, before anything of the protocol.
+            "calculator-wrtn",
+            start("@wrtnlabs/calculator-mcp", "bin/index.js"),
+            [Call("add", {"a": 2, "b": 40}, "42")],
+            needs_node=True,
+        ),
+        Server(
+            "taskmanager",
+            start("@kazuph/mcp-taskmanager", "dist/index.js"),
+            [Call("list_requests", {}, "requests_listed")],
+            {"TASK_MANAGER_FILE_PATH": str(scratch / "tasks.json")},
+            needs_node=True,
+        ),
+    ]
+
+
 def node_servers(node: Path, packages: Path, scratch: Path) -> list[Server]:
     """List the servers on the TypeScript SDK; paths that are not there are not looked at."""
 

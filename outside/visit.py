@@ -75,7 +75,7 @@ def stdio(server: Server) -> StdioServerConfig:
 async def visit(config: ServerConfig, calls: Sequence[Call]) -> Visit:
     """Visit one server through an endpoint of its own."""
     done = Visit(config.id, config.kind)
-    with _nothing_left(done) as watch:
+    with nothing_left(done) as watch:
         endpoint = create_server_endpoint(config, handlers=agreeable())
         try:
             await _use(endpoint, calls, done)
@@ -104,7 +104,7 @@ async def _use(endpoint: ServerEndpointImpl, calls: Sequence[Call], done: Visit)
 async def visit_together(servers: Sequence[Server]) -> Visit:
     """Visit several servers at once, mounted as the tools of one box."""
     done = Visit("all of these", "stdio, mounted")
-    with _nothing_left(done) as watch:
+    with nothing_left(done) as watch:
         start = time.perf_counter()
         config = BridgeConfig([stdio(server) for server in servers])
         mounted = await mount_protocol_bridge(config, handlers=agreeable())
@@ -148,7 +148,7 @@ def _text(answer: RemoteCallResult) -> str:
 
 
 @contextmanager
-def _nothing_left(done: Visit) -> Generator[Watch]:
+def nothing_left(done: Visit) -> Generator[Watch]:
     """See that no process is left, and that nothing went wrong out of everybody's sight."""
     loop = asyncio.get_running_loop()
     watch = Watch()
