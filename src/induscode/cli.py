@@ -6,14 +6,58 @@ signal n. A reader who leaves before the end counts as SIGPIPE. An error that ca
 its code.
 """
 
+import os
 import signal
 import sys
 from io import TextIOWrapper
 
-from indusagi import __version__
-from induscode.terminal import complain, drop, tell
+import indusagi
+import induscode
 
 _FAILED = 1
+_DISTRIBUTION = "indus-deck"
+_OTHERS = ("indusagi", "induscode")
+"""Distributions on PyPI that install packages and commands of the same names as ours."""
+_REMEDY = (
+    "pip uninstall indusagi induscode indus-deck, then install indus-deck into an environment "
+    "of its own"
+)
+
+
+def find_replaced_package() -> str | None:
+    """Name a package of ours that another distribution has replaced; None if none is."""
+    for package in (indusagi, induscode):
+        if getattr(package, "DISTRIBUTION", None) != _DISTRIBUTION:
+            return package.__name__
+    return None
+
+
+def find_other_distributions() -> list[str]:
+    """List the other distributions that are installed where our packages are.
+
+    One look into one directory: the names of metadata directories tell enough.
+    """
+    folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return []
+    found = (name.partition("-") for name in names if name.endswith((".dist-info", ".egg-info")))
+    return sorted(one[0] for one in found if one[0].lower() in _OTHERS)
+
+
+# Checked before anything else is imported: the other modules may be replaced as well, and a line
+# that names the cause is of more use than the ImportError that would come of it.
+_REPLACED = find_replaced_package()
+if _REPLACED is not None:
+    sys.exit(
+        f"indus: the package {_REPLACED!r} is not the one of indus-deck: another distribution "
+        f"(indusagi or induscode of PyPI) has replaced its files. {_REMEDY}."
+    )
+
+from indusagi import __version__  # noqa: E402 — after the check
+from induscode.terminal import complain, drop, tell  # noqa: E402 — after the check
+
 _STANDARD_OUTPUT = 1
 
 
@@ -21,6 +65,7 @@ def main() -> int:
     """Run the program with the arguments of this process and return its exit code."""
     try:
         _write_anything()
+        _warn_of_other_distributions()
         code = _run(sys.argv[1:])
         _flush()
     except KeyboardInterrupt:
@@ -46,6 +91,14 @@ def _run(arguments: list[str]) -> int:
     from induscode.program import run  # noqa: PLC0415 — brings click, which the version can spare
 
     return run(arguments)
+
+
+def _warn_of_other_distributions() -> None:
+    others = find_other_distributions()
+    if others:
+        names = " and ".join(others)
+        said = f"{names} of PyPI is installed beside indus-deck and has files of the same names"
+        complain(f"{said}: whichever was installed last has replaced the other's. {_REMEDY}")
 
 
 def _write_anything() -> None:

@@ -121,6 +121,7 @@ def doctor(
     a run of indus left running when it crashed.
     """
     from indusagi.capabilities.receipts import leftover_jobs  # noqa: PLC0415 — only here
+    from induscode.launch.installation import check_installation  # noqa: PLC0415 — only here
 
     plan = planned(invocation_from(context))
     if name is not None:
@@ -144,10 +145,12 @@ def doctor(
     if code:
         return code
     leftovers = leftover_jobs() if name is None else []
+    installation = check_installation() if name is None else ()
+    mention(installation)
     _report(plan, found, leftovers, as_json=as_json)
     if end_leftovers:
         leftovers = _ended(leftovers)
-    unwell = any(one.remedy for one in found) or leftovers
+    unwell = any(one.remedy for one in found) or leftovers or installation
     return _UNWELL if unwell else 0
 
 
