@@ -15,6 +15,7 @@ import pytest
 from tests.support.scripts import unmeasured
 
 from indusagi.capabilities.backends import PathRefused
+from indusagi.capabilities.files import placing
 from indusagi.capabilities.files.beneath import spot_at
 from indusagi.capabilities.files.placing import put_file
 
@@ -55,6 +56,25 @@ def test_where_there_is_no_room_the_old_content_stays(
         put(path, b"n" * (2 * ROOM))
     assert path.read_bytes() == b"o" * size
     assert sorted(os.listdir(tmp_path)) == ["a", "b"][:names]
+
+
+@pytest.mark.parametrize("size", [0, 5, ROOM])
+def test_where_there_is_no_room_in_a_closed_folder_the_old_content_stays(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There the file is written where it is."""
+
+    def closed(*_: object) -> None:
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(placing, "_begun", closed)
+    path = tmp_path / "a"
+    path.write_bytes(b"o" * size)
+    with little_room(), pytest.raises(OSError, match="File too large"):
+        put(path, b"n" * (2 * ROOM))
+    assert path.read_bytes() == b"o" * size
+    put(path, b"n" * 7)
+    assert path.read_bytes() == b"n" * 7
 
 
 def left_unfinished(path: Path, data: bytes) -> Path:

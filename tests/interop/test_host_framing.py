@@ -178,10 +178,11 @@ async def test_finding_d11_chunks_that_are_mostly_framing_are_refused() -> None:
         assert status_of(await raw.send(raw.head(CHUNKED) + chunk * 800)) == 400
 
 
-async def test_a_body_in_chunks_of_one_byte_is_taken() -> None:
-    async with serving() as raw:
-        raw.bench.let_go.set()
-        body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "ping"}).encode().ljust(200_000)
+async def test_a_body_in_chunks_of_one_byte_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = "indusagi.interop.protocol_bridge._host_exchange._FRAMING_BYTES"
+    monkeypatch.setattr(place, 8 * 1024)
+    async with serving(body_s=600) as raw:
+        body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "ping"}).encode().ljust(10_000)
         chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
         answer = await raw.send(raw.head(CHUNKED, "Connection: close") + chunks)
         # It was read to its end: what is missing is a session.
@@ -257,6 +258,17 @@ async def test_finding_d11_beyond_the_limits_every_request_gets_a_status() -> No
     assert all(b"retry-after: " in answer for answer in refusals)
 
 
+async def test_finding_d11_a_connection_beyond_the_limit_gets_its_answer() -> None:
+    async with serving(connections=1) as raw, anyio.create_task_group() as tasks:
+        tasks.start_soon(raw.send, raw.call(1, "Connection: close"))
+        await raw.bench.began.wait()
+        answer = await raw.send(raw.call(2))
+        assert status_of(answer) == 503
+        assert b"retry-after: 1" in answer
+        assert b"connection: close" in answer
+        raw.bench.let_go.set()
+
+
 @pytest.mark.parametrize("settings", [{"requests": 1}, {"requests_each": 1}, {"streams": 0}])
 async def test_finding_d11_each_limit_names_when_to_try_again(settings: dict[str, int]) -> None:
     async with serving(**settings) as raw, anyio.create_task_group() as tasks:
@@ -329,6 +341,22 @@ def test_finding_d11_the_limit_of_open_files_is_raised_to_what_is_needed(
     command = [sys.executable, "-c", LIMITED, str(soft), str(hard), str(wanted)]
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
     assert ran.stdout.split() == told.split()
+
+
+def test_finding_d11_a_limit_that_cannot_be_raised_is_kept_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise ValueError("not here")
+
+    limits = [(256, resource.RLIM_INFINITY), (20, 20)]
+
+    def tell(_: int) -> tuple[int, int]:
+        return limits.pop(0)
+
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    monkeypatch.setattr(resource, "getrlimit", tell)
+    assert [allow_connections(1_000), allow_connections(1_000)] == [128, 16]
 
 
 # -- the server that is subclassed ------------------------------------------------------------
