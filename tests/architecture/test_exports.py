@@ -25,7 +25,8 @@ NAMES = {
         FaultDetail FaultKind FaultReason FleetEvent FleetStatus Handlers InjectedTransport
         MountedBridge MountedProtocolBridge MountedTool ProtocolFault QUALIFIER RemoteCallResult
         RemoteTool RemoteToolRef ServerConfig ServerEndpoint ServerEndpointImpl ServerFleet
-        ServerFleetImpl ServerLimits SseServerConfig StdioServerConfig StreamableHttpServerConfig
+        ServerFleetImpl ServerLimits SlowStart SseServerConfig StartHistory StartPolicy
+        StdioServerConfig StreamableHttpServerConfig
         Supervision TransportKind create_server_endpoint is_protocol_fault is_terminal_phase
         is_usable_phase model_schema mount_protocol_bridge normalize_schema protocol_fault
         qualify_tool_name start_server_fleet

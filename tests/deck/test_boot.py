@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.support.deck import with_raw
 from tests.support.opened import QUICK
-from tests.support.servers import FAST, HONEST_TOOLS, diary, fault, honest
+from tests.support.servers import FAST, HONEST_TOOLS, SOON, diary, fault, honest
 from tests.support.stores import stored
 from tests.support.waiting import until
 
@@ -20,6 +20,7 @@ from induscode.deck.mcp.boot import BootPlan, _wake, boot_bridge
 from induscode.deck.mcp.history import deck_at, stored_log
 from induscode.deck.mcp.journal import Journal
 from induscode.deck.mcp.ledger import BridgeLedger
+from induscode.deck.mcp.starts import find_seen_up
 from induscode.deck.mcp.store_rows import Retention
 
 if TYPE_CHECKING:
@@ -333,3 +334,36 @@ async def test_a_server_that_is_taken_out_before_its_turn_is_not_started(tmp_pat
     async with stored(tmp_path) as store, booted(store, honest(id="h")) as bridge:
         assert bridge.attached.fleet is not None
         await _wake(bridge.attached.fleet, "nobody")
+
+
+async def test_finding_b1_whether_a_server_was_seen_up_is_remembered_in_the_ledger(
+    tmp_path: Path,
+) -> None:
+    server, mute = honest(id="h", limits=FAST), fault("mute", limits=SOON)
+    async with stored(tmp_path) as store:
+        assert await find_seen_up(store, [server, mute]) == []
+        async with booted(store, server, mute) as bridge:
+            assert bridge.attached.fleet is not None
+            assert bridge.attached.fleet.history.was_up(server)
+        assert await find_seen_up(store, [server, mute]) == [server]
+        # Another command line is another server; another id or deadline is not.
+        other = replace(server, args=(*server.args, "--era", "modern"))
+        assert await find_seen_up(store, [other]) == []
+        late = Journal(store, [server])
+        late.note("fault", "h", "timeout", "no answer within 10 s")
+        assert await find_seen_up(store, [server]) == []
+        async with booted(store, server) as bridge:
+            await bridge.settled()
+        assert await find_seen_up(store, [server]) == [server]
+
+
+async def test_finding_b1_a_server_that_was_up_before_has_a_short_limit_in_the_next_run(
+    tmp_path: Path,
+) -> None:
+    server = honest(id="h")
+    async with stored(tmp_path) as store:
+        async with booted(store, server):
+            pass
+        async with booted(store, server, lazy=("h",)) as bridge:
+            assert bridge.attached.fleet is not None
+            assert bridge.attached.fleet.history.was_up(server)

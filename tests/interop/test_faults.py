@@ -137,13 +137,13 @@ def test_the_message_names_the_server_the_place_and_the_reason(
 @pytest.mark.parametrize(
     ("stderr", "words"),
     [
-        (("first", "no \x1b[31mAPI key", "", "  \t"), " (its last words: no API key)"),
-        (("  indented\x00  ",), " (its last words: indented)"),
+        (("first", "no \x1b[31mAPI key", "", "  \t"), " (its stderr: no API key)"),
+        (("  indented\x00  ",), " (its stderr: indented)"),
         (("", " "), ""),
         ((), ""),
     ],
 )
-def test_the_last_words_of_a_process_are_repeated_clean(
+def test_the_cause_that_a_process_wrote_is_repeated_clean(
     stderr: tuple[str, ...], words: str
 ) -> None:
     fault = classify(closed("exited", *stderr), STDIO, Site.CONNECT)

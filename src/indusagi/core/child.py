@@ -21,14 +21,16 @@ import threading
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Protocol, cast
 
+from indusagi.core.activity import read_activity, read_cpu_seconds
 from indusagi.core.groups import MARK, Kin, name_of_pipe, settled, signal_each, signal_group, unseen
 from indusagi.core.ids import new_ulid
 from indusagi.core.owner import Owner, seen_through
 from indusagi.core.pipes import PipeReader, PipeWriter, give_up
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
 
+    from indusagi.core.activity import Activity
     from indusagi.core.groups import Found
 
 _PR_SET_PDEATHSIG = 1
@@ -36,6 +38,10 @@ _REAP_S = 1.0
 """How long the kernel gets to end what was killed. What may not be signalled is left then."""
 _LOOK_S = 5.0
 """How long to wait for the process list. A busy machine with thousands of them takes a second."""
+INTERRUPT_S = 10.0
+"""A gentle end: how long a tree that works may take after SIGINT before it gets SIGTERM."""
+GENTLE_S = 60.0
+"""A gentle end: the longest time after which a tree is killed although it still writes."""
 _UNKNOWN_CODE = 255
 """What asyncio too says of a process that somebody else has collected."""
 _libc: ctypes.CDLL | None = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -89,6 +95,7 @@ class Child:
         with_input: bool = True,
         merged: bool = False,
         dies_with_us: bool = True,
+        gentle: bool = False,
     ) -> None:
         """Start the process.
 
@@ -100,6 +107,8 @@ class Child:
             merged: Its standard error is its standard output.
             dies_with_us: On Linux, it is killed when the thread that made it ends, by kill -9 too.
                 Then all of our memory is mapped anew for a moment: not for many small commands.
+            gentle: It may be unpacking files that others need whole: it gets SIGTERM when we die,
+                not SIGKILL, and time to obey.
 
         Raises:
             OSError: It cannot be started.
@@ -111,7 +120,9 @@ class Child:
             stderr=subprocess.STDOUT if merged else subprocess.PIPE,
             env={**env, MARK: _marks(self._mark)},
             cwd=cwd,
-            preexec_fn=_dies_with(os.getpid()) if dies_with_us else None,
+            preexec_fn=_dies_with(os.getpid(), signal.SIGTERM if gentle else signal.SIGKILL)
+            if dies_with_us
+            else None,
         )
         try:
             await seen_through(self._connect(self._process), f"start {self.pid}")
@@ -228,6 +239,19 @@ class Child:
         """Read its standard output again."""
         self._output.resume()
 
+    @property
+    def unwritten(self) -> int:
+        """How many bytes wait to be taken by its standard input."""
+        return 0 if self._stdin is None else self._stdin.get_write_buffer_size()
+
+    async def activity(self) -> Activity | None:
+        """Tell what its whole tree has done so far; None where the system does not tell."""
+        return await asyncio.to_thread(lambda: read_activity(self._left()))
+
+    async def cpu_seconds(self) -> float | None:
+        """Tell how much CPU time the process itself has used; None if unknown."""
+        return await asyncio.to_thread(read_cpu_seconds, self.pid)
+
     def stop_reading(self) -> None:
         """Take nothing more of what it writes."""
         self._output.close()
@@ -235,7 +259,14 @@ class Child:
 
     # -- the end ------------------------------------------------------------------------------
 
-    async def end(self, grace_s: float, *, drain_s: float = 0.0, by_input: bool = True) -> None:
+    async def end(
+        self,
+        grace_s: float,
+        *,
+        drain_s: float = 0.0,
+        by_input: bool = True,
+        gentle: bool = False,
+    ) -> None:
         """End the process and all it has started: end of input, SIGTERM, SIGKILL; collect it.
 
         Safe to call twice, and from any task; the first call decides. A cancelled caller waits for
@@ -248,17 +279,29 @@ class Child:
             drain_s: How long to wait for the end of its output once it is gone; what is in the
                 pipe then is still read. Without this the rest of its output is dropped.
             by_input: Whether the end of its input is to tell it first.
+            gentle: For a tree that may be unpacking: end of input and SIGINT, as Ctrl-C in a shell;
+                then SIGTERM; SIGKILL only once it has written nothing for the grace, or after
+                `GENTLE_S`. The end then may take that long.
         """
         if self._process is None:
             return
         if not self._ender.started:
-            self._ender.start(self._end(grace_s, drain_s, by_input))
+            asking = self._ask_gently(grace_s) if gentle else self._ask(grace_s, by_input)
+            self._ender.start(self._end(asking, drain_s, gentle=gentle))
         await self._ender.ended()
 
-    async def _end(self, grace_s: float, drain_s: float, by_input: bool) -> None:
+    async def _end(
+        self, asking: Coroutine[object, object, bool], drain_s: float, *, gentle: bool
+    ) -> None:
         nobody_left = False
         try:
-            nobody_left = await self._ask(grace_s, by_input)
+            nobody_left = await asking
+        except asyncio.CancelledError:
+            # The loop ends: there is no time to wait, but a tree that unpacks is not cut off.
+            if gentle:
+                self._signal_group(signal.SIGTERM)
+                nobody_left = True
+            raise
         finally:
             # This task too can be cancelled, by the end of the loop: the signal comes first.
             if not nobody_left:
@@ -287,6 +330,39 @@ class Child:
         told = settled(one for one in left if one.group == asked)
         await self._gone_within(grace_s, signal.SIGTERM, left, told)
         return False
+
+    async def _ask_gently(self, grace_s: float) -> bool:
+        """End a tree as Ctrl-C in a shell would, and wait while it works."""
+        await self._looked(lambda: self._kin.foreseen(self.pid))
+        if self._stdin is not None:
+            self._stdin.close()
+        now = asyncio.get_running_loop().time
+        last = now() + GENTLE_S
+        self._signal_group(signal.SIGINT)
+        if await self._gone_or_idle(grace_s, min(last, now() + INTERRUPT_S)):
+            return True
+        self._signal_group(signal.SIGTERM)
+        return await self._gone_or_idle(grace_s, last)
+
+    async def _gone_or_idle(self, idle_s: float, until: float) -> bool:
+        """Wait until the tree is gone (True), writes nothing for a while, or has had its time."""
+        now = asyncio.get_running_loop().time
+        before: Activity | None = None
+        idle_since, pause_s = now(), 0.02
+        while True:
+            left = await self._looked(self._left)
+            if self.exited.is_set() and not left:
+                return True
+            done = await asyncio.to_thread(read_activity, left)
+            if done is None:
+                # Nothing can be seen: time is all that can be given.
+                until = min(until, idle_since + max(idle_s, INTERRUPT_S))
+            elif before is None or done.shows_life_since(before) or done.shows_writes_since(before):
+                before, idle_since = done, now()
+            if now() >= until or (done is not None and now() - idle_since >= idle_s):
+                return False
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, 0.1)
 
     async def _looked(self, look: Callable[[], list[Found]]) -> list[Found]:
         """List who still runs, as far as threads and the process list answer in time."""
@@ -385,14 +461,14 @@ def _peek(process: subprocess.Popen[bytes]) -> int | None:
     return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
 
-def _dies_with(parent: int) -> Callable[[], None] | None:
-    """Have the kernel end the child when the thread that started it ends, kill -9 included."""
+def _dies_with(parent: int, number: signal.Signals) -> Callable[[], None] | None:
+    """Have the kernel signal the child when the thread that started it ends, kill -9 included."""
     if _libc is None:  # pragma: no cover — macOS
         return None
     prctl = _libc.prctl
 
     def in_child() -> None:  # pragma: no cover — runs between fork and exec
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
         if os.getppid() != parent:
             os._exit(1)
 

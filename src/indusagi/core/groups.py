@@ -195,27 +195,28 @@ def _running() -> Iterator[Found]:
 
 
 def _born(leader: int | None) -> int:
-    fields = None if leader is None else _stat(leader)
+    fields = None if leader is None else read_stat(leader)
     return 0 if fields is None else int(fields[19])
 
 
 def _look(pid: int) -> Found | None:
-    fields = _stat(pid)
+    fields = read_stat(pid)
     if fields is None or fields[0] in {b"Z", b"X"}:
         return None
     return Found(pid, int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))
 
 
-def _stat(pid: int) -> list[bytes] | None:
+def read_stat(pid: int) -> list[bytes] | None:
+    """Read the fields of `/proc/PID/stat` from the state on (proc_pid_stat(5), field 3 first)."""
     # The name of the program stands in brackets and may hold any character.
-    said = _read(pid, "stat")
+    said = read_proc(pid, "stat")
     return None if said is None else said.rpartition(b") ")[2].split(None, 20)
 
 
 def _may_have_children(pid: int) -> bool:
     try:
         threads = os.listdir(f"/proc/{pid}/task")
-        return any(_read(pid, f"task/{thread}/children") != b"" for thread in threads)
+        return any(read_proc(pid, f"task/{thread}/children") != b"" for thread in threads)
     except OSError:
         return True
 
@@ -238,13 +239,13 @@ def _target(pid: int, descriptor: int) -> str:
 
 def _marks(pid: int) -> str:
     """Give what the variable holds for a process; nothing if it has none that can be seen."""
-    variables = b"\0" + (_read(pid, "environ") or b"")
+    variables = b"\0" + (read_proc(pid, "environ") or b"")
     return (
         variables.partition(f"\0{MARK}=".encode())[2].partition(b"\0")[0].decode("ascii", "replace")
     )
 
 
-def _read(pid: int, name: str) -> bytes | None:
+def read_proc(pid: int, name: str) -> bytes | None:
     """Read what `/proc` says of a process; None when it has ended or is not for us to see."""
     try:
         # Without a file object: this is done for every process of the machine.

@@ -308,7 +308,10 @@ async def attach_servers(
     """
     if not plan.rows and lasting is None:
         return McpCapabilities(notes=plan.notes, plan=plan)
+    from anyio import CancelScope  # noqa: PLC0415 — loaded wherever a loop runs
+
     from indusagi.interop.protocol_bridge.supervision import Supervision  # noqa: PLC0415 — with it
+    from induscode.boot.starting import announce_slow_start  # noqa: PLC0415 — as below
     from induscode.deck.mcp.boot import boot_bridge  # noqa: PLC0415 — for those with servers
 
     supervision = Supervision(first_s=_NOT_SOON_S, longest_s=_NOT_SOON_S) if once else None
@@ -317,9 +320,16 @@ async def attach_servers(
         boot_plan_of(plan, lazy=lazy, lasting=lasting),
         supervision=supervision,
         handlers=handlers,
+        on_event=announce_slow_start,
     )
-    if wait:
-        await booted.settled()
+    try:
+        if wait:
+            await booted.settled()
+    except BaseException:
+        # Cancelled: what is being started is ended here, and not by the end of the loop.
+        with CancelScope(shield=True):
+            await booted.aclose()
+        raise
     attached = booted.attached
     ledger = attached.enrolment.ledger if attached.enrolment is not None else attached.ledger
     # What servers listed after they came up may have disabled tools.

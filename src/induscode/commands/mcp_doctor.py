@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from indusagi.interop.protocol_bridge.contract import ProtocolFault, StdioServerConfig
+from induscode.boot.starting import show_slow_start
+from induscode.commands.mcp_remedy import advise
 from induscode.commands.names import complete_server
 from induscode.commands.running import opened_store, planned, run_loop
 from induscode.commands.servers import (
@@ -30,7 +32,8 @@ if TYPE_CHECKING:
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.contract import RemoteTool, ServerConfig
-    from indusagi.interop.protocol_bridge.endpoint import ServerEndpointImpl
+    from indusagi.interop.protocol_bridge.endpoint import EndpointEvent, ServerEndpointImpl
+    from indusagi.interop.protocol_bridge.start.policy import StartHistory
     from induscode.boot.runners import ServerPlan
     from induscode.deck.mcp.drift import DisabledTool
     from induscode.deck.mcp.pins import StorePins
@@ -42,22 +45,6 @@ _UNWELL = 1
 _SHOWN_STDERR = 10
 _TOLD = frozenset({"connect", "ready", "fault", "drift", "approve"})
 """The events of a server that are told as its log."""
-_REASONS = {
-    "auth": "it wants a login: see that the token or the header in its row is right",
-    "exited": "it ended by itself: the lines above mostly say why; try its command in a shell",
-    "frame_too_large": "it sent more than one message may hold",
-    "not_found": "install the command, or correct it: indus mcp get {}",
-    "rate_limited": "try again later",
-    "redirect": "put the address it redirects to into its row",
-    "refused": "nothing listens at its address: start it, or correct the address",
-    "version": "it speaks another version of the protocol: update it",
-}
-_KINDS = {
-    "timeout": "it took too long: give it more time with startup_timeout_sec in its row",
-    "spawn_failed": "try its command in a shell",
-    "transport": "see that its address is right and can be reached from here",
-    "protocol": "it answers what no server may: see whether it is an MCP server at all",
-}
 
 
 @dataclass(slots=True)
@@ -135,10 +122,12 @@ def doctor(
 
         async with opened_store() as store:
             pins = await read_pins(store, plan.configs.values())
+            history = await _read_history(store, plan)
         async with create_task_group() as tasks:
             for one in found:
                 if one.name in plan.configs:
-                    tasks.start_soon(_examine, one, plan.configs[one.name], pins)
+                    config = plan.configs[one.name]
+                    tasks.start_soon(_examine, one, config, pins, history)
         return 0
 
     code = run_loop(work) if plan.configs else 0
@@ -186,14 +175,33 @@ def _target(row: ServerRow, config: ServerConfig) -> str:
     return f"{config.command}: {'not found' if path is None else os.path.abspath(path)}"
 
 
-async def _examine(findings: _Findings, config: ServerConfig, pins: StorePins) -> None:
+async def _read_history(store: ThreadedStore, plan: ServerPlan) -> StartHistory:
+    """Read which servers were up before: the others have the time of a first start."""
+    from indusagi.interop.protocol_bridge.start.policy import StartHistory  # noqa: PLC0415 — brings the bridge
+    from induscode.deck.mcp.starts import find_seen_up  # noqa: PLC0415 — as above
+
+    history = StartHistory()
+    for config in await find_seen_up(store, plan.configs.values()):
+        history.record_up(config)
+    return history
+
+
+async def _examine(
+    findings: _Findings, config: ServerConfig, pins: StorePins, history: StartHistory
+) -> None:
     from asyncio import get_running_loop  # noqa: PLC0415 — loaded by run_loop
 
     from indusagi.interop.protocol_bridge.endpoint import create_server_endpoint  # noqa: PLC0415 — brings the bridge
 
     clock = get_running_loop().time
     begun = clock()
-    endpoint = create_server_endpoint(config)
+
+    def heard(event: EndpointEvent) -> None:
+        slow = endpoint.status().slow_start
+        if event == "slow_start" and slow is not None:
+            show_slow_start(config.id, slow)
+
+    endpoint = create_server_endpoint(config, on_event=heard, history=history)
     try:
         await endpoint.open()
         findings.latency_ms = round((clock() - begun) * 1000)
@@ -204,7 +212,7 @@ async def _examine(findings: _Findings, config: ServerConfig, pins: StorePins) -
         _compare(findings, listed, pins)
         findings.notes = [note.message for note in endpoint.status().notes]
     except ProtocolFault as fault:
-        _failed(findings, fault)
+        _failed(findings, config, fault)
     finally:
         await endpoint.close()
 
@@ -240,13 +248,13 @@ def _met(findings: _Findings, endpoint: ServerEndpointImpl) -> None:
         findings.server = " ".join(str(said[key]) for key in ("name", "version") if key in said)
 
 
-def _failed(findings: _Findings, fault: ProtocolFault) -> None:
+def _failed(findings: _Findings, config: ServerConfig, fault: ProtocolFault) -> None:
     if findings.handshake != "done":
         findings.handshake = "failed"
     findings.fault = str(fault).removeprefix(f"server {findings.name!r}: ")
     findings.stderr = fault.detail.stderr[-_SHOWN_STDERR:]
-    remedy = _REASONS.get(fault.detail.reason or "") or _KINDS.get(fault.kind, "see the fault")
-    findings.remedy = remedy.format(findings.name)
+    advice = advise(findings.name, config, fault, os.environ)
+    findings.remedy, findings.notes = advice.remedy, advice.notes
 
 
 # -- telling ----------------------------------------------------------------------------------

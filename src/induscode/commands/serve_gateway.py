@@ -223,12 +223,17 @@ class Gateway:
 
     async def first_servers(self) -> None:
         """Wait for servers that nothing is known of, but not long; and for those that must be."""
+        with anyio.move_on_after(FIRST_S):
+            await self._booted.wake(self.session.mcp.brand_new())
+        await self.required_servers()
+
+    async def required_servers(self, limit_s: float | None = None) -> None:
+        """Wait until servers that must be there have come up or failed."""
         required = [
             row.id for row in self.plan.rows if row.required and row.id in self.plan.configs
         ]
-        with anyio.move_on_after(FIRST_S):
-            await self._booted.wake(self.session.mcp.brand_new())
-        await self._booted.wake(required)
+        with anyio.move_on_after(limit_s):
+            await self._booted.wake(required)
 
     async def follow(self, host: ProviderHost, told: Told) -> None:
         """Keep what clients are told in step with the servers, and these with their files."""
@@ -256,7 +261,7 @@ class Gateway:
         if event.event == "phase":
             self._mention_fault(event.server, event.status)
             self._look_at(event.server, tasks)
-        else:
+        elif event.event == "tools":
             self._moved.set()
 
     def _look_at(self, server: str, tasks: TaskGroup) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from indusagi.core.groups import MARK, left_behind, signal_each
+from indusagi.interop.protocol_bridge.start.managers import find_package_manager
 from induscode.commands.serve_loop import is_a_gateway
 from induscode.commands.serve_watch import config_files
 from induscode.launch.flags import split_list
@@ -113,13 +114,19 @@ def _there(invocation: Invocation) -> Iterator[str]:
 
 
 def kill_all_below() -> None:
-    """Kill every process that was started here, with all that it has started. It blocks."""
+    """Kill every process that was started here, with all that it has started. It blocks.
+
+    A package manager is told to end instead (SIGTERM): killed in mid-unpack it would leave a cache
+    behind that no program can use.
+    """
     ours = os.getpid()
     with suppress(OSError):
         for pid in [int(name) for name in os.listdir("/proc") if name.isdigit()]:
             found = look(pid)
             if found is not None and found.parent == ours:
-                signal_each(left_behind(pid, _mark_of(pid)), signal.SIGKILL)
+                downloads = found.argv and find_package_manager(found.argv[0], found.argv[1:])
+                number = signal.SIGTERM if downloads else signal.SIGKILL
+                signal_each(left_behind(pid, _mark_of(pid)), number)
 
 
 def _mark_of(pid: int) -> str:

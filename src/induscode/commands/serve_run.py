@@ -12,14 +12,16 @@ import click
 from anyio import to_thread
 
 from indusagi import __version__
+from indusagi.capabilities.registry import ToolRegistry
 from indusagi.interop.protocol_bridge.contract import ProtocolFault
 from indusagi.interop.protocol_bridge.host import create_provider_host
+from indusagi.interop.protocol_bridge.inert import inert_context
 from induscode.boot.runners import Lasting
 from induscode.boot.session import open_session
 from induscode.commands.running import as_usage, planned
 from induscode.commands.serve_errors import never_blocking
 from induscode.commands.serve_gate import serving_gate
-from induscode.commands.serve_gateway import Frame, Gateway
+from induscode.commands.serve_gateway import FIRST_S, Frame, Gateway
 from induscode.commands.serve_kin import stripped_loop
 from induscode.commands.serve_loop import (
     EVERYWHERE,
@@ -45,7 +47,9 @@ if TYPE_CHECKING:
 
     from indusagi.core.cancel import CancelToken
     from indusagi.interop.protocol_bridge.contract import ServerConfig
+    from indusagi.interop.protocol_bridge.host import ProviderHost
     from indusagi.interop.protocol_bridge.host_settings import HttpHost, HttpSettings
+    from indusagi.runtime.contract import ToolBox
     from induscode.boot.runners import ServerPlan
     from induscode.commands.serve import ServeOptions
     from induscode.commands.serve_signals import Told
@@ -116,58 +120,114 @@ def _listening(settings: HttpSettings | None) -> Listening | None:
 async def _gateway(
     invocation: Invocation, options: ServeOptions, plan: ServerPlan, frame: Frame
 ) -> int:
+    gateways: list[Gateway] = []
+    up, ready = anyio.Event(), anyio.Event()
+
+    def box() -> ToolBox:
+        return gateways[0].box() if gateways else ToolRegistry().to_tool_box(inert_context())
+
+    # Served before anything else is opened: `initialize` is answered at once, whatever starts.
+    host = create_provider_host(box, frame.info, ready=ready)
+    following = anyio.CancelScope()
+    what = f"as {frame.info.name!r}"
+    ends: list[int] = []
+    failures: list[Exception] = []
+
+    async with (
+        serving_signals() as told,
+        AsyncExitStack() as stack,
+        anyio.create_task_group() as tasks,
+    ):
+
+        async def front() -> None:
+            ends.append(await _fronted(host, options.settings, told, what, up))
+            following.cancel()
+
+        tasks.start_soon(front)
+        try:
+            gateway = await _open_gateway(stack, invocation, options, plan, frame, told)
+            if gateway is not None:
+                gateways.append(gateway)
+                _tell_streams(options.settings, what)
+                with following:
+                    ends.extend(await _follow_servers(gateway, host, told, up, ready))
+                if following.cancelled_caught and not ready.is_set() and not told.end.cancelled:
+                    # The client left at once; what is missing is told all the same.
+                    await gateway.required_servers(FIRST_S)
+                    ends.extend(_tell_missing(gateway))
+        except Exception as exc:  # noqa: BLE001 — raised again outside of the group
+            failures.append(exc)
+        if not told.end.cancelled and not following.cancel_called:
+            tasks.cancel_scope.cancel()
+    if failures:
+        raise failures[0]
+    return next((code for code in ends if code), 0) or told.code
+
+
+async def _open_gateway(
+    stack: AsyncExitStack,
+    invocation: Invocation,
+    options: ServeOptions,
+    plan: ServerPlan,
+    frame: Frame,
+    told: Told,
+) -> Gateway | None:
+    """Open what is served; None if it was told to end meanwhile. The stack closes it in peace."""
     from indusagi.interop.protocol_bridge.callers import asking_handlers  # noqa: PLC0415 — with the bridge
 
     named = PROFILES[options.profile]
     profile = None if named is None else Profile(named)
-    async with serving_signals() as told, AsyncExitStack() as stack:
-        gateway: Gateway | None = None
-        # What is opened here stays open beyond the scope, and is closed in peace whatever happens.
-        with told.end.guard():
-            session = await stack.enter_async_context(
-                open_session(
-                    invocation,
-                    profile=profile,
-                    plan=plan,
-                    wait=False,
-                    lasting=frame.lasting,
-                    handlers=asking_handlers(),
-                )
+    # What is opened here stays open beyond the scope, and is closed in peace whatever happens.
+    with told.end.guard():
+        session = await stack.enter_async_context(
+            open_session(
+                invocation,
+                profile=profile,
+                plan=plan,
+                wait=False,
+                lasting=frame.lasting,
+                handlers=asking_handlers(),
             )
-            # In a thread, and after the servers were started: it takes as long as they do.
-            gate = await to_thread.run_sync(serving_gate, invocation, profile is not None)
-            gateway = Gateway(session, plan, frame, gate)
-        if gateway is None or told.end.cancelled:
-            return told.code
-        code = await _served(gateway, options, frame, told)
-    return code or told.code
+        )
+        # In a thread, and after the servers were started: it takes as long as they do.
+        gate = await to_thread.run_sync(serving_gate, invocation, profile is not None)
+        return Gateway(session, plan, frame, gate)
+    return None
 
 
-async def _served(gateway: Gateway, options: ServeOptions, frame: Frame, told: Told) -> int:
-    up, ready = anyio.Event(), anyio.Event()
-    host = create_provider_host(gateway.box, frame.info, ready=ready)
-    missing: list[str] = []
+async def _follow_servers(
+    gateway: Gateway, host: ProviderHost, told: Told, up: anyio.Event, ready: anyio.Event
+) -> Sequence[int]:
+    """Have the first servers up and follow all of them; clients are met meanwhile.
 
-    async def prepare() -> None:
-        """Have the first servers up; clients are met meanwhile, and wait for the list."""
-        await gateway.first_servers()
-        await up.wait()
-        gateway.mention_all()
-        missing.extend(gateway.session.mcp.missing())
-        if missing:
-            complain(f"required and not ready: {', '.join(missing)}")
-            tasks.cancel_scope.cancel()
-            return
-        complain(gateway.summary())
-        ready.set()
-        await gateway.follow(host, told)
+    Returns only if a server is missing that is required, with the exit code.
+    """
+    await gateway.first_servers()
+    await up.wait()
+    gateway.mention_all()
+    missing = _tell_missing(gateway)
+    if missing:
+        return missing
+    complain(gateway.summary())
+    ready.set()
+    await gateway.follow(host, told)
+    return ()
 
-    code = 0
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(prepare)
-        code = await _fronted(host, options.settings, told, f"as {frame.info.name!r}", up)
-        tasks.cancel_scope.cancel()
-    return int(ExitCode.SERVER_MISSING) if missing else code
+
+def _tell_missing(gateway: Gateway) -> Sequence[int]:
+    """Tell which required servers are not ready; give the exit code that says so, if there are."""
+    missing = gateway.session.mcp.missing()
+    if not missing:
+        return ()
+    complain(f"required and not ready: {', '.join(missing)}")
+    return (int(ExitCode.SERVER_MISSING),)
+
+
+def _tell_streams(settings: HttpSettings | None, what: str) -> None:
+    if settings is None:
+        complain(f"serving over standard input and output {what}")
+        if somebody_is_there():
+            complain("an MCP client is meant to start this: see indus serve --install")
 
 
 async def _fronted(
@@ -176,9 +236,6 @@ async def _fronted(
     """Serve over the one way or the other until it is over; `up` is set as soon as it serves."""
     try:
         if settings is None:
-            complain(f"serving over standard input and output {what}")
-            if somebody_is_there():
-                complain("an MCP client is meant to start this: see indus serve --install")
             up.set()
             await host.serve_stdio(told.end)
             return 0
@@ -235,5 +292,6 @@ async def _relayed(config: ServerConfig, options: ServeOptions) -> int:
     async with serving_signals() as told:
         host = create_relay_host(config)
         what = f"server {config.id!r} as it is"
+        _tell_streams(options.settings, what)
         code = await _fronted(host, options.settings, told, what, anyio.Event())
     return code or told.code

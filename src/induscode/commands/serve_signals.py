@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from indusagi.core.cancel import CancelToken
+from indusagi.core.child import GENTLE_S
 from induscode.commands.serve_early import has_terminal, hear_early, was_hung_up
 from induscode.commands.serve_errors import last_words
 from induscode.commands.serve_kin import kill_all_below
@@ -18,7 +19,7 @@ from induscode.commands.serve_kin import kill_all_below
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-_CLOSING_S = 15.0
+_CLOSING_S = GENTLE_S + 15.0
 """Far beyond all the deadlines of a graceful end: then the program ends all the same."""
 _LAST_WORDS_S = 0.1
 

@@ -154,7 +154,7 @@ def config_facts(row: ServerRow) -> JsonObject:
         **shown,
         "includeTools": None if include is None else [*include],
         "excludeTools": [*config.exclude_tools],
-        "startupTimeoutSec": config.limits.connect_s,
+        "startupTimeoutSec": config.limits.start_s,
         "toolTimeoutSec": config.limits.call_idle_s,
     }
 

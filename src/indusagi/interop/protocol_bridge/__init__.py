@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.contract import ServerEndpoint as ServerEndpoint
     from indusagi.interop.protocol_bridge.contract import ServerFleet as ServerFleet
     from indusagi.interop.protocol_bridge.contract import ServerLimits as ServerLimits
+    from indusagi.interop.protocol_bridge.contract import SlowStart as SlowStart
     from indusagi.interop.protocol_bridge.contract import SseServerConfig as SseServerConfig
     from indusagi.interop.protocol_bridge.contract import StdioServerConfig as StdioServerConfig
     from indusagi.interop.protocol_bridge.contract import (
@@ -71,6 +72,8 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.relay import RelayHost as RelayHost
     from indusagi.interop.protocol_bridge.relay import create_relay_host as create_relay_host
     from indusagi.interop.protocol_bridge.schema import normalize_schema as normalize_schema
+    from indusagi.interop.protocol_bridge.start.policy import StartHistory as StartHistory
+    from indusagi.interop.protocol_bridge.start.policy import StartPolicy as StartPolicy
     from indusagi.interop.protocol_bridge.supervision import Supervision as Supervision
 
 _HOMES = {
@@ -99,6 +102,7 @@ _HOMES = {
     "ServerEndpoint": "contract",
     "ServerFleet": "contract",
     "ServerLimits": "contract",
+    "SlowStart": "contract",
     "SseServerConfig": "contract",
     "StdioServerConfig": "contract",
     "StreamableHttpServerConfig": "contract",
@@ -126,6 +130,8 @@ _HOMES = {
     "RelayHost": "relay",
     "create_relay_host": "relay",
     "normalize_schema": "schema",
+    "StartHistory": "start.policy",
+    "StartPolicy": "start.policy",
     "Supervision": "supervision",
 }
 __all__ = [*_HOMES]  # pyright: ignore[reportUnsupportedDunderAll] — loaded by name, below

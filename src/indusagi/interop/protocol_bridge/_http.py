@@ -139,7 +139,7 @@ class Guard(httpx2.AsyncBaseTransport):
         hurry = request.method == "POST" and journey.identity is None
         try:
             answer = self._inner.handle_async_request(request)
-            response = await journey.bounded(answer, self._limits.connect_s if hurry else None)
+            response = await journey.bounded(answer, self._limits.start_s if hurry else None)
             return await self._judged(request, response, journey)
         except TimeoutError:
             return self._refusal(journey, mishap("did not answer in time", "closed"))
@@ -415,7 +415,7 @@ async def guarded_client(
     client = GuardedClient(
         transport=guard,
         headers=dict(config.headers),
-        timeout=httpx2.Timeout(None, connect=limits.connect_s),
+        timeout=httpx2.Timeout(None, connect=limits.start_s),
         max_redirects=REDIRECTS,
         trust_env=False,
     )

@@ -8,12 +8,13 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from functools import partial
 from typing import Any, TypeAlias
 
-from indusagi.core.hashing import content_hash
 from indusagi.core.json import JsonObject
 from indusagi.interop.protocol_bridge.contract import ServerConfig, StdioServerConfig
 from indusagi.interop.protocol_bridge.handlers import Handlers
 from indusagi.interop.protocol_bridge.host_links import is_link, linked_peer
 from indusagi.interop.protocol_bridge.protocol import Era, Peer
+from indusagi.interop.protocol_bridge.start.policy import start_digest
+from indusagi.interop.protocol_bridge.start.watch import StartWatch
 from indusagi.interop.protocol_bridge.stdio import spawn_link
 from indusagi.interop.protocol_bridge.wire import Link, WireClosed
 
@@ -38,9 +39,15 @@ def client_info() -> JsonObject:
 
 @asynccontextmanager
 async def open_peer(
-    config: ServerConfig, handlers: Handlers, injected: InjectedTransport | None
+    config: ServerConfig,
+    handlers: Handlers,
+    injected: InjectedTransport | None,
+    watch: StartWatch,
 ) -> AsyncGenerator[Peer]:
-    """Connect to the server of a configuration, and disconnect when the block is left."""
+    """Connect to the server of a configuration, and disconnect when the block is left.
+
+    The process of the server, if there is one, is shown to the `watch`.
+    """
     if injected is not None and is_link(injected):
         opening = linked_peer(injected, config, handlers, client_info())
     elif injected is not None:
@@ -48,7 +55,7 @@ async def open_peer(
         sdk = await asyncio.to_thread(_loaded_sdk)
         opening = sdk.injected_peer(config, handlers, client_info(), factory)
     elif config.kind == "stdio":
-        opening = _stdio_peer(config, handlers)
+        opening = _stdio_peer(config, handlers, watch)
     else:
         sdk = await asyncio.to_thread(_loaded_sdk)
         opening = sdk.remote_peer(config, handlers, client_info())
@@ -90,17 +97,21 @@ def _loaded_sdk():
 
 
 @asynccontextmanager
-async def _stdio_peer(config: StdioServerConfig, handlers: Handlers) -> AsyncGenerator[Peer]:
-    digest = content_hash([config.command, [*config.args], {**config.env}, config.cwd])
+async def _stdio_peer(
+    config: StdioServerConfig, handlers: Handlers, watch: StartWatch
+) -> AsyncGenerator[Peer]:
+    digest = start_digest(config)
     known = _eras.get(digest)
     async with AsyncExitStack() as stack:
         try:
-            peer = await stack.enter_async_context(_spawned(config, handlers, known or "modern"))
+            peer = await stack.enter_async_context(
+                _spawned(config, handlers, known or "modern", watch)
+            )
         except WireClosed:
             if known is not None:
                 raise
             # Some exit at a method they do not know: once more, in the old way from the start.
-            peer = await stack.enter_async_context(_spawned(config, handlers, "legacy"))
+            peer = await stack.enter_async_context(_spawned(config, handlers, "legacy", watch))
         if peer.facts is not None:
             _eras[digest] = peer.facts.era
         yield peer
@@ -108,11 +119,12 @@ async def _stdio_peer(config: StdioServerConfig, handlers: Handlers) -> AsyncGen
 
 @asynccontextmanager
 async def _spawned(
-    config: StdioServerConfig, handlers: Handlers, first: Era
+    config: StdioServerConfig, handlers: Handlers, first: Era, watch: StartWatch
 ) -> AsyncGenerator[Peer]:
-    link = await spawn_link(config)
+    link = watch.process = await spawn_link(config)
     try:
         peer = Peer(link, config.limits, handlers, client_info())
+        peer.wire.on_noise = link.keep_noise
         await peer.connect(first)
         try:
             yield peer

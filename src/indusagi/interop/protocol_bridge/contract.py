@@ -48,6 +48,8 @@ FaultReason: TypeAlias = Literal[
     "version",
 ]
 """The finer cause of a fault. The set is closed; a new cause is added here or not at all."""
+LATER_START_S = 10.0
+"""How long a server may take to start that was up before, or that is reached over a network."""
 TransportKind: TypeAlias = Literal["stdio", "sse", "streamable_http"]
 TrustState: TypeAlias = Literal["trusted", "untrusted"]
 
@@ -65,6 +67,8 @@ class FaultDetail:
     signal: int | None = None
     stderr: tuple[str, ...] = ()
     """The last lines the process wrote to its standard error."""
+    stdout: tuple[str, ...] = ()
+    """Lines of its standard output that were not protocol messages."""
 
 
 FaultCause: TypeAlias = BaseException
@@ -158,8 +162,9 @@ def is_terminal_phase(phase: EndpointPhase | str) -> bool:
 class ServerLimits:
     """Every deadline and cap that holds for one server."""
 
-    connect_s: float = 10.0
-    """From the start of the process, or the first request, to the end of the handshake."""
+    connect_s: float | None = None
+    """From the start of the process, or the first request, to the end of the handshake. None: as
+    `StartPolicy` decides, which gives a first start more time."""
     probe_s: float = 2.0
     """How long the question for the modern protocol may stay unanswered before the old one."""
     list_s: float = 10.0
@@ -179,6 +184,11 @@ class ServerLimits:
     stderr_line_bytes: int = 500
     relist_gap_s: float = 1.0
     """The least time between two listings that the server asks for."""
+
+    @property
+    def start_s(self) -> float:
+        """The limit of a start that is not the first one."""
+        return LATER_START_S if self.connect_s is None else self.connect_s
 
 
 def _frozen(mapping: Mapping[str, str]) -> Mapping[str, str]:
@@ -317,6 +327,16 @@ class RemoteCallResult:
 
 
 @dataclass(frozen=True, slots=True)
+class SlowStart:
+    """Why the start of a server takes long, as far as its configuration tells."""
+
+    first: bool
+    """It was never seen up with this configuration."""
+    package_manager: str | None = None
+    """The command that may be downloading what it runs."""
+
+
+@dataclass(frozen=True, slots=True)
 class EndpointStatus:
     """How a server is at this moment."""
 
@@ -329,6 +349,8 @@ class EndpointStatus:
     """Seconds until the next attempt to start it; None when none is planned."""
     trust: TrustState = field(default="trusted", kw_only=True)
     notes: Sequence[Note] = field(default=(), kw_only=True)
+    slow_start: SlowStart | None = field(default=None, kw_only=True)
+    """Set while it starts and has taken longer than a second."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "phase", EndpointPhase(self.phase))

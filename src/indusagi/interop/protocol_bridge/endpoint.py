@@ -8,6 +8,7 @@ the endpoint stays what it was; a new one is needed for another try.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Literal, TypeAlias
@@ -17,7 +18,7 @@ from indusagi.core.faults import describe_error
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.notes import Note
 from indusagi.core.owner import Owner
-from indusagi.core.text import clean_text
+from indusagi.core.text import clean_text, cut_text
 from indusagi.interop.protocol_bridge.catalog import read_tools
 from indusagi.interop.protocol_bridge.connect import CLIENT_NAME as CLIENT_NAME
 from indusagi.interop.protocol_bridge.connect import CLIENT_VERSION as CLIENT_VERSION
@@ -32,18 +33,28 @@ from indusagi.interop.protocol_bridge.contract import (
     RemoteCallResult,
     RemoteTool,
     ServerConfig,
+    SlowStart,
     is_terminal_phase,
 )
 from indusagi.interop.protocol_bridge.faults import Site, classify
 from indusagi.interop.protocol_bridge.handlers import Handlers
 from indusagi.interop.protocol_bridge.protocol import Peer, ServerFacts
-from indusagi.interop.protocol_bridge.wire import OnProgress
+from indusagi.interop.protocol_bridge.start.policy import (
+    PROCESS_HISTORY,
+    StartHistory,
+    StartPolicy,
+)
+from indusagi.interop.protocol_bridge.start.watch import StartTimeout, StartWatch
+from indusagi.interop.protocol_bridge.wire import LinkEnd, OnProgress, WireTimeout
 from indusagi.runtime.contract import ProgressSink, ToolProgress
+
+_log = logging.getLogger(__name__)
 
 _LISTEN_PAUSE_S = 60.0
 """The longest pause before a server that stopped telling of changes is asked again."""
 
-EndpointEvent: TypeAlias = Literal["phase", "tools"]
+EndpointEvent: TypeAlias = Literal["phase", "tools", "slow_start"]
+"""What changed: where it stands, what it lists, or that its start takes long."""
 OnEvent: TypeAlias = Callable[[EndpointEvent], None]
 
 
@@ -52,14 +63,25 @@ def create_server_endpoint(
     session_factory: InjectedTransport | None = None,
     *,
     handlers: Handlers | None = None,
+    on_event: OnEvent | None = None,
+    policy: StartPolicy | None = None,
+    history: StartHistory | None = None,
 ) -> ServerEndpointImpl:
     """Make an endpoint, not yet opened.
 
     With a `session_factory` the configuration's own transport is not used: the factory's context
     manager yields the connection instead. One end of a `linked_pair`, or a pair of streams, may be
-    given as it is (see `connect`).
+    given as it is (see `connect`). The `policy` says how long a start may take, the `history`
+    whether it is the first one.
     """
-    return ServerEndpointImpl(config, session_factory, handlers=handlers)
+    return ServerEndpointImpl(
+        config,
+        session_factory,
+        handlers=handlers,
+        on_event=on_event,
+        policy=policy,
+        history=history,
+    )
 
 
 class ServerEndpointImpl:
@@ -72,7 +94,14 @@ class ServerEndpointImpl:
         *,
         handlers: Handlers | None = None,
         on_event: OnEvent | None = None,
+        policy: StartPolicy | None = None,
+        history: StartHistory | None = None,
     ) -> None:
+        self._policy = policy or StartPolicy()
+        self._history = PROCESS_HISTORY if history is None else history
+        self._watch_of_start: StartWatch | None = None
+        self._slow_start: SlowStart | None = None
+        self._unanswered = asyncio.Event()
         self._config = config
         self._session_factory = session_factory
         self._handlers = handlers or Handlers()
@@ -117,6 +146,10 @@ class ServerEndpointImpl:
         notes = (*self._notes, *self._new_notes())
         if noise:
             said = f"{noise:,} lines of its output were no protocol messages, and were skipped"
+            process = None if self._watch_of_start is None else self._watch_of_start.process
+            lines = () if process is None else process.read_noise()
+            if lines:
+                said += f"; the first: {cut_text(clean_text(lines[0])[0].strip(), 200)!r}"
             notes = (*notes, Note(f"server {self._config.id!r}", said))
         return EndpointStatus(
             self._config.id,
@@ -124,6 +157,7 @@ class ServerEndpointImpl:
             len(self._tools or ()),
             self._fault or self._listing_fault,
             notes=notes,
+            slow_start=self._slow_start if self._phase is EndpointPhase.CONNECTING else None,
         )
 
     def _new_notes(self) -> Sequence[Note]:
@@ -131,6 +165,11 @@ class ServerEndpointImpl:
         said = () if self._peer is None else self._peer.notes
         notes = (Note(f"server {self._config.id!r}", one) for one in said)
         return [note for note in notes if note not in self._notes]
+
+    async def cpu_seconds(self) -> float | None:
+        """Tell how much CPU time its process has used so far; None if unknown."""
+        process = None if self._watch_of_start is None else self._watch_of_start.process
+        return None if process is None else await process.cpu_seconds()
 
     # -- opening and closing ----------------------------------------------------------------
 
@@ -174,7 +213,11 @@ class ServerEndpointImpl:
                 self._fault = self._fault or self._cancelled_fault()
                 raise
         except Exception as exc:  # noqa: BLE001 — boundary: whatever a server or its transport does
-            self._fault = self._fault or classify(exc, self._config, Site.CONNECT)
+            process = None if self._watch_of_start is None else self._watch_of_start.process
+            found = classify(exc, self._config, Site.CONNECT, process=process)
+            self._fault = self._fault or found
+            if isinstance(exc, StartTimeout):
+                self._history.record_timeout(self._config)
         finally:
             self._peer = None
             gone_wrong = self._fault is not None
@@ -182,11 +225,14 @@ class ServerEndpointImpl:
             self._settled.set()
 
     async def _hold(self) -> None:
-        limits = self._config.limits
+        seen_up = self._history.was_up(self._config) or self._session_factory is not None
+        allowance = self._policy.allow(self._config, seen_up=seen_up)
+        watch = self._watch_of_start = StartWatch(allowance, self._tell_slow_start)
         async with AsyncExitStack() as stack:
-            async with asyncio.timeout(limits.connect_s):
-                opening = open_peer(self._config, self._handlers, self._session_factory)
+            async with watch.limit():
+                opening = open_peer(self._config, self._handlers, self._session_factory, watch)
                 peer = await stack.enter_async_context(opening)
+            self._history.record_up(self._config)
             peer.on_tools_changed = self._tools_changed.set
             self._peer = peer
             self._enter(EndpointPhase.READY)
@@ -197,6 +243,13 @@ class ServerEndpointImpl:
             if self._phase is EndpointPhase.READY:
                 self._enter(EndpointPhase.CLOSING)
 
+    def _tell_slow_start(self) -> None:
+        watch = self._watch_of_start
+        if watch is not None and self._phase is EndpointPhase.CONNECTING:
+            allowance = watch.allowance
+            self._slow_start = SlowStart(allowance.first, allowance.package_manager)
+            self._tell("slow_start")
+
     def _lose(self, peer: Peer) -> None:
         if self._phase is EndpointPhase.READY and not self._stop.is_set():
             self._fault = classify(peer.end_error(), self._config, Site.HELD)
@@ -206,6 +259,8 @@ class ServerEndpointImpl:
         """Wait until it is to be closed, or the link ends; meanwhile follow changes."""
         async with asyncio.TaskGroup() as tasks:
             helpers = [tasks.create_task(self._relist())]
+            if self._config.kind == "stdio" and self._session_factory is None:
+                helpers.append(tasks.create_task(self._check_alive(peer)))
             facts = peer.facts
             if facts is not None and facts.era == "modern" and facts.offers("tools", "listChanged"):
                 helpers.append(tasks.create_task(self._listen(peer)))
@@ -215,6 +270,31 @@ class ServerEndpointImpl:
             finally:
                 for task in (*helpers, stopping):
                     task.cancel()
+
+    async def _check_alive(self, peer: Peer) -> None:
+        """After a request that was not answered in time, see whether the process answers at all.
+
+        The older protocol has `ping` for it; every modern server answers `server/discover`. One
+        that says nothing at all for as long again as a call may be idle is given up, and whoever
+        supervises the endpoint starts another.
+        """
+        idle_s = self._config.limits.call_idle_s
+        while True:
+            await self._unanswered.wait()
+            self._unanswered.clear()
+            heard = peer.wire.heard
+            facts = peer.facts
+            legacy = facts is None or facts.era == "legacy"
+            try:
+                await peer.request("ping" if legacy else "server/discover", idle_s=idle_s)
+            except WireTimeout:
+                if peer.wire.heard == heard:
+                    said = f"answers nothing any more: no word from it in {idle_s:g} s"
+                    detail = FaultDetail(server=self._config.id, reason="closed")
+                    peer.wire.give_up(LinkEnd(said, detail))
+                    return
+            except Exception as exc:  # noqa: BLE001 — boundary: any answer, an error too, is one
+                _log.debug("server %r answered a check with: %s", self._config.id, exc)
 
     def _cancelled_fault(self) -> ProtocolFault:
         detail = FaultDetail(server=self._config.id, reason="cancelled")
@@ -248,6 +328,7 @@ class ServerEndpointImpl:
         try:
             rows = await peer.pages("tools/list", "tools") if _has_tools(peer) else ()
         except Exception as exc:  # noqa: BLE001 — boundary: told as a fault
+            self._suspect(exc)
             self._listing_fault = classify(exc, self._config, Site.LIST)
             raise self._listing_fault from self._listing_fault.cause
         self._tools, notes = read_tools(rows, self._config)
@@ -320,6 +401,7 @@ class ServerEndpointImpl:
         try:
             answer = await peer.call_tool(name, arguments, on_progress=on_progress)
         except Exception as exc:  # noqa: BLE001 — boundary: told as a fault
+            self._suspect(exc)
             failure = classify(exc, self._config, Site.CALL, subject=name)
             raise failure from failure.cause
         return read_result(answer, f"server {self._config.id!r}, tool {name!r}")
@@ -334,6 +416,7 @@ class ServerEndpointImpl:
         try:
             return await peer.with_input(method, params or {})
         except Exception as exc:  # noqa: BLE001 — boundary: told as a fault
+            self._suspect(exc)
             failure = classify(exc, self._config, Site.CALL, subject=method)
             raise failure from failure.cause
 
@@ -357,6 +440,11 @@ class ServerEndpointImpl:
             ProtocolFault: Not ready.
         """
         self._require_ready().wire.notify(method, params)
+
+    def _suspect(self, exc: Exception) -> None:
+        """Have it checked whether the process still answers, after a request that it did not."""
+        if isinstance(exc, WireTimeout):
+            self._unanswered.set()
 
     def _require_ready(self) -> Peer:
         peer = self._peer

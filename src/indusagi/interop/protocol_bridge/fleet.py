@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
@@ -30,6 +31,12 @@ from indusagi.interop.protocol_bridge.contract import (
 )
 from indusagi.interop.protocol_bridge.endpoint import EndpointEvent, ServerEndpointImpl
 from indusagi.interop.protocol_bridge.handlers import Handlers
+from indusagi.interop.protocol_bridge.start.pacing import StartPacer
+from indusagi.interop.protocol_bridge.start.policy import (
+    PROCESS_HISTORY,
+    StartHistory,
+    StartPolicy,
+)
 from indusagi.interop.protocol_bridge.supervision import Record, Supervision
 
 _log = logging.getLogger(__name__)
@@ -40,7 +47,7 @@ Waiting: TypeAlias = Literal["asleep", "untrusted"]
 
 @dataclass(frozen=True, slots=True)
 class FleetEvent:
-    """Something changed at a server: its phase, or its tools."""
+    """Something changed at a server: its phase, its tools, or that its start takes long."""
 
     server: str
     event: EndpointEvent
@@ -53,12 +60,20 @@ async def start_server_fleet(
     supervision: Supervision | None = None,
     handlers: Handlers | None = None,
     waiting: Mapping[str, Waiting] | None = None,
+    policy: StartPolicy | None = None,
+    history: StartHistory | None = None,
+    on_event: Callable[[FleetEvent], None] | None = None,
 ) -> ServerFleetImpl:
     """Connect to every server of a configuration, and return when each has come up or failed.
 
-    Those that are `waiting` are there, but not started.
+    Those that are `waiting` are there, but not started. The `policy` says how long a start may
+    take, and the `history` which starts are first ones; `on_event` hears what happens meanwhile.
     """
-    fleet = ServerFleetImpl(supervision=supervision, handlers=handlers)
+    fleet = ServerFleetImpl(
+        supervision=supervision, handlers=handlers, policy=policy, history=history
+    )
+    if on_event is not None:
+        fleet.follow(on_event)
     await fleet.start(config, waiting=waiting)
     return fleet
 
@@ -67,8 +82,18 @@ class ServerFleetImpl:
     """The one kind of fleet there is; it starts empty."""
 
     def __init__(
-        self, *, supervision: Supervision | None = None, handlers: Handlers | None = None
+        self,
+        *,
+        supervision: Supervision | None = None,
+        handlers: Handlers | None = None,
+        policy: StartPolicy | None = None,
+        history: StartHistory | None = None,
+        pacer: StartPacer | None = None,
     ) -> None:
+        self.history = PROCESS_HISTORY if history is None else history
+        """Which configurations were seen up: their starts have a short limit."""
+        self._policy = policy or StartPolicy()
+        self._pacer = pacer or StartPacer()
         self._supervision = supervision or Supervision()
         self._handlers = handlers
         self._config: BridgeConfig | None = None
@@ -109,18 +134,29 @@ class ServerFleetImpl:
             raise
 
     def _keeper(self, server: ServerConfig, waiting: Waiting | None) -> _Keeper:
-        return _Keeper(server, self._supervision, self._handlers, self._tell, waiting)
+        fresh = partial(
+            ServerEndpointImpl,
+            server,
+            handlers=self._handlers,
+            on_event=lambda event: self._tell(server.id, event),
+            policy=self._policy,
+            history=self.history,
+        )
+        return _Keeper(server, self._supervision, fresh, self._pacer, waiting)
 
-    async def wake(self, server: str) -> None:
+    async def wake(self, server: str, *, urgent: bool = True) -> None:
         """Start a server that is asleep, and wait until it has come up or failed.
 
         One that is started already is waited for only while it comes up. One that nobody has
-        consented to stays as it is.
+        consented to stays as it is. One that is not `urgent` starts when the machine has a core
+        for it.
 
         Raises:
             ProtocolFault: There is no server of this id.
         """
         keeper = self._require(server)
+        if urgent:
+            keeper.urgent.set()
         if keeper.waiting == "asleep":
             keeper.start()
         if keeper.waiting is None:
@@ -189,6 +225,7 @@ class ServerFleetImpl:
         await keeper.close()
         fresh = self._keeper(keeper.config, None)
         fresh.restarts = keeper.restarts + 1
+        fresh.urgent.set()
         self._keepers[server] = fresh
         fresh.start()
         await fresh.settled.wait()
@@ -238,28 +275,23 @@ class _Keeper:
         self,
         config: ServerConfig,
         supervision: Supervision,
-        handlers: Handlers | None,
-        tell: Callable[[str, EndpointEvent], None],
+        fresh: Callable[[], ServerEndpointImpl],
+        pacer: StartPacer,
         waiting: Waiting | None = None,
     ) -> None:
         self.config = config
         self.waiting = waiting
         self.settled = asyncio.Event()
+        self.urgent = asyncio.Event()
+        """Set when a caller waits for it: it starts out of its turn."""
         self.restarts = 0
-        self._handlers = handlers
-        self._tell = tell
+        self._fresh = fresh
+        self._pacer = pacer
         self._record = Record(supervision)
         self._next_try_at: float | None = None
         self._last_fault: ProtocolFault | None = None
         self._owner = Owner(f"keeper {config.id}")
         self.endpoint = self._fresh()
-
-    def _fresh(self) -> ServerEndpointImpl:
-        return ServerEndpointImpl(
-            self.config,
-            handlers=self._handlers,
-            on_event=lambda event: self._tell(self.config.id, event),
-        )
 
     def start(self) -> None:
         self.waiting = None
@@ -314,7 +346,11 @@ class _Keeper:
         rules = self._record.rules
         wait_s = rules.first_s
         try:
-            await self.endpoint.open()
+            if self.config.kind == "stdio":
+                async with self._pacer.turn(self.endpoint.cpu_seconds, self.urgent):
+                    await self.endpoint.open()
+            else:
+                await self.endpoint.open()
         except ProtocolFault:
             return
         while is_usable_phase(self.endpoint.phase):

@@ -25,6 +25,11 @@ _ANSWER = re.compile(
 """How an answer begins, as everybody writes it: its id is known even if the rest cannot be read."""
 
 
+_OBJECT = re.compile(r'\{\s*"(?:jsonrpc|id|result|error)"\s*:')
+"""Where a message may begin in the middle of a line."""
+_MOST_TRIES = 16
+
+
 class Unwritable(ValueError):
     """A frame holds a number that JSON has no way to write."""
 
@@ -131,6 +136,25 @@ def answered_id(line: bytes) -> int | None:
     """Tell which request a line was meant to answer that cannot be read."""
     found = _ANSWER.match(line.removeprefix(_BOM))
     return int(found[1]) if found else None
+
+
+def find_answers(line: bytes) -> list[JsonObject]:
+    """Find answers in a line that has other text before, between or after them."""
+    text = line.decode("utf-8", "replace")
+    found: list[JsonObject] = []
+    at = 0
+    for _ in range(_MOST_TRIES):
+        start = _OBJECT.search(text, at)
+        if start is None:
+            break
+        try:
+            value, at = _DECODER.raw_decode(text, start.start())
+        except (ValueError, RecursionError):
+            at = start.end()
+            continue
+        if value.get("jsonrpc") == "2.0" and ("result" in value or "error" in value):
+            found.append(value)
+    return found
 
 
 def write_frame(frame: JsonObject) -> bytes:

@@ -197,10 +197,13 @@ class Catalog:
         return cast("Callable[[], ToolBox]", self._source)()
 
     def listing(self) -> Listing:
-        """Give the present listing; it is made once."""
-        if self._listing is None:
-            self._listing = make_listing(self.box().descriptors(), self.server_info)
-        return self._listing
+        """Give the present listing; it is made once, and not kept before the box is ready."""
+        if self._listing is not None:
+            return self._listing
+        listing = make_listing(self.box().descriptors(), self.server_info)
+        if self.ready is None or self.ready.is_set():
+            self._listing = listing
+        return listing
 
     def may_call(self, name: str) -> bool:
         """Tell whether a call is for the box: it lists the tool, or says why it does not."""

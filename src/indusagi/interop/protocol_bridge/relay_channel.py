@@ -60,7 +60,7 @@ class Channel:
         self.open[identity] = relayed
         if request.method == _DISCOVER:
             # A server of the older protocol may stay silent: its client shall not wait for ever.
-            limit_s = self._lines.config.limits.connect_s
+            limit_s = self._lines.config.limits.start_s
             said = f"it did not answer {_DISCOVER} within {limit_s:g} s"
             relayed.due(limit_s, f"server {self._lines.config.id!r}: {said}")
         if not self.send(relayed.frame(params)):

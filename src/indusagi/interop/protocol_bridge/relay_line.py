@@ -20,6 +20,7 @@ from indusagi.core.text import clean_text, cut_text
 from indusagi.interop.protocol_bridge.connect import open_link
 from indusagi.interop.protocol_bridge.faults import Site, classify
 from indusagi.interop.protocol_bridge.frames import answered_id, read_exact, weight
+from indusagi.interop.protocol_bridge.start.causes import find_cause
 from indusagi.interop.protocol_bridge.supervision import Record, Supervision
 from indusagi.interop.protocol_bridge.wire import INTERNAL_ERROR, RpcError, WireClosed
 
@@ -135,7 +136,8 @@ class Line:
     def _ended(self, end: LinkEnd) -> None:
         if end.detail.stderr and not self._over.is_set():
             # For whoever runs us: a client may be anybody.
-            _log.warning("last words of server %r: %s", self._config.id, end.detail.stderr[-1])
+            cause = find_cause(end.detail.stderr)
+            _log.warning("standard error of server %r: %s", self._config.id, cause)
         self._broke(WireClosed(replace(end, detail=replace(end.detail, stderr=()))))
 
     def _broke(self, exc: Exception) -> None:

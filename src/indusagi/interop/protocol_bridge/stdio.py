@@ -1,8 +1,9 @@
-"""A server process as a link: its environment, its framing, its last words.
+"""A server process as a link: its framing, its standard error, its end.
 
-It gets a small environment plus what its configuration declares. Its output is cut into lines in
-linear time under a cap; its standard error is drained into a ring, so that it can neither stall nor
-reach the terminal. `close` always ends within the limits and always collects the process.
+Its environment is that of `start.environment`. Its output is cut into lines in linear time under a
+cap; its standard error is drained into a ring, so that it can neither stall nor reach the terminal.
+A process that stops reading its input is given up after a while. `close` always ends, and always
+collects the process; a package manager that has not yet started its server is ended gently.
 """
 
 from __future__ import annotations
@@ -17,17 +18,19 @@ from typing import TYPE_CHECKING
 from indusagi.core.child import Child
 from indusagi.interop.protocol_bridge.contract import FaultDetail, FaultReason, ProtocolFault
 from indusagi.interop.protocol_bridge.frames import write_frame
+from indusagi.interop.protocol_bridge.start.causes import find_cause
+from indusagi.interop.protocol_bridge.start.environment import child_environment
+from indusagi.interop.protocol_bridge.start.managers import find_package_manager
 from indusagi.interop.protocol_bridge.wire import LinkEnd
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
+    from indusagi.core.activity import Activity
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.contract import ServerLimits, StdioServerConfig
     from indusagi.interop.protocol_bridge.wire import RequestId
 
-INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "LANG")
-"""What a server sees of our environment, besides LC_*: enough to run, nothing to steal."""
 _SETTLE_S = 0.05
 """How long the end of the output waits for the exit code and the last words."""
 _SHOWN_LINES = 20
@@ -38,12 +41,10 @@ _TURN_BYTES = 32 * 1024
 A server that floods fills a pipe of 64 KiB between two turns: hundreds of notifications, which take
 milliseconds. Every other server would wait for them.
 """
-
-
-def child_environment(declared: Mapping[str, str]) -> dict[str, str]:
-    """Build the environment of a server."""
-    names = [name for name in os.environ if name in INHERITED or name.startswith("LC_")]
-    return {**{name: os.environ[name] for name in names}, **declared}
+_NOISE_LINES = 5
+"""How many lines of standard output that were not protocol messages are kept."""
+_GENTLE_IDLE_S = 2.0
+"""How long a package manager that is being ended may pause while it cleans up."""
 
 
 async def spawn_link(config: StdioServerConfig) -> StdioLink:
@@ -52,10 +53,12 @@ async def spawn_link(config: StdioServerConfig) -> StdioLink:
     Raises:
         ProtocolFault: It cannot be started; the message says why.
     """
-    link = StdioLink(config.id, config.limits)
+    downloads = find_package_manager(config.command, config.args) is not None
+    link = StdioLink(config.id, config.limits, downloads=downloads)
     try:
         argv = [config.command, *config.args]
-        await link.child.start(argv, child_environment(config.env), config.cwd)
+        env = child_environment(os.environ, config.env)
+        await link.child.start(argv, env, config.cwd, gentle=downloads)
     except (OSError, ValueError) as exc:
         raise _spawn_fault(config, exc) from exc
     return link
@@ -82,7 +85,7 @@ def _spawn_fault(config: StdioServerConfig, exc: OSError | ValueError) -> Protoc
 class StdioLink:
     """The standard streams of one process as a link."""
 
-    def __init__(self, server: str, limits: ServerLimits) -> None:
+    def __init__(self, server: str, limits: ServerLimits, *, downloads: bool = False) -> None:
         self.child = Child(self)
         self.room = self.child.writable
         self._server = server
@@ -101,6 +104,14 @@ class StdioLink:
         self._end: LinkEnd | None = None
         self._stderr: collections.deque[bytes] = collections.deque(maxlen=limits.stderr_lines)
         self._stderr_rest = b""
+        # A package manager that has not got its server to say anything may still be unpacking.
+        self._may_unpack = downloads
+        self._bytes_heard = 0
+        self._bytes_sent = 0
+        # What it had written when it was told to end; what it writes then is about that.
+        self._said: tuple[tuple[str, ...], tuple[str, ...]] | None = None
+        self._noise: list[bytes] = []
+        self._stall: asyncio.TimerHandle | None = None
 
     # -- for the wire -----------------------------------------------------------------------
 
@@ -130,6 +141,33 @@ class StdioLink:
             data = b"\n".join(self._outgoing)
             self._outgoing.clear()
             self.child.write(data)
+            self._bytes_sent += len(data)
+            if self._stall is None and self.child.unwritten:
+                self._watch_stall(asyncio.get_running_loop().time())
+
+    def _watch_stall(self, since: float) -> None:
+        """Look again after a while whether the process has read anything.
+
+        One that neither reads nor writes for the time a call may be idle is given up; one that
+        writes may be busy with a call, and has the time that a call may take in all.
+        """
+        loop = asyncio.get_running_loop()
+        read, heard = self._bytes_sent - self.child.unwritten, self._bytes_heard
+
+        def look() -> None:
+            self._stall = None
+            unwritten = self.child.unwritten
+            if self._end is not None or not unwritten:
+                return
+            waited = loop.time() - since
+            if self._bytes_sent - unwritten > read:
+                self._watch_stall(loop.time())
+            elif self._bytes_heard == heard or waited >= self._limits.call_hard_s:
+                self._finish(f"did not read its standard input for {waited:.3g} s", "closed")
+            else:
+                self._watch_stall(since)
+
+        self._stall = loop.call_later(self._limits.call_idle_s, look)
 
     def detail(self, request_id: RequestId) -> FaultDetail | None:
         """Know nothing of single requests: a process answers or ends."""
@@ -139,6 +177,7 @@ class StdioLink:
 
     def wrote(self, data: bytes) -> None:
         """Cut its output into lines, a bounded number of them in each turn of the loop."""
+        self._bytes_heard += len(data)
         self._unread.append(data)
         if self._next_turn is None:
             self._take_turn()
@@ -185,11 +224,43 @@ class StdioLink:
 
     def complained(self, data: bytes) -> None:
         """Keep the last lines of its standard error."""
+        self._bytes_heard += len(data)
         *lines, rest = (self._stderr_rest + data).split(b"\n")
         cap = self._limits.stderr_line_bytes
         kept = lines[-self._limits.stderr_lines :]
         self._stderr.extend(line[:cap] for line in kept if line.strip())
         self._stderr_rest = rest[:cap]
+
+    # -- for whoever watches its start -------------------------------------------------------
+
+    @property
+    def bytes_heard(self) -> int:
+        """How much it has written to its standard output and error."""
+        return self._bytes_heard
+
+    def keep_noise(self, line: bytes) -> None:
+        """Keep a line of its standard output that was not a protocol message; of many the first."""
+        if len(self._noise) < _NOISE_LINES:
+            self._noise.append(line[: self._limits.stderr_line_bytes])
+
+    def read_noise(self) -> tuple[str, ...]:
+        """Give the first lines of its standard output that were not protocol messages.
+
+        A last line without its end is one of them as long as nothing else came.
+        """
+        if self._said is not None:
+            return self._said[1]
+        lines = self._noise or self._parts[:1]
+        cap = self._limits.stderr_line_bytes
+        return tuple(line[:cap].decode("utf-8", "replace") for line in lines)
+
+    async def activity(self) -> Activity | None:
+        """Tell what its whole tree has done; None where the system does not tell."""
+        return await self.child.activity()
+
+    async def cpu_seconds(self) -> float | None:
+        """Tell how much CPU time the process has used; None if unknown."""
+        return await self.child.cpu_seconds()
 
     def changed(self) -> None:
         """Declare the end once all is known, or after a moment if something stays open."""
@@ -210,8 +281,10 @@ class StdioLink:
         elif not line or line.isspace():
             return
         elif self._on_frame is None:
+            self._may_unpack = False
             self._early.append(line)
         else:
+            self._may_unpack = False
             self._on_frame(line)
 
     def _too_large(self) -> None:
@@ -243,16 +316,23 @@ class StdioLink:
             reason=reason,
             exit_code=code if code is not None and code >= 0 else None,
             signal=-code if code is not None and code < 0 else None,
-            stderr=self._last_words(),
+            stderr=self.read_stderr(),
+            stdout=self.read_noise(),
         )
         self._end = LinkEnd(message, detail)
         if self._on_end is not None:
             self._on_end(self._end)
 
-    def _last_words(self) -> tuple[str, ...]:
+    def read_stderr(self) -> tuple[str, ...]:
+        """Give the last lines of its standard error, and before them the cause if it is older."""
+        if self._said is not None:
+            return self._said[0]
         rest = [self._stderr_rest] if self._stderr_rest else []
-        tail = [*self._stderr, *rest][-_SHOWN_LINES:]
-        return tuple(line.decode("utf-8", "replace") for line in tail)
+        lines = [line.decode("utf-8", "replace") for line in (*self._stderr, *rest)]
+        tail = lines[-_SHOWN_LINES:]
+        if len(lines) > _SHOWN_LINES and (cause := find_cause(lines)) != find_cause(tail):
+            tail = [cause, *tail[1:]]
+        return tuple(tail)
 
     async def close(self) -> None:
         """End the process and all of its group; safe to call twice, and from any task.
@@ -260,6 +340,13 @@ class StdioLink:
         A caller that is cancelled meanwhile waits for the end all the same.
         """
         self._flush()
+        if self._said is None:
+            self._said = self.read_stderr(), self.read_noise()
+        if self._stall is not None:
+            self._stall.cancel()
+        if self._may_unpack:
+            await self.child.end(max(self._limits.close_s, _GENTLE_IDLE_S), gentle=True)
+            return
         # One that has broken off already is not waited for.
         await self.child.end(
             self._limits.close_s if self._end is None else self._limits.close_s / 4

@@ -21,7 +21,7 @@ from typing import Literal, Protocol, TypeAlias
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.interop.protocol_bridge.alarm import Alarm, before
 from indusagi.interop.protocol_bridge.contract import FaultDetail
-from indusagi.interop.protocol_bridge.frames import answered_id, followed, read_frame
+from indusagi.interop.protocol_bridge.frames import answered_id, find_answers, followed, read_frame
 from indusagi.interop.protocol_bridge.slots import Slots
 
 _log = logging.getLogger(__name__)
@@ -126,6 +126,10 @@ class Wire:
     ) -> None:
         self.noise = 0
         """Frames that could not be understood."""
+        self.heard = 0
+        """Frames that came, understood or not."""
+        self.on_noise: Callable[[bytes], None] = _ignore
+        """Hears every line that could not be understood."""
         self.ended: asyncio.Future[LinkEnd] = asyncio.get_running_loop().create_future()
         self._loop = asyncio.get_running_loop()
         self._alarm = Alarm(self._expire)
@@ -241,6 +245,10 @@ class Wire:
             frame["params"] = params
         self._link.send(frame)
 
+    def give_up(self, end: LinkEnd) -> None:
+        """Take the link for ended although it is open: whoever waits is told why."""
+        self._end(end)
+
     async def close(self) -> None:
         """Stop answering; the link is closed by whoever opened it."""
         tasks = list(self._inbound.values())
@@ -263,9 +271,13 @@ class Wire:
             task.cancel()
 
     def _received(self, data: bytes | JsonValue) -> None:
+        self.heard += 1
+        noise = self.noise
         frame = self._parsed(data) if isinstance(data, bytes) else data
         for one in frame if isinstance(frame, list) and frame else (frame,):
             self._frame(one)
+        if self.noise > noise and isinstance(data, bytes):
+            self.on_noise(data)
 
     def _parsed(self, line: bytes) -> JsonValue:
         try:
@@ -274,7 +286,20 @@ class Wire:
             identity = answered_id(line)
             if identity is not None:
                 self._resolve(identity, BadAnswer(f"the answer cannot be read: {exc}"))
+                return None
+            # A banner without an end of line stands before the first answer.
+            return self._find_answers(line)
+
+    def _find_answers(self, line: bytes) -> JsonValue:
+        """Find answers to requests of ours in a line that has other text around them.
+
+        Only answers that are waited for are taken: a log line may quote any message.
+        """
+        answers = [one for one in find_answers(line) if self._find(one.get("id")) is not None]
+        if not answers:
             return None
+        self.noise += 1
+        return [*answers]
 
     def _frame(self, frame: JsonValue) -> None:
         if not isinstance(frame, dict):
@@ -384,6 +409,10 @@ class Wire:
     def _refuse(self, identity: RequestId, code: int, message: str) -> None:
         error: JsonObject = {"code": code, "message": message}
         self._link.send({"jsonrpc": "2.0", "id": identity, "error": error})
+
+
+def _ignore(_: bytes) -> None:
+    return
 
 
 def _rpc_error(error: JsonValue) -> Exception:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, cast, runtime_checkable
 
@@ -18,8 +18,9 @@ from indusagi.interop.protocol_bridge.contract import (
     ServerFleet,
     find_config_problem,
 )
-from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl, Waiting
+from indusagi.interop.protocol_bridge.fleet import FleetEvent, ServerFleetImpl, Waiting
 from indusagi.interop.protocol_bridge.handlers import Handlers
+from indusagi.interop.protocol_bridge.start.policy import StartHistory
 from indusagi.interop.protocol_bridge.supervision import Supervision
 from induscode.deck.contract import (
     BridgeFault,
@@ -72,6 +73,8 @@ async def attach_bridge_capabilities(
     supervision: Supervision | None = None,
     handlers: Handlers | None = None,
     lasting: bool = False,
+    history: StartHistory | None = None,
+    on_event: Callable[[FleetEvent], None] | None = None,
 ) -> AttachResult:
     """Connect to servers and enrol their tools; the ledger that is given stays as it is.
 
@@ -80,12 +83,15 @@ async def attach_bridge_capabilities(
     What is not the description of a server is left out, and named in the result's `fault`.
     Those that are `waiting` are not started either; what is `known` of their tools is enrolled, and
     the first call of one starts its server. Tools that were `disabled` when they were seen last are
-    told as such until their server lists its tools.
+    told as such until their server lists its tools. The `history`
+    tells which starts are first ones, and `on_event` hears what happens from the beginning on.
     """
     config, fault = _check_config(config)
     if not config.servers and not lasting:
         return AttachResult(ledger, None, None, 0, fault)
-    fleet = ServerFleetImpl(supervision=supervision, handlers=handlers)
+    fleet = ServerFleetImpl(supervision=supervision, handlers=handlers, history=history)
+    if on_event is not None:
+        fleet.follow(on_event)
     # Before anything starts, so that it hears of servers that come up or fail at once.
     enrolment = Enrolment(fleet, ledger, pins=pins, sink=sink)
     await fleet.start(config, waiting=waiting)

@@ -17,10 +17,12 @@ from anyio import to_thread
 from indusagi.core.owner import Owner
 from indusagi.interop.protocol_bridge.catalog import read_tools
 from indusagi.interop.protocol_bridge.contract import BridgeConfig, ProtocolFault
+from indusagi.interop.protocol_bridge.start.policy import StartHistory
 from induscode.deck.mcp.attach import attach_bridge_capabilities
 from induscode.deck.mcp.journal import Journal
 from induscode.deck.mcp.ledger import BridgeLedger
 from induscode.deck.mcp.pins import definitions_of, disabled_tools, learn_pins, open_pins
+from induscode.deck.mcp.starts import find_seen_up
 from induscode.deck.mcp.store_rows import Retention
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
     from indusagi.core.notes import Note
     from indusagi.interop.protocol_bridge.contract import RemoteTool, RemoteToolRef, ServerConfig
-    from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl, Waiting
+    from indusagi.interop.protocol_bridge.fleet import FleetEvent, ServerFleetImpl, Waiting
     from indusagi.interop.protocol_bridge.handlers import Handlers
     from indusagi.interop.protocol_bridge.supervision import Supervision
     from induscode.deck.mcp.attach import AttachResult
@@ -121,6 +123,8 @@ class BootedBridge:
         self._pins.lock(plan.locked)
         fresh = [wanted[one][0] for one in (*replaced, *added) if wanted[one][1]]
         known, disabled, notes = await self._introduced(fresh)
+        for config in await find_seen_up(self.journal.store, fresh):
+            fleet.history.record_up(plan.dressed(config))
         for server in (*replaced, *added):
             config, trusted = self._present[server] = wanted[server]
             await fleet.add(plan.dressed(config), waiting="asleep" if trusted else "untrusted")
@@ -199,6 +203,7 @@ async def boot_bridge(
     journal: Journal | None = None,
     supervision: Supervision | None = None,
     handlers: Handlers | None = None,
+    on_event: Callable[[FleetEvent], None] | None = None,
 ) -> BootedBridge:
     """Enrol the tools of servers, from the store where it has them, and start what is to start."""
     trusted = [config for config in plan.servers if config.id not in plan.untrusted]
@@ -215,6 +220,9 @@ async def boot_bridge(
     waiting.update(dict.fromkeys(plan.untrusted, "untrusted"))
     pins = await open_pins(books, trusted)
     pins.lock(plan.locked)
+    history = StartHistory()
+    for config in await find_seen_up(store, trusted):
+        history.record_up(plan.dressed(config))
     attached = await attach_bridge_capabilities(
         ledger or BridgeLedger.empty(),
         BridgeConfig([plan.dressed(one) for one in plan.servers]),
@@ -226,6 +234,8 @@ async def boot_bridge(
         supervision=supervision,
         handlers=handlers,
         lasting=plan.lasting,
+        history=history,
+        on_event=on_event,
     )
     background = Owner("boot of servers")
     background.start(_start(attached.fleet, started, books, plan.retention))
@@ -264,7 +274,7 @@ async def _wake_all(fleet: ServerFleetImpl, servers: Iterable[str]) -> None:
 
 async def _wake(fleet: ServerFleetImpl, server: str) -> None:
     try:
-        await fleet.wake(server)
+        await fleet.wake(server, urgent=False)
     except ProtocolFault:
         return  # it was taken out meanwhile
 

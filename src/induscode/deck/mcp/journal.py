@@ -111,7 +111,12 @@ class Journal:
             "subject": clean(subject),
             "detail": clean(detail)[:_LONGEST_DETAIL],
         }
-        self._happened(op, facts)
+        identity = self._identities.get(server)
+        # What decides how long the next start may take: it was up, or it took too long.
+        if identity is not None and (op == "ready" or (op == "fault" and subject == "timeout")):
+            self._happened(op, {**facts, "identity": identity}, subject_of(identity, server))
+        else:
+            self._happened(op, facts)
 
     def listed(
         self, server: str, tools: Sequence[RemoteTool], disabled: Sequence[DisabledTool]

@@ -1,0 +1,224 @@
+"""Which of the lines that a failed process wrote tell why it failed.
+
+Runtimes print the cause first, last or in the middle, and much around it. `find_cause` knows how
+the common ones report an error and falls back to the last lines. `find_cache_damage` knows the
+errors of package managers whose cache is damaged, and the command that mends it.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from indusagi.core.text import clean_text, cut_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_SHOWN_CHARACTERS = 300
+_FALLBACK_LINES = 3
+
+_NOISE = re.compile(
+    "|".join(
+        (
+            # npm: empty lines, the path of its log, details around the code.
+            r"npm (error|err!)\s*",
+            r"npm (error|err!) +(a complete log|.*_logs/|.*-debug-0\.log).*",
+            r"npm (error|err!) +(errno|syscall|path|dest)\b.*",
+            r"npm (warn|notice|info|http)\b.*",
+            # Node: its version, frames of the stack, the line of code and the mark under it.
+            r"node\.js v\d.*|\s*at .+[:(].*\d\)?|\s*at <?\w+>?|(node|file):\S+:\d+",
+            r"[\s~^|]+|\s*(throw|return|import|from|raise)\s.*|\s*require ?stack:.*|\s*- /.*",
+            r"[{}\[\],;()\s]+|\s*url: '.*",
+            # Python: the head of a traceback and its frames.
+            r"traceback \(most recent.*|(during handling|the above exception).*",
+            r'\s+file ".*", line \d.*',
+            # Rust, Go, Java: hints and frames.
+            r"note: run with.*|stack backtrace:.*|\s+\d+:\s+(0x)?\w.*|goroutine \d.*",
+            r"\s*\S+\.go:\d+.*",
+            r"(error: )?exit status \d+|\s*\.\.\. \d+ more",
+            # Usage texts, warnings, and what is said for information only.
+            r"(for more information|try)\b.*--help.*|usage:.*|\s+\[?--?\w[\w-]*.*",
+            r".*(deprecat|futurewarning|userwarning).*|(warning|info|debug)\b.*",
+        )
+    ),
+    re.IGNORECASE,
+)
+_CROSS = "\u00d7"
+"""The sign before an error of uv."""
+_HEADS: tuple[tuple[int, re.Pattern[str], bool], ...] = (
+    # (weight, pattern, whether the last of several is the cause)
+    (90, re.compile(r"(?i)npm (error|err!) code \S+"), False),
+    (90, re.compile(r"(?i)\s*caused by: \S.*(exception|error)\b.*"), True),
+    (85, re.compile(r"thread '.*' .*panicked at .*"), False),
+    (85, re.compile(r"panic: .+|fatal error: .+"), False),
+    (85, re.compile(r"exception in thread .+", re.IGNORECASE), False),
+    (85, re.compile(r"unhandled exception\b.+", re.IGNORECASE), False),
+    (
+        80,
+        re.compile(
+            r"(\w+\.)*[A-Z]\w*(Error|Exception|ExceptionGroup|Exit|Fault|NotFound|Timeout)"
+            r"(?: \[\w+\])?(: .*)?"
+        ),
+        True,
+    ),
+    (78, re.compile(r"(uncaught|unhandled)\b.*(error|exception|rejection)\b.*", re.I), False),
+    (75, re.compile(rf"\s*[{_CROSS}\u2717\u2718] .+"), False),
+    (75, re.compile(r"[\w./-]+: error: .+"), True),
+    (72, re.compile(r"docker: .+|.*error response from daemon.*", re.I), False),
+    (70, re.compile(r"(error|fatal|fatal error|critical)\b(\[\w+\])?: .+", re.I), False),
+    (60, re.compile(r"\s*code: '(E|ERR_)\w+'.*"), False),
+    (55, re.compile(r".*(command not found|: not found|no such file or directory).*", re.I), False),
+    (
+        50,
+        re.compile(
+            r".*\b(error|fatal|failed|failure|exception|panic(ked)?|denied|refused|missing|required"
+            r"|must|invalid|cannot|can't|could not|couldn't|not found|unable|unauthorized|forbidden"
+            r"|no such|no (\w+ ){0,3}(key|token|config\w*|set|given|found)|unknown|unsupported"
+            r"|not set|undefined|expired|E[A-Z]{4,}|ERR_\w+)\b.*",
+            re.IGNORECASE,
+        ),
+        False,
+    ),
+)
+_AFTER_CODE = re.compile(r"(?i)npm (error|err!) (?!code|errno|syscall|path|dest)\S*\s*(.+)")
+
+
+def find_cause(lines: Sequence[str]) -> str:
+    """Give in one line why a process failed, by what it wrote; empty if it wrote nothing."""
+    words = [one.rstrip() for line in lines for one in clean_text(line)[0].splitlines()]
+    words = [line for line in words if line.strip()]
+    found = _find_head(words)
+    if found is None:
+        telling = [line for line in words if not _NOISE.fullmatch(line)] or words
+        shown = telling[-_FALLBACK_LINES:]
+    else:
+        shown = [words[found], *_rest_of(words, found)]
+    return cut_text(" / ".join(line.strip() for line in shown), _SHOWN_CHARACTERS)
+
+
+def _find_head(words: Sequence[str]) -> int | None:
+    """Find the line that weighs most."""
+    best, where = 0, None
+    for at, line in enumerate(words):
+        if _NOISE.fullmatch(line):
+            continue
+        for weight, pattern, last_wins in _HEADS:
+            if pattern.fullmatch(line):
+                if weight > best or (weight == best and last_wins):
+                    best, where = weight, at
+                break
+    return where
+
+
+def _rest_of(words: Sequence[str], at: int) -> list[str]:
+    """Give the line that completes a cause which is told in two."""
+    head = words[at]
+    after = [line for line in words[at + 1 :] if not _NOISE.fullmatch(line)]
+    if head.lower().startswith("npm "):
+        return [line for line in after if _AFTER_CODE.fullmatch(line)][:1]
+    # Rust since 1.73 writes the message of a panic on the next line; so does uv with `╰─▶`.
+    if "panicked at" in head and head.rstrip().endswith(":"):
+        return after[:1]
+    if head.lstrip().startswith(_CROSS) and after and after[0].lstrip().startswith(("╰", "├", "│")):
+        return after[:1]
+    return []
+
+
+# -- damaged caches ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CacheDamage:
+    """What is wrong with the cache of a package manager, and the command that mends it."""
+
+    cause: str
+    command: str
+
+
+_NPX_FOLDER = re.compile(r"((?:[A-Za-z]:)?[^\s'\"():]*[\\/]_npx[\\/][0-9a-f]{8,})")
+_NPX_BROKEN = re.compile(
+    r"ENOTEMPTY|concurrency\.lock|ECOMPROMISED|lock compromised|(ERR_)?MODULE_NOT_FOUND"
+    r"|cannot find (module|package)|ENOENT|EEXIST|EISDIR|ENOTDIR"
+    r"|unexpected end of (json|file|input)"
+    r"|invalid or unexpected token|ERR_INVALID_PACKAGE_CONFIG|: (command )?not found"
+    r"|permission denied",
+    re.IGNORECASE,
+)
+_NPX_ANYWHERE = re.compile(r"ECOMPROMISED|lock compromised|concurrency\.lock", re.IGNORECASE)
+_NPX_NO_PROGRAM = re.compile(r"sh: (line )?(\d+: )?[\w@./-]+: (command )?not found")
+_NPM_BROKEN = re.compile(
+    r"TAR_ENTRY_ERROR|TAR_BAD_ARCHIVE|EINTEGRITY|ZlibError|zlib: |Z_BUF_ERROR|Z_DATA_ERROR"
+    r"|_cacache.*(ENOENT|EEXIST|ENOTEMPTY)|(ENOENT|EEXIST|ENOTEMPTY).*_cacache|sha512.*integrity"
+    r"|invalid response body.*premature close|unexpected end of file",
+    re.IGNORECASE,
+)
+_UV_BROKEN = re.compile(
+    r"fail(ed|ure)\b.*(cache|archive-v\d|\.lock|lockfile|lock file|unzip|extract|unpack"
+    r"|deserialize|\.rkyv|\.msgpack)"
+    r"|(cache|archive-v\d|builds-v\d|wheels-v\d).*(corrupt|invalid|missing|truncated)"
+    r"|could not acquire lock|invalid zip|bad crc|corrupt|unexpected end of file|badzipfile"
+    r"|modulenotfounderror.*archive-v\d|broken\b.*(environment|venv)|missing .*dist-info",
+    re.IGNORECASE,
+)
+_ARCHIVE_BROKEN = re.compile(
+    r"corrupt|integrity|bad ?zip|invalid zip|unexpected end|checksum|truncated|ENOTEMPTY", re.I
+)
+_OTHERS = {
+    "pipx": "pipx run --no-cache {}",
+    "bunx": "bun pm cache rm",
+    "bun": "bun pm cache rm",
+    "pnpm": "pnpm store prune",
+    "pnpx": "pnpm store prune",
+    "yarn": "yarn cache clean",
+    "deno": "deno cache --reload {}",
+    "docker": "docker system prune",
+    "podman": "podman system prune",
+}
+
+
+def find_cache_damage(
+    lines: Sequence[str], manager: str | None, package: str = ""
+) -> CacheDamage | None:
+    """Recognise the damaged cache of a package manager by what it wrote."""
+    text = "\n".join(clean_text(line)[0] for line in lines)
+    if manager in {"npx", "npm", None} and (found := _npx_damage(text, manager)) is not None:
+        return found
+    if manager in {"uvx", "uv"} and (broken := _UV_BROKEN.search(text)) is not None:
+        cause = f"the cache of uv looks damaged ({_line_of(text, broken)})"
+        return CacheDamage(cause, f"uv cache clean {shlex.quote(package)}" if package else _UV_ALL)
+    if manager in _OTHERS and (broken := _ARCHIVE_BROKEN.search(text)) is not None:
+        cause = f"the cache of {manager} looks damaged ({_line_of(text, broken)})"
+        return CacheDamage(cause, _OTHERS[manager].format(shlex.quote(package)).strip())
+    return None
+
+
+_UV_ALL = "uv cache clean"
+_NPX_ALL = 'rm -rf "$(npm config get cache)/_npx"'
+
+
+def _npx_damage(text: str, manager: str | None) -> CacheDamage | None:
+    folder = _NPX_FOLDER.search(text)
+    broken = _NPX_BROKEN.search(text)
+    if folder is not None and broken is not None:
+        cause = f"the folder of npx for it is damaged ({broken[0]} in {folder[1]})"
+        return CacheDamage(cause, f"rm -rf {shlex.quote(folder[1])}")
+    if manager is None:
+        return None
+    anywhere = _NPX_ANYWHERE.search(text) or _NPX_NO_PROGRAM.search(text)
+    if anywhere is not None:
+        cause = f"a folder of npx is damaged ({_line_of(text, anywhere)})"
+        return CacheDamage(cause, _NPX_ALL)
+    broken = _NPM_BROKEN.search(text)
+    if broken is not None:
+        cause = f"the cache of npm is damaged ({_line_of(text, broken)})"
+        return CacheDamage(cause, f"npm cache clean --force && {_NPX_ALL}")
+    return None
+
+
+def _line_of(text: str, found: re.Match[str]) -> str:
+    start = text.rfind("\n", 0, found.start()) + 1
+    end = text.find("\n", found.end())
+    return cut_text(text[start : None if end < 0 else end].strip(), 200)

@@ -1,0 +1,247 @@
+"""What commands say and do while servers start slowly, download, or fail to start."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.commands.helpers import PYTHON, configured, faulty, row, told, user_file
+from tests.commands.serving import serving
+from tests.support.scripts import command, run
+from tests.support.servers import SERVERS
+
+from indusagi.interop.protocol_bridge.contract import SlowStart
+from induscode.boot.starting import describe_slow_start
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.process
+
+
+def fetched(folder: Path, steps: int, **more: Any) -> dict[str, Any]:
+    """Make the row of a server behind a package manager that unpacks for so many tenths of a s."""
+    program = folder / "npx"
+    script = SERVERS / "package_manager.py"
+    program.write_text(f'#!/bin/sh\nexec {" ".join(PYTHON)} {script} "$@"\n', encoding="utf-8")
+    program.chmod(0o755)
+    args = [str(folder / "cache"), str(steps), "clean-slowly", *PYTHON, str(SERVERS / "honest.py")]
+    return {"command": str(program), "args": args, **more}
+
+
+def python(text: str, **more: Any) -> dict[str, Any]:
+    """Make the row of a server that is a few lines of Python."""
+    return {"command": PYTHON[0], "args": [*PYTHON[1:], "-c", text], **more}
+
+
+def lock_of(folder: Path) -> Path:
+    return folder / "cache" / "_npx" / "0123456789abcdef" / "concurrency.lock"
+
+
+def on_terminal(*arguments: str, cwd: Path) -> str:
+    """Run a command whose standard error is a terminal, and give what stands there."""
+    ours, theirs = pty.openpty()
+    try:
+        with os.fdopen(theirs, "wb") as errors:
+            child = subprocess.Popen(
+                [command(), *arguments], stdout=subprocess.DEVNULL, stderr=errors, cwd=cwd
+            )
+        shown = b""
+        while True:
+            try:
+                part = os.read(ours, 4096)
+            except OSError:  # the other end is closed
+                break
+            if not part:
+                break
+            shown += part
+        assert child.wait(20) == 0
+    finally:
+        os.close(ours)
+    return shown.decode()
+
+
+def test_finding_b1_a_slow_start_is_a_line_on_a_terminal_and_nothing_elsewhere(
+    tmp_path: Path,
+) -> None:
+    configured(user_file(), {"files": fetched(tmp_path, 14)})
+    assert "first start of 'files': npx may be downloading it" in on_terminal(
+        "mcp", "list", cwd=tmp_path
+    )
+    configured(user_file(), {"slow": faulty("slow-start", 1.3)})
+    assert "first start of 'slow': still waiting" in on_terminal("mcp", "doctor", cwd=tmp_path)
+    assert run("mcp", "list", cwd=tmp_path).stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("slow", "said"),
+    [
+        (SlowStart(True, "npx"), "first start of 'x': npx may be downloading it"),
+        (SlowStart(True), "first start of 'x': still waiting for its first answer"),
+        (SlowStart(False, "npx"), "start of 'x': waiting for npx"),
+        (SlowStart(False), "start of 'x': still waiting for its first answer"),
+    ],
+)
+def test_the_line_of_a_slow_start_says_what_is_known(slow: SlowStart, said: str) -> None:
+    assert describe_slow_start("x", slow) == said
+
+
+def test_finding_b1_a_list_that_gives_up_in_mid_unpack_leaves_the_cache_whole(
+    tmp_path: Path,
+) -> None:
+    configured(user_file(), {"files": fetched(tmp_path, 100, startup_timeout_sec=0.7)})
+    (listed,) = told("mcp", "list", "--json", cwd=tmp_path)["servers"]
+    assert listed["fault"]["kind"] == "timeout"
+    assert not lock_of(tmp_path).parent.exists()
+
+
+def test_finding_b1_ctrl_c_in_mid_unpack_leaves_the_cache_whole(tmp_path: Path) -> None:
+    configured(user_file(), {"files": fetched(tmp_path, 300)})
+    child = subprocess.Popen([command(), "mcp", "list"], cwd=tmp_path, stdout=subprocess.DEVNULL)
+    _wait_for(lock_of(tmp_path))
+    child.send_signal(signal.SIGINT)
+    assert child.wait(20) == 130
+    assert not lock_of(tmp_path).parent.exists()
+
+
+def test_finding_b1_a_killed_program_leaves_its_package_manager_time_to_clean_up(
+    tmp_path: Path,
+) -> None:
+    configured(user_file(), {"files": fetched(tmp_path, 300)})
+    child = subprocess.Popen([command(), "mcp", "list"], cwd=tmp_path, stdout=subprocess.DEVNULL)
+    _wait_for(lock_of(tmp_path))
+    child.kill()
+    child.wait(20)
+    _wait_for(lock_of(tmp_path).parent, there=False)
+
+
+def _wait_for(path: Path, *, there: bool = True) -> None:
+    end = time.monotonic() + 20
+    while path.exists() != there:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+# -- the doctor -------------------------------------------------------------------------------
+
+
+def examined(row: dict[str, Any], cwd: Path, **variables: str) -> dict[str, Any]:
+    configured(user_file(), {"s": row})
+    done = run("mcp", "doctor", "--json", cwd=cwd, **variables)
+    assert done.returncode == 1, done
+    (found,) = json.loads(done.stdout)["servers"]
+    return found
+
+
+def test_finding_b4_the_doctor_names_output_that_is_not_the_protocol(tmp_path: Path) -> None:
+    text = "print('Listening on :3000', flush=True)\nwhile True: input()"
+    found = examined(python(text, startup_timeout_sec=0.5), tmp_path)
+    assert "'Listening on :3000'" in found["fault"]
+    assert "standard error" in found["remedy"]
+
+
+def test_finding_b6_the_doctor_names_what_the_server_was_not_given(tmp_path: Path) -> None:
+    text = "import sys; print('Error: ACME_SETTING is not set', file=sys.stderr); sys.exit(1)"
+    found = examined(
+        python(text), tmp_path, ACME_SETTING="v4lue", BRAVE_API_KEY="s3cret", HTTPS_PROXY="http://p"
+    )
+    (note,) = found["notes"]
+    assert "ACME_SETTING, BRAVE_API_KEY" in note
+    assert "HTTPS_PROXY" not in note
+    assert "s3cret" not in json.dumps(found)
+    assert "v4lue" not in json.dumps(found)
+
+
+def test_finding_b6_certificates_and_proxies_reach_a_server(tmp_path: Path) -> None:
+    configured(user_file(), {"honest": row()})
+    variables = {"SSL_CERT_FILE": "/c", "NODE_EXTRA_CA_CERTS": "/n", "https_proxy": "http://p:1"}
+    done = run("call", "honest__env", cwd=tmp_path, **variables)
+    for name, value in variables.items():
+        assert f'"{name}": "{value}"' in done.stdout, done
+
+
+def test_finding_c6_the_doctor_leaves_the_error_of_a_server_to_the_server(tmp_path: Path) -> None:
+    text = (
+        "import json, sys\n"
+        "for line in sys.stdin:\n"
+        "    asked = json.loads(line)\n"
+        "    if 'id' not in asked: continue\n"
+        "    answer = {'error': {'code': -32000, 'message': 'licence expired'}}\n"
+        "    if asked['method'] == 'initialize':\n"
+        "        answer = {'result': {'protocolVersion': '2025-06-18', "
+        "'capabilities': {'tools': {}}}}\n"
+        "    print(json.dumps({'jsonrpc': '2.0', 'id': asked['id'], **answer}), flush=True)\n"
+    )
+    found = examined(python(text), tmp_path)
+    assert "licence expired (code -32000)" in found["fault"]
+    assert "the server's own error" in found["remedy"]
+    assert "MCP server at all" not in found["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "command"),
+    [
+        ("npx", "npm error code ECOMPROMISED", 'rm -rf "$(npm config get cache)/_npx"'),
+        (
+            "npx",
+            "npm error ENOTEMPTY: rename /c/_npx/0123456789abcdef/a",
+            "rm -rf /c/_npx/01234567",
+        ),
+        ("uvx", "error: Failed to read from the cache", "uv cache clean mcp-server-time"),
+    ],
+)
+def test_finding_b1_the_doctor_names_the_command_that_mends_a_cache(
+    tmp_path: Path, name: str, said: str, command: str
+) -> None:
+    program = tmp_path / name
+    program.write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 1\n", encoding="utf-8")
+    program.chmod(0o755)
+    found = examined({"command": str(program), "args": ["-q", "mcp-server-time@1.2"]}, tmp_path)
+    assert f"mend it: {command}" in found["remedy"]
+
+
+def test_finding_b1_the_doctor_finds_a_lock_that_npx_left_behind(tmp_path: Path) -> None:
+    lock_of(tmp_path).mkdir(parents=True)
+    program = tmp_path / "npx"
+    program.write_text("#!/bin/sh\nexec sleep 20\n", encoding="utf-8")
+    program.chmod(0o755)
+    row = {"command": str(program), "args": ["-y", "a"], "startup_timeout_sec": 0.3}
+    found = examined(row, tmp_path, npm_config_cache=str(tmp_path / "cache"))
+    assert found["remedy"].endswith(f"mend it: rm -rf {lock_of(tmp_path).parent}")
+
+
+# -- the gateway ------------------------------------------------------------------------------
+
+
+def test_finding_c3_initialize_is_answered_while_the_ledger_and_the_servers_are_not_there(
+    tmp_path: Path,
+) -> None:
+    configured(user_file(), {f"s{n}": faulty("mute", startup_timeout_sec=60) for n in range(8)})
+    run("mcp", "list", "--no-check", cwd=tmp_path)
+    (ledger,) = _ledgers()
+    holder = sqlite3.connect(ledger, isolation_level=None)
+    holder.execute("BEGIN EXCLUSIVE")
+    try:
+        with serving(cwd=tmp_path) as gateway:
+            gateway.greet()
+            assert "serving over standard input" not in gateway.said()
+            holder.execute("ROLLBACK")
+            gateway.until(lambda: "serving over standard input" in gateway.said())
+    finally:
+        holder.close()
+
+
+def _ledgers() -> list[str]:
+    """Find the ledger of this test's user."""
+    home = os.environ.get("XDG_STATE_HOME") or os.path.join(os.environ["HOME"], ".local", "state")
+    path = os.path.join(home, "indus", "ledger.db")
+    assert os.path.exists(path), sys.executable
+    return [path]
