@@ -103,7 +103,7 @@ peer.serve()
 """
 
 
-def test_blocks_other_than_text_are_one_line_each(tmp_path: Path) -> None:
+def test_data_is_one_line_and_the_text_of_a_resource_is_printed(tmp_path: Path) -> None:
     file = configured(tmp_path / "s.json", {"honest": row()})
     done = run("call", "honest__media", "--mcp", str(file), cwd=tmp_path)
     assert done.stdout.splitlines() == [
@@ -112,6 +112,7 @@ def test_blocks_other_than_text_are_one_line_each(tmp_path: Path) -> None:
         "[audio, audio/wav, 44 bytes]",
         "[resource_link, test://text]",
         "[resource, test://text, 5 characters]",
+        "inner",
         "[resource, test://blob, image/png, 70 bytes]",
         "[hologram]",
     ]

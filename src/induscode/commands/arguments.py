@@ -9,7 +9,7 @@ import select
 import sys
 from typing import TYPE_CHECKING
 
-from indusagi.capabilities.arguments import near
+from indusagi.capabilities.arguments import ArgumentChecker, near
 from indusagi.core.json import is_json_object
 from indusagi.core.places import read_small_file
 
@@ -43,6 +43,36 @@ def read_arguments(words: Sequence[str], given: JsonObject, schema: JsonSchema) 
             value = _value(key, text, _property(schema, key))
         _put(named, key, value, schema)
     return {**given, **named}
+
+
+async def check_arguments(arguments: JsonObject, schema: JsonSchema) -> None:
+    """Compare arguments with what a model is shown of a tool, before its server gets them.
+
+    What its own schema takes, that view takes as well, so nothing is refused here that the server
+    would take. A schema that cannot be used for the comparison refuses nothing.
+
+    Raises:
+        BadArgument: The arguments do not fit.
+    """
+    try:
+        problems = await ArgumentChecker(schema).check(arguments)
+    except Exception:  # noqa: BLE001 — boundary: a stranger's schema breaks the validator in many ways
+        return
+    if problems:
+        raise BadArgument("; ".join(problems))
+
+
+def describe_parameters(schema: JsonSchema) -> str:
+    """Give the signature of a tool in one line: names, types, and which may be left out."""
+    properties = schema.get("properties")
+    known = properties if is_json_object(properties) else {}
+    required = schema.get("required")
+    needed = required if isinstance(required, list) else []
+    parts: list[str] = []
+    for name, about in known.items():
+        types = "|".join(_types(about)) if is_json_object(about) else ""
+        parts.append(f"{name}{'' if name in needed else '?'}{f': {types}' if types else ''}")
+    return ", ".join(parts) or "no arguments"
 
 
 def _split(word: str) -> tuple[str, bool, str]:

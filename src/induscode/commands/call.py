@@ -6,28 +6,27 @@ us and its server or a disabled tool, 128 + n for signal n.
 
 from __future__ import annotations
 
-import sys
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from induscode.commands.ad_hoc import plan_ad_hoc_server
 from induscode.commands.groups import unknown
 from induscode.commands.names import complete_tool
 from induscode.commands.running import as_usage, opened_store, planned, run_told
 from induscode.commands.showing import mention, write_json
 from induscode.launch.options import flags, invocation_from
-from induscode.terminal import complain, tell, tell_text
+from induscode.terminal import complain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from indusagi.core.cancel import CancelToken
-    from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.core.json import JsonObject
     from indusagi.core.notes import Note
     from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
-    from indusagi.runtime.content import ToolContentBlock
     from indusagi.runtime.contract import ToolOutcome, ToolProgress
     from induscode.boot.runners import ServerPlan
     from induscode.boot.session import Session
@@ -63,6 +62,16 @@ _PROGRESS_GAP_S = 0.2
     show_default=True,
     help="How the answer is written: safe for a terminal, all of it as JSON, or its texts as are.",
 )
+@click.option(
+    "--save",
+    metavar="DIR",
+    help="Write pictures, sounds and other data of the answer to new files in DIR.",
+)
+@click.option(
+    "--stdio", "line", metavar="COMMAND", help="Call a tool of the server that COMMAND starts."
+)
+@click.option("--url", metavar="URL", help="Call a tool of the server at URL.")
+@click.option("-H", "--header", multiple=True, metavar="'NAME: VALUE'", help="With --url.")
 @click.pass_context
 def command(
     context: click.Context,
@@ -71,7 +80,8 @@ def command(
     *,
     whole: str | None,
     output: str,
-    **_: object,
+    save: str | None,
+    **ad_hoc: Any,
 ) -> int:
     """Call TOOL with arguments: KEY=VALUE by its schema, KEY:=JSON as it stands.
 
@@ -83,13 +93,18 @@ def command(
     from induscode.commands.arguments import BadArgument, read_object  # noqa: PLC0415 — not for the help
 
     invocation = invocation_from(context)
-    call = _Call(context, invocation, tool, arguments, output)
+    call = _Call(context, invocation, tool, arguments, output, save)
     try:
         # Before there is a loop: standard input is waited for, and an interrupt must end that.
         call.given = {} if whole is None else read_object(whole)
     except BadArgument as exc:
         raise click.UsageError(str(exc), context) from exc
-    call.plan = call.servers()
+    line, url, headers = ad_hoc["line"], ad_hoc["url"], ad_hoc["header"]
+    if line is not None or url is not None or headers:
+        call.plan = plan_ad_hoc_server(context, line, url, headers)
+        call.tool = f"{call.plan.rows[0].id}__{tool}"
+    else:
+        call.plan = call.servers()
     call.wrap = _gate(invocation.cwd)
 
     async def work(token: CancelToken) -> int:
@@ -109,12 +124,14 @@ class _Call:
         tool: str,
         words: Sequence[str],
         output: str,
+        save: str | None,
     ) -> None:
         self._context = context
         self._invocation = invocation
-        self._tool = tool
+        self.tool = tool
         self._words = words
         self._output = output
+        self._save = save
         self._told: Sequence[Note] = ()
         """What was said of the ledger already."""
         self._likely: list[str] = []
@@ -158,7 +175,7 @@ class _Call:
         """Find out which servers there are, unless the tool is a native one."""
         from induscode.deck.catalog import has_capability  # noqa: PLC0415 — brings the cards
 
-        if not has_capability(self._tool):
+        if not has_capability(self.tool):
             return planned(self._invocation)
         if self._invocation.mcp:  # named by hand: it is checked even if no server is needed
             planned(self._invocation)
@@ -169,27 +186,27 @@ class _Call:
         known = await self._known_server(plan) if plan.configs else None
         if known is not None:
             return plan.narrowed([known])
-        self._likely = [row.id for row in plan.rows if self._tool.startswith(f"{row.id}__")]
+        self._likely = [row.id for row in plan.rows if self.tool.startswith(f"{row.id}__")]
         return plan.narrowed(self._likely) if self._likely else plan
 
     async def _known_server(self, plan: ServerPlan) -> str | None:
         async with opened_store() as store:
-            found = await _server_with(plan, self._tool, store)
+            found = await _server_with(plan, self.tool, store)
         self._told = store.notes
         return found
 
     async def _card(self, session: Session) -> Capability | None:
-        found = _find(session, self._tool)
+        found = _find(session, self.tool)
         fleet = session.mcp.fleet
         if found is not None or fleet is None:
             return found
         # A server that was seen before may have more tools by now.
         await _wake_all(fleet)
-        return _find(session, self._tool)
+        return _find(session, self.tool)
 
     def _missing(self, session: Session) -> int:
         """Say why there is no such tool: it is disabled, its server is not there, or unknown."""
-        if (off := _find_disabled(session, self._tool)) is not None:
+        if (off := _find_disabled(session, self.tool)) is not None:
             from indusagi.runtime.contract import ToolOutcome  # noqa: PLC0415 — brings the kernel
             from induscode.deck.mcp.enrolment import refuse_disabled  # noqa: PLC0415 — as above
 
@@ -198,7 +215,7 @@ class _Call:
         status = session.mcp.status()
         why = [str(one.fault) for one in status.values() if one.fault is not None]
         why += [str(note) for note in plan.notes if _speaks_of(note, plan)]
-        said = f"there is no tool {self._tool!r}"
+        said = f"there is no tool {self.tool!r}"
         if why and self._likely:
             complain(f"{said}: {'; '.join(why)}")
             return FAULT
@@ -209,7 +226,7 @@ class _Call:
 
         names = [str(card.id) for card in cards_for_profile(Profile.ALL)]
         names += [card.name for card in session.deck().tools()]
-        raise unknown(said, self._tool, names, self._context)
+        raise unknown(said, self.tool, names, self._context)
 
     # -- calling it -------------------------------------------------------------------------
 
@@ -217,13 +234,21 @@ class _Call:
         from indusagi.capabilities.budget import UNLIMITED  # noqa: PLC0415 — brings the kernel
         from indusagi.core.ids import new_ulid  # noqa: PLC0415 — as above
         from indusagi.runtime.contract import ToolCall  # noqa: PLC0415 — as above
-        from induscode.commands.arguments import BadArgument, read_arguments  # noqa: PLC0415 — as above
+        from induscode.commands.arguments import (  # noqa: PLC0415 — as above
+            BadArgument,
+            check_arguments,
+            describe_parameters,
+            read_arguments,
+        )
         from induscode.deck.provision import ToolDeck  # noqa: PLC0415 — as above
 
         try:
             arguments = read_arguments(self._words, self.given, card.parameters)
+            if self.plan is not None:  # native tools check their arguments themselves
+                await check_arguments(arguments, card.parameters)
         except BadArgument as exc:
-            raise click.UsageError(f"{card.name}: {exc}", self._context) from exc
+            said = f"{card.name}: {exc}. It takes: {describe_parameters(card.parameters)}"
+            raise click.UsageError(said, self._context) from exc
         deck = session.deck()
         # No model reads this: whoever typed the call gets the whole answer, and need not have had
         # a file read before it is changed, which one call could not do.
@@ -236,27 +261,27 @@ class _Call:
     # -- what came of it --------------------------------------------------------------------
 
     def _shown(self, outcome: ToolOutcome) -> int:
+        from induscode.commands.answers import block_text, outcome_json, save_blocks, show_blocks  # noqa: PLC0415 — for a call that ran
+
         code = _exit_code(outcome)
+        if code not in {MISUSED, FAULT} and self._save is not None:
+            try:
+                for path in save_blocks(outcome.content, self._save, self.tool):
+                    complain(f"saved {path}")
+            except OSError as exc:
+                complain(f"--save {self._save}: {exc.strerror or exc}")
+                code = code or ANSWERED_WITH_ERROR
         if self._output == "json":
-            write_json(_as_json(outcome))
+            write_json(outcome_json(outcome))
             return code
         if code in {MISUSED, FAULT}:
-            complain(" ".join(_text(block) for block in outcome.content))
+            complain(" ".join(map(block_text, outcome.content)))
             return code
-        for block in outcome.content:
-            self._show(block)
-        if code:
+        show_blocks(outcome.content, raw=self._output == "raw")
+        if outcome.is_error:
             said = outcome.details.get("code", "its own")
-            complain(f"{self._tool} answered with an error ({said})")
+            complain(f"{self.tool} answered with an error ({said})")
         return code
-
-    def _show(self, block: ToolContentBlock) -> None:
-        if block.kind == "text" and self._output == "raw":
-            sys.stdout.write(block.text)
-        elif block.kind == "text":
-            tell_text(block.text)
-        else:
-            tell(_summary(block.value))
 
 
 class _WhoTyped:
@@ -347,42 +372,3 @@ def _exit_code(outcome: ToolOutcome) -> int:
     if code in _FAULTS and "server" in outcome.details:
         return FAULT
     return ANSWERED_WITH_ERROR
-
-
-def _as_json(outcome: ToolOutcome) -> JsonObject:
-    content: list[JsonValue] = []
-    for block in outcome.content:
-        if block.kind == "text":
-            content.append({**(block.extra or {}), "type": "text", "text": block.text})
-        else:
-            content.append(block.value)
-    return {
-        "isError": outcome.is_error,
-        "content": content,
-        "structured": outcome.structured,
-        "details": dict(outcome.details),
-    }
-
-
-def _text(block: ToolContentBlock) -> str:
-    return block.text if block.kind == "text" else _summary(block.value)
-
-
-def _summary(value: JsonValue) -> str:
-    """Say in one line what a block is that is no text."""
-    from indusagi.core.json import compact_json, is_json_object  # noqa: PLC0415 — see _run
-    from indusagi.core.text import cut_text  # noqa: PLC0415 — see _run
-
-    kind = value.get("type") if is_json_object(value) else None
-    if not is_json_object(value) or not isinstance(kind, str):
-        return compact_json(value)
-    inner = value.get("resource")
-    facts = inner if is_json_object(inner) else value
-    parts = [kind, *(str(facts[key]) for key in ("uri", "mimeType") if facts.get(key))]
-    data = facts.get("data", facts.get("blob"))
-    if isinstance(data, str):
-        parts.append(f"{len(data) * 3 // 4 - data[-2:].count('='):,} bytes")
-    text = facts.get("text")
-    if isinstance(text, str):
-        parts.append(f"{len(text):,} characters")
-    return cut_text(f"[{', '.join(parts)}]", 500)

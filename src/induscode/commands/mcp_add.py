@@ -272,6 +272,15 @@ def _target(target: Sequence[str], options: dict[str, Any]) -> JsonObject:
     return fields
 
 
+def server_fields(target: Sequence[str], headers: Sequence[str]) -> JsonObject:
+    """Give the fields of the row of a server: a URL with headers, or the words of a command.
+
+    Raises:
+        click.UsageError: It is neither an address nor a command.
+    """
+    return _target(target, {"transport": None, "header": headers, "env": ()})
+
+
 def _remote(target: Sequence[str], options: dict[str, Any]) -> JsonObject:
     url = target[0]
     if len(target) > 1:

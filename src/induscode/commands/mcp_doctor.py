@@ -243,9 +243,9 @@ def _met(findings: _Findings, endpoint: ServerEndpointImpl) -> None:
     if facts is None:
         return
     findings.era, findings.version = facts.era, facts.version
-    said = facts.answer.get("serverInfo")
-    if isinstance(said, dict):
-        findings.server = " ".join(str(said[key]) for key in ("name", "version") if key in said)
+    info = facts.server_info
+    if info is not None:
+        findings.server = " ".join(str(info[key]) for key in ("name", "version") if key in info)
 
 
 def _failed(findings: _Findings, config: ServerConfig, fault: ProtocolFault) -> None:

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from indusagi.core.ids import new_ulid
-from indusagi.core.json import is_json_object
 from indusagi.core.notes import Note
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
 from indusagi.interop.protocol_bridge.host import ProviderHostInfo
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 ANCESTRY = "INDUS_SERVED_BY"
 """Tells a process below which rows of which gateways it was started."""
 _DEEPEST = 8
-_SERVER_INFO = "io.modelcontextprotocol/serverInfo"
 _PROGRAMS = frozenset({"indus", "indusr", "indusagir"})
 _LAUNCHERS = (
     "python",
@@ -195,8 +193,5 @@ class GatewayInfo(ProviderHostInfo):
 
     def is_behind(self, facts: ServerFacts | None) -> bool:
         """Tell whether a server that was met is this very gateway."""
-        answer = facts.answer if facts is not None else {}
-        meta = answer.get("_meta")
-        modern = meta.get(_SERVER_INFO) if is_json_object(meta) else None
-        said = answer.get("serverInfo", modern)
-        return is_json_object(said) and said.get("description") == self._description
+        info = None if facts is None else facts.server_info
+        return info is not None and info.get("description") == self._description

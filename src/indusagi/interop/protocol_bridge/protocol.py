@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, TypeAlias
 
-from indusagi.core.json import JsonObject, JsonValue
+from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.interop.protocol_bridge.callers import DOUBT_S, InFlight, Place, calling, on_behalf
 from indusagi.interop.protocol_bridge.contract import ServerLimits
 from indusagi.interop.protocol_bridge.frames import Unwritable
@@ -66,6 +66,17 @@ class ServerFacts:
     version: str
     answer: JsonObject = field(default_factory=dict[str, "JsonValue"])
     """Its `initialize` or `server/discover` result, verbatim."""
+
+    @property
+    def server_info(self) -> JsonObject | None:
+        """The `Implementation` object of the server: `serverInfo`, or its place in `_meta`.
+
+        Revision 2026-07-28 moved it to `_meta["io.modelcontextprotocol/serverInfo"]`.
+        """
+        meta = self.answer.get("_meta")
+        modern = meta.get(f"{_STAMP}serverInfo") if is_json_object(meta) else None
+        info = self.answer.get("serverInfo", modern)
+        return info if is_json_object(info) else None
 
     @property
     def capabilities(self) -> JsonObject:

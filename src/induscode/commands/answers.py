@@ -1,0 +1,146 @@
+"""How the answer of a tool is shown and saved by `indus call`.
+
+Texts and embedded text resources are printed. Pictures, sounds and other data are named in one
+line, and written to files when a directory is given.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import mimetypes
+import os
+import re
+import sys
+from typing import TYPE_CHECKING
+
+from indusagi.core.json import compact_json, is_json_object
+from indusagi.core.text import cut_text
+from induscode.terminal import complain, tell, tell_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.runtime.content import ToolContentBlock
+    from indusagi.runtime.contract import ToolOutcome
+
+_LONGEST_LINE = 500
+_MOST_NAMES = 10_000
+"""How many names are tried for a file before saving it is given up."""
+
+
+def outcome_json(outcome: ToolOutcome) -> JsonObject:
+    """Give all of an outcome as one JSON value."""
+    content: list[JsonValue] = []
+    for block in outcome.content:
+        if block.kind == "text":
+            content.append({**(block.extra or {}), "type": "text", "text": block.text})
+        else:
+            content.append(block.value)
+    return {
+        "isError": outcome.is_error,
+        "content": content,
+        "structured": outcome.structured,
+        "details": dict(outcome.details),
+    }
+
+
+def show_blocks(blocks: Sequence[ToolContentBlock], *, raw: bool) -> None:
+    """Print blocks: texts as they are if `raw`, else safe for a terminal; data in one line each."""
+    for block in blocks:
+        if block.kind != "text":
+            _show_value(block.value)
+        elif raw:
+            sys.stdout.write(block.text)
+        else:
+            tell_text(block.text)
+
+
+def _show_value(value: JsonValue) -> None:
+    tell(summarize_block(value))
+    text = _facts(value).get("text")
+    if isinstance(text, str):
+        tell_text(text)
+
+
+def block_text(block: ToolContentBlock) -> str:
+    """Give a block in words: its text, or one line about its data."""
+    return block.text if block.kind == "text" else summarize_block(block.value)
+
+
+def summarize_block(value: JsonValue) -> str:
+    """Say in one line what a block without text is."""
+    kind = value.get("type") if is_json_object(value) else None
+    if not isinstance(kind, str):
+        return compact_json(value)
+    facts = _facts(value)
+    parts = [kind, *(str(facts[key]) for key in ("uri", "mimeType") if facts.get(key))]
+    data = _encoded(facts)
+    if data is not None:
+        parts.append(f"{len(data) * 3 // 4 - data[-2:].count('='):,} bytes")
+    text = facts.get("text")
+    if isinstance(text, str):
+        parts.append(f"{len(text):,} characters")
+    return cut_text(f"[{', '.join(parts)}]", _LONGEST_LINE)
+
+
+def save_blocks(blocks: Sequence[ToolContentBlock], directory: str, tool: str) -> list[str]:
+    """Write the data of every picture, sound and resource to a new file in a directory.
+
+    The names are made of the tool and a number: nothing that a server says becomes a part of a
+    path. No file is replaced.
+
+    Raises:
+        OSError: The directory cannot be made, or a file cannot be written.
+    """
+    os.makedirs(directory, exist_ok=True)
+    paths: list[str] = []
+    for block in blocks:
+        if block.kind == "text":
+            continue
+        facts = _facts(block.value)
+        content = _content(facts)
+        if content is None:
+            continue
+        mime = facts.get("mimeType")
+        suffix = mimetypes.guess_extension(mime) if isinstance(mime, str) else None
+        suffix = suffix or (".txt" if isinstance(facts.get("text"), str) else ".bin")
+        paths.append(_write_new(directory, re.sub(r"[^A-Za-z0-9_-]", "_", tool), suffix, content))
+    return paths
+
+
+def _facts(value: JsonValue) -> JsonObject:
+    """Give the object that describes a block: the resource of an embedded one, else the block."""
+    if not is_json_object(value):
+        return {}
+    inner = value.get("resource")
+    return inner if is_json_object(inner) else value
+
+
+def _encoded(facts: JsonObject) -> str | None:
+    data = facts.get("data", facts.get("blob"))
+    return data if isinstance(data, str) else None
+
+
+def _content(facts: JsonObject) -> bytes | None:
+    data, text = _encoded(facts), facts.get("text")
+    if data is None:
+        return text.encode("utf-8", "replace") if isinstance(text, str) else None
+    try:
+        return base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError):
+        complain("a block was not saved: its data is not valid base64")
+        return None
+
+
+def _write_new(directory: str, name: str, suffix: str, content: bytes) -> str:
+    for number in range(1, _MOST_NAMES):
+        path = os.path.join(directory, f"{name}-{number}{suffix}")
+        try:
+            with open(path, "xb") as file:
+                file.write(content)
+        except FileExistsError:
+            continue
+        return path
+    raise FileExistsError(17, "too many saved files", directory)

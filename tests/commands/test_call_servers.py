@@ -1,0 +1,133 @@
+"""`indus call`: wrong arguments, data that is saved, servers that stand in no configuration."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shlex
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.commands.helpers import HONEST, configured, one_line, row, user_file
+from tests.support.scripts import run
+
+from indusagi.runtime.content import JsonContentBlock, TextContentBlock
+from induscode.commands.answers import save_blocks, summarize_block
+from induscode.commands.arguments import describe_parameters
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from indusagi.core.json import JsonValue
+
+COMMAND = shlex.join(HONEST)
+
+
+@pytest.mark.process
+def test_finding_b11_a_wrong_argument_is_told_with_the_signature_before_the_server_gets_it(
+    tmp_path: Path,
+) -> None:
+    configured(user_file(), {"s": row()})
+    one_line(run("call", "s__add", "a=1", "b=x", cwd=tmp_path), "'b' must be number", "It takes: a")
+    words = ("--json", '{"a": "one", "b": 2}')
+    one_line(run("call", "s__add", *words, cwd=tmp_path), "a", "number", "It takes: a?: number")
+
+
+@pytest.mark.process
+def test_finding_b11_the_text_of_an_embedded_resource_is_printed(tmp_path: Path) -> None:
+    done = run("call", "--stdio", COMMAND, "media", cwd=tmp_path)
+    assert "[resource, test://text, 5 characters]\ninner\n" in done.stdout
+
+
+@pytest.mark.process
+def test_finding_b11_pictures_are_saved_beside_those_there_are(tmp_path: Path) -> None:
+    for _ in range(2):
+        done = run("call", "--stdio", COMMAND, "media", "--save", "out", cwd=tmp_path)
+        assert done.returncode == 0
+    pictures = sorted((tmp_path / "out").glob("*.png"))
+    assert len(pictures) == 4
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
+    assert done.stderr.count("saved out/") == 4
+    (tmp_path / "file").touch()
+    refused = run("call", "--stdio", COMMAND, "media", "--save", "file", cwd=tmp_path)
+    assert refused.returncode == 1
+    assert "--save file: File exists" in refused.stderr
+
+
+@pytest.mark.process
+def test_finding_b11_a_server_on_the_command_line_is_called_and_not_configured(
+    tmp_path: Path,
+) -> None:
+    done = run("call", "--stdio", COMMAND, "echo", "text=hi", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "hi\n", "")
+    assert "No servers are configured" in run("mcp", "list", cwd=tmp_path).stdout
+    missing = run("call", "--stdio", COMMAND, "ecoh", cwd=tmp_path)
+    assert missing.returncode == 2
+    assert "__echo'" in missing.stderr
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["--stdio", "x", "--url", "http://h/"], ["either --stdio COMMAND or --url URL"]),
+        (["-H", "a: b"], ["either --stdio COMMAND or --url URL"]),
+        (["--stdio", ""], ["takes the command"]),
+        (["--stdio", "a 'b"], ["No closing quotation"]),
+        (["--url", "nowhere"], ["nowhere"]),
+        (["--stdio", "x", "-H", "a: b"], ["-H is for a URL"]),
+        (["--stdio", "x", "--mcp", "."], ["--mcp has no effect"]),
+    ],
+)
+def test_a_server_that_cannot_be_meant_is_told(
+    tmp_path: Path, words: list[str], parts: list[str]
+) -> None:
+    (tmp_path / ".mcp.json").write_text('{"mcpServers": {}}', encoding="utf-8")
+    done = run("call", *words, "echo", cwd=tmp_path)
+    assert done.returncode in {2, 3}
+    assert all(part in done.stderr for part in parts), done.stderr
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+def test_finding_b11_doctor_names_the_server_in_both_eras(tmp_path: Path, era: str) -> None:
+    configured(user_file(), {"s": row("--era", era)})
+    found = json.loads(run("mcp", "doctor", "--json", cwd=tmp_path).stdout)
+    assert found["servers"][0]["server"].split()[0]
+    assert found["servers"][0]["era"] == era
+
+
+def test_data_that_is_not_base64_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blocks = [
+        TextContentBlock("words"),
+        JsonContentBlock({"type": "image", "data": "?", "mimeType": "image/png"}),
+        JsonContentBlock({"type": "resource", "resource": {"uri": "a", "text": "inner"}}),
+        JsonContentBlock([1]),
+    ]
+    paths = save_blocks(blocks, str(tmp_path), "../a b")
+    assert [path.rpartition("/")[2] for path in paths] == ["___a_b-1.txt"]
+    assert "not valid base64" in capsys.readouterr().err
+
+
+@given(st.binary(max_size=50))
+def test_a_block_is_summarized_with_its_size(data: bytes) -> None:
+    value: JsonValue = {"type": "blob", "data": base64.b64encode(data).decode()}
+    assert summarize_block(value) == f"[blob, {len(data):,} bytes]"
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({}, "no arguments"),
+        ({"properties": {"a": {"type": "string"}}, "required": ["a"]}, "a: string"),
+        ({"properties": {"a": {"type": ["integer", "null"]}, "b": True}}, "a?: integer|null, b?"),
+    ],
+)
+def test_a_signature_names_types_and_what_may_be_left_out(
+    schema: dict[str, JsonValue], text: str
+) -> None:
+    assert describe_parameters(schema) == text
