@@ -6,6 +6,7 @@ bash run every one that the gate allows.
 
 from __future__ import annotations
 
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,6 +19,7 @@ from induscode.session.gate.decision import Scope
 from induscode.session.gate.gate import Gate
 from induscode.session.gate.judge import Approval
 from induscode.session.gate.rules import Effect
+from induscode.session.gate.spelling import expand_braces
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,7 +67,7 @@ BEYOND = (
     "wget -P out x", "sed -i p f", "sed -n 'w out' f", "awk '{print > \"out\"}' f", "xxd f out",
     "file -C -m f", "date -s x", "date 01010000", "shuf -o out f", "ruff check --fix .",
     "tar --index-file=x -tf f", "pytest --junitxml=x", "patch -p1", "truncate -s0 f", "install a b",
-    "uniq ./*", "uniq -- *", "uniq a $x",
+    "make -- *", "uniq ./*", "uniq -- *", "uniq a $x",
     # variables that may have no value, and a directory that may be another
     "true || f=--; sort $f -o out", 'true || f=--; sort "$f" -o out', "cd x && ./run.sh",
     "true || f=x.py; python3 $f -c y", "true || s=log; git $s -c core.pager=x",
@@ -155,6 +157,7 @@ HIDING = (
     "cp /bin/r? y; ./y x", "alias y=rm; y x",
     "f() { rm x; }; f", "python3 -c 'import os; os.system(\"r\" + \"m x\")'", "perl -e 'system(x)'",
     "awk 'BEGIN{c=\"r\"; system(c \"m x\")}'", "git -c alias.y='!rm x' y", "test -v 'a[$(rm x)]'",
+    "[[ -v 'a[$('rm')]' ]]", 'test -v "a[\\$(rm x)]"', r"test -v a[\$\(rm\)]",
     "[[ -v 'a[$(rm x)]' ]]", "printf -v 'a[$(rm x)]' y", "GIT_PAGER='rm x' git -p log",
     "sort --compress-program=rm f", "tar cf x y --checkpoint-action=exec=rm",
     "unknown-wrapper rm x",
@@ -215,6 +218,62 @@ def test_finding_d3_a_file_that_only_the_shell_knows_may_be_a_denied_one(command
     given = rules(deny="write(secrets/**); read(secrets/**)")
     assert decide(command, given, Approval.ALL) is Effect.ASK
     assert decide("echo x", given, Approval.ALL) is Effect.ALLOW
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["{a,b}", "x{a,b}y", "{a,b{c,d}}", "{a..e}", "{3..1}", "{1..3}x", "{c..a}", "{a}", "{a,}",
+     "{,a}", "{a,b", "a,b}", "'{a,b}'", '"{a,b}"', r"\{a,b}", "${x}{a,b}", "{a,'b c'}", "{-1..1}",
+     "{}",
+     "{a,b}{c,d}", "{{a,b},c}", "{a..}", "x{1..2}{a,b}"],
+)  # fmt: skip
+def test_finding_d3_braces_are_expanded_as_bash_does(word: str) -> None:
+    done = subprocess.run(
+        ["/bin/bash", "-c", f"x=1; printf '<%s>' {word}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    again = subprocess.run(
+        ["/bin/bash", "+B", "-c", f"x=1; printf '<%s>' {expand_braces(word)}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert again.stdout == done.stdout
+
+
+@pytest.mark.parametrize("word", ["{1..1000000000}", "{a,b}" * 20, "{r..r}m{1..300}"])
+def test_finding_d3_braces_that_stand_for_too_many_words_are_asked_about(word: str) -> None:
+    assert expand_braces(word) is None
+    assert decide(f"echo {word}", rules(deny="bash(rm *)"), Approval.ALL) is Effect.ASK
+
+
+@pytest.mark.parametrize(
+    ("command", "effect"),
+    [
+        ("sed -es/a/b/ f", Effect.ALLOW),
+        ("sed -e1ex f", Effect.ASK),
+        ("sed -n", Effect.ASK),
+        ("awk -F:", Effect.ASK),
+        ("sort --key 2 f", Effect.ALLOW),
+        ("sort --key -o f", Effect.ASK),
+        ("bash --version", Effect.ALLOW),
+    ],
+)
+def test_finding_d3_values_of_options_are_read_in_every_spelling(
+    command: str, effect: Effect
+) -> None:
+    given = rules(allow=f"bash({command.split()[0]} *)")
+    assert decide(command, given) is effect
+
+
+def test_finding_d3_an_option_with_a_value_that_a_rule_names_takes_its_value_along() -> None:
+    given = rules(allow="bash(sort --key *); bash(find -name *)")
+    assert decide("sort --key 2 f", given) is Effect.ALLOW
+    assert decide("find -name x", given) is Effect.ALLOW
+    assert decide("env BASH_ENV=f sh -c ls", rules(deny="bash(rm *)"), Approval.ALL) is Effect.ASK
+    assert decide("bash --version", rules(deny="bash(rm *)"), Approval.ALL) is Effect.ALLOW
 
 
 # -- E1 ---------------------------------------------------------------------------------------

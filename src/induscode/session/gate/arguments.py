@@ -153,9 +153,12 @@ class _Reading:
         many = any(word.glob or not word.single for word in self.operands)
         if most is not None and (many or len(self.operands) > most):
             return Problem(f"{self.name} writes to {self.operands[-1].shown}", acts=True)
-        for word in self.operands:
-            for text in _texts(word) or [word.prefix]:
-                if self.program.operand and not re.fullmatch(self.program.operand, text, re.DOTALL):
+        for word in self.operands if self.program.operand else ():
+            texts = _texts(word)
+            if texts is None and not word.prefix.startswith(("/", "./")):
+                return Problem(f"only the shell knows what {word.shown} is to {self.name}")
+            for text in texts or ():
+                if not re.fullmatch(self.program.operand, text, re.DOTALL):
                     return Problem(f"{self.name} is given {text}, which may do more than it says")
         return None
 

@@ -30,7 +30,7 @@ from induscode.session.gate.launchers import (
     unwrapped,
 )
 from induscode.session.gate.script import Command, Redirect, Script
-from induscode.session.gate.spelling import is_strange, respelt
+from induscode.session.gate.spelling import expand_braces, is_strange, respelt
 from induscode.session.gate.tree import (
     WORDS,
     all_nodes,
@@ -91,7 +91,8 @@ _SEPARATORS = re.compile(r"[\s;&|<>(){}`$,]+")
 _ANY_TEXT = re.compile(r"[\s;&|<>`$(){}]")
 _ALL_SEPARATORS = re.compile(r"""[\s;&|<>(){}`$,=!:+"'\[\]]+""")
 _QUOTED_COMMAND = re.compile(r"\$\(|`")
-"""In a text in single quotes: run if bash evaluates the text as an index of an array."""
+"""In a text that is quoted: run if bash evaluates the text as an index of an array."""
+_TEXTS = ("raw_string", "ansi_c_string", "string", "concatenation", "word")
 _AWK_RUNS = re.compile(r"system|getline|\||@")
 _SED_RUNS = re.compile(
     r"(?:^|[;{}\n/,0-9$!\s])e(?:\s|$)|/[gpiImMw0-9]*e[gpiImMw0-9]*\s*(?:[;}\n]|$)"
@@ -153,6 +154,8 @@ class _Reader:
         if strange:
             listed = ", ".join(f"U+{ord(char):04X}" for char in sorted(strange))
             self._not_understood(f"it holds characters that cannot be told apart or seen: {listed}")
+        if expand_braces(text) is None:
+            self._not_understood("its braces stand for too many words")
         if re.search(r"[^\s\\]\\\n", text):
             self.flaws.append("a line goes on in the middle of a word")
 
@@ -187,8 +190,7 @@ class _Reader:
             "command_substitution": self._substitution,
             "declaration_command": self._other_command,
             "unset_command": self._other_command,
-            "raw_string": self._quoted_text,
-            "ansi_c_string": self._quoted_text,
+            **dict.fromkeys(_TEXTS, self._quoted_text),
         }
         for node in nodes:
             self._look_at(node, data)
@@ -307,7 +309,7 @@ class _Reader:
             self._environment(iter([name]))
 
     def _quoted_text(self, node: Node) -> None:
-        """Look into a text in single quotes: `test -v 'a[$(command)]'` runs what is in it."""
+        """Look into a text that is quoted: `test -v 'a[$(command)]'` runs what is in it."""
         text = word_of(node, self.variables).guesses[0]
         if _QUOTED_COMMAND.search(text):
             self._take_for_command(text)

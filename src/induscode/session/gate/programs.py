@@ -297,7 +297,13 @@ _GO = Program(
     " -coverprofile -cpuprofile -memprofile -outputdir -trace -blockprofile -mutexprofile -pkgdir"
     " -work",
 )
-_SHELL = Program(flags="euxvn", options_first=True, check="script", acts="-c -s --rcfile -i -l")
+_SHELL = Program(
+    flags="euxvn",
+    long="version",
+    options_first=True,
+    check="script",
+    acts="-c -s --rcfile -i -l",
+)
 
 
 def _language(flags: str = "", long: str = "", **more: str) -> Program:

@@ -25,7 +25,8 @@ def respelt(text: str) -> Iterator[str]:
         yield from text.split("`")
     if re.search(r"\\\r?\n", text):
         yield re.sub(r"\\\r?\n", "", text)
-    if "{" in text and (spread := expand_braces(text)) != text:
+    spread = expand_braces(text)
+    if spread is not None and spread != text:
         yield spread
     if any(map(is_strange, text)):
         yield "".join(" " if is_strange(char) else char for char in text)
@@ -40,22 +41,27 @@ _PIECE = re.compile(r"""'[^']*'|"(?:[^"\\]|\\.)*"|\\.|\$\{[^}]*\}|[\s;&|()<>]|."
 _RANGE = re.compile(r"(?:(-?[0-9]+)\.\.(-?[0-9]+)|([A-Za-z])\.\.([A-Za-z]))(?:\.\.-?[0-9]+)?")
 
 
-def expand_braces(text: str) -> str:
+def expand_braces(text: str) -> str | None:
     """Expand `{a,b}` and `{a..c}` as the shell does before anything else: bash(1), EXPANSION.
 
-    Quoted parts and `${…}` are left as they are. A word that becomes too many stays as it is.
+    Quoted parts and `${…}` are left as they are. None if a word becomes too many.
     """
+    if "{" not in text:
+        return text
     words: list[list[str]] = [[]]
     for piece in _PIECE.findall(text):
         if piece in set(" \t\n;&|()<>"):
             words += [[piece], []]
         else:
             words[-1].append(piece)
-    return "".join(" ".join(_spread(pieces)) for pieces in words)
+    spread = [_spread(pieces) for pieces in words]
+    if any(len(one) > _MOST_WORDS for one in spread):
+        return None
+    return "".join(" ".join(one) for one in spread)
 
 
 def _spread(pieces: list[str]) -> list[str]:
-    """Expand the first brace of a word, and then what is left of each result."""
+    """Expand the first brace of a word, and then what is left of each result, up to a limit."""
     found = _first_brace(pieces)
     if found is None:
         return ["".join(pieces)]
@@ -69,7 +75,7 @@ def _spread(pieces: list[str]) -> list[str]:
     for one in inner:
         results += _spread([*pieces[:start], *one, *pieces[end + 1 :]])
         if len(results) > _MOST_WORDS:
-            return ["".join(pieces)]
+            break
     return results
 
 
