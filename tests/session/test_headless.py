@@ -104,6 +104,49 @@ def test_finding_d4_nothing_that_cannot_be_seen_reaches_a_model(
     assert shown in texts(ran.server.requests[1])
 
 
+# -- going on ------------------------------------------------------------------------------------
+
+
+LONG = "".join(f"line {number}\n" for number in range(1, 30))
+
+
+def answer_of(ran: Ran) -> str:
+    return texts(ran.server.requests[-1])
+
+
+@pytest.mark.parametrize("how", ["continue_last", "resume"])
+def test_finding_c5_a_file_read_before_is_still_read_when_a_conversation_goes_on(
+    ran: Ran, how: str
+) -> None:
+    ran.desk.cwd.mkdir()
+    path = ran.desk.cwd / "a.txt"
+    path.write_text(LONG, encoding="utf-8")
+    first = ran(calls("read", path="a.txt"), says("read"))
+    going_on = {how: first["session_id"] if how == "resume" else True}
+    edit = calls("edit", path="a.txt", oldText="line 20\n", newText="twenty\n")
+    assert ran(edit, says("edited"), **going_on)["code"] == 0
+    assert path.read_text(encoding="utf-8") == LONG.replace("line 20\n", "twenty\n")
+    # What an edit leaves is known as well.
+    write = calls("write", path="a.txt", content="short\n")
+    assert ran(write, says("written"), **going_on)["code"] == 0
+    assert path.read_text(encoding="utf-8") == "short\n"
+
+
+def test_finding_c5_a_file_that_has_changed_meanwhile_counts_as_changed(ran: Ran) -> None:
+    ran.desk.cwd.mkdir()
+    path = ran.desk.cwd / "a.txt"
+    path.write_text(LONG, encoding="utf-8")
+    ran(calls("read", path="a.txt"), says("read"))
+    path.write_text(LONG + "more\n", encoding="utf-8")
+    write = calls("write", path="a.txt", content="lost\n")
+    ran(write, says("refused"), continue_last=True)
+    assert "it has changed since it was read" in answer_of(ran)
+    assert path.read_text(encoding="utf-8") == LONG + "more\n"
+    # Another conversation has read nothing.
+    ran(write, says("refused"))
+    assert "it has not been read yet" in answer_of(ran)
+
+
 # -- limits and faults -----------------------------------------------------------------------------
 
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Protocol
 from anyio import to_thread
 
 from indusagi.capabilities.context import ContextId
-from indusagi.capabilities.read_state import ReadState
 from indusagi.core.ids import is_ulid, new_ulid
 from indusagi.runtime.contract import ToolProgress
 from induscode.deck.contract import DelegateReport
@@ -21,6 +20,7 @@ from induscode.deck.toolbox import DeckRunner, DeckToolBox
 from induscode.session.events import ToolAnswered, ToolCalled
 from induscode.session.plan import RequestBudget, RunPlan
 from induscode.session.plan_mode import ENTER, EXIT
+from induscode.session.reads import ConversationReads
 from induscode.session.transcript import NoConversation, Transcript
 
 if TYPE_CHECKING:
@@ -118,10 +118,11 @@ class SubSessions:
         # Lists, jobs and what was read belong to the sub-session alone; the doors are the parent's,
         # not those of this call, which may be narrower than what each call of the work needs.
         above = parent.deck().context
+        reads = ConversationReads(transcript)
         own = replace(
             above,
             context_id=ContextId(f"ctx_{new_ulid()}"),
-            framework=replace(above.framework, read_state=ReadState()),
+            framework=replace(above.framework, read_state=reads),
             cancel=ctx.cancel,
         )
 
@@ -138,7 +139,7 @@ class SubSessions:
                 await parent.sink(event)
 
         async def keep(message: JsonObject) -> None:
-            await to_thread.run_sync(transcript.keep, message)
+            await to_thread.run_sync(reads.keep, message)
 
         plan = RunPlan(
             box=box,

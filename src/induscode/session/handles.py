@@ -6,11 +6,11 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from indusagi.capabilities.read_state import ReadState
 from induscode.deck.contract import DeckFramework
 from induscode.deck.stores import FileCheckpoints, FileMemory
 from induscode.deck.stores.memory_file import MEMORY_NAME
 from induscode.session.delegate import SubSessions
+from induscode.session.reads import ConversationReads
 
 if TYPE_CHECKING:
     from induscode.session.transcript import Transcript
@@ -23,12 +23,12 @@ class Handles:
     memory: FileMemory
     checkpoints: FileCheckpoints
     delegate: SubSessions
-    read_state: ReadState
+    reads: ConversationReads
 
     def framework(self) -> DeckFramework:
         """Give them the way a deck takes them."""
         return DeckFramework(
-            read_state=self.read_state,
+            read_state=self.reads,
             checkpoint=self.checkpoints,
             delegate=self.delegate,
             memory=self.memory,
@@ -41,5 +41,5 @@ def make_handles(cwd: str, transcript: Transcript) -> Handles:
         FileMemory(os.path.join(cwd, MEMORY_NAME)),
         FileCheckpoints(os.path.join(transcript.directory, "checkpoints")),
         SubSessions(os.path.join(transcript.directory, "tasks"), cwd),
-        ReadState(),
+        ConversationReads(transcript),
     )

@@ -145,7 +145,7 @@ class Question:
         return {} if ledger is None else {c.name: c.ref.server for c in ledger.live_capabilities()}
 
     async def _keep(self, message: JsonObject) -> None:
-        await to_thread.run_sync(self.transcript.keep, message)
+        await to_thread.run_sync(self.handles.reads.keep, message)
 
     async def _heard(self, event: Event) -> None:
         if isinstance(event, ToolAnswered) and event.code == "denied":
