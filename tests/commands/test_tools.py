@@ -34,8 +34,6 @@ def test_the_cost_is_a_quarter_of_the_bytes_a_model_is_told(tmp_path: Path) -> N
         "name": shown["name"],
         "description": shown["description"],
         "parameters": shown["parameters"],
-        "title": shown["title"],
-        "annotations": shown["annotations"],
     }
     size = len(json.dumps(said, separators=(",", ":"), ensure_ascii=False).encode())
     assert shown["tokens"] == -(-size // 4)

@@ -108,6 +108,7 @@ _GIVEN: dict[str, object] = {
     "approval": "all",
     "sandbox": "off",
     "web_allow": ("a:1",),
+    "context_window": "8192",
 }
 _EXCLUDED = [(spec.key, other) for spec in flag_specs() for other in spec.excludes]
 

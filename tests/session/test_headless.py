@@ -104,6 +104,39 @@ def test_finding_d4_nothing_that_cannot_be_seen_reaches_a_model(
     assert shown in texts(ran.server.requests[1])
 
 
+DECK_TOKENS = 3_000
+"""What the native tools may take of a request: tokens of four bytes, as `indus tools` counts."""
+
+
+@pytest.mark.parametrize("dialect", ["openai", "anthropic"])
+def test_finding_c9_the_native_tools_take_3000_tokens_of_a_request_at_most(
+    ran: Ran, dialect: Any
+) -> None:
+    ran.desk.dialect = dialect
+    assert ran(says("hello"))["code"] == 0
+    told = ran.server.requests[0]["tools"]
+    assert len(told) >= 17
+    size = len(json.dumps(told, separators=(",", ":"), ensure_ascii=False).encode())
+    # What the protocol wraps around a tool is the provider's, and not ours to save.
+    assert (size - len(told) * len('{"type":"function","function":}')) / 4 <= DECK_TOKENS
+
+
+@pytest.mark.parametrize(
+    ("window", "is_small"), [(4_096, True), (16_384, True), (16_385, False), (None, False)]
+)
+def test_finding_c9_a_model_that_reads_little_is_shown_fewer_tools_and_told(
+    ran: Ran, window: int | None, is_small: bool
+) -> None:
+    assert ran(says("hello"), context_window=window)["code"] == 0
+    names = [tool["function"]["name"] for tool in ran.server.requests[0]["tools"]]
+    small = ["read", "ls", "grep", "find", "write", "edit", "bash"]
+    assert (names == small) is is_small
+    assert ("of the native tools only read, ls, grep" in ran.err) is is_small
+    if is_small:
+        size = len(json.dumps(ran.server.requests[0], separators=(",", ":")).encode())
+        assert size / 4 < 2_000
+
+
 # -- going on ------------------------------------------------------------------------------------
 
 
@@ -359,9 +392,13 @@ def test_schemas_go_out_as_the_deck_shows_them(ran: Ran) -> None:
         for tool in ran.server.requests[-1]["tools"]:
             function = tool.get("function", tool)
             sent[function["name"]] = function.get("parameters", function.get("input_schema"))
-        assert sent["saas-action"]["properties"]["arguments"] == {
+        assert sent["memory"] == {
             "type": "object",
-            "description": "For execute: what the action is given.",
+            "properties": {
+                "action": {"type": "string", "enum": ["read", "replace", "append"]},
+                "content": {"type": "string"},
+            },
+            "required": ["action"],
         }
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.support.model_server import model_server
@@ -125,6 +126,34 @@ async def test_a_server_at_a_given_address_names_its_model() -> None:
         assert choice.name == "local-model"
         with pytest.raises(NoModel):
             await choose_model(asked(None, f"{server.url}/nothing"), {})
+
+
+@pytest.mark.parametrize(
+    ("facts", "window"),
+    [
+        ({"max_model_len": 8_192}, 8_192),
+        ({"context_length": 131_072}, 131_072),
+        ({"max_context_length": 4_096}, 4_096),
+        ({"meta": {"n_ctx": 2_048, "n_ctx_train": 131_072}}, 2_048),
+        ({"meta": {"n_ctx_train": 131_072}}, None),
+        ({"context_window": True, "max_model_len": "8k"}, None),
+        ({"meta": 5, "n_ctx": -1}, None),
+        ({}, None),
+    ],
+)
+async def test_finding_c9_a_server_is_asked_how_much_its_model_reads(
+    facts: dict[str, Any], window: int | None
+) -> None:
+    with model_server() as server:
+        server.facts.update(facts)
+        url, port = f"{server.url}/v1", int(server.url.rpartition(":")[2])
+        named = await choose_model(asked("local-model", url), {})
+        unnamed = await choose_model(asked(None, url), {})
+        local = await choose_model(asked(), {}, (port,))
+        other = await choose_model(asked("another", url), {})
+        told = await choose_model(replace(asked("local-model", url), context_window=7), {})
+    assert [one.context_window for one in (named, unnamed, local)] == [window] * 3
+    assert (other.context_window, told.context_window) == (None, 7)
 
 
 async def test_without_anything_one_message_tells_three_ways_on() -> None:

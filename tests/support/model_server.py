@@ -55,6 +55,8 @@ class ModelServer:
     url: str = ""
     requests: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     """The bodies, in their order."""
+    facts: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What else is said of the model in the list."""
     headers: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
     speaking: threading.Event = field(default_factory=threading.Event)
     """Set once a reply that stalls has said what it says."""
@@ -106,7 +108,8 @@ class _Handler(BaseHTTPRequestHandler):
         """Keep quiet."""
 
     def do_GET(self) -> None:
-        models = {"object": "list", "data": [{"id": "local-model", "object": "model"}]}
+        row = {"id": "local-model", "object": "model", **self.server_state.facts}
+        models = {"object": "list", "data": [row]}
         self._whole(200 if self.path == "/v1/models" else 404, models)
 
     def do_POST(self) -> None:

@@ -80,6 +80,8 @@ class ToolSpec:
     output_schema: JsonSchema | None = field(default=None, kw_only=True)
     check_arguments: bool = field(default=True, kw_only=True)
     """Off for a tool that passes its arguments on to whoever checks them, and leaves them alone."""
+    terse: bool = field(default=False, kw_only=True)
+    """Whether models are not told the bounds of arguments, which the check explains when broken."""
     foreign: bool = field(default=False, kw_only=True)
     """Whether another party writes its answers: the runner makes invisible characters visible."""
     definition: Mapping[str, JsonValue] | None = field(default=None, kw_only=True)
@@ -115,6 +117,35 @@ def _check_schema(name: str, part: str, schema: JsonSchema) -> None:
         raise InvalidTool(f"the {part} of {name!r} must be an object, not {schema!r}")
 
 
+_BOUNDS = frozenset(
+    {"minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "additionalProperties"}
+)
+
+
+def without_bounds(schema: JsonSchema) -> JsonSchema:
+    """Leave out what a schema only forbids: bounds of values, and names it does not know.
+
+    A deck is told with every request. What remains allows all that the schema allows.
+    """
+    return cast("JsonSchema", _without_bounds(cast("JsonObject", schema)))
+
+
+def _without_bounds(level: JsonValue) -> JsonValue:
+    if isinstance(level, list):
+        return [_without_bounds(one) for one in level]
+    if not isinstance(level, dict):
+        return level
+    kept: JsonObject = {}
+    for key, value in level.items():
+        if key == "properties" and isinstance(value, dict):
+            kept[key] = {name: _without_bounds(one) for name, one in value.items()}
+        elif key == "items":
+            kept[key] = _without_bounds(value)
+        elif key not in _BOUNDS or (key == "additionalProperties" and value is not False):
+            kept[key] = value
+    return kept
+
+
 class DefinedTool:
     """A tool that can be called. Make it with `define_tool`."""
 
@@ -123,7 +154,7 @@ class DefinedTool:
         self.descriptor = ToolDescriptor(
             spec.name,
             spec.description,
-            spec.parameters,
+            without_bounds(spec.parameters) if spec.terse else spec.parameters,
             title=spec.title,
             annotations={**spec.annotations, "readOnlyHint": spec.read_only},
             output_schema=spec.output_schema,
@@ -151,8 +182,8 @@ class DefinedTool:
 
     @property
     def parameters(self) -> JsonSchema:
-        """The schema of its arguments."""
-        return self.spec.parameters
+        """The schema of its arguments, as a model is told it."""
+        return self.descriptor.parameters
 
     @property
     def read_only(self) -> bool:

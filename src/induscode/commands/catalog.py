@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from indusagi.core.json import compact_json
 from indusagi.core.notes import Note
 from induscode.boot.runners import attach_servers, select_tools
 from induscode.commands.running import as_usage, opened_store, planned
@@ -40,9 +41,12 @@ class ListedTool:
     """About how many tokens it takes to tell a model about it."""
 
     def __post_init__(self) -> None:
-        from induscode.deck.mcp.store_rows import descriptor_text  # noqa: PLC0415 — brings hashing
-
-        size = len(descriptor_text(self.descriptor).encode("utf-8"))
+        told = {
+            "name": self.descriptor.name,
+            "description": self.descriptor.description,
+            "parameters": self.descriptor.parameters,
+        }
+        size = len(compact_json(told).encode("utf-8"))
         object.__setattr__(self, "tokens", -(-size // _BYTES_PER_TOKEN))
 
     @property

@@ -111,6 +111,14 @@ def flag_specs() -> tuple[FlagSpec, ...]:
             metavar="URL",
         ),
         FlagSpec(
+            "--context-window",
+            (),
+            value,
+            model,
+            "How many tokens the model reads: a small one is shown fewer native tools.",
+            metavar="N",
+        ),
+        FlagSpec(
             "--max-requests",
             (),
             value,
@@ -126,6 +134,7 @@ def flag_specs() -> tuple[FlagSpec, ...]:
             tools,
             "Use only these native tools (comma-separated or repeated).",
             metavar="NAME,…",
+            excludes=("--context-window",),
         ),
         FlagSpec(
             "--no-tools",
@@ -133,7 +142,15 @@ def flag_specs() -> tuple[FlagSpec, ...]:
             switch,
             tools,
             "Use no tools at all, and attach no servers.",
-            excludes=("--tools", "--mcp", "--allow", "--approval", "--sandbox", "--web-allow"),
+            excludes=(
+                "--tools",
+                "--mcp",
+                "--allow",
+                "--approval",
+                "--sandbox",
+                "--web-allow",
+                "--context-window",
+            ),
         ),
         FlagSpec(
             "--mcp",

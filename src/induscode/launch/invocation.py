@@ -25,6 +25,8 @@ class Invocation:
     resume: str | None = None
     model: str | None = None
     base_url: str | None = None
+    context_window: int | None = None
+    """Tokens that the model reads; None: what its server says, if it does."""
     max_requests: int = 50
     tools: tuple[str, ...] | None = None
     """None: all of them."""
@@ -76,6 +78,7 @@ def invocation_of(
         resume=cast("str | None", read["resume"]),
         model=cast("str | None", read["model"]),
         base_url=cast("str | None", read["base_url"]),
+        context_window=_number("--context-window", read["context_window"], 0) or None,
         max_requests=_number("--max-requests", read["max_requests"], 50),
         tools=cast("tuple[str, ...] | None", read["tools"]),
         no_tools=bool(read["no_tools"]),

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from shutil import rmtree
 from tempfile import mkdtemp
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from indusagi.core.cancel import CancelToken
     from induscode.launch.invocation import Invocation
     from induscode.session.guarding import Guarding
+    from induscode.session.models import ModelChoice
 
 _CLOSING_S = 5.0
 """How long everything may take to close once the program was told to end."""
@@ -153,6 +155,7 @@ async def _opened(
 ) -> Question:
     await to_thread.run_sync(check_named_configs, invocation)
     choice = await choose_model(invocation, os.environ)
+    invocation = _fit_tools(invocation, choice, odd)
     mode = PlanMode(approves=invocation.approval != "ask")
     guarding = guarding or await to_thread.run_sync(guarding_for, invocation, mode)
     odd.extend(map(str, guarding.notes))
@@ -174,6 +177,24 @@ async def _opened(
     await reporter.opened(run.opening())
     await loading.watched()
     return run
+
+
+SMALL_WINDOW = 16_384
+"""Up to so many tokens a model is shown the native tools below, and no others."""
+SMALL_WINDOW_TOOLS = ("read", "ls", "grep", "find", "write", "edit", "bash")
+
+
+def _fit_tools(invocation: Invocation, choice: ModelChoice, odd: list[str]) -> Invocation:
+    """Show a model that reads little fewer tools, unless it was said which; and tell so."""
+    window = choice.context_window
+    if window is None or window > SMALL_WINDOW or invocation.tools or invocation.no_tools:
+        return invocation
+    names = ", ".join(SMALL_WINDOW_TOOLS)
+    odd.append(
+        f"{choice.label} reads {window:,} tokens, so of the native tools only {names} are shown; "
+        "--tools names others"
+    )
+    return replace(invocation, tools=SMALL_WINDOW_TOOLS)
 
 
 def _watched() -> bool:

@@ -14,7 +14,7 @@ from indusagi.core.json import is_json_object
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from indusagi.core.json import JsonValue
+    from indusagi.core.json import JsonObject, JsonValue
     from induscode.launch.invocation import Invocation
 
 Dialect: TypeAlias = Literal["anthropic", "openai", "compatible"]
@@ -48,6 +48,8 @@ class ModelChoice:
     api_key: str | None = field(default=None, repr=False)
     note: str = ""
     """How it was chosen, if nobody named it."""
+    context_window: int | None = None
+    """Tokens that it reads, as far as that is known."""
 
     @property
     def label(self) -> str:
@@ -66,6 +68,18 @@ async def choose_model(
         NoModel: There is none; the message says how to get one.
         BadAddress: Where it is to be no server can be.
     """
+    choice = await _choose(invocation, environ, ports)
+    if invocation.context_window is not None:
+        return replace(choice, context_window=invocation.context_window)
+    if choice.dialect == "compatible" and choice.base_url and choice.context_window is None:
+        served = await _served(choice.base_url, choice.name)
+        return replace(choice, context_window=served.context_window) if served else choice
+    return choice
+
+
+async def _choose(
+    invocation: Invocation, environ: Mapping[str, str], ports: Sequence[int]
+) -> ModelChoice:
     base_url = invocation.base_url or environ.get("OPENAI_BASE_URL") or None
     for address in (base_url, environ.get("ANTHROPIC_BASE_URL")):
         if address:
@@ -74,10 +88,12 @@ async def choose_model(
         insisted = invocation.base_url is not None
         return _named(invocation.model, base_url, insisted=insisted, environ=environ)
     if base_url is not None:
-        found = await _first_served(base_url)
+        found = await _served(base_url)
         if found is None:
             raise NoModel(f"{base_url} does not tell which models it has: name one with --model")
-        return _with_key(ModelChoice("compatible", found, base_url), environ)
+        window = found.context_window
+        choice = ModelChoice("compatible", found.name, base_url, context_window=window)
+        return _with_key(choice, environ)
     if environ.get("ANTHROPIC_API_KEY"):
         return _named(f"anthropic:{ANTHROPIC_DEFAULT}", None, insisted=False, environ=environ)
     if environ.get("OPENAI_API_KEY"):
@@ -140,12 +156,12 @@ def _with_key(choice: ModelChoice, environ: Mapping[str, str]) -> ModelChoice:
 
 
 async def _local(ports: Sequence[int]) -> ModelChoice:
-    found: dict[int, str] = {}
+    found: dict[int, ServedModel] = {}
 
     async def look(port: int) -> None:
-        name = await _first_served(f"http://127.0.0.1:{port}/v1")
-        if name is not None:
-            found[port] = name
+        served = await _served(f"http://127.0.0.1:{port}/v1")
+        if served is not None:
+            found[port] = served
 
     async with anyio.create_task_group() as tasks:
         for port in ports:
@@ -153,8 +169,9 @@ async def _local(ports: Sequence[int]) -> ModelChoice:
     for port in ports:
         if port in found:
             url = f"http://127.0.0.1:{port}/v1"
-            note = f"no key is set: using {found[port]} at {url}"
-            return ModelChoice("compatible", found[port], url, None, note)
+            name, window = found[port].name, found[port].context_window
+            note = f"no key is set: using {name} at {url}"
+            return ModelChoice("compatible", name, url, None, note, window)
     raise NoModel(
         "there is no model to ask. Set ANTHROPIC_API_KEY or OPENAI_API_KEY; or start a server on "
         "this machine (`ollama serve`, `llama-server`), which is found by itself; or name one with "
@@ -162,11 +179,19 @@ async def _local(ports: Sequence[int]) -> ModelChoice:
     )
 
 
-async def _first_served(base_url: str) -> str | None:
-    """Ask a server for its models and give the first; None if it does not tell in time."""
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model that a server has."""
+
+    name: str
+    context_window: int | None = None
+
+
+async def _served(base_url: str, name: str | None = None) -> ServedModel | None:
+    """Ask a server for a model, or its first one; None if it does not tell in time."""
     with anyio.move_on_after(_PROBE_S):
         try:
-            return _first_name(await _get(base_url.rstrip("/") + "/models"))
+            return _find_model(await _get(base_url.rstrip("/") + "/models"), name)
         except (OSError, ValueError, anyio.EndOfStream, anyio.BrokenResourceError):
             return None
     return None
@@ -196,13 +221,27 @@ async def _get(url: str) -> bytes:
     return body
 
 
-def _first_name(body: bytes) -> str | None:
+_WINDOW_KEYS = ("max_model_len", "context_window", "context_length", "max_context_length", "n_ctx")
+"""How vLLM, Groq, OpenRouter, LM Studio and llama.cpp call it."""
+
+
+def _find_model(body: bytes, wanted: str | None) -> ServedModel | None:
     # Some servers send chunks even to HTTP/1.0; the object itself is what stands in the braces.
     text = body.decode("utf-8", "replace")
     page = cast("JsonValue", json.loads(text[text.find("{") : text.rfind("}") + 1]))
     rows = page.get("data") if is_json_object(page) else None
     for row in rows if isinstance(rows, list) else []:
         name = row.get("id") if is_json_object(row) else None
-        if isinstance(name, str) and name:
-            return name
+        if is_json_object(row) and isinstance(name, str) and name and wanted in {None, name}:
+            return ServedModel(name, _window(row))
+    return None
+
+
+def _window(row: JsonObject) -> int | None:
+    meta = row.get("meta")
+    facts = {**(meta if is_json_object(meta) else {}), **row}
+    for key in _WINDOW_KEYS:
+        value = facts.get(key)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
     return None

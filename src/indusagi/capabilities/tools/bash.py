@@ -40,30 +40,29 @@ _NO_NETWORK = re.compile(
     r"resolve host|name resolution|Name or service not known|unreachable|Connection refused"
     r"|Permission denied.*connect|connect.*Permission denied|EAI_AGAIN|ECONNREFUSED"
 )
-_DESCRIPTION = """Run a command with bash and return its output (stdout and stderr in order).
-Nobody answers prompts: standard input is empty, there is no terminal, pagers and editors are off.
-The working directory carries over between calls while it stays in the workspace; variables do not.
-Of an output over 30,000 bytes both ends are shown and the whole is kept in a file. In a sandbox
-/tmp is for commands alone: leave what other tools shall read in the workspace.
-A process left running in the background becomes a job: see, poll and stop it with `process`.
-Use `background: true` (or `process`) for servers and watchers. For reading, searching and editing
-files the other tools are better than cat, grep, find and sed."""
+_DESCRIPTION = (
+    "Run a command with bash; answers with stdout and stderr. Standard input is empty, there "
+    "is no terminal. The working directory carries over while it stays in the workspace; "
+    "variables do not. Of long output both ends are shown and the whole is kept in a file. In "
+    "a sandbox /tmp is for commands alone. What is left running is a job: see `process`. To "
+    "read, search and edit files use the other tools."
+)
 _SCHEMA: JsonSchema = {
     "type": "object",
     "properties": {
-        "command": {"type": "string", "description": "What bash is to run."},
+        "command": {"type": "string"},
         "timeoutMs": {
             "type": "integer",
             "minimum": 1,
             "maximum": LONGEST_TIMEOUT_MS,
-            "description": f"After this it is ended; {DEFAULT_TIMEOUT_MS} if not given.",
+            "description": f"Default {DEFAULT_TIMEOUT_MS}, at most {LONGEST_TIMEOUT_MS}.",
         },
         "cwd": {
             "type": "string",
-            "description": "Where this one command starts; relative to the workspace.",
+            "description": "Where this one command starts.",
         },
-        "description": {"type": "string", "description": "What it is for, in a few words."},
-        "background": {"type": "boolean", "description": "Start it as a job and return at once."},
+        "description": {"type": "string", "description": "What it is for."},
+        "background": {"type": "boolean", "description": "Start it as a job: servers, watchers."},
     },
     "required": ["command"],
     "additionalProperties": False,
@@ -89,6 +88,7 @@ def bash_tool() -> DefinedTool:
             _run,
             title="Run a command",
             prepare=lenient(_SCHEMA, _ALIASES),
+            terse=True,
         )
     )
 

@@ -18,14 +18,10 @@ MOST_EDITS = 200
 _TEXTS: dict[str, JsonLike] = {
     "oldText": {
         "type": "string",
-        "description": "What is replaced: copied from the file, without line numbers. Empty only "
-        "to make a file that does not exist.",
+        "description": "Copied from the file, without line numbers; empty: make a new file.",
     },
-    "newText": {"type": "string", "description": "What stands there afterwards."},
-    "replaceAll": {
-        "type": "boolean",
-        "description": "Replace every occurrence; otherwise there must be exactly one.",
-    },
+    "newText": {"type": "string"},
+    "replaceAll": {"type": "boolean"},
 }
 _ITEM: JsonSchema = {
     "type": "object",
@@ -41,16 +37,15 @@ _ITEM: JsonSchema = {
 _PARAMETERS: JsonSchema = {
     "type": "object",
     "properties": {
-        "path": {"type": "string", "description": "The file."},
+        "path": {"type": "string"},
         **_TEXTS,
         "edits": {
             "type": "array",
             "maxItems": MOST_EDITS,
             "items": _ITEM,
-            "description": f"Several replacements instead of one, {MOST_EDITS} at most: made in "
-            "order, each in what the one before left, and all or none.",
+            "description": "Several instead of one, in order, all or none.",
         },
-        "dryRun": {"type": "boolean", "description": "Show the diff and write nothing."},
+        "dryRun": {"type": "boolean", "description": "Only show the diff."},
     },
     "required": ["path"],
     "additionalProperties": False,
@@ -67,13 +62,10 @@ _TEXT_ALIASES = {
     "replace_all": "replaceAll",
 }
 _DESCRIPTION = (
-    "Replace text in a file. The file must have been read in this session. oldText must stand in "
-    "it exactly once (or set replaceAll); include a few lines around to make it so. Differences "
-    "in line endings, trailing whitespace, indentation (if one rule explains it; newText is then "
-    "indented alike) and the look of quotes, dashes and spaces are tolerated and reported; "
-    "anything else is a miss, which shows the closest lines. What is not replaced keeps its "
-    "bytes, encoding and line endings. Answers with the lines that changed, and with a syntax "
-    "error if the edit has brought one (Python, JSON, TOML, XML)."
+    "Replace text in a file that has been read. oldText must stand in it exactly once (or set "
+    "replaceAll): include lines around it. Line endings, trailing blanks, indentation and the "
+    "look of quotes may differ. A miss shows the closest lines. Answers with the changed "
+    "lines and syntax errors."
 )
 
 
@@ -88,6 +80,7 @@ def edit_tool() -> DefinedTool:
             title="Edit a file",
             annotations={"destructiveHint": True, "idempotentHint": False},
             prepare=_prepared,
+            terse=True,
         )
     )
 

@@ -60,24 +60,23 @@ _SCHEMA: JsonSchema = {
     "properties": {
         "query": {
             "type": "string",
-            "description": "Part of a name (any case) or a glob: *.py, test_?.ts, src/**/*.{c,h}.",
+            "description": "Part of a name, or a glob: *.py, src/**/*.{c,h}.",
         },
-        "path": {"type": "string", "description": "Directory to look in. Default: the workspace."},
+        "path": {"type": "string", "description": "Default: the workspace."},
         "type": {
             "type": "string",
             "enum": ["file", "dir", "link"],
-            "description": "Only this kind. Default: all.",
         },
         "limit": {"type": "integer", "minimum": 1, "description": "Default 500, at most 10000."},
         "sort": {
             "type": "string",
             "enum": ["path", "mtime"],
-            "description": "By path (default), or the latest change first.",
+            "description": "Default: path.",
         },
-        "noIgnore": {"type": "boolean", "description": "Find what .gitignore excludes too."},
+        "noIgnore": {"type": "boolean", "description": "Find ignored files too."},
         "hidden": {
             "type": "boolean",
-            "description": "false leaves out names that start with a dot. Default: true.",
+            "description": "false: no dot files.",
         },
     },
     "required": ["query"],
@@ -91,10 +90,8 @@ _ALIASES = {
     "no_ignore": "noIgnore",
 }
 _DESCRIPTION = (
-    "Find files and directories by name. A query without glob characters is part of the name, in "
-    "any case; a glob minds case. With a slash it is matched against the path. Honours .gitignore, "
-    "unless the query is the full name of what is ignored. Directories end in a slash. Use grep to "
-    "search in files."
+    "Find files and directories by name. Without glob characters the query is part of a name, "
+    "in any case. Honours .gitignore. Use grep to search in files."
 )
 
 
@@ -123,6 +120,7 @@ def find_tool() -> DefinedTool:
         title="Find files",
         read_only=True,
         prepare=prepared,
+        terse=True,
     )
     return define_tool(spec)
 

@@ -46,43 +46,41 @@ _NEWLINE = re.compile(r"(?<!\\)(?:\\\\)*\\n|\n")
 _SCHEMA: JsonSchema = {
     "type": "object",
     "properties": {
-        "pattern": {"type": "string", "description": "Regular expression (ripgrep's syntax)."},
+        "pattern": {"type": "string", "description": "Regular expression."},
         "path": {
             "type": "string",
-            "description": "Directory or file to search. Default: the workspace.",
+            "description": "Directory or file. Default: the workspace.",
         },
-        "glob": {"type": "string", "description": "Only files like this: *.ts, src/**, !*.min.js."},
-        "type": {"type": "string", "description": "Only this kind of file: py, js, rust, md, ..."},
+        "glob": {"type": "string", "description": "Only files like *.ts, src/**, !*.min.js."},
+        "type": {"type": "string", "description": "Only py, js, rust, md, ..."},
         "mode": {
             "type": "string",
             "enum": ["content", "files", "count"],
-            "description": "Lines (default), files with a match (latest first), or counts.",
+            "description": "Lines (default), names of files, or counts.",
         },
         "flags": {
             "type": "string",
             "description": "i: any case; s: dot matches newlines; x: ignore spaces.",
         },
-        "before": {"type": "integer", "minimum": 0, "description": "Lines shown before a match."},
-        "after": {"type": "integer", "minimum": 0, "description": "Lines shown after a match."},
-        "context": {"type": "integer", "minimum": 0, "description": "Both, 100 at most."},
-        "literal": {"type": "boolean", "description": "Take the pattern as plain text."},
-        "multiline": {"type": "boolean", "description": "Let a match reach over several lines."},
-        "noIgnore": {"type": "boolean", "description": "Search what .gitignore excludes too."},
+        "before": {"type": "integer", "minimum": 0, "description": "Lines before a match."},
+        "after": {"type": "integer", "minimum": 0},
+        "context": {"type": "integer", "minimum": 0, "description": "Lines before and after."},
+        "literal": {"type": "boolean", "description": "Pattern is plain text."},
+        "multiline": {"type": "boolean", "description": "Match across lines."},
+        "noIgnore": {"type": "boolean", "description": "Search ignored files too."},
         "maxMatches": {
             "type": "integer",
             "minimum": 1,
-            "description": "Default 200, at most 5000. Files, in the other modes.",
+            "description": "Default 200, at most 5000.",
         },
-        "offset": {"type": "integer", "minimum": 0, "description": "How many to skip."},
+        "offset": {"type": "integer", "minimum": 0, "description": "Matches to skip."},
     },
     "required": ["pattern"],
     "additionalProperties": False,
 }
 _DESCRIPTION = (
-    "Search the contents of files with a regular expression. Case-sensitive; honours .gitignore; "
-    "searches hidden files, skips binary files and files over 20 MiB. Answers path:line: text, "
-    "sorted by path; a long line is cut to the part around the match. Use mode files for an "
-    "overview and offset for the next page. Prefer this to grep or rg in a shell."
+    "Search file contents with ripgrep: case-sensitive, honours .gitignore, skips binary files. "
+    "Answers path:line: text. Prefer this to grep in a shell."
 )
 
 
@@ -122,6 +120,7 @@ def grep_tool(engine: Engine | None = None) -> DefinedTool:
         title="Search in files",
         read_only=True,
         prepare=lambda arguments: in_our_words(prepare(arguments)),
+        terse=True,
     )
     return define_tool(spec)
 

@@ -30,27 +30,25 @@ _ALIASES = {
 _PARAMETERS: JsonSchema = {
     "type": "object",
     "properties": {
-        "path": {"type": "string", "description": "Directory to list. Default: the workspace."},
-        "showHidden": {"type": "boolean", "description": "Show names that begin with a dot too."},
+        "path": {"type": "string", "description": "Default: the workspace."},
+        "showHidden": {"type": "boolean", "description": "List dot files too."},
         "depth": {
             "type": "integer",
             "minimum": 1,
             "maximum": _DEEPEST,
-            "description": f"How many levels to list: 1 (default) to {_DEEPEST}.",
+            "description": f"Levels: 1 (default) to {_DEEPEST}.",
         },
         "ignore": {
             "type": "array",
             "items": {"type": "string"},
-            "description": "Leave out names like these: *.log, dist/, src/*.js.",
+            "description": "Names to leave out: *.log, dist/.",
         },
     },
     "additionalProperties": False,
 }
 _DESCRIPTION = (
-    "List a directory: directories first, with sizes of files and targets of links. Names that "
-    "begin with a dot are only counted unless showHidden is set; what git ignores is marked "
-    f"(ignored) and not entered. With depth 2 or 3 also what lies below. At most {MOST_ENTRIES:,} "
-    "entries, then a count. Use find to search for names, and read for what is in a file."
+    "List a directory, with sizes. Dot files are counted, what git ignores is marked and not "
+    f"entered. {MOST_ENTRIES:,} entries at most. Use find to search for names."
 )
 
 
@@ -65,6 +63,7 @@ def ls_tool() -> DefinedTool:
             title="List directory",
             read_only=True,
             prepare=lenient(_PARAMETERS, _ALIASES),
+            terse=True,
         )
     )
 

@@ -36,44 +36,45 @@ _WRITE_S = 5.0
 """How long a job may take to read what is written to it."""
 _SHOWN = OutputBudget(SHOWN_BYTES, SHOWN_LINES)
 _SIGNALS = ("TERM", "INT", "HUP", "QUIT", "KILL")
-_DESCRIPTION = """Start, watch and stop commands that run in the background: servers, watchers,
-long builds. Actions: `start` {command} gives an id; `poll` {id} gives the lines since the last
-poll, with `waitMs` and `match` it waits for a line that contains a text; `list`; `stop` {id} ends
-everything the job has started; `write` {id, input, eof} types into its standard input.
-Jobs end with the session. What `bash` left running is a job too."""
+_DESCRIPTION = (
+    "Jobs in the background: servers, watchers, long builds. `start` {command} gives an id; "
+    "`poll` {id} the lines since the last poll; `stop` {id} ends all it has started; `write` "
+    "{id, input} types into it; `list`. Jobs end with the session. What bash left running is "
+    "a job too."
+)
 _SCHEMA: JsonSchema = {
     "type": "object",
     "properties": {
         "action": {"type": "string", "enum": ["start", "list", "poll", "stop", "write"]},
-        "command": {"type": "string", "description": "start: what bash is to run."},
-        "cwd": {"type": "string", "description": "start: where; relative to the workspace."},
-        "id": {"type": "string", "description": "poll, stop, write: the job, such as job-1."},
+        "command": {"type": "string"},
+        "cwd": {"type": "string", "description": "start: where."},
+        "id": {"type": "string", "description": "Such as job-1."},
         "sinceLast": {
             "type": "boolean",
-            "description": "poll: false gives all lines that are kept, told before or not.",
+            "description": "poll: false gives all lines kept.",
         },
         "lines": {
             "type": "integer",
             "minimum": 1,
             "maximum": 2_000,
-            "description": "poll: give the last so many lines instead.",
+            "description": "poll: the last so many.",
         },
         "waitMs": {
             "type": "integer",
             "minimum": 0,
             "maximum": LONGEST_WAIT_MS,
-            "description": "poll: how long to wait for something to be said; with match 30000.",
+            "description": f"poll: wait for output, {LONGEST_WAIT_MS} at most.",
         },
         "match": {
             "type": "string",
-            "description": "poll: wait for a line that contains this text.",
+            "description": "poll: wait for a line with this.",
         },
-        "input": {"type": "string", "description": "write: what to type; end a line with \\n."},
-        "eof": {"type": "boolean", "description": "write: end its input after that."},
+        "input": {"type": "string", "description": "write: end a line with \\n."},
+        "eof": {"type": "boolean", "description": "write: end its input."},
         "signal": {
             "type": "string",
             "enum": [*_SIGNALS],
-            "description": "stop: what to send first, TERM if not given; KILL follows after 3 s.",
+            "description": "stop: default TERM; KILL follows after 3 s.",
         },
     },
     "required": ["action"],
@@ -101,6 +102,7 @@ def process_tool() -> DefinedTool:
             _run,
             title="Background processes",
             prepare=lenient(_SCHEMA, _ALIASES),
+            terse=True,
         )
     )
 

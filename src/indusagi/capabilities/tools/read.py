@@ -16,7 +16,7 @@ from anyio import to_thread
 from indusagi.capabilities.backends import FileKind
 from indusagi.capabilities.budget import STANDARD_BYTES, STANDARD_LINES
 from indusagi.capabilities.context import ToolContext
-from indusagi.capabilities.files.lines import LONGEST_LINE, Scan, Wanted
+from indusagi.capabilities.files.lines import Scan, Wanted
 from indusagi.capabilities.files.look import (
     WHOLE_BYTES,
     Binary,
@@ -50,33 +50,31 @@ _PARAMETERS: JsonSchema = {
         "path": {
             "type": "string",
             "minLength": 1,
-            "description": "The file: absolute, or relative to the workspace.",
+            "description": "Absolute, or relative to the workspace.",
         },
         "offset": {
             "type": "integer",
-            "description": "The first line to show, from 1; negative counts from the end.",
+            "description": "First line, from 1; negative: from the end.",
         },
         "limit": {
             "type": "integer",
             "minimum": 1,
-            "description": f"How many lines to show; {STANDARD_LINES:,} at most.",
+            "description": "How many lines.",
         },
         "pages": {
             "type": "string",
-            "description": f"Pages of a PDF, like '3' or '3-5'; {MOST_PAGES} at most. "
-            f"Without it the first {DEFAULT_PAGES}.",
+            "description": f"Of a PDF: '3' or '3-5', {MOST_PAGES} at most; "
+            f"default: the first {DEFAULT_PAGES}.",
         },
     },
     "required": ["path"],
     "additionalProperties": False,
 }
 _DESCRIPTION = (
-    "Read a file. Text comes with line numbers (number, tab, line), up to "
-    f"{STANDARD_LINES:,} lines or {STANDARD_BYTES // 1024} KiB at a time, lines cut at "
-    f"{LONGEST_LINE:,} characters; the last line tells which lines these are and the offset of the "
-    "next ones. Line numbers are not part of the file. A negative offset reads from the end. "
-    "Pictures are shown, PDF files as text per page, notebooks as cells and outputs, a directory "
-    "as a listing. Other binary files are refused. Read a file before you edit it."
+    "Read a file, a picture, a PDF, a notebook or a directory. Text comes as number, tab, "
+    f"line (the number is not part of the file), {STANDARD_LINES:,} lines or "
+    f"{STANDARD_BYTES // 1024} KiB at most; the last line names the next offset. Read a file "
+    "before you edit it."
 )
 
 
@@ -108,6 +106,7 @@ def read_tool() -> DefinedTool:
             title="Read file",
             read_only=True,
             prepare=lenient(_PARAMETERS, _ALIASES),
+            terse=True,
         )
     )
 

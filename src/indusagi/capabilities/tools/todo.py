@@ -27,7 +27,6 @@ _ITEMS: JsonSchema = {
     "properties": {
         "items": {
             "type": "array",
-            "description": "The whole list, in order; what is missing here is dropped.",
             "maxItems": MOST_ITEMS,
             "items": {
                 "type": "object",
@@ -88,10 +87,7 @@ def checklist_of(ctx: ToolContext) -> Checklist:
 
 def todo_read_tool() -> DefinedTool:
     """Make the tool that shows the list."""
-    description = (
-        "Show the checklist of this session: what is to be done, in progress, and done. "
-        "It is empty until todo_set has written it."
-    )
+    description = "Show the checklist that todo_set has written."
     return define_tool(
         ToolSpec(
             "todo_read",
@@ -100,6 +96,7 @@ def todo_read_tool() -> DefinedTool:
             _read,
             title="Read checklist",
             read_only=True,
+            terse=True,
         )
     )
 
@@ -107,9 +104,8 @@ def todo_read_tool() -> DefinedTool:
 def todo_set_tool() -> DefinedTool:
     """Make the tool that replaces the list."""
     description = (
-        "Replace the checklist of this session with a new one. Send every item each time: one that "
-        "is left out is dropped. Keep one item active while you work on it, and mark it done as "
-        "soon as it is. The answer shows the list and what changed."
+        "Replace the checklist of this session. Send every item each time. Keep one active while "
+        "you work on it, and mark it done as soon as it is."
     )
     return define_tool(
         ToolSpec(
@@ -119,6 +115,7 @@ def todo_set_tool() -> DefinedTool:
             _set,
             title="Update checklist",
             prepare=lenient(_ITEMS, {"todos": "items"}),
+            terse=True,
         )
     )
 

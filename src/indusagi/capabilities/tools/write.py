@@ -15,19 +15,17 @@ from indusagi.runtime.contract import JsonSchema, ToolResult
 _PARAMETERS: JsonSchema = {
     "type": "object",
     "properties": {
-        "path": {"type": "string", "description": "The file; directories above it are made."},
-        "content": {"type": "string", "description": "All that the file is to hold."},
+        "path": {"type": "string", "description": "Directories above it are made."},
+        "content": {"type": "string"},
     },
     "required": ["path", "content"],
     "additionalProperties": False,
 }
 _ALIASES = {**PATH_ALIASES, "contents": "content", "text": "content", "file_text": "content"}
 _DESCRIPTION = (
-    "Write a file: make a new one, or replace all of an existing one. An existing file must have "
-    "been read in this session and be unchanged since. It keeps its encoding, its byte order mark "
-    "and CRLF line endings. Give the whole content: a comment such as '... rest unchanged ...' in "
-    "place of code is refused. To change a part of a file use edit. Answers with the lines that "
-    "changed, and with a syntax error if the change has brought one (Python, JSON, TOML, XML)."
+    "Write a whole file: a new one, or one that has been read and is unchanged since. No "
+    "placeholders for omitted code. To change a part use edit. Answers with the changed lines "
+    "and syntax errors."
 )
 
 
@@ -42,6 +40,7 @@ def write_tool() -> DefinedTool:
             title="Write a file",
             annotations={"destructiveHint": True, "idempotentHint": True},
             prepare=lenient(_PARAMETERS, _ALIASES),
+            terse=True,
         )
     )
 

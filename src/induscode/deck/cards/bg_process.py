@@ -21,22 +21,24 @@ _PARAMETERS: JsonSchema = {
     "type": "object",
     "properties": {
         "action": {"type": "string", "enum": ["start", "poll", "stop", "list"]},
-        "command": {"type": "string", "description": "start: what bash is to run."},
-        "id": {"type": "string", "description": "poll, stop: the process, such as bg-1."},
+        "command": {"type": "string"},
+        "id": {"type": "string", "description": "Such as bg-1."},
         "sinceLast": {
             "type": "boolean",
-            "description": "poll: false gives all lines that are kept, told before or not.",
+            "description": "poll: false gives all lines kept.",
         },
         "lines": {"type": "integer", "minimum": 1, "maximum": MAX_BUFFERED_LINES},
         "waitMs": {"type": "integer", "minimum": 0, "maximum": 30_000},
-        "match": {"type": "string", "description": "poll: wait for a line that contains this."},
+        "match": {"type": "string", "description": "poll: wait for a line with this."},
     },
     "required": ["action"],
     "additionalProperties": False,
 }
-_DESCRIPTION = """Run commands in the background of this project. `start` {command} gives an id and
-the file that takes the output; `poll` {id} gives the lines since the last poll, with `waitMs` and
-`match` it waits for one; `stop` {id} ends all that the command has started; `list` shows them."""
+_DESCRIPTION = (
+    "Commands in the background of this project. `start` {command} gives an id and the file "
+    "that takes the output; `poll` {id} the lines since the last poll; `stop` {id} ends all "
+    "it has started; `list`."
+)
 
 
 class DaemonTable:
@@ -77,5 +79,6 @@ def _build(_: DeckContext) -> Capability:
         run,
         title="Background process",
         prepare=prepare,
+        terse=True,
     )
     return define_tool(spec)

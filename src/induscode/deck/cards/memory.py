@@ -30,7 +30,7 @@ _PARAMETERS: JsonSchema = {
     "type": "object",
     "properties": {
         "action": {"type": "string", "enum": ["read", "replace", "append"]},
-        "content": {"type": "string", "description": "For replace and append."},
+        "content": {"type": "string"},
     },
     "required": ["action"],
     "additionalProperties": False,
@@ -89,8 +89,8 @@ def _build(deck: DeckContext) -> Capability:
         return await _write(store, content, append=action == "append")
 
     description = (
-        "Notes that you keep for later. `read` shows them, `append` adds a line, `replace` writes "
-        f"all of them anew. They hold {LARGEST_BYTES // 1024} KiB. Never put secrets there."
+        "Notes for later sessions: `read`, `append` a line, or `replace` all of them "
+        f"({LARGEST_BYTES // 1024} KiB). No secrets."
     )
     return define_tool(
         ToolSpec(
@@ -100,6 +100,7 @@ def _build(deck: DeckContext) -> Capability:
             run,
             title="Memory",
             prepare=lenient(_PARAMETERS, {"text": "content"}),
+            terse=True,
         )
     )
 

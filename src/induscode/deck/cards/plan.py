@@ -25,7 +25,7 @@ _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _EMPTY: JsonSchema = {"type": "object", "properties": {}, "additionalProperties": False}
 _PLAN: JsonSchema = {
     "type": "object",
-    "properties": {"plan": {"type": "string", "description": "The plan, in Markdown."}},
+    "properties": {"plan": {"type": "string", "description": "Markdown."}},
     "required": ["plan"],
     "additionalProperties": False,
 }
@@ -45,19 +45,31 @@ def exit_plan_mode_card() -> CapabilityCard:
 
 def _build_enter(_: DeckContext) -> Capability:
     description = (
-        "Ask to enter plan mode: you look around and change nothing until a plan is approved. "
-        "Use it before work that is large or that can be understood in more than one way."
+        "Enter plan mode: look around and change nothing until a plan is approved. For work that "
+        "is large or ambiguous."
     )
     spec = ToolSpec(
-        "enter_plan_mode", description, _EMPTY, _enter, title="Enter plan mode", read_only=True
+        "enter_plan_mode",
+        description,
+        _EMPTY,
+        _enter,
+        title="Enter plan mode",
+        read_only=True,
+        terse=True,
     )
     return define_tool(spec)
 
 
 def _build_exit(_: DeckContext) -> Capability:
-    description = "Present your plan for approval, and leave plan mode if it is approved."
+    description = "Present your plan for approval; if approved, plan mode ends."
     spec = ToolSpec(
-        "exit_plan_mode", description, _PLAN, _exit, title="Exit plan mode", read_only=True
+        "exit_plan_mode",
+        description,
+        _PLAN,
+        _exit,
+        title="Exit plan mode",
+        read_only=True,
+        terse=True,
     )
     return define_tool(spec)
 

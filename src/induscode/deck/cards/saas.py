@@ -23,14 +23,14 @@ _PARAMETERS: JsonSchema = {
     "type": "object",
     "properties": {
         "action": {"type": "string", "enum": ["discover", "execute"]},
-        "slug": {"type": "string", "description": "For execute: the action, as discover names it."},
-        "arguments": {"type": "object", "description": "For execute: what the action is given."},
+        "slug": {"type": "string", "description": "execute: as discover names it."},
+        "arguments": {"type": "object"},
         "toolkits": {
             "type": "array",
             "items": {"type": "string"},
-            "description": "For discover: only these services.",
+            "description": "discover: only these.",
         },
-        "query": {"type": "string", "description": "For discover: what the action should do."},
+        "query": {"type": "string", "description": "discover: what it should do."},
     },
     "required": ["action"],
     "additionalProperties": False,
@@ -55,8 +55,7 @@ def _build(deck: DeckContext) -> Capability:
         return await _execute(gateway, arguments)
 
     description = (
-        "Use services that are connected for you. `discover` finds actions by what they do; "
-        "`execute` runs one under the name that discover gave it, with its arguments."
+        "Use connected services. `discover` finds actions by what they do; `execute` runs one."
     )
     return define_tool(
         ToolSpec(
@@ -66,6 +65,7 @@ def _build(deck: DeckContext) -> Capability:
             run,
             title="SaaS action",
             prepare=lenient(_PARAMETERS, {}),
+            terse=True,
         )
     )
 

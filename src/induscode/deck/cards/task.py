@@ -28,11 +28,11 @@ _PARAMETERS: JsonSchema = {
         "objective": {
             "type": "string",
             "minLength": 1,
-            "description": "What is to be done, complete in itself: the agent sees nothing else.",
+            "description": "Complete in itself: the agent sees nothing else.",
         },
-        "agent": {"type": "string", "description": "Which agent is to do it."},
-        "context": {"type": "string", "description": "Facts the agent needs."},
-        "resume": {"type": "string", "description": "The id of a task that ended early."},
+        "agent": {"type": "string"},
+        "context": {"type": "string", "description": "Facts it needs."},
+        "resume": {"type": "string", "description": "Id of a task that ended early."},
         "maxTurns": {"type": "integer", "minimum": 1, "maximum": 200},
         "timeoutMs": {"type": "integer", "minimum": 1_000, "maximum": 3_600_000},
     },
@@ -66,15 +66,13 @@ def _build(deck: DeckContext) -> Capability:
         run,
         title="Delegate task",
         prepare=lenient(_PARAMETERS, {"prompt": "objective", "subagent_type": "agent"}),
+        terse=True,
     )
     return define_tool(spec)
 
 
 def _description(agents: Sequence[str]) -> str:
-    said = (
-        "Hand a piece of work to a sub-agent with a fresh context, and get its report. "
-        "Say everything it needs in `objective` and `context`."
-    )
+    said = "Hand a piece of work to a sub-agent with a fresh context, and get its report."
     return f"{said} Agents: {', '.join(agents)}." if agents else said
 
 

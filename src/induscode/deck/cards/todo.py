@@ -57,7 +57,7 @@ _PARAMETERS: JsonSchema = {
         "action": {"type": "string", "enum": ["read", "set"]},
         "items": {
             "type": "array",
-            "description": "For set: the whole list, in order; what is missing here is gone.",
+            "description": "For set: the whole list, in order.",
             "maxItems": MOST_ITEMS,
             "items": {
                 "type": "object",
@@ -139,12 +139,11 @@ def _build(_: DeckContext) -> Capability:
         items = [_item(row) for row in rows]
         return _shown(items, ledger.replace(items))
 
-    description = (
-        "Keep a checklist for this session. `read` shows it, `set` replaces all of it. Each item "
-        "has a task, a state (pending, active, done, dropped) and a weight (low, normal, high)."
-    )
+    description = "Keep a checklist for this session. `read` shows it, `set` replaces all of it."
     prepare = lenient(_PARAMETERS, {"todos": "items"})
-    spec = ToolSpec("todo", description, _PARAMETERS, run, title="Checklist", prepare=prepare)
+    spec = ToolSpec(
+        "todo", description, _PARAMETERS, run, title="Checklist", prepare=prepare, terse=True
+    )
     return define_tool(spec)
 
 
