@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 
+from tests.interaction.findings import FINDINGS
 from tests.interaction.requirements import REQUIREMENTS
 
 HERE = Path(__file__)
@@ -39,3 +41,13 @@ def test_every_requirement_is_shown_by_a_test_and_no_other_is_named() -> None:
 def test_no_id_stands_for_two_requirements() -> None:
     ids = [requirement.id for requirement in REQUIREMENTS]
     assert len(ids) == len(set(ids))
+
+
+def test_every_finding_has_a_test_and_every_such_test_a_finding() -> None:
+    tests = HERE.parents[1]
+    names = {
+        identity
+        for path in tests.rglob("test_*.py")
+        for identity in re.findall(r"def test_finding_([a-z]\d+)_", path.read_text("utf-8"))
+    }
+    assert names == set(FINDINGS)
