@@ -145,3 +145,14 @@ def test_short_names_stay_apart(names: list[str]) -> None:
 def test_only_a_terminal_has_a_console() -> None:
     assert console_for(None) is None
     assert console_for(io.StringIO()) is None
+
+
+@pytest.mark.process
+def test_finding_b10_a_slow_server_has_a_line_when_it_waits_and_when_it_is_ready(
+    tmp_path: Path,
+) -> None:
+    configured(user_file(), {"slow": faulty("slow-start", 1.4), "quick": row()})
+    shown = ESCAPE.sub("", on_terminal("mcp", "list", cwd=tmp_path))
+    assert "first start of 'slow': still waiting for its first answer" in shown
+    assert re.search(r"server 'slow' is ready after \d+ s", shown)
+    assert "'quick' is ready" not in shown

@@ -311,7 +311,7 @@ async def attach_servers(
     from anyio import CancelScope  # noqa: PLC0415 — loaded wherever a loop runs
 
     from indusagi.interop.protocol_bridge.supervision import Supervision  # noqa: PLC0415 — with it
-    from induscode.boot.starting import announce_slow_start  # noqa: PLC0415 — as below
+    from induscode.boot.starting import StartAnnouncer  # noqa: PLC0415 — as below
     from induscode.deck.mcp.boot import boot_bridge  # noqa: PLC0415 — for those with servers
 
     supervision = Supervision(first_s=_NOT_SOON_S, longest_s=_NOT_SOON_S) if once else None
@@ -320,7 +320,7 @@ async def attach_servers(
         boot_plan_of(plan, lazy=lazy, lasting=lasting),
         supervision=supervision,
         handlers=handlers,
-        on_event=announce_slow_start,
+        on_event=StartAnnouncer(),
     )
     try:
         if wait:

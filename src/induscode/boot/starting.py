@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from time import monotonic
 from typing import TYPE_CHECKING
 
+from indusagi.interop.protocol_bridge.contract import EndpointPhase
 from induscode.terminal import complain
 
 if TYPE_CHECKING:
@@ -12,17 +14,35 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.fleet import FleetEvent
 
 
-def announce_slow_start(event: FleetEvent) -> None:
-    """Tell of a start that takes long; only where standard error is a terminal."""
-    slow = event.status.slow_start
-    if event.event == "slow_start" and slow is not None:
-        show_slow_start(event.server, slow)
+class StartAnnouncer:
+    """Tells a person at a terminal which servers take long to start, and when each is ready."""
+
+    def __init__(self) -> None:
+        self._began: dict[str, float] = {}
+        self._slow: set[str] = set()
+
+    def __call__(self, event: FleetEvent) -> None:
+        """Take an event of the fleet; print at most one line."""
+        server, status = event.server, event.status
+        if event.event == "slow_start" and status.slow_start is not None:
+            self._slow.add(server)
+            show_slow_start(server, status.slow_start)
+        elif event.event == "phase" and status.phase is EndpointPhase.CONNECTING:
+            self._began[server] = monotonic()
+        elif server in self._slow and status.phase is EndpointPhase.READY:
+            self._slow.discard(server)
+            seconds = monotonic() - self._began.get(server, monotonic())
+            _print_on_terminal(f"server {server!r} is ready after {seconds:.0f} s")
 
 
 def show_slow_start(server: str, slow: SlowStart) -> None:
     """Put the line of a slow start on standard error, if that is a terminal."""
+    _print_on_terminal(describe_slow_start(server, slow))
+
+
+def _print_on_terminal(line: str) -> None:
     if sys.stderr is not None and sys.stderr.isatty():
-        complain(describe_slow_start(server, slow))
+        complain(line)
 
 
 def describe_slow_start(server: str, slow: SlowStart) -> str:
