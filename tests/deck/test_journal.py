@@ -21,6 +21,7 @@ from indusagi.interop.protocol_bridge.contract import (
     StreamableHttpServerConfig,
 )
 from indusagi.runtime.contract import ToolDescriptor
+from induscode.deck.mcp.capability import BridgeCapability
 from induscode.deck.mcp.history import deck_at, stored_log
 from induscode.deck.mcp.journal import Journal
 from induscode.deck.mcp.ledger import BridgeLedger
@@ -189,8 +190,9 @@ async def test_a_listing_is_written_down_when_it_is_another(tmp_path: Path) -> N
 async def test_a_descriptor_that_json_cannot_carry_is_refused_and_an_event_says_so(
     tmp_path: Path,
 ) -> None:
-    odd = capability("a", "x")
-    odd = replace(odd, raw={"name": "x", "n": float("inf")})
+    plain = capability("a", "x")
+    raw: JsonObject = {"name": "x", "n": float("inf")}
+    odd = BridgeCapability.from_definition(plain.descriptor, plain.ref, raw)
     ledger = ledger_of(("a", "y"))
     entry = replace(ledger.log[0], capability=odd)
     async with stored(tmp_path) as store:
