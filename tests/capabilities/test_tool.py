@@ -158,7 +158,7 @@ class Own(BaseException):
         (ValueError("bad"), "probe failed: ValueError: bad"),
         (FileNotFoundError(2, "No such file", "x"), "probe failed: [Errno 2] No such file: 'x'"),
         (SystemExit(3), "probe failed: SystemExit: 3"),
-        (Odd(), "probe failed: Odd: "),
+        (Odd(), "probe failed: Odd"),
         (RecursionError("deep"), "probe failed: RecursionError: deep"),
         (Mute(), "probe failed: Mute"),
         (Own("odd"), "probe failed: Own: odd"),

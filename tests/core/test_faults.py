@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+import builtins
 import importlib
 import pkgutil
 import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import indusagi
 import induscode
 from indusagi.core import faults
-from indusagi.core.faults import CoreError
+from indusagi.core.faults import CoreError, describe_error
 
 
 def tree(error: type[CoreError]) -> set[str]:
@@ -24,3 +27,36 @@ def test_the_drawing_of_the_error_tree_shows_every_error_there_is() -> None:
                 importlib.import_module(module.name)
     drawn = set(re.findall(r"^[├└─│ ]*(\w+)  ", faults.__doc__ or "", re.MULTILINE))
     assert drawn == tree(CoreError)
+
+
+def fits(kind: type) -> bool:
+    """Tell whether an exception of this class can be made without a word."""
+    if not issubclass(kind, Exception):
+        return False
+    try:
+        return str(kind()) == ""
+    except TypeError:
+        return False
+
+
+@given(
+    st.sampled_from(
+        [kind for kind in vars(builtins).values() if isinstance(kind, type) and fits(kind)]
+    )
+)
+def test_finding_a11_every_exception_without_words_is_described(kind: type[Exception]) -> None:
+    assert kind.__name__ in describe_error(kind())
+
+
+def test_a_cause_speaks_for_an_exception_without_words() -> None:
+    error = RuntimeError()
+    error.__cause__ = middle = ValueError()
+    middle.__cause__ = OSError("disk full")
+    assert describe_error(error) == "RuntimeError: disk full"
+    middle.__cause__ = error  # a chain may lead back to itself
+    assert describe_error(error) == "RuntimeError"
+
+
+def test_several_errors_are_described_once_each() -> None:
+    group = ExceptionGroup("g", [OSError("a"), OSError("a"), ExceptionGroup("h", [EOFError()])])
+    assert describe_error(group) == "a; the data ended early (EOFError)"

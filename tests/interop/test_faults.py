@@ -173,3 +173,54 @@ def test_the_code_of_a_refusal_is_kept_unless_the_link_made_it_up() -> None:
     assert (known.rpc_code, known.http_status) == (-32602, 400)
     made_up = classify(refused("upstream", 502), HTTP, Site.CALL).detail
     assert (made_up.rpc_code, made_up.http_status) == (None, 502)
+
+
+class Mute(Exception):
+    """Says nothing."""
+
+
+class Broken(Exception):
+    """Cannot even be asked."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+EMPTY: list[BaseException] = [
+    TimeoutError(),
+    OSError(),
+    ConnectionResetError(),
+    BrokenPipeError(),
+    EOFError(),
+    ValueError(""),
+    RuntimeError(" \n"),
+    Exception("\u200b\u202e"),
+    Mute(),
+    Broken(),
+    ExceptionGroup("g", [Mute(), OSError()]),
+    WireClosed(LinkEnd("", FaultDetail())),
+    WireClosed(LinkEnd(" ", FaultDetail(http_status=405))),
+    WireClosed(LinkEnd("", FaultDetail(reason="closed"))),
+    WireTimeout(""),
+    BadAnswer(""),
+    RpcError(-32000, ""),
+    VersionMismatch(""),
+]
+
+
+@pytest.mark.parametrize("exc", EMPTY, ids=repr)
+@pytest.mark.parametrize("site", list(Site))
+@pytest.mark.parametrize("config", [STDIO, HTTP, SSE], ids=["stdio", "http", "sse"])
+def test_finding_a11_an_exception_without_words_still_gives_a_reason(
+    exc: BaseException, site: Site, config: ServerConfig
+) -> None:
+    said = str(classify(exc, config, site, subject="tool"))
+    reason = said.rpartition("failed: ")[2].rpartition("made: ")[2].rpartition("lost: ")[2]
+    reason = reason.rpartition("listed: ")[2].removeprefix("it ").strip()
+    assert len(reason) > 3
+    assert any(one.isalpha() for one in reason)
+
+
+def test_finding_a11_a_fault_that_is_made_without_words_has_some() -> None:
+    assert str(ProtocolFault("transport", "")) == "transport, for an unknown reason"
+    assert "reset" in str(ProtocolFault("transport", " ", ConnectionResetError()))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from typing import cast
 
 from indusagi.capabilities.context import ToolContext
-from indusagi.capabilities.local import make_local_context
 from indusagi.capabilities.registry import ToolRegistry
 from indusagi.capabilities.tool import DefinedTool
 from indusagi.core.cancel import CancelToken
@@ -20,6 +18,7 @@ from indusagi.interop.protocol_bridge.host import (
 )
 from indusagi.interop.protocol_bridge.host_serving import HostTransport
 from indusagi.interop.protocol_bridge.host_settings import HttpHost, HttpSettings
+from indusagi.interop.protocol_bridge.inert import inert_context
 from indusagi.runtime.contract import ToolBox
 
 _DEFAULT = ProviderHostInfo()
@@ -38,7 +37,8 @@ class MCPServer:
     ) -> None:
         """Serve a box, a function that gives the present one, or tools that are not in a box yet.
 
-        Such tools run in `context`; without one, in the working directory of the process.
+        Such tools run in `context`. Without one they have no files and no commands of this machine:
+        `make_local_context(directory)` gives them those of a directory.
         """
         if callable(tools) or hasattr(tools, "descriptors"):
             box = cast("ToolBox | Callable[[], ToolBox]", tools)
@@ -81,4 +81,4 @@ class MCPServer:
 def _make_box(tools: Iterable[DefinedTool], context: ToolContext | None) -> ToolBox:
     registry = ToolRegistry()
     registry.register_all(tools)
-    return registry.to_tool_box(context or make_local_context(os.getcwd()))
+    return registry.to_tool_box(context or inert_context())

@@ -19,6 +19,7 @@ from indusagi.core.faults import describe_error
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.owner import Owner
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
+from indusagi.interop.protocol_bridge.host_links import PairedLink
 from indusagi.interop.protocol_bridge.host_request import HostLimits
 from indusagi.interop.protocol_bridge.host_session import Served
 from indusagi.interop.protocol_bridge.host_stdio import StandardStreams, standard_streams
@@ -113,7 +114,13 @@ class RunningProviderHost:
             self._over.set()
 
         self.client.outlet = link
-        link.attach(lambda data: self.client.conversation.receive(data, link), ended)
+
+        def arrived(data: bytes | JsonValue) -> None:
+            # What comes after the end has no owner any more: it would be worked on for ever.
+            if not self._over.is_set():
+                self.client.conversation.receive(data, link)
+
+        link.attach(arrived, ended)
         started.set()
         try:
             await self._over.wait()
@@ -198,7 +205,13 @@ def _check(transport: object) -> None:
 @asynccontextmanager
 async def _linked(transport: HostTransport) -> AsyncGenerator[HostLink]:
     if not isinstance(transport, tuple):
-        yield transport
+        try:
+            yield transport
+        finally:
+            if isinstance(transport, PairedLink):
+                transport.finish(
+                    "was stopped"
+                )  # else the client at its other end would wait for ever
         return
     streams = await asyncio.to_thread(_loaded_streams)
     async with streams.host_streams((transport[0], transport[1])) as link:

@@ -1,0 +1,72 @@
+"""A server configured as SSE that speaks the present HTTP transport is reached all the same."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.support.http_behaviours import Legacy, Modern, OldSse, status
+from tests.support.http_peer import http_server
+from tests.support.servers import FAST, SOON
+
+from indusagi.interop import ProtocolFault, SseServerConfig, create_server_endpoint
+
+if TYPE_CHECKING:
+    from tests.support.http_peer import Behaviour, Exchange
+
+pytestmark = pytest.mark.anyio
+
+
+def answering_get(code: int | None, then: Behaviour) -> Behaviour:
+    """Answer a GET without a session by a status, or by a stream that stays silent."""
+
+    async def behave(exchange: Exchange) -> None:
+        request = exchange.request
+        if request.method != "GET" or "mcp-session-id" in request.headers:
+            await then(exchange)
+        elif code is None:
+            await exchange.open_events()
+            await exchange.until_gone()
+        else:
+            error = {"code": -32000, "message": "no"}
+            await exchange.reply_json({"jsonrpc": "2.0", "id": None, "error": error}, code)
+
+    return behave
+
+
+@pytest.mark.parametrize("code", [400, 404, 405, 406, None])
+@pytest.mark.parametrize("era", [Legacy, Modern])
+async def test_finding_a11_the_present_transport_is_tried_next(
+    code: int | None, era: type[Legacy | Modern]
+) -> None:
+    async with http_server(answering_get(code, era())) as server:
+        endpoint = create_server_endpoint(SseServerConfig("a", server.url, limits=FAST))
+        await endpoint.open()
+        try:
+            assert await endpoint.list_tools()
+            assert any("present HTTP transport" in str(note) for note in endpoint.status().notes)
+        finally:
+            await endpoint.close()
+
+
+async def test_a_server_of_the_old_transport_is_asked_in_no_other() -> None:
+    async with http_server(OldSse()) as server:
+        endpoint = create_server_endpoint(SseServerConfig("a", server.url, limits=FAST))
+        await endpoint.open()
+        await endpoint.close()
+        assert next(one.path for one in server.requests if one.method == "POST") != "/mcp"
+
+
+@pytest.mark.parametrize("code", [400, 401, 403, 404, 405, 406, 429, 500, 503])
+async def test_finding_a11_a_refusal_in_both_is_told_with_its_status(code: int) -> None:
+    async with http_server(status(code)) as server:
+        endpoint = create_server_endpoint(SseServerConfig("a", server.url, limits=SOON))
+        with pytest.raises(ProtocolFault, match=f"HTTP {code}"):
+            await endpoint.open()
+
+
+async def test_finding_a11_a_refusal_in_the_words_of_the_protocol_has_a_reason_too() -> None:
+    async with http_server(answering_get(405, status(405))) as server:
+        endpoint = create_server_endpoint(SseServerConfig("a", server.url, limits=SOON))
+        with pytest.raises(ProtocolFault, match=r"it refused the request \(HTTP 405\)"):
+            await endpoint.open()
