@@ -367,3 +367,61 @@ peer = Peer("described", {{}})
 peer.add("echo", lambda call: text("done"), description=open(sys.argv[1]).read())
 peer.serve()
 """
+
+
+# -- cards with and without a backend -------------------------------------------------------------
+
+
+def test_finding_a4_notes_are_kept_in_the_project_whatever_command_writes_them(
+    tmp_path: Path,
+) -> None:
+    done = run("call", "memory", "action=append", "content=use tabs", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "Added.\n")
+    notes = tmp_path / ".indusvx" / "memory.md"
+    assert notes.read_text(encoding="utf-8") == "use tabs\n"
+    notes.write_text("use tabs\nwritten by hand\n", encoding="utf-8")
+    done = run("call", "memory", "action=read", cwd=tmp_path)
+    assert done.stdout.split("\n")[:2] == ["use tabs", "written by hand"]
+
+
+@pytest.mark.parametrize(
+    ("tool", "argument", "why"),
+    [
+        ("saas-action", "action=discover", "no gateway"),
+        ("task", "objective=x", "no model"),
+        ("enter_plan_mode", "", "no plan mode"),
+        ("websearch", "query=x", "INDUS_SEARXNG_URL"),
+    ],
+)
+def test_finding_a5_a_card_without_a_backend_says_what_is_missing(
+    tool: str, argument: str, why: str, tmp_path: Path
+) -> None:
+    done = run("call", tool, *argument.split(), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert why in done.stderr
+    named = run("call", "ls", "--tools", f"ls,{tool}", cwd=tmp_path)
+    assert named.returncode == 2
+    assert why in named.stderr
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [
+        ("bg-process", ["action=start", "command=sleep 60"]),
+        ("process", ["action=start", "command=sleep 60"]),
+    ],
+)
+def test_finding_a18_a_job_that_would_end_with_the_command_is_refused(
+    tool: str, arguments: list[str], tmp_path: Path
+) -> None:
+    done = run("call", tool, *arguments, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "started" not in done.stdout
+    assert "ends with this command" in done.stdout
+
+
+def test_finding_a18_what_a_command_leaves_running_is_said_to_be_ended(tmp_path: Path) -> None:
+    done = run("call", "bash", "command=sleep 60 & echo $!", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "ended what ran on in the background" in done.stdout
+    assert not is_alive(int(done.stdout.split()[0]))

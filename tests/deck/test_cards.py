@@ -139,7 +139,7 @@ class Delegate:
 
 async def test_without_somebody_who_runs_agents_a_task_says_so(tmp_path: Path) -> None:
     result = await run(build(task_card(), tmp_path), tmp_path, objective="x")
-    assert not result.is_error
+    assert result.is_error  # nothing was done
     assert value(result) == {"delegated": False, "reason": "no_runner"}
 
 
@@ -205,6 +205,13 @@ class Gateway:
 async def test_without_a_gateway_an_action_says_so(tmp_path: Path) -> None:
     result = await run(build(saas_card(), tmp_path), tmp_path, action="discover")
     assert value(result) == {"connected": False, "reason": "no_gateway"}
+
+
+async def test_finding_a5_to_execute_nothing_is_an_error(tmp_path: Path) -> None:
+    card = build(saas_card(), tmp_path)
+    result = await run(card, tmp_path, action="execute", slug="GITHUB_CREATE_ISSUE")
+    assert (result.is_error, result.details["code"]) == (True, "no_gateway")
+    assert "Nothing was executed" in text(result)
 
 
 async def test_actions_are_found_and_run_under_their_own_names(tmp_path: Path) -> None:

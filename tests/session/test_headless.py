@@ -402,6 +402,13 @@ def test_schemas_go_out_as_the_deck_shows_them(ran: Ran) -> None:
         }
 
 
+def test_finding_a5_a_session_shows_no_card_that_can_do_nothing(ran: Ran) -> None:
+    ran(says("done"))
+    sent = {tool["function"]["name"] for tool in ran.server.requests[-1]["tools"]}
+    assert {"task", "memory", "enter_plan_mode", "exit_plan_mode"} <= sent
+    assert not {"saas-action", "websearch"} & sent
+
+
 def test_a_model_that_takes_no_pictures_is_told_of_them_in_words(ran: Ran) -> None:
     ran.desk.mount(honest(id="srv"))
     refusal = Reply(status=500, error="image input is not supported by this model")

@@ -92,6 +92,9 @@ class ToolContext:
     on_progress: ProgressSink | None = None
     context_id: ContextId = field(default_factory=_new_context_id)
     closing: Closing = field(default_factory=Closing)
+    keeps_jobs: bool = True
+    """Whether what is started in the background has a session to be looked after in. A command that
+    makes one call and ends has none: its jobs would end before anybody could ask for them."""
 
     async def __aenter__(self) -> ToolContext:
         return self

@@ -211,6 +211,10 @@ class _Call:
             from induscode.deck.mcp.enrolment import refuse_disabled  # noqa: PLC0415 — as above
 
             return self._shown(ToolOutcome("", refuse_disabled(off)))
+        if self.tool in session.left_out:
+            lacking = session.left_out[self.tool]
+            said = f"{self.tool} can do nothing here: {lacking}"
+            raise click.UsageError(said, self._context)
         plan = session.mcp.plan
         status = session.mcp.status()
         why = [str(one.fault) for one in status.values() if one.fault is not None]
@@ -253,7 +257,7 @@ class _Call:
         # No model reads this: whoever typed the call gets the whole answer, and need not have had
         # a file read before it is changed, which one call could not do.
         framework = replace(deck.context.framework, read_state=None)
-        typed = replace(deck.context, budget=UNLIMITED, framework=framework)
+        typed = replace(deck.context, budget=UNLIMITED, framework=framework, keeps_jobs=False)
         box = ToolDeck(deck.tools(), typed).into_tool_box()
         call = ToolCall(f"call_{new_ulid()}", card.name, arguments)
         return await box.runner.run(call, token, on_progress=_progress(card.name))

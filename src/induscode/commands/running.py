@@ -51,11 +51,11 @@ def as_usage() -> Generator[None]:
         click.UsageError: A path or a name that was given does not exist.
     """
     from induscode.boot.runners import UnusableConfig  # noqa: PLC0415 — for those with servers
-    from induscode.deck.contract import UnknownCapability  # noqa: PLC0415 — as above
+    from induscode.deck.contract import BackendFault, UnknownCapability  # noqa: PLC0415 — as above
 
     try:
         yield
-    except (UnusableConfig, UnknownCapability) as exc:
+    except (UnusableConfig, UnknownCapability, BackendFault) as exc:
         context = click.get_current_context(silent=True)
         raise click.UsageError(str(exc), context) from exc
 

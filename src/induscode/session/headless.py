@@ -25,7 +25,7 @@ from indusagi.core.owner import Owner
 from indusagi.core.signals import ending_signals
 from induscode.boot.runners import UnusableConfig, check_named_configs
 from induscode.boot.session import open_session
-from induscode.deck.contract import UnknownCapability
+from induscode.deck.contract import BackendFault, UnknownCapability
 from induscode.session.briefing import Briefing, project_words
 from induscode.session.exits import ExitCode, signal_code
 from induscode.session.guarding import BadRule, guarding_for
@@ -51,7 +51,15 @@ if TYPE_CHECKING:
 _CLOSING_S = 5.0
 """How long everything may take to close once the program was told to end."""
 _STANDARD_OUTPUT = 1
-_MISTAKES = (BadAddress, BadPrompt, BadRule, NoConversation, UnusableConfig, UnknownCapability)
+_MISTAKES = (
+    BadAddress,
+    BadPrompt,
+    BadRule,
+    NoConversation,
+    UnusableConfig,
+    UnknownCapability,
+    BackendFault,
+)
 
 
 def run_headless(invocation: Invocation, guarding: Guarding | None = None) -> int:
@@ -166,7 +174,7 @@ async def _opened(
     stack.callback(handles.checkpoints.close)
     loading = await stack.enter_async_context(_loading())
     session = await stack.enter_async_context(
-        open_session(invocation, framework=handles.framework(), wrap=guarding.wrap)
+        open_session(invocation, framework=handles.framework(), wrap=guarding.wrap, plan_mode=True)
     )
     words = await to_thread.run_sync(project_words, invocation.cwd)
     briefing = Briefing(invocation.cwd, guarding.posture, words)

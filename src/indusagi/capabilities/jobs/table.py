@@ -28,6 +28,10 @@ class TableFull(OSError):
     """As many jobs run as may run at once."""
 
 
+class JobsNotKept(TableFull):
+    """There is no session in which a job could go on."""
+
+
 class JobTable:
     """The jobs of one session, by their ids."""
 
@@ -42,9 +46,11 @@ class JobTable:
         self._made = 0
         self._starting = 0
         self._bound = False
+        self._keeps = True
 
     def bind(self, ctx: ToolContext) -> None:
         """Have all jobs ended with the context, and what the shell keeps removed."""
+        self._keeps = ctx.keeps_jobs
         if self._bound:
             return
         self._bound = True
@@ -112,6 +118,11 @@ class JobTable:
         return job
 
     async def _make_room(self) -> None:
+        if not self._keeps:
+            raise JobsNotKept(
+                "a job ends with this command, before anybody can ask for it: "
+                "start it in a session, or in a shell (nohup COMMAND &)"
+            )
         live = [job for job in self.all() if (await job.look()).running]
         if len(live) + self._starting >= LIVE_JOBS:
             raise TableFull(f"{LIVE_JOBS} jobs are running already: stop one of them first")

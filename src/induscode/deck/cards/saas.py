@@ -49,7 +49,7 @@ def _build(deck: DeckContext) -> Capability:
 
     async def run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
         if gateway is None:
-            return _no_gateway()
+            return _no_gateway(arguments["action"] == "execute")
         if arguments["action"] == "discover":
             return await _discover(gateway, arguments)
         return await _execute(gateway, arguments)
@@ -70,10 +70,14 @@ def _build(deck: DeckContext) -> Capability:
     )
 
 
-def _no_gateway() -> ToolResult:
+def _no_gateway(executing: bool) -> ToolResult:
+    """Say that there is nothing to find; to have run nothing is an error."""
     said = "No services are connected in this session."
+    if executing:
+        said += " Nothing was executed."
     stub: JsonObject = {"connected": False, "reason": "no_gateway"}
-    return ToolResult((TextContentBlock(said), JsonContentBlock(stub)), details=stub)
+    blocks = (TextContentBlock(said), JsonContentBlock(stub))
+    return ToolResult(blocks, executing, details={"code": "no_gateway", **stub})
 
 
 async def _discover(gateway: SaasGatewayPort, arguments: JsonObject) -> ToolResult:

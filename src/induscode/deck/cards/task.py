@@ -90,7 +90,8 @@ def _request(arguments: JsonObject) -> DelegateRequest:
 def _nobody() -> ToolResult:
     said = "Nobody runs sub-agents in this session: do the work yourself."
     stub: JsonObject = {"delegated": False, "reason": "no_runner"}
-    return ToolResult((TextContentBlock(said), JsonContentBlock(stub)), details=stub)
+    blocks = (TextContentBlock(said), JsonContentBlock(stub))
+    return ToolResult(blocks, is_error=True, details={"code": "no_runner", **stub})
 
 
 def _unknown_agent(agent: str, agents: Sequence[str]) -> ToolResult:
