@@ -246,8 +246,12 @@ class _Call:
         )
         from induscode.deck.provision import ToolDeck  # noqa: PLC0415 — as above
 
+        schema = card.parameters
+        if self.plan is None:
+            # Native tools take no other names; their schemas leave that out to be short.
+            schema = {**schema, "additionalProperties": False}
         try:
-            arguments = read_arguments(self._words, self.given, card.parameters)
+            arguments = read_arguments(self._words, self.given, schema)
             if self.plan is not None:  # native tools check their arguments themselves
                 await check_arguments(arguments, card.parameters)
         except BadArgument as exc:
