@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.process
 
-_SERVER = f"""
+SERVER_SCRIPT = f"""
 import json, sys
 sys.path.insert(0, {os.path.join(os.path.dirname(__file__), "..", "servers")!r})
 from peer import Peer, text
@@ -34,7 +34,7 @@ class Changing:
 
     def __init__(self, folder: Path) -> None:
         script = folder / "server.py"
-        script.write_text(_SERVER, encoding="utf-8")
+        script.write_text(SERVER_SCRIPT, encoding="utf-8")
         self.file = folder / "tools.json"
         self.row: dict[str, Any] = {
             "command": row()["command"],

@@ -64,7 +64,8 @@ def remote(
 
     descriptor = ToolDescriptor(name, text, {"type": "object"}, annotations={"readOnlyHint": True})
     raw: JsonObject = {"name": name, "description": text, "annotations": {"readOnlyHint": True}}
-    return BridgeCapability.from_definition(descriptor, RemoteToolRef(server, name), raw, run)
+    ref = RemoteToolRef(server, name.removeprefix(f"{server}__"))
+    return BridgeCapability.from_definition(descriptor, ref, raw, run)
 
 
 def rule(text: str, effect: Effect, **where: str | None) -> Rule:

@@ -18,6 +18,7 @@ from tests.gate.support import Person, context, rule, rules, verdict
 from indusagi.capabilities.backends import SandboxState
 from indusagi.core.notes import Note
 from indusagi.core.places import state_dir
+from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from induscode.session.gate.commands import parse_command
 from induscode.session.gate.decision import arguments_digest
 from induscode.session.gate.facts import Facts, Kind, PathFact
@@ -303,7 +304,7 @@ CALLS = st.sampled_from(
         _file("write", _path("/w/src/a", writing=True)),
         _file("write", _path("/x/a", writing=True, refusal="outside")),
         _file("ls", _path("/proc", writing=False, refusal="special")),
-        replace(_call("github__x", Kind.REMOTE), server="g"),
+        replace(_call("github__x", Kind.REMOTE), remote=RemoteToolRef("github", "x")),
         replace(_call("webfetch", Kind.EGRESS), url="https://a.org"),
     ]
 )

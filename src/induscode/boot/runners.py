@@ -83,6 +83,8 @@ class ServerPlan:
         default_factory=dict[RemoteToolRef, JsonObject]
     )
     """The definitions of the project's lock: a tool that was never seen before must be one."""
+    configured: Sequence[str] = ()
+    """The ids of all servers that are configured, also of those that are left out of the plan."""
 
     @property
     def untrusted(self) -> Sequence[ServerRow]:
@@ -124,7 +126,9 @@ def plan_servers(invocation: Invocation, trust: TrustStore | None = None) -> Ser
     refused = [_refusal(row, consent[row.id]) for row in found.rows if row not in trusted]
     locked, unread = _locked_definitions(invocation.cwd, found.rows)
     notes = (*found.notes, *missing, *refused, *unread)
-    return ServerPlan(found.rows, configs, consent, notes, locked)
+    return ServerPlan(
+        found.rows, configs, consent, notes, locked, tuple(row.id for row in found.rows)
+    )
 
 
 def _locked_definitions(
@@ -352,6 +356,7 @@ def boot_plan_of(
         untrusted=[row.id for row in plan.untrusted],
         wait_for_new=lasting is None,
         locked=plan.locked,
+        configured=plan.configured,
         lasting=lasting is not None,
         dress=None if lasting is None else lasting.dress,
     )

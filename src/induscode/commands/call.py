@@ -349,7 +349,10 @@ async def _server_with(plan: ServerPlan, name: str, store: LedgerStore) -> str |
         if config is None or row.facts.get("identity") != server_identity(config):
             continue
         tools = texts_of(row.facts.get("tools"))
-        if any(model_name(RemoteToolRef(config.id, tool), ()) == name for tool in tools):
+        if any(
+            model_name(RemoteToolRef(config.id, tool), (), plan.configured) == name
+            for tool in tools
+        ):
             return config.id
     return next((one for one, off in disabled.items() if name in {t.name for t in off}), None)
 

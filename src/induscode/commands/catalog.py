@@ -147,7 +147,9 @@ async def _remote(plan: ServerPlan, store: LedgerStore, *, check: bool) -> Listi
         faults = [_unseen(server) for server in unseen]
     for row in plan.rows:
         states.setdefault(row.id, plan.state_of(row))
-    listed = _named(known[server] for server in plan.configs if server in known)
+    listed = _name_tools(
+        [known[server] for server in plan.configs if server in known], plan.configured
+    )
     remembered = await disabled_tools(store, plan.configs.values())
     disabled = [one for server in plan.configs for one in remembered.get(server, ())]
     return Listing(listed, plan, states, (*notes, *faults), disabled)
@@ -181,7 +183,9 @@ async def _asked(plan: ServerPlan, store: LedgerStore) -> Listing:
     return Listing((), plan, states, faults)
 
 
-def _named(servers: Iterable[Sequence[RemoteTool]]) -> list[ListedTool]:
+def _name_tools(
+    servers: Iterable[Sequence[RemoteTool]], configured: Sequence[str]
+) -> list[ListedTool]:
     """Give every tool the name that an enrolment in this order gives it."""
     from dataclasses import replace  # noqa: PLC0415 — for those with servers
 
@@ -190,9 +194,8 @@ def _named(servers: Iterable[Sequence[RemoteTool]]) -> list[ListedTool]:
     taken: set[str] = set()
     listed: list[ListedTool] = []
     for remote in (one for tools in servers for one in tools):
-        descriptor = remote.descriptor
-        if descriptor.name in taken:
-            descriptor = replace(descriptor, name=model_name(remote.ref, taken))
+        name = model_name(remote.ref, taken, configured)
+        descriptor = replace(remote.descriptor, name=name)
         taken.add(descriptor.name)
         listed.append(ListedTool(descriptor, remote.ref.server, tool=remote.ref.name))
     return listed

@@ -75,6 +75,7 @@ async def attach_bridge_capabilities(
     lasting: bool = False,
     history: StartHistory | None = None,
     on_event: Callable[[FleetEvent], None] | None = None,
+    servers: Sequence[str] = (),
 ) -> AttachResult:
     """Connect to servers and enrol their tools; the ledger that is given stays as it is.
 
@@ -83,8 +84,9 @@ async def attach_bridge_capabilities(
     What is not the description of a server is left out, and named in the result's `fault`.
     Those that are `waiting` are not started either; what is `known` of their tools is enrolled, and
     the first call of one starts its server. Tools that were `disabled` when they were seen last are
-    told as such until their server lists its tools. The `history`
-    tells which starts are first ones, and `on_event` hears what happens from the beginning on.
+    told as such until their server lists its tools. The `history` tells which starts are first
+    ones, and `on_event` hears what happens from the beginning on. `servers` are the ids of all
+    that are configured, in their order: names of tools depend on them.
     """
     config, fault = _check_config(config)
     if not config.servers and not lasting:
@@ -93,7 +95,7 @@ async def attach_bridge_capabilities(
     if on_event is not None:
         fleet.follow(on_event)
     # Before anything starts, so that it hears of servers that come up or fail at once.
-    enrolment = Enrolment(fleet, ledger, pins=pins, sink=sink)
+    enrolment = Enrolment(fleet, ledger, pins=pins, sink=sink, servers=servers)
     await fleet.start(config, waiting=waiting)
     await enrolment.take_all(known, disabled)
     after = enrolment.ledger

@@ -62,6 +62,8 @@ class BootPlan:
         default_factory=dict["RemoteToolRef", "JsonObject"]
     )
     """The definitions of the project's lock, for servers that the project has."""
+    configured: Sequence[str] = ()
+    """The ids of all servers that are configured, in order: names of tools depend on them."""
 
     def dressed(self, config: ServerConfig) -> ServerConfig:
         """Give what a server is started with."""
@@ -130,6 +132,7 @@ class BootedBridge:
             await fleet.add(plan.dressed(config), waiting="asleep" if trusted else "untrusted")
             if server in known:
                 enrolment.take_tools(server, known[server], disabled.get(server, ()))
+        enrolment.know_servers(plan.configured)
         started = [one.id for one in fresh if one.id not in known or one.id not in plan.lazy]
         return Changed(removed, replaced, added, started, notes)
 
@@ -236,6 +239,7 @@ async def boot_bridge(
         lasting=plan.lasting,
         history=history,
         on_event=on_event,
+        servers=plan.configured,
     )
     background = Owner("boot of servers")
     background.start(_start(attached.fleet, started, books, plan.retention))

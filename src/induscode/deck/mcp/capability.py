@@ -35,6 +35,8 @@ class BridgeCapability:
     """Which tool of which server it is: carried from the listing, never read off the name."""
     raw: JsonObject = field(repr=False)
     """The definition as the server gave it."""
+    shares_name: bool = field(compare=False, repr=False)
+    """Whether its joined name can be read as that of a tool of a server with a longer id."""
     runner: ToolRunner | RunRemote | None = field(compare=False, repr=False)
     """None for one that was read from the store and whose server is not there yet."""
 
@@ -71,10 +73,13 @@ class BridgeCapability:
         ref: RemoteToolRef,
         raw: JsonObject | None = None,
         runner: ToolRunner | RunRemote | None = None,
+        *,
+        shares_name: bool = False,
     ) -> BridgeCapability:
         """Make the card of a tool with everything its server says of it."""
         made = cls.__new__(cls)
         _fill(made, descriptor, ref, {} if raw is None else raw, runner)
+        object.__setattr__(made, "shares_name", shares_name)
         return made
 
     @property
@@ -114,7 +119,9 @@ class BridgeCapability:
 
     def with_runner(self, runner: ToolRunner | RunRemote | None) -> BridgeCapability:
         """Give the same tool with another runner."""
-        return BridgeCapability.from_definition(self.descriptor, self.ref, self.raw, runner)
+        return BridgeCapability.from_definition(
+            self.descriptor, self.ref, self.raw, runner, shares_name=self.shares_name
+        )
 
     async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
         """Call the tool on its server."""
@@ -154,7 +161,13 @@ def _fill(
     raw: JsonObject,
     runner: ToolRunner | RunRemote | None,
 ) -> None:
-    fields = {"descriptor": descriptor, "ref": ref, "raw": raw, "runner": runner}
+    fields: dict[str, object] = {
+        "descriptor": descriptor,
+        "ref": ref,
+        "raw": raw,
+        "runner": runner,
+        "shares_name": False,
+    }
     for name, value in fields.items():
         object.__setattr__(made, name, value)
 

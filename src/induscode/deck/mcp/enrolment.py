@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, Protocol, TypeAlias
 
@@ -28,7 +28,7 @@ from indusagi.interop.protocol_bridge.contract import (
     is_usable_phase,
 )
 from indusagi.interop.protocol_bridge.fleet import FleetEvent, ServerFleetImpl
-from indusagi.interop.protocol_bridge.names import model_name
+from indusagi.interop.protocol_bridge.names import model_name, spells_longer_server
 from indusagi.runtime.contract import ToolResult
 from induscode.deck.mcp.capability import BridgeCapability
 from induscode.deck.mcp.drift import (
@@ -43,7 +43,6 @@ from induscode.deck.mcp.ledger import (
     BridgeKey,
     BridgeLedger,
     EnrollRequest,
-    content_key_of,
 )
 
 JournalOp: TypeAlias = Literal["connect", "ready", "fault", "drift", "approve"]
@@ -84,11 +83,11 @@ class EventSink(Protocol):
         ...
 
 
-def mounted_capability(mounted: MountedTool) -> BridgeCapability:
+def mounted_capability(mounted: MountedTool, *, shares_name: bool = False) -> BridgeCapability:
     """Make the card of a tool that was mounted; it reaches its server at every call anew."""
     remote = mounted.remote
     return BridgeCapability.from_definition(
-        remote.descriptor, remote.ref, remote.raw, mounted.tool.run
+        remote.descriptor, remote.ref, remote.raw, mounted.tool.run, shares_name=shares_name
     )
 
 
@@ -108,8 +107,11 @@ class Enrolment:
         pins: PinBook | None = None,
         sink: EventSink | None = None,
         now: Callable[[], str] = iso_now,
+        servers: Sequence[str] = (),
     ) -> None:
+        """Follow a fleet; `servers` are the ids of all that are configured, in their order."""
         self.fleet = fleet
+        self._servers = tuple(servers)
         self._ledger = ledger
         self._pins = pins
         self._sink = sink
@@ -268,6 +270,9 @@ class Enrolment:
             self._drifts[ref] = drift
             self._tell_drift(drift)
         found = self._ledger.find(ref)
+        if found is not None and not self._is_named_right(found[1], remote):
+            self._enroll(server, remote, None)
+            return
         if found is not None and ref in self._mounted:
             if self._shows(ref, found[1].raw, remote.raw):
                 return
@@ -300,7 +305,7 @@ class Enrolment:
         if found is not None:
             self._left_places[ref] = found[0]
             self._retire(ref, server)
-        name = self._named(remote).descriptor.name if found is None else found[1].name
+        name = self._name_tool(remote).descriptor.name if found is None else found[1].name
         unsettled = self._switches[ref] >= MOST_SWITCHES
         self._drifted[ref], self._drifts[ref] = remote, drift
         self._disabled[ref] = DisabledTool(ref, name, drift.grade, drift.fields, unsettled)
@@ -324,10 +329,11 @@ class Enrolment:
             self._ledger = self._ledger.retire(found[0], server, self._now())
 
     def _enroll(self, server: str, remote: RemoteTool, place: BridgeKey | None) -> None:
-        named = self._named(remote)
-        capability = self._guarded(mounted_capability(mount_tool(self.fleet, named)))
-        key = content_key_of(capability)
-        request = EnrollRequest(capability, server, key, supersedes=place)
+        named = self._name_tool(remote)
+        shares = spells_longer_server(remote.ref, self._known_servers())
+        mounted = mounted_capability(mount_tool(self.fleet, named), shares_name=shares)
+        capability = self._guarded(mounted)
+        request = EnrollRequest(capability, server, supersedes=place)
         self._ledger = self._ledger.enroll(request, self._now())
         self._mounted.add(remote.ref)
 
@@ -365,12 +371,28 @@ class Enrolment:
             )
         return None
 
-    def _named(self, remote: RemoteTool) -> RemoteTool:
+    def _is_named_right(self, enrolled: BridgeCapability, remote: RemoteTool) -> bool:
+        """Tell whether a tool has the name that it has with the servers that are configured now."""
+        shares = spells_longer_server(remote.ref, self._known_servers())
+        name = self._name_tool(remote).descriptor.name
+        return (enrolled.name, enrolled.shares_name) == (name, shares)
+
+    def know_servers(self, servers: Iterable[str]) -> None:
+        """Take the ids of the servers that are configured now; tools are renamed where needed."""
+        self._servers = tuple(servers)
+        for server, listed in [*self._listed.items()]:
+            disabled = [one for one in self._disabled.values() if one.ref.server == server]
+            self.take_tools(server, listed, disabled)
+
+    def _known_servers(self) -> Sequence[str]:
+        running = [one.config.id for one in self.fleet.endpoints()]
+        return tuple(dict.fromkeys((*self._servers, *running)))
+
+    def _name_tool(self, remote: RemoteTool) -> RemoteTool:
         """Give the tool a name that no other tool of the ledger has."""
-        taken = _Taken(self._ledger, remote.ref)
-        if remote.descriptor.name not in taken:
+        name = model_name(remote.ref, _Taken(self._ledger, remote.ref), self._known_servers())
+        if name == remote.descriptor.name:
             return remote
-        name = model_name(remote.ref, taken)
         return replace(remote, descriptor=replace(remote.descriptor, name=name))
 
     # -- by hand ----------------------------------------------------------------------------

@@ -45,6 +45,15 @@ def bridge_content_key(server: str, tool: str, parameters: JsonLike = None) -> B
     return BridgeKey(f"bk_{content_hash(identity, sort_keys=True)}")
 
 
+def bridge_identity_key(server: str, tool: str, parameters: JsonLike = None) -> BridgeKey:
+    """Make the key of a tool from both parts of its identity, where `bridge_content_key` cannot.
+
+    That one joins the two names, and tools of two servers can join to one name.
+    """
+    identity: dict[str, JsonLike] = {"server": server, "tool": tool, "schema": parameters}
+    return BridgeKey(f"bk_{content_hash(identity, sort_keys=True)}")
+
+
 def bridge_ulid_key() -> BridgeKey:
     """Make a key that no other enrolment has; keys made later sort later."""
     return BridgeKey(f"bk_{new_ulid()}")

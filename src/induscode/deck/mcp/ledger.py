@@ -15,13 +15,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
-from indusagi.interop.protocol_bridge.contract import RemoteToolRef
+from indusagi.interop.protocol_bridge.contract import RemoteToolRef, qualify_tool_name
+from indusagi.interop.protocol_bridge.names import is_accepted_name
 from induscode.deck.contract import BridgeFault, parse_member
 from induscode.deck.mcp.capability import BridgeCapability as BridgeCapability
 from induscode.deck.mcp.capability import bridge_box_to_capabilities as bridge_box_to_capabilities
 from induscode.deck.mcp.capability import project_outcome as project_outcome
 from induscode.deck.mcp.keys import BridgeKey as BridgeKey
 from induscode.deck.mcp.keys import bridge_content_key as bridge_content_key
+from induscode.deck.mcp.keys import bridge_identity_key
 from induscode.deck.mcp.keys import bridge_ulid_key as bridge_ulid_key
 from induscode.deck.mcp.keys import qualify_bridge_name as qualify_bridge_name
 from induscode.deck.mcp.keys import server_of_qualified as server_of_qualified
@@ -281,6 +283,8 @@ class BridgeLedger:
         key = request.key or content_key_of(capability)
         with self._chain.lock:
             state = self._state()
+            if request.key is None and _is_of_other(state.live.get(key), capability):
+                key = _identity_key_of(capability)
             holder = state.by_name.get(capability.name)
             if holder is not None and state.live[holder][0].ref != capability.ref:
                 other = state.live[holder][0].ref
@@ -393,8 +397,24 @@ class BridgeLedger:
             return None if key is None else state.live[key][0].ref
 
 
+def _is_of_other(live: tuple[BridgeCapability, str] | None, capability: BridgeCapability) -> bool:
+    return live is not None and live[0].ref != capability.ref
+
+
+def _identity_key_of(capability: BridgeCapability) -> BridgeKey:
+    ref = capability.ref
+    return bridge_identity_key(ref.server, ref.name, dict(capability.parameters))
+
+
 def content_key_of(capability: BridgeCapability) -> BridgeKey:
-    """Make the key of a tool from what it is."""
+    """Make the key of a tool from what it is.
+
+    A tool that could not have its joined name, because it is another tool's, has a key that is made
+    from both parts of its identity.
+    """
+    name = qualify_tool_name(capability.ref)
+    if capability.name != name and is_accepted_name(name):
+        return _identity_key_of(capability)
     return bridge_content_key(
         capability.ref.server, capability.ref.name, dict(capability.parameters)
     )

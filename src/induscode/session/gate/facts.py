@@ -85,10 +85,18 @@ class Facts:
     paths: tuple[PathFact, ...] = ()
     script: Script | None = None
     url: str | None = None
-    server: str | None = None
+    remote: RemoteToolRef | None = None
+    """Which tool of which server is called; None for a tool of this machine."""
+    shares_name: bool = False
+    """Whether the name of a remote tool can be read as one of another server, with a longer id."""
     pin: str | None = None
     sandbox: SandboxState | None = None
     """What would hold a command in; None where there is no command, or nobody knows."""
+
+    @property
+    def server(self) -> str | None:
+        """The server whose tool is called; None for a tool of this machine."""
+        return None if self.remote is None else self.remote.server
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -180,7 +188,8 @@ def _kind(card: Capability, arguments: JsonObject) -> Kind:
 def _of_server(card: Capability, facts: Facts) -> Facts:
     for one in layers(card):
         if isinstance(one, _RemoteCard):
-            return replace(facts, server=one.ref.server, pin=one.pin)
+            shares = bool(getattr(one, "shares_name", False))
+            return replace(facts, remote=one.ref, shares_name=shares, pin=one.pin)
     return facts
 
 

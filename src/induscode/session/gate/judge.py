@@ -28,6 +28,7 @@ from induscode.session.gate.patterns import (
     may_be_program,
     may_lie_below,
 )
+from induscode.session.gate.remote import may_name, names_exactly
 from induscode.session.gate.rules import Effect, Rule
 
 if TYPE_CHECKING:
@@ -162,7 +163,16 @@ def _concerns(rule: Rule, facts: Facts) -> bool:
         for one in (facts.script.redirects if facts.script is not None else ())
         if one.target.text is None
     )
-    return touched or any(map(rule.names, facts.names))
+    return touched or _names(rule, facts)
+
+
+def _names(rule: Rule, facts: Facts) -> bool:
+    """Tell whether a rule names the tool of a call; a server's tool by its identity."""
+    if facts.remote is None:
+        return any(map(rule.names, facts.names))
+    if rule.effect is Effect.ALLOW:
+        return names_exactly(rule.tool, facts.remote, facts.tool, shared=facts.shares_name)
+    return may_name(rule.tool, facts.remote, facts.tool)
 
 
 def _connected(facts: Facts) -> Sequence[PathFact]:
@@ -203,7 +213,7 @@ def _objection(rule: Rule, facts: Facts) -> Match:
     by_path = _path_objection(rule, facts)
     if facts.kind is Kind.FILE or by_path is Match.YES:
         return by_path
-    if not any(map(rule.names, facts.names)):
+    if not _names(rule, facts):
         return by_path
     return max(by_path, _other_objection(rule, rule.specifier, facts))
 
@@ -305,7 +315,7 @@ def _met(need: Need, facts: Facts, allowing: Sequence[Rule], stance: Stance) -> 
         unasked = stance.approval is Approval.AUTO_EDIT and need.path.refusal is None
         in_plan = stance.plan and _in_plans(need.path, stance)
         return (unasked or in_plan) or any(_opens(rule, need.path, facts) for rule in allowing)
-    named = [rule for rule in allowing if any(map(rule.names, facts.names))]
+    named = [rule for rule in allowing if _names(rule, facts)]
     if need.command is not None:
         return any(
             allow_problem(rule.specifier, need.command) is None
@@ -327,7 +337,7 @@ def _with_problem(need: Need, facts: Facts, allowing: Sequence[Rule]) -> Need:
     """Add why a rule that names a command does not allow it as it is."""
     if need.command is None:
         return need
-    named = [rule for rule in allowing if any(map(rule.names, facts.names))]
+    named = [rule for rule in allowing if _names(rule, facts)]
     for rule in _about(need.command, named):
         problem = allow_problem(rule.specifier, need.command)
         if problem is not None:
