@@ -1,7 +1,7 @@
 # Recipes use relative paths only: the clone's own path may hold spaces.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types arrows unit format bench soak gate-fuzz scoreboard interop conformance clients lock clean
+.PHONY: help setup demo test lint types arrows unit format bench soak gate-fuzz scoreboard interop conformance clients coldstart lock clean
 # The steps of `test` run in the order given, also under -j.
 .NOTPARALLEL:
 
@@ -72,6 +72,9 @@ conformance: setup  ## have the official suite judge our client and our servers 
 
 clients: setup  ## let clients that others wrote visit `indus serve` (installs them into .outside)
 	@.venv/bin/python -m outside.clients
+
+coldstart: setup  ## start real npx and uvx servers in an empty home, and interrupt them (downloads)
+	@.venv/bin/python -m outside.coldstart
 
 lock: setup  ## write the locks anew (scripts/lock --upgrade takes newer versions)
 	@sh scripts/lock
