@@ -1,9 +1,9 @@
 """`python -m outside.coldstart`: real `npx` and `uvx` servers, started for the first time ever.
 
 In an empty home with empty caches five servers are listed by one `indus mcp list`, twice. Then a
-list is interrupted (SIGINT) in mid-download, at several moments, and the same `npx` commands are run
-in a plain shell. Nothing that is left in the cache of npm may stand in their way. Needs `npx` on the
-PATH and the registries of npm and PyPI. Ends with 0 if all went well.
+list is interrupted (SIGINT) in mid-download, at several moments, and the same `npx` commands are
+run in a plain shell. Nothing that is left in the cache of npm may stand in their way. Needs `npx`
+on the PATH and the registries of npm and PyPI. Ends with 0 if all went well.
 """
 
 from __future__ import annotations
