@@ -30,7 +30,7 @@ PYTHON = {
     "clients/legacy": "langchain-mcp-adapters==0.3.*",
 }
 """What is installed together; the SDK is named where another version would be taken."""
-NODE = ("", "clients")
+NODE = ("", "clients", "clients/coding")
 """The folders that hold a `package.json`."""
 _UNWANTED = ("resolved", "funding", "license", "deprecated")
 

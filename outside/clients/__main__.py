@@ -9,6 +9,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from outside.clients.agents import LOOKED_AT, Agent, Outcome, agents, examine
 from outside.clients.roster import clients
 from outside.clients.visits import Visit, visit
 from outside.install import ROOT, CannotInstall, find_node, node_packages, python_commands
@@ -24,6 +25,9 @@ TRANSPORTS: tuple[Transport, ...] = ("stdio", "http")
 _HEAD = ("client", "transport", "protocol", *Visit.looked_at, "cancelled by", "result")
 _WIDTHS = (22, 9, 10, *(max(len(what), 3) for what in Visit.looked_at), 21, 6)
 
+_AGENTS = ("agent", "version", *LOOKED_AT, "result")
+_AGENT_WIDTHS = (22, 9, *map(len, LOOKED_AT), 6)
+
 
 class _Options(argparse.Namespace):
     only: str
@@ -36,17 +40,23 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments, _Options())
     try:
         chosen = [client for client in _installed() if options.only in client.name]
+        known = [agent for agent in _agents() if options.only in agent.name]
     except CannotInstall as exc:
         complain(f"outside.clients: {exc}")
         return 2
     say(aligned(_HEAD, _WIDTHS))
     visits = [_told(visit(client, how)) for how in TRANSPORTS for client in chosen]
     failed = [done for done in visits if done.wrong]
+    outcomes = [_examined(agent) for agent in known]
+    broken = [done for done in outcomes if any(done.wrong.values())]
     if not options.only:
         rows = [(*done.cells, "FAILED" if done.wrong else "ok") for done in visits]
         write_between(ROOT / "docs/clients.md", "clients", markdown(_HEAD, rows))
-    say(f"{len(visits) - len(failed)} ok, {len(failed)} failed")
-    return 1 if failed or not visits else 0
+        told = [(*done.cells, "FAILED" if done in broken else "ok") for done in outcomes]
+        write_between(ROOT / "docs/clients.md", "agents", markdown(_AGENTS, told))
+    bad, done = len(failed) + len(broken), len(visits) + len(outcomes)
+    say(f"{done - bad} ok, {bad} failed")
+    return 1 if bad or not done else 0
 
 
 def _installed() -> list[Client]:
@@ -55,6 +65,19 @@ def _installed() -> list[Client]:
         raise CannotInstall("no node 22 or newer with npm; run `make setup`, or install one")
     modern, legacy = python_commands("clients/modern"), python_commands("clients/legacy")
     return clients(node.path, node_packages(node, "clients"), modern, legacy)
+
+
+def _agents() -> list[Agent]:
+    node = find_node()
+    assert node is not None
+    return agents(node.path, node_packages(node, "clients/coding"))
+
+
+def _examined(agent: Agent) -> Outcome:
+    done = examine(agent)
+    wrong = "; ".join(f"{what}: {why}" for what, why in done.wrong.items() if why)
+    say(aligned((*done.cells, f"FAILED: {wrong}" if wrong else "ok"), _AGENT_WIDTHS))
+    return done
 
 
 def _told(done: Visit) -> Visit:

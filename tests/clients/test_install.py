@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import stat
 import tomllib
 from pathlib import Path
@@ -315,3 +316,24 @@ def test_flags_that_make_no_sense_are_refused(
 )
 def test_our_own_row_is_known(row: object, ours: bool) -> None:
     assert is_own_row(row) is ours  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("words", [(), ("--http", "7332"), ("--http", "7332", "--no-token")])
+@pytest.mark.parametrize("client", ["claude", "codex", "gemini", "opencode"])
+def test_finding_b7_the_printed_command_has_what_the_clients_own_command_takes(
+    client: str, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _indus(*words, "--print-config", client) == 0
+    said = capsys.readouterr()
+    (line,) = [one for one in said.err.splitlines() if one.startswith(f"indus: or: {client} ")]
+    command = shlex.split(line.removeprefix("indus: or: "))
+    assert command[1:3] in (["mcp", "add"], ["mcp", "add-json"])
+    if client == "claude":
+        document = json.loads(said.out)["mcpServers"]
+        assert command[3:6] == ["--scope", "user", "indus"]
+        assert json.loads(command[6]) == document["indus"]
+    elif words:
+        assert "http://127.0.0.1:7332/mcp" in command
+        assert ("INDUS_SERVE_TOKEN" in line) is ("--no-token" not in words)
+    else:
+        assert "serve" in command[command.index("--") :]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from outside.clients import __main__ as command
+from outside.clients.agents import Agent, Outcome, agents, judge_list
 from outside.clients.report import TEXT, NoReport, Report, judged, read_report
 from outside.clients.roster import Client, FastMcp, Inspector, Program, clients
 from outside.clients.running import Runs
@@ -415,12 +416,14 @@ def test_the_exit_code_says_whether_all_went_well(
         return [Client("somebody", way, "a bell"), Client("another", _Silent(), "a bell")]
 
     monkeypatch.setattr(command, "_installed", installed)
+    monkeypatch.setattr(command, "_agents", list[Agent])
     monkeypatch.setattr(command, "TRANSPORTS", ("stdio",))
     assert command.main(["--only", "somebody"]) == code
 
 
 def test_nobody_who_visits_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "_installed", list[Client])
+    monkeypatch.setattr(command, "_agents", list[Agent])
     assert command.main(["--only", "nobody"]) == 1
 
 
@@ -430,3 +433,33 @@ def test_what_cannot_be_installed_is_told_apart(
     monkeypatch.setattr(command, "find_node", lambda: None)
     assert command.main([]) == 2
     assert "no node" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("said", "present", "starts", "wrong"),
+    [
+        ("indus: /x/indus serve - ✔ Connected", True, True, ""),
+        ("indus: /x/indus serve - ✗ Failed to connect", True, True, "not connected"),
+        ("✗ indus: serve (stdio) - Disconnected", True, True, "not connected"),
+        ("Name Command\nindus /x/indus enabled", True, False, ""),
+        ("Name Command\nother /x enabled", True, False, "not in the list"),
+        ("other: x - ✔ Connected", False, True, ""),
+        ("indus: x - ✔ Connected", False, True, "still there"),
+        ("✗ files: npx - Disconnected", None, True, ""),
+        ("", None, True, "not in the list"),
+    ],
+)
+def test_the_list_of_an_agent_is_judged(
+    said: str, present: bool | None, starts: bool, wrong: str
+) -> None:
+    name = "files" if present is None else "indus"
+    found = judge_list(said, name, present=present, starts=starts)
+    assert (wrong in found) if wrong else found == ""
+
+
+def test_agents_are_those_that_are_pinned(tmp_path: Path) -> None:
+    known = {agent.client for agent in agents(tmp_path / "node", tmp_path)}
+    assert known == {"claude", "codex", "gemini"}  # opencode is there where its program is
+    lock = json.loads((PINS / "coding/package-lock.json").read_text("utf-8"))
+    assert not [one for one in lock["packages"].values() if "resolved" in one]
+    assert Outcome("A", "1", {"imported": "x"}).cells == ("A", "1", "no", "yes", "yes", "yes")
