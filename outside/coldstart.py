@@ -149,8 +149,9 @@ def _leftovers(cache: Path) -> list[str]:
     """Find locks, and folders of npx whose package is not whole."""
     locks = [str(path) for path in cache.rglob("*.lock")]
     folders = [path for path in cache.glob("_npx/*") if path.is_dir()]
-    # npm unpacks beside the final place, under a hidden name with a random end.
-    halves = [str(path) for one in folders for path in one.glob("node_modules/.*-*")]
+    # npm unpacks beside the final place, in a hidden folder whose name has a random end.
+    beside = (path for one in folders for path in one.glob("node_modules/.*-*"))
+    halves = [str(path) for path in beside if path.is_dir()]
     bare = [str(one) for one in folders if (one / "node_modules").is_dir() and not _whole(one)]
     return [*locks, *halves, *bare]
 
