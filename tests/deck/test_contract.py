@@ -177,7 +177,9 @@ def test_finding_a16_a_builder_that_raises_is_a_failed_build(error: Exception) -
     assert (caught.value.id, bool(caught.value.message)) == ("mine", True)
 
 
-@pytest.mark.parametrize("built", [None, "text", object(), {"name": "mine"}], ids=str)
+@pytest.mark.parametrize(
+    "built", [None, "text", object(), {"name": "mine"}], ids=lambda built: type(built).__name__
+)
 def test_finding_a16_a_builder_that_gives_no_card_is_a_failed_build(built: object) -> None:
     with pytest.raises(BuildFailed, match="which has no"):
         build_selected([row(partial(give, built))], CTX)
