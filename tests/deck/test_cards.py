@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from indusagi.capabilities.local import make_local_context
 from indusagi.core import clock
+from indusagi.core.json import is_json_object
 from indusagi.runtime import JsonContentBlock, TextContentBlock
 from induscode.deck import DeckContext, DeckFramework
 from induscode.deck.cards import (
@@ -326,6 +327,39 @@ async def test_a_background_command_is_started_polled_listed_and_stopped(tmp_pat
         assert not again.is_error
         missing = await card.run({"action": "poll", "id": "bg-9"}, ctx)
         assert missing.details["code"] == "not_found"
+
+
+async def test_finding_a18_each_stream_of_a_command_has_a_ring_of_its_own(tmp_path: Path) -> None:
+    card = build(daemon_card(), tmp_path)
+    async with make_local_context(tmp_path) as ctx:
+        noise = MAX_BUFFERED_LINES + 500
+        command = f"echo precious; seq {noise} >&2; echo last"
+        started = await card.run({"action": "start", "command": command}, ctx)
+        await card.run({"action": "poll", "id": "bg-1", "match": "never said"}, ctx)  # to its end
+        done = await card.run({"action": "poll", "id": "bg-1", "sinceLast": False}, ctx)
+        assert done.details["state"] == "exited"
+        assert (done.details["firstLine"], done.details["lines"]) == (1, 2)
+        errors = done.details["errors"]
+        assert is_json_object(errors)
+        assert (errors["lines"], errors["dropped"]) == (MAX_BUFFERED_LINES, 500)
+        shown = text(done)
+        assert shown.index("precious") < shown.index("[standard error:]")
+        assert str(noise) in shown
+    # Both are on the disk, each in a file of its own.
+    folder = tmp_path / CAPTURE_DIRNAME
+    assert (folder / "bg-1.out").read_text(encoding="utf-8") == "precious\nlast\n"
+    assert len((folder / "bg-1.err").read_text(encoding="utf-8").splitlines()) == noise
+    assert started.details["path"] == str(folder / "bg-1.out")
+
+
+async def test_a_command_is_waited_for_by_what_it_says_on_either_stream(tmp_path: Path) -> None:
+    card = build(daemon_card(), tmp_path)
+    async with make_local_context(tmp_path) as ctx:
+        await card.run({"action": "start", "command": "echo up >&2; sleep 60"}, ctx)
+        polled = await card.run({"action": "poll", "id": "bg-1", "match": "up"}, ctx)
+        assert (polled.details["matched"], polled.details["state"]) == (True, "running")
+        again = await card.run({"action": "poll", "id": "bg-1"}, ctx)
+        assert "[standard error:]" not in text(again)
 
 
 @pytest.mark.process

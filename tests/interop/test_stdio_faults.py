@@ -544,7 +544,7 @@ async def test_finding_d12_all_that_was_written_arrives_in_order_before_the_end(
     assert len(heard) <= 16 * (1 if size > 4096 else len(data))
     link.child.exited.set()
     link.child.output_ended.set()
-    link.child.errors_open = False
+    link.child.errors_ended.set()
     link.changed()
     assert len(ends) == 1
     expected = lines if size > 1 else data[:400].split(b"\n")[:-1]

@@ -486,6 +486,22 @@ def test_a_sub_session_works_on_the_same_servers_without_task(ran: Ran, tmp_path
     transcript.close()
 
 
+def test_finding_a18_a_sub_session_reports_the_files_it_changed(ran: Ran) -> None:
+    whole = str(ran.desk.cwd / "b.txt")
+    ran(
+        calls("task", objective="write"),
+        calls("write", path="a.txt", content="one"),
+        calls("write", path=whole, content="two"),
+        calls("edit", path="a.txt", oldText="one", newText="three"),
+        calls("edit", path="missing.txt", oldText="x", newText="y"),
+        says("written"),
+        says("done"),
+        approval="all",
+    )
+    assert (ran.desk.cwd / "a.txt").read_text(encoding="utf-8") == "three"
+    assert '"files":["a.txt","b.txt"]' in texts(ran.server.requests[-1])
+
+
 def test_a_sub_session_at_its_limit_reports_what_it_has_and_can_be_resumed(ran: Ran) -> None:
     half = Reply(text=("found a bit",), calls=(("ls", {}),))
     done = ran(calls("task", objective="dig", maxTurns=1), half, says("I see"))

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 from anyio import to_thread
@@ -97,9 +97,18 @@ class LocalProcess:
         if not self._drained:
             with anyio.move_on_after(_DRAIN_S):
                 await self._child.output_ended.wait()
+                await self._child.errors_ended.wait()
             self._drained = True
-        await self._capture.written()
+        await self._written()
         return self._code()
+
+    async def _written(self) -> None:
+        for capture in self._captures():
+            await capture.written()
+
+    def _captures(self) -> Sequence[Capture]:
+        errors = self._capture.errors
+        return (self._capture,) if errors is None else (self._capture, errors)
 
     async def stop(self, *, grace_ms: int = STOP_GRACE_MS) -> int:
         """End all that the command has started: SIGTERM, then SIGKILL; safe to call twice.
@@ -108,7 +117,7 @@ class LocalProcess:
         """
         # The end of its input says nothing to a server: it is told in so many words.
         await self._child.end(grace_ms / 1000, drain_s=_DRAIN_S, by_input=False)
-        await self._capture.written()
+        await self._written()
         return self._code()
 
     def read_output(self, offset: int = 0, limit: int | None = None) -> bytes:
@@ -126,6 +135,16 @@ class LocalProcess:
     def follow(self, sink: Callable[[bytes], None]) -> None:
         """Hand everything it writes, from the first byte on, to `sink`, in a worker thread."""
         self._capture.follow(sink)
+
+    def follow_errors(self, sink: Callable[[bytes], None]) -> bool:
+        """Hand what it writes to standard error to `sink`, as `follow` does with the rest.
+
+        Returns whether that is kept apart; if not, it is part of the output.
+        """
+        if self._capture.errors is None:
+            return False
+        self._capture.errors.follow(sink)
+        return True
 
     async def write_input(self, data: bytes, *, close: bool = False) -> None:
         """Write to its standard input, if it was started with one; `close` ends the input.
@@ -163,14 +182,16 @@ class LocalProcess:
                 self._closed = True
                 with anyio.CancelScope(shield=True):
                     await to_thread.run_sync(self._tidy)
-                self._capture.close()
+                for capture in self._captures():
+                    capture.close()
 
     def _tidy(self) -> None:
         if self._receipt is not None:
             remove_receipt(self._receipt)
         self._enclosed.leave()
-        with suppress(OSError):
-            self._capture.settle()
+        for capture in self._captures():
+            with suppress(OSError):
+                capture.settle()
 
     def _code(self) -> int:
         # None: it could not be ended, and is told as if what was sent last had ended it.
@@ -231,10 +252,12 @@ class LocalShell:
         env: Mapping[str, str] | None = None,
         output_path: str | None = None,
         with_input: bool = False,
+        errors_path: str | None = None,
     ) -> LocalProcess:
         """Start a command and return at once; the caller must `aclose` it.
 
-        Its standard input is empty unless it is started `with_input`.
+        Its standard input is empty unless it is started `with_input`. What it writes to standard
+        error is part of its output, unless it is kept apart in the file `errors_path`.
 
         Raises:
             SandboxMissing: It may only run in a sandbox, and there is none.
@@ -244,9 +267,14 @@ class LocalShell:
 
         folder = os.path.join(self._cwd, cwd or "")
         _require_passable(command, folder, env or {}, output_path)
-        target = None if output_path is None else os.path.join(self._cwd, output_path)
+        targets = _Targets(
+            *(
+                None if path is None else os.path.join(self._cwd, path)
+                for path in (output_path, errors_path)
+            )
+        )
         work = _start(
-            partial(_prepare, self._walls, command, folder, env or {}, target),
+            partial(_prepare, self._walls, command, folder, env or {}, targets),
             command,
             folder,
             with_input,
@@ -275,21 +303,28 @@ async def _start(
 ) -> LocalProcess:
     prepared = await to_thread.run_sync(prepare)
     enclosed = prepared.enclosed
-    capture = Capture(prepared.descriptor, prepared.output_path)
+    errors = None
+    if prepared.errors_descriptor is not None:
+        errors = Capture(prepared.errors_descriptor, prepared.targets.errors, of_errors=True)
+    capture = Capture(prepared.descriptor, prepared.targets.output, errors=errors)
     try:
         child = capture.child = prepared.make_child(capture)
+        if errors is not None:
+            errors.child = child
         await child.start(
             enclosed.argv,
             enclosed.env,
             folder,
             with_input=with_input,
-            merged=True,
+            merged=errors is None,
             # Such a child would die with us even by kill -9, at the price of a slow start, and
             # what it has started would not: all of it is found by its receipt.
             dies_with_us=False,
         )
     except BaseException as exc:
         capture.close()
+        if errors is not None:
+            errors.close()
         with anyio.CancelScope(shield=True):
             await to_thread.run_sync(prepared.give_up)
         is_too_long = len(os.fsencode(enclosed.argv[-1])) > _LONGEST_WORD
@@ -308,35 +343,51 @@ def _write_receipt(child: Child, command: str, folder: str) -> str | None:
         return None
 
 
+class _Targets(NamedTuple):
+    """The files that take what a command writes; None for one without a name."""
+
+    output: str | None
+    errors: str | None
+    """None also if standard error is part of the output."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Prepared:
     enclosed: Enclosed
     descriptor: int
-    output_path: str | None
+    errors_descriptor: int | None
+    targets: _Targets
     make_child: type[Child]
 
     def give_up(self) -> None:
         """Remove what was made for a command that does not run."""
         self.enclosed.leave()
-        if self.output_path is not None:
-            with suppress(OSError):
-                os.unlink(self.output_path)
+        for path in self.targets:
+            if path is not None:
+                with suppress(OSError):
+                    os.unlink(path)
 
 
 def _prepare(
-    walls: Walls, command: str, folder: str, env: Mapping[str, str], output_path: str | None
+    walls: Walls, command: str, folder: str, env: Mapping[str, str], targets: _Targets
 ) -> _Prepared:
     """Find the shell, raise the walls, open the file for the output: in a thread, all of it."""
     from indusagi.core.child import Child  # noqa: PLC0415 — for those who run commands
 
     shell = next((path for path in _SHELLS if os.access(path, os.X_OK)), _SHELLS[-1])
     enclosed = walls.enclose(shell, command, folder, env)
+    opened: list[int] = []
     try:
-        descriptor = open_capture(output_path)
+        opened.append(open_capture(targets.output))
+        if targets.errors is not None:
+            opened.append(open_capture(targets.errors))
     except BaseException:
         enclosed.leave()
+        for descriptor in opened:
+            os.close(descriptor)
         raise
-    return _Prepared(enclosed, descriptor, output_path, Child)
+    errors = opened[1] if len(opened) > 1 else None
+    return _Prepared(enclosed, opened[0], errors, targets, Child)
 
 
 def _require_passable(

@@ -69,10 +69,10 @@ class Child:
     def __init__(self, listener: ChildListener) -> None:
         self.exited = asyncio.Event()
         self.output_ended = asyncio.Event()
+        self.errors_ended = asyncio.Event()
         self.writable = asyncio.Event()
         self.writable.set()
         self.input_open = True
-        self.errors_open = True
         self._listener = listener
         self._mark = new_ulid()
         self._kin = Kin(self._mark)
@@ -136,7 +136,7 @@ class Child:
         self._kin.pipe = name_of_pipe(cast("IO[bytes]", process.stdout).fileno())
         await loop.connect_read_pipe(lambda: self._output, process.stdout)
         if process.stderr is None:
-            self.errors_open = False
+            self.errors_ended.set()
         else:
             await loop.connect_read_pipe(lambda: self._errors, process.stderr)
         if process.stdin is None:
@@ -193,7 +193,7 @@ class Child:
         self._listener.changed()
 
     def _errors_lost(self) -> None:
-        self.errors_open = False
+        self.errors_ended.set()
         self._listener.changed()
 
     def _input_lost(self) -> None:
@@ -220,6 +220,11 @@ class Child:
     def output_open(self) -> bool:
         """Whether more may come of its standard output."""
         return not self.output_ended.is_set()
+
+    @property
+    def errors_open(self) -> bool:
+        """Whether more may come of its standard error, if that is a pipe of its own."""
+        return not self.errors_ended.is_set()
 
     def write(self, data: bytes) -> None:
         """Write to its standard input; nothing happens when nobody reads it any more."""
@@ -251,6 +256,14 @@ class Child:
     async def cpu_seconds(self) -> float | None:
         """Tell how much CPU time the process itself has used; None if unknown."""
         return await asyncio.to_thread(read_cpu_seconds, self.pid)
+
+    def hold_errors(self) -> None:
+        """Read nothing more of its standard error until `release_errors`."""
+        self._errors.pause()
+
+    def release_errors(self) -> None:
+        """Read its standard error again."""
+        self._errors.resume()
 
     def stop_reading(self) -> None:
         """Take nothing more of what it writes."""
@@ -403,8 +416,11 @@ class Child:
         with suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
                 await self.output_ended.wait()
+                await self.errors_ended.wait()
         if not self.output_ended.is_set():
             self._output.take_the_rest()
+        if not self.errors_ended.is_set():
+            self._errors.take_the_rest()
 
     def _let_go(self) -> None:
         process = cast("subprocess.Popen[bytes]", self._process)

@@ -15,6 +15,7 @@ from anyio import to_thread
 from indusagi.capabilities.context import ContextId
 from indusagi.core.ids import is_ulid, new_ulid
 from indusagi.runtime.contract import ToolProgress
+from induscode.deck.cards.checkpoint import CHECKPOINTED_TOOLS, path_of
 from induscode.deck.contract import DelegateReport
 from induscode.deck.toolbox import DeckRunner, DeckToolBox
 from induscode.session.events import ToolAnswered, ToolCalled
@@ -132,7 +133,10 @@ class SubSessions:
         def box() -> DeckToolBox:
             return DeckToolBox(DeckRunner({card.name: card for card in deck().tools()}, own))
 
+        changed = ChangedFiles(self._cwd)
+
         async def heard(event: Event) -> None:
+            changed.hear(event)
             if isinstance(event, ToolCalled):
                 ctx.report(ToolProgress(budget.used, limit, f"calling {event.name}"))
             elif isinstance(event, ToolAnswered) and event.code == "denied":
@@ -158,7 +162,7 @@ class SubSessions:
             ended = await parent.engine.run(_prompt(request), plan)
         finally:
             parent.budget.used += budget.used
-        return _report(ended, transcript.id)
+        return _report(ended, transcript.id, changed.paths())
 
 
 def _allowed(name: str, read_only: bool, request: DelegateRequest) -> bool:
@@ -171,12 +175,46 @@ def _prompt(request: DelegateRequest) -> str:
     return f"{request.objective}{facts}\n\nEnd with a report of what you found or did."
 
 
-def _report(ended: Ended, identity: str) -> DelegateReport:
+class ChangedFiles:
+    """The files that the calls of a session have written or edited, each once, in order."""
+
+    def __init__(self, cwd: str) -> None:
+        self._cwd = cwd
+        self._called: dict[str, str] = {}
+        self._paths: dict[str, None] = {}
+
+    def hear(self, event: Event) -> None:
+        """Follow a call from the arguments, which name the file, to an answer that is no error."""
+        if isinstance(event, ToolCalled) and event.name in CHECKPOINTED_TOOLS:
+            path = path_of(event.arguments)
+            if path is not None:
+                self._called[event.id] = path
+        elif isinstance(event, ToolAnswered):
+            path = self._called.pop(event.id, None)
+            if path is not None and not event.is_error:
+                self._paths.setdefault(self._shown(path))
+
+    def _shown(self, path: str) -> str:
+        """Give a path as seen from the working directory, if it is in it."""
+        whole = os.path.normpath(os.path.join(self._cwd, os.path.expanduser(path)))
+        inside = whole.startswith(os.path.join(self._cwd, ""))
+        return os.path.relpath(whole, self._cwd) if inside else whole
+
+    def paths(self) -> tuple[str, ...]:
+        """List them."""
+        return tuple(self._paths)
+
+
+def _report(ended: Ended, identity: str, files: tuple[str, ...]) -> DelegateReport:
     text = ended.text
     if ended.reason != "done":
         text = "\n\n".join((*ended.passages, f"[{ended.said}]"))
     if len(text) > _LARGEST_REPORT:
         text = f"{text[:_LARGEST_REPORT]}\n[the report went on]"
     return DelegateReport(
-        ok=ended.reason == "done", text=text, id=identity, reason=_REASONS.get(ended.reason)
+        ok=ended.reason == "done",
+        text=text,
+        id=identity,
+        reason=_REASONS.get(ended.reason),
+        files=files,
     )

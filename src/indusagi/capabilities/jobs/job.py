@@ -13,9 +13,12 @@ from indusagi.capabilities.backends import STOP_GRACE_MS
 from indusagi.capabilities.jobs.facts import Facts, facts_of
 from indusagi.capabilities.jobs.lines import LineRing
 from indusagi.capabilities.jobs.text import shows
+from indusagi.capabilities.local_shell import LocalProcess
 from indusagi.core.groups import left_behind, signal_each, signal_group
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from indusagi.capabilities.backends import ShellProcess
     from indusagi.capabilities.jobs.lines import Lines
 
@@ -65,6 +68,24 @@ def told_code(code: int | None) -> int | None:
     return code if code is None or code >= 0 else 128 - code
 
 
+class JobStream:
+    """One stream of a job: its last lines, and which of them were told."""
+
+    def __init__(self) -> None:
+        self.ring = LineRing()
+        self.cursor = 0
+        """The last line that was told."""
+
+    def told(self, *, lines: int | None, since_last: bool) -> Lines:
+        """Give lines, and remember which were given."""
+        if lines is not None:
+            found = self.ring.last(lines)
+        else:
+            found = self.ring.after(self.cursor if since_last else 0)
+        self.cursor = found.last
+        return found
+
+
 class Job:
     """A command in the table of a session."""
 
@@ -76,21 +97,33 @@ class Job:
         cwd: str,
         process: ShellProcess,
         path: str | None,
+        errors_path: str | None = None,
     ) -> None:
         self.id = job_id
         self.command = command
         self.cwd = cwd
         self.path = path
         """The file with all of its output, if one could be made."""
+        self.errors_path = errors_path
+        """The file with what it wrote to standard error, if that is kept apart."""
         self.process = process
-        self.cursor = 0
-        """The last line that was told."""
-        self._ring = LineRing()
+        self.output = JobStream()
+        self.errors: JobStream | None = None
+        """None if standard error is part of the output."""
         self._started = anyio.current_time()
         self._ended: float | None = None
         self._stopped = False
         self._left = 0
-        process.follow(self._ring.feed)
+        process.follow(self.output.ring.feed)
+        if errors_path is not None and isinstance(process, LocalProcess):
+            errors = JobStream()
+            if process.follow_errors(errors.ring.feed):
+                self.errors = errors
+
+    @property
+    def streams(self) -> Sequence[JobStream]:
+        """Its output, and its standard error if that is apart."""
+        return (self.output,) if self.errors is None else (self.output, self.errors)
 
     @property
     def over(self) -> bool:
@@ -130,32 +163,29 @@ class Job:
 
     async def poll(self, wait_ms: int, match: str | None) -> None:
         """Wait until it says something that was not told yet, or what `match` asks for, or ends."""
-        seen = self._ring.seen if self._ring.total == self.cursor else (-1, 0)
-        read = self.cursor
+        begun: list[tuple[int, int]] = [
+            one.ring.seen if one.ring.total == one.cursor else (-1, 0) for one in self.streams
+        ]
+        read: list[int] = [one.cursor for one in self.streams]
         with anyio.move_on_after(wait_ms / 1000):
             while (await self.look()).running:
-                if match is None and self._ring.seen != seen:
+                if match is None and [one.ring.seen for one in self.streams] != begun:
                     return
                 if match is not None:
-                    said = self._ring.after(read)
-                    if await to_thread.run_sync(shows, (*said.texts, said.open_line), match):
+                    said = [
+                        one.ring.after(last) for one, last in zip(self.streams, read, strict=True)
+                    ]
+                    texts = [text for one in said for text in (*one.texts, one.open_line)]
+                    if await to_thread.run_sync(shows, texts, match):
                         return
-                    read = said.last
+                    read = [one.last for one in said]
                 await anyio.sleep(_GLANCE_S)
-
-    def told(self, *, lines: int | None, since_last: bool) -> Lines:
-        """Give lines, and remember which were given."""
-        if lines is not None:
-            found = self._ring.last(lines)
-        else:
-            found = self._ring.after(self.cursor if since_last else 0)
-        self.cursor = found.last
-        return found
 
     async def skip(self) -> None:
         """Count all that a command said before it was adopted as told."""
         await self.process.wait()
-        self.cursor = self._ring.total
+        for one in self.streams:
+            one.cursor = one.ring.total
 
     async def stop(self, first: signal.Signals = signal.SIGTERM) -> JobState:
         """End everything of it: the first signal, then SIGKILL; safe to call twice."""

@@ -15,7 +15,7 @@ from indusagi.core.ids import new_ulid
 from indusagi.core.places import create_private_file, make_private_dir
 
 if TYPE_CHECKING:
-    from indusagi.capabilities.backends import ShellProcess
+    from indusagi.capabilities.backends import Shell, ShellProcess
     from indusagi.capabilities.context import ToolContext
     from indusagi.capabilities.spill import SessionDir
 
@@ -38,7 +38,8 @@ class JobTable:
     def __init__(self, prefix: str = "job", *, capture_dir: str | None = None) -> None:
         """Number the jobs under a prefix; their outputs go to the session, or beside the project.
 
-        `capture_dir` is the name of a folder in the working directory of the context.
+        `capture_dir` is the name of a folder in the working directory of the context. Standard
+        output and standard error are kept apart there, each in a file and a ring of its own.
         """
         self._prefix = prefix
         self._capture_dir = capture_dir
@@ -78,14 +79,21 @@ class JobTable:
         try:
             job_id = self._next_id()
             path = await self._capture_path(ctx, job_id)
-            process = await ctx.shell.spawn(command, cwd=cwd, output_path=path, with_input=True)
+            errors_path = self._errors_path(ctx, path)
+            process = await _spawn(ctx.shell, command, cwd, path, errors_path)
             try:
-                return self._add(job_id, process, command, cwd, path)
+                return self._add(job_id, process, command, cwd, path, errors_path)
             except BaseException:
                 await process.aclose()
                 raise
         finally:
             self._starting -= 1
+
+    def _errors_path(self, ctx: ToolContext, path: str | None) -> str | None:
+        """Name the file for standard error, where the table keeps it apart and the shell can."""
+        if self._capture_dir is None or path is None or not isinstance(ctx.shell, LocalShell):
+            return None
+        return _errors_beside(path)
 
     def _next_id(self) -> str:
         self._made += 1
@@ -111,9 +119,22 @@ class JobTable:
         return job
 
     def _add(
-        self, job_id: str, process: ShellProcess, command: str, cwd: str, path: str | None
+        self,
+        job_id: str,
+        process: ShellProcess,
+        command: str,
+        cwd: str,
+        path: str | None,
+        errors_path: str | None = None,
     ) -> Job:
-        job = Job(job_id=job_id, command=command, cwd=cwd, process=process, path=path)
+        job = Job(
+            job_id=job_id,
+            command=command,
+            cwd=cwd,
+            process=process,
+            path=path,
+            errors_path=errors_path,
+        )
         self._jobs[job_id] = job
         return job
 
@@ -137,6 +158,16 @@ class JobTable:
                 tasks.start_soon(job.stop)
 
 
+async def _spawn(
+    shell: Shell, command: str, cwd: str, path: str | None, errors_path: str | None
+) -> ShellProcess:
+    if errors_path is None or not isinstance(shell, LocalShell):
+        return await shell.spawn(command, cwd=cwd, output_path=path, with_input=True)
+    return await shell.spawn(
+        command, cwd=cwd, output_path=path, with_input=True, errors_path=errors_path
+    )
+
+
 async def capture_path(session: SessionDir, folder: str) -> str | None:
     """Name a new file of the session for an output; None if there can be none."""
     return await to_thread.run_sync(_capture_path, session, folder)
@@ -151,6 +182,10 @@ def _capture_path(session: SessionDir, folder: str) -> str | None:
         return None
 
 
+def _errors_beside(path: str) -> str:
+    return f"{path.removesuffix('.out')}.err"
+
+
 def _path_beside(folder: str, name: str) -> str | None:
     """Name a new file beside the project, where git does not see it; None if there can be none."""
     try:
@@ -160,7 +195,8 @@ def _path_beside(folder: str, name: str) -> str | None:
             with os.fdopen(create_private_file(ignored), "wb") as file:
                 file.write(b"*\n")
         path = os.path.join(folder, f"{name}.out")
-        return path if not os.path.lexists(path) else os.path.join(folder, f"{new_ulid()}.out")
+        taken = any(map(os.path.lexists, (path, _errors_beside(path))))
+        return os.path.join(folder, f"{new_ulid()}.out") if taken else path
     except OSError:
         return None
 

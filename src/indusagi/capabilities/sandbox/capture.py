@@ -33,14 +33,26 @@ def open_capture(path: str | None) -> int:
 
 
 class Capture:
-    """What a command wrote so far, and who else is to see it."""
+    """What a command wrote so far, and who else is to see it.
+
+    Its standard error is part of that, unless there is a second capture for `errors`.
+    """
 
     child: Child
 
-    def __init__(self, descriptor: int, path: str | None = None) -> None:
+    def __init__(
+        self,
+        descriptor: int,
+        path: str | None = None,
+        *,
+        errors: Capture | None = None,
+        of_errors: bool = False,
+    ) -> None:
         from asyncio import Event, get_running_loop  # noqa: PLC0415 — loaded wherever a loop runs
 
         self.size = 0
+        self.errors = errors
+        self._of_errors = of_errors
         self._file = KeptFile(descriptor, path)
         self._loop: AbstractEventLoop = get_running_loop()
         self._waiting: list[bytes] = []
@@ -64,7 +76,9 @@ class Capture:
             self._write()
 
     def complained(self, data: bytes) -> None:
-        """Hear nothing: there is one pipe for both."""
+        """Put it in the file for errors; where there is none, one pipe carries both streams."""
+        if self.errors is not None:
+            self.errors.wrote(data)
 
     def changed(self) -> None:
         """Care about nothing: whoever waits looks at the child."""
@@ -75,7 +89,10 @@ class Capture:
         piece = b"".join(self._waiting)
         self._waiting.clear()
         self._idle.clear()
-        self.child.hold_output()
+        if self._of_errors:
+            self.child.hold_errors()
+        else:
+            self.child.hold_output()
         sink = self._sink
         owed, self._told = self._told, self.size + len(piece) if sink is not None else self._told
         file = self._file if self._failure is None else None
@@ -94,7 +111,10 @@ class Capture:
             self._write()
             return
         self._idle.set()
-        self.child.release_output()
+        if self._of_errors:
+            self.child.release_errors()
+        else:
+            self.child.release_output()
         if self._closed:
             self._file.close()
         elif self._is_over() and self._when_over is not None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Awaitable, Callable, Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 import anyio
 from anyio import to_thread
 
 from indusagi.capabilities.budget import OutputBudget, clip
 from indusagi.capabilities.context import ToolContext
-from indusagi.capabilities.jobs.job import Job, JobState, told_code
+from indusagi.capabilities.jobs.job import Job, JobState, JobStream, told_code
 from indusagi.capabilities.jobs.lines import Lines
 from indusagi.capabilities.jobs.table import JobTable, jobs_of
 from indusagi.capabilities.jobs.text import (
@@ -175,30 +175,28 @@ async def _poll(job: Job, arguments: JsonObject) -> ToolResult:
     wait_ms = arguments.get("waitMs", LONGEST_WAIT_MS if wanted is not None else 0)
     await job.poll(cast("int", wait_ms), wanted)
     state = await job.look()
-    said = job.told(
-        lines=cast("int | None", arguments.get("lines")),
-        since_last=arguments.get("sinceLast") is not False,
+    wish = _Wish(
+        cast("int | None", arguments.get("lines")), arguments.get("sinceLast") is not False
     )
-    lines = [*said.texts, *([said.open_line] if said.open_line else ())]
-    text = await to_thread.run_sync(plain_text, "\n".join(lines).encode("utf-8", "replace"))
-    details = _facts(job, state) | {
-        "firstLine": said.first,
-        "lines": len(said.texts),
-        "dropped": said.dropped,
-        "openLine": said.open_line,
-    }
+    output = await _read_stream(job.output, wish)
+    errors = None if job.errors is None else await _read_stream(job.errors, wish)
+    details = _facts(job, state) | output.details()
+    if errors is not None:
+        details["errors"] = errors.details()
     notes: list[str] = []
     if wanted is not None:
+        lines = [*output.lines, *(errors.lines if errors is not None else ())]
         details["matched"] = await to_thread.run_sync(shows, lines, wanted)
         if not details["matched"]:
             end = f"within {wait_ms} ms" if state.running else "before its end"
             notes.append(f"no line with {cut_text(clean_text(wanted)[0], 80)!r} came {end}")
-    if said.open_line:
-        text += " [unfinished line]"
-    body = _span(job, said, text)
-    shown = body[-1]
-    last = said.last + bool(said.open_line)
-    notes.extend(hidden_note(shown, last - shown.count("\n")))
+    body = _span(output, job.where)
+    notes.extend(_hidden(output, body[-1]))
+    if errors is not None and (errors.text or errors.said.dropped):
+        more = "" if job.errors_path is None else f"; more of it is in {job.errors_path}"
+        of_errors = _span(errors, more)
+        notes.extend(_hidden(errors, of_errors[-1]))
+        body = [*body, "[standard error:]", *of_errors]
     said_of_it = [_headline(job, state), *body, *(f"[{note}]" for note in notes)]
     return ToolResult(
         (TextContentBlock("\n".join(said_of_it)),),
@@ -207,8 +205,48 @@ async def _poll(job: Job, arguments: JsonObject) -> ToolResult:
     )
 
 
-def _span(job: Job, said: Lines, text: str) -> Sequence[str]:
-    where = job.where
+class _Wish(NamedTuple):
+    """Which lines are asked for."""
+
+    lines: int | None
+    since_last: bool
+
+
+class _Told(NamedTuple):
+    """What is told of one stream."""
+
+    said: Lines
+    text: str
+    """For a model: what a terminal would show, the open line marked."""
+
+    @property
+    def lines(self) -> Sequence[str]:
+        return (*self.said.texts, *([self.said.open_line] if self.said.open_line else ()))
+
+    def details(self) -> dict[str, JsonValue]:
+        return {
+            "firstLine": self.said.first,
+            "lines": len(self.said.texts),
+            "dropped": self.said.dropped,
+            "openLine": self.said.open_line,
+        }
+
+
+async def _read_stream(stream: JobStream, wish: _Wish) -> _Told:
+    said = stream.told(lines=wish.lines, since_last=wish.since_last)
+    told = _Told(said, "")
+    data = "\n".join(told.lines).encode("utf-8", "replace")
+    text = await to_thread.run_sync(plain_text, data)
+    return _Told(said, f"{text} [unfinished line]" if said.open_line else text)
+
+
+def _hidden(told: _Told, shown: str) -> Sequence[str]:
+    last = told.said.last + bool(told.said.open_line)
+    return hidden_note(shown, last - shown.count("\n"))
+
+
+def _span(told: _Told, where: str) -> Sequence[str]:
+    said, text = told.said, told.text
     dropped = [f"[{said.dropped:,} earlier lines are not kept{where}]"] if said.dropped else []
     if not text:
         return [*dropped, "(nothing more was said)"]

@@ -65,7 +65,7 @@ class CheckpointingCard(AroundCard):
         """Keep the file as it is: where it is, and why that was not possible."""
         from anyio import to_thread  # noqa: PLC0415 — loaded wherever a card runs
 
-        path = _path_of(arguments)
+        path = path_of(arguments)
         if path is None:
             return None, None  # the card inside says what is wrong with such arguments
         try:
@@ -77,7 +77,8 @@ class CheckpointingCard(AroundCard):
         return resolved, None
 
 
-def _path_of(arguments: JsonValue) -> str | None:
+def path_of(arguments: JsonValue) -> str | None:
+    """Find the file that arguments name, under whatever key; None if they name none."""
     if not is_json_object(arguments):
         return None
     for name in ("path", *PATH_ALIASES):
