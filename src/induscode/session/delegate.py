@@ -197,8 +197,7 @@ class ChangedFiles:
     def _shown(self, path: str) -> str:
         """Give a path as seen from the working directory, if it is in it."""
         whole = os.path.normpath(os.path.join(self._cwd, os.path.expanduser(path)))
-        inside = whole.startswith(os.path.join(self._cwd, ""))
-        return os.path.relpath(whole, self._cwd) if inside else whole
+        return whole.removeprefix(os.path.join(self._cwd, ""))
 
     def paths(self) -> tuple[str, ...]:
         """List them."""
