@@ -61,7 +61,7 @@ def test_every_link_between_the_pages_leads_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-@pytest.mark.parametrize("example", ["mount_servers", "drive_endpoint"])
+@pytest.mark.parametrize("example", ["mount_servers", "drive_endpoint", "one_process"])
 def test_the_page_on_servers_shows_what_its_examples_print(example: str) -> None:
     page = (ROOT / "docs/mcp-servers.md").read_text(encoding="utf-8")
     assert python(f"docs_src/{example}.py").stdout in page
