@@ -84,7 +84,7 @@ def test_a_value_is_read_by_its_schema(words: list[str], expected: JsonValue) ->
         (["tags:=1", "tags=b"], "'tags' is given twice"),
         (["nothing"], "'nothing' is no key=value"),
         ([":=1"], "':=1' is no key=value"),
-        (["count:=" + "[" * 100_000], "is no JSON"),
+        (["count:=" + "[" * 100_000], "is invalid JSON"),
     ],
 )
 def test_a_value_that_does_not_fit_is_told(words: list[str], said: str) -> None:
@@ -92,10 +92,8 @@ def test_a_value_that_does_not_fit_is_told(words: list[str], said: str) -> None:
         read_arguments(words, {}, SCHEMA)
 
 
-def test_a_key_that_a_tool_does_not_take_is_told_with_those_it_takes() -> None:
-    with pytest.raises(
-        BadArgument, match=r"takes no 'cuont'; did you mean 'count'\? It takes: text"
-    ):
+def test_a_key_that_a_tool_does_not_take_is_told_with_the_nearest_one() -> None:
+    with pytest.raises(BadArgument, match=r"no argument 'cuont' \(did you mean 'count'\?\)$"):
         read_arguments(["cuont=1"], {}, STRICT)
-    with pytest.raises(BadArgument, match=r"takes no 'a'\. It takes: none"):
+    with pytest.raises(BadArgument, match=r"no argument 'a'$"):
         read_arguments(["a=1"], {}, {"type": "object", "additionalProperties": False})

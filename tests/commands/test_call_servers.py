@@ -36,6 +36,36 @@ def test_finding_b11_a_wrong_argument_is_told_with_the_signature_before_the_serv
 
 
 @pytest.mark.process
+@pytest.mark.parametrize(
+    "words", [("read",), ("grep", "pattern=x", "nope=1"), ("write", "--json", '{"path": 1}')]
+)
+def test_finding_b11_a_wrong_argument_of_a_native_tool_is_told_with_its_signature(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    done = run("call", *words, cwd=tmp_path)
+    one_line(done, "It takes: pa")
+    assert done.stderr.count("It takes") == 1
+
+
+@pytest.mark.parametrize(
+    ("mime", "suffix"),
+    [
+        ("audio/wav", ".wav"),
+        ("image/webp", ".webp"),
+        ("IMAGE/PNG", ".png"),
+        ("text/csv; charset=utf-8", ".csv"),
+        ("x/unknown", ".bin"),
+    ],
+)
+def test_finding_b11_a_saved_file_has_the_suffix_of_its_media_type(
+    tmp_path: Path, mime: str, suffix: str
+) -> None:
+    block = JsonContentBlock({"type": "resource", "resource": {"blob": "aGk=", "mimeType": mime}})
+    (path,) = save_blocks([block], str(tmp_path), "t")
+    assert path.endswith(f"t-1{suffix}")
+
+
+@pytest.mark.process
 def test_finding_b11_the_text_of_an_embedded_resource_is_printed(tmp_path: Path) -> None:
     done = run("call", "--stdio", COMMAND, "media", cwd=tmp_path)
     assert "[resource, test://text, 5 characters]\ninner\n" in done.stdout

@@ -28,6 +28,7 @@ from indusagi.interop import (
     create_server_endpoint,
     start_server_fleet,
 )
+from indusagi.interop.protocol_bridge import connect
 from indusagi.interop.protocol_bridge.start import pacing
 from indusagi.interop.protocol_bridge.start.pacing import StartPacer
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from indusagi.core.activity import Activity
+    from indusagi.interop.protocol_bridge.stdio import StdioLink
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
 
@@ -298,6 +300,22 @@ async def test_finding_b4_noise_of_a_server_that_works_is_a_note_with_its_first_
         await endpoint.list_tools()
         (note,) = endpoint.status().notes
         assert "the first: 'INFO starting'" in str(note)
+
+
+async def test_finding_b4_what_was_written_before_the_link_is_read_is_quoted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # With many servers starting at once, a line arrives before the loop comes back to its start.
+    spawn = connect.spawn_link
+
+    async def spawn_late(config: StdioServerConfig) -> StdioLink:
+        link = await spawn(config)
+        await until(lambda: link.bytes_heard > 0)
+        return link
+
+    monkeypatch.setattr(connect, "spawn_link", spawn_late)
+    text = "print('Usage: serve --port N', flush=True); input(); input(); input()"
+    assert "it wrote 'Usage: serve --port N'" in str(await fault_of_opening(script(text)))
 
 
 async def test_finding_b5_a_start_that_takes_too_long_tells_what_stands_on_standard_error() -> None:

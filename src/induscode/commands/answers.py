@@ -27,6 +27,19 @@ if TYPE_CHECKING:
 
 _LONGEST_LINE = 500
 _MOST_NAMES = 10_000
+# Media types that the table of Python 3.11 lacks, or has only where the system adds to it.
+_SUFFIXES = {
+    "application/yaml": ".yaml",
+    "application/x-yaml": ".yaml",
+    "audio/flac": ".flac",
+    "audio/mp4": ".m4a",
+    "audio/ogg": ".ogg",
+    "audio/wav": ".wav",
+    "audio/webm": ".weba",
+    "image/jpg": ".jpg",
+    "image/webp": ".webp",
+    "text/markdown": ".md",
+}
 """How many names are tried for a file before saving it is given up."""
 
 
@@ -103,11 +116,18 @@ def save_blocks(blocks: Sequence[ToolContentBlock], directory: str, tool: str) -
         content = _content(facts)
         if content is None:
             continue
-        mime = facts.get("mimeType")
-        suffix = mimetypes.guess_extension(mime) if isinstance(mime, str) else None
-        suffix = suffix or (".txt" if isinstance(facts.get("text"), str) else ".bin")
+        suffix = _find_suffix(facts)
         paths.append(_write_new(directory, re.sub(r"[^A-Za-z0-9_-]", "_", tool), suffix, content))
     return paths
+
+
+def _find_suffix(facts: JsonObject) -> str:
+    """Give the suffix for the media type of a block, whatever tables the system has."""
+    mime = facts.get("mimeType")
+    # RFC 9110, section 8.3.1: parameters follow a semicolon, and the case does not matter.
+    kind = mime.partition(";")[0].strip().lower() if isinstance(mime, str) else ""
+    suffix = _SUFFIXES.get(kind) or mimetypes.guess_extension(kind)
+    return suffix or (".txt" if isinstance(facts.get("text"), str) else ".bin")
 
 
 def _facts(value: JsonValue) -> JsonObject:

@@ -108,9 +108,8 @@ def _property(schema: JsonSchema, key: str) -> JsonObject | None:
         return found
     if key not in known and schema.get("additionalProperties") is False:
         meant = near(key, known)
-        hint = f"; did you mean {meant!r}?" if meant else "."
-        takes = ", ".join(known) or "none"
-        raise BadArgument(f"the tool takes no {key!r}{hint} It takes: {takes}")
+        hint = f" (did you mean {meant!r}?)" if meant else ""
+        raise BadArgument(f"there is no argument {key!r}{hint}")
     return None
 
 
@@ -238,7 +237,7 @@ def _json(text: str, where: str) -> JsonValue:
     try:
         found: JsonValue = json.loads(text, parse_constant=_refused)
     except (ValueError, RecursionError) as exc:
-        raise BadArgument(f"{where} is no JSON: {exc}") from exc
+        raise BadArgument(f"{where} is invalid JSON: {exc}") from exc
     return found
 
 

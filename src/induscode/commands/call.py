@@ -167,7 +167,7 @@ class _Call:
                 return self._missing(session)
             outcome = await self._run(session, card, token)
         # Nobody waits for the answer of a call that was told to end.
-        return 0 if token.cancelled else self._shown(outcome)
+        return 0 if token.cancelled else self._shown(outcome, card)
 
     # -- finding the tool -------------------------------------------------------------------
 
@@ -268,8 +268,9 @@ class _Call:
 
     # -- what came of it --------------------------------------------------------------------
 
-    def _shown(self, outcome: ToolOutcome) -> int:
+    def _shown(self, outcome: ToolOutcome, card: Capability | None = None) -> int:
         from induscode.commands.answers import block_text, outcome_json, save_blocks, show_blocks  # noqa: PLC0415 — for a call that ran
+        from induscode.commands.arguments import describe_parameters  # noqa: PLC0415 — as above
 
         code = _exit_code(outcome)
         if code not in {MISUSED, FAULT} and self._save is not None:
@@ -283,7 +284,10 @@ class _Call:
             write_json(outcome_json(outcome))
             return code
         if code in {MISUSED, FAULT}:
-            complain(" ".join(map(block_text, outcome.content)))
+            said = " ".join(map(block_text, outcome.content))
+            if code == MISUSED and card is not None:
+                said += f". It takes: {describe_parameters(card.parameters)}"
+            complain(said)
             return code
         show_blocks(outcome.content, raw=self._output == "raw")
         if outcome.is_error:

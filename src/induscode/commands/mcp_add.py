@@ -123,7 +123,7 @@ def add_json(
     try:
         fields: JsonValue = json.loads(text)
     except (ValueError, RecursionError) as exc:
-        raise click.UsageError(f"This is no JSON: {exc}", context) from exc
+        raise click.UsageError(f"This is invalid JSON: {exc}", context) from exc
     if not is_json_object(fields):
         raise click.UsageError('The server must be a JSON object, like {"command": …}', context)
     where = cast("Scope", scope or "user")
@@ -260,6 +260,10 @@ def _target(target: Sequence[str], options: dict[str, Any]) -> JsonObject:
         raise _usage("A URL is reached by http or sse, not by stdio")
     if is_url:
         return _remote(target, options)
+    if "://" in target[0]:
+        raise _usage(
+            f"{target[0]!r} is not an address of a server: it starts with http:// or https://"
+        )
     if transport in {"http", "sse"}:
         raise _usage(f"With -t {transport} the server is a URL, not {target[0]!r}")
     if options["header"]:

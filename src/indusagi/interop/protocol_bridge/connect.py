@@ -123,8 +123,7 @@ async def _spawned(
 ) -> AsyncGenerator[Peer]:
     link = watch.process = await spawn_link(config)
     try:
-        peer = Peer(link, config.limits, handlers, client_info())
-        peer.wire.on_noise = link.keep_noise
+        peer = Peer(link, config.limits, handlers, client_info(), on_noise=link.keep_noise)
         await peer.connect(first)
         try:
             yield peer

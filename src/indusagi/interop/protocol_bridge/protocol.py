@@ -96,7 +96,13 @@ class Peer:
     """A server at the other end of a link."""
 
     def __init__(
-        self, link: Link, limits: ServerLimits, handlers: Handlers, client_info: JsonObject
+        self,
+        link: Link,
+        limits: ServerLimits,
+        handlers: Handlers,
+        client_info: JsonObject,
+        *,
+        on_noise: Callable[[bytes], None] | None = None,
     ) -> None:
         self.facts: ServerFacts | None = None
         self.on_tools_changed: Callable[[], None] = _nothing
@@ -114,6 +120,7 @@ class Peer:
             on_stray=self._in_flight.stray,
             in_flight=limits.in_flight,
             inbound=limits.inbound,
+            on_noise=on_noise,
         )
 
     # -- meeting ----------------------------------------------------------------------------

@@ -123,13 +123,14 @@ class Wire:
         on_stray: OnStray = lambda _, said: None,
         in_flight: int = 64,
         inbound: int = 8,
+        on_noise: Callable[[bytes], None] | None = None,
     ) -> None:
         self.noise = 0
         """Frames that could not be understood."""
         self.heard = 0
         """Frames that came, understood or not."""
-        self.on_noise: Callable[[bytes], None] = _ignore
-        """Hears every line that could not be understood."""
+        # Set before the link is attached, which delivers lines that have already come.
+        self._on_noise = on_noise
         self.ended: asyncio.Future[LinkEnd] = asyncio.get_running_loop().create_future()
         self._loop = asyncio.get_running_loop()
         self._alarm = Alarm(self._expire)
@@ -276,8 +277,8 @@ class Wire:
         frame = self._parsed(data) if isinstance(data, bytes) else data
         for one in frame if isinstance(frame, list) and frame else (frame,):
             self._frame(one)
-        if self.noise > noise and isinstance(data, bytes):
-            self.on_noise(data)
+        if self._on_noise is not None and self.noise > noise and isinstance(data, bytes):
+            self._on_noise(data)
 
     def _parsed(self, line: bytes) -> JsonValue:
         try:
@@ -409,10 +410,6 @@ class Wire:
     def _refuse(self, identity: RequestId, code: int, message: str) -> None:
         error: JsonObject = {"code": code, "message": message}
         self._link.send({"jsonrpc": "2.0", "id": identity, "error": error})
-
-
-def _ignore(_: bytes) -> None:
-    return
 
 
 def _rpc_error(error: JsonValue) -> Exception:
