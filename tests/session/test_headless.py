@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
+from tests.commands.helpers import on_terminal
 from tests.support.model_server import ModelServer, Reply, calls, model_server, says
 from tests.support.scripts import unmeasured
 from tests.support.servers import diary, fault, hidden, honest
@@ -721,3 +723,59 @@ def test_nothing_heavy_is_loaded_before_there_is_something_to_ask() -> None:
     command = [sys.executable, "-c", code]
     found = subprocess.run(command, capture_output=True, text=True, check=True, env=unmeasured())
     assert found.stdout == "set()\n"
+
+
+_LOADED = """\
+import sys
+from induscode.cli import main
+code = main()
+print(*{name.partition(".")[0] for name in sys.modules}, sep="\\n", file=sys.stderr)
+sys.exit(code)
+"""
+
+
+def test_finding_b13_a_question_is_answered_without_the_sdk_of_a_provider(ran: Ran) -> None:
+    """The SDK of OpenAI alone takes nearly as long to import as the whole model loop."""
+    ran.server.script[:] = [says("hello")]
+    told = [f"--{key}={ran.desk.asked()[key]}" for key in ("cwd", "prompt", "model")]
+    done = subprocess.run(
+        [sys.executable, "-c", _LOADED, *[one.replace("--prompt", "--print") for one in told]],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**unmeasured(), **ran.desk.variables()},
+    )
+    loaded = set(done.stderr.split())
+    assert done.stdout == "hello\n"
+    assert "pydantic_ai" in loaded
+    assert loaded & {"openai", "anthropic", "mcp", "mcp_types", "jsonschema", "rich"} == set()
+
+
+def test_finding_b13_garbage_is_collected_once_everything_is_imported(ran: Ran) -> None:
+    gc.disable()
+    try:
+        assert ran(says("hello"))["code"] == 0
+        assert gc.isenabled()
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+@pytest.mark.parametrize("dialect", ["openai", "anthropic"])
+def test_finding_b12_a_library_prints_nothing_on_the_terminal(
+    ran: Ran, dialect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pydantic-ai keeps quiet in tests and in CI by itself, and on a terminal if it is told to."""
+    for name in [*os.environ]:
+        if name == "CI" or name.startswith(("PYTEST", "COV", "PYDANTIC")):
+            monkeypatch.delenv(name)
+    ran.desk.dialect = dialect
+    for name, value in ran.desk.variables().items():
+        monkeypatch.setenv(name, value)
+    ran.server.script[:] = [says("hello")]
+    given = ran.desk.asked()
+    told = on_terminal(
+        *("-C", given["cwd"], "-p", given["prompt"], "--model", given["model"]),
+        cwd=ran.desk.cwd,
+    )
+    assert told == "hello\n"

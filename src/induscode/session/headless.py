@@ -6,6 +6,7 @@ was merely late. Whatever is missing is said, on standard error and in the first
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -184,6 +185,9 @@ async def _opened(
     )
     await reporter.opened(run.opening())
     await loading.watched()
+    if not gc.isenabled():  # everything is imported: from here on there is garbage
+        gc.freeze()
+        gc.enable()
     return run
 
 

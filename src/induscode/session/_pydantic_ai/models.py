@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from pydantic_ai import exceptions as failures
 from pydantic_ai.profiles import ModelProfile
 
 from indusagi.core.json import is_json_object
+from induscode.session._pydantic_ai.chat import ChatModel
 from induscode.session.events import ModelFault
 
 if TYPE_CHECKING:
@@ -18,6 +20,13 @@ if TYPE_CHECKING:
 
 VERBATIM = ModelProfile(json_schema_transformer=None, supports_inline_system_prompts=True)
 """Schemas go out as the kernel shows them, and no word of a tool's answer is escaped on the way."""
+
+_OPENAI_URL = "https://api.openai.com/v1"
+_OPENAI_ACCOUNT = {
+    "openai-organization": "OPENAI_ORG_ID",
+    "openai-project": "OPENAI_PROJECT_ID",
+}
+"""https://platform.openai.com/docs/api-reference/authentication"""
 
 
 def open_model(choice: ModelChoice) -> Model:
@@ -37,18 +46,21 @@ def open_model(choice: ModelChoice) -> Model:
             anthropic_cache_messages=True,
         )
         return AnthropicModel(choice.name, provider=there, settings=kept, profile=VERBATIM)
-    from pydantic_ai.models.openai import OpenAIChatModel  # noqa: PLC0415 — half a second of imports
-    from pydantic_ai.providers.openai import OpenAIProvider  # noqa: PLC0415 — with it
-    from pydantic_ai.providers.openai_compatible import (  # noqa: PLC0415 — with it
-        OpenAICompatibleProvider,
-    )
-
+    headers = {"authorization": f"Bearer {choice.api_key}"} if choice.api_key else {}
     if choice.dialect == "openai":
-        own = OpenAIProvider(base_url=choice.base_url, api_key=choice.api_key or "none")
-        return OpenAIChatModel(choice.name, provider=own, profile=VERBATIM)
-    assert choice.base_url is not None
-    other = OpenAICompatibleProvider("local", base_url=choice.base_url, api_key=choice.api_key)
-    return OpenAIChatModel(choice.name, provider=other, profile=VERBATIM)
+        # Which of several organisations and projects of an account pays.
+        headers |= {
+            header: value
+            for header, variable in _OPENAI_ACCOUNT.items()
+            if (value := os.environ.get(variable))
+        }
+    return ChatModel(
+        choice.name,
+        system="openai" if choice.dialect == "openai" else "local",
+        base_url=choice.base_url or _OPENAI_URL,
+        headers=headers,
+        profile=VERBATIM,
+    )
 
 
 _KINDS: tuple[tuple[type[Exception], FaultKind, str], ...] = (
