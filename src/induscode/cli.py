@@ -75,7 +75,8 @@ def main() -> int:
         return 128 + signal.SIGPIPE
     except OSError as exc:
         drop(_STANDARD_OUTPUT)
-        complain(str(exc))
+        said = exc.strerror or str(exc)
+        complain(f"{exc.filename}: {said}" if exc.filename else said)
         return _FAILED
     return code
 

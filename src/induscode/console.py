@@ -1,12 +1,14 @@
 """Output for a person at a terminal: colour, tables that fit the width, relative times.
 
 Only a stream that is a terminal gets a console; piped output and JSON are written by
-`induscode.terminal` and stay byte for byte. rich obeys NO_COLOR (https://no-color.org), TERM=dumb
-and COLUMNS. It is imported here alone, when a terminal is there.
+`induscode.terminal` and stay byte for byte. rich obeys TERM=dumb and COLUMNS. With NO_COLOR
+(https://no-color.org) no escape is written, neither for colour nor for bold, which rich would keep.
+rich is imported here alone, when a terminal is there.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -35,6 +37,8 @@ STATE_STYLES: Mapping[str, str] = {
 }
 """How the state of a server and the event of a ledger row are coloured."""
 
+_NARROWEST_TEXT = 16
+_GAP = 2
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
@@ -44,7 +48,13 @@ def console_for(stream: TextIO | None) -> Console | None:
         return None
     from rich.console import Console  # noqa: PLC0415 — 50 ms, for a terminal only
 
-    return Console(file=stream, highlight=False, markup=False, emoji=False)
+    return Console(
+        file=stream,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        color_system=None if os.environ.get("NO_COLOR") else "auto",
+    )
 
 
 def stdout_console() -> Console | None:
@@ -57,15 +67,23 @@ def print_table(
 ) -> None:
     """Print a table that fits the width of the terminal: the last column is wrapped.
 
+    Where too little room is left for the last column, each row is printed as a record instead: a
+    name that was cut could not be typed again.
+
     Args:
         console: Where it goes.
         heads: The heads of the columns.
         rows: Cells without control characters.
         right: For each column, whether it is aligned at the right.
     """
+    from rich.cells import cell_len  # noqa: PLC0415 — for a terminal only
     from rich.table import Table  # noqa: PLC0415 — for a terminal only
     from rich.text import Text  # noqa: PLC0415 — for a terminal only
 
+    widths = [max(map(cell_len, column)) for column in zip(heads, *rows, strict=True)]
+    if sum(widths[:-1]) + _GAP * len(widths) + min(widths[-1], _NARROWEST_TEXT) > console.width:
+        _print_records(console, heads, rows)
+        return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for index, (head, at_right) in enumerate(zip(heads, right, strict=True)):
         last = index == len(heads) - 1
@@ -75,6 +93,23 @@ def print_table(
     for row in rows:
         table.add_row(*(Text(cell, STATE_STYLES.get(cell, "")) for cell in row))
     console.print(table)
+
+
+def _print_records(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print each row as its first cell, a line of facts below it, and the text of the last."""
+    from rich.padding import Padding  # noqa: PLC0415 — for a terminal only
+    from rich.text import Text  # noqa: PLC0415 — for a terminal only
+
+    for row in rows:
+        console.print(Text(row[0], "bold", overflow="fold"))
+        facts = Text(overflow="fold")
+        for head, cell in zip(heads[1:-1], row[1:-1], strict=True):
+            if cell:
+                facts.append(f"{', ' if facts else ''}{head.lower()}: ")
+                facts.append(cell, STATE_STYLES.get(cell, ""))
+        for line in (facts, Text(row[-1], overflow="fold")):
+            if line:
+                console.print(Padding(line, (0, 0, 0, _GAP), expand=False))
 
 
 def print_error(stream: TextIO, line: str) -> bool:

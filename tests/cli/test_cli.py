@@ -181,7 +181,22 @@ def test_a_full_disk_is_a_failure_told_in_one_line() -> None:
         done = subprocess.run(
             [command(), "--version"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
         )
-    assert (done.returncode, done.stderr) == (1, "indus: [Errno 28] No space left on device\n")
+    assert (done.returncode, done.stderr) == (1, "indus: No space left on device\n")
+
+
+def test_a_file_that_cannot_be_written_is_told_with_its_path(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.touch()  # a file: no directory can be made in it, not by root either
+    done = subprocess.run(
+        [command(), "mcp", "add", "--no-check", "s", "--", "true"],
+        env={"PATH": os.environ["PATH"], "HOME": str(home)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(f"indus: {home}: ")
+    assert "Errno" not in done.stderr
 
 
 def test_output_that_nobody_has_opened_is_no_failure() -> None:
