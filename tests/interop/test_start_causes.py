@@ -82,6 +82,33 @@ INFO shutting down
 bye"""
 
 
+PYTHON_GROUP = """\
+  + Exception Group Traceback (most recent call last):
+  |   File "/srv/app.py", line 6, in <module>
+  |     asyncio.run(main())
+  | ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    |   File "/srv/app.py", line 2, in serve
+    |     raise ValueError("API key missing")
+    | ValueError: API key missing
+    +------------------------------------"""
+PYDANTIC = """\
+Traceback (most recent call last):
+  File "/srv/app.py", line 6, in <module>
+pydantic_core._pydantic_core.ValidationError: 1 validation error for Settings
+token
+  Field required [type=missing, input_value={}, input_type=dict]
+    For further information visit https://errors.pydantic.dev/2.11/v/missing"""
+CLAP = """\
+error: the following required arguments were not provided:
+  --key <KEY>
+
+Usage: server --key <KEY>
+
+For more information, try '--help'."""
+
+
 @pytest.mark.parametrize(
     ("said", "parts"),
     [
@@ -91,6 +118,10 @@ bye"""
         (PYTHON, ["ModuleNotFoundError: No module named 'mcp'"]),
         (PYTHON_CHAINED, ["app.errors.ConfigError: no database url"]),
         (RUST, ["panicked at src/main.rs:7:5", "ConnectionRefused"]),
+        (PYTHON_GROUP, ["ValueError: API key missing"]),
+        (PYTHON_GROUP.partition("\n")[2], ["ValueError: API key missing"]),
+        (PYDANTIC, ["1 validation error for Settings", "token", "Field required"]),
+        (CLAP, ["required arguments were not provided", "--key <KEY>"]),
         (GO, ["panic: runtime error: invalid memory address"]),
         (JAVA, ["Caused by: java.io.FileNotFoundException: config.yml"]),
         (ARGPARSE, ["server: error: the following arguments are required: --db"]),

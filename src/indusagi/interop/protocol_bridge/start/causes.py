@@ -33,7 +33,7 @@ _NOISE = re.compile(
             r"[\s~^|]+|\s*(throw|return|import|from|raise)\s.*|\s*require ?stack:.*|\s*- /.*",
             r"[{}\[\],;()\s]+|\s*url: '.*",
             # Python: the head of a traceback and its frames.
-            r"traceback \(most recent.*|(during handling|the above exception).*",
+            r"(exception group )?traceback \(most recent.*|(during handling|the above exception).*",
             r'\s+file ".*", line \d.*',
             # Rust, Go, Java: hints and frames.
             r"note: run with.*|stack backtrace:.*|\s+\d+:\s+(0x)?\w.*|goroutine \d.*",
@@ -83,12 +83,19 @@ _HEADS: tuple[tuple[int, re.Pattern[str], bool], ...] = (
         False,
     ),
 )
+_GROUP_FRAME = re.compile(r"\s*\+ Exception Group Traceback \(most recent.*|\s*\+(-\+)?-{16,}.*")
+"""The head of an exception group of Python, or a line between its members."""
+_GROUP_MARGIN = re.compile(r"\s*(\+-\+-.*|\+-{4,}\s*|[|+] ?)")
+_VALIDATION_HEAD = re.compile(r".*\b\d+ validation errors? for \S.*")
 _AFTER_CODE = re.compile(r"(?i)npm (error|err!) (?!code|errno|syscall|path|dest)\S*\s*(.+)")
 
 
 def find_cause(lines: Sequence[str]) -> str:
     """Give in one line why a process failed, by what it wrote; empty if it wrote nothing."""
     words = [one.rstrip() for line in lines for one in clean_text(line)[0].splitlines()]
+    if any(map(_GROUP_FRAME.fullmatch, words)):
+        # Python draws a margin around the members of a group, which tell more than its own line.
+        words = [_GROUP_MARGIN.sub("", line, count=1) for line in words]
     words = [line for line in words if line.strip()]
     found = _find_head(words)
     if found is None:
@@ -114,7 +121,7 @@ def _find_head(words: Sequence[str]) -> int | None:
 
 
 def _rest_of(words: Sequence[str], at: int) -> list[str]:
-    """Give the line that completes a cause which is told in two."""
+    """Give the lines that complete a cause which is told in several."""
     head = words[at]
     after = [line for line in words[at + 1 :] if not _NOISE.fullmatch(line)]
     if head.lower().startswith("npm "):
@@ -124,6 +131,12 @@ def _rest_of(words: Sequence[str], at: int) -> list[str]:
         return after[:1]
     if head.lstrip().startswith(_CROSS) and after and after[0].lstrip().startswith(("╰", "├", "│")):
         return after[:1]
+    # pydantic names the field and what is wrong with it on the next two lines.
+    if _VALIDATION_HEAD.fullmatch(head):
+        return [*words[at + 1 : at + 3]]
+    # clap lists the arguments that are missing below its line.
+    if head.endswith(":"):
+        return [*words[at + 1 : at + 2]]
     return []
 
 
