@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bench import (
+    answer,
     bridge,
     commands,
     deck,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 ROWS: tuple[Row, ...] = (
     *start.ROWS,
     *commands.ROWS,
+    *answer.ROWS,
     *kernel.ROWS,
     *tools_search.ROWS,
     *tools.ROWS,
