@@ -600,6 +600,22 @@ def test_finding_c2_schemas_model_is_what_a_model_of_a_session_sees(tmp_path: Pa
     assert "its description was cut to 3,000 characters" in said
 
 
+def test_finding_b12_a_definition_is_remarked_on_once_and_never_again(tmp_path: Path) -> None:
+    long = {"description": "d" * 3_000 + "\u2066", **RICH}
+    configured(user_file(), {"r": row("--rich", json.dumps(long))})
+    said: list[str] = []
+    for _ in range(2):
+        with serving("--profile", "none", "--schemas", "model", cwd=tmp_path) as gateway:
+            gateway.greet()
+            gateway.ask("tools/call", name="r__rich", arguments={})
+            said.append(gateway.said())
+    for remark in ("its description was cut to", "invisible characters were removed"):
+        assert [one.count(remark) for one in said] == [1, 0]
+    whole = json.loads(run("tools", "list", "--json", cwd=tmp_path).stdout)["notes"]
+    assert any("its description was cut to" in note for note in whole)
+    assert "cut" not in run("tools", "list", cwd=tmp_path).stderr
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

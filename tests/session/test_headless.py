@@ -779,3 +779,18 @@ def test_finding_b12_a_library_prints_nothing_on_the_terminal(
         cwd=ran.desk.cwd,
     )
     assert told == "hello\n"
+
+
+def test_finding_b12_what_is_done_to_a_definition_is_said_when_it_is_new(ran: Ran) -> None:
+    ran.desk.mount(hidden("\\u2066"))
+    first, second = ran(says("one")), ran(says("two"))
+    assert any("invisible characters were removed" in note for note in first["notes"])
+    assert second["notes"] == []
+    assert ran.err == ""
+    long = json.dumps({"description": "d" * 5_000, "inputSchema": {"type": "object"}})
+    ran.desk.mount(honest("--rich", long, id="r"))
+    third, fourth = ran(says("three")), ran(says("four"))
+    assert third["notes"] == [
+        "server 'r', tool 'rich': its description was cut to 2,048 characters"
+    ]
+    assert fourth["notes"] == []

@@ -338,8 +338,18 @@ async def attach_servers(
     ledger = attached.enrolment.ledger if attached.enrolment is not None else attached.ledger
     # What servers listed after they came up may have disabled tools.
     listed = attached.enrolment.notes if attached.enrolment is not None else ()
-    notes = tuple(dict.fromkeys((*plan.notes, *attached.notes, *listed)))
+    remarks = _definition_notes(booted) if wait else ()
+    notes = tuple(dict.fromkeys((*plan.notes, *attached.notes, *listed, *remarks)))
     return McpCapabilities(ledger.live_capabilities(), attached.fleet, notes, plan, booted)
+
+
+def _definition_notes(booted: BootedBridge) -> Sequence[Note]:
+    """Say what was done to definitions that were never seen before."""
+    from indusagi.interop.protocol_bridge.catalog import DefinitionNote  # noqa: PLC0415 — loaded
+
+    servers = () if booted.attached.fleet is None else booted.attached.fleet.status()
+    remarks = [note for server in servers for note in booted.list_remarks(server)]
+    return [note for note in remarks if isinstance(note, DefinitionNote)]
 
 
 def boot_plan_of(

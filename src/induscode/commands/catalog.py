@@ -79,6 +79,21 @@ class Listing:
     disabled: Sequence[DisabledTool] = ()
     """Tools of servers that may not be called until their changed definitions are approved."""
 
+    @property
+    def news(self) -> Sequence[Note]:
+        """The notes without those about definitions that were known before."""
+        from indusagi.interop.protocol_bridge.catalog import (  # noqa: PLC0415 — brings the bridge
+            DefinitionNote,
+        )
+
+        return [
+            note
+            for note in self.notes
+            if not (
+                isinstance(note, DefinitionNote) and self.states.get(note.tool.server) == "known"
+            )
+        ]
+
 
 def native_tools(invocation: Invocation) -> list[ListedTool]:
     """List the native tools, as far as they were asked for.

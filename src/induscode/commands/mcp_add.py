@@ -180,6 +180,7 @@ def try_server(invocation: Invocation, name: str) -> int:
         if status.fault is None:
             tools = counted(status.tool_count, "tool")
             tell(f"Server {name!r}: {status.phase}, {tools}, {took_s:.1f} s")
+            mention(note for note in mcp.notes if note in status.notes)
         else:
             complain(f"{status.fault}. The server stays added: indus mcp doctor {name}")
         return 0

@@ -323,7 +323,7 @@ class Gateway:
         order = [row.id for row in self.plan.rows]
         self.plan = plan
         changed = await self._booted.change(boot_plan_of(plan, lasting=self._frame.lasting))
-        self._mention((*plan.notes, *changed.notes))
+        self._mention(plan.notes)
         if changed or order != [row.id for row in plan.rows]:
             self._box = None
             self._moved.set()
@@ -343,9 +343,10 @@ class Gateway:
 
     def _mention_remarks(self) -> None:
         """Tell what servers have listed that was left out; of each server the first few."""
-        for server, status in self._fleet.status().items():
-            whole = self._frame.schemas == "raw"
-            notes = [one for one in status.notes if not (whole and isinstance(one, ViewNote))]
+        whole = self._frame.schemas == "raw"
+        for server in self._fleet.status():
+            remarks = self._booted.list_remarks(server)
+            notes = [one for one in remarks if not (whole and isinstance(one, ViewNote))]
             self._mention(notes[:_REMARKS], _uncounted)
             left = len(notes) - _REMARKS
             if left > 0:

@@ -77,7 +77,7 @@ def list_(context: click.Context, *, as_json: bool, no_check: bool, **_: object)
     The cost is what a model is told about the tool, in tokens of four bytes.
     """
     listing = _listing(context, no_check=no_check)
-    mention(listing.notes)
+    mention(listing.news)
     if as_json:
         write_json(_as_json(listing.tools, listing))
         return 0
@@ -155,7 +155,7 @@ def show(context: click.Context, name: str, *, as_json: bool, no_check: bool, **
         off = next((one for one in listing.disabled if name in {one.name, one.ref.name}), None)
         if off is not None:
             raise click.UsageError(f"{off.name} is {off.reason}; {off.remedy}", context)
-        mention(listing.notes)
+        mention(listing.news)
         names = [one.name for one in listing.tools]
         raise unknown(f"There is no tool {name!r}", name, names, context)
     one = found[0]
@@ -194,7 +194,7 @@ def search(
     listing = _listing(context, no_check=no_check)
     ranked = [(rank, one) for one in listing.tools if (rank := _rank(one, words))]
     found = [one for _, one in sorted(ranked, key=lambda pair: -pair[0])]
-    mention(listing.notes)
+    mention(listing.news)
     if as_json:
         write_json({"tools": [one.as_json() for one in found]})
     elif found:

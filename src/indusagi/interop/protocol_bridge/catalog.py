@@ -7,6 +7,7 @@ raw definition is kept as it came; only what a model is shown is cleaned, cut an
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.notes import Note
@@ -21,7 +22,14 @@ _TITLE_CHARS = 128
 _SHOWN_NAME = 80
 
 
-class ViewNote(Note):
+@dataclass(frozen=True, slots=True)
+class DefinitionNote(Note):
+    """What was done to the definition of a tool; the same at every listing of that definition."""
+
+    tool: RemoteToolRef = field(kw_only=True)
+
+
+class ViewNote(DefinitionNote):
     """Where what a model is shown says less than the definition, which clients may get whole."""
 
 
@@ -48,8 +56,15 @@ class _Reader:
     def note(self, subject: str, message: str) -> None:
         self.notes.append(Note(f"server {self._config.id!r}, {subject}", message))
 
-    def note_view(self, subject: str, message: str) -> None:
-        self.notes.append(ViewNote(f"server {self._config.id!r}, {subject}", message))
+    def note_definition(
+        self,
+        name: str,
+        subject: str,
+        message: str,
+        kind: type[DefinitionNote] = DefinitionNote,
+    ) -> None:
+        owner, ref = f"server {self._config.id!r}, {subject}", RemoteToolRef(self._config.id, name)
+        self.notes.append(kind(owner, message, tool=ref))
 
     def read(self, row: JsonValue, number: int) -> None:
         name = row.get("name") if is_json_object(row) else None
@@ -69,7 +84,8 @@ class _Reader:
             self.note(subject, "its inputSchema is no object, and it was left out")
             return
         if removed:
-            self.note(subject, f"{removed:,} invisible characters were removed from its definition")
+            said = f"{removed:,} invisible characters were removed from its definition"
+            self.note_definition(name, subject, said)
         if name in self.tools:
             self.note(subject, "listed more than once; the last definition is used")
         descriptor = self._describe(name, subject, shown, schema)
@@ -84,24 +100,26 @@ class _Reader:
     ) -> ToolDescriptor:
         view = model_view({"type": "object"} if schema is None else schema)
         for place in view.widened:
-            self.note_view(subject, f"its parameters are shown wider than they are: {place}")
+            said = f"its parameters are shown wider than they are: {place}"
+            self.note_definition(name, subject, said, ViewNote)
         annotations, output = shown.get("annotations"), shown.get("outputSchema")
         limit = self._config.limits.description_chars
         return ToolDescriptor(
             model_name(RemoteToolRef(self._config.id, name)),
-            self._cut(subject, "description", shown, limit) or "",
+            self._cut(name, subject, "description", shown, limit) or "",
             view.schema,
-            title=self._cut(subject, "title", shown, _TITLE_CHARS),
+            title=self._cut(name, subject, "title", shown, _TITLE_CHARS),
             annotations=annotations if is_json_object(annotations) else None,
             output_schema=output if is_json_object(output) else None,
             definition=shown,
         )
 
-    def _cut(self, subject: str, key: str, shown: JsonObject, limit: int) -> str | None:
+    def _cut(self, name: str, subject: str, key: str, shown: JsonObject, limit: int) -> str | None:
         """Give a text of a definition, cut to a limit; 0 is none."""
         text = shown.get(key)
         if not isinstance(text, str) or not limit:
             return text if isinstance(text, str) else None
         if len(text) > limit:
-            self.note_view(subject, f"its {key} was cut to {limit:,} characters")
+            said = f"its {key} was cut to {limit:,} characters"
+            self.note_definition(name, subject, said, ViewNote)
         return cut_text(text, limit)

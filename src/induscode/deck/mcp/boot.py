@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from anyio import to_thread
 
 from indusagi.core.owner import Owner
-from indusagi.interop.protocol_bridge.catalog import read_tools
+from indusagi.interop.protocol_bridge.catalog import DefinitionNote, read_tools
 from indusagi.interop.protocol_bridge.contract import BridgeConfig, ProtocolFault
 from indusagi.interop.protocol_bridge.start.policy import StartHistory
 from induscode.deck.mcp.attach import attach_bridge_capabilities
@@ -79,7 +79,6 @@ class Changed:
     added: Sequence[str] = ()
     started: Sequence[str] = ()
     """Of those that are there anew, which are to be woken."""
-    notes: Sequence[Note] = ()
 
     def __bool__(self) -> bool:
         return bool(self.removed or self.replaced or self.added)
@@ -98,6 +97,21 @@ class BootedBridge:
     _present: dict[str, tuple[ServerConfig, bool]]
     """What each server is made from, and whether it is trusted."""
     _tidying: Owner
+    _seen: set[RemoteToolRef]
+    """The tools whose definitions the store had before their servers listed them."""
+
+    def list_remarks(self, server: str) -> Sequence[Note]:
+        """Give the notes about what a server lists.
+
+        What is said of a definition is said once, when that definition is new.
+        """
+        fleet = self.attached.fleet
+        status = None if fleet is None else fleet.status().get(server)
+        return tuple(
+            note
+            for note in (() if status is None else status.notes)
+            if not (isinstance(note, DefinitionNote) and note.tool in self._seen)
+        )
 
     async def change(self, plan: BootPlan) -> Changed:
         """Have the servers of a plan in place of those there are; what is the same goes on.
@@ -124,7 +138,7 @@ class BootedBridge:
         self._pins.learn(dict.fromkeys(removed, ""), (), {})
         self._pins.lock(plan.locked)
         fresh = [wanted[one][0] for one in (*replaced, *added) if wanted[one][1]]
-        known, disabled, notes = await self._introduced(fresh)
+        known, disabled = await self._introduced(fresh)
         for config in await find_seen_up(self.journal.store, fresh):
             fleet.history.record_up(plan.dressed(config))
         for server in (*replaced, *added):
@@ -134,16 +148,17 @@ class BootedBridge:
                 enrolment.take_tools(server, known[server], disabled.get(server, ()))
         enrolment.know_servers(plan.configured)
         started = [one.id for one in fresh if one.id not in known or one.id not in plan.lazy]
-        return Changed(removed, replaced, added, started, notes)
+        return Changed(removed, replaced, added, started)
 
     async def _introduced(self, servers: Sequence[ServerConfig]) -> _Remembered:
         store = self.journal.store
         self.journal.introduce(servers)
         await learn_pins(self._pins, store, servers)
-        known, notes = await known_tools(store, servers)
+        known, _ = await known_tools(store, servers)
         disabled = await disabled_tools(store, servers)
         self.journal.knows(_names(known), disabled)
-        return _Remembered(known, disabled, notes)
+        self._seen.update(_references(known))
+        return _Remembered(known, disabled)
 
     async def reread_approvals(self) -> None:
         """Take what was approved by another process: `indus mcp approve`, while this one runs."""
@@ -181,7 +196,6 @@ class _Remembered(NamedTuple):
 
     known: Mapping[str, Sequence[RemoteTool]]
     disabled: Mapping[str, Sequence[DisabledTool]]
-    notes: Sequence[Note]
 
 
 async def known_tools(
@@ -213,7 +227,7 @@ async def boot_bridge(
     books = journal or Journal(store, trusted)
     if journal is not None:
         books.introduce(trusted)
-    known, notes = await known_tools(store, trusted)
+    known, _ = await known_tools(store, trusted)
     disabled = await disabled_tools(store, trusted)
     books.knows(_names(known), disabled)
     started = [one.id for one in trusted if one.id not in known or one.id not in plan.lazy]
@@ -246,13 +260,18 @@ async def boot_bridge(
     tidying = Owner("tidying of the ledger")
     if attached.enrolment is not None:
         tidying.start(_keep_short(attached.enrolment, store))
-    told = replace(attached, notes=(*attached.notes, *notes, *store.notes))
+    told = replace(attached, notes=(*attached.notes, *store.notes))
     present = {one.id: (one, one.id not in plan.untrusted) for one in plan.servers}
-    return BootedBridge(told, books, tuple(known), background, pins, present, tidying)
+    seen = set(_references(known))
+    return BootedBridge(told, books, tuple(known), background, pins, present, tidying, seen)
 
 
 def _names(known: Mapping[str, Sequence[RemoteTool]]) -> dict[str, list[str]]:
     return {server: [one.ref.name for one in tools] for server, tools in known.items()}
+
+
+def _references(known: Mapping[str, Sequence[RemoteTool]]) -> list[RemoteToolRef]:
+    return [tool.ref for tools in known.values() for tool in tools]
 
 
 async def _close(fleet: ServerFleetImpl, servers: Sequence[str]) -> None:
