@@ -18,8 +18,10 @@ from tests.commands.serving import serving
 from tests.support.scripts import command, run
 from tests.support.servers import SERVERS
 
+from indusagi.interop import StdioServerConfig, protocol_fault
 from indusagi.interop.protocol_bridge.contract import SlowStart
 from induscode.boot.starting import describe_slow_start
+from induscode.commands.mcp_remedy import advise
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -184,6 +186,17 @@ def test_finding_c6_the_doctor_leaves_the_error_of_a_server_to_the_server(tmp_pa
     assert "licence expired (code -32000)" in found["fault"]
     assert "the server's own error" in found["remedy"]
     assert "MCP server at all" not in found["remedy"]
+
+
+@pytest.mark.parametrize(("connected", "said"), [(False, "startup_timeout_sec"), (True, "login")])
+def test_finding_c6_more_time_is_advised_for_a_start_and_not_for_a_listing(
+    connected: bool, said: str
+) -> None:
+    fault = protocol_fault("timeout", "no answer within 10 s")
+    config = StdioServerConfig(id="s", command="true")
+    remedy = advise("s", config, fault, {}, connected=connected).remedy
+    assert said in remedy
+    assert ("startup_timeout_sec" in remedy) is not connected
 
 
 @pytest.mark.parametrize(

@@ -249,11 +249,12 @@ def _met(findings: _Findings, endpoint: ServerEndpointImpl) -> None:
 
 
 def _failed(findings: _Findings, config: ServerConfig, fault: ProtocolFault) -> None:
-    if findings.handshake != "done":
+    connected = findings.handshake == "done"
+    if not connected:
         findings.handshake = "failed"
     findings.fault = str(fault).removeprefix(f"server {findings.name!r}: ")
     findings.stderr = fault.detail.stderr[-_SHOWN_STDERR:]
-    advice = advise(findings.name, config, fault, os.environ)
+    advice = advise(findings.name, config, fault, os.environ, connected=connected)
     findings.remedy, findings.notes = advice.remedy, advice.notes
 
 

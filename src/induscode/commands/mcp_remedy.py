@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _REASONS = {
     "auth": "it wants a login: see that the token or the header in its row is right",
-    "exited": "it ended by itself: the lines above mostly say why; try its command in a shell",
+    "exited": "it ended by itself: see what it wrote, if anything, and try its command in a shell",
     "frame_too_large": "it sent more than one message may hold",
     "not_found": "install the command, or correct it: indus mcp get {}",
     "rate_limited": "try again later",
@@ -39,6 +39,11 @@ _NOISE = (
     "its standard output may carry protocol messages only: have it log to standard error; if it is "
     "an HTTP server, add it by its address: indus mcp add -t http {} URL"
 )
+# The limit of a listing is not a key of a row: more time for the start would change nothing.
+_NOT_LISTED = (
+    "it came up and does not list its tools: see whether it waits for something, such as a login "
+    "or a network"
+)
 _SHOWN_NAMES = 12
 
 
@@ -51,9 +56,14 @@ class Advice:
 
 
 def advise(
-    name: str, config: ServerConfig, fault: ProtocolFault, environ: Mapping[str, str]
+    name: str,
+    config: ServerConfig,
+    fault: ProtocolFault,
+    environ: Mapping[str, str],
+    *,
+    connected: bool = False,
 ) -> Advice:
-    """Say what to do about a fault."""
+    """Say what to do about a fault, of a start or, once `connected`, of the listing after it."""
     notes: list[str] = []
     damage = _find_damage(config, fault, environ)
     if isinstance(config, StdioServerConfig):
@@ -64,6 +74,8 @@ def advise(
         return Advice(_OWN_ERROR.format(name), notes)
     if fault.detail.stdout and fault.detail.reason in {None, "exited", "closed", "malformed"}:
         return Advice(_NOISE.format(name), notes)
+    if connected and fault.kind == "timeout":
+        return Advice(_NOT_LISTED, notes)
     remedy = _REASONS.get(fault.detail.reason or "") or _KINDS.get(fault.kind, "see the fault")
     return Advice(remedy.format(name), notes)
 
