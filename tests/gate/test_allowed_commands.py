@@ -76,6 +76,19 @@ BEYOND = (
     # programs and options that are not known
     "cat x | mytool", "mytool --flag", "mytool x=y", "mytool 'a b'", "mytool @f", "mytool +x",
     "mytool /dev/stdin", "sort --unknown f", "grepx -r x",
+    # a file of arguments, a shell's options with a plus, what is not a script file
+    "pytest @f", "pytest -q -- @f", 'pytest "$x"', "pytest -k @f", "ruff check @f", "mypy @f",
+    "bash +x -c x", "sh +e -c x", "bash -e +x -c x", "node inspect x.js", "deno run data:,x",
+    "deno run https://example.org/x.ts", "irb x.rb", "erl x", "sbcl x", "jshell x",
+    # programs that start what they are given
+    "uv run rm -rf x", "uv run cp a b", "uv run -", "uv run https://example.org/x.py",
+    'uv run "$x"', "poetry run rm x", "bundle exec curl x", "npx node -e x", "npx sh -c x",
+    "uvx python -c x", "npx sudo x", "arch x", "x86_64 x", "ssh-agent x", "watchexec x", "tini x",
+    "/lib64/ld-linux-x86-64.so.2 /bin/x", "/usr/bin/env x", "/usr/bin/nice x",
+    "nice -n5 /usr/bin/env x", "./timeout 5 x",
+    # a value that only the shell knows, where it may name a host or a file
+    'tar cf "$x" y', 'tar -cf "$(cat f)" y', 'curl -d "$x" y', 'curl -d "$(echo @f)" y',
+    "git config core.pager x", "git config edit", "go mod edit",
 )  # fmt: skip
 
 
@@ -106,6 +119,12 @@ USUAL = (
     "node x.js", "date +%s", "find . -mtime -5 -not -path './.git/*'", "sort -k 2 < /dev/null",
     'git diff -- "$f"', 'cat "src/$f"', "f=a; sort $f", "for f in a b; do sort $f; done",
     "git log -n 3 -S foo", "tail -n +5 f", "head -c 20 f", "du -sh .", "bash build.sh x",
+    "command -v git", "python3 -V", "gcc --version", "mytool --version", "node --test",
+    "python -m pip install -e .", "cat f | python3 -m json.tool", "git config user.name",
+    "git config --get user.name", "go mod tidy", "yarn add -D x", "pytest --pyargs x", "arch",
+    'pytest "tests/$x"', "poetry install", "poetry run pytest -q", "bundle exec rspec",
+    "uvx ruff check .", "uv run python x.py", 'tar xzf "./$x"', "tar cf ./a:b c",
+    """curl -d '{"email": "a@example.org"}' https://example.org""",
 )  # fmt: skip
 
 
@@ -167,6 +186,8 @@ HIDING = (
     "${x:-rm} y", "declare -n y=x; x=rm; $y z", "trap 'rm x' EXIT", "xargs -I{} {} x",
     "env -S 'rm x'",
     "BASH_CMDS[y]=/bin/rm; y x", "mapfile -t x <<< rm; ${x[0]} y", "zip -T -TT rm x y",
+    "uv run rm x", "uv run mytool rm x", "npx rm x", "poetry run rm x", "/usr/bin/env rm x",
+    "/lib64/ld-linux-x86-64.so.2 /bin/rm x", "bash +x -c 'rm x'",
 )  # fmt: skip
 
 

@@ -21,8 +21,10 @@ from induscode.session.gate.words import Word
 _UNKNOWN_PROGRAM = Program()
 _PLAIN_OPERAND = re.compile(r"(?![-+@])(?!/(?:dev|proc)/)[\w./:@,+%~^-]+")
 _VERSIONED = re.compile(r"(python|pypy|lua|perl|ruby|php)[0-9.]+w?")
-_FED_FILE = re.compile(r"/(?:dev|proc)/.*|(?:.*/)?(?:stdin|fd/[0-9]+|[0-9]+)")
-"""Files that are what a command is fed: text as code."""
+_FED_FILE = re.compile(
+    r"/(?:dev|proc)/.*|(?:.*/)?(?:stdin|fd/[0-9]+|[0-9]+)|\+.*|[a-z][a-z0-9+.-]+:.*"
+)
+"""What is text as code: files that a command is fed, URLs. A shell takes `+x` for an option."""
 _PRINTS_VARIABLE = re.compile(r"%[-+ #0-9.*']*[hlLjzt]*n")
 """`%n` of bash's printf sets a variable."""
 _PACKAGE = re.compile(r"(?:@[\w.-]+/)?[\w.-]+(?:@[\w.^~*<>=-]+)?")
@@ -41,7 +43,12 @@ _SED_COMMAND = re.compile(
 _SPREADS = re.compile(r"[\s*?\[]|^$")
 """What an expansion outside of quotes does not keep as one word."""
 _CURL_DATA = frozenset({"-d", "-H", "--header"})
-_CURL_FILE = re.compile(r"[^=]*@.*|.*=@.*", re.DOTALL)
+_CURL_FILE = re.compile(r"@.*", re.DOTALL)
+_TAR_HOST = re.compile(r"[^/]*:")
+"""An archive on another host, unless a slash comes before the colon: tar(1), `--force-local`."""
+_STARTED = re.compile(r"(?:python|pypy)[0-9.]*|ruby|node|pytest|py\.test|ruff|mypy|black")
+"""Programs of a project's environment: others of the table want a rule of their own."""
+_ENVIRONMENT_TOOLS = frozenset({"pytest", "py.test", "ruff", "mypy", "black"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +80,19 @@ def find_problem(
     """
     name = words[0].shown
     program = find_program(name)
+    if (program is None or program.always_acts) and _asks_version(words):
+        return None
     if program is None:
         return _Reading(name, _UNKNOWN_PROGRAM, words, named).check_unknown(fed=fed)
     return _Reading(os.path.basename(name), program, words, named).check()
+
+
+def starts_commands(name: str) -> bool:
+    """Tell whether arguments of a program may be a command, although a rule may allow it."""
+    program = find_program(name)
+    if program is None or program.check == "npx":
+        return True
+    return any(one.starts for one in program.subcommands.values())
 
 
 def _listed(text: str) -> Mapping[str, bool]:
@@ -84,6 +101,10 @@ def _listed(text: str) -> Mapping[str, bool]:
 
 
 _listed_options = lru_cache(maxsize=1024)(_listed)
+
+
+def _asks_version(words: Sequence[Word]) -> bool:
+    return len(words) == 2 and words[1].text in {"--version", "--help"}
 
 
 class _Reading:
@@ -148,7 +169,19 @@ class _Reading:
                 return at + 1
         return None
 
+    def _check_argument_files(self) -> Problem | None:
+        """Look for `@file`, which is replaced by the arguments in that file, wherever it stands."""
+        for at, word in enumerate(self.words[1:], 1):
+            for text in _texts(word) or [word.prefix or "@"]:
+                if text.startswith("@") and at not in self.named:
+                    return Problem(f"{self.name} may read options from {word.shown}", acts=True)
+        return None
+
     def _check_operands(self) -> Problem | None:
+        if self.program.argument_files:
+            problem = self._check_argument_files()
+            if problem is not None:
+                return problem
         most = self.program.most_operands
         many = any(word.glob or not word.single for word in self.operands)
         if most is not None and (many or len(self.operands) > most):
@@ -190,6 +223,10 @@ class _Reading:
         self.at = len(self.words)
         if self.program.starts:
             name = os.path.basename(rest[0].shown)
+            told = rest[0].text is not None and rest[0].text != "-" and "://" not in rest[0].shown
+            known = find_program(name) is not None and not _STARTED.fullmatch(name)
+            if not told or (known and 0 not in named):
+                return Problem(f"{self.name} starts {rest[0].shown}", acts=True)
             if runs_anything(rest) is not None or name in WRAPPERS:
                 return Problem(f"{self.name} {name} runs other commands", acts=True)
             return find_problem(rest, named)
@@ -312,16 +349,24 @@ class _Reading:
         texts = _texts(word)
         if word.glob or (texts is None and not word.single):
             return Problem(f"only the shell knows what it makes of {word.shown} behind {option}")
+        if texts is None and self._may_name_more(option, word.prefix):
+            return Problem(f"only the shell knows what {word.shown} is to {self.name} {option}")
         for text in texts or [word.prefix]:
             problem = self._check_value(option, text)
             if problem is not None:
                 return problem
         return None
 
+    def _may_name_more(self, option: str, prefix: str) -> bool:
+        """Tell whether a value that begins like this may be `host:archive` or `@file`."""
+        if self.program.check == "tar" and option in {"-f", "--file"}:
+            return "/" not in prefix
+        return self.name == "curl" and option in _CURL_DATA and not prefix
+
     def _check_value(self, option: str, text: str, *, joined: bool = False) -> Problem | None:
         if not joined and text.startswith("-") and len(text) > 1 and not text[1:2].isdigit():
             return Problem(f"{text} behind {self.name} {option} may be an option")
-        if self.program.check == "tar" and option in {"-f", "--file"} and ":" in text:
+        if self.program.check == "tar" and option in {"-f", "--file"} and _TAR_HOST.match(text):
             return Problem(f"tar starts a remote shell for {text}", acts=True)
         if self.name == "curl" and option in _CURL_DATA and _CURL_FILE.fullmatch(text):
             return Problem(f"curl {option} {text} sends a file")
@@ -357,11 +402,12 @@ def _check_script(reading: _Reading) -> Problem | None:
     """Check an interpreter: a script that is a file, and nothing that is text as code."""
     name, words = reading.name, reading.words
     if not reading.operands:
-        asked = {word.text for word in words[1:]} & {"--version", "-V", "-v"}
+        asked = {word.text for word in words[1:]} & {"--version", "-V", "-v", "--test"}
         return None if asked else Problem(f"{name} runs what it is fed", acts=True)
     script = reading.operands[0]
     for text in _texts(script) or [""]:
-        if not text or text == "-" or _FED_FILE.fullmatch(text):
+        debugs = name.startswith("node") and text == "inspect"
+        if not text or text == "-" or _FED_FILE.fullmatch(text) or debugs:
             return Problem(f"{name} {script.shown} may be text as code", acts=True)
     return None
 
@@ -415,7 +461,9 @@ def _check_printf(reading: _Reading) -> Problem | None:
 
 def _check_npx(reading: _Reading) -> Problem | None:
     for word in reading.operands[:1]:
-        if word.text is None or not _PACKAGE.fullmatch(word.text):
+        known = find_program(word.shown) is not None and word.shown not in _ENVIRONMENT_TOOLS
+        runs = known or runs_anything([word]) is not None or word.shown in WRAPPERS
+        if word.text is None or runs or not _PACKAGE.fullmatch(word.text):
             return Problem(f"{reading.name} {word.shown} is more than the name of a package")
     return None
 

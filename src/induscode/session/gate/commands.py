@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from induscode.session.gate.arguments import Problem, find_problem, find_program
+from induscode.session.gate.arguments import Problem, find_problem, find_program, starts_commands
 from induscode.session.gate.launchers import (
     COPIERS,
     MOVERS,
@@ -24,6 +24,7 @@ from induscode.session.gate.launchers import (
     WRAPPERS,
     base_name,
     names,
+    only_looks_up,
     reads_commands,
     runs_anything,
     shell_code,
@@ -373,7 +374,7 @@ class _Reader:
 
     def _add(self, words: Sequence[Word], *, fed: bool = False) -> None:
         """Take in a command, looking through plain wrappers."""
-        while words[0].text in WRAPPERS:
+        while words[0].text in WRAPPERS and not only_looks_up(words):
             self._append(self.suspects, words)
             inner = unwrapped(words)
             if inner is None:
@@ -408,9 +409,11 @@ class _Reader:
 
     def _judge(self, words: Sequence[Word], *, fed: bool) -> None:
         why = runs_anything(words)
+        name = base_name(words[0].shown)
+        if why is None and name in WRAPPERS and not only_looks_up(words) and words[1:]:
+            why = f"{words[0].shown} runs other commands"
         if why is not None:
             self.flaws.append(why)
-        name = base_name(words[0].shown)
         problem = find_problem(words, fed=fed)
         if (
             name in RUNNERS
@@ -419,7 +422,7 @@ class _Reader:
             or (name == "find" and problem is not None)
         ):
             self._suspect(words[1:])
-        elif problem is not None or why is not None or find_program(name) is None:
+        elif problem is not None or why is not None or starts_commands(name):
             self._take_arguments(words[1:])
         if name in COPIERS or why is not None:
             self.copied += words[1:]

@@ -33,8 +33,15 @@ RUNNERS = names(
     " rlwrap proot taskset chrt numactl setarch linux32 linux64 prlimit dbus-launch xvfb-run"
     " complete compgen bind mapfile readarray fc history hyperfine run-parts setpriv choom sg"
     " uclampset capsh runcon torsocks proxychains faketime eatmydata cpulimit catchsegv newgrp"
+    " i386 x86_64 uname26 systemd-inhibit systemd-nspawn ssh-agent watchexec nodemon mpirun mpiexec"
+    " srun ccache sccache distcc direnv aws-vault doppler pipx cross-env dotenv concurrently tini"
+    " dumb-init gosu su-exec chpst envdir setuidgid softlimit setlock lckdo ifne nq tsp sem"
+    " annotate-output caffeinate xcrun sandbox-exec torify tsocks proxychains4 aa-exec cgexec dtach"
+    " gtimeout gnice genv gxargs gnohup gstdbuf gsetsid xdg-open open"
 )
 """They run what their arguments say, or what they are fed."""
+_LOADERS = ("ld.so", "ld-linux", "ld-musl")
+"""The dynamic loader runs the program that it is given: ld.so(8)."""
 _RUNS_TEXT = re.compile(r"-[A-Za-z]*c[A-Za-z]*")
 SHELLS = names("sh bash dash ash zsh ksh mksh rbash")
 SHELL_CHANGERS = names(
@@ -60,7 +67,7 @@ def base_name(text: str) -> str:
 def runs_anything(words: Sequence[Word]) -> str | None:
     """Say why a command is left to a person whatever the rules say; None if it is not."""
     name = base_name(words[0].shown)
-    if name in RUNNERS:
+    if name in RUNNERS or name.startswith(_LOADERS):
         return f"{name} runs other commands"
     if name in SHELL_CHANGERS:
         return f"{name} changes what later commands mean"
@@ -144,6 +151,11 @@ def unwrapped(words: Sequence[Word]) -> Sequence[Word] | None:
     if not rest or wrapper is WRAPPERS["env"]:
         return rest
     return None if rest[0].shown in _STARTS or "=" in rest[0].shown else rest
+
+
+def only_looks_up(words: Sequence[Word]) -> bool:
+    """Tell whether this is `command -v name`, which says what a name is and runs nothing."""
+    return len(words) > 1 and words[0].text == "command" and words[1].text in {"-v", "-V"}
 
 
 def _option_step(wrapper: _Wrapper, text: str) -> int | None:

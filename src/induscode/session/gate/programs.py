@@ -51,6 +51,8 @@ class Program:
     most_operands: int | None = None
     """How many operands it only reads; one more is a file it writes."""
     subcommands: Mapping[str, Program] = field(default_factory=dict[str, "Program"])
+    argument_files: bool = False
+    """Whether `@file` stands for the arguments in that file."""
     starts: bool = False
     """Whether its operands are another command with its arguments."""
     check: Check | None = None
@@ -60,7 +62,7 @@ _READER = Program(any_options=True)
 _ACTS = Program(always_acts=True)
 _PLAIN = Program()
 _READERS = """
-    : arch b2sum base32 base64 basename break cal cat cd cksum cmp column comm continue cut df
+    : b2sum base32 base64 basename break cal cat cd cksum cmp column comm continue cut df
     diff dir dirname dirs du echo egrep exit expand expr factor false fgrep fmt fold free getconf
     getent grep groups head hexdump id join jq kill ls lsblk lscpu md5sum nl nproc numfmt od paste
     pgrep popd pr printenv ps pushd pwd readlink realpath return rev seq sha1sum sha224sum sha256sum
@@ -72,6 +74,7 @@ _OPERANDS_ACT = """
     ar as at cc clang cpio csplit dc dd ed emacs ex ffmpeg ftp gcc gdb gnuplot install ld ldd link
     m4 mail mailx mkfifo mknod mount mysql nano nc nvim objcopy openssl patch pax psql script shred
     split sqlite3 strip swapon tclsh tee telnet truncate umount vi view vim visudo xxd
+    erl irb jshell sbcl
 """
 """What they run, or where they write, is said by their operands or their input."""
 
@@ -133,6 +136,8 @@ _GIT = Program(
         "commit": _git("aenopqsv", "mCcF", """all allow-empty allow-empty-message amend author=
             date= dry-run fixup= message= no-edit no-verify only quiet reset-author reuse-message=
             short signoff squash= status verbose"""),
+        "config": _git("l", long="get get-all global list local show-origin system",
+            operand=r"[\w-]+\..+", most_operands=1),
         "count-objects": _git("vH", long="human-readable verbose"),
         "describe": _git(long="abbrev= all always contains dirty exact-match long match= tags"),
         "diff": _DIFF,
@@ -219,24 +224,24 @@ _PYTEST = Program(
     long="""co collect-only color= continue-on-collection-errors deselect= durations=
         exitfirst failed-first ff ignore= last-failed lf maxfail= new-first nf no-header no-summary
         numprocesses= quiet setup-show showlocals stepwise strict-config strict-markers sw tb=
-        verbose verbosity= version""",
+        verbose verbosity= version pyargs""",
     acts="-p -c -o --basetemp --config-file --debug --junitxml --log-file --override-ini --pastebin"
     " --pdb --pdbcls --rootdir --confcutdir --cov-report --junit-xml --report-log --html",
+    argument_files=True,
 )
 _RUFF = Program(
     long="version",
     subcommands={
         "check": Program(flags="qsv", long="""diff extend-select= ignore= no-cache output-format=
             preview quiet select= show-files statistics verbose""",
-            acts="--fix --unsafe-fixes -o --output-file --config --cache-dir --add-noqa"),
+            acts="--fix --unsafe-fixes -o --output-file --config --cache-dir --add-noqa",
+            argument_files=True),
         "format": Program(flags="qsv", long="""check diff line-length= no-cache preview quiet
-            verbose""", acts="--config --cache-dir"),
+            verbose""", acts="--config --cache-dir", argument_files=True),
         "rule": _PLAIN,
     },
 )  # fmt: skip
 _MODULES = {"pytest": _PYTEST, "unittest": Program(flags="bcfqv", values="k"), "ruff": _RUFF}
-MODULES: Mapping[str, Program] = _MODULES
-"""What `python -m` may run under a rule that does not name it."""
 _PIP_INSTALL = Program(
     flags="qvU",
     values="er",
@@ -255,12 +260,23 @@ _PIP = Program(
         "show": Program(flags="f", long="files verbose"),
     },
 )
+MODULES: Mapping[str, Program] = {
+    **_MODULES,
+    "json.tool": Program(long="compact indent= json-lines sort-keys", most_operands=1),
+    "pip": _PIP,
+}
+"""What `python -m` may run under a rule that does not name it."""
+_ENVIRONMENT = Program(flags="qvV", long="quiet verbose version", subcommands={
+    **dict.fromkeys(("run", "exec"), Program(options_first=True, starts=True)),
+    **dict.fromkeys(("add", "build", "check", "install", "list", "lock", "remove", "show", "sync",
+        "update", "version"), Program(flags="qv", long="quiet verbose dev"))})  # fmt: skip
 _NPM_RUN = Program(flags="s", long="silent if-present workspaces")
 _NPM = Program(
     flags="sv",
     long="silent version",
     acts="-c --call --prefix --script-shell --shell --userconfig --globalconfig --node-options",
     subcommands={
+        "add": Program(flags="DEPS", long="dev exact save-dev save-exact"),
         "audit": Program(long="json omit= production", most_operands=0),
         "ci": Program(flags="s", long="ignore-scripts no-audit no-fund omit= silent"),
         "i": Program(flags="DEPS", long="ignore-scripts no-audit no-fund save save-dev save-exact"),
@@ -311,7 +327,7 @@ def _language(flags: str = "", long: str = "", **more: str) -> Program:
     return Program(flags=flags, long=long, options_first=True, check="script", **more)  # type: ignore[arg-type] — the fields of a Program
 
 
-_PYTHON = _language("BEIOPqSsuv", "version", acts="-c -i -X -W -x")
+_PYTHON = _language("BEIOPqSsuvV", "version", acts="-c -i -X -W -x")
 _FILES = {
     "chgrp": Program(flags="cfhRv", long="recursive verbose changes silent quiet"),
     "chmod": Program(flags="cfRv", long="recursive verbose changes silent quiet"),
@@ -333,6 +349,7 @@ PROGRAMS: Mapping[str, Program] = {
     **dict.fromkeys(_OPERANDS_ACT.split(), _ACTS),
     **dict.fromkeys(("sh", "bash", "dash", "ash", "zsh", "ksh", "mksh", "rbash"), _SHELL),
     **_FILES,
+    "arch": Program(operand=r"(?!)"),  # on macOS it starts what it is given
     "[": Program(ends_options=False, check="test"),
     "test": Program(ends_options=False, check="test"),
     "awk": Program(values="Fv", options_first=True, check="awk", acts="-f -i -l -E --exec"),
@@ -343,6 +360,7 @@ PROGRAMS: Mapping[str, Program] = {
             **dict.fromkeys(("build", "b", "check", "c", "test", "t", "run", "r"), _CARGO),
             **dict.fromkeys(("bench", "clippy", "doc", "clean", "metadata", "update"), _CARGO),
             "fmt": Program(flags="qv", long="all check quiet verbose"), "tree": _CARGO_TREE}),
+    "command": Program(flags="vV"),
     "curl": Program(
         flags="0146fgGiIkLnNsSv", values="AdeHmruXY", long="""compressed connect-timeout= fail
             fail-with-body get head header= http1.1 http2 include insecure ipv4 ipv6 location
@@ -370,7 +388,8 @@ PROGRAMS: Mapping[str, Program] = {
     "go": Program(subcommands={
         "build": _GO, "test": _GO, "vet": _GO, "list": _GO, "version": _GO, "doc": _GO,
         "fmt": Program(words="n x"), "run": Program(words="race v", options_first=True),
-        "env": Program(words="json")}),
+        "env": Program(words="json"), "mod": Program(subcommands=dict.fromkeys(
+            ("download", "graph", "tidy", "verify", "why"), Program(words="json v x")))}),
     "gzip": Program(flags="cdfhklLnNqrtvV123456789", values="S", long="""best decompress fast force
         keep list quiet recursive stdout test to-stdout verbose"""),
     "make": Program(flags="BikKnqrRsSw", optional="j", values="l", long="""always-make dry-run
@@ -382,10 +401,12 @@ PROGRAMS: Mapping[str, Program] = {
         operand=r"(?!\+).*"),
     "man": Program(flags="fk", acts="-P -H -C -l --pager --html --config-file", most_operands=2),
     "mypy": Program(flags="pm", long="""check-untyped-defs follow-imports= ignore-missing-imports
-        no-error-summary no-incremental pretty show-error-codes strict version warn-unreachable"""),
+        no-error-summary no-incremental pretty show-error-codes strict version warn-unreachable""",
+        argument_files=True),
     "npm": _NPM,
     "npx": Program(flags="y", long="no no-install yes", options_first=True, check="npx",
         acts="-c -p --call --package --shell --node-options --userconfig"),
+    **dict.fromkeys(("bundle", "conda", "hatch", "pdm", "pipenv", "poetry"), _ENVIRONMENT),
     "pip": _PIP,
     "pip3": _PIP,
     "pnpm": _NPM,
@@ -469,8 +490,8 @@ PROGRAMS: Mapping[str, Program] = {
         subcommands={"run": _language(), "test": _PLAIN, "install": _PLAIN, "fmt": _PLAIN})),
     **dict.fromkeys(("perl", "ruby", "jruby"), _language("w",
         acts="-e -E -p -n -i -x -M -m -I -r -d -s -S -C -T")),
-    **dict.fromkeys(("php", "lua", "luajit", "Rscript", "julia", "irb", "guile", "groovy", "scala",
-        "jshell", "ghc", "runghc", "qjs", "elixir", "erl", "racket", "sbcl", "ocaml", "swift",
+    **dict.fromkeys(("php", "lua", "luajit", "Rscript", "julia", "guile", "groovy", "scala",
+        "ghc", "runghc", "qjs", "elixir", "racket", "ocaml", "swift",
         "raku", "tcc", "osascript"), _language(acts="-e -c -r -l -E -B -R -F --eval --execute")),
     **dict.fromkeys(("gawk", "mawk", "nawk"), Program(values="Fv", options_first=True, check="awk",
         acts="-f -i -l -E --exec --file --include --load --source -e -o -d -p -D")),
