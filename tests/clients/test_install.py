@@ -21,6 +21,7 @@ from induscode.clients.install import (
     plan_uninstall,
 )
 
+pytestmark = pytest.mark.usefixtures("_started_as_indus")
 _NAMES = [name for name in CLIENTS if name != "claude"]
 _ENTRY = Entry(name="indus", command=("/opt/indus", "serve", "--profile", "none"))
 _REMOTE = Entry(
@@ -50,6 +51,12 @@ A = '''
 [mcp_servers.fake]
 '''
 """
+
+
+@pytest.fixture
+def _started_as_indus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the entry name our command: a worker of pytest-xdist is started as `python -c`."""
+    monkeypatch.setattr("sys.argv", ["/opt/bin/indus"])
 
 
 def _before(client: str) -> str:

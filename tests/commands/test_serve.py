@@ -569,7 +569,7 @@ RICH: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("stamped", [False, True], ids=["legacy", "modern"])
-def test_finding_c2_and_c7_a_client_gets_the_whole_definition_of_a_tool(
+def test_finding_c7_a_client_gets_the_whole_definition_of_a_tool(
     tmp_path: Path, stamped: bool
 ) -> None:
     long = {"description": "d" * 5_000, **RICH}

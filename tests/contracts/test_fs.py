@@ -377,7 +377,7 @@ async def test_a_file_whose_attributes_cannot_be_kept_is_written_all_the_same(
 
 
 @pytest.mark.parametrize("name", ["first", "second", "link"])
-async def test_all_names_of_a_file_see_what_is_written_to_one_of_them(
+async def test_the_other_name_of_a_file_keeps_its_content(
     fs: Fs, tmp_path: Path, name: str
 ) -> None:
     await fs.write_file("first", b"a longer text")
@@ -385,12 +385,13 @@ async def test_all_names_of_a_file_see_what_is_written_to_one_of_them(
     os.link(tmp_path / "first", tmp_path / "second")
     (tmp_path / "link").symlink_to("second")
     await fs.write_file(name, b"short")
-    assert [await fs.read_bytes(each) for each in ("first", "second")] == [b"short"] * 2
-    assert (tmp_path / "first").samefile(tmp_path / "second")
-    assert stat.S_IMODE((tmp_path / "first").stat().st_mode) == 0o640
+    written, other = ("first", "second") if name == "first" else ("second", "first")
+    assert await fs.read_bytes(written) == await fs.read_bytes(name) == b"short"
+    assert await fs.read_bytes(other) == b"a longer text"
+    assert stat.S_IMODE((tmp_path / written).stat().st_mode) == 0o640
 
 
-async def test_a_pipe_in_the_place_of_a_file_of_two_names_is_refused(
+async def test_a_pipe_that_takes_the_place_of_a_file_of_two_names_gets_no_byte(
     fs: Fs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await fs.write_file("first", b"x")
@@ -401,7 +402,7 @@ async def test_a_pipe_in_the_place_of_a_file_of_two_names_is_refused(
     try:
         with monkeypatch.context() as patched:
             patched.setattr(os, "stat", _always(before))
-            with anyio.fail_after(5), pytest.raises(OSError, match="not a regular file"):
+            with anyio.fail_after(5):
                 await fs.write_file("pipe", b"new")
         assert os.read(reader, 1) == b""
     finally:
@@ -467,7 +468,7 @@ async def test_a_write_is_on_the_disk_before_it_takes_the_place_of_the_old_one(
     assert done == ["fsync", "replace"]
     os.link(tmp_path / "a", tmp_path / "b")
     await fs.write_file("a", b"y")
-    assert done == ["fsync", "replace", "fsync"]
+    assert done == ["fsync", "replace"] * 2
 
 
 async def test_a_reader_never_sees_half_a_write(fs: Fs) -> None:

@@ -35,6 +35,7 @@ FINDINGS = {
     "b10": "A terminal gets colour, width, descriptions and ages; servers are tried when added.",
     "b11": "Calls check arguments, print resources, save data and take ad-hoc servers.",
     "b12": "No advertisement of a library is printed, and what is known is said once.",
+    "b13": "A prompt is answered without the import of a second SDK.",
     "b14": "Profiles are called read-only, coding, all and none.",
     "b15": "Packages of the same import names are noticed.",
     "c1": "A difference in order alone never disables a tool.",

@@ -420,7 +420,10 @@ async def test_a_start_that_is_cancelled_leaves_nothing(session: Session) -> Non
 
 
 async def test_what_one_command_serves_another_can_reach(tmp_path: Path) -> None:
-    """With the sandbox that a session has without being told, whatever this machine has."""
+    """With the sandbox that a session has without being told, whatever this machine has.
+
+    The sandbox may say in a line below the output what it cannot guard.
+    """
     async with make_local_context(tmp_path) as ctx:
         session = Session(ctx)
         script = (
@@ -433,4 +436,4 @@ async def test_what_one_command_serves_another_can_reach(tmp_path: Path) -> None
         port = said[0].split()[1]
         command = f"exec 3<>/dev/tcp/127.0.0.1/{port}; cat <&3"
         outcome = await session._box.runner.run(ToolCall("1", "bash", {"command": command}))
-    assert outcome.output == "served"
+    assert str(outcome.output).splitlines()[0] == "served"

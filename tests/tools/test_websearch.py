@@ -311,7 +311,7 @@ async def test_searxng_can_be_named_by_the_environment(
 @pytest.mark.parametrize(
     ("body", "status", "headers", "said"),
     [
-        (b"", 403, {}, "search.formats"),
+        (b"", 403, {}, "under search: formats"),
         (b"", 500, {}, "answered 500"),
         (b"<html>", 200, {}, "no JSON"),
         (b"[" * 100_000, 200, {}, "no JSON"),

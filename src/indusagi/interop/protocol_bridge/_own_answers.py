@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from indusagi.core.json import is_json_object
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from indusagi.interop.protocol_bridge.wire import RequestId
 
 Kind: TypeAlias = Literal["own", "unnamed", "foreign", "other"]
@@ -31,7 +29,10 @@ _HEAD_ID = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?' + _ID + rb"
 _TAIL_ID = re.compile(rb",\s*" + _ID + rb"\}\s*\Z")
 _BLANK_LINE = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r)")
 _LINE_END = re.compile(rb"\r\n|\n|\r")
+_DATA_FIELD = re.compile(rb"(?:\A|[\r\n])data: ?")
 _BOM = b"\xef\xbb\xbf"
+_OVERLAP = 3
+"""So many bytes of a blank line (CR LF CR LF) may have come with the piece before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,36 +86,55 @@ def _judge_id(identity: object, asked: RequestId) -> Judgement:
 
 
 class EventFilter:
-    """Takes a stream of events in pieces, and gives it back without answers to other requests."""
+    """Takes a stream of events in pieces, and gives it back without answers to other requests.
+
+    An event is held until its end comes, unless it is large and begins with the id of the request:
+    such an answer passes piece by piece.
+    """
 
     def __init__(self, asked: RequestId) -> None:
         self.foreign: str | None = None
         """The id of the last answer that was left out."""
         self._asked = asked
         self._rest = bytearray()
+        self._passing = False
+        """The event that has begun is known to be wanted, and is not held."""
 
     def take(self, piece: bytes) -> bytes:
-        """Give the whole events there are; an unfinished one is kept until its end comes."""
+        """Give the whole events there are, and as much of a large answer as there is."""
         # A blank line may begin in what was kept: its last three bytes are looked at again.
-        searched_from = max(len(self._rest) - 3, 0)
+        searched_from = max(len(self._rest) - _OVERLAP, 0)
         self._rest += piece
-        start, kept = 0, [b""]
-        for end in self._event_ends(searched_from):
-            event = bytes(self._rest[start:end])
-            start = end
-            if self._is_wanted(event):
+        kept: list[bytes] = []
+        while (end := _BLANK_LINE.search(self._rest, searched_from)) is not None:
+            event = self._cut(end.end())
+            searched_from = 0
+            if self._passing or self._is_wanted(event):
                 kept.append(event)
-        del self._rest[:start]
-        return b"".join(kept)
+            self._passing = False
+        if self._passing or self._begins_own_answer():
+            self._passing = True
+            kept.append(self._cut(max(len(self._rest) - _OVERLAP, 0)))
+        return kept[0] if len(kept) == 1 else b"".join(kept)
 
     def finish(self) -> bytes:
         """Give what is left at the end of the stream."""
-        rest = bytes(self._rest)
-        self._rest.clear()
-        return rest if self._is_wanted(rest) else b""
+        rest = self._cut(len(self._rest))
+        return rest if self._passing or self._is_wanted(rest) else b""
 
-    def _event_ends(self, searched_from: int) -> Iterator[int]:
-        return (found.end() for found in _BLANK_LINE.finditer(self._rest, searched_from))
+    def _cut(self, end: int) -> bytes:
+        with memoryview(self._rest) as view:
+            taken = bytes(view[:end])
+        del self._rest[:end]
+        return taken
+
+    def _begins_own_answer(self) -> bool:
+        """Tell whether a large unfinished event begins with the id of the request."""
+        if len(self._rest) <= _LARGE:
+            return False
+        data = _DATA_FIELD.search(self._rest, 0, _EDGE)
+        found = data and _HEAD_ID.match(self._rest, data.end(), data.end() + _EDGE)
+        return bool(found) and is_same_id(json.loads(found[1]), self._asked)
 
     def _is_wanted(self, event: bytes) -> bool:
         if b'"result"' not in event and b'"error"' not in event:
