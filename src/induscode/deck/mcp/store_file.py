@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from indusagi.core.ids import new_ulid
-from indusagi.core.places import create_private_file, make_private_dir, state_dir
+from indusagi.core.places import create_private_file, make_private_dir, read_small_file, state_dir
 
 _SIDES = ("-wal", "-shm")
 _WITNESS = "-end"
@@ -150,9 +150,8 @@ def remove(path: str) -> None:
 def read_end(path: str) -> End | None:
     """Read the witness; None if there is none, or it says nothing."""
     try:
-        handle = os.open(path + _WITNESS, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with os.fdopen(handle, "rb") as file:
-            position, _, digest = file.read(_WITNESS_BYTES + 1).decode("ascii").partition(" ")
+        found = read_small_file(path + _WITNESS, _WITNESS_BYTES + 1, follow=False)
+        position, _, digest = found.decode("ascii").partition(" ")
         return End(int(position), digest.rstrip("\n"))
     except (OSError, ValueError):
         return None
@@ -168,7 +167,8 @@ def write_end(path: str, end: End) -> None:
     if known is not None and known.position >= end.position:
         return
     text = f"{end.position:020d} {end.digest}\n"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    # With O_NONBLOCK a pipe without a reader is an error, not a wait without end.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         handle = os.open(path + _WITNESS, flags, 0o600)
         try:
