@@ -265,8 +265,12 @@ async def test_ending_a_child_that_was_never_started_signals_no_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     signals: list[tuple[object, ...]] = []
+
+    def record(*sent: object) -> None:
+        signals.append(sent)
+
     for name in ("kill", "killpg"):
-        monkeypatch.setattr(f"os.{name}", lambda *sent: signals.append(sent))
+        monkeypatch.setattr(f"os.{name}", record)
     child = Child(Listener())
     await child.end(1)
     assert (signals, child.exited.is_set()) == ([], False)
