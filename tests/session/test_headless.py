@@ -8,6 +8,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -31,6 +33,7 @@ from induscode.deck.mcp.store import open_store
 from induscode.deck.stores import FileCheckpoints
 from induscode.launch.invocation import Invocation
 from induscode.session.delegate import SubSessions
+from induscode.session.exits import ExitCode
 from induscode.session.guarding import Guarding
 from induscode.session.headless import headless, run_headless
 from induscode.session.output import Page
@@ -794,3 +797,78 @@ def test_finding_b12_what_is_done_to_a_definition_is_said_when_it_is_new(ran: Ra
         "server 'r', tool 'rich': its description was cut to 2,048 characters"
     ]
     assert fourth["notes"] == []
+
+
+_GATED = """\
+import json, os, sys
+if os.path.exists("dead"):
+    sys.exit("it is dead")
+if os.path.exists("gate"):
+    open("gate").close()  # a FIFO: until it is opened for writing
+tools = [{"name": "say", "inputSchema": {"type": "object"}}]
+results = {
+    "initialize": {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}},
+                   "serverInfo": {"name": "gated", "version": "1"}},
+    "tools/list": {"tools": tools},
+    "tools/call": {"content": [{"type": "text", "text": "it is up"}]},
+}
+for line in sys.stdin:
+    message = json.loads(line)
+    if "id" in message:
+        found = results.get(message["method"])
+        body = {"result": found} if found else {"error": {"code": -32601, "message": "no"}}
+        print(json.dumps({"jsonrpc": "2.0", "id": message["id"], **body}), flush=True)
+"""
+
+
+@pytest.fixture
+def gated(ran: Ran) -> Path:
+    """Mount a server that is known, and that starts only when a gate is opened."""
+    folder = ran.desk.folder / "server"
+    folder.mkdir()
+    row = {"command": sys.executable, "args": ["-c", _GATED], "cwd": str(folder)}
+    ran.desk.rows["s"] = {**row, "env": {}}
+    assert ran(says("known now"))["code"] == 0
+    return folder
+
+
+def test_finding_b13_a_question_does_not_wait_for_a_server_that_is_known(
+    ran: Ran, gated: Path
+) -> None:
+    """Its tools are shown from the ledger, and a call of one waits until it is up."""
+    os.mkfifo(gated / "gate")
+    asked = len(ran.server.requests)
+
+    def open_gate() -> None:
+        for _ in range(2_000):  # the process has no event loop of its own here
+            if len(ran.server.requests) > asked:
+                break
+            time.sleep(0.01)
+        (gated / "gate").write_text("")
+
+    opener = threading.Thread(target=open_gate)
+    opener.start()
+    try:
+        done = ran(calls("s__say"), says("done"))
+    finally:
+        opener.join()
+    assert (done["code"], done["notes"]) == (0, [])
+    first, second = ran.server.requests[asked:]
+    assert "s__say" in [tool["function"]["name"] for tool in first["tools"]]
+    assert "it is up" in texts(second)
+
+
+def test_finding_b13_a_known_server_that_is_required_is_waited_for(ran: Ran, gated: Path) -> None:
+    os.mkfifo(gated / "gate")
+    ran.desk.rows["s"] |= {"required": True, "startupTimeoutSec": 0.3}
+    asked = len(ran.server.requests)
+    assert ran(says("never"))["code"] == ExitCode.SERVER_MISSING
+    assert len(ran.server.requests) == asked
+
+
+def test_finding_b13_a_known_server_that_fails_meanwhile_is_told_of(ran: Ran, gated: Path) -> None:
+    (gated / "dead").touch()
+    done = ran(calls("s__say"), says("done"))
+    assert done["code"] == 0
+    assert any("'s'" in note for note in done["notes"])
+    assert "'s'" in ran.err

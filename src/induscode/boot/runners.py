@@ -227,6 +227,12 @@ class McpCapabilities:
             return ()
         return self.booted.attached.enrolment.disabled
 
+    def listed_notes(self) -> Sequence[Note]:
+        """Say what is kept out of the deck by what servers have listed so far."""
+        if self.booted is None or self.booted.attached.enrolment is None:
+            return ()
+        return self.booted.attached.enrolment.notes
+
     def status(self) -> FleetStatus:
         """Tell how every server is; a tool that is disabled is among its notes."""
         if self.booted is not None and self.booted.attached.enrolment is not None:
@@ -241,6 +247,12 @@ class McpCapabilities:
             for row in self.plan.rows
             if row.required and (row.id not in status or status[row.id].phase != "ready")
         )
+
+    async def wait_for_required(self) -> None:
+        """Wait until every server that is required has come up or failed."""
+        required = [row.id for row in self.plan.rows if row.required]
+        if self.booted is not None and required:
+            await self.booted.wake(one for one in required if one in self.plan.configs)
 
     def brand_new(self) -> Sequence[str]:
         """Name the servers that can be started and of whose tools nothing is known yet."""
@@ -338,7 +350,7 @@ async def attach_servers(
     ledger = attached.enrolment.ledger if attached.enrolment is not None else attached.ledger
     # What servers listed after they came up may have disabled tools.
     listed = attached.enrolment.notes if attached.enrolment is not None else ()
-    remarks = _definition_notes(booted) if wait else ()
+    remarks = _definition_notes(booted) if lasting is None else ()
     notes = tuple(dict.fromkeys((*plan.notes, *attached.notes, *listed, *remarks)))
     return McpCapabilities(ledger.live_capabilities(), attached.fleet, notes, plan, booted)
 

@@ -1,7 +1,9 @@
 """One question from the command line: everything from the prompt to the exit code.
 
-Servers are waited for before the first request, so that a model never has to do without a tool that
-was merely late. Whatever is missing is said, on standard error and in the first event.
+A server that was never seen is waited for before the first request, so that a model never has to do
+without a tool that was merely late; so is one that is required. The tools of a server that was seen
+before are known, and a call of one waits until it is up. Whatever is missing is said, on standard
+error and in the first event, or in the last one if it is known only then.
 """
 
 from __future__ import annotations
@@ -175,7 +177,13 @@ async def _opened(
     stack.callback(handles.checkpoints.close)
     loading = await stack.enter_async_context(_loading())
     session = await stack.enter_async_context(
-        open_session(invocation, framework=handles.framework(), wrap=guarding.wrap, plan_mode=True)
+        open_session(
+            invocation,
+            framework=handles.framework(),
+            wrap=guarding.wrap,
+            plan_mode=True,
+            wait=False,
+        )
     )
     words = await to_thread.run_sync(project_words, invocation.cwd)
     briefing = Briefing(invocation.cwd, guarding.posture, words)
@@ -183,8 +191,9 @@ async def _opened(
     run = Question(
         invocation, session, choice, transcript, handles, briefing, reporter, cancel, odd
     )
-    await reporter.opened(run.opening())
     await loading.watched()
+    await session.mcp.wait_for_required()
+    await reporter.opened(run.opening())
     if not gc.isenabled():  # everything is imported: from here on there is garbage
         gc.freeze()
         gc.enable()

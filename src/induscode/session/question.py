@@ -63,7 +63,7 @@ class Question:
 
     def _notes(self) -> list[str]:
         said = [self.choice.note] if self.choice.note else []
-        said.extend(str(note) for note in self.session.notes)
+        said.extend(str(note) for note in (*self.session.notes, *self.session.mcp.listed_notes()))
         for name, status in self.session.mcp.status().items():
             if status.fault is not None:
                 fault = str(status.fault)
@@ -157,6 +157,9 @@ class Question:
         complain(said)
 
     async def _closed(self, ended: Ended, code: int, usage: Usage | None = None) -> None:
+        for said in self._notes():
+            if said not in self.notes:
+                self._remark(said)  # a server that was not waited for has failed, or lists others
         if self.transcript.trouble is not None:
             self._remark(f"the end of this conversation is not kept: {self.transcript.trouble}")
         closing = Closing(
