@@ -178,6 +178,14 @@ async def test_finding_d11_chunks_that_are_mostly_framing_are_refused() -> None:
         assert status_of(await raw.send(raw.head(CHUNKED) + chunk * 800)) == 400
 
 
+@pytest.mark.parametrize("size", [b"ffffffffffffffffff", b"1000001", b"7fffffff;name=value"])
+async def test_finding_d11_a_chunk_that_announces_too_much_is_refused_before_its_data(
+    size: bytes,
+) -> None:
+    async with serving(head_s=600, body_s=600) as raw:
+        assert status_of(await raw.send(raw.head(CHUNKED) + size + b"\r\n")) == 413
+
+
 async def test_a_body_in_chunks_of_one_byte_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     place = "indusagi.interop.protocol_bridge._host_exchange._FRAMING_BYTES"
     monkeypatch.setattr(place, 8 * 1024)

@@ -26,7 +26,7 @@ from indusagi.interop.protocol_bridge._host_exchange import (
     Request,
     cancelled,
 )
-from indusagi.interop.protocol_bridge._host_line import CROWDED, RECEIVED, WELCOME
+from indusagi.interop.protocol_bridge._host_line import ANNOUNCED, CROWDED, RECEIVED, WELCOME
 from indusagi.interop.protocol_bridge._host_sessions import Sessions
 from indusagi.interop.protocol_bridge.frames import read_exact
 from indusagi.interop.protocol_bridge.host_doors import HEALTH, OLD_MESSAGES, OLD_STREAM
@@ -84,7 +84,7 @@ class HostApp:
         if scope["type"] != "http":
             return
         state = scope["state"]
-        request = Request(scope, receive, send, state[RECEIVED])
+        request = Request(scope, receive, send, state[RECEIVED], state[ANNOUNCED])
         try:
             if state[CROWDED]():
                 raise Refused(503, "there are too many connections", BUSY, _LATER)

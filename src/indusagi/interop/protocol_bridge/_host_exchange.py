@@ -68,7 +68,12 @@ class Request:
     """What came: method, path, headers, and the body once it is read."""
 
     def __init__(
-        self, scope: Scope, receive: Receive, send: Send, received: Callable[[], int]
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        received: Callable[[], int],
+        announced: Callable[[], int],
     ) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
@@ -83,6 +88,8 @@ class Request:
         self._send = send
         self._received = received
         """Tells how many bytes have come of it, the framing of its body included."""
+        self._announced = announced
+        """Tells how many bytes the chunk that has begun still announces."""
         sized = self.headers.get("content-length", "0").strip("0")
         self._has_unread_body = bool(sized) or "transfer-encoding" in self.headers
 
@@ -108,6 +115,8 @@ class Request:
                     raise Refused(400, "the request was broken off")
                 part: bytes = message.get("body", b"")
                 size += len(part)
+                if size + self._announced() > limit:
+                    raise Refused(413, f"the body has more than {limit:,} bytes")
                 if self._received() > size * _FRAMING + _FRAMING_BYTES:
                     raise Refused(400, "most of the body is not data but the framing of chunks")
                 if size <= limit:

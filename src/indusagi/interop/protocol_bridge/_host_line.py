@@ -32,6 +32,8 @@ WELCOME = "welcome"
 """The key of what is called when a client has shown that it may come in."""
 RECEIVED = "received"
 """The key of what tells how many bytes have come of a request, framing included."""
+ANNOUNCED = "announced"
+"""The key of what tells how many bytes the chunk that has begun still announces."""
 CROWDED = "crowded"
 """The key of what tells whether there are more connections than are allowed."""
 LINGERING = 256
@@ -147,6 +149,7 @@ class HostConnection(H11Protocol):
             **self.app_state,
             WELCOME: self._welcome,
             RECEIVED: lambda: self._received,
+            ANNOUNCED: self._announced_bytes,
             CROWDED: lambda: connections.crowded,
         }
         self._connections = connections
@@ -211,6 +214,16 @@ class HostConnection(H11Protocol):
                 self.refuse("garbled", fault.status, fault.message)
                 return
         super().handle_events()
+        if self._announced_bytes() > self._connections.settings.body_bytes:
+            # The application waits for data of the chunk: it is to look at the size at once.
+            self.cycle.message_event.set()
+
+    def _announced_bytes(self) -> int:
+        """Tell how much of the present chunk is still to come (RFC 9112, section 7.1).
+
+        h11 keeps the number in its reader and tells it nowhere else; see `h11` in pyproject.toml.
+        """
+        return int(getattr(getattr(self.conn, "_reader", None), "_bytes_in_chunk", 0))
 
     def eof_received(self) -> None:
         """Answer a request that was broken off; a client that has asked, and leaves, is gone."""
