@@ -20,6 +20,8 @@ WORDS = names(
 )
 _LEAVES = frozenset({"string", "raw_string", "ansi_c_string", "comment", "expansion"})
 _TEXT_REDIRECTS = frozenset({"heredoc_redirect", "herestring_redirect"})
+_REDIRECTED = frozenset({"command", "redirected_statement", "function_definition"})
+"""The nodes that have redirections as children."""
 _GAP = re.compile(rb"(?:[ \t\n]|\\\n)*")
 
 
@@ -66,9 +68,12 @@ def is_fed(command: Node) -> bool:
     while node is not None:
         parent = node.parent
         if parent is not None and parent.type == "pipeline":
-            if parent.named_children[0].start_byte != node.start_byte:
+            first = parent.named_child(0)
+            if first is None or first.start_byte != node.start_byte:
                 return True
-        if any(child.type in _TEXT_REDIRECTS for child in node.children):
+        # A list of statements has a child for each of them: it is left out, or many commands
+        # would take quadratic time.
+        if node.type in _REDIRECTED and any(one.type in _TEXT_REDIRECTS for one in node.children):
             return True
         node = parent
     return False
