@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import httpx2
 import pytest
 from pydantic_ai import BinaryContent
 from pydantic_ai import exceptions as failures
@@ -28,6 +29,7 @@ from pydantic_ai.messages import (
 from pydantic_ai.models import ModelRequestParameters
 from pydantic_ai.tools import ToolDefinition
 
+from induscode.session._pydantic_ai.chat.errors import make_connection_error
 from induscode.session._pydantic_ai.chat.messages import write_messages
 from induscode.session._pydantic_ai.models import fault_of, open_model
 from induscode.session.models import ModelChoice
@@ -500,3 +502,19 @@ async def test_tls_is_set_up_wherever_it_may_be_spoken(monkeypatch: pytest.Monke
     assert make_tls("https://127.0.0.1/v1") is True
     monkeypatch.setenv("http_proxy", "https://proxy:1")
     assert make_tls("http://127.0.0.1/v1") is True
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (httpx2.ConnectTimeout(""), "does not accept the connection in time"),
+        (httpx2.ReadTimeout(""), "does not answer in time"),
+        (httpx2.ReadError(""), "the connection broke: ReadError"),
+    ],
+)
+def test_a_connection_error_says_what_happened(error: httpx2.RequestError, said: str) -> None:
+    found = make_connection_error("m", error)
+    assert said in found.message
+    assert isinstance(found, failures.ModelTimeoutError) == isinstance(
+        error, httpx2.TimeoutException
+    )
