@@ -95,8 +95,9 @@ def test_finding_b11_a_server_on_the_command_line_is_called_and_not_configured(
     assert (done.returncode, done.stdout, done.stderr) == (0, "hi\n", "")
     assert "No servers are configured" in run("mcp", "list", cwd=tmp_path).stdout
     missing = run("call", "--stdio", COMMAND, "ecoh", cwd=tmp_path)
-    assert missing.returncode == 2
-    assert "__echo'" in missing.stderr
+    one_line(missing, "the server has no tool 'ecoh'", "'echo'")
+    failed = run("call", "--stdio", "sh -c 'exit 3'", "echo", cwd=tmp_path)
+    one_line(failed, "the server: ", "exited with code 3", code=3)
 
 
 @pytest.mark.process

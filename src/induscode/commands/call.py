@@ -102,7 +102,8 @@ def command(
     line, url, headers = ad_hoc["line"], ad_hoc["url"], ad_hoc["header"]
     if line is not None or url is not None or headers:
         call.plan = plan_ad_hoc_server(context, line, url, headers)
-        call.tool = f"{call.plan.rows[0].id}__{tool}"
+        call.ad_hoc = call.plan.rows[0].id
+        call.tool = f"{call.ad_hoc}__{tool}"
     else:
         call.plan = call.servers()
     call.wrap = _gate(invocation.cwd)
@@ -136,6 +137,8 @@ class _Call:
         """What was said of the ledger already."""
         self._likely: list[str] = []
         """The servers that the name of the tool speaks of."""
+        self.ad_hoc: str | None = None
+        """The id of the server that stands on the command line, if one does."""
         self.given: JsonObject = {}
         self.plan: ServerPlan | None = None
         """None for a native tool, which needs no servers."""
@@ -219,6 +222,8 @@ class _Call:
         status = session.mcp.status()
         why = [str(one.fault) for one in status.values() if one.fault is not None]
         why += [str(note) for note in plan.notes if _speaks_of(note, plan)]
+        if self.ad_hoc is not None:
+            return self._missing_ad_hoc(session, self.ad_hoc, why)
         said = f"there is no tool {self.tool!r}"
         if why and self._likely:
             complain(f"{said}: {'; '.join(why)}")
@@ -231,6 +236,16 @@ class _Call:
         names = [str(card.id) for card in cards_for_profile(Profile.ALL)]
         names += [card.name for card in session.deck().tools()]
         raise unknown(said, self.tool, names, self._context)
+
+    def _missing_ad_hoc(self, session: Session, server: str, why: Sequence[str]) -> int:
+        """Say why the server on the command line lacks the tool, without the id made for it."""
+        if why:
+            complain("; ".join(one.replace(f"server {server!r}", "the server") for one in why))
+            return FAULT
+        prefix = f"{server}__"
+        names = [card.name.removeprefix(prefix) for card in session.deck().tools()]
+        name = self.tool.removeprefix(prefix)
+        raise unknown(f"the server has no tool {name!r}", name, names, self._context)
 
     # -- calling it -------------------------------------------------------------------------
 

@@ -37,6 +37,8 @@ class ListedTool:
     read_only: bool = False
     tool: str | None = None
     """The name its server has for it."""
+    missing: str | None = None
+    """Why a session does not show it to a model: what it works through is not there."""
     tokens: int = field(init=False)
     """About how many tokens it takes to tell a model about it."""
 
@@ -64,6 +66,7 @@ class ListedTool:
             "profiles": [*self.profiles],
             "readOnly": self.read_only,
             "tokens": self.tokens,
+            "missing": self.missing,
         }
 
 
@@ -101,8 +104,10 @@ def native_tools(invocation: Invocation) -> list[ListedTool]:
     Raises:
         click.UsageError: One that was asked for is none.
     """
-    from induscode.deck.catalog import capability_cards  # noqa: PLC0415 — brings the cards
-    from induscode.deck.contract import DeckContext, describe  # noqa: PLC0415 — as above
+    from induscode.boot.session import web_settings  # noqa: PLC0415 — brings the deck
+    from induscode.deck.availability import find_missing_backend  # noqa: PLC0415 — as above
+    from induscode.deck.catalog import capability_cards  # noqa: PLC0415 — as above
+    from induscode.deck.contract import DeckContext, DeckFramework, describe  # noqa: PLC0415 — as above
     from induscode.deck.provision import ToolDeck, base_context  # noqa: PLC0415 — as above
 
     if invocation.no_tools:
@@ -113,8 +118,17 @@ def native_tools(invocation: Invocation) -> list[ListedTool]:
     with as_usage():
         deck = select_tools(ToolDeck(built, base_context(context)), invocation.tools)
     names: dict[str, tuple[str, ...]] = {str(one): found for one, found in profiles.items()}
+    # In a session there is a model for `task`, and a plan mode.
+    handles = DeckFramework(web=web_settings(invocation.settings))
+    missing = {one: find_missing_backend(one, handles) for one in ("saas-action", "websearch")}
     return [
-        ListedTool(describe(card), NATIVE, names.get(card.name, ()), card.read_only)
+        ListedTool(
+            describe(card),
+            NATIVE,
+            names.get(card.name, ()),
+            card.read_only,
+            missing=missing.get(card.name),
+        )
         for card in deck.tools()
     ]
 

@@ -131,7 +131,7 @@ def _row(
     if state == "unresolved":
         said = next((n.message for n in plan.notes if repr(row.id) in n.owner), said)
     if status is not None and state == "startable":
-        phase, count = str(status.phase), status.tool_count
+        phase, count = str(status.phase), max(0, status.tool_count - len(disabled))
         if status.fault is not None:
             said = str(status.fault).removeprefix(f"server {row.id!r}: ")
             fault = {"kind": status.fault.kind, "reason": status.fault.detail.reason}

@@ -102,14 +102,16 @@ def _show_tools(tools: Sequence[ListedTool]) -> None:
     if stdout_console() is None:
         table(heads, rows)
         return
-    about = [_first_sentence(one.descriptor.description) for one in tools]
+    about = [_describe(one) for one in tools]
     described = [(*row, text) for row, text in zip(rows, about, strict=True)]
     table((*heads, "DESCRIPTION"), described)
 
 
-def _first_sentence(text: str) -> str:
-    """Give the beginning of a description: its first sentence, in one line."""
-    line = " ".join(text.split())
+def _describe(tool: ListedTool) -> str:
+    """Give the first sentence of a description, or why models are not shown the tool."""
+    if tool.missing is not None:
+        return f"(not shown to models: {tool.missing})"
+    line = " ".join(tool.descriptor.description.split())
     return line.partition(". ")[0][:_LONGEST_ABOUT]
 
 
