@@ -332,6 +332,41 @@ def test_finding_d2_the_question_shows_references_as_written_and_no_literal(
     ("config", "expansion", "warned"),
     [
         (
+            replace(REMOTE, headers={"X-A": "${A:-${OPENAI_API_KEY}}"}),
+            "shell",
+            '${OPENAI_API_KEY} looks like a secret: mcp.example gets its value, in header "X-A".',
+        ),
+        (
+            StdioServerConfig("x", "npx", ("--a=${A:-$B_TOKEN}",)),
+            "dollar",
+            '${B_TOKEN} looks like a secret: the program "npx" gets its value',
+        ),
+        (
+            replace(REMOTE, url="https://me:${PW}@mcp.example/"),
+            "shell",
+            "${PW} looks like a secret: mcp.example gets its value, in the address.",
+        ),
+        (
+            replace(REMOTE, url="https://me:${DB_PASS}@mcp.example/"),
+            "shell",
+            "${DB_PASS} looks like a secret: mcp.example gets its value, in the address.",
+        ),
+        (
+            replace(REMOTE, url="https://${USER}:${ANY:-x}@mcp.example/"),
+            "shell",
+            "${ANY:-x} looks like a secret: mcp.example gets its value, in the address.",
+        ),
+        (
+            replace(REMOTE, url="https://${ANY}@mcp.example/"),
+            "shell",
+            "${ANY} looks like a secret: mcp.example gets its value, in the address.",
+        ),
+        (
+            replace(REMOTE, proxy="http://me:${ANY}@proxy.example:3128"),
+            "shell",
+            "${ANY} looks like a secret: proxy.example:3128 gets its value, in the proxy.",
+        ),
+        (
             replace(REMOTE, headers={"X-A": "${GITHUB_TOKEN}"}),
             "shell",
             '${GITHUB_TOKEN} looks like a secret: mcp.example gets its value, in header "X-A".',
@@ -397,6 +432,13 @@ def test_finding_d2_an_ordinary_variable_is_shown_without_a_warning(
     question = store.question(row_of(file, config))
     assert f'argument: "${{{name}}}/x"' in question.lines
     assert question.warnings == ()
+
+
+def test_finding_d2_the_user_and_the_host_of_an_address_are_shown_without_a_warning(
+    store: TrustStore, file: str
+) -> None:
+    config = replace(REMOTE, url="https://${USER}:x@${HOST:-${PORT}}/${PAGE}")
+    assert store.question(row_of(file, config)).warnings == ()
 
 
 def test_finding_d2_a_literal_secret_in_a_default_stays_hidden(

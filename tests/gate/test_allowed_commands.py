@@ -24,7 +24,7 @@ from induscode.session.gate.spelling import expand_braces
 if TYPE_CHECKING:
     from pathlib import Path
 
-BEYOND = (
+BEYOND: tuple[str, ...] = (
     # arithmetic evaluation, and builtins that set variables
     "test -v 'a[$(x)]'", "test -R x", "test $x", 'test "$x" y', "[ -v 'a[$(x)]' ]",
     "printf -v 'a[$(x)]' x", "printf '%n' PATH", "printf '%5n' PATH", 'printf "$x" PATH',
@@ -53,7 +53,7 @@ BEYOND = (
     "tar cf host:x y", "tar -T x", "find . -exec x", "find . -ok x", "find . -okdir x",
     "sed 's/a/b/e' f", "sed -e p -e 'e x' f", "sed --expression='e x' f", "awk '{system(x)}' f",
     "awk 'BEGIN{x | getline}'", "gawk '@load \"x\"'", "rsync -e x y z", "rsync --rsh=x y z",
-    "make SHELL=x", "make --eval=x", "make -f x", "make -C x", "npm --script-shell=x run y",
+    "make SHELL=x", "make --eval=x", "make -f x", "make -C /x", "npm --script-shell=x run y",
     "npm run --script-shell x y", "pip install --index-url=x y", "man -P x ls", "less '+!x' f",
     "go test -exec x", "go build -toolexec x", "cargo --config x build", "cargo build -Zx",
     "pytest -p x", "pytest -c x", "pytest --rootdir=x", "ssh -o ProxyCommand=x y", "vim -c x",
@@ -89,6 +89,35 @@ BEYOND = (
     # a value that only the shell knows, where it may name a host or a file
     'tar cf "$x" y', 'tar -cf "$(cat f)" y', 'curl -d "$x" y', 'curl -d "$(echo @f)" y',
     "git config core.pager x", "git config edit", "go mod edit",
+    # `[` is `test`; integers and indices may be evaluated
+    "[ -v x ]", "[ -R x ]", "[ a -o -v x ]", "[ 'a[$(x)]' -eq 1 ]", "test x -lt 1", "[ 1 -gt y ]",
+    '[ "$x" -eq 1 ]', "test -t x", "[ $x ]", '[ "$x" y ]', "[ a < b ]", "[ a > b ]", "[ -f x",
+    "[[ -v x ]]", "[[ a -eq 1 ]]", "[ -f x && ls ]", "[ -f * ]", "[ ( a ) ]",
+    # directories elsewhere, and values that only the shell knows
+    "git -C /x status", "git -C ../x status", 'git -C "$x" status', 'git -C "a$x" status',
+    "git -C~/x log", "make -C../x all", "make -C a -C ../../b", "cmake --build /x", "cmake -P x",
+    "cmake -E rm x", "cmake --build b -- SHELL=x", "cmake --build b -- -f x", "tsc -p /x", "tsc @f",
+    "prettier --write .", "prettier --plugin=./x.js .", "pytest --cov-report=html:x",
+    "pytest --cov-config=x", "python -m unittest discover -s /x", "python -m venv x",
+    "PYTHONPATH=src pytest", "ls | xargs wc -l", "curl -o/dev/nullx y", 'curl -o "/dev/null$x" y',
+    "curl -w '%{http_code}%output{x}' y", "curl -w @f y", "curl --output=x y", 'curl -w "$x" y',
+    # sed and awk: where a pattern ends, and what an action does
+    "sed -n '/[/p;s/]/w out;/g' f", "sed 's/[/]/w out;/;s/x/y/' f", "sed '/[[:a:]/p;s/]/w x;/g' f",
+    "sed '/a/{w out\n}' f", "sed '/a/{p;e x\n}' f", "awk 'NR>5{print > \"x\"}' f",
+    "awk 'NR>5 {print | \"x\"}' f", "awk '\"x\" | getline > 0' f", "awk 'system(\"x\") > 0' f",
+    # subcommands that write or run
+    "gh config set editor x", "gh extension install x/y", "gh alias set x y", "gh api x",
+    "gh pr checkout 1", "gh pr view --web", "gh x", "gh repo clone x", "systemctl restart x",
+    "systemctl edit x", "systemctl -H x status", "systemctl set-environment A=b", "hostname x",
+    "hostname -F f", "go run host/x@latest", "go run host/x@v1 y", "go install x@latest",
+    "npm install ./x", "npm install .", "npm i ../x", "npm i user/repo", "npm i git+ssh://x/y",
+    "npm i x.tgz", "npm i https://example.org/x", "npm i x@file:y", "npm i x@npm:y", "npm exec x",
+    "npm x y", "npm config set editor x", "npm init x", "npx .", "yarn add ./x", "yarn dlx x",
+    "pip install git+https://example.org/x", "pip install -r https://example.org/x",
+    "docker exec x y", "docker compose up", "docker -H x ps", "docker cp a b", "podman run x",
+    "kubectl exec x", "kubectl apply x", "kubectl delete pod x", "kubectl --kubeconfig=x get pods",
+    "kubectl config set x y", "sysctl a=b", "service x restart", "apt install x", "brew install x",
+    "helm install x y", "terraform apply", "aws s3 rm x", "rustup default x", "gem install x",
 )  # fmt: skip
 
 
@@ -125,6 +154,22 @@ USUAL = (
     'pytest "tests/$x"', "poetry install", "poetry run pytest -q", "bundle exec rspec",
     "uvx ruff check .", "uv run python x.py", 'tar xzf "./$x"', "tar cf ./a:b c",
     """curl -d '{"email": "a@example.org"}' https://example.org""",
+    "[ -f x ] && ls", "if [ -f x ]; then cat x; fi", "[ ! -d x ] || ls", '[ "$x" = y ] && ls',
+    '[ -z "$x" ]', "[ 1 -lt 2 ]", "[ $? -eq 0 ] && ls", "test 3 -ge -1", "[ -e a ] 2>/dev/null",
+    "while [ -f x ]; do sleep 1; done", "[ -f a -a -d b ]", '[ -n "$(ls)" ]',
+    "git -C d status", "git -C a/b log -3", "sed -n '/a/{p;q}' f", "sed '/[a-z]/{s/[^,]*x//;d}' f",
+    "sed -n '/[[:space:]]x/p' f", "awk 'NR>5' f", "awk '$1 > 5 || /x/' f",
+    "awk -F: '$3>=1000{print $1}' f", "pytest --cov", "pytest --cov=src --cov-report=term-missing",
+    "python -m mypy src", "python -m unittest discover -s tests -p 'test_*.py'",
+    "gh pr list --state open", "gh pr view 12 --json title", "gh run list -L 5", "gh issue view 3",
+    "gh config get editor", "tsc --noEmit", "tsc --noEmit -p tsconfig.json", "prettier --check .",
+    "make -C dir target", "make -Cdir -j4", "cmake --build build", "cmake --build build -j 4",
+    "docker ps", "docker ps -a", "docker logs -f x", "kubectl get pods", "kubectl get pods -n x",
+    "kubectl describe pod x", "systemctl status x", "systemctl --user list-units --no-pager",
+    "hostname", "hostname -f", "go run .", "go run ./cmd/x a", "npm install x",
+    "npm i -D @types/node@^20.1.0", "npm config get registry", "sysctl -a",
+    "curl -o /dev/null -w '%{http_code}' https://example.org",
+    "curl -sSo/dev/null --write-out='%{time_total}' https://example.org",
 )  # fmt: skip
 
 
@@ -154,6 +199,17 @@ def test_finding_d3_usual_commands_are_allowed_by_a_rule_for_their_program(comma
         ("tee out.txt", "tee out.txt", Effect.ALLOW),
         ("tar cIf *", "tar cIf x y z", Effect.ALLOW),
         ("ls *", "ls *", Effect.ASK),
+        ("[ *", "[ -f x ]", Effect.ALLOW),
+        ("test *", "[ -f x ]", Effect.ALLOW),
+        ("[ -f x ]", "[ -f x ]", Effect.ALLOW),
+        ("[ -f x ]", "[ -f y ]", Effect.ASK),
+        ("gh pr *", "gh pr create x", Effect.ASK),
+        ("gh pr create *", "gh pr create x", Effect.ALLOW),
+        ("gh config *", "gh config set editor x", Effect.ASK),
+        ("systemctl restart *", "systemctl restart x", Effect.ALLOW),
+        ("docker run *", "docker run x", Effect.ASK),
+        ("*", "gh alias set x y", Effect.ASK),
+        ("*", "kubectl exec x y", Effect.ASK),
         ("*", "mytool --flag", Effect.ALLOW),
         ("*", "sort -o out f", Effect.ASK),
     ],
@@ -187,7 +243,9 @@ HIDING = (
     "env -S 'rm x'",
     "BASH_CMDS[y]=/bin/rm; y x", "mapfile -t x <<< rm; ${x[0]} y", "zip -T -TT rm x y",
     "uv run rm x", "uv run mytool rm x", "npx rm x", "poetry run rm x", "/usr/bin/env rm x",
-    "/lib64/ld-linux-x86-64.so.2 /bin/rm x", "bash +x -c 'rm x'",
+    "/lib64/ld-linux-x86-64.so.2 /bin/rm x", "bash +x -c 'rm x'", "[ -f x && rm y ]",
+    "[ -f x ; rm y ]", "[ $(rm x) = y ]", '[ -n "$(rm x)" ]', "[ 'a[$(rm x)]' -eq 1 ]",
+    "[ x || rm y ]", "docker exec x rm y", "kubectl exec x -- rm y",
 )  # fmt: skip
 
 

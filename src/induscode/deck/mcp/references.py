@@ -2,8 +2,8 @@
 
 A reference is shown as it is written, wherever a person decides about a server or looks at one: the
 name of a variable is what the decision is about, and its value is not known yet. Literal values
-beside it stay hidden. What is found here is exactly what `expansion.expand` replaces: both use the
-same patterns.
+beside it stay hidden. What is found here is what `expansion.expand` replaces (both use the same
+patterns), and the names in a default, which another reader of the file may replace.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from indusagi.core.json import JsonObject
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
@@ -23,12 +23,14 @@ from induscode.deck.mcp.rows import ServerRow
 _SECRET_NAME = re.compile(
     r"KEY|TOKEN|SECRET|PASS|PWD|CRED|AUTH|SESSION|COOKIE|PRIVATE|SIGNING|JWT|BEARER|LOGIN"
     r"|CERT|DSN|CONNECTION_?STR|DATABASE_URL|WEBHOOK|NETRC|KUBECONFIG"
-    r"|(?:^|_)(?:PAT|PIN|OTP|SAS|SALT|PEM|DB_URL|REDIS_URL|MONGO\w*_UR[IL])(?:_|$)"
+    r"|(?:^|_)(?:PAT|PW|PSW|PIN|OTP|SAS|SALT|PEM|DB_URL|REDIS_URL|MONGO\w*_UR[IL])(?:_|$)"
     r"|^(?:AWS|AZURE|ARM|GOOGLE|GCP|GCLOUD|CLOUDFLARE|CF|DIGITALOCEAN|DO|HCLOUD|OCI|VAULT|HEROKU"
     r"|SSH|GPG|TF_VAR)_",
     re.IGNORECASE,
 )
 _NOT_SECRET = frozenset({"PWD", "OLDPWD", "SSH_TTY", "GPG_TTY", "AWS_REGION", "AWS_DEFAULT_REGION"})
+_NESTED = re.compile(r"\$\{?(?:env:)?([A-Za-z_][A-Za-z0-9_]*)|\{(?:env|file):([^}]*)")
+"""A reference in the default of another one."""
 _SCHEME_WORD = re.compile(r"\s*(?:(?:Bearer|Basic|Token|ApiKey|Digest|Negotiate)\s+)?", re.I)
 _URL_PARTS = re.compile(
     r"(?P<scheme>[^:/?#]*:)?(?://(?P<authority>[^/?#]*))?(?P<path>[^?#]*)"
@@ -94,17 +96,35 @@ def _find(row: ServerRow) -> Iterator[Reference]:
             yield Reference(f"${{{name}}}", name, place, program, looks_secret(name))
         return
     host = url_host(config.url, rule)
-    yield from _references(config.url, rule, "the address", host)
+    yield from _url_references(config.url, rule, "the address")
     for name, text in config.headers.items():
         yield from _references(text, rule, f"header {quote(name)}", host)
     if config.proxy:
-        yield from _references(config.proxy, rule, "the proxy", url_host(config.proxy, rule))
+        yield from _url_references(config.proxy, rule, "the proxy")
 
 
 def _references(text: str, rule: Expansion, place: str, recipient: str) -> Iterator[Reference]:
     for found in reference_pattern(rule).finditer(text):
         name, is_file = referenced_name(rule, found)
         yield Reference(found[0], name, place, recipient, is_file or looks_secret(name))
+        for inner in _NESTED.finditer(found[0], 1 + len(name)):
+            nested = inner[1] or inner[2]
+            written = f"${{{nested}}}" if inner[1] else f"{inner[0]}}}"
+            yield Reference(written, nested, place, recipient, looks_secret(nested))
+
+
+def _url_references(url: str, rule: Expansion, place: str) -> Iterator[Reference]:
+    """List the references of a URL; one in place of a password is a secret by any name."""
+    marked, references = _mark_references(url, rule)
+    user, _, _ = (_split_url(marked)["authority"] or "").rpartition("@")
+    first, colon, password = user.partition(":")
+    credentials = {
+        references[ord(char) - _FIRST_MARK]
+        for char in (password if colon else first)
+        if ord(char) in _MARKS
+    }
+    for one in _references(url, rule, place, url_host(url, rule)):
+        yield replace(one, looks_secret=True) if hide_shapes(one.written) in credentials else one
 
 
 def looks_secret(name: str) -> bool:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from induscode.session.gate.launchers import WRAPPERS, runs_anything
-from induscode.session.gate.programs import MODULES, PROGRAMS, Check, Program
+from induscode.session.gate.program import Check, Program
+from induscode.session.gate.programs import MODULES, PACKAGE, PROGRAMS
 from induscode.session.gate.words import Word
 
 _UNKNOWN_PROGRAM = Program()
@@ -27,18 +28,25 @@ _FED_FILE = re.compile(
 """What is text as code: files that a command is fed, URLs. A shell takes `+x` for an option."""
 _PRINTS_VARIABLE = re.compile(r"%[-+ #0-9.*']*[hlLjzt]*n")
 """`%n` of bash's printf sets a variable."""
-_PACKAGE = re.compile(r"(?:@[\w.-]+/)?[\w.-]+(?:@[\w.^~*<>=-]+)?")
+_PACKAGE = re.compile(PACKAGE)
 _TEST_UNARY = frozenset(f"-{letter}" for letter in "bcdefgGhkLnNOprsStuwxz")
-_TEST_BINARY = frozenset(
-    ["=", "==", "!=", "<", ">", "-eq", "-ne", "-lt", "-le", "-gt", "-ge", "-nt", "-ot", "-ef"]
-)
-_TEST_OTHER = frozenset(["!", "(", ")", "-a", "-o"])
+_TEST_INTEGER = frozenset({"-eq", "-ne", "-lt", "-le", "-gt", "-ge"})
+_TEST_BINARY = _TEST_INTEGER | {"=", "==", "!=", "<", ">", "-nt", "-ot", "-ef"}
+_TEST_OTHER = frozenset(["!", "(", ")", "-a"])
+_INTEGER = re.compile(r"[+-]?[0-9]+|\$[?#$]|\$\{[?#]\}")
+_AWK_RUNS = re.compile(r"system|getline|close|@|\bcmd\b")
 _AWK_ACTS = re.compile(r"system|getline|close|printf?[^;}\n]*[>|]|[>|]|@|\bcmd\b")
 _SED_TEXT = r"(?:(?!\1)[^\\\n]|\\[^\n])*"
-_SED_ADDRESS = r"(?:[0-9]+|\$|/(?:[^/\\\n]|\\[^\n])*/I?)"
+_SED_CLASS = r"\[[:.=]\w+[:.=]\]"
+_SED_LIST = rf"\[\^?\]?(?:{_SED_CLASS}|(?!\1)[^\]\[/\\\n])*\]"
+"""A bracket expression without the sign that ends the pattern: sed reads on behind one in it."""
+_SED_PATTERN = rf"(?:(?!\1)[^\[\\\n]|\\[^\n]|{_SED_LIST})*"
+_SED_ADDRESS_PATTERN = _SED_PATTERN.replace(r"(?!\1)", "(?!/)")
+_SED_ADDRESS = rf"(?:[0-9]+|\$|/{_SED_ADDRESS_PATTERN}/I?)"
 _SED_COMMAND = re.compile(
     rf"[\s;]*(?:{_SED_ADDRESS}(?:,[+~]?{_SED_ADDRESS})?)?\s*!?\s*"
-    rf"(?:[pdDPgGhHxnN=]|[qQ][0-9]*|s([/|#,:]){_SED_TEXT}\1{_SED_TEXT}\1[gpiI0-9]*)\s*(?=[;\n}}]|$)"
+    rf"(?:\{{|\}}|(?:[pdDPgGhHxnN=]|[qQ][0-9]*|s([/|#,:]){_SED_PATTERN}\1{_SED_TEXT}\1[gpiI0-9]*)"
+    r"\s*(?=[;\n}]|$))"
 )
 _SPREADS = re.compile(r"[\s*?\[]|^$")
 """What an expansion outside of quotes does not keep as one word."""
@@ -359,6 +367,8 @@ class _Reading:
 
     def _may_name_more(self, option: str, prefix: str) -> bool:
         """Tell whether a value that begins like this may be `host:archive` or `@file`."""
+        if option in self.program.value_patterns:
+            return True
         if self.program.check == "tar" and option in {"-f", "--file"}:
             return "/" not in prefix
         return self.name == "curl" and option in _CURL_DATA and not prefix
@@ -366,6 +376,9 @@ class _Reading:
     def _check_value(self, option: str, text: str, *, joined: bool = False) -> Problem | None:
         if not joined and text.startswith("-") and len(text) > 1 and not text[1:2].isdigit():
             return Problem(f"{text} behind {self.name} {option} may be an option")
+        pattern = self.program.value_patterns.get(option)
+        if pattern is not None and not re.fullmatch(pattern, text, re.DOTALL):
+            return Problem(f"{self.name} {option} {text} can run or write more", acts=True)
         if self.program.check == "tar" and option in {"-f", "--file"} and _TAR_HOST.match(text):
             return Problem(f"tar starts a remote shell for {text}", acts=True)
         if self.name == "curl" and option in _CURL_DATA and _CURL_FILE.fullmatch(text):
@@ -446,10 +459,21 @@ def _is_harmless_sed(text: str) -> bool:
 def _check_awk(reading: _Reading) -> Problem | None:
     if not reading.operands:
         return Problem(f"{reading.name} is given no program that can be read")
-    for word in reading.operands:
-        if word.text is None or _AWK_ACTS.search(word.text):
-            return Problem(f"{reading.name} is given a program that may write or run", acts=True)
+    program, *others = reading.operands
+    unknown = any(word.text is None for word in reading.operands)
+    writes = any(_AWK_ACTS.search(word.shown) for word in others)
+    if unknown or writes or not _is_harmless_awk(program.shown):
+        return Problem(f"{reading.name} is given a program that may write or run", acts=True)
     return None
+
+
+def _is_harmless_awk(text: str) -> bool:
+    """Tell whether a program neither runs nor writes; in a pattern, `>` and `|` compare.
+
+    Only `print`, in braces, has redirections: POSIX awk, "Output Statements".
+    """
+    pattern, _, rest = text.partition("{")
+    return not _AWK_RUNS.search(pattern) and not _AWK_ACTS.search(rest)
 
 
 def _check_printf(reading: _Reading) -> Problem | None:
@@ -478,9 +502,6 @@ def _check_test(reading: _Reading) -> Problem | None:
     bash(1), CONDITIONAL EXPRESSIONS: how many arguments there are says which one is the operator.
     """
     words = [*reading.words[1:]]
-    if reading.name == "[":
-        if not words or words.pop().text != "]":
-            return Problem("[ does not end with ]")
     known = _TEST_UNARY | _TEST_BINARY | _TEST_OTHER
     for at, word in enumerate(words):
         texts = _texts(word)
@@ -494,6 +515,21 @@ def _check_test(reading: _Reading) -> Problem | None:
         for text in texts:
             if text.startswith("-") and text not in known and not text[1:].isdigit():
                 return Problem(f"test {text} is not known to be harmless")
+    return _check_integers(words)
+
+
+def _check_integers(words: Sequence[Word]) -> Problem | None:
+    """Check the operands of `-eq` and the like, and of `-t`: some shells evaluate them."""
+    for at, word in enumerate(words):
+        beside: list[Word] = []
+        if word.text in _TEST_INTEGER and len(words) > 2:
+            beside = [*words[max(at - 1, 0) : at], *words[at + 1 : at + 2]]
+        elif word.text == "-t":
+            beside = [*words[at + 1 : at + 2]]
+        for one in beside:
+            for text in _texts(one) or [""]:
+                if not _INTEGER.fullmatch(text):
+                    return Problem(f"test {word.text} may evaluate {one.shown}")
     return None
 
 

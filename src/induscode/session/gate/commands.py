@@ -35,6 +35,7 @@ from induscode.session.gate.spelling import expand_braces, is_strange, respelt
 from induscode.session.gate.tree import (
     WORDS,
     all_nodes,
+    bracket_command,
     is_covered,
     is_fed,
     parsed,
@@ -176,7 +177,7 @@ class _Reader:
         if root.has_error:
             self._not_understood("its syntax is not understood")
             self._suspect_words(text)
-        nodes = list(all_nodes(root))
+        nodes = self._replace_brackets(list(all_nodes(root)))
         self._learn(nodes)
         if not is_covered(root, data):
             self._not_understood("a part of it was passed over")
@@ -197,6 +198,23 @@ class _Reader:
             self._look_at(node, data)
             if node.type in looks:
                 looks[node.type](node)
+
+    def _replace_brackets(self, nodes: Sequence[Node]) -> list[Node]:
+        """Read `[ … ]` as the command `test …`, which it is to the shell: bash(1), `test`."""
+        result: list[Node] = []
+        end = 0
+        for node in nodes:
+            if node.start_byte < end:
+                continue
+            inner = bracket_command(node)
+            if inner is None:
+                if node.type == "test_command" and source(node).startswith("[ "):
+                    self._suspect_text(f"test {source(node)[1:]}")
+                result.append(node)
+                continue
+            end = node.end_byte
+            result += all_nodes(inner)
+        return result
 
     def _learn(self, nodes: Sequence[Node]) -> None:
         """Note the values that the text itself gives to names; None for one that is not known."""
@@ -373,7 +391,7 @@ class _Reader:
         where.append(Command(tuple(words), fed))
 
     def _add(self, words: Sequence[Word], *, fed: bool = False) -> None:
-        """Take in a command, looking through plain wrappers."""
+        """Take in a command, looking through plain wrappers; `[ … ]` is `test …`."""
         while words[0].text in WRAPPERS and not only_looks_up(words):
             self._append(self.suspects, words)
             inner = unwrapped(words)
@@ -388,6 +406,8 @@ class _Reader:
                     return
                 break
             words = inner
+        if words[0].text == "[" and words[-1].text == "]":
+            words = [known("test"), *words[1:-1]]
         self._append(self.commands, words, fed=fed)
         if words[0].text is None:
             self.flaws.append(f"only the shell knows which command it runs: {words[0].shown}")

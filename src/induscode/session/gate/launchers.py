@@ -40,6 +40,12 @@ RUNNERS = names(
     " gtimeout gnice genv gxargs gnohup gstdbuf gsetsid xdg-open open"
 )
 """They run what their arguments say, or what they are fed."""
+_LOOKING = {
+    **dict.fromkeys(("docker", "podman", "nerdctl"),
+        names("diff history images info inspect logs port ps search top version")),
+    "kubectl": names("api-resources api-versions describe explain get logs top version"),
+}  # fmt: skip
+"""Subcommands of runners that start nothing; their options are in the table of programs."""
 _LOADERS = ("ld.so", "ld-linux", "ld-musl")
 """The dynamic loader runs the program that it is given: ld.so(8)."""
 _RUNS_TEXT = re.compile(r"-[A-Za-z]*c[A-Za-z]*")
@@ -67,6 +73,8 @@ def base_name(text: str) -> str:
 def runs_anything(words: Sequence[Word]) -> str | None:
     """Say why a command is left to a person whatever the rules say; None if it is not."""
     name = base_name(words[0].shown)
+    if len(words) > 1 and words[1].text in _LOOKING.get(name, ()):
+        return None
     if name in RUNNERS or name.startswith(_LOADERS):
         return f"{name} runs other commands"
     if name in SHELL_CHANGERS:

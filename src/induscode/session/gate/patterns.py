@@ -42,6 +42,8 @@ def command_words(specifier: str) -> tuple[tuple[str, ...], bool]:
     if text.endswith(":*"):
         text = f"{text[:-2]} *"
     words = tuple(text.split())
+    if words[:1] == ("[",):
+        words = ("test", *(word for word in words[1:] if word != "]"))
     return (words[:-1], True) if words[-1:] == ("*",) else (words, False)
 
 

@@ -11,56 +11,15 @@ Data only. `tests/gate/test_programs.py` compares it with the `--help` of the pr
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
 
-Check: TypeAlias = Literal["awk", "npx", "printf", "script", "sed", "tar", "test"]
-"""Programs whose operands say what they do: which function of `arguments` looks at them."""
+from induscode.session.gate.program import ACTS, INSIDE, PLAIN, Program
+from induscode.session.gate.services import SERVICES
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
-    """One program, or one subcommand of it."""
-
-    flags: str = ""
-    """Harmless short options without a value."""
-    values: str = ""
-    """Harmless short options with a value, joined or as the next word."""
-    optional: str = ""
-    """Harmless short options with a value that can only be joined."""
-    long: str = ""
-    """Harmless long options; with `=` at the end those that need a value."""
-    words: str = ""
-    """Harmless options of more than a letter behind one hyphen; with `=` those with a value."""
-    acts: str = ""
-    """Options that run a command or write a file."""
-    any_options: bool = False
-    """Whether no option runs or writes anything."""
-    always_acts: bool = False
-    """Whether its operands alone say what it runs, or where it writes."""
-    numeric: bool = False
-    """Whether `-5` is an option."""
-    ends_options: bool = True
-    """Whether `--` makes operands of all that follows."""
-    options_first: bool = False
-    """Whether options end at the first operand."""
-    old_style: bool = False
-    """Whether the first operand is a bundle of options: `tar cf`."""
-    operand: str = ""
-    """What a known operand must look like, as a pattern; anything if empty."""
-    most_operands: int | None = None
-    """How many operands it only reads; one more is a file it writes."""
-    subcommands: Mapping[str, Program] = field(default_factory=dict[str, "Program"])
-    argument_files: bool = False
-    """Whether `@file` stands for the arguments in that file."""
-    starts: bool = False
-    """Whether its operands are another command with its arguments."""
-    check: Check | None = None
-
-
+PACKAGE = r"(?!\.)(?!.*\.(?:tgz|tar|gz)$)(?:@[\w.-]+/)?[\w-][\w.-]*(?:@[\w.^~*<>=-]+)?"
+"""A package of a registry: not a path, an archive, a URL or a repository (npm-package-arg)."""
+_REGISTERED = r"(?!.*(?:://|::)).*"
+"""Not a URL: a name, with a version, or a path."""
 _READER = Program(any_options=True)
-_ACTS = Program(always_acts=True)
-_PLAIN = Program()
 _READERS = """
     : b2sum base32 base64 basename break cal cat cd cksum cmp column comm continue cut df
     diff dir dirname dirs du echo egrep exit expand expr factor false fgrep fmt fold free getconf
@@ -112,6 +71,8 @@ def _git(flags: str = "", values: str = "", long: str = "", **more: object) -> P
 
 _GIT = Program(
     flags="P",
+    values="C",
+    value_patterns={"-C": INSIDE},
     long="bare literal-pathspecs no-optional-locks no-pager no-replace-objects version",
     acts="-c -p --config-env --exec-path --git-dir --work-tree --namespace --paginate",
     subcommands={
@@ -177,7 +138,7 @@ _GIT = Program(
             no-autostash onto= quiet quit rebase-merges root skip verbose""", acts="-x --exec -i"),
         "reflog": _LOG,
         "remote": _git("v", long="verbose", subcommands={
-            "show": _git("n"), "get-url": _git(long="all push"), "": _PLAIN}),
+            "show": _git("n"), "get-url": _git(long="all push"), "": PLAIN}),
         "reset": _git("Npq", long="hard keep merge mixed no-refresh quiet soft"),
         "restore": _git("pqSW", "s", "ours quiet source= staged theirs worktree"),
         "rev-list": _LOG,
@@ -195,9 +156,9 @@ _GIT = Program(
         "stash": _git("kpqu", "m", "all include-untracked keep-index message= patch quiet",
             subcommands={
                 "apply": _git("q", long="index quiet"), "drop": _git("q"), "list": _LOG,
-                "pop": _git("q", long="index quiet"), "show": _LOG, "clear": _PLAIN,
+                "pop": _git("q", long="index quiet"), "show": _LOG, "clear": PLAIN,
                 "push": _git("akpqu", "m", "all include-untracked keep-index message= quiet"),
-                "": _PLAIN}),
+                "": PLAIN}),
         "status": _git("bsvz", long="""ahead-behind branch column ignore-submodules ignored long
             no-column no-renames porcelain renames short show-stash untracked-files verbose""",
             optional="u"),
@@ -206,8 +167,8 @@ _GIT = Program(
         "symbolic-ref": _git("dq", long="short quiet"),
         "tag": _git("adfilnn", "mF", """annotate color contains delete format= force ignore-case
             list merged message= no-contains no-merged points-at= sort=""", numeric=True),
-        "var": _PLAIN,
-        "version": _PLAIN,
+        "var": PLAIN,
+        "version": PLAIN,
         "whatchanged": _LOG,
         "worktree": _git(subcommands={"list": _git("vz", long="porcelain verbose"),
             "add": _git("bBdfq", long="detach force quiet"), "prune": _git("nv"),
@@ -221,12 +182,14 @@ _PYTEST = Program(
     flags="qvxsl",
     values="kmn",
     optional="r",
-    long="""co collect-only color= continue-on-collection-errors deselect= durations=
+    long="""co collect-only color= continue-on-collection-errors cov cov-branch cov-report=
+        deselect= durations= no-cov
         exitfirst failed-first ff ignore= last-failed lf maxfail= new-first nf no-header no-summary
         numprocesses= quiet setup-show showlocals stepwise strict-config strict-markers sw tb=
         verbose verbosity= version pyargs""",
     acts="-p -c -o --basetemp --config-file --debug --junitxml --log-file --override-ini --pastebin"
-    " --pdb --pdbcls --rootdir --confcutdir --cov-report --junit-xml --report-log --html",
+    " --pdb --pdbcls --rootdir --confcutdir --cov-config --junit-xml --report-log --html",
+    value_patterns={"--cov-report": "(?:term|term-missing)(?::skip-covered)?"},
     argument_files=True,
 )
 _RUFF = Program(
@@ -238,14 +201,29 @@ _RUFF = Program(
             argument_files=True),
         "format": Program(flags="qsv", long="""check diff line-length= no-cache preview quiet
             verbose""", acts="--config --cache-dir", argument_files=True),
-        "rule": _PLAIN,
+        "rule": PLAIN,
     },
 )  # fmt: skip
-_MODULES = {"pytest": _PYTEST, "unittest": Program(flags="bcfqv", values="k"), "ruff": _RUFF}
+_MYPY = Program(flags="pm", long="""check-untyped-defs follow-imports= ignore-missing-imports
+    no-error-summary no-incremental pretty show-error-codes strict version warn-unreachable""",
+    argument_files=True)  # fmt: skip
+_BLACK = Program(flags="qv", values="l", long="check diff line-length= quiet verbose version")
+_UNITTEST = Program(
+    flags="bcfqv", values="kpst", value_patterns={"-p": INSIDE, "-s": INSIDE, "-t": INSIDE}
+)
+_MODULES = {
+    "black": _BLACK,
+    "mypy": _MYPY,
+    "pytest": _PYTEST,
+    "ruff": _RUFF,
+    "unittest": _UNITTEST,
+}
 _PIP_INSTALL = Program(
     flags="qvU",
     values="er",
     long="dry-run no-deps no-input pre quiet requirement= upgrade user verbose",
+    value_patterns=dict.fromkeys(("-e", "-r", "--requirement"), _REGISTERED),
+    operand=_REGISTERED,
     acts="-i --index-url --extra-index-url -f --find-links -t --target --root --prefix"
     " --trusted-host --config-settings --global-option --src --python --cert --log",
 )
@@ -253,7 +231,7 @@ _PIP = Program(
     flags="V",
     long="version",
     subcommands={
-        "check": _PLAIN,
+        "check": PLAIN,
         "freeze": Program(flags="l", long="all local user"),
         "install": _PIP_INSTALL,
         "list": Program(flags="oul", long="format= local outdated uptodate user"),
@@ -269,21 +247,26 @@ MODULES: Mapping[str, Program] = {
 _ENVIRONMENT = Program(flags="qvV", long="quiet verbose version", subcommands={
     **dict.fromkeys(("run", "exec"), Program(options_first=True, starts=True)),
     **dict.fromkeys(("add", "build", "check", "install", "list", "lock", "remove", "show", "sync",
-        "update", "version"), Program(flags="qv", long="quiet verbose dev"))})  # fmt: skip
+        "update", "version"), Program(flags="qv", long="quiet verbose dev",
+        operand=_REGISTERED))})  # fmt: skip
 _NPM_RUN = Program(flags="s", long="silent if-present workspaces")
+_NPM_INSTALL = Program(
+    flags="DEPS",
+    long="ignore-scripts no-audit no-fund omit= save save-dev save-exact",
+    operand=PACKAGE,
+)
 _NPM = Program(
     flags="sv",
     long="silent version",
     acts="-c --call --prefix --script-shell --shell --userconfig --globalconfig --node-options",
     subcommands={
-        "add": Program(flags="DEPS", long="dev exact save-dev save-exact"),
+        "add": Program(flags="DEPS", long="dev exact save-dev save-exact", operand=PACKAGE),
         "audit": Program(long="json omit= production", most_operands=0),
         "ci": Program(flags="s", long="ignore-scripts no-audit no-fund omit= silent"),
-        "i": Program(flags="DEPS", long="ignore-scripts no-audit no-fund save save-dev save-exact"),
+        "config": Program(subcommands={"get": PLAIN, "list": PLAIN, "ls": PLAIN}),
+        "i": _NPM_INSTALL,
         "info": Program(long="json"),
-        "install": Program(
-            flags="DEPS", long="ignore-scripts no-audit no-fund omit= save save-dev save-exact"
-        ),
+        "install": _NPM_INSTALL,
         "ls": Program(flags="al", long="all depth= json long omit="),
         "list": Program(flags="al", long="all depth= json long omit="),
         "outdated": Program(long="json all long"),
@@ -344,29 +327,42 @@ _FILES = {
     "touch": Program(flags="achm", values="drt", long="date= no-create reference= time="),
 }  # fmt: skip
 
+_TSC = Program(values="p", value_patterns={"-p": INSIDE, "--project": INSIDE}, long="""listFiles
+    noEmit pretty project= skipLibCheck strict version""", argument_files=True)  # fmt: skip
+_PRETTIER = Program(flags="cl", long="check list-different version", acts="-w --write --plugin")
+
 PROGRAMS: Mapping[str, Program] = {
+    **SERVICES,
+    "tsc": _TSC,
+    "prettier": _PRETTIER,
     **dict.fromkeys(_READERS.split(), _READER),
-    **dict.fromkeys(_OPERANDS_ACT.split(), _ACTS),
+    **dict.fromkeys(_OPERANDS_ACT.split(), ACTS),
     **dict.fromkeys(("sh", "bash", "dash", "ash", "zsh", "ksh", "mksh", "rbash"), _SHELL),
     **_FILES,
     "arch": Program(operand=r"(?!)"),  # on macOS it starts what it is given
     "[": Program(ends_options=False, check="test"),
     "test": Program(ends_options=False, check="test"),
     "awk": Program(values="Fv", options_first=True, check="awk", acts="-f -i -l -E --exec"),
-    "black": Program(flags="qv", values="l", long="check diff line-length= quiet verbose version"),
+    "black": _BLACK,
     "bunx": Program(options_first=True, check="npx"),
     "cargo": Program(flags="qvV", long="offline quiet version verbose", acts="--config -C -Z",
         subcommands={
             **dict.fromkeys(("build", "b", "check", "c", "test", "t", "run", "r"), _CARGO),
             **dict.fromkeys(("bench", "clippy", "doc", "clean", "metadata", "update"), _CARGO),
             "fmt": Program(flags="qv", long="all check quiet verbose"), "tree": _CARGO_TREE}),
+    "cmake": Program(flags="v", values="jt", long="build= config= parallel= target= verbose"
+        " version", value_patterns={"--build": INSIDE}, operand=INSIDE,
+        acts="-P -E -C -D -G -U -S -B --install --open --preset"),
     "command": Program(flags="vV"),
     "curl": Program(
-        flags="0146fgGiIkLnNsSv", values="AdeHmruXY", long="""compressed connect-timeout= fail
+        flags="0146fgGiIkLnNsSv", values="AdeHmoruwXY", long="""compressed connect-timeout= fail
             fail-with-body get head header= http1.1 http2 include insecure ipv4 ipv6 location
-            max-time= request= retry= show-error silent url= user-agent= verbose version""",
-        acts="""-o -O -J -K -T -D -c -w -E -F --output --remote-name --remote-name-all --output-dir
-            --remote-header-name --config --upload-file --dump-header --cookie-jar --write-out
+            max-time= output= request= retry= show-error silent url= user-agent= verbose version
+            write-out=""",
+        value_patterns={**dict.fromkeys(("-o", "--output"), "/dev/null"),
+            **dict.fromkeys(("-w", "--write-out"), r"(?!@)(?:[^%]|%%|%\{\w+\})*")},
+        acts="""-O -J -K -T -D -c -E -F --remote-name --remote-name-all --output-dir
+            --remote-header-name --config --upload-file --dump-header --cookie-jar
             --trace --trace-ascii --stderr --etag-save --hsts --alt-svc --libcurl --form --cert
             --engine --create-dirs --next --netrc-file --proxy --unix-socket"""),
     "date": Program(flags="uR", values="dr", optional="I", long="""date= iso-8601 reference=
@@ -387,22 +383,22 @@ PROGRAMS: Mapping[str, Program] = {
     "git": _GIT,
     "go": Program(subcommands={
         "build": _GO, "test": _GO, "vet": _GO, "list": _GO, "version": _GO, "doc": _GO,
-        "fmt": Program(words="n x"), "run": Program(words="race v", options_first=True),
+        "fmt": Program(words="n x"), "run": Program(words="race v", options_first=True,
+            operand=rf"(?!.*@){INSIDE}", acts="-exec -toolexec"),
         "env": Program(words="json"), "mod": Program(subcommands=dict.fromkeys(
             ("download", "graph", "tidy", "verify", "why"), Program(words="json v x")))}),
     "gzip": Program(flags="cdfhklLnNqrtvV123456789", values="S", long="""best decompress fast force
         keep list quiet recursive stdout test to-stdout verbose"""),
-    "make": Program(flags="BikKnqrRsSw", optional="j", values="l", long="""always-make dry-run
+    "make": Program(flags="BikKnqrRsSw", optional="j", values="Cl",
+        value_patterns={"-C": INSIDE}, long="""always-make dry-run
         ignore-errors jobs just-print keep-going no-builtin-rules question quiet silent trace
-        version""", acts="-f -C -I -E -e --eval --file --makefile --directory --include-dir -o -W",
+        version""", acts="-f -I -E -e --eval --file --makefile --directory --include-dir -o -W",
         operand=r"[^=]*"),
-    "more": _ACTS,
+    "more": ACTS,
     "less": Program(flags="FRSXN", acts="-o -O -k --lesskey-src --log-file -t +",
         operand=r"(?!\+).*"),
     "man": Program(flags="fk", acts="-P -H -C -l --pager --html --config-file", most_operands=2),
-    "mypy": Program(flags="pm", long="""check-untyped-defs follow-imports= ignore-missing-imports
-        no-error-summary no-incremental pretty show-error-codes strict version warn-unreachable""",
-        argument_files=True),
+    "mypy": _MYPY,
     "npm": _NPM,
     "npx": Program(flags="y", long="no no-install yes", options_first=True, check="npx",
         acts="-c -p --call --package --shell --node-options --userconfig"),
@@ -461,7 +457,7 @@ PROGRAMS: Mapping[str, Program] = {
         count group ignore-case repeated skip-chars= skip-fields= unique zero-terminated"""),
     "unzip": Program(flags="aCcfjLlnopqtuvz12", values="dx", numeric=False),
     "uv": Program(flags="qvV", long="offline quiet version verbose", subcommands={
-        "add": Program(flags="q", long="dev frozen group= optional="),
+        "add": Program(flags="q", long="dev frozen group= optional=", operand=_REGISTERED),
         "lock": Program(long="check"),
         "pip": _PIP, "remove": Program(flags="q", long="dev group="),
         "run": Program(flags="q", long="dev frozen locked no-sync offline quiet",
@@ -487,7 +483,7 @@ PROGRAMS: Mapping[str, Program] = {
         --inspect --inspect-brk --cpu-prof --diagnostic-dir --redirect-warnings --report-dir
         --build-snapshot --run --openssl-config --heapsnapshot-signal""")),
     **dict.fromkeys(("bun", "deno"), Program(long="version", acts="-e --eval -p --print",
-        subcommands={"run": _language(), "test": _PLAIN, "install": _PLAIN, "fmt": _PLAIN})),
+        subcommands={"run": _language(), "test": PLAIN, "install": PLAIN, "fmt": PLAIN})),
     **dict.fromkeys(("perl", "ruby", "jruby"), _language("w",
         acts="-e -E -p -n -i -x -M -m -I -r -d -s -S -C -T")),
     **dict.fromkeys(("php", "lua", "luajit", "Rscript", "julia", "guile", "groovy", "scala",

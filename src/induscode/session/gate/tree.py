@@ -23,6 +23,7 @@ _TEXT_REDIRECTS = frozenset({"heredoc_redirect", "herestring_redirect"})
 _REDIRECTED = frozenset({"command", "redirected_statement", "function_definition"})
 """The nodes that have redirections as children."""
 _GAP = re.compile(rb"(?:[ \t\n]|\\\n)*")
+_BRACKETS = re.compile(rb"\[[ \t][^\n]*[ \t]\]")
 
 
 def parsed(data: bytes) -> Node:
@@ -45,6 +46,18 @@ def all_nodes(root: Node) -> Iterator[Node]:
         node = waiting.pop()
         yield node
         waiting.extend(reversed(node.children))
+
+
+def bracket_command(node: Node) -> Node | None:
+    """Read `[ a ]` again as `test a`; None unless that is one plain command of the same words."""
+    text = node.text or b""
+    if node.type != "test_command" or node.has_error or not _BRACKETS.fullmatch(text):
+        return None
+    inner = parsed(b"test" + text[1:-1].rstrip(b" \t"))
+    command = inner.named_children[0]
+    parts = {child.type for child in command.children} - {"command_name"}
+    plain = len(inner.named_children) == 1 and command.type == "command" and not inner.has_error
+    return command if plain and parts <= WORDS else None
 
 
 def is_covered(root: Node, data: bytes) -> bool:
