@@ -103,6 +103,8 @@ BEYOND: tuple[str, ...] = (
     "curl -w '%{http_code}%output{x}' y", "curl -w @f y", "curl --output=x y", 'curl -w "$x" y',
     # sed and awk: where a pattern ends, and what an action does
     "sed -n '/[/p;s/]/w out;/g' f", "sed 's/[/]/w out;/;s/x/y/' f", "sed '/[[:a:]/p;s/]/w x;/g' f",
+    "sed -n '/[]/p;s/]/w out;/g' f", "sed -n '/[^]/p;s/]/w out;/g' f", "npm i x@..", "npm i x@./y",
+    "pip install /x", "pip install ../x", "pip install file:x", "pip install -e ../x",
     "sed '/a/{w out\n}' f", "sed '/a/{p;e x\n}' f", "awk 'NR>5{print > \"x\"}' f",
     "awk 'NR>5 {print | \"x\"}' f", "awk '\"x\" | getline > 0' f", "awk 'system(\"x\") > 0' f",
     # subcommands that write or run

@@ -38,7 +38,7 @@ _AWK_RUNS = re.compile(r"system|getline|close|@|\bcmd\b")
 _AWK_ACTS = re.compile(r"system|getline|close|printf?[^;}\n]*[>|]|[>|]|@|\bcmd\b")
 _SED_TEXT = r"(?:(?!\1)[^\\\n]|\\[^\n])*"
 _SED_CLASS = r"\[[:.=]\w+[:.=]\]"
-_SED_LIST = rf"\[\^?\]?(?:{_SED_CLASS}|(?!\1)[^\]\[/\\\n])*\]"
+_SED_LIST = rf"\[\^?+\]?+(?:{_SED_CLASS}|(?!\1)[^\]\[/\\\n])*\]"
 """A bracket expression without the sign that ends the pattern: sed reads on behind one in it."""
 _SED_PATTERN = rf"(?:(?!\1)[^\[\\\n]|\\[^\n]|{_SED_LIST})*"
 _SED_ADDRESS_PATTERN = _SED_PATTERN.replace(r"(?!\1)", "(?!/)")

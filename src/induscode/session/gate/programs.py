@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from induscode.session.gate.program import ACTS, INSIDE, PLAIN, Program
 from induscode.session.gate.services import SERVICES
 
-PACKAGE = r"(?!\.)(?!.*\.(?:tgz|tar|gz)$)(?:@[\w.-]+/)?[\w-][\w.-]*(?:@[\w.^~*<>=-]+)?"
+PACKAGE = r"(?!\.)(?!.*\.(?:tgz|tar|gz)$)(?:@[\w.-]+/)?[\w-][\w.-]*(?:@(?!\.)[\w.^~*<>=-]+)?"
 """A package of a registry: not a path, an archive, a URL or a repository (npm-package-arg)."""
-_REGISTERED = r"(?!.*(?:://|::)).*"
-"""Not a URL: a name, with a version, or a path."""
+_REGISTERED = r"(?![/~])(?!.*(?:\.\.|:)).*"
+"""Not a URL, nor a path that leads elsewhere: a name, with a version, or a path below."""
 _READER = Program(any_options=True)
 _READERS = """
     : b2sum base32 base64 basename break cal cat cd cksum cmp column comm continue cut df
