@@ -118,6 +118,9 @@ BEYOND: tuple[str, ...] = (
     "pip install git+https://example.org/x", "pip install -r https://example.org/x",
     "docker exec x y", "docker compose up", "docker -H x ps", "docker cp a b", "podman run x",
     "kubectl exec x", "kubectl apply x", "kubectl delete pod x", "kubectl --kubeconfig=x get pods",
+    "glab config set editor x", "ip link set x down", "ip netns exec x y", "nix run x", "useradd x",
+    "ufw disable", "loginctl terminate-user x", "heroku run x", "vercel deploy", "deno install x",
+    "journalctl --rotate", "snap install x",
     "kubectl config set x y", "sysctl a=b", "service x restart", "apt install x", "brew install x",
     "helm install x y", "terraform apply", "aws s3 rm x", "rustup default x", "gem install x",
 )  # fmt: skip
@@ -168,6 +171,7 @@ USUAL = (
     "make -C dir target", "make -Cdir -j4", "cmake --build build", "cmake --build build -j 4",
     "docker ps", "docker ps -a", "docker logs -f x", "kubectl get pods", "kubectl get pods -n x",
     "kubectl describe pod x", "systemctl status x", "systemctl --user list-units --no-pager",
+    "glab mr list", "ip addr", "ip route show", "journalctl -u x -n 50 --no-pager", "bun install",
     "hostname", "hostname -f", "go run .", "go run ./cmd/x a", "npm install x",
     "npm i -D @types/node@^20.1.0", "npm config get registry", "sysctl -a",
     "curl -o /dev/null -w '%{http_code}' https://example.org",

@@ -483,7 +483,8 @@ PROGRAMS: Mapping[str, Program] = {
         --inspect --inspect-brk --cpu-prof --diagnostic-dir --redirect-warnings --report-dir
         --build-snapshot --run --openssl-config --heapsnapshot-signal""")),
     **dict.fromkeys(("bun", "deno"), Program(long="version", acts="-e --eval -p --print",
-        subcommands={"run": _language(), "test": PLAIN, "install": PLAIN, "fmt": PLAIN})),
+        subcommands={"run": _language(), "test": PLAIN, "fmt": PLAIN,
+            "install": Program(operand=r"(?!)")})),
     **dict.fromkeys(("perl", "ruby", "jruby"), _language("w",
         acts="-e -E -p -n -i -x -M -m -I -r -d -s -S -C -T")),
     **dict.fromkeys(("php", "lua", "luajit", "Rscript", "julia", "guile", "groovy", "scala",

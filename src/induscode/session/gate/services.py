@@ -66,6 +66,17 @@ SERVICES: Mapping[str, Program] = {
     "helm": _looks("list status version", flags="Aa", values="n", long="all namespace="),
     "terraform": _looks("version"),
     **dict.fromkeys(("hostnamectl", "localectl", "timedatectl"), _looks("status")),
-    **dict.fromkeys(("aws", "az", "gcloud", "gem", "nmcli", "rustup"), _looks("help version")),
-}
+    "glab": Program(subcommands={"config": _looks("get", "set"), "alias": _looks("list", "set"),
+        **dict.fromkeys(("issue", "mr", "release"), _looks("list view"))}),
+    "ip": Program(subcommands=dict.fromkeys(
+        ("a", "addr", "address", "l", "link", "n", "neigh", "r", "route"), _looks("list ls show"))),
+    "journalctl": Program(flags="aefkqrx", values="bgnoptuSU", long="""follow lines= no-pager
+        output= since= unit= until= user"""),
+    "nix": _looks("eval search", "run shell develop"),
+    "ufw": _looks("status version"),
+    **dict.fromkeys(("ansible", "passwd", "useradd", "userdel", "usermod", "swapoff"), ACTS),
+    **dict.fromkeys(("apk", "flatpak", "snap", "zypper"), _looks("info list search")),
+    **dict.fromkeys(("aws", "az", "corepack", "doctl", "fly", "flyctl", "gcloud", "gem", "heroku",
+        "launchctl", "loginctl", "netlify", "nmcli", "rustup", "vercel"), _looks("help version")),
+}  # fmt: skip
 """By the name of the program, without its directory."""
