@@ -162,13 +162,18 @@ def test_what_the_project_denies_stays_denied_whoever_types_it(tmp_path: Path) -
 
 
 def test_an_interrupt_ends_the_wait_for_standard_input(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [command(), "call", "grep", "--json", "-"],
-        stdin=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=tmp_path,
-    )
+    # A shell starts what it puts into the background with SIGINT ignored, and so would this.
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = subprocess.Popen(
+            [command(), "call", "grep", "--json", "-"],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+        )
+    finally:
+        signal.signal(signal.SIGINT, former)
     with process:
         assert process.stdin is not None
         # More than a pipe holds: when this is written, somebody reads.
