@@ -225,13 +225,13 @@ def _children(text: str, node: _Node, depth: int) -> int:
 
 def _skip(text: str, at: int) -> int:
     """Go past space and comments."""
-    return _SPACE.match(text, _skip_comments(text, at)).end()  # type: ignore[union-attr]
+    return _SPACE.match(text, _skip_comments(text, at)).end()  # type: ignore[union-attr] — matches the empty text too
 
 
 def _skip_comments(text: str, at: int) -> int:
     """Go to the end of the last comment that only space stands before."""
     while True:
-        start = _SPACE.match(text, at).end()  # type: ignore[union-attr]
+        start = _SPACE.match(text, at).end()  # type: ignore[union-attr] — matches the empty text too
         if not text.startswith(("//", "/*"), start):
             return at
         at = _comment_end(text, start)
