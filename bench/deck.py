@@ -24,13 +24,13 @@ from indusagi.interop.protocol_bridge import (
     StdioServerConfig,
     mount_protocol_bridge,
 )
-from indusagi.interop.protocol_bridge.catalog import read_tools
+from indusagi.interop.protocol_bridge.client.tools import read_tools
 from induscode.deck.mcp.boot import BootPlan, boot_bridge
 from induscode.deck.mcp.capability import BridgeCapability
-from induscode.deck.mcp.history import stored_log
-from induscode.deck.mcp.journal import Journal
 from induscode.deck.mcp.ledger import BridgeLedger, EnrollRequest
 from induscode.deck.mcp.store import open_store
+from induscode.deck.mcp.store.history import stored_log
+from induscode.deck.mcp.store.journal import Journal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence

@@ -141,7 +141,7 @@ class _Session:
         self._tools, self._box = None, registry.to_tool_box(self._context)
 
     def _framework(self, ports: _Ports) -> Any:
-        egress: Any = importlib.import_module("indusagi.capabilities.egress")
+        egress: Any = importlib.import_module("indusagi.capabilities.ports")
         # The ports are open, so that what is refused is refused for where it leads.
         allowed = [f"127.0.0.1:{ports.entry}"] if ports.entry else []
         web = egress.WebSettings(ports=(80, 443, ports.secret), allow_private=allowed)

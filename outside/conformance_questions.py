@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from indusagi.core.json import compact_json
-from indusagi.interop.protocol_bridge.callers import calling
+from indusagi.interop.protocol_bridge.client.handlers import calling
 from indusagi.runtime import ToolResult
 from outside.conformance_server import schemas
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from indusagi.capabilities.backends import SandboxState
-from induscode.session.gate.commands import parse_command
-from induscode.session.gate.facts import Facts, Kind
-from induscode.session.gate.judge import Approval, Stance, judge
-from induscode.session.gate.rules import Effect, Rule
+from indusagi.capabilities.ports import SandboxState
+from induscode.session.permissions.call_facts import Facts, Kind
+from induscode.session.permissions.policy import Approval, Stance, judge
+from induscode.session.permissions.rules import Effect, Rule
+from induscode.session.permissions.shell.parse import parse_command
 from outside.gate_fuzz.generate import (
     CANARY,
     READERS,

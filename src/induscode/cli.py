@@ -86,7 +86,7 @@ def _run(arguments: list[str]) -> int:
         tell(f"indus {__version__}")
         return 0
     if arguments[:1] == ["serve"]:
-        from induscode.commands.serve_early import hear_early  # noqa: PLC0415 — for this alone
+        from induscode.commands.serve.signals import hear_early  # noqa: PLC0415 — for this alone
 
         hear_early()  # whoever starts a gateway may signal it while the rest is being loaded
     from induscode.program import run  # noqa: PLC0415 — brings click, which the version can spare

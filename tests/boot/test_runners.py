@@ -21,8 +21,8 @@ from induscode.boot.runners import (
 from induscode.boot.session import open_session
 from induscode.deck import DeckContext, Profile
 from induscode.deck.contract import UnknownCapability
+from induscode.deck.mcp.config.trust import TrustStore
 from induscode.deck.mcp.store import memory_store
-from induscode.deck.mcp.trust import TrustStore
 from induscode.deck.provision import provision_deck
 from induscode.launch.invocation import Invocation
 

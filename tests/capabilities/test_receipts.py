@@ -18,10 +18,10 @@ from tests.support.tools import box_of
 from tests.support.waiting import is_alive, running, until
 
 from indusagi.capabilities import receipts
-from indusagi.capabilities.jobs.facts import facts_of, waits_for_typing
+from indusagi.capabilities.jobs.process_info import facts_of, waits_for_typing
 from indusagi.capabilities.jobs.table import jobs_of
 from indusagi.capabilities.local import make_local_context
-from indusagi.capabilities.local_shell import LocalShell
+from indusagi.capabilities.local.shell import LocalShell
 from indusagi.capabilities.receipts import (
     Receipt,
     end_leftover,
@@ -31,8 +31,8 @@ from indusagi.capabilities.receipts import (
 )
 from indusagi.capabilities.sandbox.policy import Sandbox
 from indusagi.capabilities.tools.process import process_tool
-from indusagi.core.groups import start_time
 from indusagi.core.ids import new_ulid
+from indusagi.core.process.tree import start_time
 from indusagi.runtime.contract import ToolCall
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ CRASHES = """
 import anyio, os, signal, sys
 from indusagi.capabilities.jobs.table import jobs_of
 from indusagi.capabilities.local import make_local_context
-from indusagi.capabilities.local_shell import LocalShell
+from indusagi.capabilities.local.shell import LocalShell
 from indusagi.capabilities.sandbox.policy import Sandbox
 
 async def main(cwd):
@@ -60,7 +60,7 @@ anyio.run(main, sys.argv[1])
 COMMAND = "setsid sleep 601 & (sleep 602; true) & echo $$ > started; exec sleep 603"
 HOLDS_A_SHELL = """
 import anyio, sys
-from indusagi.capabilities.local_shell import LocalShell
+from indusagi.capabilities.local.shell import LocalShell
 from indusagi.capabilities.sandbox.policy import Sandbox
 
 async def main(cwd, command):

@@ -24,8 +24,8 @@ from tests.support.scripts import command, run
 from tests.support.servers import diary
 from tests.support.waiting import is_alive, until
 
-from induscode.session.gate.rules import Effect, Rule, parse_rule
-from induscode.session.gate.store import RuleStore
+from induscode.session.permissions.rules import Effect, Rule, parse_rule
+from induscode.session.permissions.store import RuleStore
 
 if TYPE_CHECKING:
     from pathlib import Path

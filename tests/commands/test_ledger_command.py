@@ -14,8 +14,8 @@ from tests.support.servers import HONEST_TOOLS
 from tests.support.stores import outside
 
 from indusagi.runtime.contract import ToolDescriptor
-from induscode.deck.mcp.journal import Journal
 from induscode.deck.mcp.store import open_store
+from induscode.deck.mcp.store.journal import Journal
 
 pytestmark = pytest.mark.process
 

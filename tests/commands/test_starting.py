@@ -21,7 +21,7 @@ from tests.support.servers import SERVERS
 from indusagi.interop import StdioServerConfig, protocol_fault
 from indusagi.interop.protocol_bridge.contract import SlowStart
 from induscode.boot.starting import describe_slow_start
-from induscode.commands.mcp_remedy import advise
+from induscode.commands.mcp.remedies import advise
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -21,10 +21,10 @@ from anyio.lowlevel import checkpoint
 from tests.support.scripts import unmeasured
 from tests.support.waiting import until
 
-from indusagi.capabilities.backends import DirEntry, FileKind, Fs, PathRefused
-from indusagi.capabilities.files import beneath
-from indusagi.capabilities.files.policy import workspace_policy
-from indusagi.capabilities.local_fs import LocalFs
+from indusagi.capabilities.files.paths import openat as beneath
+from indusagi.capabilities.files.paths.policy import workspace_policy
+from indusagi.capabilities.local.fs import LocalFs
+from indusagi.capabilities.ports import DirEntry, FileKind, Fs, PathRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -311,8 +311,8 @@ def _as_nobody(
     """Use a door as a user who is not root; give what was printed or what is to be told."""
     script = f"""
 import asyncio, os, tempfile
-from indusagi.capabilities.files.policy import workspace_policy
-from indusagi.capabilities.local_fs import LocalFs
+from indusagi.capabilities.files.paths.policy import workspace_policy
+from indusagi.capabilities.local.fs import LocalFs
 
 async def main():
     fs = LocalFs({folder!r}, workspace_policy({folder!r}))

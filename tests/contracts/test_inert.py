@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from indusagi.capabilities.backends import Fs, Shell
 from indusagi.capabilities.budget import UNLIMITED
-from indusagi.interop.protocol_bridge.inert import UnavailableFs, UnavailableShell, inert_context
+from indusagi.capabilities.ports import Fs, Shell
+from indusagi.interop.protocol_bridge.bridge import UnavailableFs, UnavailableShell, inert_context
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

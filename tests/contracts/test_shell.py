@@ -18,9 +18,9 @@ import pytest
 from tests.support.scripts import unmeasured
 from tests.support.waiting import is_alive, until
 
-from indusagi.capabilities import local_shell
-from indusagi.capabilities.backends import STOP_GRACE_MS, Ended, Shell
-from indusagi.capabilities.local_shell import LocalProcess, LocalShell
+from indusagi.capabilities.local import shell as local_shell
+from indusagi.capabilities.local.shell import LocalProcess, LocalShell
+from indusagi.capabilities.ports import STOP_GRACE_MS, Ended, Shell
 from indusagi.capabilities.sandbox import capture
 from indusagi.capabilities.sandbox.policy import Sandbox
 from indusagi.core.cancel import CancelToken
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
     from pathlib import Path
 
-    from indusagi.capabilities.backends import ShellProcess
+    from indusagi.capabilities.ports import ShellProcess
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.support.deck import AT, capability, ledger_of
 
 from indusagi.capabilities import make_local_context
-from indusagi.capabilities.egress import WebSettings
+from indusagi.capabilities.ports import WebSettings
 from indusagi.core.cancel import CancelToken
 from indusagi.interop import (
     EndpointPhase,

@@ -29,9 +29,9 @@ from pydantic_ai.messages import (
 from pydantic_ai.models import ModelRequestParameters
 from pydantic_ai.tools import ToolDefinition
 
-from induscode.session._pydantic_ai.chat.errors import make_connection_error
-from induscode.session._pydantic_ai.chat.messages import write_messages
-from induscode.session._pydantic_ai.models import fault_of, open_model
+from induscode.session.model_loop.chat.errors import make_connection_error
+from induscode.session.model_loop.chat.messages import write_messages
+from induscode.session.model_loop.providers import fault_of, open_model
 from induscode.session.models import ModelChoice
 
 if TYPE_CHECKING:
@@ -493,7 +493,7 @@ async def test_without_a_server_it_is_tried_again_and_told(monkeypatch: pytest.M
 
 async def test_tls_is_set_up_wherever_it_may_be_spoken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without authorities a context takes no time, and trusts nobody."""
-    from induscode.session._pydantic_ai.chat import model  # noqa: PLC0415 — its parts are private
+    from induscode.session.model_loop.chat import model  # noqa: PLC0415 — its parts are private
 
     monkeypatch.delenv("http_proxy", raising=False)
     make_tls = vars(model)["_make_tls"]

@@ -23,9 +23,9 @@ from tests.support.waiting import is_alive, until
 
 from indusagi.capabilities.local import make_local_context
 from indusagi.core.cancel import CancelToken
-from indusagi.core.cleaning import strings_of
-from indusagi.core.groups import MARK
 from indusagi.core.ids import new_ulid
+from indusagi.core.invisible import strings_of
+from indusagi.core.process.tree import MARK
 from indusagi.core.text import clean_text
 from indusagi.runtime.contract import ToolResult
 from induscode.deck.contract import DelegateRequest, describe
@@ -34,9 +34,9 @@ from induscode.deck.stores import FileCheckpoints
 from induscode.launch.invocation import Invocation
 from induscode.session.delegate import SubSessions
 from induscode.session.exits import ExitCode
-from induscode.session.guarding import Guarding
 from induscode.session.headless import headless, run_headless
 from induscode.session.output import Page
+from induscode.session.permissions.setup import Guarding
 from induscode.session.transcript import Transcript, conversations_dir, open_transcript
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from indusagi.core.cancel import CancelToken
 from indusagi.runtime.content import JsonContentBlock, TextContentBlock
 from indusagi.runtime.contract import ToolProgress, ToolResult
 from induscode.deck.toolbox import DeckRunner, DeckToolBox
-from induscode.session._pydantic_ai import VERBATIM, Engine, fault_of
 from induscode.session.events import TextDelta, ToolAdvanced, ToolAnswered, ToolCalled, Usage
+from induscode.session.model_loop import VERBATIM, Engine, fault_of
 from induscode.session.plan import RequestBudget, RunPlan
 from induscode.session.transcript import NoConversation
 

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from indusagi.runtime.content import JsonContentBlock, TextContentBlock
 from indusagi.runtime.contract import ToolResult
-from induscode.session.briefing import LARGEST_PROJECT_FILE, Briefing, project_words
 from induscode.session.content import Attachment, for_model
 from induscode.session.events import (
     Ended,
@@ -31,6 +30,7 @@ from induscode.session.exits import ExitCode, signal_code
 from induscode.session.output import Closing, Opening, Page, event_json, reporter_for
 from induscode.session.prompt import LARGEST_INPUT, BadPrompt, read_prompt
 from induscode.session.repeats import STOP_AT, TELL_AT, RepeatGuard
+from induscode.session.system_prompt import LARGEST_PROJECT_FILE, Briefing, project_words
 
 if TYPE_CHECKING:
     from pathlib import Path

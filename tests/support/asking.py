@@ -7,18 +7,18 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from indusagi.interop import HostLimits
-from indusagi.interop.protocol_bridge.host_http import open_http
-from indusagi.interop.protocol_bridge.host_serving import RunningProviderHost
-from indusagi.interop.protocol_bridge.host_session import Conversation
-from indusagi.interop.protocol_bridge.host_stdio import standard_streams
-from indusagi.interop.protocol_bridge.wire import METHOD_NOT_FOUND, RpcError
+from indusagi.interop.protocol_bridge.host.dispatcher import Conversation
+from indusagi.interop.protocol_bridge.host.http import open_http
+from indusagi.interop.protocol_bridge.host.server import RunningProviderHost
+from indusagi.interop.protocol_bridge.host.stdio import standard_streams
+from indusagi.interop.protocol_bridge.rpc.connection import METHOD_NOT_FOUND, RpcError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from indusagi.core.json import JsonObject
     from indusagi.interop import HttpHost, HttpSettings
-    from indusagi.interop.protocol_bridge.host_session import Carrier, HostRequest, Work
+    from indusagi.interop.protocol_bridge.host.dispatcher import Carrier, HostRequest, Work
 
 FORM: JsonObject = {
     "mode": "form",

@@ -9,7 +9,7 @@ import anyio
 from tests.support.waiting import LIMIT_S
 
 from indusagi.interop.protocol_bridge.contract import FaultDetail
-from indusagi.interop.protocol_bridge.wire import METHOD_NOT_FOUND, LinkEnd, RpcError
+from indusagi.interop.protocol_bridge.rpc.connection import METHOD_NOT_FOUND, LinkEnd, RpcError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.contract import FaultReason
-    from indusagi.interop.protocol_bridge.wire import RequestId
+    from indusagi.interop.protocol_bridge.rpc.connection import RequestId
 
 Reply: TypeAlias = "JsonObject | RpcError | None"
 """A result, an error, or silence."""

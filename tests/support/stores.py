@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tests.support.deck import AT
 
 from induscode.deck.mcp.store import open_store
-from induscode.deck.mcp.store_rows import Batch, Happening, address_of, chained
+from induscode.deck.mcp.store.events import Batch, Happening, address_of, chained
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable

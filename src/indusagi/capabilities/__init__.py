@@ -7,15 +7,6 @@ from importlib import import_module
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from indusagi.capabilities.backends import STOP_GRACE_MS as STOP_GRACE_MS
-    from indusagi.capabilities.backends import DirEntry as DirEntry
-    from indusagi.capabilities.backends import Ended as Ended
-    from indusagi.capabilities.backends import FileKind as FileKind
-    from indusagi.capabilities.backends import FileStat as FileStat
-    from indusagi.capabilities.backends import Fs as Fs
-    from indusagi.capabilities.backends import Shell as Shell
-    from indusagi.capabilities.backends import ShellProcess as ShellProcess
-    from indusagi.capabilities.backends import ShellResult as ShellResult
     from indusagi.capabilities.budget import OutputBudget as OutputBudget
     from indusagi.capabilities.budget import standard_budget as standard_budget
     from indusagi.capabilities.context import ContextId as ContextId
@@ -23,12 +14,21 @@ if TYPE_CHECKING:
     from indusagi.capabilities.context import PerContext as PerContext
     from indusagi.capabilities.context import ToolContext as ToolContext
     from indusagi.capabilities.local import make_local_context as make_local_context
-    from indusagi.capabilities.local_fs import LocalFs as LocalFs
-    from indusagi.capabilities.local_shell import LocalShell as LocalShell
+    from indusagi.capabilities.local.fs import LocalFs as LocalFs
+    from indusagi.capabilities.local.shell import LocalShell as LocalShell
+    from indusagi.capabilities.overflow import SessionDir as SessionDir
+    from indusagi.capabilities.ports import STOP_GRACE_MS as STOP_GRACE_MS
+    from indusagi.capabilities.ports import DirEntry as DirEntry
+    from indusagi.capabilities.ports import Ended as Ended
+    from indusagi.capabilities.ports import FileKind as FileKind
+    from indusagi.capabilities.ports import FileStat as FileStat
+    from indusagi.capabilities.ports import Fs as Fs
+    from indusagi.capabilities.ports import Shell as Shell
+    from indusagi.capabilities.ports import ShellProcess as ShellProcess
+    from indusagi.capabilities.ports import ShellResult as ShellResult
     from indusagi.capabilities.read_state import ReadState as ReadState
     from indusagi.capabilities.read_state import ReadStateHandle as ReadStateHandle
     from indusagi.capabilities.registry import ToolRegistry as ToolRegistry
-    from indusagi.capabilities.spill import SessionDir as SessionDir
     from indusagi.capabilities.tool import DefinedTool as DefinedTool
     from indusagi.capabilities.tool import InvalidTool as InvalidTool
     from indusagi.capabilities.tool import Tool as Tool
@@ -62,15 +62,15 @@ if TYPE_CHECKING:
     from indusagi.runtime.contract import ToolResult as ToolResult
 
 _HOMES = {
-    "DirEntry": "indusagi.capabilities.backends",
-    "Ended": "indusagi.capabilities.backends",
-    "FileKind": "indusagi.capabilities.backends",
-    "FileStat": "indusagi.capabilities.backends",
-    "Fs": "indusagi.capabilities.backends",
-    "STOP_GRACE_MS": "indusagi.capabilities.backends",
-    "Shell": "indusagi.capabilities.backends",
-    "ShellProcess": "indusagi.capabilities.backends",
-    "ShellResult": "indusagi.capabilities.backends",
+    "DirEntry": "indusagi.capabilities.ports",
+    "Ended": "indusagi.capabilities.ports",
+    "FileKind": "indusagi.capabilities.ports",
+    "FileStat": "indusagi.capabilities.ports",
+    "Fs": "indusagi.capabilities.ports",
+    "STOP_GRACE_MS": "indusagi.capabilities.ports",
+    "Shell": "indusagi.capabilities.ports",
+    "ShellProcess": "indusagi.capabilities.ports",
+    "ShellResult": "indusagi.capabilities.ports",
     "OutputBudget": "indusagi.capabilities.budget",
     "standard_budget": "indusagi.capabilities.budget",
     "ContextId": "indusagi.capabilities.context",
@@ -78,12 +78,12 @@ _HOMES = {
     "PerContext": "indusagi.capabilities.context",
     "ToolContext": "indusagi.capabilities.context",
     "make_local_context": "indusagi.capabilities.local",
-    "LocalFs": "indusagi.capabilities.local_fs",
-    "LocalShell": "indusagi.capabilities.local_shell",
+    "LocalFs": "indusagi.capabilities.local.fs",
+    "LocalShell": "indusagi.capabilities.local.shell",
     "ReadState": "indusagi.capabilities.read_state",
     "ReadStateHandle": "indusagi.capabilities.read_state",
     "ToolRegistry": "indusagi.capabilities.registry",
-    "SessionDir": "indusagi.capabilities.spill",
+    "SessionDir": "indusagi.capabilities.overflow",
     "DefinedTool": "indusagi.capabilities.tool",
     "InvalidTool": "indusagi.capabilities.tool",
     "Tool": "indusagi.capabilities.tool",

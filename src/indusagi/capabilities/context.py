@@ -14,13 +14,12 @@ from types import TracebackType
 from typing import Generic, TypeVar
 from weakref import WeakKeyDictionary
 
-from indusagi.capabilities.backends import Fs, Shell
 from indusagi.capabilities.budget import OutputBudget
-from indusagi.capabilities.egress import SearchProvider, WebSettings
+from indusagi.capabilities.overflow import SessionDir
+from indusagi.capabilities.ports import Fs, SearchProvider, Shell, WebSettings
 from indusagi.capabilities.read_state import ReadStateHandle
-from indusagi.capabilities.spill import SessionDir
 from indusagi.core.cancel import CancelToken
-from indusagi.core.cleaning import CleanText
+from indusagi.core.invisible import CleanText
 from indusagi.core.text import make_visible
 from indusagi.runtime.contract import ProgressSink, ToolProgress
 

@@ -16,9 +16,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import cast
 
-from indusagi.core.groups import Kin, left_behind, signal_each, start_time
+from indusagi.core.app_dirs import create_private_file, make_private_dir, state_dir
 from indusagi.core.ids import is_ulid, new_ulid
-from indusagi.core.places import create_private_file, make_private_dir, state_dir
+from indusagi.core.process.tree import Kin, left_behind, signal_each, start_time
 
 _GRACE_S = 3.0
 _PAUSE_S = 0.05

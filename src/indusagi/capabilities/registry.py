@@ -8,7 +8,7 @@ from typing import Protocol
 
 from indusagi.capabilities.arguments import near
 from indusagi.capabilities.context import ToolContext
-from indusagi.capabilities.spill import fit_result
+from indusagi.capabilities.overflow import fit_result
 from indusagi.capabilities.tool import DefinedTool
 from indusagi.core.cancel import CancelToken
 from indusagi.core.json import JsonValue, NotJson, compact_json

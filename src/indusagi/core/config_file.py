@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from indusagi.core.places import read_small_file
+from indusagi.core.app_dirs import read_small_file
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue

@@ -8,6 +8,7 @@ from typing import Self
 
 from indusagi.core.cancel import CancelToken
 from indusagi.core.json import JsonValue
+from indusagi.interop.protocol_bridge.client.handlers import Handlers
 from indusagi.interop.protocol_bridge.contract import (
     EndpointStatus,
     RemoteCallResult,
@@ -21,7 +22,6 @@ from indusagi.interop.protocol_bridge.endpoint import (
     ServerEndpointImpl,
     create_server_endpoint,
 )
-from indusagi.interop.protocol_bridge.handlers import Handlers
 from indusagi.runtime.contract import ProgressSink
 
 

@@ -10,15 +10,15 @@ from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.registry import ToolRegistry
 from indusagi.capabilities.tool import DefinedTool
 from indusagi.core.cancel import CancelToken
+from indusagi.interop.protocol_bridge.bridge import inert_context
 from indusagi.interop.protocol_bridge.host import (
     ProviderHost,
     ProviderHostInfo,
     RunningProviderHost,
     create_provider_host,
 )
-from indusagi.interop.protocol_bridge.host_serving import HostTransport
-from indusagi.interop.protocol_bridge.host_settings import HttpHost, HttpSettings
-from indusagi.interop.protocol_bridge.inert import inert_context
+from indusagi.interop.protocol_bridge.host.http.settings import HttpHost, HttpSettings
+from indusagi.interop.protocol_bridge.host.server import HostTransport
 from indusagi.runtime.contract import ToolBox
 
 _DEFAULT = ProviderHostInfo()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import cast
 
-from indusagi.core.cleaning import CleanText, clean_json
+from indusagi.core.invisible import CleanText, clean_json
 from indusagi.core.json import JsonObject
 from indusagi.runtime.content import JsonContentBlock, TextContentBlock, ToolContentBlock
 from indusagi.runtime.contract import ToolResult

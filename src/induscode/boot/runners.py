@@ -13,9 +13,9 @@ from typing import Literal, TypeAlias
 from indusagi.capabilities.arguments import near
 from indusagi.core.json import JsonObject
 from indusagi.core.notes import Note
+from indusagi.interop.protocol_bridge.client.handlers import Handlers
 from indusagi.interop.protocol_bridge.contract import FleetStatus, RemoteToolRef, ServerConfig
 from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
-from indusagi.interop.protocol_bridge.handlers import Handlers
 from induscode.deck.contract import BridgeFault, Capability, UnknownCapability
 from induscode.deck.mcp.boot import BootedBridge, BootPlan
 from induscode.deck.mcp.config import (
@@ -25,12 +25,12 @@ from induscode.deck.mcp.config import (
     read_named_rows,
     resolve_rows,
 )
+from induscode.deck.mcp.config.rows import ServerRow
+from induscode.deck.mcp.config.trust import Consent, TrustStore
 from induscode.deck.mcp.drift import DisabledTool
 from induscode.deck.mcp.ledger import BridgeLedger
 from induscode.deck.mcp.lock import LOCK_NAME, read_lock
-from induscode.deck.mcp.rows import ServerRow
 from induscode.deck.mcp.store import LedgerStore
-from induscode.deck.mcp.trust import Consent, TrustStore
 from induscode.deck.provision import ToolDeck
 from induscode.launch.invocation import Invocation
 
@@ -326,7 +326,7 @@ async def attach_servers(
         return McpCapabilities(notes=plan.notes, plan=plan)
     from anyio import CancelScope  # noqa: PLC0415 — loaded wherever a loop runs
 
-    from indusagi.interop.protocol_bridge.supervision import Supervision  # noqa: PLC0415 — with it
+    from indusagi.interop.protocol_bridge.client.supervision import Supervision  # noqa: PLC0415 — with it
     from induscode.boot.starting import StartAnnouncer  # noqa: PLC0415 — as below
     from induscode.deck.mcp.boot import boot_bridge  # noqa: PLC0415 — for those with servers
 
@@ -357,7 +357,7 @@ async def attach_servers(
 
 def _definition_notes(booted: BootedBridge) -> Sequence[Note]:
     """Say what was done to definitions that were never seen before."""
-    from indusagi.interop.protocol_bridge.catalog import DefinitionNote  # noqa: PLC0415 — loaded
+    from indusagi.interop.protocol_bridge.client.tools import DefinitionNote  # noqa: PLC0415 — loaded
 
     servers = () if booted.attached.fleet is None else booted.attached.fleet.status()
     remarks = [note for server in servers for note in booted.list_remarks(server)]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
-from indusagi.capabilities.egress import WebSettings
+from indusagi.capabilities.ports import WebSettings
 from induscode.boot.runners import (
     McpCapabilities,
     attach_servers,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
     from indusagi.core.notes import Note
-    from indusagi.interop.protocol_bridge.handlers import Handlers
+    from indusagi.interop.protocol_bridge.client.handlers import Handlers
     from induscode.boot.runners import Lasting, ServerPlan
     from induscode.deck.contract import Capability
     from induscode.deck.mcp.store import LedgerStore

@@ -17,10 +17,10 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import cast
 
+from indusagi.core.app_dirs import make_dirs, read_small_file
 from indusagi.core.config_file import parse_json
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
-from indusagi.core.places import make_dirs, read_small_file
 from induscode.clients.entry import Client, Entry, is_own_row, toml_table
 from induscode.clients.jsonc import (
     BadJsonc,

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from induscode.deck.mcp.rows import Scope
+from induscode.deck.mcp.config.rows import Scope
 
 PROGRAMS = (
     "claude-desktop",

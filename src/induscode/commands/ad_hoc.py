@@ -32,7 +32,7 @@ def plan_ad_hoc_server(
         click.UsageError: There is not exactly one of them, or it cannot be a server.
     """
     from induscode.boot.runners import ServerPlan  # noqa: PLC0415 — brings the deck
-    from induscode.commands.mcp_add import checked_row, server_fields  # noqa: PLC0415 — for this option
+    from induscode.commands.mcp.add import checked_row, server_fields  # noqa: PLC0415 — for this option
     from induscode.deck.mcp.config import resolve_rows  # noqa: PLC0415 — as above
 
     if (line is None) == (url is None):

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from induscode.commands.ad_hoc import plan_ad_hoc_server
-from induscode.commands.groups import unknown
-from induscode.commands.names import complete_tool
-from induscode.commands.running import as_usage, opened_store, planned, run_told
-from induscode.commands.showing import mention, write_json
+from induscode.commands.support.groups import unknown
+from induscode.commands.support.names import complete_tool
+from induscode.commands.support.output import mention, write_json
+from induscode.commands.support.runner import as_usage, opened_store, planned, run_told
 from induscode.launch.options import flags, invocation_from
 from induscode.terminal import complain
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from induscode.deck.mcp.drift import DisabledTool
     from induscode.deck.mcp.store import LedgerStore
     from induscode.launch.invocation import Invocation
-    from induscode.session.gate.decision import Answer, Question
+    from induscode.session.permissions.decision import Answer, Question
 
 ANSWERED_WITH_ERROR = 1
 MISUSED = 2
@@ -90,7 +90,7 @@ def command(
     Exit codes: 0 answered, 1 the tool answered with an error, 2 a call that makes no sense, 3 its
     server failed or is not there, or the tool is disabled: see indus mcp diff.
     """
-    from induscode.commands.arguments import BadArgument, read_object  # noqa: PLC0415 — not for the help
+    from induscode.commands.support.arguments import BadArgument, read_object  # noqa: PLC0415 — not for the help
 
     invocation = invocation_from(context)
     call = _Call(context, invocation, tool, arguments, output, save)
@@ -253,7 +253,7 @@ class _Call:
         from indusagi.capabilities.budget import UNLIMITED  # noqa: PLC0415 — brings the kernel
         from indusagi.core.ids import new_ulid  # noqa: PLC0415 — as above
         from indusagi.runtime.contract import ToolCall  # noqa: PLC0415 — as above
-        from induscode.commands.arguments import (  # noqa: PLC0415 — as above
+        from induscode.commands.support.arguments import (  # noqa: PLC0415 — as above
             BadArgument,
             check_arguments,
             describe_parameters,
@@ -284,8 +284,13 @@ class _Call:
     # -- what came of it --------------------------------------------------------------------
 
     def _shown(self, outcome: ToolOutcome, card: Capability | None = None) -> int:
-        from induscode.commands.answers import block_text, outcome_json, save_blocks, show_blocks  # noqa: PLC0415 — for a call that ran
-        from induscode.commands.arguments import describe_parameters  # noqa: PLC0415 — as above
+        from induscode.commands.support.answers import (  # noqa: PLC0415 — for a call that ran
+            block_text,
+            outcome_json,
+            save_blocks,
+            show_blocks,
+        )
+        from induscode.commands.support.arguments import describe_parameters  # noqa: PLC0415 — as above
 
         code = _exit_code(outcome)
         if code not in {MISUSED, FAULT} and self._save is not None:
@@ -316,16 +321,16 @@ class _WhoTyped:
 
     async def ask(self, question: Question) -> Answer:
         """Say yes, once."""
-        from induscode.session.gate.decision import Answer, Scope  # noqa: PLC0415 — see _gate
+        from induscode.session.permissions.decision import Answer, Scope  # noqa: PLC0415 — see _gate
 
         return Answer(Scope.ONCE)
 
 
 def _gate(cwd: str) -> Callable[[Capability], Capability]:
     """Put the gate in front of every card: what a rule denies stays denied."""
-    from induscode.session.gate.gate import Gate, GatedCard  # noqa: PLC0415 — for a call that runs
-    from induscode.session.gate.standing import standing_rules  # noqa: PLC0415 — as above
-    from induscode.session.gate.store import RuleStore  # noqa: PLC0415 — as above
+    from induscode.session.permissions.gate import Gate, GatedCard  # noqa: PLC0415 — for a call that runs
+    from induscode.session.permissions.startup_rules import standing_rules  # noqa: PLC0415 — as above
+    from induscode.session.permissions.store import RuleStore  # noqa: PLC0415 — as above
 
     store = RuleStore()
     rules, notes = standing_rules(store, cwd)
@@ -356,11 +361,11 @@ async def _wake_all(fleet: ServerFleetImpl) -> None:
 
 async def _server_with(plan: ServerPlan, name: str, store: LedgerStore) -> str | None:
     """Find the server that had a tool of this name when it was seen last."""
+    from indusagi.interop.protocol_bridge.client.tools import model_name  # noqa: PLC0415 — as above
     from indusagi.interop.protocol_bridge.contract import RemoteToolRef  # noqa: PLC0415 — for servers
-    from indusagi.interop.protocol_bridge.names import model_name  # noqa: PLC0415 — as above
-    from induscode.deck.mcp.pins import disabled_tools  # noqa: PLC0415 — as above
-    from induscode.deck.mcp.store_rows import texts_of  # noqa: PLC0415 — as above
-    from induscode.deck.mcp.trust import server_identity  # noqa: PLC0415 — as above
+    from induscode.deck.mcp.config.trust import server_identity  # noqa: PLC0415 — as above
+    from induscode.deck.mcp.store.events import texts_of  # noqa: PLC0415 — as above
+    from induscode.deck.mcp.store.pins import disabled_tools  # noqa: PLC0415 — as above
 
     disabled = await disabled_tools(store, plan.configs.values())
     for row in await store.latest("list"):

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from indusagi.core.text import counted
-from induscode.commands.groups import CommandGroup, Lazy, unknown
-from induscode.commands.running import opened_store, run_loop
-from induscode.commands.showing import as_json, mention, table, write_json
+from induscode.commands.support.groups import CommandGroup, Lazy, unknown
+from induscode.commands.support.output import as_json, mention, table, write_json
+from induscode.commands.support.runner import opened_store, run_loop
 from induscode.console import format_age, shortest_prefix, stdout_console
 from induscode.terminal import complain, tell, tell_text
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject
-    from induscode.deck.mcp.history import DeckRecord
     from induscode.deck.mcp.store import ThreadedStore
-    from induscode.deck.mcp.store_rows import Row, RunFacts
+    from induscode.deck.mcp.store.events import Row, RunFacts
+    from induscode.deck.mcp.store.history import DeckRecord
 
 _HERE = "induscode.commands.ledger"
 _DAMAGED = 1
@@ -178,7 +178,7 @@ def show(key: str, *, as_json: bool) -> int:
     """Show all that is known of KEY: the key of an enrolment, a tool, or the number of a row."""
 
     async def work(store: ThreadedStore) -> int:
-        from induscode.deck.mcp.store_rows import needed_documents  # noqa: PLC0415 — brings hashing
+        from induscode.deck.mcp.store.events import needed_documents  # noqa: PLC0415 — brings hashing
 
         rows = [row for run in await store.runs() for row in await store.rows(run.run)]
         found = [row for row in rows if _is_about(row, key)]
@@ -222,7 +222,7 @@ def at(time: str, *, run: str | None, as_json: bool) -> int:
     moment = _moment(time)
 
     async def work(store: ThreadedStore) -> int:
-        from induscode.deck.mcp.history import deck_at  # noqa: PLC0415 — brings the ledger
+        from induscode.deck.mcp.store.history import deck_at  # noqa: PLC0415 — brings the ledger
 
         if run is not None:
             one = await _run_named(store, run)
@@ -268,7 +268,7 @@ def turn(number: int, *, run: str | None, as_json: bool) -> int:
     """Show the deck that a model saw at turn N, of the last run that had one."""
 
     async def work(store: ThreadedStore) -> int:
-        from induscode.deck.mcp.history import deck_at  # noqa: PLC0415 — brings the ledger
+        from induscode.deck.mcp.store.history import deck_at  # noqa: PLC0415 — brings the ledger
 
         runs = [await _run_named(store, run)] if run is not None else await store.runs()
         for one in reversed(runs):
@@ -342,7 +342,7 @@ def export(*, run: str | None, as_json: bool) -> int:
     """Write all of it as JSON, a row a line and then the documents; one value with --json."""
 
     async def work(store: ThreadedStore) -> int:
-        from induscode.deck.mcp.store_rows import needed_documents  # noqa: PLC0415 — brings hashing
+        from induscode.deck.mcp.store.events import needed_documents  # noqa: PLC0415 — brings hashing
 
         runs = [await _run_named(store, run)] if run is not None else await store.runs()
         rows = [row for one in runs for row in await store.rows(one.run)]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from indusagi.capabilities.web.providers import SEARXNG_VARIABLE
-from induscode.commands.groups import CommandGroup, Lazy
-from induscode.commands.showing import as_json, mention, table, write_json
+from induscode.commands.support.groups import CommandGroup, Lazy
+from induscode.commands.support.output import as_json, mention, table, write_json
 from induscode.launch.options import cwd_from, flags
 from induscode.launch.settings import (
     SEARCH_SEARXNG_URL,

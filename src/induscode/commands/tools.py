@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from induscode.commands.groups import CommandGroup, Lazy, unknown
-from induscode.commands.names import complete_tool
-from induscode.commands.running import run_loop
-from induscode.commands.showing import as_json, mention, table, write_json
+from induscode.commands.support.groups import CommandGroup, Lazy, unknown
+from induscode.commands.support.names import complete_tool
+from induscode.commands.support.output import as_json, mention, table, write_json
+from induscode.commands.support.runner import run_loop
 from induscode.console import stdout_console
 from induscode.launch.options import flags, invocation_from
 from induscode.launch.profiles import profile_name
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject
-    from induscode.commands.catalog import ListedTool, Listing
+    from induscode.commands.support.catalog import ListedTool, Listing
 
 _NOTHING_FOUND = 1
 _LONGEST_ABOUT = 160
@@ -51,7 +51,7 @@ def command() -> None:
 
 
 def _listing(context: click.Context, *, no_check: bool) -> Listing:
-    from induscode.commands.catalog import list_tools  # noqa: PLC0415 — brings the deck
+    from induscode.commands.support.catalog import list_tools  # noqa: PLC0415 — brings the deck
 
     invocation = invocation_from(context)
     found: list[Listing] = []

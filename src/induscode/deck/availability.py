@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from importlib.util import find_spec
 
-from indusagi.capabilities.egress import WebSettings
+from indusagi.capabilities.ports import WebSettings
 from induscode.deck.contract import DeckFramework
 
 SEARXNG_VARIABLE = "INDUS_SEARXNG_URL"

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Literal, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
 
 from indusagi.capabilities.context import ToolContext
-from indusagi.capabilities.egress import SearchProvider, WebSettings
+from indusagi.capabilities.ports import SearchProvider, WebSettings
 from indusagi.capabilities.read_state import ReadStateHandle
 from indusagi.core.faults import CoreError, describe_error
 from indusagi.core.json import JsonObject, JsonValue

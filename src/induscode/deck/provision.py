@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from indusagi.capabilities.context import Framework, ToolContext
 from indusagi.capabilities.local import make_local_context
-from indusagi.capabilities.local_shell import LocalShell
+from indusagi.capabilities.local.shell import LocalShell
 from indusagi.capabilities.read_state import ReadState
 from indusagi.capabilities.sandbox.policy import Sandbox
 from indusagi.core.notes import Note

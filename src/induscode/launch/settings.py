@@ -86,7 +86,7 @@ def read_hosts(value: JsonValue) -> tuple[str, ...]:
     Raises:
         ValueError: One of them is neither.
     """
-    from indusagi.capabilities.egress import WebTrouble  # noqa: PLC0415 — for a file that has some
+    from indusagi.capabilities.ports import WebTrouble  # noqa: PLC0415 — for a file that has some
     from indusagi.capabilities.web.target import parse_host_and_port  # noqa: PLC0415 — as above
 
     for one in value if isinstance(value, list) else (value,):

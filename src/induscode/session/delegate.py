@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from indusagi.runtime.contract import ToolDescriptor
     from induscode.deck.contract import DelegateRequest
     from induscode.deck.provision import ToolDeck
-    from induscode.session.briefing import Briefing
     from induscode.session.events import Ended, EndReason, Event, Sink
+    from induscode.session.system_prompt import Briefing
 
 AGENTS = ("general", "explore")
 """`general` has every tool of its parent but `task`; `explore` only those that change nothing."""

@@ -24,21 +24,21 @@ from anyio import to_thread
 
 from indusagi.core.faults import CoreError
 from indusagi.core.ids import new_ulid
-from indusagi.core.owner import Owner
 from indusagi.core.signals import ending_signals
+from indusagi.core.tasks import Owner
 from induscode.boot.runners import UnusableConfig, check_named_configs
 from induscode.boot.session import open_session
 from induscode.deck.contract import BackendFault, UnknownCapability
-from induscode.session.briefing import Briefing, project_words
 from induscode.session.exits import ExitCode, signal_code
-from induscode.session.guarding import BadRule, guarding_for
-from induscode.session.handles import make_handles
 from induscode.session.leftovers import leftover_notes
 from induscode.session.models import BadAddress, NoModel, choose_model
 from induscode.session.output import Page, reporter_for
+from induscode.session.permissions.setup import BadRule, guarding_for
 from induscode.session.plan_mode import PlanMode
 from induscode.session.prompt import BadPrompt, read_prompt
 from induscode.session.question import Question
+from induscode.session.resources import make_handles
+from induscode.session.system_prompt import Briefing, project_words
 from induscode.session.transcript import NoConversation, Transcript, open_transcript
 from induscode.terminal import complain, drop
 
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 
     from indusagi.core.cancel import CancelToken
     from induscode.launch.invocation import Invocation
-    from induscode.session.guarding import Guarding
     from induscode.session.models import ModelChoice
+    from induscode.session.permissions.setup import Guarding
 
 _CLOSING_S = 5.0
 """How long everything may take to close once the program was told to end."""
@@ -262,4 +262,4 @@ async def _loading() -> AsyncGenerator[Owner]:
 def _load() -> None:
     from importlib import import_module  # noqa: PLC0415 — for this one
 
-    import_module("induscode.session._pydantic_ai")
+    import_module("induscode.session.model_loop")

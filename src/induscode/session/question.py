@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from indusagi.runtime.contract import ToolDescriptor
     from induscode.boot.session import Session
     from induscode.launch.invocation import Invocation
-    from induscode.session._pydantic_ai import Engine
-    from induscode.session.briefing import Briefing
     from induscode.session.events import Event
-    from induscode.session.handles import Handles
+    from induscode.session.model_loop import Engine
     from induscode.session.models import ModelChoice
     from induscode.session.output import Reporter
+    from induscode.session.resources import Handles
+    from induscode.session.system_prompt import Briefing
     from induscode.session.transcript import Transcript
 
 
@@ -95,7 +95,7 @@ class Question:
 
     async def conversed(self, prompt: str) -> int:
         """Have the prompt answered."""
-        from induscode.session._pydantic_ai import Engine, open_model  # noqa: PLC0415 — warmed up
+        from induscode.session.model_loop import Engine, open_model  # noqa: PLC0415 — warmed up
 
         model = await to_thread.run_sync(open_model, self.choice)
         async with Engine(model) as engine:
@@ -179,7 +179,7 @@ class _TurnKeeper:
     """Writes down which deck each turn was shown."""
 
     def __init__(self, session: Session, transcript: Transcript, node: str) -> None:
-        from induscode.deck.mcp.journal import Journal  # noqa: PLC0415 — needs a running session
+        from induscode.deck.mcp.store.journal import Journal  # noqa: PLC0415 — needs a running session
 
         booted = session.mcp.booted
         self._journal = Journal(session.store) if booted is None else booted.journal

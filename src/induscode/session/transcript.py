@@ -11,11 +11,11 @@ import os
 from shutil import rmtree
 from typing import TYPE_CHECKING
 
+from indusagi.core.app_dirs import make_private_dir, state_dir
 from indusagi.core.clock import iso_utc, now_ms
 from indusagi.core.faults import CoreError
 from indusagi.core.ids import is_ulid, new_ulid
 from indusagi.core.json import is_json_object
-from indusagi.core.places import make_private_dir, state_dir
 from induscode.deck.stores.line_log import LineLog, decode_line
 
 if TYPE_CHECKING:

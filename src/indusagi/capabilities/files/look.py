@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from indusagi.capabilities.files.codec import digest_bytes
-from indusagi.capabilities.files.lines import Scan, scan
-from indusagi.capabilities.files.sniff import HEAD_BYTES, FileType, sniff
+from indusagi.capabilities.files.text.codec import digest_bytes
+from indusagi.capabilities.files.text.lines import Scan, scan
+from indusagi.capabilities.files.text.sniff import HEAD_BYTES, FileType, sniff
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import BinaryIO
 
-    from indusagi.capabilities.files.lines import Wanted
+    from indusagi.capabilities.files.text.lines import Wanted
 
 WHOLE_BYTES = 32 * 1024 * 1024
 """Pictures and PDF files are loaded; larger ones are not."""

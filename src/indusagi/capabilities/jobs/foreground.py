@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import anyio
 from anyio import to_thread
 
-from indusagi.capabilities.backends import Ended
-from indusagi.capabilities.jobs.facts import waits_for_typing
+from indusagi.capabilities.jobs.process_info import waits_for_typing
 from indusagi.capabilities.jobs.text import plain_text
+from indusagi.capabilities.ports import Ended
 from indusagi.runtime.contract import ToolProgress
 
 if TYPE_CHECKING:
-    from indusagi.capabilities.backends import ShellProcess
     from indusagi.capabilities.context import ToolContext
+    from indusagi.capabilities.ports import ShellProcess
 
 STALL_S = 15.0
 """How long a program is silent before it is looked at whether it waits for somebody to type."""

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Literal
 import anyio
 from anyio import to_thread
 
-from indusagi.capabilities.backends import STOP_GRACE_MS
-from indusagi.capabilities.jobs.facts import Facts, facts_of
 from indusagi.capabilities.jobs.lines import LineRing
+from indusagi.capabilities.jobs.process_info import Facts, facts_of
 from indusagi.capabilities.jobs.text import shows
-from indusagi.capabilities.local_shell import LocalProcess
-from indusagi.core.groups import left_behind, signal_each, signal_group
+from indusagi.capabilities.local.shell import LocalProcess
+from indusagi.capabilities.ports import STOP_GRACE_MS
+from indusagi.core.process.tree import left_behind, signal_each, signal_group
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from indusagi.capabilities.backends import ShellProcess
     from indusagi.capabilities.jobs.lines import Lines
+    from indusagi.capabilities.ports import ShellProcess
 
 _GLANCE_S = 0.05
 

@@ -10,14 +10,14 @@ from anyio import to_thread
 
 from indusagi.capabilities.context import PerContext
 from indusagi.capabilities.jobs.job import Job
-from indusagi.capabilities.local_shell import LocalShell
+from indusagi.capabilities.local.shell import LocalShell
+from indusagi.core.app_dirs import create_private_file, make_private_dir
 from indusagi.core.ids import new_ulid
-from indusagi.core.places import create_private_file, make_private_dir
 
 if TYPE_CHECKING:
-    from indusagi.capabilities.backends import Shell, ShellProcess
     from indusagi.capabilities.context import ToolContext
-    from indusagi.capabilities.spill import SessionDir
+    from indusagi.capabilities.overflow import SessionDir
+    from indusagi.capabilities.ports import Shell, ShellProcess
 
 LIVE_JOBS = 32
 _FINISHED_JOBS = 64

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities.budget import OutputBudget, clip
-from indusagi.capabilities.files.hidden import hidden_in
+from indusagi.capabilities.files.text.invisible import hidden_in
 from indusagi.capabilities.sandbox.capture import KEPT_HEAD_BYTES, KEPT_TAIL_BYTES
 from indusagi.runtime.contract import Keep
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from indusagi.capabilities.backends import ShellProcess
+    from indusagi.capabilities.ports import ShellProcess
 
 SHOWN_BYTES = 30_000
 SHOWN_LINES = 1_900

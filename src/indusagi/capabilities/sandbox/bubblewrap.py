@@ -15,7 +15,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities.sandbox.policy import LOCAL_SOCKETS
-from indusagi.core.within import trusted_program
+from indusagi.core.paths import trusted_program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

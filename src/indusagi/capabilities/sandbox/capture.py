@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from indusagi.core.places import create_private_file
+from indusagi.core.app_dirs import create_private_file
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, Future
     from collections.abc import Callable, Iterator
 
-    from indusagi.core.child import Child
+    from indusagi.core.process.child import Child
 
 KEPT_HEAD_BYTES = 32 * 1024 * 1024
 KEPT_TAIL_BYTES = 32 * 1024 * 1024

@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities.sandbox.policy import LOCAL_SOCKETS, UNPROTECTED
-from indusagi.core.within import is_within
+from indusagi.core.paths import is_within
 
 if TYPE_CHECKING:
     from indusagi.capabilities.sandbox.bubblewrap import Private

@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from indusagi.core.places import state_dir
-from indusagi.core.within import is_within
+from indusagi.core.app_dirs import state_dir
+from indusagi.core.paths import is_within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

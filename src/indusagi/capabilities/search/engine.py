@@ -19,15 +19,15 @@ from base64 import b64encode
 from dataclasses import asdict
 from typing import TYPE_CHECKING, BinaryIO
 
-from indusagi.capabilities.apart.python import own_python
-from indusagi.capabilities.files.globs import glob_regex
-from indusagi.capabilities.files.ignore import IgnoreRules, RuleFile
+from indusagi.capabilities.files.paths.globs import glob_regex
+from indusagi.capabilities.files.paths.ignore import IgnoreRules, RuleFile
 from indusagi.capabilities.search.braces import TooManyAlternatives, expand_braces
 from indusagi.capabilities.search.dialect import holds_in_whole, python_regex
 from indusagi.capabilities.search.ends import names_return
 from indusagi.capabilities.search.request import MAX_FILE_BYTES, Mode, Search
 from indusagi.capabilities.search.types import file_types
 from indusagi.capabilities.search.walk import Walk
+from indusagi.capabilities.worker.interpreter import own_python
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

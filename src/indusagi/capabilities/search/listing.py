@@ -10,7 +10,7 @@ from indusagi.capabilities.search.leaves import LateEntry
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from indusagi.capabilities.files.ignore import IgnoreRules
+    from indusagi.capabilities.files.paths.ignore import IgnoreRules
 
 Entry: TypeAlias = "os.DirEntry[str] | LateEntry"
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

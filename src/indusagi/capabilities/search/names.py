@@ -11,12 +11,12 @@ from threading import Event, Lock
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from indusagi.capabilities.files.globs import glob_regex
-from indusagi.capabilities.files.ignore import IgnoreRules
+from indusagi.capabilities.files.paths.globs import glob_regex
+from indusagi.capabilities.files.paths.ignore import IgnoreRules
 from indusagi.capabilities.search.braces import expand_braces
 from indusagi.capabilities.search.request import path_key
 from indusagi.capabilities.search.walk import Walk
-from indusagi.core.order import in_order
+from indusagi.core.sorting import in_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence

@@ -6,7 +6,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from indusagi.capabilities.files.ignore import RULE_FILE, IgnoreRules
+from indusagi.capabilities.files.paths.ignore import RULE_FILE, IgnoreRules
 from indusagi.capabilities.search.walk import Walk
 
 if TYPE_CHECKING:

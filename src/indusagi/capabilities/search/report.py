@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from indusagi.capabilities.files.hidden import hidden_in
-from indusagi.capabilities.files.shown import joined, shown_name
+from indusagi.capabilities.files.text.display import joined, shown_name
+from indusagi.capabilities.files.text.invisible import hidden_in
 from indusagi.capabilities.search.ends import with_any_end
 from indusagi.capabilities.search.records import Counts, Matches
 from indusagi.capabilities.search.request import MAX_FILE_BYTES, Mode, path_key

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from indusagi.capabilities.search.braces import TooManyAlternatives, expand_braces
 from indusagi.capabilities.search.ends import names_return, with_any_end
 from indusagi.capabilities.search.request import MAX_FILE_BYTES, Mode
-from indusagi.core.within import trusted_program
+from indusagi.core.paths import trusted_program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

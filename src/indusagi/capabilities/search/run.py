@@ -10,7 +10,7 @@ import anyio
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from indusagi.core.child import Child
+    from indusagi.core.process.child import Child
 
 _COMPLAINT_BYTES = 8 * 1024
 """What is kept of what it says on its standard error."""
@@ -64,7 +64,7 @@ async def run_program(
     Raises:
         OSError: It cannot be started.
     """
-    from indusagi.core.child import Child  # noqa: PLC0415 — for those who run programs
+    from indusagi.core.process.child import Child  # noqa: PLC0415 — for those who run programs
 
     listener = _Listener(reader)
     child = listener.child = Child(listener)

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
-from indusagi.capabilities.backends import PathRefused
-from indusagi.capabilities.files.protected import usual_protection
-from indusagi.capabilities.files.shown import joined, shown_name
-from indusagi.core.within import is_within, parts_below
+from indusagi.capabilities.files.paths.protected import usual_protection
+from indusagi.capabilities.files.text.display import joined, shown_name
+from indusagi.capabilities.ports import PathRefused
+from indusagi.core.paths import is_within, parts_below
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from indusagi.capabilities.backends import Fs
+    from indusagi.capabilities.ports import Fs
 
 
 async def secrets_below(fs: Fs, folder: str, root: str) -> tuple[str, ...]:

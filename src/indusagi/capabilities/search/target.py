@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from anyio import to_thread
 
-from indusagi.capabilities.backends import FileKind
+from indusagi.capabilities.ports import FileKind
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from indusagi.capabilities.backends import Fs
+    from indusagi.capabilities.ports import Fs
 
 
 @dataclass(frozen=True, slots=True)

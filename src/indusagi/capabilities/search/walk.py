@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
-from indusagi.capabilities.files.ignore import REPOSITORY
+from indusagi.capabilities.files.paths.ignore import REPOSITORY
 from indusagi.capabilities.search.leaves import is_leaf, may_be_leaf
 from indusagi.capabilities.search.listing import DIRECTORY, Listing, is_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from indusagi.capabilities.files.ignore import IgnoreRules
+    from indusagi.capabilities.files.paths.ignore import IgnoreRules
     from indusagi.capabilities.search.leaves import LeafMemory
     from indusagi.capabilities.search.listing import Met
 

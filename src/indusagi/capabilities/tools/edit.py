@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
+from indusagi.capabilities.coercion import lenient
 from indusagi.capabilities.context import ToolContext
-from indusagi.capabilities.files.change import Replacement
-from indusagi.capabilities.lenient import lenient
+from indusagi.capabilities.files.edits.plan import Replacement
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
-from indusagi.capabilities.tools._change import change_file
+from indusagi.capabilities.tools.change import change_file
 from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given
 from indusagi.core.json import JsonLike, JsonObject, JsonValue, is_json_object
 from indusagi.runtime.contract import JsonSchema, ToolResult

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from anyio import to_thread
 
-from indusagi.capabilities.backends import FileKind, Folder
+from indusagi.capabilities.coercion import lenient
 from indusagi.capabilities.context import ToolContext
-from indusagi.capabilities.files.shown import joined, shown_name, shown_place
-from indusagi.capabilities.lenient import lenient
+from indusagi.capabilities.files.text.display import joined, shown_name, shown_place
+from indusagi.capabilities.ports import FileKind, Folder
 from indusagi.capabilities.search.braces import TooManyAlternatives
 from indusagi.capabilities.search.leaves import KnownLeaves
 from indusagi.capabilities.search.names import (
@@ -26,8 +26,8 @@ from indusagi.capabilities.search.names import (
 )
 from indusagi.capabilities.search.secrets import notice, secrets_below
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
-from indusagi.capabilities.tools._read_folder import not_there
 from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given, path_trouble
+from indusagi.capabilities.tools.read.folder import not_there
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.text import counted
 from indusagi.runtime.contract import JsonSchema, ToolResult

@@ -6,8 +6,8 @@ import errno
 import os
 from urllib.parse import unquote
 
-from indusagi.capabilities.backends import PathRefused
-from indusagi.capabilities.files.shown import shown_name
+from indusagi.capabilities.files.text.display import shown_name
+from indusagi.capabilities.ports import PathRefused
 from indusagi.core.json import JsonObject
 from indusagi.runtime.contract import ToolResult
 

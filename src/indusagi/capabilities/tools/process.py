@@ -10,6 +10,7 @@ import anyio
 from anyio import to_thread
 
 from indusagi.capabilities.budget import OutputBudget, clip
+from indusagi.capabilities.coercion import lenient
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.jobs.job import Job, JobState, JobStream, told_code
 from indusagi.capabilities.jobs.lines import Lines
@@ -21,9 +22,8 @@ from indusagi.capabilities.jobs.text import (
     plain_text,
     shows,
 )
-from indusagi.capabilities.lenient import lenient
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
-from indusagi.capabilities.tools._starting import not_started, start_folder
+from indusagi.capabilities.tools.bash import not_started, start_folder
 from indusagi.capabilities.tools.paths import path_given, path_trouble
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.text import clean_text, cut_text

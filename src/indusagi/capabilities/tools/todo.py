@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from indusagi.capabilities.coercion import lenient
 from indusagi.capabilities.context import PerContext, ToolContext
-from indusagi.capabilities.lenient import lenient
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.runtime.content import JsonContentBlock, TextContentBlock

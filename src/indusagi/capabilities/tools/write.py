@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import cast
 
+from indusagi.capabilities.coercion import lenient
 from indusagi.capabilities.context import ToolContext
-from indusagi.capabilities.lenient import lenient
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
-from indusagi.capabilities.tools._change import change_file
+from indusagi.capabilities.tools.change import change_file
 from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given
 from indusagi.core.json import JsonObject
 from indusagi.runtime.contract import JsonSchema, ToolResult

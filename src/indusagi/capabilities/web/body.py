@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from typing import Final, Literal, TypeAlias
 
-from indusagi.capabilities.egress import WebTrouble
+from indusagi.capabilities.ports import WebTrouble
 
 Cut: TypeAlias = Literal["size", "ratio", "ended early"]
 """Why a body is not whole."""

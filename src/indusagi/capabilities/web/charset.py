@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from indusagi.capabilities.files.codec import short_words
+from indusagi.capabilities.files.text.codec import short_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

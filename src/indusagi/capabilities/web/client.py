@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from anyio import fail_after, to_thread
 
-from indusagi.capabilities.egress import WebTrouble
+from indusagi.capabilities.ports import WebTrouble
 from indusagi.capabilities.web.addresses import AT_HOME, kind_of
 from indusagi.capabilities.web.body import Body, EndedEarly
 from indusagi.capabilities.web.resolve import system_resolver
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
-    from indusagi.capabilities.egress import WebSettings
+    from indusagi.capabilities.ports import WebSettings
     from indusagi.capabilities.web.body import Cut
     from indusagi.capabilities.web.dial import Answer
     from indusagi.capabilities.web.target import Target

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-from indusagi.capabilities.apart.limits import limit_ourselves
-from indusagi.capabilities.apart.parcel import packed, unpacked
+from indusagi.capabilities.worker.limits import limit_ourselves
+from indusagi.capabilities.worker.message import packed, unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

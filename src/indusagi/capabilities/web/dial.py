@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, cast
 import httpcore2
 from anyio import CancelScope
 
-from indusagi.capabilities.egress import WebTrouble
+from indusagi.capabilities.ports import WebTrouble
 from indusagi.capabilities.web.body import EndedEarly
 
 if TYPE_CHECKING:

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Final
 
 from anyio import to_thread
 
-from indusagi.capabilities.files.pdf import MOST_PAGES, pdf_pages
-from indusagi.capabilities.files.picture_apart import fit_picture_soon
-from indusagi.capabilities.files.unshown import Unshown
+from indusagi.capabilities.files.media.pdf import MOST_PAGES, pdf_pages
+from indusagi.capabilities.files.media.picture_apart import fit_picture_soon
+from indusagi.capabilities.files.text.display import Unshown
 from indusagi.capabilities.web.layout import laid_open
 from indusagi.capabilities.web.page import TextPage, written_out
 
 if TYPE_CHECKING:
-    from indusagi.capabilities.files.images import Picture
-    from indusagi.capabilities.files.pdf import PdfPages
+    from indusagi.capabilities.files.media.images import Picture
+    from indusagi.capabilities.files.media.pdf import PdfPages
     from indusagi.capabilities.web.page import BytesPage
 
 PDF: Final = "application/pdf"

@@ -13,8 +13,8 @@ from anyio import current_time, to_thread
 
 from indusagi.capabilities.budget import OutputBudget, clip
 from indusagi.capabilities.context import PerContext
-from indusagi.capabilities.egress import WebSettings, WebTrouble
-from indusagi.capabilities.files.unshown import Unshown
+from indusagi.capabilities.files.text.display import Unshown
+from indusagi.capabilities.ports import WebSettings, WebTrouble
 from indusagi.capabilities.web.cache import PageCache
 from indusagi.capabilities.web.client import Elsewhere, WebClient
 from indusagi.capabilities.web.document import PDF, picture_of, text_of
@@ -22,8 +22,8 @@ from indusagi.capabilities.web.fence import FENCE_BYTES, fenced
 from indusagi.capabilities.web.media import ending_of, is_text
 from indusagi.capabilities.web.page import ACCEPT, BytesPage, TextPage, page_of
 from indusagi.capabilities.web.target import parse_target
+from indusagi.core.app_dirs import create_private_file, make_private_dir
 from indusagi.core.ids import new_ulid
-from indusagi.core.places import create_private_file, make_private_dir
 from indusagi.core.text import clean_text, counted, cut_text
 from indusagi.runtime.content import JsonContentBlock, TextContentBlock
 from indusagi.runtime.contract import Keep, ToolResult
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from indusagi.capabilities.context import ToolContext
-    from indusagi.capabilities.files.images import Picture
-    from indusagi.capabilities.spill import SessionDir
+    from indusagi.capabilities.files.media.images import Picture
+    from indusagi.capabilities.overflow import SessionDir
     from indusagi.capabilities.web.body import Cut
     from indusagi.capabilities.web.client import Fetched
     from indusagi.capabilities.web.page import Format

@@ -8,7 +8,7 @@ from html import unescape
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, urlencode
 
-from indusagi.capabilities.egress import WebTrouble
+from indusagi.capabilities.ports import WebTrouble
 from indusagi.capabilities.web.layout import laid_open
 from indusagi.capabilities.web.target import is_within, parse_target
 from indusagi.core.text import cut_text
@@ -16,7 +16,7 @@ from indusagi.core.text import cut_text
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from indusagi.capabilities.egress import SearchHit, SearchQuery
+    from indusagi.capabilities.ports import SearchHit, SearchQuery
     from indusagi.capabilities.web.target import Target
     from indusagi.core.json import JsonObject
 

@@ -7,7 +7,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, Final
 
-from indusagi.capabilities.apart.parcel import packed, unpacked
+from indusagi.capabilities.worker.message import packed, unpacked
 from indusagi.core.text import remove_break_hints, show_unseen
 
 if TYPE_CHECKING:

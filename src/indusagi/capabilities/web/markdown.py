@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Final
 
 from anyio import to_thread
 
-from indusagi.capabilities.apart.asking import asked
-from indusagi.capabilities.apart.python import library_of, own_python
-from indusagi.capabilities.egress import WebTrouble
+from indusagi.capabilities.ports import WebTrouble
 from indusagi.capabilities.web import converter
 from indusagi.capabilities.web.converter import LONGEST_S, answer, convert, request
+from indusagi.capabilities.worker.client import asked
+from indusagi.capabilities.worker.interpreter import library_of, own_python
 
 if TYPE_CHECKING:
     from indusagi.capabilities.web.converter import Style

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar
 
 from anyio import to_thread
 
-from indusagi.capabilities.apart.asking import asked
-from indusagi.capabilities.apart.python import own_python
-from indusagi.capabilities.egress import WebTrouble
+from indusagi.capabilities.ports import WebTrouble
 from indusagi.capabilities.web import layout
 from indusagi.capabilities.web.charset import decoded
 from indusagi.capabilities.web.layout import LONGEST_JSON, SHORT_JSON, laid_open, laid_out
 from indusagi.capabilities.web.markdown import converted
 from indusagi.capabilities.web.media import medium_of
+from indusagi.capabilities.worker.client import asked
+from indusagi.capabilities.worker.interpreter import own_python
 from indusagi.core.text import counted
 
 if TYPE_CHECKING:

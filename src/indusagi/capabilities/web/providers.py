@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 
 from anyio import to_thread
 
-from indusagi.capabilities.egress import SearchHit, SearchTrouble, WebTrouble
+from indusagi.capabilities.ports import SearchHit, SearchTrouble, WebTrouble
 from indusagi.capabilities.web.client import Elsewhere, WebClient
 from indusagi.capabilities.web.target import parse_target
 from indusagi.core.json import is_json_object
@@ -24,7 +24,7 @@ from indusagi.core.json import is_json_object
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from indusagi.capabilities.egress import SearchProvider, SearchQuery, WebSettings
+    from indusagi.capabilities.ports import SearchProvider, SearchQuery, WebSettings
     from indusagi.core.json import JsonValue
 
 SEARXNG_VARIABLE: Final = "INDUS_SEARXNG_URL"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from anyio import fail_after, move_on_after
 
-from indusagi.capabilities.egress import SearchQuery, SearchTrouble, WebSettings, WebTrouble
+from indusagi.capabilities.ports import SearchQuery, SearchTrouble, WebSettings, WebTrouble
 from indusagi.capabilities.web.fence import fenced
 from indusagi.capabilities.web.findings import findings
 from indusagi.capabilities.web.providers import SEARXNG_VARIABLE, providers
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from indusagi.capabilities.context import ToolContext
-    from indusagi.capabilities.egress import Freshness, SearchProvider
+    from indusagi.capabilities.ports import Freshness, SearchProvider
     from indusagi.capabilities.web.findings import Finding
     from indusagi.core.json import JsonObject, JsonValue
 

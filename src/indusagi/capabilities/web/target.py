@@ -14,7 +14,7 @@ from ipaddress import IPv4Address, IPv6Address
 from typing import TYPE_CHECKING, Final, Literal, cast
 from urllib.parse import quote, urljoin
 
-from indusagi.capabilities.egress import WebTrouble
+from indusagi.capabilities.ports import WebTrouble
 from indusagi.core.text import clean_text, cut_text
 
 if TYPE_CHECKING:

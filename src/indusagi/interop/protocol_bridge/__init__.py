@@ -6,7 +6,7 @@ A name is loaded when it is first used: who needs a configuration or a fault nee
 from importlib import import_module
 
 # Not later: its module has the same name, and would take its place once anybody loads it.
-from indusagi.interop.protocol_bridge.model_schema import model_schema as model_schema
+from indusagi.interop.protocol_bridge.schema.model_view import model_schema as model_schema
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,9 +17,16 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.bridge import (
         mount_protocol_bridge as mount_protocol_bridge,
     )
-    from indusagi.interop.protocol_bridge.connect import CLIENT_NAME as CLIENT_NAME
-    from indusagi.interop.protocol_bridge.connect import CLIENT_VERSION as CLIENT_VERSION
-    from indusagi.interop.protocol_bridge.connect import InjectedTransport as InjectedTransport
+    from indusagi.interop.protocol_bridge.client.connect import CLIENT_NAME as CLIENT_NAME
+    from indusagi.interop.protocol_bridge.client.connect import CLIENT_VERSION as CLIENT_VERSION
+    from indusagi.interop.protocol_bridge.client.connect import (
+        InjectedTransport as InjectedTransport,
+    )
+    from indusagi.interop.protocol_bridge.client.handlers import Handlers as Handlers
+    from indusagi.interop.protocol_bridge.client.memory import linked_pair as linked_pair
+    from indusagi.interop.protocol_bridge.client.start.policy import StartHistory as StartHistory
+    from indusagi.interop.protocol_bridge.client.start.policy import StartPolicy as StartPolicy
+    from indusagi.interop.protocol_bridge.client.supervision import Supervision as Supervision
     from indusagi.interop.protocol_bridge.contract import FAULT_KINDS as FAULT_KINDS
     from indusagi.interop.protocol_bridge.contract import QUALIFIER as QUALIFIER
     from indusagi.interop.protocol_bridge.contract import BridgeConfig as BridgeConfig
@@ -58,23 +65,20 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.fleet import FleetEvent as FleetEvent
     from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl as ServerFleetImpl
     from indusagi.interop.protocol_bridge.fleet import start_server_fleet as start_server_fleet
-    from indusagi.interop.protocol_bridge.handlers import Handlers as Handlers
     from indusagi.interop.protocol_bridge.host import ProviderHost as ProviderHost
     from indusagi.interop.protocol_bridge.host import ProviderHostInfo as ProviderHostInfo
     from indusagi.interop.protocol_bridge.host import create_provider_host as create_provider_host
-    from indusagi.interop.protocol_bridge.host_links import linked_pair as linked_pair
-    from indusagi.interop.protocol_bridge.host_serving import (
+    from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits as HostLimits
+    from indusagi.interop.protocol_bridge.host.http.settings import HttpHost as HttpHost
+    from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings as HttpSettings
+    from indusagi.interop.protocol_bridge.host.server import (
         RunningProviderHost as RunningProviderHost,
     )
-    from indusagi.interop.protocol_bridge.host_session import HostLimits as HostLimits
-    from indusagi.interop.protocol_bridge.host_settings import HttpHost as HttpHost
-    from indusagi.interop.protocol_bridge.host_settings import HttpSettings as HttpSettings
     from indusagi.interop.protocol_bridge.relay import RelayHost as RelayHost
     from indusagi.interop.protocol_bridge.relay import create_relay_host as create_relay_host
-    from indusagi.interop.protocol_bridge.schema import normalize_schema as normalize_schema
-    from indusagi.interop.protocol_bridge.start.policy import StartHistory as StartHistory
-    from indusagi.interop.protocol_bridge.start.policy import StartPolicy as StartPolicy
-    from indusagi.interop.protocol_bridge.supervision import Supervision as Supervision
+    from indusagi.interop.protocol_bridge.schema.normalize import (
+        normalize_schema as normalize_schema,
+    )
 
 _HOMES = {
     "MountedProtocolBridge": "bridge",

@@ -6,14 +6,21 @@ behind that server then, so it works again after the server was brought back.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import BinaryIO, NoReturn
 
+from indusagi.capabilities.budget import UNLIMITED
 from indusagi.capabilities.context import ToolContext
+from indusagi.capabilities.ports import DirEntry, FileStat, Folder, ShellProcess, ShellResult, WorkT
 from indusagi.capabilities.registry import ToolRegistry
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
+from indusagi.core.cancel import CancelToken
 from indusagi.core.json import JsonObject, is_json_object
 from indusagi.core.notes import Note
+from indusagi.interop.protocol_bridge.client.handlers import Handlers
+from indusagi.interop.protocol_bridge.client.supervision import Supervision
+from indusagi.interop.protocol_bridge.client.tools import ArgumentSpelling, mismatch, model_name
 from indusagi.interop.protocol_bridge.content import to_tool_result
 from indusagi.interop.protocol_bridge.contract import (
     BridgeConfig,
@@ -25,16 +32,99 @@ from indusagi.interop.protocol_bridge.contract import (
     RemoteToolRef,
     is_usable_phase,
 )
-from indusagi.interop.protocol_bridge.definition import ArgumentSpelling
 from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl, start_server_fleet
-from indusagi.interop.protocol_bridge.handlers import Handlers
-from indusagi.interop.protocol_bridge.inert import UnavailableFs as UnavailableFs
-from indusagi.interop.protocol_bridge.inert import UnavailableShell as UnavailableShell
-from indusagi.interop.protocol_bridge.inert import inert_context
-from indusagi.interop.protocol_bridge.names import model_name
-from indusagi.interop.protocol_bridge.output_check import mismatch
-from indusagi.interop.protocol_bridge.supervision import Supervision
 from indusagi.runtime.contract import JsonSchema, ToolBox, ToolResult
+
+
+def inert_context() -> ToolContext:
+    """Make the context for remote tools: no doors, and no budget but that of the consumer."""
+    return ToolContext(
+        cwd="/",
+        fs=UnavailableFs(),
+        shell=UnavailableShell(),
+        cancel=CancelToken(),
+        budget=UNLIMITED,
+    )
+
+
+def _unavailable() -> NoReturn:
+    raise OSError("a remote tool has no files or commands of this machine")
+
+
+class UnavailableFs:
+    """Files that are not there."""
+
+    async def resolve(self, path: str, *, writing: bool = False) -> str:
+        """Refuse."""
+        _unavailable()
+
+    async def reading(self, path: str, work: Callable[[BinaryIO], WorkT]) -> WorkT:
+        """Refuse."""
+        _unavailable()
+
+    async def folder(self, path: str) -> Folder:
+        """Refuse."""
+        _unavailable()
+
+    async def stat(self, path: str, *, follow: bool = True) -> FileStat:
+        """Refuse."""
+        _unavailable()
+
+    async def exists(self, path: str) -> bool:
+        """Refuse."""
+        _unavailable()
+
+    async def read_bytes(self, path: str, *, offset: int = 0, limit: int | None = None) -> bytes:
+        """Refuse."""
+        _unavailable()
+
+    async def read_text(self, path: str) -> str:
+        """Refuse."""
+        _unavailable()
+
+    async def write_file(self, path: str, data: bytes | str) -> None:
+        """Refuse."""
+        _unavailable()
+
+    async def mkdir(self, path: str) -> None:
+        """Refuse."""
+        _unavailable()
+
+    async def readdir(self, path: str) -> tuple[DirEntry, ...]:
+        """Refuse."""
+        _unavailable()
+
+    async def rm(self, path: str) -> None:
+        """Refuse."""
+        _unavailable()
+
+
+class UnavailableShell:
+    """Commands that cannot be run."""
+
+    async def exec(
+        self,
+        command: str,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout_ms: int | None = None,
+        cancel: CancelToken | None = None,
+    ) -> ShellResult:
+        """Refuse."""
+        _unavailable()
+
+    async def spawn(
+        self,
+        command: str,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        output_path: str | None = None,
+        with_input: bool = False,
+    ) -> ShellProcess:
+        """Refuse."""
+        _unavailable()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,13 +17,22 @@ from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import describe_error
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.notes import Note
-from indusagi.core.owner import Owner
+from indusagi.core.tasks import Owner
 from indusagi.core.text import clean_text, cut_text
-from indusagi.interop.protocol_bridge.catalog import read_tools
-from indusagi.interop.protocol_bridge.connect import CLIENT_NAME as CLIENT_NAME
-from indusagi.interop.protocol_bridge.connect import CLIENT_VERSION as CLIENT_VERSION
-from indusagi.interop.protocol_bridge.connect import InjectedTransport as InjectedTransport
-from indusagi.interop.protocol_bridge.connect import open_peer
+from indusagi.interop.protocol_bridge.client.connect import CLIENT_NAME as CLIENT_NAME
+from indusagi.interop.protocol_bridge.client.connect import CLIENT_VERSION as CLIENT_VERSION
+from indusagi.interop.protocol_bridge.client.connect import InjectedTransport as InjectedTransport
+from indusagi.interop.protocol_bridge.client.connect import open_peer
+from indusagi.interop.protocol_bridge.client.faults import Site, classify
+from indusagi.interop.protocol_bridge.client.handlers import Handlers
+from indusagi.interop.protocol_bridge.client.session import Peer, ServerFacts
+from indusagi.interop.protocol_bridge.client.start.policy import (
+    PROCESS_HISTORY,
+    StartHistory,
+    StartPolicy,
+)
+from indusagi.interop.protocol_bridge.client.start.watch import StartTimeout, StartWatch
+from indusagi.interop.protocol_bridge.client.tools import read_tools
 from indusagi.interop.protocol_bridge.content import read_result
 from indusagi.interop.protocol_bridge.contract import (
     EndpointPhase,
@@ -36,16 +45,7 @@ from indusagi.interop.protocol_bridge.contract import (
     SlowStart,
     is_terminal_phase,
 )
-from indusagi.interop.protocol_bridge.faults import Site, classify
-from indusagi.interop.protocol_bridge.handlers import Handlers
-from indusagi.interop.protocol_bridge.protocol import Peer, ServerFacts
-from indusagi.interop.protocol_bridge.start.policy import (
-    PROCESS_HISTORY,
-    StartHistory,
-    StartPolicy,
-)
-from indusagi.interop.protocol_bridge.start.watch import StartTimeout, StartWatch
-from indusagi.interop.protocol_bridge.wire import LinkEnd, OnProgress, WireTimeout
+from indusagi.interop.protocol_bridge.rpc.connection import LinkEnd, OnProgress, WireTimeout
 from indusagi.runtime.contract import ProgressSink, ToolProgress
 
 _log = logging.getLogger(__name__)

@@ -17,7 +17,15 @@ from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 from indusagi.core.notes import Note
-from indusagi.core.owner import Owner
+from indusagi.core.tasks import Owner
+from indusagi.interop.protocol_bridge.client.handlers import Handlers
+from indusagi.interop.protocol_bridge.client.start.policy import (
+    PROCESS_HISTORY,
+    StartHistory,
+    StartPacer,
+    StartPolicy,
+)
+from indusagi.interop.protocol_bridge.client.supervision import Record, Supervision
 from indusagi.interop.protocol_bridge.contract import (
     BridgeConfig,
     EndpointPhase,
@@ -30,14 +38,6 @@ from indusagi.interop.protocol_bridge.contract import (
     is_usable_phase,
 )
 from indusagi.interop.protocol_bridge.endpoint import EndpointEvent, ServerEndpointImpl
-from indusagi.interop.protocol_bridge.handlers import Handlers
-from indusagi.interop.protocol_bridge.start.pacing import StartPacer
-from indusagi.interop.protocol_bridge.start.policy import (
-    PROCESS_HISTORY,
-    StartHistory,
-    StartPolicy,
-)
-from indusagi.interop.protocol_bridge.supervision import Record, Supervision
 
 _log = logging.getLogger(__name__)
 

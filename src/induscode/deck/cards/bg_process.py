@@ -6,10 +6,10 @@ command is also kept in a file beside the project, where people look for it.
 
 from __future__ import annotations
 
-from indusagi.capabilities.backends import STOP_GRACE_MS as STOP_GRACE_MS
+from indusagi.capabilities.coercion import lenient
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.jobs.table import JobTable
-from indusagi.capabilities.lenient import lenient
+from indusagi.capabilities.ports import STOP_GRACE_MS as STOP_GRACE_MS
 from indusagi.capabilities.tool import ToolSpec, define_tool
 from indusagi.core.json import JsonObject
 from indusagi.runtime.contract import JsonSchema, ToolResult

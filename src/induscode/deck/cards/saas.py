@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import cast
 
+from indusagi.capabilities.coercion import lenient
 from indusagi.capabilities.context import ToolContext
-from indusagi.capabilities.lenient import lenient
 from indusagi.capabilities.tool import ToolSpec, define_tool
 from indusagi.core.json import JsonObject, JsonValue, NotJson, compact_json
 from indusagi.runtime.content import JsonContentBlock, TextContentBlock

@@ -9,6 +9,9 @@ from typing import Protocol, cast, runtime_checkable
 
 from indusagi.core.faults import describe_error
 from indusagi.core.notes import Note
+from indusagi.interop.protocol_bridge.client.handlers import Handlers
+from indusagi.interop.protocol_bridge.client.start.policy import StartHistory
+from indusagi.interop.protocol_bridge.client.supervision import Supervision
 from indusagi.interop.protocol_bridge.contract import (
     BridgeConfig,
     FleetStatus,
@@ -19,9 +22,6 @@ from indusagi.interop.protocol_bridge.contract import (
     find_config_problem,
 )
 from indusagi.interop.protocol_bridge.fleet import FleetEvent, ServerFleetImpl, Waiting
-from indusagi.interop.protocol_bridge.handlers import Handlers
-from indusagi.interop.protocol_bridge.start.policy import StartHistory
-from indusagi.interop.protocol_bridge.supervision import Supervision
 from induscode.deck.contract import (
     BridgeFault,
     Capability,

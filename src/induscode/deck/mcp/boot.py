@@ -14,31 +14,31 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from anyio import to_thread
 
-from indusagi.core.owner import Owner
-from indusagi.interop.protocol_bridge.catalog import DefinitionNote, read_tools
+from indusagi.core.tasks import Owner
+from indusagi.interop.protocol_bridge.client.start.policy import StartHistory
+from indusagi.interop.protocol_bridge.client.tools import DefinitionNote, read_tools
 from indusagi.interop.protocol_bridge.contract import BridgeConfig, ProtocolFault
-from indusagi.interop.protocol_bridge.start.policy import StartHistory
 from induscode.deck.mcp.attach import attach_bridge_capabilities
-from induscode.deck.mcp.journal import Journal
 from induscode.deck.mcp.ledger import BridgeLedger
-from induscode.deck.mcp.pins import definitions_of, disabled_tools, learn_pins, open_pins
 from induscode.deck.mcp.starts import find_seen_up
-from induscode.deck.mcp.store_rows import Retention
+from induscode.deck.mcp.store.events import Retention
+from induscode.deck.mcp.store.journal import Journal
+from induscode.deck.mcp.store.pins import definitions_of, disabled_tools, learn_pins, open_pins
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from indusagi.core.json import JsonObject
     from indusagi.core.notes import Note
+    from indusagi.interop.protocol_bridge.client.handlers import Handlers
+    from indusagi.interop.protocol_bridge.client.supervision import Supervision
     from indusagi.interop.protocol_bridge.contract import RemoteTool, RemoteToolRef, ServerConfig
     from indusagi.interop.protocol_bridge.fleet import FleetEvent, ServerFleetImpl, Waiting
-    from indusagi.interop.protocol_bridge.handlers import Handlers
-    from indusagi.interop.protocol_bridge.supervision import Supervision
     from induscode.deck.mcp.attach import AttachResult
     from induscode.deck.mcp.drift import DisabledTool
     from induscode.deck.mcp.enrolment import Enrolment
-    from induscode.deck.mcp.pins import StorePins
     from induscode.deck.mcp.store import LedgerStore
+    from induscode.deck.mcp.store.pins import StorePins
 
 
 @dataclass(frozen=True, slots=True)

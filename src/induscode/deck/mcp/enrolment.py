@@ -21,6 +21,7 @@ from indusagi.core.clock import iso_utc, now_ms
 from indusagi.core.json import JsonObject, JsonValue, NotJson
 from indusagi.core.notes import Note
 from indusagi.interop.protocol_bridge.bridge import MountedTool, mount_tool
+from indusagi.interop.protocol_bridge.client.tools import model_name, spells_longer_server
 from indusagi.interop.protocol_bridge.contract import (
     FleetStatus,
     RemoteTool,
@@ -28,7 +29,6 @@ from indusagi.interop.protocol_bridge.contract import (
     is_usable_phase,
 )
 from indusagi.interop.protocol_bridge.fleet import FleetEvent, ServerFleetImpl
-from indusagi.interop.protocol_bridge.names import model_name, spells_longer_server
 from indusagi.runtime.contract import ToolResult
 from induscode.deck.mcp.capability import BridgeCapability
 from induscode.deck.mcp.drift import (

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
+from indusagi.interop.protocol_bridge.client.tools import is_accepted_name
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef, qualify_tool_name
-from indusagi.interop.protocol_bridge.names import is_accepted_name
 from induscode.deck.contract import BridgeFault, parse_member
 from induscode.deck.mcp.capability import BridgeCapability as BridgeCapability
 from induscode.deck.mcp.capability import bridge_box_to_capabilities as bridge_box_to_capabilities

@@ -10,10 +10,10 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from indusagi.core.app_dirs import read_small_file
 from indusagi.core.faults import describe_error
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import is_json_object
-from indusagi.core.places import read_small_file
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from induscode.deck.contract import BridgeFault
 from induscode.deck.mcp.capability import definition_pin

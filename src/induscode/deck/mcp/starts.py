@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from induscode.deck.mcp.trust import server_identity
+from induscode.deck.mcp.config.trust import server_identity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from anyio import to_thread
 
+from indusagi.core.app_dirs import make_private_dir, replace_private_file
 from indusagi.core.clock import iso_utc, now_ms
 from indusagi.core.ids import new_ulid
-from indusagi.core.places import make_private_dir, replace_private_file
 from induscode.deck.stores.line_log import LineLog
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from indusagi.capabilities.backends import Fs
+    from indusagi.capabilities.ports import Fs
     from indusagi.core.json import JsonObject
 
 Action: TypeAlias = Literal["write", "delete", "none"]

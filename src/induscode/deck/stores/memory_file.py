@@ -7,7 +7,7 @@ import threading
 
 from anyio import to_thread
 
-from indusagi.core.places import make_dirs, read_small_file, replace_private_file
+from indusagi.core.app_dirs import make_dirs, read_small_file, replace_private_file
 from induscode.deck.cards.memory import joined
 
 MEMORY_NAME = os.path.join(".indusvx", "memory.md")

@@ -1,0 +1,1 @@
+"""Planning of edits: matching, splicing, diffs and checks."""

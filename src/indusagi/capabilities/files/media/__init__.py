@@ -1,0 +1,1 @@
+"""Images, PDF files and notebooks."""

@@ -1,0 +1,1 @@
+"""Path resolution, protection, locks and atomic writes."""

@@ -1,0 +1,1 @@
+"""Text decoding, lines, statistics and display."""

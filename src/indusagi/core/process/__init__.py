@@ -1,0 +1,1 @@
+"""Child processes, their pipes and their process trees."""

@@ -1,0 +1,1 @@
+"""The MCP client: sessions with servers over stdio and HTTP."""

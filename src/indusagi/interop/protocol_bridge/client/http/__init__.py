@@ -1,0 +1,1 @@
+"""HTTP checks and limits of the MCP client."""

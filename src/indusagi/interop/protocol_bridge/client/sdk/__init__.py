@@ -1,0 +1,1 @@
+"""Adapters to the official MCP SDK; the only importer of `mcp`."""

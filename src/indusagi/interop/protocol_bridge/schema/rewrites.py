@@ -1,0 +1,233 @@
+"""Say what a schema says in a form that more providers take, one level at a time.
+
+What comes out allows all that went in allows. Nothing here looks further down than the level it is
+given, follows a reference, or changes its argument.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from indusagi.interop.protocol_bridge.schema.normalize import KNOWN_TYPES, is_dict, is_list
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from indusagi.interop.protocol_bridge.schema.normalize import AnyObject
+
+ANNOTATIONS = frozenset({"title", "description", "default"})
+"""What a model reads and a validator does not."""
+
+_OF_STRINGS = frozenset({"format", "maxLength", "minLength", "pattern"})
+_OF_NUMBERS = frozenset(
+    {"exclusiveMaximum", "exclusiveMinimum", "format", "maximum", "minimum", "multipleOf"}
+)
+_OF_ARRAYS = frozenset(
+    {
+        "contains",
+        "items",
+        "maxContains",
+        "maxItems",
+        "minContains",
+        "minItems",
+        "prefixItems",
+        "uniqueItems",
+    }
+)
+_OF_OBJECTS = frozenset(
+    {
+        "additionalProperties",
+        "dependentRequired",
+        "dependentSchemas",
+        "maxProperties",
+        "minProperties",
+        "patternProperties",
+        "properties",
+        "propertyNames",
+        "required",
+    }
+)
+_OWN: dict[str, frozenset[str]] = {
+    "string": _OF_STRINGS,
+    "number": _OF_NUMBERS,
+    "integer": _OF_NUMBERS,
+    "array": _OF_ARRAYS,
+    "object": _OF_OBJECTS,
+}
+"""The keywords that speak about one type, and are silent about values of any other."""
+_OWNED = _OF_STRINGS | _OF_NUMBERS | _OF_ARRAYS | _OF_OBJECTS
+
+
+def declared_types(level: AnyObject) -> tuple[str, ...]:
+    """List the types a level declares, without those that JSON Schema does not have."""
+    declared = level.get("type")
+    names = declared if is_list(declared) else [declared]
+    return tuple(dict.fromkeys(n for n in names if isinstance(n, str) and n in KNOWN_TYPES))
+
+
+def with_one_type(level: AnyObject) -> AnyObject:
+    """Give a level one type, or a union of levels of one type, or none if any will do.
+
+    The type is the declared one, or that of all constants. `properties` and `items` imply none:
+    they are silent about values of other types, and so allow them. A list of types becomes
+    `anyOf`, because one large provider takes no lists; each branch gets the keywords about its
+    type, because an array must have its `items` beside it.
+    """
+    level = _without_tuple(level)
+    types = declared_types(level)
+    if len(types) != 1 and (implied := _implied_type(level)):
+        types = (implied,)
+    if len(types) == 1:
+        return {**level, "type": types[0]} if "type" in level else {"type": types[0], **level}
+    if not types or KNOWN_TYPES - {"integer"} <= set(types):
+        return {key: value for key, value in level.items() if key != "type"}
+    branches = [
+        {"type": name, **{k: v for k, v in level.items() if k in _OWN.get(name, ())}}
+        for name in types
+    ]
+    return with_union({k: v for k, v in level.items() if k not in _OWNED}, "type", branches)
+
+
+def with_union(level: AnyObject, keyword: str, branches: Sequence[object]) -> AnyObject:
+    """Replace a keyword by `anyOf`, or by one more part of `allOf` where there is an `anyOf`."""
+    if "anyOf" not in level:
+        return {
+            "anyOf" if key == keyword else key: branches if key == keyword else value
+            for key, value in level.items()
+        }
+    rest = {key: value for key, value in level.items() if key != keyword}
+    return with_part(rest, {"anyOf": branches})
+
+
+def with_part(level: AnyObject, part: AnyObject) -> AnyObject:
+    """Add a schema that must hold as well."""
+    others = level.get("allOf")
+    return {**level, "allOf": [*(others if is_list(others) else ()), part]}
+
+
+def _without_tuple(level: AnyObject) -> AnyObject:
+    """Write a list of `items`, and what comes after it, as drafts since 2020-12 do."""
+    tuple_items = level.get("items")
+    if not is_list(tuple_items):
+        return level
+    out = {k: v for k, v in level.items() if k not in {"items", "additionalItems"}}
+    if "prefixItems" in out:
+        return out
+    if tuple_items:
+        out["prefixItems"] = tuple_items
+    if "additionalItems" in level:
+        out["items"] = level["additionalItems"]
+    return out
+
+
+_TYPE_OF: dict[type, str] = {
+    str: "string",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    type(None): "null",
+}
+
+
+def _implied_type(level: AnyObject) -> str | None:
+    """Give the type that all allowed constants have."""
+    constants = [level["const"]] if "const" in level else level.get("enum")
+    if not is_list(constants):
+        return None
+    types = {_TYPE_OF.get(type(constant)) for constant in constants}
+    if types == {"integer", "number"}:
+        return "number"
+    return types.pop() if len(types) == 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What is true of every object that fits a schema: a flat summary of all its branches."""
+
+    properties: dict[str, object]
+    """The schema that the value of each property fits, if there is one."""
+    required: tuple[str, ...] = ()
+    allowed: frozenset[str] | None = None
+    """Names that can occur, if not all can; each of them is in `properties`."""
+
+
+ANY_SHAPE = Shape({})
+
+
+def own_shape(level: AnyObject) -> Shape:
+    """Summarise a level without its branches."""
+    declared, required = level.get("properties"), level.get("required")
+    properties: dict[str, object] = {}
+    if is_dict(declared):
+        properties = {name: child for name, child in declared.items() if isinstance(name, str)}
+    closed = level.get("additionalProperties") is False and "patternProperties" not in level
+    return Shape(
+        properties,
+        tuple(n for n in required if isinstance(n, str)) if is_list(required) else (),
+        frozenset(properties) if closed else None,
+    )
+
+
+def both(one: Shape, other: Shape) -> Shape:
+    """Summarise the objects that fit two shapes."""
+    allowed = one.allowed
+    if allowed is None or other.allowed is None:
+        allowed = other.allowed if allowed is None else allowed
+    else:
+        allowed &= other.allowed
+    properties = {**one.properties, **other.properties}
+    for name in one.properties.keys() & other.properties.keys():
+        properties[name] = {"allOf": [one.properties[name], other.properties[name]]}
+    if allowed is not None:
+        properties = {name: child for name, child in properties.items() if name in allowed}
+    return Shape(properties, tuple(dict.fromkeys([*one.required, *other.required])), allowed)
+
+
+def either(shapes: Sequence[Shape], text: Callable[[object], str | None]) -> Shape:
+    """Summarise the objects that fit at least one of several shapes.
+
+    A property that some shape says nothing about can hold anything, so only what is said about
+    it to a reader is kept.
+    """
+    if len(shapes) == 1:
+        return shapes[0]
+    properties: dict[str, object] = {}
+    for name in dict.fromkeys(name for shape in shapes for name in shape.properties):
+        choices = [shape.properties[name] for shape in shapes if name in shape.properties]
+        if any(name not in s.properties and s.allowed is None for s in shapes):
+            properties[name] = _remarks(choices)
+        else:
+            properties[name] = _union(choices, text)
+    required = tuple(n for n in shapes[0].required if all(n in s.required for s in shapes))
+    closed = [shape.allowed for shape in shapes if shape.allowed is not None]
+    allowed = frozenset[str]().union(*closed) if len(closed) == len(shapes) else None
+    return Shape(properties, required, allowed)
+
+
+def _remarks(choices: Sequence[object]) -> AnyObject:
+    for choice in choices:
+        if is_dict(choice) and not ANNOTATIONS.isdisjoint(choice):
+            return {key: value for key, value in choice.items() if key in ANNOTATIONS}
+    return {}
+
+
+def _union(choices: Sequence[object], text: Callable[[object], str | None]) -> object:
+    distinct = list({text(choice) or id(choice): choice for choice in choices}.values())
+    if len(distinct) == 1:
+        return distinct[0]
+    constants = [_constants(choice) for choice in distinct]
+    if all(constants):
+        flat = [constant for group in constants for constant in group]
+        return {
+            "enum": list({text(constant) or id(constant): constant for constant in flat}.values())
+        }
+    return {"anyOf": distinct}
+
+
+def _constants(choice: object) -> list[object]:
+    """List what a level allows if it does no more than to name it: the tag of a union."""
+    if not is_dict(choice) or not choice.keys() <= {"const", "enum", "type", *ANNOTATIONS}:
+        return []
+    listed = [choice["const"]] if "const" in choice else choice.get("enum")
+    return listed if is_list(listed) else []

@@ -1,0 +1,383 @@
+"""`indus mcp doctor` and `logs`: what is the matter with a server, and what to do about it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import click
+
+from indusagi.interop.protocol_bridge.contract import ProtocolFault, StdioServerConfig
+from induscode.boot.starting import show_slow_start
+from induscode.commands.mcp.remedies import advise
+from induscode.commands.support.names import complete_server
+from induscode.commands.support.output import as_json, mention, write_json
+from induscode.commands.support.runner import opened_store, planned, run_loop
+from induscode.commands.support.servers import (
+    find_row,
+    reference_facts,
+    secret_warnings,
+    shown_url,
+    transport_of,
+)
+from induscode.launch.options import flags, invocation_from
+from induscode.terminal import complain, tell
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from indusagi.capabilities.receipts import Receipt
+    from indusagi.core.cancel import CancelToken
+    from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.interop.protocol_bridge.client.start.policy import StartHistory
+    from indusagi.interop.protocol_bridge.contract import RemoteTool, ServerConfig
+    from indusagi.interop.protocol_bridge.endpoint import EndpointEvent, ServerEndpointImpl
+    from induscode.boot.runners import ServerPlan
+    from induscode.deck.mcp.config.rows import ServerRow
+    from induscode.deck.mcp.drift import DisabledTool
+    from induscode.deck.mcp.store import ThreadedStore
+    from induscode.deck.mcp.store.events import Row
+    from induscode.deck.mcp.store.pins import StorePins
+
+_UNWELL = 1
+_SHOWN_STDERR = 10
+_TOLD = frozenset({"connect", "ready", "fault", "drift", "approve"})
+"""The events of a server that are told as its log."""
+
+
+@dataclass(slots=True)
+class _Findings:
+    """What was found out about one server."""
+
+    name: str
+    transport: str
+    file: str
+    trust: str
+    target: str
+    handshake: str = "not tried"
+    era: str | None = None
+    version: str | None = None
+    server: str | None = None
+    tools: int | None = None
+    latency_ms: int | None = None
+    stderr: Sequence[str] = ()
+    fault: str | None = None
+    remedy: str | None = None
+    notes: Sequence[str] = field(default=())
+    disabled: Sequence[DisabledTool] = ()
+    references: JsonObject = field(default_factory=dict[str, "JsonValue"])
+    warnings: Sequence[str] = ()
+    """References of a server that waits for consent, and those of them that look like secrets."""
+
+    def as_json(self) -> JsonObject:
+        return {
+            "name": self.name,
+            "transport": self.transport,
+            "file": self.file,
+            "trust": self.trust,
+            "target": self.target,
+            "handshake": self.handshake,
+            "era": self.era,
+            "version": self.version,
+            "server": self.server,
+            "tools": self.tools,
+            "latencyMs": self.latency_ms,
+            "stderr": [*self.stderr],
+            "fault": self.fault,
+            "remedy": self.remedy,
+            "notes": [*self.notes],
+            "disabled": [one.as_json() for one in self.disabled],
+            **self.references,
+        }
+
+
+@flags("--mcp", "--cwd")
+@click.command("doctor")
+@click.argument("name", required=False, shell_complete=complete_server)
+@as_json
+@click.option("--end-leftovers", is_flag=True, help="End jobs that a crashed run left running.")
+@click.pass_context
+def doctor(
+    context: click.Context, name: str | None, *, as_json: bool, end_leftovers: bool, **_: object
+) -> int:
+    """Examine the server NAME, or all of them, and say what to do. Exit code 1 if one is unwell.
+
+    Each that is trusted is started once, on its own; nothing is written down. Also told: jobs that
+    a run of indus left running when it crashed.
+    """
+    from indusagi.capabilities.receipts import leftover_jobs  # noqa: PLC0415 — only here
+    from induscode.launch.installation import check_installation  # noqa: PLC0415 — only here
+
+    plan = planned(invocation_from(context))
+    if name is not None:
+        plan = plan.narrowed([find_row(plan, name).id])
+    found = [_begun(row, plan) for row in plan.rows]
+
+    async def work(_: CancelToken) -> int:
+        from anyio import create_task_group  # noqa: PLC0415 — loaded by run_loop
+
+        from induscode.deck.mcp.store.pins import read_pins  # noqa: PLC0415 — brings the ledger
+
+        async with opened_store() as store:
+            pins = await read_pins(store, plan.configs.values())
+            history = await _read_history(store, plan)
+        async with create_task_group() as tasks:
+            for one in found:
+                if one.name in plan.configs:
+                    config = plan.configs[one.name]
+                    tasks.start_soon(_examine, one, config, pins, history)
+        return 0
+
+    code = run_loop(work) if plan.configs else 0
+    if code:
+        return code
+    leftovers = leftover_jobs() if name is None else []
+    installation = check_installation() if name is None else ()
+    mention(installation)
+    _report(plan, found, leftovers, as_json=as_json)
+    if end_leftovers:
+        leftovers = _ended(leftovers)
+    unwell = any(one.remedy for one in found) or leftovers or installation
+    return _UNWELL if unwell else 0
+
+
+def _begun(row: ServerRow, plan: ServerPlan) -> _Findings:
+    config = plan.configs.get(row.id, row.config)
+    findings = _Findings(
+        row.id,
+        transport_of(config),
+        row.origin.file,
+        plan.consent[row.id],
+        _target(row, config),
+    )
+    state = plan.state_of(row)
+    if state in {"untrusted", "changed"}:
+        findings.remedy = f"look at it and consent to it: indus mcp trust {row.id}"
+        findings.references = reference_facts(row)
+        findings.warnings = secret_warnings(row)
+    elif state == "unresolved":
+        owner = f"server {row.id!r}"
+        said = [note.message for note in plan.notes if note.owner.startswith(owner)]
+        findings.fault = "; ".join(said)
+        findings.remedy = "set the variable, or write a default into the row: ${NAME:-default}"
+    return findings
+
+
+def _target(row: ServerRow, config: ServerConfig) -> str:
+    """Say where a server is: its address as written, or the file that its command leads to."""
+    if not isinstance(config, StdioServerConfig):
+        return shown_url(row)
+    path = shutil.which(config.command)
+    if path is None and config.cwd is not None:
+        path = shutil.which(os.path.join(config.cwd, config.command))
+    return f"{config.command}: {'not found' if path is None else os.path.abspath(path)}"
+
+
+async def _read_history(store: ThreadedStore, plan: ServerPlan) -> StartHistory:
+    """Read which servers were up before: the others have the time of a first start."""
+    from indusagi.interop.protocol_bridge.client.start.policy import StartHistory  # noqa: PLC0415 — brings the bridge
+    from induscode.deck.mcp.starts import find_seen_up  # noqa: PLC0415 — as above
+
+    history = StartHistory()
+    for config in await find_seen_up(store, plan.configs.values()):
+        history.record_up(config)
+    return history
+
+
+async def _examine(
+    findings: _Findings, config: ServerConfig, pins: StorePins, history: StartHistory
+) -> None:
+    from asyncio import get_running_loop  # noqa: PLC0415 — loaded by run_loop
+
+    from indusagi.interop.protocol_bridge.endpoint import create_server_endpoint  # noqa: PLC0415 — brings the bridge
+
+    clock = get_running_loop().time
+    begun = clock()
+
+    def heard(event: EndpointEvent) -> None:
+        slow = endpoint.status().slow_start
+        if event == "slow_start" and slow is not None:
+            show_slow_start(config.id, slow)
+
+    endpoint = create_server_endpoint(config, on_event=heard, history=history)
+    try:
+        await endpoint.open()
+        findings.latency_ms = round((clock() - begun) * 1000)
+        findings.handshake = "done"
+        _met(findings, endpoint)
+        listed = await endpoint.list_tools()
+        findings.tools = len(listed)
+        _compare(findings, listed, pins)
+        findings.notes = [note.message for note in endpoint.status().notes]
+    except ProtocolFault as fault:
+        _failed(findings, config, fault)
+    finally:
+        await endpoint.close()
+
+
+def _compare(findings: _Findings, listed: Sequence[RemoteTool], pins: StorePins) -> None:
+    """Find the tools that are disabled, since their definitions are not approved ones."""
+    from indusagi.core.json import NotJson  # noqa: PLC0415 — loaded with the bridge
+    from induscode.deck.mcp.drift import DisabledTool, command_line  # noqa: PLC0415 — as above
+
+    disabled: list[DisabledTool] = []
+    for remote in listed:
+        try:
+            drift = pins.check(remote.ref, remote.raw)
+        except NotJson:
+            continue  # it has no digest, and every listing says so
+        if drift is not None and drift.disables:
+            name = remote.descriptor.name
+            disabled.append(DisabledTool(remote.ref, name, drift.grade, drift.fields))
+    findings.disabled = disabled
+    if disabled:
+        diff = command_line("indus", "mcp", "diff", findings.name)
+        approve = command_line("indus", "mcp", "approve", findings.name)
+        findings.remedy = f"look at what has changed: {diff}; approve it: {approve}"
+
+
+def _met(findings: _Findings, endpoint: ServerEndpointImpl) -> None:
+    facts = endpoint.facts
+    if facts is None:
+        return
+    findings.era, findings.version = facts.era, facts.version
+    info = facts.server_info
+    if info is not None:
+        findings.server = " ".join(str(info[key]) for key in ("name", "version") if key in info)
+
+
+def _failed(findings: _Findings, config: ServerConfig, fault: ProtocolFault) -> None:
+    connected = findings.handshake == "done"
+    if not connected:
+        findings.handshake = "failed"
+    findings.fault = str(fault).removeprefix(f"server {findings.name!r}: ")
+    findings.stderr = fault.detail.stderr[-_SHOWN_STDERR:]
+    advice = advise(findings.name, config, fault, os.environ, connected=connected)
+    findings.remedy, findings.notes = advice.remedy, advice.notes
+
+
+# -- telling ----------------------------------------------------------------------------------
+
+
+def _report(
+    plan: ServerPlan, found: Sequence[_Findings], leftovers: Sequence[Receipt], *, as_json: bool
+) -> None:
+    if as_json:
+        jobs: list[JsonObject] = [
+            {"pid": one.pid, "command": one.command, "cwd": one.cwd} for one in leftovers
+        ]
+        write_json({"servers": [one.as_json() for one in found], "leftovers": jobs})
+        return
+    mention(note for note in plan.notes if not note.message.startswith("not started"))
+    if not found:
+        tell("No servers are configured. Add one: indus mcp add NAME -- COMMAND ARGUMENTS")
+    for one in found:
+        _tell_findings(one)
+    for job in leftovers:
+        tell(f"left running by a run that is gone: process {job.pid}, {job.command}")
+    if leftovers:
+        tell("  what to do: indus mcp doctor --end-leftovers")
+
+
+def _tell_findings(one: _Findings) -> None:
+    tell(f"{one.name} ({one.transport}, {one.file})")
+    tell(f"  trust: {one.trust}")
+    tell(f"  {'command' if one.transport == 'stdio' else 'address'}: {one.target}")
+    for warning in one.warnings:
+        tell(f"  WARNING: {warning}")
+    tell(f"  handshake: {one.handshake}")
+    if one.handshake == "done":
+        tell(f"  protocol: {one.version} ({one.era}), server: {one.server or 'says no name'}")
+        tell(f"  tools: {'not listed' if one.tools is None else one.tools}")
+        tell(f"  latency: {one.latency_ms} ms")
+    for line in one.stderr:
+        tell(f"  stderr: {line}")
+    for note in one.notes:
+        tell(f"  note: {note}")
+    for tool in one.disabled:
+        tell(f"  tool {tool.ref.name!r}: {tool.reason}; approve it: {tool.approve_command}")
+    if one.fault is not None:
+        tell(f"  fault: {one.fault}")
+    if one.remedy is not None:
+        tell(f"  what to do: {one.remedy}")
+
+
+def _ended(leftovers: Sequence[Receipt]) -> list[Receipt]:
+    from indusagi.capabilities.receipts import end_leftover  # noqa: PLC0415 — only here
+
+    left: list[Receipt] = []
+    for job in leftovers:
+        if end_leftover(job):
+            tell(f"ended: process {job.pid}")
+        else:
+            complain(f"process {job.pid} could not be ended")
+            left.append(job)
+    return left
+
+
+# -- logs -------------------------------------------------------------------------------------
+
+
+@flags("--mcp", "--cwd")
+@click.command("logs")
+@click.argument("name", shell_complete=complete_server)
+@as_json
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    metavar="N",
+    help="The last N entries.",
+)
+@click.pass_context
+def logs(context: click.Context, name: str, *, as_json: bool, limit: int, **_: object) -> int:
+    """Show what went wrong with the server NAME, and what it said on standard error before it.
+
+    That is kept in the ledger, with every known secret taken out.
+    """
+    rows: list[Row] = []
+
+    async def work(_: CancelToken) -> int:
+        async with opened_store() as store:
+            rows.extend(await _entries(store, name, limit))
+        if not rows:
+            find_row(planned(invocation_from(context)), name)
+        _show_entries(name, rows, as_json=as_json)
+        return 0
+
+    return run_loop(work)
+
+
+async def _entries(store: ThreadedStore, name: str, limit: int) -> Sequence[Row]:
+    """Read the last things that happened at a server, in their order."""
+    found: list[Row] = []
+    for run in reversed(await store.runs()):
+        rows = [row for row in await store.rows(run.run) if row.facts.get("server") == name]
+        found[:0] = [row for row in rows if row.op in _TOLD]
+        if len(found) >= limit:
+            break
+    return found[-limit:]
+
+
+def _show_entries(name: str, rows: Sequence[Row], *, as_json: bool) -> None:
+    entries: list[JsonObject] = [
+        {
+            "at": row.at,
+            "run": row.run,
+            "event": row.op,
+            "subject": row.facts.get("subject", ""),
+            "detail": row.facts.get("detail", ""),
+        }
+        for row in rows
+    ]
+    if as_json:
+        write_json({"server": name, "entries": entries})
+        return
+    for entry in entries:
+        for line in str(entry["detail"]).split("\n"):
+            tell(f"{entry['at']}  {entry['event']}  {entry['subject']}  {line}".rstrip())
+    if not entries:
+        tell(f"Nothing has happened at server {name!r} yet.")

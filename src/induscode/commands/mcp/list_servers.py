@@ -1,0 +1,271 @@
+"""`indus mcp list` and `get`: which servers there are, and how each of them is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from induscode.commands.support.names import complete_server
+from induscode.commands.support.output import as_json, mention, table, write_json
+from induscode.commands.support.runner import opened_store, planned, run_loop
+from induscode.commands.support.servers import (
+    config_facts,
+    find_row,
+    reference_facts,
+    secret_warnings,
+    switched_off,
+    transport_of,
+)
+from induscode.launch.options import flags, invocation_from
+from induscode.terminal import tell
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from indusagi.core.cancel import CancelToken
+    from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.interop.protocol_bridge.contract import EndpointStatus
+    from induscode.boot.runners import ServerPlan
+    from induscode.deck.mcp.config.rows import ServerRow
+    from induscode.deck.mcp.drift import DisabledTool
+    from induscode.deck.mcp.store import LedgerStore
+    from induscode.launch.invocation import Invocation
+
+_NAMED = 3
+"""Disabled tools that a line of the list names."""
+_REMEDIES = {
+    "untrusted": "nobody has consented to it: indus mcp trust {}",
+    "changed": "it is not as it was when somebody consented to it: indus mcp trust {}",
+    "unresolved": "a variable of it has no value",
+}
+
+
+@flags("--mcp", "--cwd")
+@click.command("list")
+@as_json
+@click.option("--no-check", is_flag=True, help="Connect to none of them.")
+@click.pass_context
+def list_(context: click.Context, *, as_json: bool, no_check: bool, **_: object) -> int:
+    """List the servers, and how each of them is.
+
+    Those that are trusted are connected to, unless --no-check is given. Exit code 0, also if some
+    of them fail: the list says which, and why.
+    """
+    invocation = invocation_from(context)
+    plan = planned(invocation)
+    status: dict[str, EndpointStatus] = {}
+    tools: dict[str, int] = {}
+    disabled: dict[str, Sequence[DisabledTool]] = {}
+
+    async def look(_: CancelToken) -> int:
+        async with opened_store() as store:
+            if not no_check:
+                from induscode.boot.runners import attach_servers  # noqa: PLC0415 — brings the bridge
+
+                mcp = await attach_servers(plan, store, lazy=(), once=True)
+                try:
+                    status.update(mcp.status())
+                finally:
+                    await mcp.aclose()
+            tools.update(await _seen(plan, store))
+            # The last listing is in the ledger by now.
+            disabled.update(await _disabled(plan, store))
+        return 0
+
+    code = run_loop(look) if plan.configs else 0
+    if code:
+        return code
+    rows = [
+        _row(row, plan, status.get(row.id), tools, disabled.get(row.id, ())) for row in plan.rows
+    ]
+    rows += _off(invocation)
+    mention(note for note in plan.notes if _is_news(note.message))
+    _shown(rows, as_json=as_json)
+    return 0
+
+
+def _is_news(message: str) -> bool:
+    """Tell whether a note says what the table does not."""
+    return not message.startswith(("not started", "switched off"))
+
+
+async def _disabled(plan: ServerPlan, store: LedgerStore) -> Mapping[str, Sequence[DisabledTool]]:
+    """Tell which tools of each server were disabled when it was seen last."""
+    from induscode.deck.mcp.store.pins import disabled_tools  # noqa: PLC0415 — brings the ledger
+
+    return await disabled_tools(store, plan.configs.values())
+
+
+async def _seen(plan: ServerPlan, store: object) -> Mapping[str, int]:
+    """Tell how many tools each server had when it was seen last."""
+    from induscode.deck.mcp.config.trust import server_identity  # noqa: PLC0415 — as above
+    from induscode.deck.mcp.store import ThreadedStore  # noqa: PLC0415 — is loaded by now
+    from induscode.deck.mcp.store.events import texts_of  # noqa: PLC0415 — as above
+
+    assert isinstance(store, ThreadedStore)
+    identities = {server: server_identity(config) for server, config in plan.configs.items()}
+    return {
+        server: len(texts_of(row.facts.get("tools")))
+        for row in await store.latest("list")
+        if (server := str(row.facts.get("server"))) in identities
+        and row.facts.get("identity") == identities[server]
+    }
+
+
+def _row(
+    row: ServerRow,
+    plan: ServerPlan,
+    status: EndpointStatus | None,
+    tools: Mapping[str, int],
+    disabled: Sequence[DisabledTool] = (),
+) -> JsonObject:
+    state = plan.state_of(row)
+    fault: JsonValue = None
+    phase = "unchecked" if state == "startable" else str(state)
+    said = _REMEDIES[state].format(row.id) if state != "startable" else ""
+    count = tools.get(row.id)
+    waiting = state in {"untrusted", "changed"}
+    if waiting:
+        said = " ".join([said, *(f"WARNING: {one}" for one in secret_warnings(row))])
+    if state == "unresolved":
+        said = next((n.message for n in plan.notes if repr(row.id) in n.owner), said)
+    if status is not None and state == "startable":
+        phase, count = str(status.phase), max(0, status.tool_count - len(disabled))
+        if status.fault is not None:
+            said = str(status.fault).removeprefix(f"server {row.id!r}: ")
+            fault = {"kind": status.fault.kind, "reason": status.fault.detail.reason}
+    if not said and disabled:
+        said = _disabled_message(disabled)
+    return {
+        "name": row.id,
+        "transport": transport_of(row.config),
+        "phase": phase,
+        "tools": count,
+        "scope": row.origin.scope,
+        "file": row.origin.file,
+        "enabled": True,
+        "required": row.required,
+        "start": row.start,
+        "fault": fault,
+        "message": said,
+        "disabled": [one.as_json() for one in disabled],
+        **(reference_facts(row) if waiting else {}),
+    }
+
+
+def _disabled_message(disabled: Sequence[DisabledTool]) -> str:
+    """Say which tools are disabled, and which commands show and approve the changes."""
+    from indusagi.core.text import counted  # noqa: PLC0415 — is loaded by now
+    from induscode.deck.mcp.drift import command_line  # noqa: PLC0415 — as above
+
+    first, server = disabled[0], disabled[0].ref.server
+    names = ", ".join(one.ref.name for one in disabled[:_NAMED])
+    more = f" and {len(disabled) - _NAMED} more" if len(disabled) > _NAMED else ""
+    all_of_them = command_line("indus", "mcp", "approve", server)
+    approve = first.approve_command if len(disabled) == 1 else all_of_them
+    number = counted(len(disabled), "tool is", "tools are")
+    said = f"{number} disabled, changed since approved: {names}{more}"
+    return f"{said}; look: {first.diff_command}; approve: {approve}"
+
+
+def _off(invocation: Invocation) -> list[JsonObject]:
+    return [
+        {
+            "name": one.name,
+            "transport": None,
+            "phase": "disabled",
+            "tools": None,
+            "scope": one.scope,
+            "file": one.file,
+            "enabled": False,
+            "required": False,
+            "start": None,
+            "fault": None,
+            "message": f"switched off: indus mcp enable {one.name}",
+            "disabled": [],
+        }
+        for one in switched_off(invocation)
+    ]
+
+
+def _shown(rows: Sequence[JsonObject], *, as_json: bool) -> None:
+    if as_json:
+        write_json({"servers": rows})
+    elif not rows:
+        tell("No servers are configured. Add one: indus mcp add NAME -- COMMAND ARGUMENTS")
+    else:
+        keys = ("name", "transport", "phase", "tools", "scope", "message")
+        cells = [["-" if row[key] is None else row[key] for key in keys] for row in rows]
+        table(tuple(key.upper() for key in keys), cells)
+
+
+@flags("--mcp", "--cwd")
+@click.command("get")
+@click.argument("name", shell_complete=complete_server)
+@as_json
+@click.pass_context
+def get(context: click.Context, name: str, *, as_json: bool, **_: object) -> int:
+    """Show what is known of the server NAME, without starting it.
+
+    References such as ${TOKEN} are shown as written; other values of variables and headers are not.
+    """
+    invocation = invocation_from(context)
+    plan = planned(invocation)
+    off = next((one for one in _off(invocation) if one["name"] == name), None)
+    if off is not None and name not in {row.id for row in plan.rows}:
+        facts = off
+    else:
+        row = find_row(plan, name)
+        tools, disabled = _known(plan, name)
+        facts = {**_row(row, plan, None, {}, disabled), "dialect": row.origin.dialect}
+        facts |= {"consent": plan.consent[row.id], **config_facts(row)}
+        facts |= {"variables": [*row.secrets], "tools": tools, **reference_facts(row)}
+    if as_json:
+        write_json(facts)
+        return 0
+    for key, value in facts.items():
+        if key == "references" and isinstance(value, list):
+            for one in value:
+                tell(f"reference: {_reference_line(one)}")
+        elif key == "disabled" and isinstance(value, list):
+            for one in value:
+                tell(f"disabled: {_disabled_line(one)}")
+        elif value not in (None, "", []):
+            shown = ", ".join(map(_text, value)) if isinstance(value, list) else _text(value)
+            tell(f"{key}: {shown}")
+    return 0
+
+
+def _reference_line(value: JsonValue) -> str:
+    assert isinstance(value, dict)
+    secret = " (looks like a secret)" if value["looksSecret"] else ""
+    return f"{value['written']} in {value['place']}, for {value['recipient']}{secret}"
+
+
+def _disabled_line(value: JsonValue) -> str:
+    assert isinstance(value, dict)
+    return f"{_text(value['name'])} ({_text(value['reason'])}); approve: {_text(value['approve'])}"
+
+
+def _known(plan: ServerPlan, name: str) -> tuple[int | None, Sequence[DisabledTool]]:
+    """Read from the ledger how many tools a server had, and which of them are disabled."""
+    tools: dict[str, int] = {}
+    disabled: dict[str, Sequence[DisabledTool]] = {}
+
+    async def look(_: CancelToken) -> int:
+        async with opened_store() as store:
+            tools.update(await _seen(plan, store))
+            disabled.update(await _disabled(plan, store))
+        return 0
+
+    if name in plan.configs:
+        run_loop(look)
+    return tools.get(name), disabled.get(name, ())
+
+
+def _text(value: JsonValue) -> str:
+    """Write a value in one line, whole: what is in it cannot forge another."""
+    from indusagi.core.json import compact_json  # noqa: PLC0415 — is loaded by now
+
+    return value if isinstance(value, str) and value.isprintable() else compact_json(value)

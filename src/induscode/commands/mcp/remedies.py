@@ -1,0 +1,136 @@
+"""What to do about a server that failed: the cause that was seen, and the command that mends it."""
+
+from __future__ import annotations
+
+import glob
+import os
+import shlex
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from indusagi.interop.protocol_bridge.contract import StdioServerConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from indusagi.interop.protocol_bridge.contract import ProtocolFault, ServerConfig
+
+_REASONS = {
+    "auth": "it wants a login: see that the token or the header in its row is right",
+    "exited": "it ended by itself: see what it wrote, if anything, and try its command in a shell",
+    "frame_too_large": "it sent more than one message may hold",
+    "not_found": "install the command, or correct it: indus mcp get {}",
+    "rate_limited": "try again later",
+    "redirect": "put the address it redirects to into its row",
+    "refused": "nothing listens at its address: start it, or correct the address",
+    "version": "it speaks another version of the protocol: update it",
+}
+_KINDS = {
+    "timeout": "it took too long: give it more time with startup_timeout_sec in its row",
+    "spawn_failed": "try its command in a shell",
+    "transport": "see that its address is right and can be reached from here",
+    "protocol": "it answers what no server may: see whether it is an MCP server at all",
+}
+_OWN_ERROR = (
+    "this is the server's own error: see what it needs in its documentation, and what its row "
+    "gives it: indus mcp get {}"
+)
+_NOISE = (
+    "its standard output may carry protocol messages only: have it log to standard error; if it is "
+    "an HTTP server, add it by its address: indus mcp add -t http {} URL"
+)
+# The limit of a listing is not a key of a row: more time for the start would change nothing.
+_NOT_LISTED = (
+    "it came up and does not list its tools: see whether it waits for something, such as a login "
+    "or a network"
+)
+_SHOWN_NAMES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What to do, and what else was noticed."""
+
+    remedy: str
+    notes: Sequence[str] = field(default=())
+
+
+def advise(
+    name: str,
+    config: ServerConfig,
+    fault: ProtocolFault,
+    environ: Mapping[str, str],
+    *,
+    connected: bool = False,
+) -> Advice:
+    """Say what to do about a fault, of a start or, once `connected`, of the listing after it."""
+    notes: list[str] = []
+    damage = _find_damage(config, fault, environ)
+    if isinstance(config, StdioServerConfig):
+        notes.extend(_compare_environments(config, fault, environ))
+    if damage is not None:
+        return Advice(damage, notes)
+    if fault.detail.rpc_code is not None and fault.detail.http_status is None:
+        return Advice(_OWN_ERROR.format(name), notes)
+    if fault.detail.stdout and fault.detail.reason in {None, "exited", "closed", "malformed"}:
+        return Advice(_NOISE.format(name), notes)
+    if connected and fault.kind == "timeout":
+        return Advice(_NOT_LISTED, notes)
+    remedy = _REASONS.get(fault.detail.reason or "") or _KINDS.get(fault.kind, "see the fault")
+    return Advice(remedy.format(name), notes)
+
+
+def _compare_environments(
+    config: StdioServerConfig, fault: ProtocolFault, environ: Mapping[str, str]
+) -> Sequence[str]:
+    """Name the variables of this shell that the server does not get and may miss."""
+    from indusagi.interop.protocol_bridge.client.start.environment import find_withheld  # noqa: PLC0415 — on a fault
+
+    said = "\n".join((str(fault), *fault.detail.stderr, *fault.detail.stdout))
+    names = find_withheld(environ, config.env, said)
+    if not names:
+        return ()
+    shown = ", ".join(names[:_SHOWN_NAMES])
+    more = len(names) - _SHOWN_NAMES
+    shown += f" and {more} more" if more > 0 else ""
+    return (
+        f"set in this shell and not passed on to it: {shown}; if it needs one, name it in "
+        'its row: "env_vars": ["NAME"]',
+    )
+
+
+def _find_damage(
+    config: ServerConfig, fault: ProtocolFault, environ: Mapping[str, str]
+) -> str | None:
+    """Recognise the damaged cache of a package manager, and name the command that mends it."""
+    if not isinstance(config, StdioServerConfig):
+        return None
+    from indusagi.interop.protocol_bridge.client.start.causes import find_cache_damage  # noqa: PLC0415 — on a fault
+    from indusagi.interop.protocol_bridge.client.start.package_managers import find_package_manager  # noqa: PLC0415 — as above
+
+    manager = find_package_manager(config.command, config.args)
+    said = (*fault.detail.stderr, *fault.detail.stdout)
+    known = None if manager is None else manager.name
+    damage = find_cache_damage(said, known, _package_of(config.args))
+    if damage is not None:
+        return f"{damage.cause}; mend it: {damage.command}"
+    if known in {"npx", "npm"} and fault.kind in {"timeout", "spawn_failed"}:
+        locks = _find_npx_locks({**environ, **config.env})
+        if locks:
+            folders = " ".join(shlex.quote(os.path.dirname(one)) for one in locks)
+            return f"npx left a lock behind when it was killed; mend it: rm -rf {folders}"
+    return None
+
+
+def _package_of(args: Sequence[str]) -> str:
+    """Give the package that a package manager is told to run: its first word without a dash."""
+    words = [one for one in args if one not in {"run", "tool", "exec", "x", "dlx"}]
+    found = next((one for one in words if not one.startswith("-") and "=" not in one), "")
+    return found.rpartition("@")[0] or found
+
+
+def _find_npx_locks(environ: Mapping[str, str]) -> Sequence[str]:
+    """Find the locks that npx takes while it unpacks, in its cache (npm-config(7), `cache`)."""
+    cache = environ.get("npm_config_cache") or environ.get("NPM_CONFIG_CACHE")
+    folder = cache or os.path.join(environ.get("HOME", os.path.expanduser("~")), ".npm")
+    return sorted(glob.glob(os.path.join(glob.escape(folder), "_npx", "*", "concurrency.lock")))

@@ -1,0 +1,244 @@
+"""Finds the servers that a user and a project have configured, and says what it could not use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from indusagi.core.config_file import read_config_file
+from indusagi.core.json import JsonObject, JsonValue, is_json_object
+from indusagi.core.notes import Note
+from indusagi.interop.protocol_bridge.contract import ServerConfig
+from induscode.deck.mcp.config.dialects import Dialect, dialect_of
+from induscode.deck.mcp.config.expansion import Unresolved
+from induscode.deck.mcp.config.rows import (
+    BadRow,
+    Origin,
+    Scope,
+    ServerRow,
+    is_switched_off,
+    server_row,
+)
+
+_SWITCHED_OFF = "switched off in its file"
+_EXAMPLE = 'it needs {"mcpServers": {"NAME": {"command": "…"}}}, see docs/mcp-servers.md'
+
+
+@dataclass(frozen=True, slots=True)
+class DiscoveredConfig:
+    """The servers of several files, each id once, and what was left out on the way."""
+
+    rows: Sequence[ServerRow] = ()
+    notes: Sequence[Note] = ()
+    files: Sequence[str] = ()
+    """Those that were there, in the order of reading."""
+
+
+def load_mcp_config(path_or_cwd: str | os.PathLike[str]) -> list[ServerConfig]:
+    """Read one file, or the conventional places of a directory, one after the other.
+
+    Calling this is consent to what stands there: variables get their values. Whatever cannot be
+    used is left out; `discover_mcp_config` says what that was.
+    """
+    target = os.fspath(path_or_cwd)
+    if os.path.isfile(target):
+        places: Iterable[tuple[str, Scope]] = [(target, "given")]
+    else:
+        places = conventional_places(target)
+    return [config for path, scope in places for config in parse_config_file(path, scope)]
+
+
+def parse_config_file(path: str | os.PathLike[str], scope: Scope = "given") -> list[ServerConfig]:
+    """Read the servers of one file, with the values of their variables.
+
+    A row that cannot be used, or a variable without a value, leaves out that one server; a file
+    that cannot be read gives none. `discover_mcp_config` says why.
+    """
+    found: list[ServerConfig] = []
+    for row in read_rows(os.fspath(path), scope)[0]:
+        try:
+            found.append(row.resolved(os.environ))
+        except Unresolved:
+            continue
+    return found
+
+
+def server_config_from_row(row: JsonObject) -> ServerConfig | None:
+    """Read one server from a row that carries its own `name`; None if it cannot be used."""
+    name = row.get("name")
+    origin = Origin("a row", "given", "servers")
+    if not isinstance(name, str) or is_switched_off(row):
+        return None
+    try:
+        return server_row(name, row, origin).resolved(os.environ)
+    except (BadRow, Unresolved):
+        return None
+
+
+def discover_mcp_config(path_or_cwd: str | os.PathLike[str]) -> DiscoveredConfig:
+    """Read one file, or every place of a directory, and settle which row of an id counts.
+
+    In one file the last row of an id counts. Of several files the user's beat the project's, and
+    among the user's the first of the conventional order does.
+    """
+    target = os.fspath(path_or_cwd)
+    if os.path.isfile(target):
+        return gather([(target, "given")])
+    project = os.path.join(target, ".mcp.json")
+    return gather([*conventional_places(target), (project, "project")])
+
+
+def conventional_places(cwd: str) -> Sequence[tuple[str, Scope]]:
+    """List where configurations are looked for, in order."""
+    home = os.environ.get("HOME") or os.path.expanduser("~")
+    config = os.environ.get("XDG_CONFIG_HOME") or os.path.join(home, ".config")
+    legacy = os.path.join(home, ".indusvx", "agent")
+    return (
+        (os.path.join(cwd, ".indusvx", "mcp.json"), "project"),
+        (os.path.join(config, "indusvx", "mcp.json"), "user"),
+        (os.path.join(legacy, "mcp.json"), "user"),
+        (os.path.join(legacy, "mcp-servers.json"), "user"),
+    )
+
+
+def gather(places: Iterable[tuple[str, Scope]]) -> DiscoveredConfig:
+    """Read files, and settle which row of an id counts."""
+    notes: list[Note] = []
+    files: list[str] = []
+    kept: dict[str, ServerRow] = {}
+    for path, scope in places:
+        if not os.path.lexists(path):
+            continue
+        files.append(path)
+        rows, remarks = read_rows(path, scope)
+        notes.extend(remarks)
+        for row in rows:
+            rival = kept.get(row.id)
+            if rival is None:
+                kept[row.id] = row
+            elif rival.config != row.config or rival.origin.scope != row.origin.scope:
+                notes.extend(_settle(kept, rival, row))
+    return DiscoveredConfig(tuple(kept.values()), tuple(notes), tuple(files))
+
+
+def _settle(kept: dict[str, ServerRow], rival: ServerRow, row: ServerRow) -> Iterable[Note]:
+    """Keep one of two rows of one id."""
+    stronger = row.origin.scope != "project" and rival.origin.scope == "project"
+    winner, loser = (row, rival) if stronger else (rival, row)
+    kept[row.id] = winner
+    if winner.config != loser.config:
+        yield Note(
+            f"server {row.id!r} of {loser.origin}",
+            f"left out: {winner.origin.file} has a server of this name",
+            "give one another name",
+        )
+
+
+_KEYS = ("servers", "mcpServers", "mcp_servers", "mcp", "context_servers", "amp.mcpServers")
+"""Servers stand under one of these keys, whatever the dialect."""
+
+
+class UnusableFile(ValueError):
+    """A configuration file of which nothing can be used; it says where, why, and what to do."""
+
+
+def read_named_rows(path: str) -> DiscoveredConfig:
+    """Read a file that the user has named: what would be a note elsewhere is an error here.
+
+    Raises:
+        UnusableFile: It cannot be read, is invalid, or has no server that can be used.
+    """
+    found = read_config_file(path)
+    if found.trouble is not None:
+        place = "" if found.line is None else f":{found.line}:{found.column}"
+        raise UnusableFile(f"{path}{place}: {found.trouble}; correct it")
+    if not is_json_object(found.document):
+        raise UnusableFile(f"{path}:1:1: it is not an object; {_EXAMPLE}")
+    trouble = shape_trouble(found.document)
+    if trouble is not None:
+        raise UnusableFile(f"{path}: {trouble}; {_EXAMPLE}")
+    if dialect_of(path, found.document) is None:
+        raise UnusableFile(f"{path}: it names no servers; {_EXAMPLE}")
+    rows, notes = read_rows(path, "given")
+    unusable = [note for note in notes if note.message.startswith("skipped: ")]
+    if unusable and not rows and not any(note.message == _SWITCHED_OFF for note in notes):
+        raise UnusableFile(f"{unusable[0].owner}: {unusable[0].message}; correct it")
+    return DiscoveredConfig(rows, notes, (path,))
+
+
+def shape_trouble(document: JsonObject) -> str | None:
+    """Say which key holds something else than servers; None if none does."""
+    for key in _KEYS:
+        rows = document.get(key, {})
+        if not is_json_object(rows) and not (key == "servers" and isinstance(rows, list)):
+            return f"{key!r} is not an object"
+    return None
+
+
+def read_rows(path: str, scope: Scope) -> tuple[Sequence[ServerRow], Sequence[Note]]:
+    """Read the servers of one file; a row that cannot be used never takes the others with it."""
+    found = read_config_file(path)
+    if found.trouble is not None:
+        return (), (Note(f"file {path}", f"skipped: {found.trouble}", "correct it"),)
+    notes = [
+        Note(f"file {path}", f"the key {key!r} stands there twice; the last one counts")
+        for key in found.repeated
+    ]
+    document = found.document
+    dialect = dialect_of(path, document) if is_json_object(document) else None
+    if dialect is None or not is_json_object(document):
+        notes.append(
+            Note(f"file {path}", "skipped: it names no servers", "see docs/mcp-servers.md")
+        )
+        return (), notes
+    rows: dict[str, ServerRow] = {}
+    origin = Origin(os.path.abspath(path), scope, dialect.name)
+    for number, draft in enumerate(dialect.drafts(document), start=1):
+        row = _row(number, draft.name, draft.fields, origin, dialect, notes)
+        if row is None:
+            continue
+        if row.id in rows and rows[row.id] != row:
+            notes.append(
+                Note(f"server {row.id!r} of {origin}", "it stands there twice; the last one counts")
+            )
+        rows[row.id] = row
+    return tuple(rows.values()), notes
+
+
+def _row(
+    number: int,
+    identity: str,
+    fields: JsonValue,
+    origin: Origin,
+    dialect: Dialect,
+    notes: list[Note],
+) -> ServerRow | None:
+    owner = f"server {identity!r} of {origin}" if identity else f"row {number} of {origin}"
+    if not is_json_object(fields):
+        notes.append(Note(owner, "skipped: it is no object"))
+        return None
+    if is_switched_off(fields):
+        notes.append(Note(owner, _SWITCHED_OFF))
+        return None
+    try:
+        row = server_row(identity, fields, origin, expansion=dialect.expansion)
+    except BadRow as exc:
+        notes.append(Note(owner, f"skipped: {exc}"))
+        return None
+    notes.extend(Note(owner, remark) for remark in row.remarks)
+    return row
+
+
+def resolve_rows(
+    rows: Iterable[ServerRow], environ: Mapping[str, str]
+) -> tuple[Mapping[str, ServerConfig], Sequence[Note]]:
+    """Give rows their values; one whose variables have none is left out, and a note says which."""
+    resolved: dict[str, ServerConfig] = {}
+    notes: list[Note] = []
+    for row in rows:
+        try:
+            resolved[row.id] = row.resolved(environ)
+        except Unresolved as exc:
+            notes.append(Note(f"server {row.id!r} of {row.origin}", f"not started: {exc}"))
+    return resolved, notes

@@ -1,0 +1,335 @@
+"""What a configuration file of one product or another says, in our words: one function each.
+
+Every function takes the document and gives rows of plain fields, under the names that `rows`
+reads. None of them opens a file, and none of them expands a variable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from indusagi.core.json import JsonObject, JsonValue, is_json_object
+from induscode.deck.mcp.config.expansion import Expansion
+
+
+class Draft(NamedTuple):
+    """One server as a file has it; anything may stand among its fields."""
+
+    name: str
+    fields: JsonValue
+    project: str | None = None
+    """The folder that it is for, where one file has servers for several folders."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One way to write a configuration."""
+
+    name: str
+    expansion: Expansion
+    drafts: Callable[[JsonObject], Iterator[Draft]]
+    speaks: Callable[[JsonObject], bool]
+    """Whether a document whose origin is unknown is written in it."""
+    holds: Callable[[JsonObject], bool] | None = None
+    """Whether a document of this product has servers; None: the same question as `speaks`."""
+
+    def has_servers(self, document: JsonObject) -> bool:
+        """Tell whether a document that is known to be of this product has servers."""
+        return (self.holds or self.speaks)(document)
+
+
+def _under(document: JsonObject, *keys: str) -> JsonObject | None:
+    found: JsonValue = document
+    for key in keys:
+        found = found.get(key) if is_json_object(found) else None
+    return found if is_json_object(found) else None
+
+
+def _rows(servers: JsonObject | None) -> Iterator[Draft]:
+    for name, fields in (servers or {}).items():
+        yield Draft(name, fields)
+
+
+# -- ours -------------------------------------------------------------------------------------
+
+
+def indus(document: JsonObject) -> Iterator[Draft]:
+    """Read `servers`: a list of rows with a name each, or an object of rows by name."""
+    servers = document.get("servers")
+    if isinstance(servers, list):
+        for row in servers:
+            name = row.get("name") if is_json_object(row) else None
+            yield Draft(name if isinstance(name, str) else "", row)
+    elif is_json_object(servers):
+        yield from _rows(servers)
+
+
+# -- others -----------------------------------------------------------------------------------
+
+
+def claude_desktop(document: JsonObject) -> Iterator[Draft]:
+    """Read `mcpServers`: commands only."""
+    yield from _rows(_under(document, "mcpServers"))
+
+
+def claude_code(document: JsonObject) -> Iterator[Draft]:
+    """Read `mcpServers`, of the user and of every folder below `projects` (the scope `local`)."""
+    yield from _rows(_under(document, "mcpServers"))
+    for folder, project in (_under(document, "projects") or {}).items():
+        if is_json_object(project):
+            for draft in _rows(_under(project, "mcpServers")):
+                yield draft._replace(project=folder)
+
+
+def _has_claude_servers(document: JsonObject) -> bool:
+    projects = (_under(document, "projects") or {}).values()
+    return any(_under(one, "mcpServers") for one in (document, *projects) if is_json_object(one))
+
+
+def vscode(document: JsonObject) -> Iterator[Draft]:
+    """Read `servers` beside `inputs`."""
+    yield from _rows(_under(document, "servers") or _under(document, "mcp", "servers"))
+
+
+def cursor(document: JsonObject) -> Iterator[Draft]:
+    """Read `mcpServers`."""
+    yield from _rows(_under(document, "mcpServers"))
+
+
+def codex(document: JsonObject) -> Iterator[Draft]:
+    """Read `mcp_servers`; secrets are handed on by the names of variables."""
+    yield from _converted(_under(document, "mcp_servers"), _codex_row)
+
+
+def _converted(
+    servers: JsonObject | None, convert: Callable[[JsonObject], JsonObject]
+) -> Iterator[Draft]:
+    for name, row, _ in _rows(servers):
+        yield Draft(name, convert(row) if is_json_object(row) else row)
+
+
+def _codex_row(row: JsonObject) -> JsonObject:
+    fields = dict(row)
+    headers = dict(_under(row, "http_headers") or {})
+    token = fields.pop("bearer_token_env_var", None)
+    if isinstance(token, str):
+        headers["Authorization"] = f"Bearer ${{{token}}}"
+    for header, variable in (_under(row, "env_http_headers") or {}).items():
+        if isinstance(variable, str):
+            headers[header] = f"${{{variable}}}"
+    fields.pop("env_http_headers", None)
+    if headers:
+        fields["http_headers"] = headers
+    milliseconds = fields.pop("startup_timeout_ms", None)
+    if isinstance(milliseconds, (int, float)):
+        fields.setdefault("startup_timeout_sec", milliseconds / 1000)
+    names = fields.get("env_vars")
+    if isinstance(names, list):
+        fields["env_vars"] = [one.get("name") if is_json_object(one) else one for one in names]
+    return fields
+
+
+def gemini(document: JsonObject) -> Iterator[Draft]:
+    """Read `mcpServers`, where `url` is the old transport and `httpUrl` the present one."""
+    allowed = _names(document, "allowed")
+    excluded = _names(document, "excluded") or ()
+    for name, row, _ in _rows(_under(document, "mcpServers")):
+        if not is_json_object(row):
+            yield Draft(name, row)
+            continue
+        fields = dict(row)
+        newer = fields.pop("httpUrl", None)
+        if newer is not None:
+            fields.update(url=newer, type="http")
+        elif "url" in fields and "type" not in fields:
+            fields["type"] = "sse"
+        if name in excluded or (allowed is not None and name not in allowed):
+            fields["enabled"] = False
+        yield Draft(name, fields)
+
+
+def _names(document: JsonObject, key: str) -> Sequence[JsonValue] | None:
+    found = (_under(document, "mcp") or {}).get(key)
+    return found if isinstance(found, list) else None
+
+
+def opencode(document: JsonObject) -> Iterator[Draft]:
+    """Read `mcp` (version 1), where a command is a list."""
+    yield from _converted(_under(document, "mcp"), _opencode_row)
+
+
+def opencode_v2(document: JsonObject) -> Iterator[Draft]:
+    """Read `mcp.servers` (version 2)."""
+    yield from _converted(_under(document, "mcp", "servers"), _opencode_row)
+
+
+def _opencode_row(row: JsonObject) -> JsonObject:
+    fields = dict(row)
+    command = fields.get("command")
+    if isinstance(command, list) and command:
+        fields.update(command=command[0], args=command[1:])
+    return fields
+
+
+def _is_opencode_v2(document: JsonObject) -> bool:
+    """Tell whether `mcp.servers` holds servers, and is not itself a server called `servers`."""
+    servers = _under(document, "mcp", "servers")
+    return servers is not None and not {"command", "url"} & servers.keys()
+
+
+def windsurf(document: JsonObject) -> Iterator[Draft]:
+    """Read `mcpServers`, where the address of a remote server is `serverUrl`."""
+    yield from _converted(_under(document, "mcpServers"), _windsurf_row)
+
+
+def _windsurf_row(row: JsonObject) -> JsonObject:
+    fields = dict(row)
+    address = fields.pop("serverUrl", None)
+    if address is not None:
+        fields.setdefault("url", address)
+    return fields
+
+
+def zed(document: JsonObject) -> Iterator[Draft]:
+    """Read `context_servers`; a command used to be an object with a path."""
+    yield from _converted(_under(document, "context_servers"), _zed_row)
+
+
+def _zed_row(row: JsonObject) -> JsonObject:
+    fields = {key: value for key, value in row.items() if key != "source"}
+    command = fields.get("command")
+    if is_json_object(command):
+        older = {key: command[key] for key in ("args", "env") if command.get(key) is not None}
+        fields.update({"command": command.get("path"), **older})
+    return fields
+
+
+def amp(document: JsonObject) -> Iterator[Draft]:
+    """Read `amp.mcpServers`, which is one key with a dot in it."""
+    yield from _rows(_under(document, "amp.mcpServers"))
+
+
+def copilot(document: JsonObject) -> Iterator[Draft]:
+    """Read `mcpServers`, where `tools` is a list of tools or a star for all of them."""
+    yield from _converted(_under(document, "mcpServers"), _copilot_row)
+
+
+def _copilot_row(row: JsonObject) -> JsonObject:
+    fields = dict(row)
+    tools = fields.pop("tools", None)
+    if isinstance(tools, list) and "*" not in tools:
+        fields["includeTools"] = tools
+    return fields
+
+
+def cline(document: JsonObject) -> Iterator[Draft]:
+    """Read `mcpServers`, where `transport` may hold the fields, and `timeout` is in seconds."""
+    yield from _converted(_under(document, "mcpServers"), _cline_row)
+
+
+def _cline_row(row: JsonObject) -> JsonObject:
+    fields = dict(row)
+    transport = fields.get("transport")
+    if is_json_object(transport):
+        del fields["transport"]
+        fields.update(transport)
+    seconds = fields.pop("timeout", None)
+    if seconds is not None:
+        fields["tool_timeout_sec"] = seconds
+    return fields
+
+
+# -- which one it is --------------------------------------------------------------------------
+
+
+def _has(*keys: str) -> Callable[[JsonObject], bool]:
+    return lambda document: _under(document, *keys) is not None
+
+
+def _is_gemini(document: JsonObject) -> bool:
+    servers = _under(document, "mcpServers")
+    if servers is None:
+        return False
+    marks = {"httpUrl", "trust", "includeTools", "excludeTools", "authProviderType"}
+    rows = (row for row in servers.values() if is_json_object(row))
+    return "mcp" in document or any(marks & row.keys() for row in rows)
+
+
+_HAS_MCP_SERVERS = _has("mcpServers")
+
+
+def _unrecognizable(document: JsonObject) -> bool:
+    """Recognize nothing: a file in such a dialect is known by its name alone."""
+    return False
+
+
+DIALECTS: dict[str, Dialect] = {
+    dialect.name: dialect
+    for dialect in (
+        Dialect("codex", "shell", codex, _has("mcp_servers")),
+        Dialect("opencode-v2", "braces", opencode_v2, _is_opencode_v2),
+        Dialect("zed", "none", zed, _has("context_servers")),
+        Dialect("amp", "shell", amp, _has("amp.mcpServers")),
+        Dialect("gemini", "dollar", gemini, _is_gemini, _HAS_MCP_SERVERS),
+        Dialect("qwen", "dollar", gemini, _unrecognizable, _HAS_MCP_SERVERS),
+        Dialect("windsurf", "editor", windsurf, _unrecognizable, _HAS_MCP_SERVERS),
+        Dialect("copilot", "shell", copilot, _unrecognizable, _HAS_MCP_SERVERS),
+        Dialect("cline", "none", cline, _unrecognizable, _HAS_MCP_SERVERS),
+        Dialect(
+            "claude-code",
+            "shell",
+            claude_code,
+            lambda document: _HAS_MCP_SERVERS(document) or _has_claude_servers(document),
+        ),
+        Dialect("claude-desktop", "none", claude_desktop, _HAS_MCP_SERVERS),
+        Dialect("cursor", "editor", cursor, _HAS_MCP_SERVERS),
+        Dialect("opencode", "braces", opencode, _has("mcp")),
+        Dialect(
+            "vscode",
+            "editor",
+            vscode,
+            lambda document: "inputs" in document,
+            lambda document: "servers" in document or _has("mcp", "servers")(document),
+        ),
+        Dialect("indus", "shell", indus, lambda document: "servers" in document),
+    )
+}
+_BY_FILE = (
+    ("claude_desktop_config.json", "claude-desktop"),
+    (".claude.json", "claude-code"),
+    (".mcp.json", "claude-code"),
+    (".vscode/mcp.json", "vscode"),
+    (".cursor/mcp.json", "cursor"),
+    (".codex/config.toml", "codex"),
+    (".gemini/settings.json", "gemini"),
+    ("opencode.json", "opencode"),
+    ("opencode.jsonc", "opencode"),
+    (".qwen/settings.json", "qwen"),
+    (".codeium/windsurf/mcp_config.json", "windsurf"),
+    ("zed/settings.json", "zed"),
+    (".zed/settings.json", "zed"),
+    ("amp/settings.json", "amp"),
+    (".amp/settings.json", "amp"),
+    (".copilot/mcp-config.json", "copilot"),
+    ("cline_mcp_settings.json", "cline"),
+)
+
+
+def dialect_of(path: str, document: JsonObject) -> Dialect | None:
+    """Find out how a document is written: by the name of its file, else by what stands in it."""
+    name = path.replace("\\", "/")
+    for ending, program in _BY_FILE:
+        if name.endswith(f"/{ending}") or name == ending:
+            found = dialect_for(program, document)
+            if found is not None:
+                return found
+    return next((one for one in DIALECTS.values() if one.speaks(document)), None)
+
+
+def dialect_for(program: str, document: JsonObject) -> Dialect | None:
+    """Give the dialect of a file that is known to be a program's; None if it has no servers."""
+    if program == "opencode" and DIALECTS["opencode-v2"].speaks(document):
+        return DIALECTS["opencode-v2"]
+    return DIALECTS[program] if DIALECTS[program].has_servers(document) else None

@@ -1,0 +1,237 @@
+"""References in a row: the variables and files whose values expansion puts into it.
+
+A reference is shown as it is written, wherever a person decides about a server or looks at one: the
+name of a variable is what the decision is about, and its value is not known yet. Literal values
+beside it stay hidden. What is found here is what `expansion.expand` replaces (both use the same
+patterns), and the names in a default, which another reader of the file may replace.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from indusagi.core.json import JsonObject
+from indusagi.interop.protocol_bridge.contract import StdioServerConfig
+from induscode.deck.mcp.config.expansion import Expansion, reference_pattern, referenced_name
+from induscode.deck.mcp.config.rows import ServerRow
+from induscode.deck.mcp.redaction import GONE, hide_shapes
+
+_SECRET_NAME = re.compile(
+    r"KEY|TOKEN|SECRET|PASS|PWD|CRED|AUTH|SESSION|COOKIE|PRIVATE|SIGNING|JWT|BEARER|LOGIN"
+    r"|CERT|DSN|CONNECTION_?STR|DATABASE_URL|WEBHOOK|NETRC|KUBECONFIG"
+    r"|(?:^|_)(?:PAT|PW|PSW|PIN|OTP|SAS|SALT|PEM|DB_URL|REDIS_URL|MONGO\w*_UR[IL])(?:_|$)"
+    r"|^(?:AWS|AZURE|ARM|GOOGLE|GCP|GCLOUD|CLOUDFLARE|CF|DIGITALOCEAN|DO|HCLOUD|OCI|VAULT|HEROKU"
+    r"|SSH|GPG|TF_VAR)_",
+    re.IGNORECASE,
+)
+_NOT_SECRET = frozenset({"PWD", "OLDPWD", "SSH_TTY", "GPG_TTY", "AWS_REGION", "AWS_DEFAULT_REGION"})
+_NESTED = re.compile(r"\$\{?(?:env:)?([A-Za-z_][A-Za-z0-9_]*)|\{(?:env|file):([^}]*)")
+"""A reference in the default of another one."""
+_SCHEME_WORD = re.compile(r"\s*(?:(?:Bearer|Basic|Token|ApiKey|Digest|Negotiate)\s+)?", re.I)
+_URL_PARTS = re.compile(
+    r"(?P<scheme>[^:/?#]*:)?(?://(?P<authority>[^/?#]*))?(?P<path>[^?#]*)"
+    r"(?:\?(?P<query>[^#]*))?(?:#(?P<fragment>.*))?",
+    re.DOTALL,
+)
+"""The five parts of a URL: RFC 3986, appendix B."""
+_FIRST_MARK = 0xE000
+_MARKS = range(_FIRST_MARK, 0xF900)
+"""Private-use characters that stand for references while a URL is taken apart: a reference may
+hold `?`, `#` or `@` in its default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A variable or a file whose value would be given away."""
+
+    written: str
+    """As the row has it: `${GITHUB_TOKEN}`."""
+    name: str
+    """The variable, or the path of the file."""
+    place: str
+    """Where the value would be put: `header "Authorization"`."""
+    recipient: str
+    """Who would get it: the host of the address, or the program."""
+    looks_secret: bool
+
+    def as_json(self) -> JsonObject:
+        """Give it for `--json`."""
+        return {
+            "written": hide_shapes(self.written),
+            "place": self.place,
+            "recipient": self.recipient,
+            "looksSecret": self.looks_secret,
+        }
+
+    @property
+    def warning(self) -> str:
+        """Name the secret, where it stands and who gets it."""
+        shown = hide_shapes(self.written)
+        return f"{shown} looks like a secret: {self.recipient} gets its value, in {self.place}."
+
+
+def find_references(row: ServerRow) -> Sequence[Reference]:
+    """List every reference of a row, in the order of its fields, and who would get its value."""
+    return tuple(dict.fromkeys(_find(row)))
+
+
+def _find(row: ServerRow) -> Iterator[Reference]:
+    config, rule = row.config, row.expansion
+    if isinstance(config, StdioServerConfig):
+        program = f"the program {quote(os.path.basename(config.command) or config.command)}"
+        fields = [
+            ("the command", config.command),
+            *((f"argument {number}", text) for number, text in enumerate(config.args, 1)),
+            ("the directory", config.cwd or ""),
+            *((f"variable {quote(name)}", text) for name, text in config.env.items()),
+        ]
+        for place, text in fields:
+            yield from _references(text, rule, place, program)
+        for name in row.secrets:
+            place = f"variable {quote(name)}"
+            yield Reference(f"${{{name}}}", name, place, program, looks_secret(name))
+        return
+    host = url_host(config.url, rule)
+    yield from _url_references(config.url, rule, "the address")
+    for name, text in config.headers.items():
+        yield from _references(text, rule, f"header {quote(name)}", host)
+    if config.proxy:
+        yield from _url_references(config.proxy, rule, "the proxy")
+
+
+def _references(text: str, rule: Expansion, place: str, recipient: str) -> Iterator[Reference]:
+    for found in reference_pattern(rule).finditer(text):
+        name, is_file = referenced_name(rule, found)
+        yield Reference(found[0], name, place, recipient, is_file or looks_secret(name))
+        for inner in _NESTED.finditer(found[0], 1 + len(name)):
+            nested = inner[1] or inner[2]
+            written = f"${{{nested}}}" if inner[1] else f"{inner[0]}}}"
+            yield Reference(written, nested, place, recipient, looks_secret(nested))
+
+
+def _url_references(url: str, rule: Expansion, place: str) -> Iterator[Reference]:
+    """List the references of a URL; one in place of a password is a secret by any name."""
+    marked, references = _mark_references(url, rule)
+    user, _, _ = (_split_url(marked)["authority"] or "").rpartition("@")
+    first, colon, password = user.partition(":")
+    credentials = {
+        references[ord(char) - _FIRST_MARK]
+        for char in (password if colon else first)
+        if ord(char) in _MARKS
+    }
+    for one in _references(url, rule, place, url_host(url, rule)):
+        yield replace(one, looks_secret=True) if hide_shapes(one.written) in credentials else one
+
+
+def looks_secret(name: str) -> bool:
+    """Tell whether a variable of this name usually holds a secret."""
+    return name.upper() not in _NOT_SECRET and _SECRET_NAME.search(name) is not None
+
+
+def quote(text: str) -> str:
+    """Write a text so that every character can be seen, and the whole of it."""
+    return json.dumps(text, ensure_ascii=True)
+
+
+# -- values with references in them -----------------------------------------------------------
+
+
+def show_value(text: str, rule: Expansion) -> str | None:
+    """Show a value: its references as written, its literal parts hidden; None without references.
+
+    The word before a credential (`Bearer`, RFC 9110 section 11.1) is no secret and stays.
+    """
+    shown, at, there = "", 0, False
+    for found in reference_pattern(rule).finditer(text):
+        shown += _hide_literal(text[at : found.start()]) + hide_shapes(found[0])
+        at, there = found.end(), True
+    return shown + _hide_literal(text[at:]) if there else None
+
+
+def _hide_literal(text: str) -> str:
+    return text if _SCHEME_WORD.fullmatch(text) else GONE
+
+
+def show_url(url: str, rule: Expansion = "none") -> str:
+    """Show where an address leads: credentials and the query hidden, references as written."""
+    marked, references = _mark_references(url, rule)
+    parts = _split_url(marked)
+    if parts["authority"] is None:
+        return GONE if not references else "".join(references)
+    user, at, host = parts["authority"].rpartition("@")
+    shown = f"{parts['scheme'] or ''}//{_show_user(user) + '@' if at and user else ''}{host}"
+    shown += hide_shapes(parts["path"] or "")
+    if parts["query"]:
+        shown += f"?{_show_query(parts['query'])}"
+    if parts["fragment"] and _has_mark(parts["fragment"]):
+        shown += f"#{_keep_marks(parts['fragment'])}"
+    return _unmark(shown, references)
+
+
+def url_host(url: str, rule: Expansion) -> str:
+    """Give the host of an address as it is written, with its port."""
+    marked, references = _mark_references(url, rule)
+    authority = _split_url(marked)["authority"]
+    host = (authority or "").rpartition("@")[2]
+    return _unmark(host, references) if host else "an address that cannot be read"
+
+
+def _split_url(text: str) -> dict[str, str | None]:
+    found = _URL_PARTS.fullmatch(text)
+    assert found is not None, "every part is optional"
+    return found.groupdict()
+
+
+def _mark_references(text: str, rule: Expansion) -> tuple[str, list[str]]:
+    marked, references, at = "", list[str](), 0
+    for found in reference_pattern(rule).finditer(text):
+        marked += _drop_marks(text[at : found.start()]) + chr(_FIRST_MARK + len(references))
+        references.append(hide_shapes(found[0]))
+        at = found.end()
+        if len(references) == len(_MARKS):
+            break
+    return marked + _drop_marks(text[at:]), references
+
+
+def _drop_marks(text: str) -> str:
+    return "".join(GONE if ord(char) in _MARKS else char for char in text)
+
+
+def _has_mark(text: str) -> bool:
+    return any(ord(char) in _MARKS for char in text)
+
+
+def _unmark(text: str, references: Sequence[str]) -> str:
+    return "".join(
+        references[ord(char) - _FIRST_MARK] if ord(char) in _MARKS else char for char in text
+    )
+
+
+def _keep_marks(text: str) -> str:
+    """Hide the literal parts of a text in which references are marked."""
+    kept = "".join(char if ord(char) in _MARKS else "\0" for char in text)
+    return re.sub("\0+", GONE, kept)
+
+
+def _show_user(user: str) -> str:
+    if not _has_mark(user):
+        return GONE
+    return ":".join(_keep_marks(piece) for piece in user.split(":"))
+
+
+def _show_query(query: str) -> str:
+    """Show the parameters that hold a reference, by name; hide the others."""
+    if not _has_mark(query):
+        return GONE
+    shown: list[str] = []
+    for pair in query.split("&"):
+        name, sign, value = pair.partition("=")
+        if not _has_mark(pair):
+            shown.append(GONE)
+        else:
+            shown.append(f"{name}{sign}{_keep_marks(value)}" if sign else _keep_marks(name))
+    return "&".join(shown)

@@ -1,0 +1,1 @@
+"""Parsing of shell commands for permission rules."""

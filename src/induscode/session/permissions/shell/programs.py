@@ -1,0 +1,500 @@
+"""The table of programs: which of their options are harmless, and which run or write something.
+
+A rule such as `bash(sort *)` lets `sort` run with what this table calls harmless. An option that is
+missing here is asked about, unless the rule names it: a program that is not known at all may be
+given plain operands only. `acts` is for the reason that a person reads, and for what is never
+offered as a rule; leaving an option out of it makes nothing less safe.
+
+Data only. `test_programs.py` compares it with the `--help` of the programs themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from induscode.session.permissions.shell.program import ACTS, INSIDE, PLAIN, Program
+from induscode.session.permissions.shell.services import SERVICES
+
+PACKAGE = r"(?!\.)(?!.*\.(?:tgz|tar|gz)$)(?:@[\w.-]+/)?[\w-][\w.-]*(?:@(?!\.)[\w.^~*<>=-]+)?"
+"""A package of a registry: not a path, an archive, a URL or a repository (npm-package-arg)."""
+_REGISTERED = r"(?![/~])(?!.*(?:\.\.|:)).*"
+"""Not a URL, nor a path that leads elsewhere: a name, with a version, or a path below."""
+_READER = Program(any_options=True)
+_READERS = """
+    : b2sum base32 base64 basename break cal cat cd cksum cmp column comm continue cut df
+    diff dir dirname dirs du echo egrep exit expand expr factor false fgrep fmt fold free getconf
+    getent grep groups head hexdump id join jq kill ls lsblk lscpu md5sum nl nproc numfmt od paste
+    pgrep popd pr printenv ps pushd pwd readlink realpath return rev seq sha1sum sha224sum sha256sum
+    sha384sum sha512sum shift sleep stat strings sum tac tail tr true tsort tty type uname unexpand
+    uptime users vdir vmstat w wc whereis which who whoami yes
+"""
+"""They read, and no option of theirs runs or writes anything."""
+_OPERANDS_ACT = """
+    ar as at cc clang cpio csplit dc dd ed emacs ex ffmpeg ftp gcc gdb gnuplot install ld ldd link
+    m4 mail mailx mkfifo mknod mount mysql nano nc nvim objcopy openssl patch pax psql script shred
+    split sqlite3 strip swapon tclsh tee telnet truncate umount vi view vim visudo xxd
+    erl irb jshell sbcl
+"""
+"""What they run, or where they write, is said by their operands or their input."""
+
+# -- git --------------------------------------------------------------------------------------
+
+_DIFF_LONG = """
+    abbrev= binary cached check color color-words diff-algorithm= diff-filter= dirstat exit-code
+    find-copies find-renames full-index function-context histogram ignore-all-space
+    ignore-blank-lines ignore-cr-at-eol ignore-space-at-eol ignore-space-change inter-hunk-context=
+    merge-base minimal name-only name-status no-color no-ext-diff no-index no-patch no-prefix
+    no-renames no-textconv numstat patch patch-with-stat patience pickaxe-all pickaxe-regex quiet
+    raw relative shortstat stat staged summary submodule text unified= word-diff word-diff-regex=
+"""
+_LOG_LONG = f"""{_DIFF_LONG}
+    abbrev-commit after= all all-match ancestry-path author= author-date-order before= boundary
+    branches cherry cherry-mark cherry-pick committer= date-order date= decorate
+    decorate-refs= extended-regexp first-parent fixed-strings follow format= full-history graph
+    grep= invert-grep left-only left-right max-count= max-parents= merges min-parents= no-decorate
+    no-abbrev-commit no-merges no-notes no-pager notes oneline parents perl-regexp pretty
+    regexp-ignore-case relative-date remotes reverse right-only root show-linear-break
+    simplify-by-decoration since= skip= source tags topo-order until= walk-reflogs
+"""
+_DIFF = Program(flags="abpRsuwWz", values="GIlnSU", optional="BCM", long=_DIFF_LONG, numeric=True,
+    acts="--output -O --ext-diff --textconv")  # fmt: skip
+_LOG = Program(flags="abcgipqstuwEFPRW", values="GILnSU", optional="BCM", long=_LOG_LONG,
+    numeric=True, acts="--output -O --ext-diff --textconv")  # fmt: skip
+_REPOSITORY = r"(?!.*::).*"
+"""Not `ext::command`: see gitremote-helpers(7)."""
+_REMOTE_ACTS = "--upload-pack --receive-pack --exec -u -c --config --template"
+
+
+def _git(flags: str = "", values: str = "", long: str = "", **more: object) -> Program:
+    return Program(flags=flags, values=values, long=long, **more)  # type: ignore[arg-type] — the fields of a Program
+
+
+_GIT = Program(
+    flags="P",
+    values="C",
+    value_patterns={"-C": INSIDE},
+    long="bare literal-pathspecs no-optional-locks no-pager no-replace-objects version",
+    acts="-c -p --config-env --exec-path --git-dir --work-tree --namespace --paginate",
+    subcommands={
+        "add": _git("AnNpuvf", long="all dry-run force intent-to-add no-all update verbose"),
+        "blame": _git("bceflnpstw", "L", "date= line-porcelain porcelain root since= show-email"),
+        "branch": _git(
+            "adDfiilmMqrvcC",
+            "u",
+            """abbrev= all color contains copy delete force format= ignore-case list merged move
+            no-color no-contains no-merged no-track points-at= quiet remotes set-upstream-to=
+            show-current sort= track unset-upstream verbose""",
+        ),
+        "cat-file": _git("eptsz", long="batch batch-all-objects batch-check unordered"),
+        "check-ignore": _git("qvnz", long="non-matching quiet stdin verbose"),
+        "checkout": _git("bBdfqt", long="detach force no-track ours quiet theirs track"),
+        "cherry": _git("v"),
+        "cherry-pick": _git("enrsx", "m", "abort continue no-commit quit signoff skip"),
+        "clean": _git("dfnqxX", "e", "dry-run exclude= force quiet"),
+        "clone": _git("qvl", "bo", """bare branch= depth= local no-checkout no-tags origin= quiet
+            recurse-submodules shallow-since= single-branch verbose""", acts=_REMOTE_ACTS,
+            operand=_REPOSITORY),
+        "commit": _git("aenopqsv", "mCcF", """all allow-empty allow-empty-message amend author=
+            date= dry-run fixup= message= no-edit no-verify only quiet reset-author reuse-message=
+            short signoff squash= status verbose"""),
+        "config": _git("l", long="get get-all global list local show-origin system",
+            operand=r"[\w-]+\..+", most_operands=1),
+        "count-objects": _git("vH", long="human-readable verbose"),
+        "describe": _git(long="abbrev= all always contains dirty exact-match long match= tags"),
+        "diff": _DIFF,
+        "diff-tree": _LOG,
+        "fetch": _git("afnpqtv", "j", """all append depth= deepen= dry-run force jobs= no-tags prune
+            prune-tags quiet shallow-since= tags unshallow verbose""", acts=_REMOTE_ACTS,
+            operand=_REPOSITORY),
+        "for-each-ref": _git(long="count= format= merged no-merged points-at= sort="),
+        "fsck": _git(long="full no-dangling strict unreachable"),
+        "grep": _git("acEFGhHIilLnoPpqsvwWz", "ABCefm", """all-match and basic-regexp break cached
+            color column count extended-regexp fixed-strings files-with-matches
+            files-without-match function-context heading ignore-case invert-match line-number
+            max-count= name-only no-color no-index not null only-matching or perl-regexp quiet
+            show-function untracked word-regexp""", acts="-O --open-files-in-pager --textconv",
+            numeric=True),
+        "init": _git("qb", long="bare initial-branch= quiet", acts="--template"),
+        "log": _LOG,
+        "ls-files": _git("cdfikmostuvz", "xX", """abbrev cached deleted error-unmatch
+            exclude-standard exclude= full-name ignored killed modified others stage unmerged"""),
+        "ls-remote": _git("hqt", long="branches exit-code heads quiet refs sort= symref tags",
+            acts=_REMOTE_ACTS,
+            operand=_REPOSITORY),
+        "ls-tree": _git("dlrtz", long="abbrev full-name full-tree long name-only name-status"),
+        "merge": _git("enqv", "m", """abort commit continue ff ff-only log message= no-commit
+            no-edit no-ff no-stat quiet quit signoff squash stat verbose"""),
+        "merge-base": _git("a", long="all fork-point independent is-ancestor octopus"),
+        "mv": _git("fknv", long="dry-run force verbose"),
+        "name-rev": _git(long="all always name-only refs= stdin tags"),
+        "pull": _git("fnqrv", long="""all autostash depth= ff ff-only force no-edit no-rebase prune
+            quiet rebase tags unshallow verbose""", acts=_REMOTE_ACTS,
+            operand=_REPOSITORY),
+        "push": _git("dfnquv", "o", """all atomic delete dry-run follow-tags force force-with-lease
+            mirror no-verify porcelain prune quiet set-upstream tags verbose""",
+            acts="--receive-pack --exec", operand=_REPOSITORY),
+        "range-diff": _LOG,
+        "rebase": _git("kmqv", long="""abort autosquash autostash continue edit-todo keep-base
+            no-autostash onto= quiet quit rebase-merges root skip verbose""", acts="-x --exec -i"),
+        "reflog": _LOG,
+        "remote": _git("v", long="verbose", subcommands={
+            "show": _git("n"), "get-url": _git(long="all push"), "": PLAIN}),
+        "reset": _git("Npq", long="hard keep merge mixed no-refresh quiet soft"),
+        "restore": _git("pqSW", "s", "ours quiet source= staged theirs worktree"),
+        "rev-list": _LOG,
+        "rev-parse": _git("q", long="""abbrev-ref abbrev all branches default= disambiguate= flags
+            git-common-dir git-dir is-bare-repository is-inside-git-dir is-inside-work-tree quiet
+            remotes short show-cdup show-prefix show-superproject-working-tree show-toplevel
+            symbolic-full-name tags verify"""),
+        "revert": _git("ens", "m", "abort continue no-commit no-edit quit signoff skip"),
+        "rm": _git("fnqr", long="cached dry-run force ignore-unmatch quiet"),
+        "shortlog": _git("cens", long="""all author= committer email no-merges numbered since=
+            summary until="""),
+        "show": _LOG,
+        "show-ref": _git("dhqs", long="""abbrev branches dereference hash heads head quiet tags
+            verify"""),
+        "stash": _git("kpqu", "m", "all include-untracked keep-index message= patch quiet",
+            subcommands={
+                "apply": _git("q", long="index quiet"), "drop": _git("q"), "list": _LOG,
+                "pop": _git("q", long="index quiet"), "show": _LOG, "clear": PLAIN,
+                "push": _git("akpqu", "m", "all include-untracked keep-index message= quiet"),
+                "": PLAIN}),
+        "status": _git("bsvz", long="""ahead-behind branch column ignore-submodules ignored long
+            no-column no-renames porcelain renames short show-stash untracked-files verbose""",
+            optional="u"),
+        "switch": _git("cCdfqt", long="""create= detach force force-create= guess orphan= quiet
+            track"""),
+        "symbolic-ref": _git("dq", long="short quiet"),
+        "tag": _git("adfilnn", "mF", """annotate color contains delete format= force ignore-case
+            list merged message= no-contains no-merged points-at= sort=""", numeric=True),
+        "var": PLAIN,
+        "version": PLAIN,
+        "whatchanged": _LOG,
+        "worktree": _git(subcommands={"list": _git("vz", long="porcelain verbose"),
+            "add": _git("bBdfq", long="detach force quiet"), "prune": _git("nv"),
+            "remove": _git("f", long="force")}),
+    },
+)  # fmt: skip
+
+# -- languages, packages, builds --------------------------------------------------------------
+
+_PYTEST = Program(
+    flags="qvxsl",
+    values="kmn",
+    optional="r",
+    long="""co collect-only color= continue-on-collection-errors cov cov-branch cov-report=
+        deselect= durations= no-cov
+        exitfirst failed-first ff ignore= last-failed lf maxfail= new-first nf no-header no-summary
+        numprocesses= quiet setup-show showlocals stepwise strict-config strict-markers sw tb=
+        verbose verbosity= version pyargs""",
+    acts="-p -c -o --basetemp --config-file --debug --junitxml --log-file --override-ini --pastebin"
+    " --pdb --pdbcls --rootdir --confcutdir --cov-config --junit-xml --report-log --html",
+    value_patterns={"--cov-report": "(?:term|term-missing)(?::skip-covered)?"},
+    argument_files=True,
+)
+_RUFF = Program(
+    long="version",
+    subcommands={
+        "check": Program(flags="qsv", long="""diff extend-select= ignore= no-cache output-format=
+            preview quiet select= show-files statistics verbose""",
+            acts="--fix --unsafe-fixes -o --output-file --config --cache-dir --add-noqa",
+            argument_files=True),
+        "format": Program(flags="qsv", long="""check diff line-length= no-cache preview quiet
+            verbose""", acts="--config --cache-dir", argument_files=True),
+        "rule": PLAIN,
+    },
+)  # fmt: skip
+_MYPY = Program(flags="pm", long="""check-untyped-defs follow-imports= ignore-missing-imports
+    no-error-summary no-incremental pretty show-error-codes strict version warn-unreachable""",
+    argument_files=True)  # fmt: skip
+_BLACK = Program(flags="qv", values="l", long="check diff line-length= quiet verbose version")
+_UNITTEST = Program(
+    flags="bcfqv", values="kpst", value_patterns={"-p": INSIDE, "-s": INSIDE, "-t": INSIDE}
+)
+_MODULES = {
+    "black": _BLACK,
+    "mypy": _MYPY,
+    "pytest": _PYTEST,
+    "ruff": _RUFF,
+    "unittest": _UNITTEST,
+}
+_PIP_INSTALL = Program(
+    flags="qvU",
+    values="er",
+    long="dry-run no-deps no-input pre quiet requirement= upgrade user verbose",
+    value_patterns=dict.fromkeys(("-e", "-r", "--requirement"), _REGISTERED),
+    operand=_REGISTERED,
+    acts="-i --index-url --extra-index-url -f --find-links -t --target --root --prefix"
+    " --trusted-host --config-settings --global-option --src --python --cert --log",
+)
+_PIP = Program(
+    flags="V",
+    long="version",
+    subcommands={
+        "check": PLAIN,
+        "freeze": Program(flags="l", long="all local user"),
+        "install": _PIP_INSTALL,
+        "list": Program(flags="oul", long="format= local outdated uptodate user"),
+        "show": Program(flags="f", long="files verbose"),
+    },
+)
+MODULES: Mapping[str, Program] = {
+    **_MODULES,
+    "json.tool": Program(long="compact indent= json-lines sort-keys", most_operands=1),
+    "pip": _PIP,
+}
+"""What `python -m` may run under a rule that does not name it."""
+_ENVIRONMENT = Program(flags="qvV", long="quiet verbose version", subcommands={
+    **dict.fromkeys(("run", "exec"), Program(options_first=True, starts=True)),
+    **dict.fromkeys(("add", "build", "check", "install", "list", "lock", "remove", "show", "sync",
+        "update", "version"), Program(flags="qv", long="quiet verbose dev",
+        operand=_REGISTERED))})  # fmt: skip
+_NPM_RUN = Program(flags="s", long="silent if-present workspaces")
+_NPM_INSTALL = Program(
+    flags="DEPS",
+    long="ignore-scripts no-audit no-fund omit= save save-dev save-exact",
+    operand=PACKAGE,
+)
+_NPM = Program(
+    flags="sv",
+    long="silent version",
+    acts="-c --call --prefix --script-shell --shell --userconfig --globalconfig --node-options",
+    subcommands={
+        "add": Program(flags="DEPS", long="dev exact save-dev save-exact", operand=PACKAGE),
+        "audit": Program(long="json omit= production", most_operands=0),
+        "ci": Program(flags="s", long="ignore-scripts no-audit no-fund omit= silent"),
+        "config": Program(subcommands={"get": PLAIN, "list": PLAIN, "ls": PLAIN}),
+        "i": _NPM_INSTALL,
+        "info": Program(long="json"),
+        "install": _NPM_INSTALL,
+        "ls": Program(flags="al", long="all depth= json long omit="),
+        "list": Program(flags="al", long="all depth= json long omit="),
+        "outdated": Program(long="json all long"),
+        "run": _NPM_RUN,
+        "run-script": _NPM_RUN,
+        "start": _NPM_RUN,
+        "test": _NPM_RUN,
+        "t": _NPM_RUN,
+        "view": Program(long="json"),
+        "why": Program(long="json"),
+    },
+)
+_CARGO = Program(
+    flags="qvF",
+    values="jp",
+    long="""all all-features all-targets bin= bins color= doc example= examples features= frozen
+        jobs= keep-going lib locked message-format= no-default-features no-run offline package=
+        profile= quiet release test= tests verbose workspace exclude=""",
+    acts="--config -Z --target-dir --manifest-path --out-dir --artifact-dir --fix -C",
+)
+_CARGO_TREE = Program(
+    flags="ideq", values="ep", long="depth= duplicates edges= invert= package= workspace"
+)
+_GO = Program(
+    words="v race short json cover run= bench= count= timeout= failfast list= n x p= tags= m",
+    acts="-exec -toolexec -o -C -overlay -modfile -ldflags -gcflags -asmflags -vettool"
+    " -coverprofile -cpuprofile -memprofile -outputdir -trace -blockprofile -mutexprofile -pkgdir"
+    " -work",
+)
+_SHELL = Program(
+    flags="euxvn",
+    long="version",
+    options_first=True,
+    check="script",
+    acts="-c -s --rcfile -i -l",
+)
+
+
+def _language(flags: str = "", long: str = "", **more: str) -> Program:
+    """Make an interpreter: its options, then a script, whose arguments are its own."""
+    return Program(flags=flags, long=long, options_first=True, check="script", **more)  # type: ignore[arg-type] — the fields of a Program
+
+
+_PYTHON = _language("BEIOPqSsuvV", "version", acts="-c -i -X -W -x")
+_FILES = {
+    "chgrp": Program(flags="cfhRv", long="recursive verbose changes silent quiet"),
+    "chmod": Program(flags="cfRv", long="recursive verbose changes silent quiet"),
+    "chown": Program(flags="cfhRv", long="recursive verbose changes silent quiet"),
+    "cp": Program(flags="adfHilLnPpRrsTuvx", values="t", long="""archive force interactive
+        no-clobber no-target-directory parents recursive target-directory= update verbose"""),
+    "ln": Program(flags="fisnrTvLP", values="t", long="""force no-dereference no-target-directory
+        relative symbolic verbose"""),
+    "mkdir": Program(flags="pv", values="m", long="mode= parents verbose"),
+    "mv": Program(flags="finTuv", values="t", long="""force interactive no-clobber
+        no-target-directory target-directory= update verbose"""),
+    "rm": Program(flags="dfiIrRv", long="dir force interactive one-file-system recursive verbose"),
+    "rmdir": Program(flags="pv", long="ignore-fail-on-non-empty parents verbose"),
+    "touch": Program(flags="achm", values="drt", long="date= no-create reference= time="),
+}  # fmt: skip
+
+_TSC = Program(values="p", value_patterns={"-p": INSIDE, "--project": INSIDE}, long="""listFiles
+    noEmit pretty project= skipLibCheck strict version""", argument_files=True)  # fmt: skip
+_PRETTIER = Program(flags="cl", long="check list-different version", acts="-w --write --plugin")
+
+PROGRAMS: Mapping[str, Program] = {
+    **SERVICES,
+    "tsc": _TSC,
+    "prettier": _PRETTIER,
+    **dict.fromkeys(_READERS.split(), _READER),
+    **dict.fromkeys(_OPERANDS_ACT.split(), ACTS),
+    **dict.fromkeys(("sh", "bash", "dash", "ash", "zsh", "ksh", "mksh", "rbash"), _SHELL),
+    **_FILES,
+    "arch": Program(operand=r"(?!)"),  # on macOS it starts what it is given
+    "[": Program(ends_options=False, check="test"),
+    "test": Program(ends_options=False, check="test"),
+    "awk": Program(values="Fv", options_first=True, check="awk", acts="-f -i -l -E --exec"),
+    "black": _BLACK,
+    "bunx": Program(options_first=True, check="npx"),
+    "cargo": Program(flags="qvV", long="offline quiet version verbose", acts="--config -C -Z",
+        subcommands={
+            **dict.fromkeys(("build", "b", "check", "c", "test", "t", "run", "r"), _CARGO),
+            **dict.fromkeys(("bench", "clippy", "doc", "clean", "metadata", "update"), _CARGO),
+            "fmt": Program(flags="qv", long="all check quiet verbose"), "tree": _CARGO_TREE}),
+    "cmake": Program(flags="v", values="jt", long="build= config= parallel= target= verbose"
+        " version", value_patterns={"--build": INSIDE}, operand=INSIDE,
+        acts="-P -E -C -D -G -U -S -B --install --open --preset"),
+    "command": Program(flags="vV"),
+    "curl": Program(
+        flags="0146fgGiIkLnNsSv", values="AdeHmoruwXY", long="""compressed connect-timeout= fail
+            fail-with-body get head header= http1.1 http2 include insecure ipv4 ipv6 location
+            max-time= output= request= retry= show-error silent url= user-agent= verbose version
+            write-out=""",
+        value_patterns={**dict.fromkeys(("-o", "--output"), "/dev/null"),
+            **dict.fromkeys(("-w", "--write-out"), r"(?!@)(?:[^%]|%%|%\{\w+\})*")},
+        acts="""-O -J -K -T -D -c -E -F --remote-name --remote-name-all --output-dir
+            --remote-header-name --config --upload-file --dump-header --cookie-jar
+            --trace --trace-ascii --stderr --etag-save --hsts --alt-svc --libcurl --form --cert
+            --engine --create-dirs --next --netrc-file --proxy --unix-socket"""),
+    "date": Program(flags="uR", values="dr", optional="I", long="""date= iso-8601 reference=
+        rfc-3339= rfc-email universal utc""", acts="-s --set -f --file", operand=r"\+.*"),
+    "fd": Program(flags="0aFgHIiLlpqsu", values="cdEet", long="""absolute-path case-sensitive color=
+        exact-depth= exclude= extension= fixed-strings follow full-path glob hidden ignore-case
+        max-depth= max-results= min-depth= no-ignore print0 regex type= unrestricted""",
+        acts="-x -X --exec --exec-batch"),
+    "file": Program(flags="bhikLNnprs0", values="Fe", long="brief dereference mime mime-type"
+        " mime-encoding no-dereference", acts="-C --compile -m -z -Z -f"),
+    "find": Program(flags="HLP", ends_options=False, words="""a amin= and anewer= atime= cmin=
+        cnewer= ctime= d daystart depth empty executable false follow fstype= gid= group= ilname=
+        iname= inum= ipath= iregex= iwholename= links= lname= ls maxdepth= mindepth= mmin= mount
+        mtime= name= newer= newermt= newerct= newerat= nogroup noleaf not nouser nowarn o or path=
+        perm= print print0 printf= prune quit readable regex= regextype= samefile= size= true type=
+        uid= used= user= warn wholename= writable xdev xtype=""",
+        acts="""-exec -execdir -ok -okdir -delete -fprint -fprint0 -fprintf -fls -files0-from"""),
+    "git": _GIT,
+    "go": Program(subcommands={
+        "build": _GO, "test": _GO, "vet": _GO, "list": _GO, "version": _GO, "doc": _GO,
+        "fmt": Program(words="n x"), "run": Program(words="race v", options_first=True,
+            operand=rf"(?!.*@){INSIDE}", acts="-exec -toolexec"),
+        "env": Program(words="json"), "mod": Program(subcommands=dict.fromkeys(
+            ("download", "graph", "tidy", "verify", "why"), Program(words="json v x")))}),
+    "gzip": Program(flags="cdfhklLnNqrtvV123456789", values="S", long="""best decompress fast force
+        keep list quiet recursive stdout test to-stdout verbose"""),
+    "make": Program(flags="BikKnqrRsSw", optional="j", values="Cl",
+        value_patterns={"-C": INSIDE}, long="""always-make dry-run
+        ignore-errors jobs just-print keep-going no-builtin-rules question quiet silent trace
+        version""", acts="-f -I -E -e --eval --file --makefile --directory --include-dir -o -W",
+        operand=r"[^=]*"),
+    "more": ACTS,
+    "less": Program(flags="FRSXN", acts="-o -O -k --lesskey-src --log-file -t +",
+        operand=r"(?!\+).*"),
+    "man": Program(flags="fk", acts="-P -H -C -l --pager --html --config-file", most_operands=2),
+    "mypy": _MYPY,
+    "npm": _NPM,
+    "npx": Program(flags="y", long="no no-install yes", options_first=True, check="npx",
+        acts="-c -p --call --package --shell --node-options --userconfig"),
+    **dict.fromkeys(("bundle", "conda", "hatch", "pdm", "pipenv", "poetry"), _ENVIRONMENT),
+    "pip": _PIP,
+    "pip3": _PIP,
+    "pnpm": _NPM,
+    "pnpx": Program(options_first=True, check="npx", acts="-c --package"),
+    "printf": Program(options_first=True, check="printf", acts="-v"),
+    "pytest": _PYTEST,
+    "py.test": _PYTEST,
+    "rg": Program(
+        flags=".0abcFhHIiLlnNopPqSsUuvwx", values="ABCEefgjMmrTt", long="""after-context=
+            before-context= case-sensitive color= colors= column context= count count-matches crlf
+            encoding= engine= file= files files-with-matches files-without-match fixed-strings
+            follow glob-case-insensitive glob= heading hidden iglob= ignore-case invert-match json
+            line-number line-regexp max-columns= max-count= max-depth= max-filesize= multiline
+            multiline-dotall no-config no-filename no-heading no-ignore no-ignore-vcs
+            no-line-number no-messages null only-matching passthru pcre2 pretty quiet regexp=
+            replace= smart-case sort= sortr= stats text threads= trim type-list type-not= type=
+            unrestricted version vimgrep with-filename word-regexp""",
+        acts="-z --pre --pre-glob --hostname-bin --search-zip --hyperlink-format --debug"),
+    "rsync": Program(flags="8abcCdghHiIJklmnoOpqrRStuvWxz", long="""archive checksum compress delete
+        dry-run exclude= force human-readable include= itemize-changes links list-only max-size=
+        min-size= out-format= owner partial perms progress prune-empty-dirs quiet recursive relative
+        size-only stats times update verbose whole-file""",
+        acts="-e -M -B -T -f --rsh --rsync-path --remote-option --log-file --write-batch"
+        " --only-write-batch --read-batch --backup-dir --temp-dir --files-from --password-file"
+        " --config --daemon --early-input --partial-dir --compare-dest --copy-dest --link-dest"),
+    "ruff": _RUFF,
+    "sed": Program(flags="Enrsuz", values="el", long="""expression= line-length= null-data posix
+        quiet regexp-extended separate silent unbuffered version""",
+        acts="-i -f --in-place --file", check="sed"),
+    "shuf": Program(flags="erz", values="in", long="echo head-count= input-range= repeat"
+        " zero-terminated", acts="-o --output --random-source"),
+    "sort": Program(flags="bcCdfghiMmnRrsuVz", values="ktS", long="""batch-size= buffer-size= check
+        debug dictionary-order field-separator= general-numeric-sort human-numeric-sort ignore-case
+        ignore-leading-blanks ignore-nonprinting key= merge month-sort numeric-sort parallel=
+        random-sort reverse sort= stable unique version version-sort zero-terminated""",
+        acts="-o -T --output --compress-program --temporary-directory --files0-from"
+        " --random-source"),
+    "tar": Program(flags="AcdhjJkmnOpPrStuUvwWxzZ", values="bCfK", long="""absolute-names
+        bzip2 create directory= diff dereference exclude-vcs exclude= extract file= get gzip
+        keep-newer-files keep-old-files list no-same-owner no-same-permissions numeric-owner
+        overwrite preserve-permissions show-transformed-names strip-components= totals verbose
+        verify xz zstd""",
+        acts="""-I -F -T -g -X -L -V -M --use-compress-program --to-command --checkpoint-action
+            --info-script --new-volume-script --rsh-command --rmt-command --files-from
+            --index-file --listed-incremental --volno-file --checkpoint --transform --xform
+            --force-local --multi-volume --remove-files --backup --suffix --exclude-from""",
+        old_style=True, check="tar"),
+    "tree": Program(flags="aACdDfFghilnNpQqrstuUvx", values="ILP", long="""charset= dirsfirst du
+        filelimit= gitignore ignore-case inodes matchdirs metafirst noreport nolinks prune
+        sort= timefmt= version""", acts="-o -R -H --fromfile"),
+    "uniq": Program(flags="cdDiuz", values="fsw", most_operands=1, long="""all-repeated check-chars=
+        count group ignore-case repeated skip-chars= skip-fields= unique zero-terminated"""),
+    "unzip": Program(flags="aCcfjLlnopqtuvz12", values="dx", numeric=False),
+    "uv": Program(flags="qvV", long="offline quiet version verbose", subcommands={
+        "add": Program(flags="q", long="dev frozen group= optional=", operand=_REGISTERED),
+        "lock": Program(long="check"),
+        "pip": _PIP, "remove": Program(flags="q", long="dev group="),
+        "run": Program(flags="q", long="dev frozen locked no-sync offline quiet",
+            options_first=True, starts=True, acts="--with --from --index-url --index --project"
+            " --with-editable --python"
+            " --directory --env-file --script -m -p -s -w -i --with-requirements"),
+        "sync": Program(flags="q", long="all-extras all-groups dev frozen group= locked no-dev"),
+        "tree": Program(flags="q", long="depth="), "version": Program(long="short")}),
+    "uvx": Program(flags="q", long="offline quiet version", options_first=True, check="npx",
+        acts="--from --with --with-editable --with-requirements --index-url --index -i -w -p"),
+    "wget": Program(flags="46cnqSv", values="tTU", long="""continue header= max-redirect=
+        no-check-certificate no-verbose quiet retry-connrefused server-response spider timeout=
+        tries= user-agent= verbose version""",
+        acts="""-O -o -a -e -i -P -B --output-document --output-file --append-output --execute
+            --input-file --directory-prefix --post-file --body-file --use-askpass --config
+            --warc-file --save-cookies --load-cookies --hsts-file --base -r --recursive"""),
+    "yarn": _NPM,
+    "zip": Program(flags="0123456789Djqrvy", values="", acts="-T -TT -b -m -O -@ -x --unzip-command"
+        " --out --temp-path --move"),
+    **dict.fromkeys(("python", "python2", "python3", "pypy", "pypy3", "ipython"), _PYTHON),
+    **dict.fromkeys(("node", "nodejs"), _language("v", "check test version", acts="""-e -p -r -i
+        --eval --print --require --import --loader --experimental-loader --interactive --env-file
+        --inspect --inspect-brk --cpu-prof --diagnostic-dir --redirect-warnings --report-dir
+        --build-snapshot --run --openssl-config --heapsnapshot-signal""")),
+    **dict.fromkeys(("bun", "deno"), Program(long="version", acts="-e --eval -p --print",
+        subcommands={"run": _language(), "test": PLAIN, "fmt": PLAIN,
+            "install": Program(operand=r"(?!)")})),
+    **dict.fromkeys(("perl", "ruby", "jruby"), _language("w",
+        acts="-e -E -p -n -i -x -M -m -I -r -d -s -S -C -T")),
+    **dict.fromkeys(("php", "lua", "luajit", "Rscript", "julia", "guile", "groovy", "scala",
+        "ghc", "runghc", "qjs", "elixir", "racket", "ocaml", "swift",
+        "raku", "tcc", "osascript"), _language(acts="-e -c -r -l -E -B -R -F --eval --execute")),
+    **dict.fromkeys(("gawk", "mawk", "nawk"), Program(values="Fv", options_first=True, check="awk",
+        acts="-f -i -l -E --exec --file --include --load --source -e -o -d -p -D")),
+    **dict.fromkeys(("fdfind",), Program(flags="HIagisupL0", values="edtE",
+        acts="-x -X --exec --exec-batch")),
+    "gunzip": Program(flags="cfklnqrtv"),
+    "zcat": Program(flags="f"),
+}  # fmt: skip
+"""By the name of the program, without its directory."""

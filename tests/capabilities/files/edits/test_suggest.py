@@ -1,0 +1,97 @@
+"""What comes closest to a text that is not there."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+from rapidfuzz import fuzz
+
+from indusagi.capabilities.files.edits import suggest as hint
+from indusagi.capabilities.files.edits.suggest import MOST_SHOWN, closest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PROGRAM = "".join(
+    f"def function_{n}(value):\n    total = value + {n}\n    return total\n\n" for n in range(200)
+)
+
+
+def test_the_closest_block_is_shown_with_what_differs() -> None:
+    found = closest(PROGRAM, "def function_77(value):\n\ttotal = value - 77\n\treturn total\n")
+    assert found is not None
+    assert found.line == 77 * 4 + 1
+    assert found.view == (
+        "  def·function_77(value):\n"
+        "- →total·=·value·-·77\n"
+        "- →return·total\n"
+        "+ ····total·=·value·+·77\n"
+        "+ ····return·total"
+    )
+
+
+def test_a_misspelt_line_is_found_without_one_that_agrees() -> None:
+    found = closest(PROGRAM, "totl = valeu + 123")
+    assert found is not None
+    assert found.line == 123 * 4 + 2
+
+
+def test_of_two_blocks_that_share_a_line_the_closer_one_is_shown() -> None:
+    text = "shared long line of code\nother\nend\n" * 3 + "shared long line of code\nwanted\nend\n"
+    found = closest(text, "shared long line of code\nwanted!\nend")
+    assert found is not None
+    assert found.line == 10
+
+
+@pytest.mark.parametrize("wanted", ["", "\n \n", "nothing of the kind anywhere here: zzzzqqqq"])
+def test_what_is_like_nothing_gets_no_hint(wanted: str) -> None:
+    assert closest(PROGRAM, wanted) is None
+    assert closest("", "a") is None
+
+
+def test_a_long_text_is_shown_in_part() -> None:
+    lines = [f"line number {n}" for n in range(100)]
+    found = closest("\n".join(lines), "\n".join([*lines[:50], "other", *lines[51:]]))
+    assert found is not None
+    assert len(found.view.split("\n")) == MOST_SHOWN
+
+
+def _counted(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Count the letters that are compared block by block."""
+    seen: list[int] = []
+    really = fuzz.ratio
+
+    def ratio(one: str, other: str, *, score_cutoff: float | None = None) -> float:
+        seen.append(len(one) + len(other))
+        return really(one, other, score_cutoff=score_cutoff)
+
+    monkeypatch.setattr(fuzz, "ratio", ratio)
+    return lambda: sum(seen)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x = 1\n" * 200_000,
+        "".join(f"x = {n}\n" for n in range(200_000)),
+        "y" * 5_000_000,
+        ("z" * 1_000 + "\n") * 5_000,
+    ],
+)
+def test_the_work_is_bounded_whatever_the_file(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hint, "_MOST_LINES", 10)  # the other half of the bound has a test below
+    letters = _counted(monkeypatch)
+    closest(text, "\n".join(f"x = {n + 0.5}" for n in range(300)))
+    assert letters() <= 3 * (8 * 2 * 4_000 + 10 * 2 * 200)
+
+
+def test_only_so_many_lines_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hint, "_MOST_LINES", 50)
+    chance = random.Random(1)
+    lines = [f"value = {chance.random()}" for _ in range(100)]
+    lines[80] = "a line of its own"
+    assert closest("\n".join(lines), "a line on its own") is None
+    lines[20] = "a line of its own"
+    assert closest("\n".join(lines), "a line on its own") is not None

@@ -1,0 +1,299 @@
+"""A file is put in its place whole, or what stood there stays: full disks, closed files."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import resource
+import subprocess
+import sys
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.support.scripts import unmeasured
+
+from indusagi.capabilities.files.paths import atomic_write as placing
+from indusagi.capabilities.files.paths.atomic_write import put_file
+from indusagi.capabilities.files.paths.openat import spot_at
+from indusagi.capabilities.ports import PathRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from pathlib import Path
+
+ROOM = 64 * 1024
+
+
+def put(path: Path, data: bytes) -> None:
+    """Write a file the way the door does."""
+    with spot_at(str(path.parent), [path.name], str(path)) as spot:
+        put_file(spot, data, str(path))
+
+
+@contextmanager
+def little_room() -> Generator[None]:
+    """Let no file become longer than `ROOM`, as a full disk would."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("names", [1, 2])
+@pytest.mark.parametrize("size", [0, 5, ROOM])
+def test_where_there_is_no_room_the_old_content_stays(
+    size: int, names: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"o" * size)
+    if names > 1:
+        os.link(path, tmp_path / "b")
+    with little_room(), pytest.raises(OSError, match="File too large"):
+        put(path, b"n" * (2 * ROOM))
+    assert path.read_bytes() == b"o" * size
+    assert sorted(os.listdir(tmp_path)) == ["a", "b"][:names]
+
+
+@pytest.mark.parametrize("size", [0, 5, ROOM])
+def test_where_there_is_no_room_in_a_closed_folder_the_old_content_stays(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There the file is written where it is."""
+
+    def closed(*_: object) -> None:
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(placing, "_begun", closed)
+    path = tmp_path / "a"
+    path.write_bytes(b"o" * size)
+    with little_room(), pytest.raises(OSError, match="File too large"):
+        put(path, b"n" * (2 * ROOM))
+    assert path.read_bytes() == b"o" * size
+    put(path, b"n" * 7)
+    assert path.read_bytes() == b"n" * 7
+
+
+def left_unfinished(path: Path, data: bytes) -> Path:
+    """Write a file by a process that is ended before it is done; give what it leaves behind."""
+
+    def ended(*_: object, **__: object) -> None:
+        raise SystemExit
+
+    def gone(*_: object, **__: object) -> None:
+        raise OSError
+
+    before = set(path.parent.iterdir())
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "fsync", ended)
+        patched.setattr(os, "unlink", gone)
+        with pytest.raises(SystemExit):
+            put(path, data)
+    (left,) = set(path.parent.iterdir()) - before
+    return left
+
+
+@pytest.mark.parametrize("name", ["a", "x" * 255, "\udcff"])
+def test_what_a_killed_process_leaves_is_cleared_away_by_the_next_write(
+    name: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    put(path, b"old")
+    left = left_unfinished(path, b"half")
+    assert path.read_bytes() == b"old"
+    put(tmp_path / "other", b"")
+    assert left.exists()
+    put(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert sorted(tmp_path.iterdir()) == sorted((path, tmp_path / "other"))
+
+
+def test_what_somebody_else_is_writing_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    left = left_unfinished(path, b"half")
+    with left.open("rb") as theirs:
+        fcntl.flock(theirs, fcntl.LOCK_EX)
+        put(path, b"new")
+        assert path.read_bytes() == b"new"
+        assert left.read_bytes() == b"half"
+    put(path, b"newer")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_was_taken_for_left_behind_is_not_put_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process removes the file between its making and its locking."""
+    path = tmp_path / "a"
+    lock = fcntl.flock
+
+    def late(handle: int, how: int) -> None:
+        for name in os.listdir(tmp_path):
+            os.unlink(tmp_path / name)
+        lock(handle, how)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fcntl, "flock", late)
+        put(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("stands", ["folder", "link", "pipe"])
+def test_whatever_stands_in_the_way_of_an_unfinished_file_it_is_written(
+    stands: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "a"
+    left = left_unfinished(path, b"half")
+    left.unlink()
+    if stands == "folder":
+        left.mkdir()
+    elif stands == "link":
+        left.symlink_to(tmp_path / "nowhere")
+    else:
+        os.mkfifo(left)
+    put(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_what_is_done_meanwhile_is_not_taken_for_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process puts its file in place, and begins a second one, before it can be locked."""
+    path = tmp_path / "a"
+    left = left_unfinished(path, b"theirs")
+    lock = fcntl.flock
+    with ExitStack() as held:
+
+        def late(handle: int, how: int) -> None:
+            if not path.exists():
+                left.rename(path)
+                left.write_bytes(b"second")
+                lock(held.enter_context(left.open("rb")), how)
+            lock(handle, how)
+
+        monkeypatch.setattr(fcntl, "flock", late)
+        put(path, b"new")
+        assert left.read_bytes() == b"second"
+    assert path.read_bytes() == b"new"
+
+
+@pytest.mark.parametrize(
+    ("trouble", "leftover", "names"),
+    [
+        (errno.ENOLCK, False, 1),
+        (errno.ENOLCK, True, 2),
+        (errno.EAGAIN, False, 2),
+        (errno.EAGAIN, True, 2),
+    ],
+)
+def test_where_files_cannot_be_locked_they_are_written_all_the_same(
+    trouble: int,
+    names: int,
+    *,
+    leftover: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(trouble, os.strerror(trouble))
+
+    path = tmp_path / "a"
+    if leftover:
+        left_unfinished(path, b"half")
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    for data in (b"one", b"two"):
+        put(path, data)
+        assert path.read_bytes() == data
+    assert len(os.listdir(tmp_path)) == names
+
+
+@pytest.mark.parametrize("before", [b"", b"old", b"much longer than the other", b"same!"])
+@pytest.mark.parametrize("after", [b"", b"new", b"as long as it is wanted", b"SAME!"])
+def test_finding_d8_the_other_names_of_a_file_keep_their_content(
+    before: bytes, after: bytes, tmp_path: Path
+) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(before)
+    path.chmod(0o750)
+    os.link(path, tmp_path / "b")
+    put(path, after)
+    assert path.read_bytes() == after
+    assert (tmp_path / "b").read_bytes() == before
+    assert path.stat().st_mode & 0o777 == 0o750
+    assert sorted(os.listdir(tmp_path)) == ["a", "b"]
+
+
+@pytest.mark.parametrize("why", [errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY])
+def test_finding_d8_a_file_with_other_names_is_never_written_in_place(
+    why: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where its directory takes no new file it is refused; one without other names is written."""
+    path, other, alone = tmp_path / "a", tmp_path / "b", tmp_path / "c"
+    path.write_bytes(b"old")
+    alone.write_bytes(b"old")
+    os.link(path, other)
+
+    def no_room(*_: object, **__: object) -> None:
+        raise OSError(why, os.strerror(why))
+
+    monkeypatch.setattr(os, "replace", no_room)
+    with pytest.raises(PathRefused, match="other names"):
+        put(path, b"new")
+    put(alone, b"new")
+    assert (path.read_bytes(), other.read_bytes(), alone.read_bytes()) == (b"old", b"old", b"new")
+
+
+@pytest.mark.parametrize("names", [1, 2])
+def test_a_read_only_file_is_left_alone_under_all_its_names(
+    names: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nobody_may(*_: object, **__: object) -> bool:
+        return False
+
+    monkeypatch.setattr(os, "access", nobody_may)  # root may write to anything
+    path = tmp_path / "a"
+    path.write_bytes(b"old")
+    path.chmod(0o444)
+    if names > 1:
+        os.link(path, tmp_path / "b")
+    with pytest.raises(PermissionError, match="the file is read-only"):
+        put(path, b"new")
+    assert path.read_bytes() == b"old"
+    path.chmod(0o644)
+    put(path, b"new")
+    assert path.read_bytes() == b"new"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@pytest.mark.process
+def test_a_read_only_file_is_not_replaced_in_a_folder_that_is_open() -> None:
+    script = """
+import os, pathlib, tempfile
+from indusagi.capabilities.files.paths.openat import spot_at
+from indusagi.capabilities.files.paths.atomic_write import put_file
+
+with tempfile.TemporaryDirectory() as folder:
+    os.chmod(folder, 0o777)
+    path = pathlib.Path(folder, "a")
+    path.write_bytes(b"old")
+    for mode, owner in ((0o444, 65534), (0o555, 0), (0o644, 65534)):
+        path.chmod(mode)
+        os.chown(path, owner, 65534)
+        os.seteuid(65534)
+        try:
+            with spot_at(folder, ["a"], str(path)) as spot:
+                put_file(spot, b"new", str(path))
+        except PermissionError as exc:
+            print(exc.strerror, os.listdir(folder))
+        os.seteuid(0)
+        print(path.read_bytes().decode())
+"""
+    argv = [sys.executable, "-c", script]
+    ran = subprocess.run(argv, capture_output=True, text=True, check=True, env=unmeasured())
+    refused = "the file is read-only. Ask the user to make it writable ['a']\nold\n"
+    assert ran.stdout == f"{refused}{refused}new\n"

@@ -1,0 +1,249 @@
+"""Directories opened from a base: whatever is swapped meanwhile, nothing leads out."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+from tests.support.scripts import unmeasured
+
+from indusagi.capabilities.files.paths import openat as beneath
+from indusagi.capabilities.files.paths.openat import LinkInTheWay, open_directory, spot_at
+from indusagi.capabilities.files.paths.policy import workspace_policy
+from indusagi.capabilities.local.fs import LocalFs
+from indusagi.capabilities.ports import PathRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from pathlib import Path
+
+TRIES = 5_000
+
+
+@pytest.fixture(params=["openat2", "walk"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "walk":
+        monkeypatch.setattr(beneath, "openat2", lambda: None)
+    elif beneath.openat2() is None:
+        pytest.skip("this kernel has no openat2")
+    return request.param
+
+
+def test_linux_has_the_kernel_s_own_way() -> None:
+    if sys.platform != "linux":
+        pytest.skip("only Linux has it")
+    assert beneath.openat2() is not None
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EPERM])
+def test_where_the_kernel_s_way_is_missing_or_forbidden_there_is_none(
+    monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(start: int, path: str) -> int:
+        raise OSError(number, os.strerror(number), path)
+
+    monkeypatch.setattr(beneath, "_kernel_way", lambda: refuse)
+    assert beneath.openat2.__wrapped__() is None
+
+
+def test_elsewhere_nobody_asks_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beneath, "_MACHINES", frozenset[str]())
+    monkeypatch.setattr(beneath, "_kernel_way", lambda: pytest.fail("asked"))
+    assert beneath.openat2.__wrapped__() is None
+
+
+def test_a_directory_is_reached_through_directories_and_not_through_links(
+    way: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a/b").mkdir(parents=True)
+    (tmp_path / "a/link").symlink_to("b")
+    (tmp_path / "a/file").touch()
+    for parts in ([], ["a"], ["a", "b"]):
+        handle = open_directory(str(tmp_path), parts)
+        try:
+            assert os.path.samestat(os.fstat(handle), os.stat(tmp_path.joinpath(*parts)))
+        finally:
+            os.close(handle)
+    for parts in (["a", "link"], ["a", "link", "c"]):
+        with pytest.raises(LinkInTheWay):
+            open_directory(str(tmp_path), parts)
+    with pytest.raises(NotADirectoryError):
+        open_directory(str(tmp_path), ["a", "file"])
+    with pytest.raises(FileNotFoundError):
+        open_directory(str(tmp_path), ["a", "none"])
+
+
+def test_a_base_that_became_a_link_is_not_followed(way: str, tmp_path: Path) -> None:
+    (tmp_path / "base").symlink_to("/")
+    for parts in ([], ["etc"]):
+        with pytest.raises(OSError, match=r"Not a directory|symbolic links"):
+            open_directory(str(tmp_path / "base"), parts)
+
+
+def test_dots_do_not_lead_out_of_the_base(tmp_path: Path) -> None:
+    if beneath.openat2() is None:
+        pytest.skip("this kernel has no openat2")
+    with pytest.raises(LinkInTheWay):
+        open_directory(str(tmp_path), [".."])
+
+
+def test_a_link_is_neither_looked_through_nor_opened(way: str, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    with spot_at(str(tmp_path), ["link"], "link") as spot:
+        assert spot.lstat().st_mode & 0o170000 == 0o120000
+        for look in (spot.stat, lambda: spot.open(os.O_RDONLY), spot.open_folder):
+            with pytest.raises(LinkInTheWay):
+                look()
+
+
+class Field(NamedTuple):
+    """A workspace in which `d` and `f` are swapped for links that lead out, and back again."""
+
+    root: Path
+    outside: Path
+    fs: LocalFs
+
+
+def _nothing(_handle: int) -> None:
+    pass
+
+
+@pytest.fixture
+def field(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Field:
+    root, outside = tmp_path / "w", tmp_path / "outside"
+    for folder, content in ((root, b"ours"), (outside, b"secret")):
+        (folder / "d").mkdir(parents=True)
+        (folder / "d/x").write_bytes(content)
+        (folder / "f").write_bytes(content)
+    monkeypatch.setattr(os, "fsync", _nothing)  # the race is not about the disk
+    return Field(root, outside, LocalFs(str(root), workspace_policy(str(root))))
+
+
+SWAP = """
+import os, sys
+
+here, kept, link, target = sys.argv[1:]
+os.symlink(target, link)
+first = True
+while True:
+    for source, place in ((here, kept), (link, here), (here, link), (kept, here)):
+        try:
+            os.rename(source, place)
+        except OSError:  # a write may have put a file in the place of the link
+            pass
+    if first:
+        print(flush=True)
+        first = False
+"""
+
+
+@contextmanager
+def swapping(field: Field, name: str) -> Generator[None]:
+    """Swap a name for a link to the outside and back, all the time, in another process."""
+    names = [str(field.root / f"{name}{end}") for end in ("", ".kept", ".link")]
+    command = [sys.executable, "-c", SWAP, *names, str(field.outside / name)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=unmeasured()) as swapper:
+        try:
+            assert swapper.stdout is not None
+            assert swapper.stdout.readline()
+            yield
+            assert swapper.poll() is None
+        finally:
+            swapper.kill()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.mark.repeats
+@pytest.mark.process
+@pytest.mark.parametrize("path", ["d/x", "f"])
+def test_c4_no_read_leads_out_while_links_are_swapped_in(field: Field, path: str) -> None:
+    seen: dict[bytes | type[OSError], int] = {}
+    with swapping(field, path[0]):
+        for _ in range(TRIES):
+            try:
+                got: bytes | type[OSError] = field.fs._read(path, 0, None)
+            except OSError as exc:
+                got = type(exc)
+            seen[got] = seen.get(got, 0) + 1
+    assert b"secret" not in seen
+    assert seen.keys() <= {b"ours", PathRefused, FileNotFoundError, LinkInTheWay}
+
+
+@pytest.mark.repeats
+@pytest.mark.process
+@pytest.mark.parametrize("path", ["d/x", "f", "d/new"])
+def test_c4_no_write_lands_outside_while_links_are_swapped_in(field: Field, path: str) -> None:
+    before = contents(field.outside)
+    with swapping(field, path[0]):
+        for _ in range(TRIES // 10):
+            with suppress(PathRefused, FileNotFoundError, NotADirectoryError, LinkInTheWay):
+                field.fs._at(path, _put, writing=True)
+    assert contents(field.outside) == before
+    assert sorted(os.listdir(field.outside / "d")) == ["x"]
+
+
+def _put(spot: beneath.Spot) -> None:
+    from indusagi.capabilities.files.paths.atomic_write import put_file  # noqa: PLC0415 — beside its use
+
+    put_file(spot, b"evil", spot.path)
+
+
+@pytest.mark.repeats
+@pytest.mark.process
+def test_c4_nothing_is_made_or_removed_outside_while_links_are_swapped_in(field: Field) -> None:
+    before = contents(field.outside)
+    with swapping(field, "d"):
+        for number in range(TRIES // 10):
+            with suppress(PathRefused, FileNotFoundError, NotADirectoryError, LinkInTheWay):
+                field.fs._make(f"d/{number}/deep")
+            with suppress(PathRefused, FileNotFoundError, LinkInTheWay):
+                field.fs._at("d/x", _unlinked, writing=True, follow=False)
+    assert contents(field.outside) == before
+    assert sorted(os.listdir(field.outside / "d")) == ["x"]
+
+
+def _unlinked(spot: beneath.Spot) -> None:
+    os.unlink(spot.name, dir_fd=spot.folder)
+
+
+@pytest.mark.process
+def test_c4_no_listing_leads_out_while_links_are_swapped_in(field: Field) -> None:
+    (field.outside / "d/secret").touch()
+    with swapping(field, "d"):
+        for _ in range(TRIES // 10):
+            with suppress(PathRefused, FileNotFoundError, LinkInTheWay):
+                with field.fs._open_folder("d") as folder:
+                    assert os.listdir(folder.handle) == ["x"]
+
+
+def test_a_link_that_is_swapped_in_and_out_again_only_delays(
+    field: Field, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = [3]
+    really = beneath.Spot.stat
+
+    def swapped(spot: beneath.Spot) -> os.stat_result:
+        if left[0]:
+            left[0] -= 1
+            raise LinkInTheWay(spot.path)
+        return really(spot)
+
+    monkeypatch.setattr(beneath.Spot, "stat", swapped)
+    assert field.fs._read("f", 0, None) == b"ours"
+    left[0] = 100
+    with pytest.raises(OSError, match="symbolic links") as caught:
+        field.fs._read("f", 0, None)
+    assert (caught.value.errno, caught.value.filename) == (errno.ELOOP, str(field.root / "f"))
+    assert left[0] == 90

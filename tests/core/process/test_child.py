@@ -1,0 +1,413 @@
+"""A child process: its pipes, its exit, and the end of all that it has started."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.support.waiting import is_alive, until
+
+from indusagi.core.process import child as child_module
+from indusagi.core.process.child import Child
+from indusagi.core.process.tree import MARK, Kin
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from indusagi.core.process.tree import Found
+
+pytestmark = [pytest.mark.anyio, pytest.mark.process]
+
+
+class Listener:
+    """Notes what it hears."""
+
+    def __init__(self) -> None:
+        self.output = b""
+        self.errors = b""
+
+    def wrote(self, data: bytes) -> None:
+        self.output += data
+
+    def complained(self, data: bytes) -> None:
+        self.errors += data
+
+    def changed(self) -> None:
+        pass
+
+
+@asynccontextmanager
+async def running(script: str, **options: Any) -> AsyncGenerator[tuple[Child, Listener]]:
+    """Start a script of the shell, and kill what is left of it afterwards."""
+    listener = Listener()
+    child = Child(listener)
+    await child.start(["/bin/sh", "-c", script], os.environ, None, **options)
+    try:
+        yield child, listener
+    finally:
+        await child.end(0)
+
+
+def is_collected(pid: int) -> bool:
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+    except ChildProcessError:
+        return True
+    return False
+
+
+async def test_the_three_pipes_are_three() -> None:
+    async with running("read line; echo got $line; echo error >&2; exit 3") as (child, heard):
+        child.write(b"this\n")
+        await child.exited.wait()
+        await until(lambda: not child.output_open and not child.errors_open)
+        assert (heard.output, heard.errors, child.exit_code) == (b"got this\n", b"error\n", 3)
+
+
+async def test_two_pipes_can_be_one_and_the_input_empty() -> None:
+    options = {"with_input": False, "merged": True}
+    async with running("cat; echo out; echo error >&2; echo out", **options) as (child, heard):
+        await child.output_ended.wait()
+        assert (heard.output, heard.errors) == (b"out\nerror\nout\n", b"")
+        assert not child.input_open
+        assert not child.errors_open
+        child.write(b"to nobody")
+
+
+async def test_every_child_has_a_mark_of_its_own_beside_those_above(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    marks: list[bytes] = []
+    for above in (None, None, "OUTER"):
+        if above is not None:
+            monkeypatch.setenv(MARK, above)
+        async with running(f'printf %s "${MARK}"') as (child, heard):
+            await child.output_ended.wait()
+            marks.append(heard.output)
+    assert len({*marks}) == 3
+    assert marks[2].startswith(b"OUTER ")
+
+
+async def test_a_process_is_collected_last_so_that_nobody_else_gets_its_number() -> None:
+    async with running("sleep 600 & exit 5") as (child, _):
+        await child.exited.wait()
+        assert child.exit_code == 5
+        assert not is_collected(child.pid)
+        await child.end(1)
+        assert is_collected(child.pid)
+
+
+async def test_a_process_that_somebody_else_collects_has_exited_and_its_number_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running("read line; sleep 600 & echo $!; exit 3") as (child, heard):
+        child.write(b"\n")
+        os.waitpid(child.pid, 0)  # noqa: ASYNC222 — before the loop can look
+        await child.exited.wait()
+        await until(lambda: heard.output.endswith(b"\n"))
+        assert child.exit_code == 255
+        sent: list[int] = []
+        monkeypatch.setattr(child_module, "signal_group", lambda group, number: sent.append(number))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+        await child.end(0)
+        assert sent == []
+        assert not is_alive(int(heard.output))
+
+
+async def test_the_end_of_input_is_the_first_that_is_tried() -> None:
+    async with running("cat > /dev/null; exit 4") as (child, _):
+        await child.end(10)
+        assert child.exit_code == 4
+
+
+async def test_an_input_that_is_just_being_closed_is_closed_once() -> None:
+    """Its transport tells of the end in the next round of the loop, and would do so twice."""
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    async with running("cat") as (child, _):
+        child.close_input()
+        child._let_go()
+        await until(lambda: not child.input_open)
+    assert told == []
+
+
+async def test_the_first_to_end_it_decides_and_the_others_wait() -> None:
+    async with running("trap '' TERM; echo ready; exec sleep 600", with_input=False) as (
+        child,
+        heard,
+    ):
+        await until(lambda: heard.output == b"ready\n")
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(3):
+                tasks.create_task(child.end(0.2))
+        assert child.exit_code == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("shed", ["", "env -i "])
+async def test_who_left_the_session_is_asked_too_before_it_is_killed(shed: str) -> None:
+    asked = "trap 'echo asked; exit' TERM; echo ready; while :; do sleep 0.02; done"
+    script = f'{shed}setsid /bin/sh -c "{asked}" & wait'
+    async with running(script, with_input=False) as (child, heard):
+        await until(lambda: heard.output == b"ready\n")
+        await child.end(20, drain_s=1)
+        # One that is young when it is asked is asked again.
+        assert heard.output.startswith(b"ready\nasked\n")
+
+
+async def test_who_left_the_session_and_heeds_nothing_is_killed() -> None:
+    deaf = "trap '' TERM; echo $$; while :; do sleep 0.02; done"
+    script = f'env -i setsid /bin/sh -c "{deaf}" & wait'.replace("$$", r"\$\$")
+    async with running(script, with_input=False) as (child, heard):
+        await until(lambda: heard.output.endswith(b"\n"))
+        await child.end(0)
+        assert not is_alive(int(heard.output))
+
+
+@pytest.mark.parametrize("rest", ["; exit 3", "; sleep 600"])
+async def test_an_orphan_without_session_and_environment_is_found_by_the_pipe_it_writes_to(
+    rest: str,
+) -> None:
+    script = f"(env -i setsid sh -c 'echo $$; exec sleep 600' &){rest}"
+    async with running(script, with_input=False) as (child, heard):
+        await until(lambda: heard.output.endswith(b"\n"))
+        orphan = int(heard.output)
+        assert orphan in {found.pid for found in await asyncio.to_thread(child.others)}
+        await child.end(1)
+        assert not is_alive(orphan)
+
+
+async def test_who_is_started_after_the_others_were_asked_is_asked_too() -> None:
+    script = "trap 'setsid sleep 600 & wait; exit 7' TERM; echo ready; while :; do sleep 0.02; done"
+    async with running(script, with_input=False) as (child, heard):
+        await until(lambda: heard.output == b"ready\n")
+        await child.end(20)
+        assert child.exit_code == 7
+
+
+async def test_an_end_comes_also_where_no_thread_is_free_to_look_who_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(child_module, "_LOOK_S", 0.02)
+    monkeypatch.setattr(child_module, "_REAP_S", 0.2)
+    busy = threading.Event()
+    with ThreadPoolExecutor(1) as threads:
+        async with running("exec sleep 600", with_input=False) as (child, _):
+            asyncio.get_running_loop().set_default_executor(threads)
+            threads.submit(busy.wait)
+            try:
+                await asyncio.wait_for(child.end(0.02), 20)
+            finally:
+                busy.set()
+            await child.exited.wait()
+            assert is_collected(child.pid)
+
+
+@pytest.mark.skipif(
+    not os.path.exists(f"/proc/self/task/{os.getpid()}/children"),
+    reason="this system does not tell the children of a process",
+)
+@pytest.mark.parametrize(("script", "grace_s"), [("exit 3", 0), ("exec cat > /dev/null", 20)])
+async def test_the_end_of_one_that_has_started_nobody_takes_one_look_at_all_processes(
+    script: str, grace_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(f"echo ready; {script}") as (child, heard):
+        await until(lambda: heard.output == b"ready\n")
+        if not grace_s:
+            await child.exited.wait()
+        looks: list[int | None] = []
+
+        def left(_: Kin, leader: int | None) -> list[Found]:
+            looks.append(leader)
+            return []
+
+        monkeypatch.setattr(Kin, "left", left)
+        await child.end(grace_s)
+        assert looks == [child.pid]
+
+
+async def test_an_orphan_of_one_that_heeds_the_end_of_its_input_is_found() -> None:
+    """It has neither session, nor environment, nor pipe: it was seen before."""
+    orphan = "env -i setsid sleep 600 > /dev/null 2>&1 & echo $!"
+    async with running(f"{orphan}; cat > /dev/null; exit 4") as (child, heard):
+        await until(lambda: heard.output.endswith(b"\n"))
+        await child.end(20)
+        assert child.exit_code == 4
+        assert not is_alive(int(heard.output))
+
+
+async def test_who_is_left_is_killed_however_long_it_takes_to_find_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To look at thousands of processes takes longer than the kernel gets to end those killed."""
+    look, pauses = Kin.left, iter([0.0])
+
+    def slowly(kin: Kin, leader: int | None) -> list[Found]:
+        time.sleep(next(pauses, 0.25))
+        return look(kin, leader)
+
+    script = "setsid sh -c 'echo $$; trap \"\" TERM; exec sleep 600' & exit 3"
+    async with running(script, with_input=False) as (child, heard):
+        await until(lambda: heard.output.endswith(b"\n"))
+        monkeypatch.setattr(Kin, "left", slowly)
+        monkeypatch.setattr(child_module, "_REAP_S", 0.2)
+        await child.end(0)
+        monkeypatch.undo()
+        await until(lambda: not is_alive(int(heard.output)))
+
+
+async def test_ending_a_child_that_was_never_started_signals_no_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    signals: list[tuple[object, ...]] = []
+
+    def record(*sent: object) -> None:
+        signals.append(sent)
+
+    for name in ("kill", "killpg"):
+        monkeypatch.setattr(f"os.{name}", record)
+    child = Child(Listener())
+    await child.end(1)
+    assert (signals, child.exited.is_set()) == ([], False)
+
+
+async def test_output_that_is_held_back_comes_when_it_is_released() -> None:
+    async with running("echo first; read line; echo second") as (child, heard):
+        await until(lambda: heard.output == b"first\n")
+        child.hold_output()
+        child.write(b"\n")
+        await child.exited.wait()
+        assert heard.output == b"first\n"
+        child.release_output()
+        await child.output_ended.wait()
+        assert heard.output == b"first\nsecond\n"
+
+
+@pytest.mark.parametrize("written", [100, 60_000])
+async def test_what_is_still_in_the_pipe_at_the_end_is_read_if_that_is_wanted(written: int) -> None:
+    script = f"read line; head -c {written} /dev/zero"
+    async with running(script) as (child, heard):
+        child.hold_output()
+        child.write(b"\n")
+        await child.exited.wait()
+        await child.end(0, drain_s=0.01)
+        assert len(heard.output) == written
+
+
+async def test_an_output_that_somebody_fills_without_end_is_given_up() -> None:
+    async with running("echo; exec yes", with_input=False) as (child, heard):
+        await until(lambda: len(heard.output) > 0)
+        child.hold_output()
+        await child.end(0, drain_s=0.01)
+        assert len(heard.output) < 4 * 1024 * 1024
+
+
+async def test_one_that_can_neither_be_signalled_nor_reads_is_left_with_nothing_of_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(target: int, number: int) -> None:
+        raise PermissionError
+
+    async with running("exec sleep 600") as (child, _):
+        child.write(bytes(1_000_000))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "killpg", refuse)
+            patch.setattr(signal, "pidfd_send_signal", refuse)
+            await child.end(0)
+        assert child.exit_code is None
+        assert is_alive(child.pid)
+        await until(lambda: not child.input_open and not child.output_open)
+        os.kill(child.pid, signal.SIGKILL)
+        await child.exited.wait()
+        assert child.exit_code == -signal.SIGKILL
+        assert is_collected(child.pid)
+
+
+async def test_a_start_that_fails_half_way_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: object) -> None:
+        raise OSError("no more pipes")
+
+    child = Child(Listener())
+    monkeypatch.setattr(asyncio.get_running_loop(), "connect_read_pipe", fail)
+    with pytest.raises(OSError, match="no more pipes"):
+        await child.start(["/bin/sleep", "600"], os.environ, None)
+    assert not is_alive(child.pid)
+    assert is_collected(child.pid)
+
+
+# -- where a process has no descriptor --------------------------------------------------------
+
+
+@pytest.fixture
+def _no_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "pidfd_open")
+
+
+@pytest.mark.usefixtures("_no_descriptors")
+async def test_the_exit_is_told_without_a_descriptor_of_the_process() -> None:
+    async with running("exit 3") as (child, _):
+        await child.exited.wait()
+        assert child.exit_code == 3
+
+
+@pytest.mark.usefixtures("_no_descriptors")
+async def test_a_collected_process_whose_group_lives_on_has_it_ended() -> None:
+    async with running("sleep 600 & echo $!; exit 3") as (child, heard):
+        await child.exited.wait()
+        await until(lambda: heard.output.endswith(b"\n"))
+        await child.end(1)
+        assert not is_alive(int(heard.output))
+
+
+@pytest.mark.usefixtures("_no_descriptors")
+async def test_a_collected_process_without_a_group_is_never_signalled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running("exit 3") as (child, _):
+        await child.exited.wait()
+        sent: list[int] = []
+        monkeypatch.setattr(child_module, "signal_group", lambda group, number: sent.append(number))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+        monkeypatch.setattr(os, "kill", lambda pid, number: sent.append(number))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+        await child.end(0)
+        assert sent == []
+
+
+# -- the end of the loop ----------------------------------------------------------------------
+
+
+async def test_the_kill_comes_before_anything_that_can_be_cancelled() -> None:
+    script = "trap '' TERM; echo ready; while :; do sleep 0.05; done"
+    async with running(script, with_input=False) as (child, heard):
+        await until(lambda: heard.output == b"ready\n")
+        task = asyncio.create_task(child.end(600))  # noqa: TID251 — cancelled below
+        await asyncio.sleep(0.05)
+        while not task.done():
+            child._ender.cancel()
+            await asyncio.sleep(0)
+        await child.exited.wait()
+        assert child.exit_code == -signal.SIGKILL
+        assert is_collected(child.pid)
+
+
+def test_the_end_of_the_loop_kills_what_was_still_being_asked_to_end() -> None:
+    pids: list[int] = []
+
+    async def leave_it() -> None:
+        heard = Listener()
+        child = Child(heard)
+        script = "trap '' TERM; echo ready; while :; do sleep 0.05; done"
+        await child.start(["/bin/sh", "-c", script], os.environ, None, with_input=False)
+        await until(lambda: heard.output == b"ready\n")
+        pids.append(child.pid)
+        task = asyncio.create_task(child.end(600))  # noqa: TID251 — left to the loop on purpose
+        await asyncio.sleep(0.05)
+        assert not task.done()
+
+    asyncio.run(leave_it())
+    assert not is_alive(pids[0])
+    assert is_collected(pids[0])

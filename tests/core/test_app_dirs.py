@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import inspect
+import os
+import pwd
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from indusagi.core.app_dirs import (
+    create_private_file,
+    make_dirs,
+    make_private_dir,
+    read_small_file,
+    state_dir,
+)
+
+
+def mode(path: str | Path) -> int:
+    return stat.S_IMODE(os.lstat(path).st_mode)
+
+
+def test_state_lives_below_the_home_directory_by_default() -> None:
+    assert state_dir() == str(Path.home() / ".local" / "state" / "indus")
+
+
+def test_xdg_state_home_moves_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert state_dir() == str(tmp_path / "indus")
+
+
+@pytest.mark.parametrize("value", ["", "relative/path", "."])
+def test_a_relative_xdg_state_home_is_ignored(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", value)
+    assert state_dir() == str(Path.home() / ".local" / "state" / "indus")
+
+
+@pytest.mark.parametrize("home", ["", "relative", "~", "."])
+def test_a_home_that_is_no_full_path_is_refused_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, home: str
+) -> None:
+    monkeypatch.setenv("HOME", home)
+    with pytest.raises(OSError, match="set HOME or XDG_STATE_HOME to a full path"):
+        state_dir()
+
+
+def test_without_home_the_list_of_users_tells_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def known(uid: int) -> pwd.struct_passwd:
+        return pwd.struct_passwd(("me", "x", uid, uid, "", "/home/me", "/bin/sh"))
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", known)
+    assert state_dir() == "/home/me/.local/state/indus"
+
+
+def test_a_user_without_home_and_unknown_to_the_system_is_told_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unknown(uid: int) -> pwd.struct_passwd:
+        raise KeyError(uid)
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    with pytest.raises(OSError, match="set HOME or XDG_STATE_HOME to a full path"):
+        state_dir()
+
+
+def test_xdg_state_home_needs_no_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", "")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert state_dir() == str(tmp_path / "indus")
+
+
+def test_a_private_directory_is_for_its_owner_alone(tmp_path: Path) -> None:
+    path = make_private_dir(str(tmp_path / "a" / "b"))
+    assert mode(path) == 0o700
+    assert make_private_dir(path) == path
+
+
+def test_the_directories_made_above_it_are_private_and_those_that_were_there_stay(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there").chmod(0o755)
+    former = os.umask(0)
+    try:
+        make_private_dir(str(tmp_path / "there" / "a" / "b" / "c"))
+    finally:
+        os.umask(former)
+    made = [tmp_path / "there" / name for name in ("a", "a/b", "a/b/c")]
+    assert [mode(path) for path in made] == [0o700] * 3
+    assert mode(tmp_path / "there") == 0o755
+
+
+def test_a_relative_path_starts_at_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert make_private_dir("x") == str(tmp_path / "x")
+    assert mode(tmp_path / "x") == 0o700
+
+
+def test_no_path_is_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        make_private_dir("")
+    assert mode(tmp_path) == 0o755
+
+
+def test_a_directory_that_others_could_enter_is_closed_to_them(tmp_path: Path) -> None:
+    path = tmp_path / "open"
+    path.mkdir()
+    path.chmod(0o777)
+    make_private_dir(str(path))
+    assert mode(path) == 0o700
+
+
+def test_c14_a_link_prepared_by_somebody_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    for name in ("link", "link/", "link//", "link/."):
+        with pytest.raises(PermissionError, match="remove it"):
+            make_private_dir(f"{tmp_path}/{name}")
+
+
+def test_c14_a_directory_of_somebody_else_is_refused_and_not_changed(tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs" if os.geteuid() == 0 else Path("/")
+    if os.geteuid() == 0:
+        theirs.mkdir()
+        theirs.chmod(0o755)
+        os.chown(theirs, 65534, 65534)
+    before = mode(theirs)
+    with pytest.raises(PermissionError, match="not a directory of this user"):
+        make_private_dir(str(theirs))
+    assert mode(theirs) == before
+
+
+def test_c14_a_file_in_the_place_of_the_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(PermissionError, match="not a directory of this user"):
+        make_private_dir(str(tmp_path / "file"))
+
+
+def test_c14_a_private_file_never_goes_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    with pytest.raises(FileExistsError):
+        create_private_file(str(tmp_path / "link"))
+    assert not (tmp_path / "target").exists()
+
+
+def test_a_private_file_is_readable_by_its_owner_alone(tmp_path: Path) -> None:
+    os.close(create_private_file(str(tmp_path / "file")))
+    assert mode(tmp_path / "file") == 0o600
+
+
+def test_directories_can_be_nested_deeper_than_the_stack_is(tmp_path: Path) -> None:
+    deep = os.path.join(tmp_path, *["d"] * 200)
+    former = sys.getrecursionlimit()
+    # Lowered, because a thousand directories take seconds.
+    sys.setrecursionlimit(len(inspect.stack(0)) + 100)
+    try:
+        make_dirs(deep)
+    finally:
+        sys.setrecursionlimit(former)
+    assert os.path.isdir(deep)
+
+
+def test_a_file_in_the_place_of_a_directory_stops_the_making(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(FileExistsError):
+            make_dirs(str(path))
+
+
+def test_a_directory_that_comes_about_meanwhile_is_fine(tmp_path: Path) -> None:
+    make_dirs(f"{tmp_path}/a/../b")  # once there is an a, there is its parent too
+    assert sorted(os.listdir(tmp_path)) == ["a", "b"]
+
+
+def test_nothing_is_made_where_no_path_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_dirs("a/b")
+    make_dirs("")
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_only_a_small_regular_file_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"x" * 10)
+    assert read_small_file(file, 10) == b"x" * 10
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to(file)
+    assert read_small_file(tmp_path / "link", 10) == b"x" * 10
+    for path, limit, follow in (
+        (file, 9, True),
+        (tmp_path, 10, True),
+        (tmp_path / "fifo", 10, True),
+        (tmp_path / "nowhere", 10, True),
+        (tmp_path / "link", 10, False),
+    ):
+        with pytest.raises(OSError, match=r".+"):
+            read_small_file(path, limit, follow=follow)

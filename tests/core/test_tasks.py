@@ -1,0 +1,90 @@
+"""Work that is seen to its end, whatever happens to those who wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from indusagi.core.tasks import Owner, seen_through
+
+pytestmark = pytest.mark.anyio
+
+
+class Job:
+    """Work that waits to be let go, and notes how far it came."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.go = asyncio.Event()
+        self.finished = False
+        self.undone: list[str] = []
+        self._error = error
+
+    async def work(self) -> str:
+        await self.go.wait()
+        self.finished = True
+        if self._error is not None:
+            raise self._error
+        return "made"
+
+    async def undo(self, result: str) -> None:
+        self.undone.append(result)
+
+
+async def test_work_gives_its_result() -> None:
+    job = Job()
+    job.go.set()
+    assert await seen_through(job.work(), "job", job.undo) == "made"
+    assert job.undone == []
+
+
+async def test_work_gives_its_error() -> None:
+    job = Job(OSError("broken"))
+    job.go.set()
+    with pytest.raises(OSError, match="broken"):
+        await seen_through(job.work(), "job")
+
+
+@pytest.mark.parametrize("error", [None, OSError("broken")])
+async def test_a_cancelled_caller_waits_for_the_end_and_its_result_is_undone(
+    error: Exception | None,
+) -> None:
+    job = Job(error)
+    task = asyncio.create_task(seen_through(job.work(), "job", job.undo))  # noqa: TID251 — to cancel
+    for _ in range(3):
+        await asyncio.sleep(0)
+        task.cancel()
+        assert not task.done()
+    job.go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert job.finished
+    assert job.undone == ([] if error else ["made"])
+
+
+async def test_a_cancelled_scope_waits_for_the_end_without_turning_the_loop_hot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job, owner, rounds = Job(), Owner("job"), 0
+    wait = asyncio.wait
+
+    async def count(tasks: set[asyncio.Task[None]]) -> None:
+        nonlocal rounds
+        rounds += 1
+        await wait(tasks)
+
+    async def work() -> None:
+        await job.work()
+
+    monkeypatch.setattr(asyncio, "wait", count)
+    owner.start(work())
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        asyncio.get_running_loop().call_later(0.05, job.go.set)
+        await owner.ended()
+        assert job.finished
+        await anyio.lowlevel.checkpoint()
+    assert scope.cancelled_caught
+    assert rounds == 1

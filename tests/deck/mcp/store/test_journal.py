@@ -1,0 +1,353 @@
+"""The journal: what the deck was at any moment, byte for byte, and no secret in it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.deck.mcp.test_ledger import STEPS, grown
+from tests.support.deck import AT, capability, ledger_of, request
+from tests.support.stores import asked, forge, outside, store_file, stored
+
+from indusagi.core.json import NotJson
+from indusagi.interop.protocol_bridge.contract import (
+    RemoteTool,
+    StdioServerConfig,
+    StreamableHttpServerConfig,
+)
+from indusagi.runtime.contract import ToolDescriptor
+from induscode.deck.mcp.capability import BridgeCapability
+from induscode.deck.mcp.ledger import BridgeLedger
+from induscode.deck.mcp.redaction import Redaction
+from induscode.deck.mcp.store import memory_store
+from induscode.deck.mcp.store.events import (
+    address_of,
+    deck_digest,
+    deck_text,
+    descriptor_of,
+    descriptor_text,
+)
+from induscode.deck.mcp.store.history import deck_at, stored_log
+from induscode.deck.mcp.store.journal import Journal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from indusagi.core.json import JsonObject
+
+pytestmark = pytest.mark.anyio
+
+READ = ToolDescriptor(
+    "read",
+    "Read a file.",
+    {"type": "object", "properties": {"path": {"type": "string"}}},
+    title="Read",
+    annotations={"readOnlyHint": True},
+    output_schema={"type": "object"},
+)
+TOKEN = "tok-0123456789abcdef"
+STDIO = StdioServerConfig("a", "server", ["--flag"], {"API_TOKEN": TOKEN, "MODE": "fast", "N": "1"})
+
+
+def shown(ledger: BridgeLedger) -> list[ToolDescriptor]:
+    return [READ, *(one.descriptor for one in ledger.live_capabilities())]
+
+
+class Moments:
+    """A clock that goes on by a second whenever it is asked."""
+
+    def __init__(self) -> None:
+        self.second = 0
+
+    def __call__(self) -> str:
+        self.second += 1
+        return f"2026-11-15T12:00:{self.second:02d}.000Z"
+
+
+# -- replay -----------------------------------------------------------------------------------
+
+
+@settings(max_examples=40)
+@given(STEPS, st.integers(1, 4))
+def test_a_ledger_that_is_read_back_is_the_one_that_was_written(
+    steps: list[tuple[str, str, str, int]], size: int
+) -> None:
+    ledger = grown(steps)
+
+    async def written_and_read() -> None:
+        store = await memory_store()
+        try:
+            journal = Journal(store)
+            log = ledger.log
+            for at in range(0, len(log), size):
+                journal.keep(log[at : at + size])
+            entries, notes = await stored_log(store, journal.run)
+            assert (BridgeLedger.from_log(entries), notes) == (ledger, ())
+            assert BridgeLedger.from_log(entries).snapshot == ledger.snapshot
+            assert await store.verify() == ()
+        finally:
+            await store.aclose()
+
+    anyio.run(written_and_read)
+
+
+async def test_the_deck_of_every_turn_can_be_shown_again_byte_for_byte(tmp_path: Path) -> None:
+    first = ledger_of(("a", "x"), ("b", "y"))
+    second = first.enroll(request("a", "x", version=2), AT).withdraw_server("b", AT)
+    decks: list[Sequence[ToolDescriptor]] = [[], shown(first), shown(first), shown(second)]
+    async with stored(tmp_path) as store:
+        journal = Journal(store)
+        digests = [journal.turn(decks[0])]
+        journal.keep(first.log)
+        digests += [journal.turn(decks[1]), journal.turn(decks[2])]
+        journal.keep(second.since(first.next_seq))
+        digests.append(journal.turn(decks[3]))
+        assert await store.flush()
+        run = journal.run
+    async with stored(tmp_path) as store:
+        for turn, (deck, digest) in enumerate(zip(decks, digests, strict=True), start=1):
+            record = await deck_at(store, run, turn=turn)
+            assert record is not None
+            assert (record.turn, record.text, record.notes) == (turn, deck_text(deck), ())
+            assert record.digest == digest == deck_digest(deck) == address_of(record.text or "")
+            assert list(record.descriptors) == list(deck)
+        last = await deck_at(store, run)
+        assert last is not None
+        assert last.capabilities == second.live_capabilities()
+        assert [one.runner for one in last.capabilities] == [None]
+        earlier = await deck_at(store, run, turn=3)
+        assert earlier is not None
+        assert earlier.capabilities == first.live_capabilities()
+        assert await deck_at(store, run, turn=9) is None
+        assert await deck_at(store, "nobody") is None
+        assert await store.verify() == ()
+
+
+async def test_the_deck_of_a_moment_is_what_had_happened_by_then(tmp_path: Path) -> None:
+    now = Moments()
+    async with stored(tmp_path) as store:
+        journal = Journal(store, now=now)
+        ledger = BridgeLedger.empty().enroll(request("a", "x"), now())
+        journal.keep(ledger.log)
+        journal.turn(shown(ledger))
+        later = ledger.enroll(request("a", "y"), now())
+        journal.keep(later.since(ledger.next_seq))
+        assert await deck_at(store, journal.run, at="2026-11-15T11:00:00.000Z") is None
+        names: list[tuple[int, list[str]]] = []
+        for second in range(1, 5):
+            record = await deck_at(store, journal.run, at=f"2026-11-15T12:00:{second:02d}.000Z")
+            assert record is not None
+            names.append((record.turn, [one.name for one in record.capabilities]))
+        assert names == [(0, []), (0, ["a__x"]), (1, ["a__x"]), (1, ["a__x", "a__y"])]
+
+
+async def test_a_deck_that_does_not_change_costs_one_row_a_turn(tmp_path: Path) -> None:
+    deck = shown(ledger_of(*(("a", f"t{number}") for number in range(50))))
+    async with stored(tmp_path) as store:
+        journal = Journal(store)
+        for _ in range(20):
+            journal.turn(deck)
+        await store.flush()
+    path = store_file(tmp_path)
+    assert asked(path, "SELECT count(*) FROM events WHERE op = 'turn'") == [(20,)]
+    # Each descriptor, and the list of them.
+    assert asked(path, "SELECT count(*) FROM documents") == [(52,)]
+    assert asked(path, "SELECT max(length(facts)) < 300 FROM events") == [(1,)]
+
+
+async def test_what_happens_at_servers_stands_between_the_events(tmp_path: Path) -> None:
+    async with stored(tmp_path) as store:
+        journal = Journal(store, [STDIO])
+        journal.note("connect", "a", "", "")
+        journal.keep(ledger_of(("a", "x")).log)
+        journal.note("fault", "a", "transport", "gone")
+        rows = await store.rows(journal.run)
+        assert [(row.op, row.facts.get("server")) for row in rows] == [
+            ("run", None), ("connect", "a"), ("enroll", "a"), ("fault", "a"),
+        ]  # fmt: skip
+        assert rows[-1].facts == {"server": "a", "subject": "transport", "detail": "gone"}
+        assert rows[0].facts == {"servers": ["a"]}
+
+
+async def test_a_listing_is_written_down_when_it_is_another(tmp_path: Path) -> None:
+    one, two = (RemoteTool(capability("a", tool).ref, READ) for tool in "xy")
+    async with stored(tmp_path) as store:
+        journal = Journal(store, [STDIO])
+        journal.knows({"a": ["x"]})
+        for tools in ([one], [one, two], [one, two]):
+            journal.listed("a", tools, ())
+        journal.listed("stranger", [one], ())
+        rows = [row for row in await store.rows(journal.run) if row.op == "list"]
+        assert [row.facts["tools"] for row in rows] == [["x", "y"]]
+
+
+async def test_a_descriptor_that_json_cannot_carry_is_refused_and_an_event_says_so(
+    tmp_path: Path,
+) -> None:
+    plain = capability("a", "x")
+    raw: JsonObject = {"name": "x", "n": float("inf")}
+    odd = BridgeCapability.from_definition(plain.descriptor, plain.ref, raw)
+    ledger = ledger_of(("a", "y"))
+    entry = replace(ledger.log[0], capability=odd)
+    async with stored(tmp_path) as store:
+        journal = Journal(store)
+        with pytest.raises(NotJson):
+            journal.turn([ToolDescriptor("t", "", {"n": float("nan")})])
+        assert journal.turns == 0
+        journal.keep([entry])
+        rows = await store.rows(journal.run)
+        assert "inf" in str(rows[-1].facts["unwritable"])
+        entries, notes = await stored_log(store, journal.run)
+        assert (entries, len(notes)) == ((), 1)
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", "1", "{", '{"name": 1}'])
+def test_a_text_that_describes_no_tool_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        descriptor_of(text)
+
+
+def test_a_descriptor_survives_its_text() -> None:
+    assert descriptor_of(descriptor_text(READ)) == READ
+    bare = ToolDescriptor("t", "", {})
+    assert descriptor_of(descriptor_text(bare)) == bare
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DELETE FROM documents WHERE text LIKE '%Read a file%'",
+        "UPDATE documents SET text = replace(text, 'Read a file', 'Delete it')",
+        "DELETE FROM documents WHERE text LIKE '[%'",
+    ],
+)
+async def test_a_deck_of_which_a_part_is_gone_says_so_instead_of_showing_the_rest(
+    tmp_path: Path, statement: str
+) -> None:
+    async with stored(tmp_path) as store:
+        journal = Journal(store)
+        journal.turn([READ, capability("a", "x").descriptor])
+        await store.flush()
+        outside(store_file(tmp_path), statement)
+        record = await deck_at(store, journal.run, turn=1)
+        assert record is not None
+        assert (record.text, record.descriptors, len(record.notes)) == (None, (), 1)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "replace(facts, '\"key\"', '\"kex\"')",
+        'replace(facts, \'"server":"a"\', \'"server":1\')',
+        'replace(facts, \'"definition":"\', \'"definition":"0\')',
+    ],
+)
+async def test_an_event_that_cannot_be_read_is_noted_and_the_others_stand(
+    tmp_path: Path, damage: str
+) -> None:
+    async with stored(tmp_path) as store:
+        journal = Journal(store)
+        journal.keep(ledger_of(("a", "x"), ("a", "y")).log)
+        await store.flush()
+        forge(store_file(tmp_path), f"UPDATE events SET facts = {damage} WHERE position = 2")
+        entries, notes = await stored_log(store, journal.run)
+        assert [entry.seq for entry in entries] == [2]
+        assert [note.owner for note in notes] == [f"row 2 of the run {journal.run}"]
+
+
+@pytest.mark.parametrize("text", ["[1]", "[" * 50_000])
+async def test_a_definition_that_is_none_is_noted(tmp_path: Path, text: str) -> None:
+    async with stored(tmp_path) as store:
+        journal = Journal(store)
+        journal.keep(ledger_of(("a", "x")).log)
+        await store.flush()
+        path, address = store_file(tmp_path), address_of(text)
+        forge(
+            path,
+            f"INSERT INTO documents VALUES ('{address}', '{text}')",
+            f"UPDATE events SET facts = json_set(facts, '$.definition', '{address}') "
+            "WHERE op = 'enroll'",
+        )
+        entries, notes = await stored_log(store, journal.run)
+        assert (entries, len(notes)) == ((), 1)
+
+
+# -- secrets ----------------------------------------------------------------------------------
+
+HTTP = StreamableHttpServerConfig(
+    "h",
+    "https://ann:pa%24sword@example.org/mcp?key=querysecret&mode=read",
+    {"Authorization": "Bearer headersecret", "X-Trace": "on"},
+    proxy="http://me:proxysecret@proxy.test:8080",
+)
+SECRETS = [TOKEN, "fast", "headersecret", "querysecret", "pa%24sword", "pa$sword", "proxysecret"]
+
+
+async def test_no_value_of_a_configuration_is_ever_in_the_file(tmp_path: Path) -> None:
+    said = "cannot reach https://ann:pa%24sword@example.org/mcp?key=querysecret#x: " + " ".join(
+        SECRETS
+    )
+    async with stored(tmp_path) as store:
+        journal = Journal(store, [STDIO, HTTP])
+        journal.note("fault", "a", "transport", said)
+        journal.note("fault", "a", said, "")
+        leaky = capability("a", "x", description=f"Uses {TOKEN}.")
+        ledger = BridgeLedger.empty().enroll(replace(request("a", "x"), capability=leaky), AT)
+        journal.keep(ledger.log)
+        journal.pinned("a", "x", leaky.pin, leaky.raw)
+        journal.turn([READ, leaky.descriptor])
+        assert await store.flush()
+        assert await store.verify() == ()
+        entries, notes = await stored_log(store, journal.run)
+        assert (entries, len(notes)) == ((), 1)
+        record = await deck_at(store, journal.run, turn=1)
+        assert record is not None
+        assert (record.text, record.digest) == (None, deck_digest([READ, leaky.descriptor]))
+    dumped = json.dumps(asked(store_file(tmp_path), "SELECT facts, subject FROM events"))
+    dumped += json.dumps(asked(store_file(tmp_path), "SELECT text FROM documents"))
+    assert [secret for secret in SECRETS if secret in dumped] == []
+    assert "Uses" not in dumped
+    assert r"https://\\u2026@example.org/mcp?\\u2026" in dumped
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("see https://user:pw@host/p?q=1#f now", "see https://…@host/p?… now"),
+        ("http://host?token=1", "http://host?…"),
+        ("http://host/path", "http://host/path"),
+        ("with ghp_0123456789012345678901 in it", "with … in it"),
+        ("Authorization: Bearer abcdefgh12345", "Authorization: …"),
+        ("-----BEGIN RSA PRIVATE KEY-----\nabc", "…"),
+        ("AKIA0123456789ABCDEF.", "…."),
+        ("nothing to see", "nothing to see"),
+    ],
+)
+def test_what_looks_like_a_secret_is_taken_out_of_texts(text: str, clean: str) -> None:
+    assert Redaction().clean(text) == clean
+
+
+def test_short_and_common_values_do_not_make_a_definition_unkeepable() -> None:
+    env = {"DEBUG": "true", "ROOT": "/home/somebody/projects", "API_KEY": 'a"b\\c'}
+    known = Redaction([StdioServerConfig("a", "server", [], env)])
+    raw: JsonObject = {"default": True, "description": "In /home/somebody/projects."}
+    assert not known.holds_secret(json.dumps(raw))
+    assert known.holds_secret(json.dumps({"description": 'x a"b\\c y'}))
+    assert known.clean("in /home/somebody/projects") == "in …"
+
+
+def test_an_address_that_is_none_holds_no_values() -> None:
+    assert Redaction([StreamableHttpServerConfig("h", "http://[")]).clean("http://[") == "http://["
+
+
+def test_arguments_that_are_called_a_secret_are_taken_for_one() -> None:
+    args = ["--port", "8080", "--api-key=opensesame", "--token", "letmein", "plain"]
+    known = Redaction([StdioServerConfig("a", "server", args)])
+    assert known.clean("opensesame letmein plain 8080") == "… … plain 8080"
+    assert [known.holds_secret(one) for one in args] == [False, False, True, False, True, False]

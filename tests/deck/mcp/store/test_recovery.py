@@ -1,0 +1,296 @@
+"""A damaged, emptied or removed ledger: its valid rows are kept, and no pin is forgotten."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.commands.helpers import configured, project_file, row, user_file
+from tests.commands.mcp.test_pins import Changing
+from tests.support.scripts import run
+from tests.support.stores import asked, batch, filled, outside, store_file, stored
+
+from induscode.deck.mcp.store import ThreadedStore
+from induscode.deck.mcp.store import pins_copy as store_pins
+from induscode.deck.mcp.store.events import Batch, Happening, Retention
+from induscode.deck.mcp.store.file import store_path
+from induscode.deck.mcp.store.pins_copy import read_pins_file
+
+pytestmark = pytest.mark.anyio
+
+
+def pins_file(folder: Path) -> Path:
+    return store_file(folder).with_name("pins.jsonl")
+
+
+async def pinned(store: ThreadedStore) -> list[str]:
+    rows = await store.latest("pin")
+    documents = await store.documents([str(one.facts["definition"]) for one in rows])
+    assert len(documents) == len(rows)
+    return sorted(str(one.facts["tool"]) for one in rows)
+
+
+def names(count: int) -> list[str]:
+    return sorted(f"t{number}" for number in range(1, count + 1))
+
+
+async def test_finding_d5_one_bad_last_row_costs_that_row_alone(tmp_path: Path) -> None:
+    await filled(tmp_path, 400)
+    path = store_file(tmp_path)
+    outside(path, "UPDATE events SET facts = replace(facts, 't400', 'tX') WHERE position = 400")
+    outside(path, "UPDATE ends SET digest = 'x' WHERE name = 'head'")
+    async with stored(tmp_path) as store:
+        assert ["399 of its 400 rows were kept" in note.message for note in store.notes] == [True]
+        assert store.notes[0].remedy.startswith("the damaged file is ")
+        assert len(await store.rows("r1")) == 399
+        assert await pinned(store) == names(400)
+    (kept,) = asked(path, "SELECT facts FROM events WHERE op = 'recover'")
+    facts = json.loads(str(kept[0]))
+    assert {name: facts[name] for name in ("kept", "last", "known", "pins", "missing")} == {
+        "kept": 399, "last": 399, "known": 400, "pins": 1, "missing": [],
+    }  # fmt: skip
+
+
+async def test_finding_d5_rows_before_a_bad_one_keep_their_place_and_digest(tmp_path: Path) -> None:
+    await filled(tmp_path, 50)
+    path = store_file(tmp_path)
+    before = asked(path, "SELECT * FROM events WHERE position < 20")
+    outside(path, "UPDATE events SET facts = '{' WHERE position = 20")
+    async with stored(tmp_path) as store:
+        assert len(await store.rows("r1")) == 19
+        assert await pinned(store) == names(50)
+    assert asked(path, "SELECT * FROM events WHERE position < 20") == before
+    async with stored(tmp_path) as store:
+        assert (store.notes, await pinned(store)) == ((), names(50))
+        assert ["set aside" in note.message for note in await store.verify()] == [True]
+
+
+async def test_finding_d5_a_pruned_ledger_is_recovered_from_where_it_begins(tmp_path: Path) -> None:
+    async with stored(tmp_path) as store:
+        for one in "abc":
+            for number in range(1, 6):
+                store.append(batch(number, run=one))
+        await store.prune(Retention(runs=1), "c")
+    path = store_file(tmp_path)
+    for damage in ("DELETE FROM ends", "UPDATE ends SET digest = 'x' WHERE name = 'base'"):
+        outside(path, damage)
+        async with stored(tmp_path) as store:
+            await store.verify(set_aside=True)
+            assert len(await store.rows("c")) >= 5
+            assert await pinned(store) == names(5)
+
+
+@pytest.mark.parametrize("removed", ["ledger.db", "ledger.db*"])
+async def test_finding_d5_a_removed_ledger_is_told_and_its_pins_hold(
+    tmp_path: Path, removed: str
+) -> None:
+    await filled(tmp_path, 5)
+    for one in store_file(tmp_path).parent.glob(removed):
+        one.unlink()
+    async with stored(tmp_path) as store:
+        assert ["is not there any more" in note.message for note in store.notes] == [True]
+        assert "definitions of 5 tools that were approved are kept" in store.notes[0].message
+        assert await pinned(store) == names(5)
+
+
+@pytest.mark.parametrize("witness", [True, False])
+async def test_finding_d5_an_emptied_ledger_is_told_and_its_pins_hold(
+    tmp_path: Path, witness: bool
+) -> None:
+    await filled(tmp_path, 5)
+    path = store_file(tmp_path)
+    for side in path.parent.glob("ledger.db-*"):
+        if side.name != "ledger.db-end" or not witness:
+            side.unlink()
+    path.write_bytes(b"")
+    async with stored(tmp_path) as store:
+        assert len(store.notes) == 1
+        assert await pinned(store) == names(5)
+
+
+async def test_finding_d5_a_ledger_that_is_lost_with_its_pins_says_so(tmp_path: Path) -> None:
+    await filled(tmp_path, 5)
+    store_file(tmp_path).unlink()
+    pins_file(tmp_path).unlink()
+    async with stored(tmp_path) as store:
+        assert "every tool is taken as it is now" in store.notes[0].message
+        assert await pinned(store) == []
+
+
+async def test_finding_d5_pins_missing_in_the_index_come_back(tmp_path: Path) -> None:
+    await filled(tmp_path, 5)
+    outside(store_file(tmp_path), "DELETE FROM latest WHERE subject = 's3'")
+    async with stored(tmp_path) as store:
+        assert await pinned(store) == names(5)
+        assert ["1 pins were missing" in note.message for note in store.notes] == [True]
+
+
+async def test_finding_d5_pins_of_a_ledger_without_a_pins_file_are_copied(tmp_path: Path) -> None:
+    await filled(tmp_path, 5)
+    pins_file(tmp_path).unlink()
+    async with stored(tmp_path) as store:
+        assert await pinned(store) == names(5)
+        assert store.notes == ()
+    store_file(tmp_path).unlink()
+    async with stored(tmp_path) as store:
+        assert await pinned(store) == names(5)
+
+
+async def test_finding_d5_without_a_pins_file_pins_after_the_damage_are_taken_over(
+    tmp_path: Path,
+) -> None:
+    await filled(tmp_path, 9)
+    pins_file(tmp_path).unlink()
+    outside(store_file(tmp_path), "UPDATE events SET facts = '{' WHERE position = 4")
+    async with stored(tmp_path) as store:
+        # What the damaged row itself said is lost; the row after it still fits its digest.
+        assert await pinned(store) == [name for name in names(9) if name != "t4"]
+
+
+async def test_finding_d5_the_last_approval_holds_after_a_recovery(tmp_path: Path) -> None:
+    def approved(pin: str) -> Batch:
+        return Batch((Happening("r1", "now", "pin", {"tool": "t", "pin": pin}, "s"),))
+
+    async with stored(tmp_path) as store:
+        for pin in ("first", "second"):
+            store.append(lambda pin=pin: approved(pin))
+            await store.flush()
+    outside(store_file(tmp_path), "UPDATE events SET digest = 'x' WHERE position = 2")
+    async with stored(tmp_path) as store:
+        assert [one.facts["pin"] for one in await store.latest("pin")] == ["second"]
+
+
+async def test_finding_d5_a_damaged_line_of_the_pins_file_costs_that_line(tmp_path: Path) -> None:
+    await filled(tmp_path, 5)
+    lines = pins_file(tmp_path).read_bytes().splitlines()
+    lines[2] = lines[2].replace(b"t3", b"tX")
+    pins_file(tmp_path).write_bytes(b"\n".join([*lines, b"[1]", b"{", b'{"subject":1}']))
+    store_file(tmp_path).unlink()
+    async with stored(tmp_path) as store:
+        assert "4 tools that were approved are kept, 4 are lost" in store.notes[0].message
+        assert await pinned(store) == ["t1", "t2", "t4", "t5"]
+
+
+async def test_finding_d5_a_pins_file_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+    await filled(tmp_path, 2)
+    pins_file(tmp_path).unlink()
+    pins_file(tmp_path).mkdir()
+    async with stored(tmp_path) as store:
+        assert await pinned(store) == names(2)
+        said = [note.message for note in store.notes]
+        assert ["it cannot be" in one for one in said] == [True, True]
+        assert "Pins would be lost with the ledger" in said[1]
+
+
+async def test_finding_d5_the_pins_file_is_private_and_does_not_grow_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_pins, "_SPARE_LINES", 3)
+    for _ in range(4):
+        await filled(tmp_path, 3)
+    assert pins_file(tmp_path).stat().st_mode & 0o777 == 0o600
+    async with stored(tmp_path) as store:
+        assert await pinned(store) == names(3)
+    found = read_pins_file(str(store_file(tmp_path)))
+    assert found is not None
+    assert (found.lines, len(found.pins), found.damaged) == (3, 3, 0)
+
+
+async def test_finding_d5_a_ledger_that_cannot_be_used_still_has_its_pins(tmp_path: Path) -> None:
+    await filled(tmp_path, 3)
+    path = store_file(tmp_path)
+    for one in path.parent.glob("ledger.db*"):
+        one.unlink()
+    path.mkdir()
+    async with stored(tmp_path) as store:
+        assert store.path is None
+        assert await pinned(store) == names(3)
+
+
+# -- through the commands ---------------------------------------------------------------------
+
+
+def lose(how: str) -> None:
+    path = Path(store_path())
+    if how == "emptied":
+        for side in path.parent.glob("ledger.db-*"):
+            side.unlink()
+        path.write_bytes(b"")
+    elif how == "removed":
+        for one in path.parent.glob("ledger.db*"):
+            one.unlink()
+    else:
+        outside(path, "UPDATE events SET facts = '{' WHERE op = 'pin'", "DELETE FROM ends")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("how", ["damaged", "emptied", "removed"])
+def test_finding_d5_a_changed_tool_stays_disabled_when_the_ledger_is_lost(
+    tmp_path: Path, how: str
+) -> None:
+    server = Changing(tmp_path)
+    configured(user_file(), {"s": server.row})
+    assert run("mcp", "list", cwd=tmp_path).returncode == 0
+    server.has(one={"description": "One, and your keys."}, two={"description": "Two."})
+    lose(how)
+    done = run("call", "s__one", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (3, ""), done.stderr
+    assert "the ledger" in done.stderr
+    assert "indus mcp approve s one" in done.stderr
+    changed = run("mcp", "diff", cwd=tmp_path)
+    assert (changed.returncode, changed.stdout.count("s/one: ")) == (1, 1)
+    assert run("call", "s__two", cwd=tmp_path).stdout == "done\n"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("mcp", "list"), ("tools",), ("call", "honest__echo", "text=a"), ("mcp", "doctor"),
+        ("ledger",), ("ledger", "verify"), ("mcp", "diff"), ("mcp", "get", "honest"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_finding_d5_every_command_tells_of_a_lost_ledger(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    configured(user_file(), {"honest": row()})
+    state = Path(store_path()).parent
+    state.mkdir(parents=True, mode=0o700)
+    # As a ledger with forty rows leaves it that was removed together with its pins.
+    (state / "ledger.db-end").write_text(f"{40:020d} {'a' * 64}\n", encoding="ascii")
+    done = run(*words, cwd=tmp_path)
+    assert done.stderr.count("it held 40 rows and is not there any more") == 1, done.stderr
+    assert "every tool is taken as it is now" in done.stderr
+
+
+@pytest.mark.process
+def test_finding_d5_with_a_lock_only_its_definitions_are_taken_for_new_tools(
+    tmp_path: Path,
+) -> None:
+    server = Changing(tmp_path)
+    configured(project_file(tmp_path), {"s": server.row})
+    assert run("mcp", "trust", "s", "--yes", cwd=tmp_path).returncode == 0
+    assert run("mcp", "lock", cwd=tmp_path).returncode == 0
+    forget_all()
+    assert run("call", "s__one", cwd=tmp_path).stdout == "done\n"
+    forget_all()
+    server.has(one={"description": "One, and your keys."}, two={"description": "Two."}, three={})
+    for tool in ("one", "three"):
+        done = run("call", f"s__{tool}", cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (3, ""), tool
+    changed = run("mcp", "diff", cwd=tmp_path)
+    assert [changed.stdout.count(f"s/{tool}: ") for tool in ("one", "two", "three")] == [1, 0, 1]
+    assert run("call", "s__two", cwd=tmp_path).stdout == "done\n"
+    assert run("mcp", "approve", "s", "one", cwd=tmp_path).returncode == 0
+    assert run("call", "s__one", cwd=tmp_path).stdout == "done\n"
+    (tmp_path / ".indusvx" / "mcp.lock.json").write_text("{", encoding="utf-8")
+    assert "not compared with the tools there are" in run("tools", cwd=tmp_path).stderr
+
+
+def forget_all() -> None:
+    """Remove the ledger and everything that shows that there was one."""
+    state = Path(store_path()).parent
+    for one in (*state.glob("ledger.db*"), state / "pins.jsonl"):
+        one.unlink()

@@ -1,0 +1,369 @@
+"""Boot from the ledger: a deck before its servers, with real servers behind it."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.support.deck import with_raw
+from tests.support.opened import QUICK
+from tests.support.servers import FAST, HONEST_TOOLS, SOON, diary, fault, honest
+from tests.support.stores import stored
+from tests.support.waiting import until
+
+from indusagi.capabilities.local import make_local_context
+from indusagi.interop.protocol_bridge.contract import EndpointPhase, RemoteToolRef
+from induscode.deck.mcp.attach import bridge_tool_names
+from induscode.deck.mcp.boot import BootPlan, _wake, boot_bridge
+from induscode.deck.mcp.ledger import BridgeLedger
+from induscode.deck.mcp.starts import find_seen_up
+from induscode.deck.mcp.store.events import Retention
+from induscode.deck.mcp.store.history import deck_at, stored_log
+from induscode.deck.mcp.store.journal import Journal
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Collection
+    from pathlib import Path
+
+    from indusagi.interop import ServerConfig
+    from indusagi.runtime.contract import ToolResult
+    from induscode.deck.mcp.boot import BootedBridge
+    from induscode.deck.mcp.enrolment import Enrolment
+    from induscode.deck.mcp.store import ThreadedStore
+
+pytestmark = [pytest.mark.anyio, pytest.mark.process]
+
+ALL = tuple(f"h__{tool}" for tool in HONEST_TOOLS)
+
+
+@asynccontextmanager
+async def booted(
+    store: ThreadedStore,
+    *servers: ServerConfig,
+    lazy: Collection[str] = (),
+    untrusted: Collection[str] = (),
+    wait_for_new: bool = True,
+) -> AsyncGenerator[BootedBridge]:
+    plan = BootPlan(servers, lazy, untrusted, wait_for_new)
+    bridge = await boot_bridge(store, plan, supervision=QUICK)
+    try:
+        yield bridge
+    finally:
+        await bridge.aclose()
+
+
+def enrolment_of(bridge: BootedBridge) -> Enrolment:
+    assert bridge.attached.enrolment is not None
+    return bridge.attached.enrolment
+
+
+def phase_of(bridge: BootedBridge, server: str) -> EndpointPhase:
+    assert bridge.attached.fleet is not None
+    return bridge.attached.fleet.status()[server].phase
+
+
+async def call(bridge: BootedBridge, tool: str, folder: Path, **arguments: str) -> ToolResult:
+    live = {one.name: one for one in enrolment_of(bridge).ledger.live_capabilities()}
+    return await live[tool].run(dict(arguments), make_local_context(folder))
+
+
+async def test_a_lazy_server_that_was_seen_is_shown_at_once_and_started_by_the_first_call(
+    tmp_path: Path,
+) -> None:
+    log = tmp_path / "log"
+    server = honest("--log", log, id="h")
+    async with stored(tmp_path) as store:
+        async with booted(store, server, lazy=["h"]) as first:
+            # Nothing is known of it yet, so it is started although it is lazy.
+            assert (first.from_store, len(diary(log, "start"))) == ((), 1)
+            shown = first.attached.ledger.live_capabilities()
+            ops = [row.op for row in await store.rows(first.journal.run)]
+            assert ops[:3] == ["run", "connect", "ready"]
+        async with booted(store, server, lazy=["h"]) as bridge:
+            await bridge.settled()
+            assert bridge.from_store == ("h",)
+            assert bridge.attached.ledger.live_capabilities() == shown
+            assert (len(diary(log, "start")), phase_of(bridge, "h")) == (1, EndpointPhase.IDLE)
+            before = enrolment_of(bridge).ledger
+            answer = await call(bridge, "h__echo", tmp_path, text="hi")
+            assert answer.content[0].text == "hi"  # type: ignore[union-attr]
+            assert (len(diary(log, "start")), phase_of(bridge, "h")) == (2, EndpointPhase.READY)
+            # What it lists is what was known: nothing happened to the ledger.
+            assert enrolment_of(bridge).ledger is before
+            ops = [row.op for row in await store.rows(bridge.journal.run)]
+            assert ops == ["run", *["enroll"] * len(ALL), "connect", "ready"]
+            assert await store.verify() == ()
+
+
+async def test_an_eager_server_is_shown_at_once_and_starts_in_the_background(
+    tmp_path: Path,
+) -> None:
+    log = tmp_path / "log"
+    async with stored(tmp_path) as store:
+        async with booted(store, honest("--log", log, id="h")):
+            pass
+        async with booted(store, honest("--log", log, id="h")) as bridge:
+            assert bridge_tool_names(bridge.attached.ledger) == ALL
+            assert len(diary(log, "start")) == 1
+            await bridge.settled()
+            assert (len(diary(log, "start")), phase_of(bridge, "h")) == (2, EndpointPhase.READY)
+
+
+async def test_finding_e9_a_deck_that_is_closed_at_once_leaves_no_server_running(
+    tmp_path: Path,
+) -> None:
+    async with stored(tmp_path) as store:
+        bridges: list[BootedBridge] = []
+        for _ in range(2):
+            async with booted(store, honest(id="h"), wait_for_new=False) as bridge:
+                bridges.append(bridge)
+        assert [phase_of(bridge, "h") for bridge in bridges] == [EndpointPhase.CLOSED] * 2
+
+
+async def test_servers_that_are_new_can_come_later_and_come_last(tmp_path: Path) -> None:
+    async with stored(tmp_path) as store:
+        async with booted(store, honest(id="z")):
+            pass
+        async with booted(store, honest(id="a"), honest(id="z"), wait_for_new=False) as bridge:
+            assert {name[0] for name in bridge_tool_names(bridge.attached.ledger)} == {"z"}
+            await bridge.settled()
+            names = bridge_tool_names(enrolment_of(bridge).ledger)
+            assert [name[0] for name in names] == ["z"] * len(ALL) + ["a"] * len(ALL)
+        async with booted(store, honest(id="a"), honest(id="z"), lazy=["a", "z"]) as bridge:
+            names = bridge_tool_names(bridge.attached.ledger)
+            assert [name[0] for name in names] == ["a"] * len(ALL) + ["z"] * len(ALL)
+
+
+async def test_a_server_nobody_consented_to_is_neither_shown_nor_started(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    server = honest("--log", log, id="h")
+    async with stored(tmp_path) as store:
+        async with booted(store, server):
+            pass
+        async with booted(store, server, untrusted=["h"]) as bridge:
+            await bridge.settled()
+            assert bridge_tool_names(bridge.attached.ledger) == ()
+            assert len(diary(log, "start")) == 1
+            assert bridge.attached.fleet is not None
+            assert bridge.attached.fleet.status()["h"].trust == "untrusted"
+
+
+async def test_a_server_that_is_configured_differently_is_another_one(tmp_path: Path) -> None:
+    async with stored(tmp_path) as store:
+        async with booted(store, honest(id="h")):
+            pass
+        async with booted(store, honest(id="h", env={"X": "1"}), lazy=["h"]) as bridge:
+            assert bridge.from_store == ()
+            assert phase_of(bridge, "h") is EndpointPhase.READY
+
+
+async def pinned_otherwise(store: ThreadedStore, server: ServerConfig, tool: str) -> RemoteToolRef:
+    """Have the store believe that a tool said something else when it was seen."""
+    async with booted(store, server) as bridge:
+        found = enrolment_of(bridge).ledger.find(RemoteToolRef(server.id, tool))
+        assert found is not None
+        raw = {**found[1].raw, "description": "What it said before."}
+        old = found[1].ref
+        bridge.journal.pinned(server.id, tool, with_raw(found[1], raw).pin, raw)
+    return old
+
+
+async def test_r41_a_call_that_starts_a_server_whose_tool_has_changed_does_not_reach_it(
+    tmp_path: Path,
+) -> None:
+    log = tmp_path / "log"
+    server = honest("--log", log, id="h")
+    async with stored(tmp_path) as store:
+        ref = await pinned_otherwise(store, server, "echo")
+        async with booted(store, server, lazy=["h"]) as bridge:
+            assert bridge_tool_names(bridge.attached.ledger) == ALL
+            live = bridge.attached.ledger.live_capabilities()
+            assert live[0].description == "What it said before."
+            answer = await call(bridge, "h__echo", tmp_path, text="hi")
+            assert (answer.is_error, answer.details["code"]) == (True, "drift")
+            assert diary(log, "heard tools/call") == []
+            enrolment = enrolment_of(bridge)
+            assert bridge_tool_names(enrolment.ledger) == ALL[1:]
+            assert [one.ref for one in enrolment.quarantined] == [ref]
+            again = await live[0].run({"text": "hi"}, make_local_context(tmp_path))
+            assert again.details["code"] == "drift"
+            assert (await call(bridge, "h__add", tmp_path)).details.get("code") != "drift"
+        # What is kept out stays out, also before the server has said anything.
+        async with booted(store, server, lazy=["h"]) as bridge:
+            assert bridge_tool_names(bridge.attached.ledger) == ALL[1:]
+        async with booted(store, server) as bridge:
+            await bridge.settled()
+            assert enrolment_of(bridge).approve(ref)
+            answer = await call(bridge, "h__echo", tmp_path, text="hi")
+            assert not answer.is_error
+            ops = [row.op for row in await store.rows(bridge.journal.run)]
+            assert ops[-4:] == ["pin", "approve", "enroll", "list"]
+        async with booted(store, server, lazy=["h"]) as bridge:
+            assert bridge_tool_names(bridge.attached.ledger) == ALL
+            entries, _ = await stored_log(store, bridge.journal.run)
+            assert BridgeLedger.from_log(entries) == bridge.attached.ledger
+
+
+async def test_a_server_that_does_not_start_any_more_keeps_its_tools_and_says_why(
+    tmp_path: Path,
+) -> None:
+    server = replace(honest(id="h"), command=str(tmp_path / "server"))
+    (tmp_path / "server").symlink_to(honest().command)
+    async with stored(tmp_path) as store:
+        async with booted(store, server):
+            pass
+        (tmp_path / "server").unlink()
+        async with booted(store, server) as bridge:
+            await bridge.settled()
+            assert bridge_tool_names(bridge.attached.ledger) == ALL
+            answer = await call(bridge, "h__echo", tmp_path, text="hi")
+            assert (answer.is_error, phase_of(bridge, "h")) == (True, EndpointPhase.FAULTED)
+            rows = await store.rows(bridge.journal.run)
+            assert ("fault", "h") in [(row.op, row.facts.get("server")) for row in rows]
+
+
+async def test_tools_are_not_called_before_a_server_that_came_up_has_listed_them(
+    tmp_path: Path,
+) -> None:
+    async with stored(tmp_path) as store, booted(store, honest(id="h")) as bridge:
+        assert bridge.attached.fleet is not None
+        endpoint = bridge.attached.fleet.endpoint("h")
+        assert endpoint is not None
+        endpoint._tools = None
+        answer = await call(bridge, "h__echo", tmp_path, text="hi")
+        assert (answer.is_error, answer.details["code"]) == (True, "not_connected")
+
+
+async def test_a_server_that_is_gone_for_good_is_told_to_whoever_calls(tmp_path: Path) -> None:
+    async with stored(tmp_path) as store:
+        async with booted(store, honest(id="h")):
+            pass
+        async with booted(store, honest(id="h"), lazy=["h"]) as bridge:
+            assert bridge.attached.fleet is not None
+            await bridge.attached.fleet.remove("h")
+            answer = await call(bridge, "h__echo", tmp_path, text="hi")
+            assert (answer.is_error, answer.details["code"]) == (True, "not_connected")
+
+
+async def test_a_server_that_dies_goes_through_the_pins_when_it_comes_back(tmp_path: Path) -> None:
+    async with stored(tmp_path) as store, booted(store, fault("dies", id="d")) as bridge:
+        before = enrolment_of(bridge).ledger
+        assert (await call(bridge, "d__fault", tmp_path)).is_error
+        assert bridge.attached.fleet is not None
+        fleet = bridge.attached.fleet
+        await until(lambda: fleet.status()["d"].restarts > 0 and fleet.status()["d"].tool_count > 0)
+        assert enrolment_of(bridge).ledger is before
+
+
+async def test_a_boot_without_servers_has_books_all_the_same(tmp_path: Path) -> None:
+    async with stored(tmp_path) as store:
+        journal = Journal(store)
+        bridge = await boot_bridge(store, BootPlan(()), journal=journal)
+        await bridge.settled()
+        journal.turn([])
+        await bridge.aclose()
+        assert (bridge.attached.fleet, bridge.attached.enrolled) == (None, 0)
+        record = await deck_at(store, journal.run)
+        assert record is not None
+        assert record.text == "[]"
+
+
+async def test_old_runs_are_taken_out_when_a_deck_boots(tmp_path: Path) -> None:
+    async with stored(tmp_path) as store:
+        for _ in range(3):
+            bridge = await boot_bridge(store, BootPlan((), retention=Retention(runs=2)))
+            await bridge.settled()
+            await bridge.aclose()
+        assert len(await store.runs()) == 2
+        assert await store.verify() == ()
+
+
+async def test_what_a_model_was_shown_of_remote_tools_can_be_shown_again(tmp_path: Path) -> None:
+    async with stored(tmp_path) as store:
+        async with booted(store, honest(id="h", limits=FAST)) as bridge:
+            ledger = enrolment_of(bridge).ledger
+            digest = bridge.journal.turn([one.descriptor for one in ledger.live_capabilities()])
+            run = bridge.journal.run
+        record = await deck_at(store, run, turn=1)
+        assert record is not None
+        assert (record.digest, record.capabilities) == (digest, ledger.live_capabilities())
+
+
+async def test_a_tool_that_has_no_digest_is_left_out_with_a_note_and_alone(tmp_path: Path) -> None:
+    async with stored(tmp_path) as store, booted(store, honest(id="h")) as bridge:
+        await bridge.settled()
+        assert bridge.attached.fleet is not None
+        endpoint = bridge.attached.fleet.endpoint("h")
+        assert endpoint is not None
+        enrolment, listed = enrolment_of(bridge), list(endpoint.known_tools or ())
+        odd = replace(listed[0], raw={**listed[0].raw, "limit": float("inf")})
+        enrolment.take_tools("h", [odd, *listed[1:]])
+        assert bridge_tool_names(enrolment.ledger) == ALL[1:]
+        assert ["left out" in note.message for note in enrolment.notes] == [True]
+        enrolment.take_tools("h", listed)
+        assert (len(enrolment.ledger.live_capabilities()), enrolment.notes) == (len(ALL), ())
+        rows = [row for row in await store.rows(bridge.journal.run) if row.op == "list"]
+        assert [len(str(row.facts["tools"]).split()) for row in rows] == [12, 11, 12]
+
+
+async def test_a_server_that_stops_listing_a_changed_tool_is_not_asked_about_it(
+    tmp_path: Path,
+) -> None:
+    server = honest(id="h")
+    async with stored(tmp_path) as store:
+        await pinned_otherwise(store, server, "echo")
+        async with booted(store, server) as bridge:
+            await bridge.settled()
+            enrolment = enrolment_of(bridge)
+            assert len(enrolment.quarantined) == 1
+            assert bridge.attached.fleet is not None
+            endpoint = bridge.attached.fleet.endpoint("h")
+            assert endpoint is not None
+            enrolment.take_tools("h", list(endpoint.known_tools or ())[2:])
+            assert (enrolment.quarantined, bridge_tool_names(enrolment.ledger)) == ((), ALL[2:])
+            enrolment.withdraw("h")
+            enrolment.withdraw("h")
+            assert bridge_tool_names(enrolment.ledger) == ()
+            entries, _ = await stored_log(store, bridge.journal.run)
+            assert BridgeLedger.from_log(entries) == enrolment.ledger
+
+
+async def test_a_server_that_is_taken_out_before_its_turn_is_not_started(tmp_path: Path) -> None:
+    async with stored(tmp_path) as store, booted(store, honest(id="h")) as bridge:
+        assert bridge.attached.fleet is not None
+        await _wake(bridge.attached.fleet, "nobody")
+
+
+async def test_finding_b1_whether_a_server_was_seen_up_is_remembered_in_the_ledger(
+    tmp_path: Path,
+) -> None:
+    server, mute = honest(id="h", limits=FAST), fault("mute", limits=SOON)
+    async with stored(tmp_path) as store:
+        assert await find_seen_up(store, [server, mute]) == []
+        async with booted(store, server, mute) as bridge:
+            assert bridge.attached.fleet is not None
+            assert bridge.attached.fleet.history.was_up(server)
+        assert await find_seen_up(store, [server, mute]) == [server]
+        # Another command line is another server; another id or deadline is not.
+        other = replace(server, args=(*server.args, "--era", "modern"))
+        assert await find_seen_up(store, [other]) == []
+        late = Journal(store, [server])
+        late.note("fault", "h", "timeout", "no answer within 10 s")
+        assert await find_seen_up(store, [server]) == []
+        async with booted(store, server) as bridge:
+            await bridge.settled()
+        assert await find_seen_up(store, [server]) == [server]
+
+
+async def test_finding_b1_a_server_that_was_up_before_has_a_short_limit_in_the_next_run(
+    tmp_path: Path,
+) -> None:
+    server = honest(id="h")
+    async with stored(tmp_path) as store:
+        async with booted(store, server):
+            pass
+        async with booted(store, server, lazy=("h",)) as bridge:
+            assert bridge.attached.fleet is not None
+            assert bridge.attached.fleet.history.was_up(server)

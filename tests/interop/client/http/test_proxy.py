@@ -1,0 +1,391 @@
+"""Servers behind a proxy: the rules of the guard hold, and nobody learns what is not for him."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import urllib.request
+from typing import TYPE_CHECKING, Any
+
+import httpx2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.http_behaviours import Legacy, Modern, OldSse, large, redirect, sometimes
+from tests.support.http_peer import http_server, self_signed
+from tests.support.http_proxy import http_proxy
+from tests.support.opened import fault_of_opening, opened
+from tests.support.servers import FAST, SOON, remote
+
+from indusagi.interop.protocol_bridge.client.http import guard as _http
+from indusagi.interop.protocol_bridge.client.http.proxy import (
+    is_excepted,
+    is_this_machine,
+    proxy_for,
+)
+from indusagi.interop.protocol_bridge.contract import (
+    ProtocolFault,
+    ServerLimits,
+    SseServerConfig,
+    StreamableHttpServerConfig,
+)
+from indusagi.interop.protocol_bridge.endpoint import create_server_endpoint
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.http_peer import Behaviour
+
+    from indusagi.interop.protocol_bridge.endpoint import ServerEndpointImpl
+
+HOST = "mcp.corp.test"
+"""A name that nobody but the proxy can make sense of."""
+SECRET = "canary-6f1d2c"
+PASSWORD = "canary-proxy-9ab3"
+PATIENT = ServerLimits(close_s=0.3)
+
+
+def config(
+    *, url: str = f"http://{HOST}/mcp", proxy: str | None = None, limits: ServerLimits = PATIENT
+) -> StreamableHttpServerConfig:
+    headers = {"authorization": SECRET}
+    return StreamableHttpServerConfig("remote", url, headers, proxy=proxy, limits=limits)
+
+
+async def works(endpoint: ServerEndpointImpl) -> bool:
+    result = await endpoint.invoke("echo", {"text": "again"})
+    return result.content == ({"type": "text", "text": "again"},)
+
+
+# -- through it -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("behaviour", [Modern(), Legacy(events=True), OldSse()])
+async def test_a_server_that_only_the_proxy_can_reach_is_reached(
+    behaviour: Behaviour, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with http_server(behaviour) as server, http_proxy({HOST: server}) as proxy:
+        monkeypatch.setenv("HTTP_PROXY", proxy.url())
+        kind = SseServerConfig if isinstance(behaviour, OldSse) else StreamableHttpServerConfig
+        async with opened(kind("it", f"http://{HOST}/mcp", limits=PATIENT)) as endpoint:
+            assert len(await endpoint.list_tools()) == 3
+            assert await works(endpoint)
+            told = f"reached through the proxy {proxy.url()}, which can read all of it"
+            assert told in str(endpoint.status().notes)
+        assert proxy.asked_for == {HOST}
+        assert {request.path for request in server.requests} <= {"/mcp", "/messages"}
+
+
+async def test_what_is_said_over_tls_is_not_for_the_proxy_nor_its_password_for_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tls, certificate = await asyncio.to_thread(self_signed, tmp_path, f"DNS:{HOST}")
+    trusting = await asyncio.to_thread(httpx2.create_ssl_context)
+    trusting.load_verify_locations(certificate)
+    monkeypatch.setattr(_http, "_shared_tls", lambda: trusting)
+    async with http_server(Modern(), tls=tls) as server, http_proxy({HOST: server}) as proxy:
+        monkeypatch.setenv("https_proxy", proxy.url(f"me:{PASSWORD}"))
+        async with opened(config(url=f"https://{HOST}/mcp")) as endpoint:
+            assert await works(endpoint)
+            await endpoint.list_tools()
+            assert "can read" not in str(endpoint.status().notes)
+        basic = "Basic " + base64.b64encode(f"me:{PASSWORD}".encode()).decode()
+        for request in proxy.requests:
+            assert (request.method, request.path) == ("CONNECT", f"{HOST}:443")
+            assert request.headers["proxy-authorization"] == basic
+            assert SECRET not in str(request.headers)
+        for request in server.requests:
+            assert request.headers["authorization"] == SECRET
+            assert "proxy-authorization" not in request.headers
+
+
+async def test_the_certificate_behind_a_tunnel_must_be_that_of_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tls, certificate = await asyncio.to_thread(self_signed, tmp_path, "DNS:another.test")
+    trusting = await asyncio.to_thread(httpx2.create_ssl_context)
+    trusting.load_verify_locations(certificate)
+    monkeypatch.setattr(_http, "_shared_tls", lambda: trusting)
+    async with http_server(Modern(), tls=tls) as server, http_proxy({HOST: server}) as proxy:
+        fault = await fault_of_opening(config(url=f"https://{HOST}/mcp", proxy=proxy.url()))
+        assert fault.detail.reason == "refused"
+        assert "CERTIFICATE_VERIFY_FAILED" in str(fault)
+        assert server.requests == []
+
+
+@pytest.mark.parametrize("target", ["http", "https"])
+async def test_the_way_to_the_proxy_itself_may_be_tls(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tls, certificate = await asyncio.to_thread(self_signed, tmp_path, f"DNS:{HOST},IP:127.0.0.1")
+    trusting = await asyncio.to_thread(httpx2.create_ssl_context)
+    trusting.load_verify_locations(certificate)
+    monkeypatch.setattr(_http, "_shared_tls", lambda: trusting)
+    inner = tls if target == "https" else None
+    async with (
+        http_server(Modern(), tls=inner) as server,
+        http_proxy({HOST: server}, tls=tls) as proxy,
+    ):
+        given = proxy.url(scheme="https")
+        async with opened(config(url=f"{target}://{HOST}/mcp", proxy=given)) as endpoint:
+            assert await works(endpoint)
+
+
+async def test_many_calls_at_once_go_through_it() -> None:
+    async with http_server(Modern()) as server, http_proxy({HOST: server}) as proxy:
+        async with opened(config(proxy=proxy.url())) as endpoint:
+            async with asyncio.TaskGroup() as tasks:
+                calls = [
+                    tasks.create_task(endpoint.invoke("echo", {"text": str(n)})) for n in range(40)
+                ]
+    texts = [call.result().content[0] for call in calls]
+    assert texts == [{"type": "text", "text": str(n)} for n in range(40)]
+
+
+# -- past it --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_a_server_on_this_machine_is_never_reached_through_the_environment_s_proxy(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with http_server(Modern()) as server, http_proxy() as proxy:
+        monkeypatch.setenv("HTTP_PROXY", proxy.url())
+        url = server.url.replace("127.0.0.1", host)
+        async with opened(config(url=url)) as endpoint:
+            assert await works(endpoint)
+            await endpoint.list_tools()
+            assert "proxy" not in str(endpoint.status().notes)
+        assert proxy.requests == []
+
+
+@pytest.mark.parametrize(
+    ("except_for", "proxy"), [(HOST, None), ("corp.test", None), ("*", None), ("", "")]
+)
+async def test_a_server_that_is_to_be_reached_directly_is(
+    except_for: str, proxy: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with http_proxy() as unwanted:
+        monkeypatch.setenv("HTTP_PROXY", unwanted.url())
+        monkeypatch.setenv("NO_PROXY", except_for)
+        fault = await fault_of_opening(config(proxy=proxy))
+        # Nobody but the proxy knows the name: to have failed on it is to have gone directly.
+        assert "could not be reached: " in str(fault)
+        assert "proxy" not in str(fault)
+        assert unwanted.requests == []
+
+
+@pytest.mark.parametrize(
+    ("environ", "url", "expected"),
+    [
+        ({}, "http://a.test/", None),
+        ({"HTTP_PROXY": "http://p:1"}, "http://a.test/", "http://p:1"),
+        ({"HTTP_PROXY": "p:1"}, "http://a.test/", "http://p:1"),
+        ({"HTTP_PROXY": "http://p:1"}, "https://a.test/", None),
+        ({"HTTPS_PROXY": "http://p:1"}, "https://a.test/", "http://p:1"),
+        ({"HTTPS_PROXY": "http://p:1"}, "http://a.test/", None),
+        ({"HTTP_PROXY": "http://p:1", "http_proxy": "http://q:2"}, "http://a.test/", "http://q:2"),
+        ({"HTTP_PROXY": "http://p:1", "http_proxy": ""}, "http://a.test/", None),
+        ({"HTTP_PROXY": "http://p:1", "REQUEST_METHOD": "GET"}, "http://a.test/", None),
+        ({"http_proxy": "http://p:1", "REQUEST_METHOD": "GET"}, "http://a.test/", "http://p:1"),
+        ({"HTTP_PROXY": "http://p:1", "NO_PROXY": "b.test, a.test"}, "http://a.test/", None),
+        ({"HTTP_PROXY": "http://p:1", "NO_PROXY": "a.test:81"}, "http://a.test/", "http://p:1"),
+        ({"HTTP_PROXY": "http://p:1", "NO_PROXY": "a.test:81"}, "http://a.test:81/", None),
+        ({"HTTP_PROXY": "http://p:1", "NO_PROXY": "a.test:80"}, "http://a.test/", None),
+        ({"HTTP_PROXY": "http://p:1", "NO_PROXY": "10.0.0.0/8"}, "http://10.1.2.3/", None),
+        ({"HTTP_PROXY": "http://p:1", "NO_PROXY": "10.0.0.0/8"}, "http://11.1.2.3/", "http://p:1"),
+        ({"HTTP_PROXY": "http://p:1", "NO_PROXY": "[fd00::]/8"}, "http://[fd00::1]/", "http://p:1"),
+        ({"HTTP_PROXY": "http://p:1", "NO_PROXY": "fd00::/8"}, "http://[fd00::1]/", None),
+        (
+            {"HTTP_PROXY": "http://p:1", "NO_PROXY": "[fd00::1]:8080"},
+            "http://[fd00::1]:8080/",
+            None,
+        ),
+        ({"HTTP_PROXY": "http://p:1", "NO_PROXY": ".test"}, "http://contest/", "http://p:1"),
+    ],
+)
+def test_the_environment_is_read_as_others_read_it(
+    environ: dict[str, str], url: str, expected: str | None
+) -> None:
+    found = proxy_for(StreamableHttpServerConfig("it", url), httpx2.URL(url), environ)
+    assert (None if found is None else str(found.url)) == expected
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "localhost", "LocalHost", "localhost.", "a.localhost", "127.0.0.1", "127.9.9.9", "127.1",
+        "2130706433", "0x7f.1", "0.0.0.0", "::1", "::", "::ffff:127.0.0.1",
+    ],
+)  # fmt: skip
+def test_this_machine_is_known_by_each_of_its_names(host: str) -> None:
+    assert is_this_machine(host)
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost.corp.test", "mylocalhost", "128.0.0.1", "fd00::1", "127.corp.test", "ümlaut"],
+)
+def test_another_machine_is_not_taken_for_this_one(host: str) -> None:
+    assert not is_this_machine(host)
+
+
+LABELS = st.sampled_from(["a", "b", "ab", "test"])
+NAMES = st.lists(LABELS, min_size=1, max_size=3).map(".".join)
+PARTS = st.tuples(st.sampled_from(["", "."]), NAMES, st.sampled_from(["", "", ":80", ":81"]))
+ENTRIES = PARTS.map("".join)
+
+
+@given(NAMES, st.sampled_from([80, 81]), st.lists(ENTRIES, max_size=3))
+def test_exceptions_for_names_are_those_of_the_standard_library(
+    host: str, port: int, entries: list[str]
+) -> None:
+    rules = ", ".join(entries)
+    # Any: it is documented, and its stubs do not know it.
+    library: Any = urllib.request
+    expected = library.proxy_bypass_environment(f"{host}:{port}", {"no": rules})
+    assert is_excepted(host, port, rules) == bool(expected)
+
+
+@given(st.text(alphabet="a.*:[]/%0129-, ", max_size=12), st.sampled_from(["a.a", "1.2.9.0", "::1"]))
+def test_no_list_of_exceptions_is_too_odd_to_be_read(rules: str, host: str) -> None:
+    assert is_excepted(host, 80, rules) in {True, False}
+
+
+# -- the rules of the guard -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [StreamableHttpServerConfig, SseServerConfig])
+@pytest.mark.parametrize("code", [302, 307])
+async def test_r27_headers_do_not_follow_a_redirect_through_a_proxy(kind: Any, code: int) -> None:
+    async with (
+        http_server(OldSse()) as elsewhere,
+        http_server(redirect("http://other.corp.test/mcp", code)) as server,
+        http_proxy({HOST: server, "other.corp.test": elsewhere}) as proxy,
+    ):
+        headers = {"authorization": SECRET}
+        redirected = kind("it", f"http://{HOST}/mcp", headers, proxy=proxy.url(), limits=PATIENT)
+        fault = await fault_of_opening(redirected)
+        assert proxy.asked_for == {HOST}
+        assert elsewhere.requests == []
+    assert fault.detail.reason == "redirect"
+    assert "http://other.corp.test" in str(fault)
+
+
+async def test_r27_the_old_transport_does_not_post_to_another_origin_through_a_proxy() -> None:
+    async def lure(exchange: Any) -> None:
+        await exchange.open_events()
+        await exchange.event(event="endpoint", data="http://other.corp.test/messages")
+        await exchange.until_gone()
+
+    async with http_server(lure) as server, http_proxy({HOST: server}) as proxy:
+        sse = SseServerConfig("it", f"http://{HOST}/mcp", proxy=proxy.url(), limits=FAST)
+        fault = await fault_of_opening(sse)
+        assert proxy.asked_for == {HOST}
+    assert fault.detail.reason == "redirect"
+
+
+@pytest.mark.parametrize("of", ["json", "event"])
+async def test_r31_fifty_mib_are_not_read_through_a_proxy(of: Any) -> None:
+    behaviour = sometimes(large(50, of=of), on="tools/call", times=1, then=Modern())
+    async with http_server(behaviour) as server, http_proxy({HOST: server}) as proxy:
+        async with opened(config(proxy=proxy.url())) as endpoint:
+            with pytest.raises(ProtocolFault) as caught:
+                await endpoint.invoke("echo", {})
+            assert caught.value.detail.reason == "frame_too_large"
+            assert await works(endpoint)
+
+
+# -- faults of the proxy --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_a_proxy_that_wants_other_credentials_is_named_and_they_are_not(
+    scheme: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with http_proxy(status="407 Proxy Authentication Required") as proxy:
+        given = config(url=f"{scheme}://{HOST}/mcp", proxy=proxy.url(f"me:{PASSWORD}"))
+        endpoint = create_server_endpoint(given)
+        with pytest.raises(ProtocolFault) as caught:
+            await endpoint.open()
+        shown = f"{given!r} {endpoint.status()!r} {_everything(caught.value)}"
+        await endpoint.close()
+        assert (caught.value.kind, caught.value.detail.reason) == ("transport", "auth")
+        assert f"the proxy {proxy.url()} did not accept our credentials (HTTP 407)" in shown
+    for secret in (PASSWORD, SECRET, base64.b64encode(f"me:{PASSWORD}".encode()).decode()):
+        assert secret not in shown
+        assert secret not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"), [("403 Forbidden", "refused"), ("502 Bad Gateway", "upstream")]
+)
+async def test_a_proxy_that_makes_no_tunnel_is_named(status: str, reason: str) -> None:
+    async with http_proxy(status=status) as proxy:
+        fault = await fault_of_opening(config(url=f"https://{HOST}/mcp", proxy=proxy.url()))
+    assert (fault.kind, fault.detail.reason) == ("transport", reason)
+    assert f"the proxy {proxy.url()} answered HTTP {status[:3]}" in str(fault)
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_a_proxy_that_is_not_there_is_named(scheme: str) -> None:
+    given = f"http://me:{PASSWORD}@127.0.0.1:9"
+    fault = await fault_of_opening(config(url=f"{scheme}://{HOST}/mcp", proxy=given))
+    assert (fault.kind, fault.detail.reason) == ("transport", "refused")
+    assert "could not be reached through the proxy http://127.0.0.1:9: " in str(fault)
+    assert PASSWORD not in _everything(fault)
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_a_proxy_that_never_answers_is_given_up(scheme: str) -> None:
+    release = asyncio.Event()
+
+    async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await release.wait()
+        writer.close()
+
+    async with await asyncio.start_server(mute, "127.0.0.1", 0) as listener:
+        port = listener.sockets[0].getsockname()[1]
+        given = config(url=f"{scheme}://{HOST}/mcp", proxy=f"http://127.0.0.1:{port}", limits=SOON)
+        assert (await fault_of_opening(given)).kind == "timeout"
+        release.set()
+
+
+@pytest.mark.parametrize(
+    "proxy",
+    ["socks5://p:1080", f"http://me:{PASSWORD}@", "http://p:99999", "ftp://p", "http://p:x"],
+)
+@pytest.mark.parametrize("configured", [True, False])
+async def test_what_is_no_proxy_is_refused_before_anything_is_sent(
+    proxy: str, configured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not configured:
+        monkeypatch.setenv("HTTP_PROXY", proxy)
+    fault = await fault_of_opening(config(proxy=proxy if configured else None))
+    assert (fault.kind, fault.detail.reason) == ("transport", "malformed")
+    assert ("its configuration" if configured else "HTTP_PROXY") in str(fault)
+    assert PASSWORD not in _everything(fault)
+
+
+async def test_a_configured_proxy_is_used_whatever_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with http_server(Modern()) as server, http_proxy({"127.0.0.1": server}) as proxy:
+        monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+        monkeypatch.setenv("NO_PROXY", "*")
+        asked = StreamableHttpServerConfig("it", server.url, proxy=proxy.url(), limits=PATIENT)
+        async with opened(asked) as endpoint:
+            assert await works(endpoint)
+        assert proxy.asked_for == {"127.0.0.1"}
+        async with opened(remote(server)) as endpoint:
+            assert await works(endpoint)
+
+
+def _everything(fault: BaseException | None) -> str:
+    said = ""
+    while fault is not None:
+        said += f"{fault!s} {fault!r} {fault.args!r}"
+        fault = fault.__cause__ or fault.__context__
+    return said

@@ -1,0 +1,458 @@
+"""Starts of real processes: slow ones, package managers, noise, and servers that stop to answer."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+from tests.support.opened import QUICK, fault_of_opening, fleet_of, opened
+from tests.support.servers import FAST, SERVERS, SOON, fault, honest
+from tests.support.waiting import until
+
+from indusagi.core.process.child import Child
+from indusagi.interop import (
+    BridgeConfig,
+    EndpointPhase,
+    FleetEvent,
+    ProtocolFault,
+    ServerFleetImpl,
+    ServerLimits,
+    SlowStart,
+    StartHistory,
+    StartPolicy,
+    StdioServerConfig,
+    create_server_endpoint,
+    start_server_fleet,
+)
+from indusagi.interop.protocol_bridge.client import connect
+from indusagi.interop.protocol_bridge.client.start import policy as pacing
+from indusagi.interop.protocol_bridge.client.start.policy import StartPacer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from indusagi.core.process.activity import Activity
+    from indusagi.interop.protocol_bridge.client.stdio import StdioLink
+
+pytestmark = [pytest.mark.anyio, pytest.mark.process]
+
+PYTHON = (sys.executable, "-I", "-S")
+UNSTATED = replace(FAST, connect_s=None)
+
+
+def package_manager(
+    folder: Path,
+    steps: int,
+    on_signal: str = "clean",
+    *,
+    name: str = "npx",
+    limits: ServerLimits = UNSTATED,
+) -> StdioServerConfig:
+    """Configure a server behind a package manager that unpacks for so many tenths of a second."""
+    program = folder / name
+    script = SERVERS / "package_manager.py"
+    command = [*PYTHON, str(SERVERS / "honest.py")]
+    program.write_text(
+        f'#!/bin/sh\nexec {" ".join(PYTHON)} {script} "$@"\n',
+        encoding="utf-8",
+    )
+    program.chmod(0o755)
+    args = [str(folder / "cache"), str(steps), on_signal, *command]
+    return StdioServerConfig("fetched", str(program), args, limits=limits)
+
+
+def leftovers(folder: Path) -> list[str]:
+    """List what a package manager leaves in its cache when it is killed."""
+    cache = folder / "cache" / "_npx"
+    folders = [*cache.iterdir()] if cache.exists() else []
+    return [
+        str(one)
+        for one in folders
+        if (one / "concurrency.lock").exists() or not (one / "whole").exists()
+    ]
+
+
+def script(text: str, *, limits: ServerLimits = SOON) -> StdioServerConfig:
+    """Configure a server that is a few lines of Python."""
+    return StdioServerConfig("s", PYTHON[0], [*PYTHON[1:], "-c", text], limits=limits)
+
+
+# -- slow starts ------------------------------------------------------------------------------
+
+
+async def test_finding_b1_a_first_start_is_extended_while_it_shows_life(tmp_path: Path) -> None:
+    policy = StartPolicy(first_s=1.2, later_s=0.1, package_manager_cap_s=60)
+    endpoint = create_server_endpoint(
+        package_manager(tmp_path, 40), policy=policy, history=StartHistory()
+    )
+    try:
+        await endpoint.open()
+        assert endpoint.phase is EndpointPhase.READY
+    finally:
+        await endpoint.close()
+    assert leftovers(tmp_path) == []
+
+
+async def test_finding_b1_a_first_start_that_only_waits_is_not_extended() -> None:
+    policy = StartPolicy(first_s=0.6, cap_s=600)
+    history = StartHistory()
+    mute = replace(fault("mute"), limits=UNSTATED)
+    endpoint = create_server_endpoint(mute, policy=policy, history=history)
+    with pytest.raises(ProtocolFault, match=r"no answer within 0\.6 s"):
+        await endpoint.open()
+    assert not history.was_up(mute)
+
+
+async def test_finding_b1_standard_error_is_life_where_the_system_tells_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def unseen(_: Child) -> Activity | None:
+        return None
+
+    monkeypatch.setattr(Child, "activity", unseen)
+    text = (
+        "import sys, threading, time\n"
+        "def report():\n"
+        "    while True: print('step', file=sys.stderr, flush=True); time.sleep(0.02)\n"
+        "threading.Thread(target=report, daemon=True).start()\n"
+        "time.sleep(1.6)\n"
+        f"sys.argv = ['honest.py']\nsys.path.insert(0, {str(SERVERS)!r})\n"
+        f"import runpy; runpy.run_path({str(SERVERS / 'honest.py')!r}, run_name='__main__')\n"
+    )
+    policy = StartPolicy(first_s=0.8, cap_s=60)
+    endpoint = create_server_endpoint(
+        script(text, limits=UNSTATED), policy=policy, history=StartHistory()
+    )
+    try:
+        await endpoint.open()
+        assert endpoint.phase is EndpointPhase.READY
+    finally:
+        await endpoint.close()
+
+
+async def test_finding_b1_a_later_start_that_takes_too_long_makes_the_next_one_patient() -> None:
+    history = StartHistory()
+    mute = replace(fault("mute"), limits=UNSTATED)
+    history.record_up(mute)
+    endpoint = create_server_endpoint(
+        mute, policy=StartPolicy(first_s=60, later_s=0.3), history=history
+    )
+    with pytest.raises(ProtocolFault, match="the next start is given more time"):
+        await endpoint.open()
+    assert not history.was_up(mute)
+
+
+async def test_finding_b1_a_slow_start_is_an_event_for_programs(tmp_path: Path) -> None:
+    heard: list[FleetEvent] = []
+    config = BridgeConfig([package_manager(tmp_path, 4), honest(id="quick", limits=FAST)])
+    fleet = await start_server_fleet(
+        config,
+        policy=StartPolicy(slow_s=0.25),
+        history=StartHistory(),
+        on_event=heard.append,
+    )
+    try:
+        slow = [one for one in heard if one.event == "slow_start" and one.server == "fetched"]
+        assert [one.status.slow_start for one in slow] == [SlowStart(True, "npx")]
+        assert slow[0].status.phase is EndpointPhase.CONNECTING
+        assert fleet.status()["fetched"].slow_start is None
+    finally:
+        await fleet.tear_down()
+
+
+# -- package managers are ended gently --------------------------------------------------------
+
+
+@pytest.mark.parametrize("on_signal", ["clean", "finish"])
+async def test_finding_b1_a_package_manager_is_not_killed_while_it_unpacks(
+    tmp_path: Path, on_signal: str
+) -> None:
+    limits = replace(FAST, connect_s=0.7)
+    failure = await fault_of_opening(package_manager(tmp_path, 30, on_signal, limits=limits))
+    assert failure.kind == "timeout"
+    assert leftovers(tmp_path) == []
+
+
+async def test_finding_b1_closing_a_fleet_in_mid_download_leaves_no_lock(tmp_path: Path) -> None:
+    fleet = ServerFleetImpl(supervision=QUICK, history=StartHistory())
+    lock = tmp_path / "cache" / "_npx" / "0123456789abcdef" / "concurrency.lock"
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(fleet.start, BridgeConfig([package_manager(tmp_path, 600)]))
+        await until(lambda: lock.exists())
+        tasks.cancel_scope.cancel()
+    assert leftovers(tmp_path) == []
+
+
+async def test_a_package_manager_that_neither_works_nor_leaves_is_killed() -> None:
+    stubborn = (
+        "import signal, time\n"
+        "for one in (signal.SIGINT, signal.SIGTERM): signal.signal(one, signal.SIG_IGN)\n"
+        "time.sleep(60)"
+    )
+    argv = ["-c", f"exec {' '.join(PYTHON)} -c '{stubborn}' npx"]
+    config = StdioServerConfig("s", "npx", argv, limits=SOON)
+    child = Child(_Deaf())
+    await child.start(["sh", *argv], dict(os.environ), None, gentle=True)
+    await anyio.sleep(0.3)
+    await child.end(0.2, gentle=True)
+    assert child.exit_code == -9
+    assert config.kind == "stdio"
+
+
+class _Deaf:
+    def wrote(self, data: bytes) -> None:
+        return
+
+    def complained(self, data: bytes) -> None:
+        return
+
+    def changed(self) -> None:
+        return
+
+
+# -- pacing -----------------------------------------------------------------------------------
+
+
+async def test_finding_c3_starts_that_compute_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pacing, "_LOOK_S", 60.0)  # whoever has a turn keeps it until it is up
+    starting: set[str] = set()
+    most = 0
+
+    def heard(event: FleetEvent) -> None:
+        nonlocal most
+        if event.status.phase is EndpointPhase.CONNECTING:
+            starting.add(event.server)
+        else:
+            starting.discard(event.server)
+        most = max(most, len(starting))
+
+    fleet = ServerFleetImpl(pacer=StartPacer(2))
+    fleet.follow(heard)
+    try:
+        await fleet.start(BridgeConfig([honest(id=f"s{n}", limits=FAST) for n in range(6)]))
+        phases = {one.phase for one in fleet.status().values()}
+        assert (most, phases) == (2, {EndpointPhase.READY})
+    finally:
+        await fleet.tear_down()
+
+
+async def test_finding_c3_a_start_that_waits_does_not_hold_up_the_others() -> None:
+    fleet = ServerFleetImpl(pacer=StartPacer(1), supervision=QUICK)
+    limits = replace(FAST, connect_s=30)
+    async with anyio.create_task_group() as tasks:
+        config = BridgeConfig([fault("mute", limits=limits), honest(limits=FAST)])
+        tasks.start_soon(fleet.start, config)
+        await until(
+            lambda: bool(fleet.status()) and fleet.status()["honest"].phase is EndpointPhase.READY
+        )
+        assert fleet.status()["mute"].phase is EndpointPhase.CONNECTING
+        tasks.cancel_scope.cancel()
+
+
+async def test_finding_c3_a_call_starts_its_server_out_of_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pacing, "_LOOK_S", 60.0)
+    fleet = ServerFleetImpl(pacer=StartPacer(1), supervision=QUICK)
+    config = BridgeConfig([fault("mute", limits=replace(FAST, connect_s=30)), honest(limits=FAST)])
+    await fleet.start(config, waiting={"mute": "asleep", "honest": "asleep"})
+    async with anyio.create_task_group() as tasks:
+        for server in ("mute", "honest"):
+            tasks.start_soon(lambda one=server: fleet.wake(one, urgent=False))
+        await until(lambda: fleet.status()["mute"].phase is EndpointPhase.CONNECTING)
+        assert fleet.status()["honest"].phase is EndpointPhase.IDLE
+        await fleet.wake("honest")
+        assert fleet.status()["honest"].phase is EndpointPhase.READY
+        await fleet.tear_down()
+
+
+# -- what it wrote ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "quoted"),
+    [
+        ("print('Listening on port 3000', flush=True); input(); input(); input()", "Listening on"),
+        ("print('Listening', end='', flush=True); input(); input(); input()", "Listening"),
+        ('print(\'{"level": "info", "msg": "up"}\', flush=True); input(); input()', "msg"),
+        ("print('\\x1b[32mready\\x1b[0m', flush=True); input(); input()", "'ready'"),
+        ("print('[1, 2]', flush=True); input(); input()", "[1, 2]"),
+        ("print('Missing configuration: run setup first')", "Missing configuration"),
+    ],
+    ids=["a line", "no newline", "a JSON log", "colours", "other JSON", "and exits"],
+)
+async def test_finding_b4_what_stands_on_standard_output_instead_of_the_protocol_is_quoted(
+    text: str, quoted: str
+) -> None:
+    failure = await fault_of_opening(script(text))
+    assert "its standard output is not MCP: it wrote" in str(failure)
+    assert quoted in str(failure)
+    assert failure.detail.stdout
+    assert "\x1b" not in str(failure)
+
+
+async def test_finding_b4_noise_of_a_server_that_works_is_a_note_with_its_first_line() -> None:
+    async with opened(fault("garbage", 3)) as endpoint:
+        await endpoint.list_tools()
+        (note,) = endpoint.status().notes
+        assert "the first: 'INFO starting'" in str(note)
+
+
+async def test_finding_b4_what_was_written_before_the_link_is_read_is_quoted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # With many servers starting at once, a line arrives before the loop comes back to its start.
+    spawn = connect.spawn_link
+
+    async def spawn_late(config: StdioServerConfig) -> StdioLink:
+        link = await spawn(config)
+        await until(lambda: link.bytes_heard > 0)
+        return link
+
+    monkeypatch.setattr(connect, "spawn_link", spawn_late)
+    text = "print('Usage: serve --port N', flush=True); input(); input(); input()"
+    assert "it wrote 'Usage: serve --port N'" in str(await fault_of_opening(script(text)))
+
+
+async def test_finding_b5_a_start_that_takes_too_long_tells_what_stands_on_standard_error() -> None:
+    text = (
+        "import sys; print('Error: no database at db:5432', file=sys.stderr, flush=True)\n"
+        "while True: input()"
+    )
+    failure = await fault_of_opening(script(text))
+    assert failure.kind == "timeout"
+    assert "(its stderr: Error: no database at db:5432)" in str(failure)
+
+
+async def test_finding_b5_a_cause_that_stands_far_above_the_end_is_found() -> None:
+    text = (
+        "import sys\nprint('ValueError: the port is taken', file=sys.stderr)\n"
+        "for n in range(60): print('   at frame', n, file=sys.stderr)\nsys.exit(1)"
+    )
+    failure = await fault_of_opening(script(text, limits=FAST))
+    assert "(its stderr: ValueError: the port is taken)" in str(failure)
+    assert len(failure.detail.stderr) == 20
+
+
+# -- errors of the server itself --------------------------------------------------------------
+
+REFUSING = """
+import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    if "id" not in asked:
+        continue
+    answer = {"error": {"code": -32601, "message": "no such method"}}
+    if asked["method"] == "initialize":
+        answer = {"result": {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}},
+                             "serverInfo": {"name": "s", "version": "1"}}}
+    if asked["method"] == "METHOD":
+        answer = {"error": ERROR}
+    print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], **answer}), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        ('{"code": -32000, "message": "API key expired"}', "API key expired (code -32000)"),
+        (
+            '{"code": -32603, "message": "Internal error", "data": "database is locked"}',
+            "Internal error: database is locked (code -32603)",
+        ),
+        (
+            '{"code": -32603, "message": "Internal error", "data": {"details": "no route"}}',
+            "Internal error: no route (code -32603)",
+        ),
+        ('{"code": 7, "message": ""}', "an error without a message (code 7)"),
+    ],
+)
+async def test_finding_c6_the_error_of_a_server_that_cannot_list_is_the_message(
+    error: str, said: str
+) -> None:
+    text = REFUSING.replace("METHOD", "tools/list").replace("ERROR", error)
+    async with opened(script(text, limits=FAST)) as endpoint:
+        with pytest.raises(ProtocolFault) as caught:
+            await endpoint.list_tools()
+    assert f"its tools could not be listed: it answered with an error: {said}" in str(caught.value)
+    assert caught.value.detail.rpc_code is not None
+
+
+async def test_finding_c6_the_error_of_a_server_that_refuses_to_initialize_is_the_message() -> None:
+    error = '{"code": -32002, "message": "run `login` first"}'
+    text = REFUSING.replace("METHOD", "initialize").replace("ERROR", error)
+    failure = await fault_of_opening(script(text, limits=FAST))
+    assert "it answered with an error: run `login` first (code -32002)" in str(failure)
+    assert failure.detail.rpc_code == -32002
+
+
+# -- servers that stop to answer --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+async def test_finding_d10_a_server_that_answers_nothing_any_more_is_started_anew(era: str) -> None:
+    async with fleet_of(fault("block", "--era", era)) as fleet:
+        endpoint = fleet.endpoint("block")
+        assert endpoint is not None
+        with pytest.raises(ProtocolFault):
+            await endpoint.invoke("fault", {})
+        await until(
+            lambda: (
+                fleet.status()["block"].restarts > 0
+                and fleet.status()["block"].phase is EndpointPhase.READY
+            )
+        )
+        assert endpoint.phase is EndpointPhase.FAULTED
+        assert "answers nothing any more" in str(endpoint.status().fault)
+
+
+SHAKES_HANDS_ONLY = """
+import json, sys, time
+while True:
+    asked = json.loads(sys.stdin.readline())
+    if asked.get("method") == "initialize":
+        break
+    print(json.dumps({"jsonrpc": "2.0", "id": asked["id"],
+                      "error": {"code": -32601, "message": "no"}}), flush=True)
+answer = {"protocolVersion": "2025-06-18", "capabilities": {}, "serverInfo": {"name": "s"}}
+print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": answer}), flush=True)
+for _ in range(200):
+    time.sleep(0.1)
+    WRITING
+"""
+
+
+@pytest.mark.parametrize("writing", [False, True])
+async def test_finding_d10_a_server_that_stops_reading_with_a_full_pipe_is_faulted(
+    writing: bool,
+) -> None:
+    said = "print('tick', file=sys.stderr, flush=True)" if writing else "pass"
+    text = SHAKES_HANDS_ONLY.replace("WRITING", said)
+    # One that still writes may be at work: it has the time that a call may take in all.
+    limits = replace(FAST, call_idle_s=0.3, call_hard_s=0.9)
+    async with opened(script(text, limits=limits)) as endpoint:
+        endpoint.notify("notifications/message", {"text": "x" * 1024 * 1024})
+        await until(lambda: endpoint.phase is EndpointPhase.FAULTED)
+        assert "did not read its standard input" in str(endpoint.status().fault)
+
+
+async def test_a_call_that_is_not_answered_costs_no_server_that_answers_others() -> None:
+    async with opened(fault("hang")) as endpoint:
+        with pytest.raises(ProtocolFault):
+            await endpoint.invoke("fault", {})
+        for _ in range(3):
+            await endpoint.invoke("echo", {"text": "still here"})
+        assert endpoint.phase is EndpointPhase.READY
+
+
+async def test_finding_d10_a_banner_without_an_end_of_line_costs_no_wait() -> None:
+    # The old protocol is asked for after this time, or once the first question is answered.
+    limits = replace(FAST, probe_s=30.0, connect_s=20.0)
+    async with opened(fault("banner", "--era", "legacy", limits=limits)) as endpoint:
+        assert endpoint.phase is EndpointPhase.READY
+        (note,) = endpoint.status().notes
+        assert "'ready>" in str(note)

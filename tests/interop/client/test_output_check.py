@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.strategies import json_values
+
+from indusagi.interop.protocol_bridge.client.tools import CHECKED_COST, mismatch
+
+if TYPE_CHECKING:
+    from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.runtime.contract import JsonSchema
+
+pytestmark = pytest.mark.anyio
+
+SUM: JsonSchema = {
+    "type": "object",
+    "properties": {"sum": {"type": "integer"}},
+    "required": ["sum"],
+}
+CATASTROPHIC = "^(a+)+$"
+VICTIM = "a" * 60 + "!"
+
+
+async def test_an_answer_that_fits_is_nothing_to_speak_of() -> None:
+    assert await mismatch(SUM, {"sum": 5}) is None
+    assert await mismatch(SUM, {"sum": 5, "more": [None]}) is None
+    assert await mismatch({}, 5) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ({"sum": "five"}, "'five' is not of type 'integer'"),
+        ({}, "'sum' is a required property"),
+    ],
+)
+async def test_an_answer_that_does_not_fit_is_told_with_the_first_reason(
+    value: JsonValue, said: str
+) -> None:
+    assert (
+        await mismatch(SUM, value)
+        == f"its structured content does not fit its output schema: {said}"
+    )
+
+
+async def test_an_answer_that_is_missing_is_told() -> None:
+    said = "it declares an output schema and gave no structured content"
+    assert await mismatch(SUM, None) == said
+
+
+async def test_the_reason_is_clean_and_short() -> None:
+    said = await mismatch(SUM, {"sum": "\u202e" + "x" * 1_000})
+    assert said is not None
+    assert "\u202e" not in said
+    assert said.endswith("more characters]")
+    assert len(said) < 300
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"pattern": CATASTROPHIC},
+        {"anyOf": [{"pattern": CATASTROPHIC}]},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"pattern": CATASTROPHIC}}},
+    ],
+)
+async def test_a_pattern_is_never_run(schema: JsonSchema) -> None:
+    assert await mismatch(schema, VICTIM) is None
+
+
+async def test_a_pattern_of_names_is_never_run() -> None:
+    schema: JsonSchema = {"patternProperties": {CATASTROPHIC: {"type": "null"}}}
+    assert await mismatch(schema, {VICTIM: 1}) is None
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": 5},
+        {"type": "nothing-known"},
+        {"properties": []},
+        {"required": 5},
+        {"$ref": "http://127.0.0.1:9/schema.json"},
+        {"$ref": "#/$defs/missing"},
+        {"$ref": "#"},
+        {"allOf": {"a": 1}},
+    ],
+)
+async def test_a_schema_that_is_broken_blames_nobody(schema: JsonSchema) -> None:
+    assert await mismatch(schema, {"sum": 5}) is None
+
+
+async def test_a_schema_that_cannot_be_used_is_told() -> None:
+    schema: JsonSchema = {"properties": {"sum": {"type": "integer", "minimum": "five"}}}
+    assert await mismatch(schema, {"sum": 5}) == "its output schema cannot be used: TypeError"
+
+
+@pytest.mark.parametrize("value", [[], False, "x", 5])
+async def test_an_answer_that_is_no_object_is_told_where_one_was_promised(value: JsonValue) -> None:
+    assert await mismatch(SUM, value) == "its structured content is no object, as it promised"
+    assert await mismatch({"type": ["array", "object"]}, value) is None
+
+
+@pytest.mark.parametrize("step", ["allOf", "anyOf"])
+async def test_a_schema_as_deep_as_a_pit_takes_no_time(step: str) -> None:
+    deep: JsonValue = {}
+    for _ in range(5_000):
+        deep = {step: [deep]}
+    assert isinstance(deep, dict)
+    assert await mismatch(deep, {}) is None
+
+
+async def test_references_that_double_at_every_level_take_no_time() -> None:
+    levels = 60
+    defs: JsonObject = {
+        f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}, {"$ref": f"#/$defs/d{n + 1}"}]}
+        for n in range(levels)
+    }
+    schema: JsonObject = {"$ref": "#/$defs/d0", "$defs": {**defs, f"d{levels}": {}}}
+    assert await mismatch(schema, {"a": 1}) is None
+
+
+async def test_items_that_must_differ_are_not_compared() -> None:
+    schema: JsonObject = {
+        "type": "object",
+        "properties": {"rows": {"type": "array", "uniqueItems": True}},
+    }
+    rows: list[JsonValue] = [{"n": n} for n in range(3_000)]
+    assert await mismatch(schema, {"rows": rows}) is None
+
+
+async def test_a_large_answer_is_not_checked() -> None:
+    small: JsonValue = {"sum": "x" * 100}
+    large: JsonValue = {"sum": "x" * CHECKED_COST}
+    assert await mismatch(SUM, small) is not None
+    assert await mismatch(SUM, large) is None
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["type", "properties", "required", "items", "anyOf", "pattern", "enum"]),
+        json_values,
+        max_size=3,
+    ),
+    json_values,
+)
+async def test_no_schema_and_no_answer_does_any_harm(schema: JsonSchema, value: JsonValue) -> None:
+    said = await mismatch(schema, value)
+    assert said is None or said.startswith("it")
+
+
+async def test_a_number_without_end_is_no_reason_to_fail() -> None:
+    assert await mismatch(SUM, json.loads('{"sum": 1e999}')) is None
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"properties": {"pattern": {}}, "additionalProperties": False}, {"pattern": "x"}),
+        ({"properties": {"format": {}}, "additionalProperties": False}, {"format": "x"}),
+        ({"patternProperties": {"^x": {}}, "additionalProperties": False}, {"x1": 1}),
+        ({"not": {"pattern": "^a"}}, "b"),
+        ({"not": {"format": "date"}}, "b"),
+        ({"oneOf": [{"pattern": "^a"}, {"pattern": "^b"}]}, "b"),
+        ({"enum": [{"pattern": "x"}]}, {"pattern": "x"}),
+        ({"const": {"format": "x"}}, {"format": "x"}),
+    ],
+)
+async def test_an_answer_that_fits_is_never_blamed(schema: JsonSchema, value: JsonValue) -> None:
+    assert await mismatch(schema, value) is None

@@ -1,0 +1,662 @@
+"""MCP over links in memory: how a server is met, listed, called, and what it may ask."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import TYPE_CHECKING, cast
+
+import anyio
+import pytest
+from tests.support.links import (
+    LoopTime,
+    MemoryLink,
+    ScriptedLink,
+    one_after_the_other,
+    outcome_of,
+    settled,
+)
+
+from indusagi.interop.protocol_bridge.client.handlers import Handlers
+from indusagi.interop.protocol_bridge.client.session import (
+    INPUT_ROUNDS,
+    LEGACY_VERSIONS,
+    MODERN_VERSIONS,
+    Peer,
+    ServerFacts,
+)
+from indusagi.interop.protocol_bridge.contract import FaultDetail, ServerLimits
+from indusagi.interop.protocol_bridge.rpc.connection import (
+    BadAnswer,
+    RpcError,
+    WireClosed,
+    WireTimeout,
+)
+from indusagi.interop.protocol_bridge.rpc.errors import UNSUPPORTED_VERSION, VersionMismatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.links import Reply, Script
+
+    from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.interop.protocol_bridge.client.session import Era
+    from indusagi.interop.protocol_bridge.rpc.connection import Link
+
+pytestmark = pytest.mark.anyio
+
+NEWEST = MODERN_VERSIONS[-1]
+INFO: JsonObject = {"name": "tests", "version": "1"}
+LIMITS = ServerLimits()
+MODERN: JsonObject = {
+    "supportedVersions": ["2099-01-01", NEWEST],
+    "capabilities": {"tools": {"listChanged": True}, "logging": None},
+    "serverInfo": {"name": "a"},
+}
+LEGACY: JsonObject = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}}
+STRANGE: JsonObject = {"supportedVersions": ["2099-01-01"]}
+TOO_OLD: JsonObject = {"protocolVersion": "1999-01-01"}
+UNKNOWN_METHOD = RpcError(-32601, "no such method")
+
+
+def unsupported(*versions: JsonValue) -> RpcError:
+    return RpcError(UNSUPPORTED_VERSION, "not spoken", {"supported": list(versions)})
+
+
+def peer_on(link: Link, limits: ServerLimits = LIMITS, **handlers: object) -> Peer:
+    return Peer(link, limits, Handlers(**handlers), INFO)  # pyright: ignore[reportArgumentType]
+
+
+async def met(
+    script: dict[str, Script],
+    era: Era = "modern",
+    *,
+    limits: ServerLimits = LIMITS,
+    **handlers: object,
+) -> tuple[ScriptedLink, Peer]:
+    """Meet a server of that era, which does what the script says besides."""
+    link = ScriptedLink({"server/discover": MODERN, "initialize": LEGACY, **script})
+    peer = peer_on(link, limits, **handlers)
+    await peer.connect(era)
+    return link, peer
+
+
+def params_of(frame: JsonObject) -> JsonObject:
+    return cast("JsonObject", frame["params"])
+
+
+def meta_of(frame: JsonObject) -> JsonObject:
+    return cast("JsonObject", params_of(frame)["_meta"])
+
+
+# -- meeting ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("discover", "initialize", "era", "version"),
+    [
+        pytest.param(MODERN, UNKNOWN_METHOD, "modern", NEWEST, id="modern"),
+        pytest.param(MODERN, LEGACY, "modern", NEWEST, id="both"),
+        pytest.param(UNKNOWN_METHOD, LEGACY, "legacy", "2025-06-18", id="legacy refuses"),
+        pytest.param(None, LEGACY, "legacy", "2025-06-18", id="legacy is silent"),
+        pytest.param(STRANGE, LEGACY, "legacy", "2025-06-18", id="no common modern version"),
+        pytest.param({}, LEGACY, "legacy", "2025-06-18", id="no versions at all"),
+        pytest.param(
+            unsupported("2099-01-01"), LEGACY, "legacy", "2025-06-18", id="refuses our version"
+        ),
+        pytest.param(
+            one_after_the_other(unsupported(NEWEST, 5), MODERN),
+            UNKNOWN_METHOD,
+            "modern",
+            NEWEST,
+            id="names a version we speak",
+        ),
+        pytest.param(
+            one_after_the_other(None, MODERN),
+            unsupported(NEWEST),
+            "modern",
+            NEWEST,
+            id="locked modern",
+        ),
+    ],
+)
+async def test_a_server_is_met_in_the_way_it_speaks(
+    monkeypatch: pytest.MonkeyPatch,
+    discover: Script,
+    initialize: Script,
+    era: Era,
+    version: str,
+) -> None:
+    link, time = (
+        ScriptedLink({"server/discover": discover, "initialize": initialize}),
+        LoopTime(monkeypatch),
+    )
+    peer = peer_on(link)
+    async with asyncio.TaskGroup() as tasks:
+        meeting = tasks.create_task(peer.connect())
+        await time.passes(LIMITS.probe_s)
+        facts = await meeting
+    assert peer.facts is facts
+    assert (facts.era, facts.version) == (era, version)
+    assert facts.answer == (MODERN if era == "modern" else LEGACY)
+    told = link.heard("notifications/initialized")
+    assert len(told) == (1 if era == "legacy" else 0)
+    assert link.heard("notifications/cancelled") == []
+
+
+@pytest.mark.parametrize("version", LEGACY_VERSIONS)
+async def test_every_old_version_is_spoken(version: str) -> None:
+    link = ScriptedLink({"initialize": {"protocolVersion": version}})
+    facts = await peer_on(link).connect("legacy")
+    assert (facts.era, facts.version) == ("legacy", version)
+    assert [frame["method"] for frame in link.sent] == ["initialize", "notifications/initialized"]
+    assert params_of(link.sent[0]) == {
+        "protocolVersion": LEGACY_VERSIONS[-1],
+        "capabilities": {},
+        "clientInfo": INFO,
+    }
+
+
+async def test_a_modern_answer_needs_no_second_question() -> None:
+    link = ScriptedLink({"server/discover": MODERN, "initialize": LEGACY})
+    await peer_on(link).connect()
+    assert [frame["method"] for frame in link.sent] == ["server/discover"]
+
+
+async def test_a_modern_server_that_is_slow_is_waited_for_though_it_refuses_the_old_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    link, time = ScriptedLink({"server/discover": None}), LoopTime(monkeypatch)
+    peer = peer_on(link)
+    async with asyncio.TaskGroup() as tasks:
+        meeting = tasks.create_task(peer.connect())
+        await time.passes(LIMITS.probe_s - 0.5)
+        assert link.heard("initialize") == []
+        await time.passes(0.5)
+        await link.hears("initialize")
+        await settled()
+        assert not meeting.done()
+        link.answer(link.heard("server/discover")[0]["id"], MODERN)
+        assert (await meeting).era == "modern"
+
+
+async def test_the_first_good_answer_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    link, time = MemoryLink(), LoopTime(monkeypatch)
+    peer = peer_on(link)
+    async with asyncio.TaskGroup() as tasks:
+        meeting = tasks.create_task(peer.connect())
+        await time.passes(LIMITS.probe_s)
+        (initialize,) = await link.hears("initialize")
+        link.answer(initialize["id"], LEGACY)
+        assert (await meeting).era == "legacy"
+        link.answer(link.heard("server/discover")[0]["id"], MODERN)
+    assert peer.facts is not None
+    assert peer.facts.era == "legacy"
+    assert len(link.heard("notifications/initialized")) == 1
+
+
+@pytest.mark.parametrize("attempt", range(8))
+async def test_of_two_good_answers_at_once_the_modern_one_decides(
+    monkeypatch: pytest.MonkeyPatch, attempt: int
+) -> None:
+    link, time = MemoryLink(), LoopTime(monkeypatch)
+    peer = peer_on(link)
+    async with asyncio.TaskGroup() as tasks:
+        meeting = tasks.create_task(peer.connect())
+        await time.passes(LIMITS.probe_s)
+        await link.hears("initialize")
+        link.say([{"id": 2, "result": LEGACY}, {"id": 1, "result": MODERN}])
+        assert (await meeting).era == "modern"
+    assert link.heard("notifications/initialized") == []
+
+
+@pytest.mark.parametrize(
+    ("discover", "initialize", "kind", "said"),
+    [
+        (UNKNOWN_METHOD, RpcError(-1, "go away"), RpcError, "go away"),
+        (RpcError(-2, "first"), RpcError(-1, "second"), RpcError, "second"),
+        (UNKNOWN_METHOD, TOO_OLD, VersionMismatch, "it speaks 1999-01-01; we speak 2024-10-07,"),
+        (UNKNOWN_METHOD, {}, VersionMismatch, "it speaks None; we speak"),
+        (STRANGE, UNKNOWN_METHOD, VersionMismatch, "it speaks 2099-01-01; we speak"),
+        ({"supportedVersions": 5}, UNKNOWN_METHOD, VersionMismatch, "it speaks no version at all"),
+        (unsupported("2099-01-01"), UNKNOWN_METHOD, RpcError, "not spoken"),
+        (RpcError(UNSUPPORTED_VERSION, "bare"), UNKNOWN_METHOD, RpcError, "bare"),
+        (RpcError(UNSUPPORTED_VERSION, "odd", {"supported": 5}), TOO_OLD, RpcError, "odd"),
+        (unsupported(NEWEST), UNKNOWN_METHOD, RpcError, "not spoken"),
+        (RpcError(-1, "no", {"supported": [NEWEST]}), UNKNOWN_METHOD, RpcError, "no such method"),
+        (STRANGE, unsupported("2099-01-01"), VersionMismatch, "it speaks 2099-01-01"),
+    ],
+)
+async def test_r23_a_server_that_cannot_be_met_says_most_usefully_why(
+    discover: Reply, initialize: Reply, kind: type[Exception], said: str
+) -> None:
+    link = ScriptedLink({"server/discover": discover, "initialize": initialize})
+    peer = peer_on(link)
+    with anyio.fail_after(10), pytest.raises(kind) as caught:
+        await peer.connect()
+    assert said in str(caught.value)
+    assert peer.facts is None
+    assert link.heard("notifications/initialized") == []
+
+
+async def test_a_refusal_that_means_every_question_is_not_asked_twice() -> None:
+    link = ScriptedLink({"server/discover": RpcError(-1, "log in first"), "initialize": LEGACY})
+    link.details[1] = FaultDetail(reason="auth", http_status=401)
+    with pytest.raises(RpcError, match="log in first"):
+        await peer_on(link).connect()
+    assert link.heard("initialize") == []
+
+
+@pytest.mark.parametrize("when", ["server/discover", "initialize"])
+async def test_a_server_that_goes_while_it_is_met_is_gone(
+    monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    link, time = MemoryLink(), LoopTime(monkeypatch)
+    peer = peer_on(link)
+    async with asyncio.TaskGroup() as tasks:
+
+        async def meet() -> None:
+            with pytest.raises(WireClosed, match="went away"):
+                await peer.connect()
+
+        tasks.create_task(meet())
+        if when == "initialize":
+            await time.passes(LIMITS.probe_s)
+        await link.hears(when)
+        link.end()
+    assert str(peer.end_error()) == "went away"
+
+
+async def test_who_gives_up_meeting_leaves_nothing_behind_and_cancels_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    link, time = MemoryLink(), LoopTime(monkeypatch)
+    peer = peer_on(link)
+    async with asyncio.TaskGroup() as tasks:
+        meeting = tasks.create_task(peer.connect())
+        await time.passes(LIMITS.probe_s)
+        await link.hears("initialize")
+        meeting.cancel()
+    assert [frame["method"] for frame in link.sent] == ["server/discover", "initialize"]
+    link.answer(1, MODERN)
+    link.answer(2, LEGACY)
+
+
+# -- stamps -----------------------------------------------------------------------------------
+
+
+async def test_every_modern_request_is_stamped() -> None:
+    async def answer(params: JsonObject) -> JsonObject:
+        return {}
+
+    link, peer = await met({"a": {}, "b": {}, "c": {}}, elicit=answer, roots=answer)
+    await peer.request("a", idle_s=9)
+    await peer.request("b", {"x": 1, "_meta": {"k": "v"}}, idle_s=9, hard_s=9)
+    await peer.request("c", {"_meta": 5}, idle_s=9, request_id="own")
+    stamp: JsonObject = {
+        "io.modelcontextprotocol/protocolVersion": NEWEST,
+        "io.modelcontextprotocol/clientInfo": INFO,
+        "io.modelcontextprotocol/clientCapabilities": {
+            "elicitation": {"form": {}, "url": {}},
+            "roots": {"listChanged": True},
+        },
+    }
+    discover, first, second, third = link.sent
+    assert params_of(discover) == {"_meta": stamp}
+    assert params_of(first) == {"_meta": stamp}
+    assert params_of(second)["x"] == 1
+    assert meta_of(second) == {"k": "v", **stamp, "progressToken": second["id"]}
+    assert params_of(third) == {"_meta": stamp}
+    assert third["id"] == "own"
+
+
+async def test_no_old_request_is_stamped() -> None:
+    link, peer = await met({"a": {}, "b": {}}, "legacy")
+    await peer.request("a", idle_s=9)
+    await peer.request("b", {"x": 1}, idle_s=9)
+    assert "params" not in link.heard("a")[0]
+    assert params_of(link.heard("b")[0]) == {"x": 1}
+
+
+async def test_before_the_era_is_known_nothing_is_stamped() -> None:
+    link = ScriptedLink({"a": {"b": 1}})
+    assert await peer_on(link).request("a", {"x": 1}, idle_s=9) == {"b": 1}
+    assert params_of(link.sent[0]) == {"x": 1}
+
+
+# -- facts ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "tools", "changes"),
+    [
+        ({"tools": {"listChanged": True}}, True, True),
+        ({"tools": {"listChanged": False}}, True, False),
+        ({"tools": {"listChanged": "yes"}}, True, False),
+        ({"tools": {}}, True, False),
+        ({"tools": None}, False, False),
+        ({"tools": True}, False, False),
+        ({"prompts": {}}, False, False),
+        ({}, False, False),
+        (None, False, False),
+        ([], False, False),
+    ],
+)
+def test_a_server_offers_what_it_says_and_no_more(
+    capabilities: JsonValue, tools: bool, changes: bool
+) -> None:
+    facts = ServerFacts("modern", NEWEST, {"capabilities": capabilities})
+    assert (facts.offers("tools"), facts.offers("tools", "listChanged")) == (tools, changes)
+
+
+def test_a_server_that_said_nothing_offers_nothing() -> None:
+    assert ServerFacts("legacy", "2025-06-18").capabilities == {}
+
+
+# -- lists ------------------------------------------------------------------------------------
+
+
+def page(*rows: JsonValue, cursor: JsonValue = None) -> JsonObject:
+    return {"tools": list(rows), "nextCursor": cursor}
+
+
+async def test_a_list_is_read_page_by_page() -> None:
+    answers = one_after_the_other(page(1, 2, cursor="x"), page(cursor="y"), page(None))
+    link, peer = await met({"tools/list": answers}, "legacy")
+    assert await peer.pages("tools/list", "tools") == [1, 2, None]
+    asked = [params_of(frame) for frame in link.heard("tools/list")]
+    assert asked == [{}, {"cursor": "x"}, {"cursor": "y"}]
+    assert peer.notes == []
+
+
+@pytest.mark.parametrize("cursor", [None, "", 5, [], {}])
+async def test_a_cursor_that_is_none_ends_the_list(cursor: JsonValue) -> None:
+    _, peer = await met({"tools/list": page(1, cursor=cursor)})
+    assert await peer.pages("tools/list", "tools") == [1]
+    assert peer.notes == []
+
+
+async def test_r21_pages_that_repeat_are_read_once_and_noted() -> None:
+    answers = one_after_the_other(
+        page(1, cursor="x"), page(2, cursor="y"), page(3, cursor="x"), page(4)
+    )
+    _, peer = await met({"tools/list": answers})
+    assert await peer.pages("tools/list", "tools") == [1, 2, 3]
+    assert peer.notes == ["tools/list repeats its pages; the rest was left out"]
+
+
+async def test_r21_a_list_without_end_is_capped_and_noted() -> None:
+    asked: list[JsonObject] = []
+
+    def endless(params: JsonObject) -> Reply:
+        asked.append(params)
+        return page(len(asked), cursor=str(len(asked)))
+
+    _, peer = await met({"tools/list": endless}, limits=ServerLimits(pages=3))
+    assert await peer.pages("tools/list", "tools") == [1, 2, 3]
+    assert peer.notes == ["tools/list has more than 3 pages; the rest was left out"]
+
+
+async def test_of_a_server_that_is_odd_without_end_the_first_hundred_things_are_noted() -> None:
+    _, peer = await met({})
+    for number in (*range(5_000), *range(5_000)):
+        peer.note(f"oddity {number}")
+    assert peer.notes[:100] == [f"oddity {number}" for number in range(100)]
+    assert peer.notes[100:] == ["there is more of this kind, which is not listed"]
+
+
+async def test_r21_a_list_that_is_read_again_is_noted_once() -> None:
+    _, peer = await met({"tools/list": page(1, cursor="x")})
+    await peer.pages("tools/list", "tools")
+    await peer.pages("tools/list", "tools")
+    assert peer.notes == ["tools/list repeats its pages; the rest was left out"]
+
+
+@pytest.mark.parametrize("rows", [None, {}, "odd", 5])
+async def test_r20_a_page_that_is_no_list_is_a_bad_answer(rows: JsonValue) -> None:
+    _, peer = await met({"tools/list": {"tools": rows}})
+    with pytest.raises(BadAnswer, match="tools/list answered without a list of tools"):
+        await peer.pages("tools/list", "tools")
+
+
+async def test_all_pages_together_have_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    link, peer = await met({"tools/list": None}, limits=ServerLimits(list_s=60))
+    time = LoopTime(monkeypatch)
+    async with asyncio.TaskGroup() as tasks:
+
+        async def read() -> JsonObject:
+            return {"rows": list(await peer.pages("tools/list", "tools"))}
+
+        reading = tasks.create_task(outcome_of(read()))
+        for n in range(2):
+            sent = (await link.hears("tools/list", n + 1))[n]
+            await time.passes(25)
+            link.answer(sent["id"], page(n, cursor=str(n)))
+        await link.hears("tools/list", 3)
+        assert not reading.done()
+        await time.passes(15)
+        failure = await reading
+    assert isinstance(failure, WireTimeout)
+    assert str(failure) == "tools/list was not answered within 60 s in all"
+    (cancelled,) = link.heard("notifications/cancelled")
+    assert params_of(cancelled)["requestId"] == link.heard("tools/list")[2]["id"]
+
+
+# -- calls and rounds of input ------------------------------------------------------------------
+
+DONE: JsonObject = {"resultType": "complete", "content": []}
+
+
+def asking(state: JsonValue = None, **questions: JsonValue) -> JsonObject:
+    answer: JsonObject = {"resultType": "input_required", "inputRequests": questions}
+    return answer if state is None else {**answer, "requestState": state}
+
+
+def question(method: str, **params: JsonValue) -> JsonObject:
+    return {"method": method, "params": params}
+
+
+@pytest.mark.parametrize("answer", [DONE, {"content": []}, {"content": [], "resultType": None}])
+async def test_a_call_is_one_request_and_its_answer(answer: JsonObject) -> None:
+    link, peer = await met({"tools/call": answer}, "legacy")
+    assert await peer.call_tool("t", {"a": None}) is answer
+    (sent,) = link.heard("tools/call")
+    assert params_of(sent) == {
+        "name": "t",
+        "arguments": {"a": None},
+        "_meta": {"progressToken": sent["id"]},
+    }
+
+
+async def test_the_progress_of_a_call_is_heard() -> None:
+    heard: list[JsonObject] = []
+    link, peer = await met({"tools/call": None})
+    async with asyncio.TaskGroup() as tasks:
+        calling = tasks.create_task(peer.call_tool("t", {}, on_progress=heard.append))
+        (sent,) = await link.hears("tools/call")
+        token = meta_of(sent)["progressToken"]
+        notice: JsonObject = {"progressToken": token, "progress": 1}
+        link.say({"method": "notifications/progress", "params": notice})
+        link.answer(sent["id"], DONE)
+        assert await calling == DONE
+    assert heard == [{"progressToken": token, "progress": 1}]
+
+
+async def test_questions_are_answered_and_the_state_goes_back_untouched() -> None:
+    asked: list[tuple[str, JsonObject]] = []
+
+    def answering(name: str) -> Callable[[JsonObject], object]:
+        async def answer(params: JsonObject) -> JsonObject:
+            asked.append((name, params))
+            return {"by": name}
+
+        return answer
+
+    state: JsonObject = {"opaque": [None, 1]}
+    rounds = one_after_the_other(
+        asking(
+            state,
+            q1=question("elicitation/create", message="?"),
+            q2=question("sampling/createMessage"),
+        ),
+        asking(q3={"method": "roots/list", "params": 5}),
+        DONE,
+    )
+    link, peer = await met(
+        {"tools/call": rounds},
+        elicit=answering("elicit"),
+        sample=answering("sample"),
+        roots=answering("roots"),
+    )
+    assert await peer.call_tool("t", {"a": 1}) == DONE
+    assert asked == [("elicit", {"message": "?"}), ("sample", {}), ("roots", {})]
+    first, second, third = [params_of(frame) for frame in link.heard("tools/call")]
+    assert "inputResponses" not in first
+    assert second["inputResponses"] == {"q1": {"by": "elicit"}, "q2": {"by": "sample"}}
+    assert second["requestState"] == state
+    assert third["inputResponses"] == {"q3": {"by": "roots"}}
+    assert "requestState" not in third
+    for params in (first, second, third):
+        assert (params["name"], params["arguments"]) == ("t", {"a": 1})
+    assert len({str(frame["id"]) for frame in link.heard("tools/call")}) == 3
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [question("elicitation/create"), question("tools/call"), {}, None, "text"],
+)
+async def test_a_question_nobody_answers_ends_the_call(asked: JsonValue) -> None:
+    link, peer = await met({"tools/call": asking(q=asked)})
+    with pytest.raises(RpcError, match="is not allowed here") as caught:
+        await peer.call_tool("t", {})
+    assert caught.value.code == -32601
+    assert len(link.heard("tools/call")) == 1
+
+
+@pytest.mark.parametrize("questions", [None, {}, [], "odd"])
+async def test_a_round_without_questions_is_a_pause(questions: JsonValue) -> None:
+    empty: JsonObject = {"resultType": "input_required", "inputRequests": questions}
+    link, peer = await met({"tools/call": one_after_the_other({**empty, "requestState": 1}, DONE)})
+    assert await peer.call_tool("t", {}) == DONE
+    again = params_of(link.heard("tools/call")[1])
+    assert (again["inputResponses"], again["requestState"]) == ({}, 1)
+
+
+async def test_who_asks_for_ever_is_cut_off() -> None:
+    async def answer(params: JsonObject) -> JsonObject:
+        return {}
+
+    link, peer = await met({"tools/call": asking(q=question("roots/list"))}, roots=answer)
+    with pytest.raises(BadAnswer, match=f"asked for input more than {INPUT_ROUNDS} times"):
+        await peer.call_tool("t", {})
+    assert len(link.heard("tools/call")) == INPUT_ROUNDS + 1
+
+
+async def test_a_question_whose_answer_nobody_wants_is_not_asked() -> None:
+    asked: list[JsonObject] = []
+
+    async def answer(params: JsonObject) -> JsonObject:
+        asked.append(params)
+        return {}
+
+    _, peer = await met({"tools/call": asking(q=question("roots/list"))}, roots=answer)
+    with pytest.raises(BadAnswer):
+        await peer.call_tool("t", {})
+    assert len(asked) == INPUT_ROUNDS
+
+
+async def test_a_result_of_an_unknown_type_is_a_bad_answer() -> None:
+    _, peer = await met({"tools/call": {"resultType": "vendor/odd"}})
+    with pytest.raises(BadAnswer, match="tools/call answered with a result of type 'vendor/odd'"):
+        await peer.call_tool("t", {})
+
+
+async def test_all_rounds_together_have_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def answer(params: JsonObject) -> JsonObject:
+        await asyncio.sleep(math.inf)
+        return {}
+
+    link, peer = await met({"tools/call": asking(q=question("roots/list"))}, roots=answer)
+    time = LoopTime(monkeypatch)
+    async with asyncio.TaskGroup() as tasks:
+        calling = tasks.create_task(outcome_of(peer.call_tool("t", {})))
+        await link.hears("tools/call")
+        await time.passes(LIMITS.call_hard_s)
+        failure = await calling
+    assert isinstance(failure, WireTimeout)
+    assert str(failure) == "tools/call was not answered within 600 s in all"
+
+
+# -- changes and what a server pushes -----------------------------------------------------------
+
+
+async def test_changes_are_listened_to_without_a_deadline_under_an_id_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    link, peer = await met({"subscriptions/listen": None})
+    time = LoopTime(monkeypatch)
+    async with asyncio.TaskGroup() as tasks:
+        listening = [
+            tasks.create_task(peer.listen(toolsListChanged=True, promptsListChanged=False))
+            for _ in range(2)
+        ]
+        sent = await link.hears("subscriptions/listen", 2)
+        await time.passes(10**6)
+        assert not any(task.done() for task in listening)
+        assert len({str(frame["id"]) for frame in sent}) == 2
+        for frame in sent:
+            assert str(frame["id"]).startswith("listen-")
+            params = params_of(frame)
+            wanted = {"toolsListChanged": True, "promptsListChanged": False}
+            assert params["notifications"] == wanted
+            assert "io.modelcontextprotocol/protocolVersion" in meta_of(frame)
+            link.answer(frame["id"], {})
+    assert [task.result() for task in listening] == [None, None]
+
+
+async def test_a_change_of_the_tools_is_told_and_so_is_every_other_notice() -> None:
+    heard: list[str] = []
+
+    def hear(method: str, params: JsonObject) -> None:
+        heard.append(method)
+
+    link, peer = await met({}, on_notification=hear)
+    link.say({"method": "notifications/tools/list_changed"})
+    changes: list[bool] = []
+    peer.on_tools_changed = lambda: changes.append(True)
+    link.say({"method": "notifications/tools/list_changed"}, {"method": "notifications/message"})
+    assert changes == [True]
+    assert heard == ["notifications/tools/list_changed"] * 2 + ["notifications/message"]
+
+
+async def test_without_a_listener_other_notices_are_nothing() -> None:
+    link, peer = await met({})
+    link.say({"method": "notifications/message"})
+    assert peer.wire.noise == 0
+
+
+async def test_an_old_server_may_push_what_somebody_answers() -> None:
+    async def roots(params: JsonObject) -> JsonObject:
+        return {"roots": [], "seen": params}
+
+    link, peer = await met({}, "legacy", roots=roots)
+    link.say({"id": "a", "method": "roots/list", "params": {"x": 1}})
+    link.say({"id": "b", "method": "sampling/createMessage"})
+    await settled()
+    first, second = link.replies()
+    assert first["result"] == {"roots": [], "seen": {"x": 1}}
+    refusal: JsonValue = {"code": -32601, "message": "sampling/createMessage is not allowed here"}
+    assert second["error"] == refusal
+    await peer.close()
+
+
+async def test_a_server_is_told_what_it_may_ask() -> None:
+    async def answer(params: JsonObject) -> JsonObject:
+        return {}
+
+    link, _ = await met({}, "legacy", elicit=answer, sample=answer, roots=answer)
+    assert params_of(link.sent[0])["capabilities"] == {
+        "elicitation": {"form": {}, "url": {}},
+        "sampling": {},
+        "roots": {"listChanged": True},
+    }

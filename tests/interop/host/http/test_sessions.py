@@ -1,0 +1,105 @@
+"""Which session gives way when there is no room for another."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, cast
+
+import anyio
+
+from indusagi.interop import HttpSettings
+from indusagi.interop.protocol_bridge.host.http.request import Outbox
+from indusagi.interop.protocol_bridge.host.http.sessions import HttpSession, Sessions
+
+if TYPE_CHECKING:
+    from indusagi.interop.protocol_bridge.host.dispatcher import Served
+
+
+SPARE_S = 1_000.0
+"""So long that no test takes it."""
+
+
+class Client:
+    """A client that leaves when it is let go, and not before."""
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+        self.let_go = asyncio.Event()
+        self.let_go.set()
+
+    async def close(self, reason: str) -> None:
+        self.reasons.append(reason)
+        await self.let_go.wait()
+
+
+def sessions_of(**settings: Any) -> Sessions:
+    chosen = HttpSettings(spare_s=SPARE_S, **settings)
+    return Sessions(lambda _owner: cast("Served", Client()), chosen)
+
+
+def client_of(session: HttpSession) -> Client:
+    return cast("Client", session.client)
+
+
+async def opened(sessions: Sessions) -> HttpSession:
+    session = await sessions.admit(b"")
+    assert session is not None
+    return session
+
+
+def left_alone(session: HttpSession, seconds: float = SPARE_S) -> None:
+    """Have a session look as if nobody had used it for some time."""
+    session.used_at -= seconds
+
+
+async def test_a_session_gives_way_some_time_after_its_last_use_and_the_oldest_first() -> None:
+    assert HttpSettings().spare_s == 5.0
+    sessions = sessions_of(sessions=2)
+    first, second = await opened(sessions), await opened(sessions)
+    assert await sessions.admit(b"") is None
+    left_alone(first, 500.0)
+    assert await sessions.admit(b"") is None
+    left_alone(first, 500.0)
+    left_alone(second, 2 * SPARE_S)
+    third = await opened(sessions)
+    assert client_of(second).reasons == ["another client needs its place"]
+    assert client_of(first).reasons == []
+    assert sessions.find(third.id, b"") is third
+    assert sessions.find(second.id, b"") is None
+    assert len(sessions) == 2
+
+
+async def test_a_session_that_is_used_does_not_give_way_and_is_idle_only_from_the_end_on() -> None:
+    sessions = sessions_of(sessions=1)
+    session = await opened(sessions)
+    with sessions.using(session):
+        left_alone(session, 2 * SPARE_S)
+        assert await sessions.admit(b"") is None
+    assert await sessions.admit(b"") is None
+    left_alone(session)
+    session.stream = Outbox()
+    assert await sessions.admit(b"") is None
+    session.stream = None
+    assert await sessions.admit(b"") is not None
+
+
+async def test_a_place_that_is_being_left_is_given_to_one_alone() -> None:
+    sessions = sessions_of(sessions=1)
+    slow = await opened(sessions)
+    left_alone(slow)
+    client_of(slow).let_go.clear()
+    got: list[HttpSession | None] = []
+    taken: list[HttpSession] = []
+
+    async def come() -> None:
+        got.append(await sessions.admit(b""))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(come)
+        await anyio.wait_all_tasks_blocked()
+        taken.extend(sessions._open.values())
+        left_alone(taken[0], 2 * SPARE_S)
+        assert await sessions.admit(b"") is None
+        assert len(sessions) == 1
+        client_of(slow).let_go.set()
+    assert got == taken

@@ -1,0 +1,98 @@
+"""The catalog of a host: verbatim, in order, written once."""
+
+from __future__ import annotations
+
+import json
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.host_tools import Bench
+
+from indusagi.interop.protocol_bridge.host.catalog import (
+    Catalog,
+    Prepared,
+    make_listing,
+    tool_row,
+)
+from indusagi.interop.protocol_bridge.rpc.codec import write_frame
+from indusagi.runtime.contract import ToolDescriptor
+
+INFO: dict[str, Any] = {"name": "host", "version": "1"}
+SCHEMA: Any = {"type": "object", "properties": {"b": {"default": 1}, "a": {"$ref": "#/$defs/x"}}}
+
+
+def test_a_row_holds_what_the_descriptor_holds_in_the_same_order() -> None:
+    frozen: Any = MappingProxyType({**SCHEMA, "required": ("b",)})
+    descriptor = ToolDescriptor(
+        "t",
+        "d",
+        frozen,
+        title="T",
+        annotations={"readOnlyHint": True},
+        output_schema={"type": "object"},
+    )
+    assert json.dumps(tool_row(descriptor)) == json.dumps(
+        {
+            "name": "t",
+            "title": "T",
+            "description": "d",
+            "inputSchema": {**SCHEMA, "required": ["b"]},
+            "outputSchema": {"type": "object"},
+            "annotations": {"readOnlyHint": True},
+        }
+    )
+
+
+def test_a_schema_without_a_type_gets_the_one_that_clients_demand() -> None:
+    assert tool_row(ToolDescriptor("t", "", {"properties": {}})) == {
+        "name": "t",
+        "description": "",
+        "inputSchema": {"properties": {}, "type": "object"},
+    }
+
+
+def _deep() -> Any:
+    value: Any = None
+    for _ in range(5_000):
+        value = {"deep": value}
+    return value
+
+
+@pytest.mark.parametrize("broken", [float("nan"), object(), {1: 2}, _deep()], ids=range(4))
+def test_a_tool_that_json_cannot_carry_is_left_out_and_the_others_stay(broken: Any) -> None:
+    bad = ToolDescriptor("bad", "", {"type": "object", "x": broken})
+    good = ToolDescriptor("good", "", {"type": "object"})
+    listing = make_listing([bad, good], INFO)
+    assert list(listing.schemas) == ["good"]
+    assert [row["name"] for row in json.loads(listing.modern.encoded)["tools"]] == ["good"]
+
+
+@given(identity=st.integers() | st.text(max_size=20), names=st.lists(st.text(max_size=5)))
+def test_the_prepared_bytes_say_what_the_value_says(identity: int | str, names: list[str]) -> None:
+    tools = [ToolDescriptor(name, name, {"type": "object"}) for name in names]
+    for result in (make_listing(tools, INFO).legacy, make_listing(tools, INFO).modern):
+        frame: Any = {"jsonrpc": "2.0", "id": identity, "result": result}
+        plain: Any = {**frame, "result": dict(result)}
+        assert json.loads(write_frame(frame)) == json.loads(write_frame(plain))
+
+
+def test_the_listing_is_made_once_until_the_tools_change() -> None:
+    bench = Bench()
+    catalog = Catalog(bench.box, INFO)
+    first = catalog.listing()
+    assert catalog.listing() is first
+    assert bench.asked == 1
+    assert isinstance(first.legacy, Prepared)
+    told: list[str] = []
+    forget = catalog.listen(lambda: told.append("changed"))
+    assert not catalog.changed()
+    bench.add("late", bench._echo)
+    assert catalog.changed()
+    forget()
+    bench.add("later", bench._echo)
+    assert catalog.changed()
+    assert told == ["changed"]
+    assert [*catalog.listing().schemas][-2:] == ["late", "later"]

@@ -1,0 +1,177 @@
+"""What must hold for every message that passes a relay."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.links import MemoryLink, settled
+from tests.support.relays import ordered
+
+from indusagi.core.invisible import clean_json
+from indusagi.interop import StdioServerConfig, linked_pair
+from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits
+from indusagi.interop.protocol_bridge.relay.session import RelayClient
+from indusagi.interop.protocol_bridge.relay.upstream import Lines, Pace, ToolSchemas
+from indusagi.interop.protocol_bridge.rpc.codec import (
+    Prepared,
+    Unwritable,
+    read_exact,
+    read_frame,
+    write_frame,
+)
+
+if TYPE_CHECKING:
+    from indusagi.core.json import JsonObject
+
+TEXT = st.text(st.characters(codec="utf-8") | st.characters(categories=["Cs"]), max_size=8)
+NUMBERS = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | NUMBERS | TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    max_leaves=12,
+)
+_HALF = re.compile("[\ud800-\udfff]")
+OBJECTS = st.dictionaries(TEXT, VALUES, max_size=5)
+STYLES: Any = st.sampled_from(
+    [
+        {},
+        {"ensure_ascii": False, "separators": (",", ":")},
+        {"indent": 2},
+        {"separators": (" ,\t", " :\r ")},
+    ]
+)
+ODD = [
+    "1.0",
+    "-0.0",
+    "1e400",
+    "0.10000000000000000001",
+    "123456789012345678901234567890",
+    '"\\u00e9\\ud800\\/"',
+    '{"a":1,"a":2}',
+    "[ 1 , {} ]",
+]
+
+
+def written(value: Any, style: Any) -> bytes:
+    return json.dumps(value, **style).encode("utf-8", "backslashreplace")
+
+
+@given(OBJECTS, STYLES, st.sampled_from(["result", "params", "error"]))
+def test_a_frame_that_is_read_and_written_is_the_same(value: Any, style: Any, key: str) -> None:
+    frame = {"jsonrpc": "2.0", "id": 1, "more": [value], key: value}
+    text = written(frame, style)
+    read = read_exact(text)
+    assert read == frame
+    # Those who read it for themselves get no half of a surrogate pair; a relay hands on all.
+    assert read_frame(text) == clean_json(frame, lambda one: _HALF.subn("\ufffd", one))[0]
+    assert isinstance(read, dict)
+    again = write_frame(read)
+    assert b"\n" not in again
+    assert b"\r" not in again
+    assert ordered(again) == ordered(text)
+    assert type(read[key]) is Prepared
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_what_a_message_carries_keeps_the_way_it_is_written(odd: str) -> None:
+    text = f'{{"jsonrpc":"2.0","id":1,"result":{{"x":{odd}}}}}'.encode()
+    read = read_exact(text)
+    assert isinstance(read, dict)
+    assert write_frame(read) == text
+    assert write_frame({**read, "id": "other"}).endswith(b'"result":{"x":%b}}' % odd.encode())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"jsonrpc":"2.0","id":1e999,"method":"a"}',
+        b'{"jsonrpc":"2.0","id":1,"result":[-1e999]}',
+        b'{"jsonrpc":"2.0","id":1,"result":1e999}',
+        b'{"jsonrpc":"2.0","method":"a","more":{"x":[1e999]}}',
+        b'[{"jsonrpc":"2.0","id":1,"method":"a","params":{"x":1e999}}]',
+    ],
+)
+def test_a_number_that_cannot_be_written_again_is_refused_where_it_would_have_to_be(
+    text: bytes,
+) -> None:
+    read = read_frame(text)
+    with pytest.raises(Unwritable):
+        read_exact(text)
+    with pytest.raises(Unwritable):
+        write_frame(read[0] if isinstance(read, list) else read)  # type: ignore[arg-type]
+
+
+@given(st.binary(max_size=40) | st.text('{}[]":,1ae \t\r\n\\', max_size=20).map(str.encode))
+def test_what_one_reader_refuses_the_other_refuses_too(text: bytes) -> None:
+    try:
+        expected: Any = read_frame(text)
+    except (ValueError, RecursionError):
+        with pytest.raises((ValueError, RecursionError)):
+            read_exact(text)
+    else:
+        assert read_exact(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"a":1',
+        b'{"a" 1}',
+        b'{"a":1 "b":2}',
+        b'{"a":1,}',
+        b'{"a":1}}',
+        b"{1:2}",
+        b"{,}",
+        b"{",
+        b'{"a":NaN}',
+        b'{"a":' + b"[" * 100_000,
+        b"",
+    ],
+)
+def test_what_is_no_json_is_refused(text: bytes) -> None:
+    with pytest.raises((ValueError, RecursionError)):
+        read_exact(text)
+
+
+@given(params=OBJECTS, result=OBJECTS, style=STYLES)
+async def test_any_request_and_any_result_pass_equal_and_in_order(
+    params: Any, result: Any, style: Any
+) -> None:
+    """Through the whole of a relay, with the links in memory."""
+    ours, theirs = linked_pair()
+    heard: list[Any] = []
+    ours.attach(heard.append, lambda end: None)
+    link = MemoryLink()
+    lines = Lines(StdioServerConfig("behind", "none"), 1)
+    client = RelayClient(lines, Pace(), HostLimits(), ToolSchemas())
+    client._channel.line = _Line(client, link)  # type: ignore[assignment] — a line without a process
+    client.outlet = theirs
+    asked = {"jsonrpc": "2.0", "id": "a", "method": "x/y", "params": params}
+    client.conversation.receive(written(asked, style), theirs)
+    link.say(written({"result": result, "id": "a", "jsonrpc": "2.0"}, style))
+    await settled()
+    [sent], [answer] = link.sent, heard
+    assert ordered(write_frame(sent)) == ordered(json.dumps(asked).encode())
+    expected = {"jsonrpc": "2.0", "id": "a", "result": result}
+    assert ordered(write_frame(answer)) == ordered(json.dumps(expected).encode())
+    client._channel.line = None
+    await client.close("done")
+
+
+class _Line:
+    """What a client sees of a line, over a link in memory."""
+
+    has_room = True
+
+    def __init__(self, client: RelayClient, link: MemoryLink) -> None:
+        self._link = link
+        link.attach(lambda data: client._received(read_exact(data)), lambda end: None)  # type: ignore[arg-type]
+
+    def send(self, frame: JsonObject) -> bool:
+        self._link.send(frame)
+        return True

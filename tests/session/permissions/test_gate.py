@@ -1,0 +1,878 @@
+"""The gate in front of real cards: what runs unasked, what is asked, shown and kept."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+from tests.session.permissions.support import (
+    HELD,
+    Person,
+    ToldShell,
+    card,
+    context,
+    remote,
+    rule,
+    rules,
+    verdict,
+)
+from tests.support.tools import ANYTHING, NOTHING, tool
+
+from indusagi.capabilities.local.fs import LocalFs
+from indusagi.capabilities.ports import SandboxState
+from indusagi.core.app_dirs import state_dir
+from indusagi.runtime.contract import ToolCall, ToolResult
+from induscode.deck.contract import DeckContext, Profile
+from induscode.deck.provision import ToolDeck, provision_deck
+from induscode.session.permissions.call_facts import gather
+from induscode.session.permissions.decision import Answer, Decision, Scope, binding_of
+from induscode.session.permissions.gate import Gate, GatedCard, gated
+from induscode.session.permissions.policy import Approval
+from induscode.session.permissions.rules import Effect, Origin, Rule
+from induscode.session.permissions.store import RuleStore
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from indusagi.capabilities.context import ToolContext
+    from indusagi.capabilities.files.paths.policy import PathRequest
+    from indusagi.core.json import JsonObject, JsonValue
+    from induscode.session.permissions.decision import Question
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    """A workspace with a file, and something beside it."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    (folder / "a.txt").write_text("inside\n", encoding="utf-8")
+    (folder / "src").mkdir()
+    (tmp_path / "outside.txt").write_text("outside\n", encoding="utf-8")
+    return folder
+
+
+def text_of(result: ToolResult) -> str:
+    return "".join(getattr(block, "text", "") for block in result.content)
+
+
+# -- what runs unasked ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("read", {"path": "a.txt"}),
+        ("read", {"file_path": "a.txt"}),
+        ("ls", {}),
+        ("grep", {"pattern": "x"}),
+        ("find", {"query": "*.txt", "path": "src"}),
+        ("todo_read", {}),
+        ("todo_set", {"items": []}),
+        ("process", {"action": "list"}),
+    ],
+)
+async def test_what_looks_inside_the_workspace_runs_unasked(
+    name: str, arguments: JsonObject, work: Path
+) -> None:
+    assert (await verdict(Gate(), name, work, **arguments)).allowed
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "remedy"),
+    [
+        ("write", {"path": "b.txt", "content": "x"}, "--allow 'write(b.txt)' or --approval auto"),
+        ("edit", {"path": "a.txt", "oldText": "x", "newText": "y"}, "--approval auto-edit"),
+        ("bash", {"command": "git status -s"}, "--allow 'bash(git status *)' or --approval all"),
+        ("bash", {"command": "a; b c"}, "--allow 'bash(a *)' --allow 'bash(b *)'"),
+        ("bash", {"command": "sudo ls"}, "start with --approval all"),
+        ("bash", {"command": "rm -r x"}, "--allow 'bash(rm -r x)'"),
+        ("process", {"action": "start", "command": "ls"}, "--allow 'bash(ls *)'"),
+        ("process", {"action": "write", "id": "job-1", "input": "ls\n"}, "--approval all"),
+        ("webfetch", {"url": "https://Example.org./x"}, "--allow webfetch(domain:example.org)"),
+        ("websearch", {"query": "x"}, "--allow websearch"),
+        ("read", {"path": "../outside.txt"}, "outside.txt)"),
+        ("ls", {"path": "/etc"}, "'ls(/etc)'"),
+        ("read", {"path": "~/x"}, "--allow"),
+    ],
+)
+async def test_without_a_person_what_would_be_asked_is_denied_with_a_way_on(
+    name: str, arguments: JsonObject, remedy: str, work: Path
+) -> None:
+    found = await verdict(Gate(), name, work, **arguments)
+    assert not found.allowed
+    assert found.reason.startswith(f"{name} was not run: nobody is there to ask.")
+    unquoted = remedy.replace("'", "")
+    assert unquoted in found.reason.replace("'", "")
+
+
+async def test_the_rule_that_the_reason_names_allows_the_call(work: Path) -> None:
+    for name, arguments in (
+        ("write", {"path": "b.txt", "content": "x"}),
+        ("bash", {"command": "git status -s && npm run test -- -v"}),
+        ("webfetch", {"url": "https://example.org/x"}),
+        ("read", {"path": "../outside.txt"}),
+    ):
+        person = Person([Scope.SESSION])
+        gate = Gate(asker=person)
+        assert (await verdict(gate, name, work, **arguments)).allowed
+        given = [rule(text, Effect.ALLOW) for text in person.questions[0].saves]
+        assert given
+        assert (await verdict(Gate(given), name, work, **arguments)).allowed
+
+
+async def test_arguments_that_do_not_fit_are_told_and_nobody_is_asked(work: Path) -> None:
+    person = Person([Scope.ONCE])
+    gate = Gate(asker=person)
+    found = await verdict(gate, "bash", work, comand="ls")
+    assert found.code == "invalid_arguments"
+    assert "comand" in found.reason
+    wrong: list[JsonValue] = ["ls", [1], float("nan"), {"command": float("inf")}]
+    for arguments in wrong:
+        refused = await gate.check(card("bash", work), arguments, context(work))
+        assert refused.code == "invalid_arguments"
+    looped: JsonObject = {}
+    looped["command"] = looped
+    assert not (await gate.check(card("bash", work), looped, context(work))).allowed
+    assert not person.questions
+
+
+async def test_a_schema_that_cannot_be_used_denies(work: Path) -> None:
+    async def run(arguments: JsonObject, ctx: ToolContext) -> str:
+        return "ran"
+
+    broken = tool(run, parameters={"type": "object", "properties": {"a": {"type": "nonsense"}}})
+    found = await Gate(approval=Approval.ALL).check(broken, {"a": 1}, context(work))
+    assert not found.allowed
+
+
+# -- modes ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("approval", "name", "arguments", "allowed"),
+    [
+        ("auto-edit", "write", {"path": "b.txt", "content": "x"}, True),
+        ("auto-edit", "edit", {"path": "a.txt", "oldText": "x", "newText": "y"}, True),
+        ("auto-edit", "write", {"path": "../b.txt", "content": "x"}, False),
+        ("auto-edit", "write", {"path": ".git/hooks/x", "content": "x"}, False),
+        ("auto-edit", "bash", {"command": "ls"}, False),
+        ("auto-edit", "read", {"path": "../outside.txt"}, False),
+        ("auto-edit", "webfetch", {"url": "https://example.org"}, False),
+        ("all", "write", {"path": "../b.txt", "content": "x"}, True),
+        ("all", "bash", {"command": "sudo $x"}, True),
+        ("all", "webfetch", {"url": "https://example.org"}, True),
+        ("all", "read", {"path": "/proc/self/environ"}, False),
+        ("ask", "write", {"path": "b.txt", "content": "x"}, False),
+    ],
+)
+async def test_approval_says_what_becomes_of_calls_that_would_be_asked_about(
+    approval: str, name: str, arguments: JsonObject, allowed: bool, work: Path
+) -> None:
+    gate = Gate(approval=Approval(approval))
+    found = await verdict(gate, name, work, **arguments)
+    assert found.allowed is allowed
+    if found.decision is not None and approval == "all":
+        assert found.decision.by == "--approval all"
+
+
+async def test_approval_of_all_denies_what_a_rule_denies(work: Path) -> None:
+    gate = Gate(rules(deny="bash(git clean); webfetch"), approval=Approval.ALL)
+    assert not (await verdict(gate, "bash", work, command="ls; git clean")).allowed
+    assert not (await verdict(gate, "webfetch", work, url="https://example.org")).allowed
+    assert (await verdict(gate, "bash", work, command="ls")).allowed
+
+
+async def test_plan_mode_lets_look_and_write_plans_only(work: Path) -> None:
+    plans = work / "plans"
+    everything = rules(allow="*; write(**); bash(*); github__*")
+    gate = Gate(everything, plan=lambda: True, plans_dir=str(plans), approval=Approval.ALL)
+    assert (await verdict(gate, "read", work, path="a.txt")).allowed
+    assert (await verdict(gate, "todo_set", work, items=[])).allowed
+    assert (await verdict(gate, "write", work, path="plans/one.md", content="x")).allowed
+    denied = [
+        await verdict(gate, "write", work, path="a.txt", content="x"),
+        await verdict(gate, "bash", work, command="ls"),
+        await verdict(gate, "edit", work, path="plans/../a.txt", oldText="x", newText="y"),
+        await gate.check(remote(), {}, context(work)),
+    ]
+    assert not any(found.allowed for found in denied)
+    assert "plan mode" in denied[0].reason
+    os.symlink("..", work / "plans")
+    assert not (await verdict(gate, "write", work, path="plans/x", content="x")).allowed
+
+
+async def test_plan_mode_writes_plans_unasked_without_any_rule(work: Path) -> None:
+    gate = Gate(plan=lambda: True, plans_dir=str(work / "plans"))
+    assert (await verdict(gate, "write", work, path="plans/one.md", content="x")).allowed
+
+
+# -- sandbox ----------------------------------------------------------------------------------
+
+
+async def test_without_a_sandbox_rules_do_not_allow_commands_unless_the_store_says_so(
+    work: Path,
+) -> None:
+    none = SandboxState(kind="none", detail="no bubblewrap")
+    store = RuleStore()
+    gate = Gate(rules(allow="bash(ls *)"), store=store)
+    call: JsonObject = {"command": "ls"}
+    found = await gate.check(card("bash", work), call, context(work, none))
+    assert not found.allowed
+    assert "no bubblewrap" in found.reason
+    assert (await gate.check(card("bash", work), call, context(work))).allowed
+    off = SandboxState(kind="off")
+    assert (await gate.check(card("bash", work), call, context(work, off))).allowed
+    await anyio.to_thread.run_sync(store.allow_unsandboxed, str(work))
+    assert (await gate.check(card("bash", work), call, context(work, none))).allowed
+
+
+async def test_a_shell_of_which_nobody_knows_what_holds_it_counts_as_none(work: Path) -> None:
+    class Silent:
+        pass
+
+    ctx = replace(context(work), shell=Silent())
+    found = await Gate(rules(allow="bash(ls *)")).check(card("bash", work), {"command": "ls"}, ctx)
+    assert "nobody knows" in found.reason
+
+
+# -- tools of servers -------------------------------------------------------------------------
+
+
+async def test_a_tool_of_a_server_is_asked_about_whatever_it_says_of_itself(work: Path) -> None:
+    assert not (await Gate().check(remote(), {}, context(work))).allowed
+    for text, allowed in (
+        ("github__*", True),
+        ("github__create_issue", True),
+        ("gitlab__*", False),
+        ("*", True),
+        ("github__create_issue(x)", False),
+    ):
+        gate = Gate(rules(allow=text))
+        assert (await gate.check(remote(), {}, context(work))).allowed is allowed
+    gate = Gate(rules(allow="github__*", deny="*__create_*"))
+    assert not (await gate.check(remote(), {}, context(work))).allowed
+    gate = Gate(rules(allow="github__*", deny="github__create_issue(x)"))
+    assert not (await gate.check(remote(), {}, context(work))).allowed
+
+
+async def test_always_for_a_tool_ends_when_its_definition_changes(work: Path) -> None:
+    person = Person([Scope.ALWAYS_TOOL])
+    gate = Gate(asker=person, store=RuleStore())
+    assert (await gate.check(remote(), {}, context(work))).allowed
+    assert (await gate.check(remote(), {"other": 1}, context(work))).allowed
+    assert len(person.questions) == 1
+    assert not (await gate.check(remote(text="changed"), {}, context(work))).allowed
+    assert len(person.questions) == 2
+
+
+async def test_always_for_a_server_holds_for_its_tools_in_this_workspace_only(
+    work: Path, tmp_path: Path
+) -> None:
+    person = Person([Scope.ALWAYS_SERVER])
+    gate = Gate(asker=person, store=RuleStore())
+    assert (await gate.check(remote(), {}, context(work))).allowed
+    assert (await gate.check(remote("github__list"), {}, context(work))).allowed
+    assert not (await gate.check(remote("x__y", server="x"), {}, context(work))).allowed
+    assert not (await verdict(gate, "write", work, path="x", content="x")).allowed
+    loaded, notes = await anyio.to_thread.run_sync(RuleStore().load)
+    assert not notes
+    again = Gate(loaded)
+    assert (await again.check(remote("github__list"), {}, context(work))).allowed
+    assert not (await again.check(remote("github__list"), {}, context(tmp_path))).allowed
+
+
+# -- decisions --------------------------------------------------------------------------------
+
+
+async def test_once_is_once(work: Path) -> None:
+    person = Person([Scope.ONCE])
+    gate = Gate(asker=person)
+    assert (await verdict(gate, "bash", work, command="ls")).allowed
+    assert not (await verdict(gate, "bash", work, command="ls")).allowed
+
+
+async def test_session_holds_for_the_prefix_and_is_not_kept(work: Path) -> None:
+    person = Person([Scope.SESSION])
+    store = RuleStore()
+    gate = Gate(asker=person, store=store)
+    assert (await verdict(gate, "bash", work, command="git commit -m x")).allowed
+    assert (await verdict(gate, "bash", work, command="git commit -m y")).allowed
+    assert person.questions[0].saves == ("bash(git commit *)",)
+    assert not (await verdict(gate, "bash", work, command="git push")).allowed
+    assert await anyio.to_thread.run_sync(store.load) == ((), ())
+
+
+async def test_always_is_kept_outside_the_project(work: Path) -> None:
+    gate = Gate(asker=Person([Scope.ALWAYS_TOOL]), store=RuleStore())
+    assert (await verdict(gate, "bash", work, command="npm run test -- -v")).allowed
+    loaded, _ = await anyio.to_thread.run_sync(RuleStore().load)
+    assert [str(one) for one in loaded] == ["bash(npm run test *)"]
+    assert loaded[0].workspace == str(work)
+    assert (await verdict(Gate(loaded), "bash", work, command="npm run test")).allowed
+
+
+async def test_always_that_cannot_be_kept_holds_for_the_session(work: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    gate = Gate(
+        asker=Person([Scope.ALWAYS_TOOL]), store=RuleStore(str(tmp_path / "file" / "rules.json"))
+    )
+    assert (await verdict(gate, "bash", work, command="ls")).allowed
+    assert (await verdict(gate, "bash", work, command="ls -l")).allowed
+    assert "this session only" in str(gate.notes[0])
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "sh -c ls", "bash x.sh", "eval ls", "sudo ls", "ls | xargs ls", "env ls", "python -c x",
+        "node -e x", "npx -c x", "uvx --from x y", "python3.12 -c x", "find . -delete", "$x",
+    ],
+)  # fmt: skip
+async def test_c20_always_is_not_offered_for_what_runs_anything(command: str, work: Path) -> None:
+    person = Person([Scope.ALWAYS_TOOL])
+    gate = Gate(asker=person)
+    allowed = (await verdict(gate, "bash", work, command=command)).allowed
+    if command == "env ls":
+        assert person.questions[0].saves == ("bash(ls *)",)
+        return
+    assert person.questions[0].scopes == (Scope.ONCE,)
+    assert not allowed
+    assert gate.rules == ()
+
+
+async def test_a_no_tells_the_model_what_the_person_said(work: Path) -> None:
+    class Sayer:
+        async def ask(self, question: Question) -> Answer:
+            return Answer(None, "not on\x1b[31m Fridays")
+
+    found = await verdict(Gate(asker=Sayer()), "bash", work, command="ls")
+    assert "the user said no: not on<U+001B>[31m Fridays" in found.reason
+
+
+async def test_an_asker_that_breaks_is_a_no(work: Path) -> None:
+    class Broken:
+        async def ask(self, question: Question) -> Answer:
+            raise RuntimeError("no terminal")
+
+    found = await verdict(Gate(asker=Broken()), "bash", work, command="ls")
+    assert "no terminal" in found.reason
+
+
+async def test_a_decision_is_used_once_and_for_nothing_else(work: Path) -> None:
+    ctx = context(work)
+    facts = await gather(card("bash", work), {"command": "ls"}, ctx)
+    other = await gather(card("bash", work), {"command": "ls "}, ctx)
+    unheld = await gather(
+        card("bash", work), {"command": "ls"}, context(work, SandboxState(kind="none"))
+    )
+    decision = Decision(binding_of(facts), Scope.ONCE, "the user")
+    assert not decision.spend(binding_of(other))
+    assert not decision.spend(binding_of(unheld))
+    assert decision.spend(binding_of(facts))
+    assert not decision.spend(binding_of(facts))
+
+
+async def test_the_order_of_arguments_makes_no_other_call(work: Path) -> None:
+    ctx = context(work)
+    one = await gather(card("bash", work), {"command": "ls", "cwd": "src"}, ctx)
+    two = await gather(card("bash", work), {"cwd": "src", "command": "ls"}, ctx)
+    assert binding_of(one) == binding_of(two)
+
+
+async def test_two_calls_at_once_ask_one_after_the_other_and_the_first_answer_counts(
+    work: Path,
+) -> None:
+    person = Person([Scope.SESSION])
+    gate = Gate(asker=person)
+    found: list[bool] = []
+
+    async def one(command: str) -> None:
+        found.append((await verdict(gate, "bash", work, command=command)).allowed)
+
+    async with anyio.create_task_group() as group:
+        for number in range(5):
+            group.start_soon(one, f"git log -n {number}")
+    assert found == [True] * 5
+    assert len(person.questions) == 1
+
+
+# -- what is shown is what runs ---------------------------------------------------------------
+
+
+async def test_c5_the_question_shows_where_a_link_leads(work: Path, tmp_path: Path) -> None:
+    (work / "docs").mkdir()
+    (work / ".indusvx").mkdir()
+    os.symlink(work / ".indusvx" / "mcp.json", work / "docs" / "x")
+    person = Person()
+    gate = Gate(rules(allow="write(**)"), asker=person, approval=Approval.AUTO_EDIT)
+    assert not (await verdict(gate, "write", work, path="docs/x", content="{}")).allowed
+    shown = "\n".join(person.questions[0].lines)
+    assert f'writes to: "{work}/.indusvx/mcp.json" (protected), given as "docs/x"' in shown
+
+
+async def test_c5_our_own_records_are_not_written_by_a_rule_with_a_star(work: Path) -> None:
+    store = os.path.join(state_dir(), "trust.json")
+    for path in (store, "~/.bashrc", "~/.ssh/authorized_keys", ".git/config"):
+        gate = Gate(rules(allow="write; write(/**); write(~/**); write(**)"))
+        found = await verdict(gate, "write", work, path=path, content="x")
+        assert not found.allowed
+        assert "protected" in found.reason
+    assert (
+        await verdict(Gate(rules(allow="write(.git/x)")), "write", work, path=".git/x", content="")
+    ).allowed
+
+
+async def test_c5_a_redirection_shows_where_it_leads(work: Path, tmp_path: Path) -> None:
+    os.symlink(tmp_path / "outside.txt", work / "link")
+    person = Person()
+    gate = Gate(rules(allow="bash(echo *); write(**)"), asker=person)
+    assert not (await verdict(gate, "bash", work, command="echo x > link")).allowed
+    assert f'writes to: "{tmp_path}/outside.txt" (outside)' in "\n".join(person.questions[0].lines)
+
+
+async def test_the_whole_command_is_shown_with_nothing_hidden(work: Path) -> None:
+    command = "ls " + "x" * 5000 + "\u202e\x1b[2K\n\xa0rm \u0430"
+    person = Person()
+    await verdict(Gate(asker=person), "bash", work, command=command)
+    shown = person.questions[0].lines
+    assert all(line.isascii() and line.isprintable() for line in shown)
+    assert any("x" * 5000 + "\\u202e\\u001b[2K" in line for line in shown)
+    assert 'command: "\\u00a0rm \\u0430"' in shown
+
+
+async def test_every_argument_of_a_servers_tool_is_shown(work: Path) -> None:
+    person = Person()
+    await Gate(asker=person).check(
+        remote(), {"title": "a\nb", "n": [1, {"x": None}]}, context(work)
+    )
+    lines = person.questions[0].lines
+    assert 'argument "title": "a\\nb"' in lines
+    assert 'argument "n": "[1,{\\"x\\":null}]"' in lines
+    assert 'server: "github"' in lines
+
+
+async def test_c5_a_link_that_moves_while_the_person_thinks_is_asked_about_again(
+    work: Path, tmp_path: Path
+) -> None:
+    link = work / "link"
+    os.symlink(work / "a.txt", link)
+
+    def swap() -> None:
+        if len(person.questions) == 1:
+            link.unlink()
+            link.symlink_to(tmp_path / "outside.txt")
+
+    person = Person([Scope.ONCE, None], before=swap)
+    found = await verdict(Gate(asker=person), "write", work, path="link", content="x")
+    assert not found.allowed
+    assert len(person.questions) == 2
+    assert "outside.txt" in "\n".join(person.questions[1].lines)
+
+
+async def test_c5_a_link_that_never_rests_is_denied(work: Path) -> None:
+    link = work / "link"
+    os.symlink(work / "a.txt", link)
+
+    def swap() -> None:
+        link.unlink()
+        link.symlink_to(work / f"{len(person.questions)}.txt")
+
+    person = Person([Scope.ONCE] * 9, before=swap)
+    found = await verdict(Gate(asker=person), "write", work, path="link", content="x")
+    assert not found.allowed
+    assert len(person.questions) == 3
+
+
+async def test_arguments_changed_after_the_check_do_not_reach_the_card(work: Path) -> None:
+    seen: list[JsonValue] = []
+    given: JsonObject = {"a": [1]}
+
+    async def run(arguments: JsonObject, ctx: ToolContext) -> str:
+        seen.append(arguments)
+        return "ran"
+
+    def swap() -> None:
+        given["a"] = [2]
+
+    gate = Gate(asker=Person([Scope.ONCE], before=swap))
+    await gate.run(tool(run), given, context(work))
+    assert seen == [{"a": [1]}]
+
+
+# -- the door of a call -----------------------------------------------------------------------
+
+
+async def test_a_path_outside_opens_for_the_call_that_was_allowed_and_for_no_other(
+    work: Path, tmp_path: Path
+) -> None:
+    ctx = context(work)
+    gate = Gate(asker=Person([Scope.ONCE]))
+    read = card("read", work)
+    result = await gate.run(read, {"path": "../outside.txt"}, ctx)
+    assert "outside" in text_of(result)
+    assert not result.is_error
+    assert (await gate.run(read, {"path": "../outside.txt"}, ctx)).details["code"] == "denied"
+    assert (await read.run({"path": "../outside.txt"}, ctx)).is_error
+
+
+async def test_a_new_file_outside_is_made_with_its_directory(work: Path, tmp_path: Path) -> None:
+    gate = Gate(rules(allow=f"write({tmp_path}/**)"))
+    target = str(tmp_path / "deep" / "er" / "x.txt")
+    result = await gate.run(card("write", work), {"path": target, "content": "x\n"}, context(work))
+    assert not result.is_error, text_of(result)
+    assert (tmp_path / "deep" / "er" / "x.txt").read_text(encoding="utf-8") == "x\n"
+
+
+async def test_a_tree_outside_is_searched_when_somebody_says_so(work: Path, tmp_path: Path) -> None:
+    beside = tmp_path / "beside"
+    (beside / "in").mkdir(parents=True)
+    (beside / "in" / "f.txt").write_text("needle\n", encoding="utf-8")
+    os.symlink(tmp_path / "outside.txt", beside / "way out")
+    gate = Gate(approval=Approval.ALL)
+    ctx = context(work)
+    calls: list[tuple[str, JsonObject]] = [
+        ("ls", {"path": str(beside), "depth": 3}),
+        ("grep", {"path": str(beside), "pattern": "needle"}),
+        ("find", {"path": str(beside), "query": "*.txt"}),
+    ]
+    for name, arguments in calls:
+        result = await gate.run(card(name, work), arguments, ctx)
+        assert "f.txt" in text_of(result), text_of(result)
+
+
+async def test_bash_starts_outside_when_somebody_says_so(work: Path, tmp_path: Path) -> None:
+    gate = Gate(approval=Approval.ALL)
+    async with context(work) as ctx:
+        result = await gate.run(
+            card("bash", work), {"command": "cat outside.txt", "cwd": str(tmp_path)}, ctx
+        )
+    assert "outside" in text_of(result)
+
+
+async def test_a_call_writes_to_nothing_but_what_was_looked_at(work: Path) -> None:
+    (work / "b.txt").write_text("b\n", encoding="utf-8")
+
+    class Elsewhere:
+        """A card called `write` that writes elsewhere too."""
+
+        name, label, description, read_only = "write", "", "", False
+        parameters = ANYTHING
+
+        async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
+            said: list[str] = []
+            for path in ("b.txt", "a.txt"):
+                try:
+                    await ctx.fs.write_file(path, "new")
+                except PermissionError as exc:
+                    said.append(str(exc))
+            return ToolResult.text(" ".join(said))
+
+    gate = Gate(approval=Approval.AUTO_EDIT)
+    result = await gate.run(Elsewhere(), {"path": "b.txt", "content": "x"}, context(work))
+    assert "not what was allowed" in text_of(result)
+    assert (work / "a.txt").read_text(encoding="utf-8") == "inside\n"
+    assert (work / "b.txt").read_text(encoding="utf-8") == "new"
+
+
+async def test_what_a_rule_denies_stays_shut_wherever_a_link_leads_by_then(work: Path) -> None:
+    (work / ".env").write_text("KEY=1\n", encoding="utf-8")
+
+    class Wanders:
+        name, label, description, read_only = "read", "", "", True
+        parameters = ANYTHING
+
+        async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
+            return ToolResult.text(await ctx.fs.read_text(".env"))
+
+    gate = Gate(rules(deny="read(.env)"))
+    with pytest.raises(PermissionError, match="deny read"):
+        await gate.run(Wanders(), {"path": "a.txt"}, context(work))
+
+
+async def test_a_door_without_a_policy_stays_as_it_is(work: Path) -> None:
+    door = LocalFs(str(work))
+    assert door.under(lambda policy: policy) is door
+    ctx = replace(context(work), fs=door)
+    result = await Gate().run(card("read", work), {"path": "a.txt"}, ctx)
+    assert "inside" in text_of(result)
+
+
+async def test_a_door_under_another_policy_keeps_its_workspace(work: Path) -> None:
+    def anything(request: PathRequest) -> bool:
+        return request.resolved.endswith(".txt")
+
+    for looked in (True, False):
+        ctx = context(work)
+        assert isinstance(ctx.fs, LocalFs)
+        if looked:
+            await ctx.fs.resolve(".")
+        other = ctx.fs.under(lambda policy: replace(policy, permits=anything))
+        assert await other.read_text("../outside.txt") == "outside\n"
+        with pytest.raises(PermissionError):
+            await ctx.fs.read_text("../outside.txt")
+
+
+async def test_a_door_of_another_kind_is_left_alone(work: Path) -> None:
+    inner = LocalFs(str(work))
+
+    class Other:
+        async def resolve(self, path: str, *, writing: bool = False) -> str:
+            return await inner.resolve(path, writing=writing)
+
+        async def read_text(self, path: str) -> str:
+            return await inner.read_text(path)
+
+    class Reads:
+        name, label, description, read_only = "read", "", "", True
+        parameters = ANYTHING
+
+        async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
+            return ToolResult.text(await ctx.fs.read_text("a.txt"))
+
+    ctx = replace(context(work), fs=Other())
+    assert "inside" in text_of(await Gate().run(Reads(), {"path": "a.txt"}, ctx))
+
+
+# -- rules about paths ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("deny", "path"),
+    [
+        ("read(.env)", ".env"),
+        ("read(.env)", "src/.env"),
+        ("read(.env)", "src/../.ENV"),
+        ("read(src/**)", "src/deep/x"),
+        ("read(src)", "src/deep/x"),
+        ("read(*.pem)", "src/key.pem"),
+        ("read(link/**)", "src/x"),
+        ("read(src/**)", "link/x"),
+        ("read", "a.txt"),
+        ("re*", "a.txt"),
+        ("*(src/**)", "src/x"),
+        ("read(/**/secret/**)", "src/secret/x"),
+    ],
+)
+async def test_a_denied_path_is_denied_under_every_name(deny: str, path: str, work: Path) -> None:
+    os.symlink("src", work / "link")
+    gate = Gate(rules(allow="read(**)", deny=deny), approval=Approval.ALL)
+    assert not (await verdict(gate, "read", work, path=path)).allowed
+
+
+async def test_a_redirection_is_a_write_and_a_read(work: Path) -> None:
+    given = rules(allow="bash(cat *); write(out/**)", deny="read(secret); write(out/no)")
+    gate = Gate(given)
+    assert (await verdict(gate, "bash", work, command="cat a.txt > out/yes")).allowed
+    for command in ("cat > out/no", "cat < secret > out/yes", "cat a.txt > yes"):
+        assert not (await verdict(gate, "bash", work, command=command)).allowed
+
+
+async def test_a_relative_redirection_counts_from_where_bash_stands(
+    work: Path, tmp_path: Path
+) -> None:
+    os.symlink(tmp_path, work / "src" / "out")
+    gate = Gate(rules(allow="bash(*); write(**)"))
+    bash = card("bash", work)
+    async with context(work) as ctx:
+        assert (await gate.check(bash, {"command": "echo x > out/f"}, ctx)).allowed
+        await gate.run(bash, {"command": "cd src"}, ctx)
+        assert not (await gate.check(bash, {"command": "echo x > out/f"}, ctx)).allowed
+        given: JsonObject = {"command": "echo x > out/f", "cwd": "."}
+        assert (await gate.check(bash, given, ctx)).allowed
+        given["cwd"] = "src"
+        assert not (await gate.check(bash, given, ctx)).allowed
+
+
+async def test_a_search_through_what_is_denied_is_asked_about(work: Path) -> None:
+    person = Person()
+    gate = Gate(rules(deny="grep(src/secret/**)"), asker=person)
+    assert (await verdict(gate, "grep", work, pattern="x", path="a.txt")).allowed
+    assert not (await verdict(gate, "grep", work, pattern="x")).allowed
+    assert "may be meant" in person.questions[0].reasons[0]
+    assert not (await verdict(gate, "grep", work, pattern="x", path="src/secret/in")).allowed
+    assert len(person.questions) == 1
+
+
+async def test_a_path_that_leads_nowhere_is_asked_about(work: Path) -> None:
+    os.symlink("loop", work / "loop")
+    found = await verdict(Gate(), "read", work, path="a\0b")
+    assert not found.allowed
+    assert "cannot hold such characters" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("texts", "url", "allowed"),
+    [
+        ("webfetch(domain:example.org)", "https://example.org/x", True),
+        ("webfetch(domain:example.org)", "https://EXAMPLE.org.:8443/", True),
+        ("webfetch(domain:example.org)", "https://a.example.org/", False),
+        ("webfetch(domain:*.example.org)", "https://a.example.org/", True),
+        ("webfetch(domain:*.example.org)", "https://example.org/", False),
+        ("webfetch(domain:example.org)", "https://example.org.evil.net/", False),
+        ("webfetch(domain:example.org)", "https://example.org@evil.net/", False),
+        ("webfetch(domain:example.org)", "https://\u0435xample.org/", False),
+        ("webfetch(domain:example.org)", "http://[::1", False),
+        ("webfetch(domain:*)", "https://anything.net/", True),
+        ("webfetch", "https://anything.net/", True),
+        ("websearch", "https://anything.net/", False),
+    ],
+)
+async def test_a_domain_is_compared_as_the_address_is_read(
+    texts: str, url: str, allowed: bool, work: Path
+) -> None:
+    assert (await verdict(Gate(rules(allow=texts)), "webfetch", work, url=url)).allowed is allowed
+
+
+async def test_a_path_that_a_rule_cannot_name_is_allowed_once_only(work: Path) -> None:
+    for path in ("a*b", "a\u202eb", "a\nb"):
+        person = Person()
+        await verdict(Gate(asker=person), "write", work, path=path, content="x")
+        assert person.questions[0].scopes == (Scope.ONCE,)
+
+
+async def test_a_card_that_changed_its_schema_is_checked_by_the_one_it_has(work: Path) -> None:
+    async def run(arguments: JsonObject, ctx: ToolContext) -> str:
+        return "ran"
+
+    gate = Gate()
+    strict = tool(run, parameters=NOTHING, read_only=True)
+    assert not (await gate.check(strict, {"a": 1}, context(work))).allowed
+    assert (await gate.check(tool(run, read_only=True), {"a": 1}, context(work))).allowed
+
+
+async def test_a_denied_domain_covers_what_is_below_it_and_what_cannot_be_read(work: Path) -> None:
+    gate = Gate(rules(allow="webfetch", deny="webfetch(domain:evil.net)"))
+    for url in ("https://evil.net", "https://a.EVIL.net.", "http://[::1"):
+        assert not (await verdict(gate, "webfetch", work, url=url)).allowed
+    assert (await verdict(gate, "webfetch", work, url="https://notevil.net")).allowed
+
+
+# -- cards behind the gate --------------------------------------------------------------------
+
+
+async def test_every_card_of_a_deck_passes_the_gate(work: Path) -> None:
+    deck = provision_deck(Profile.ALL, DeckContext(str(work))).graft([remote()])
+    gate = Gate()
+    box = deck.map_capabilities(lambda one: gated(one, gate)).into_tool_box()
+    denied: dict[str, JsonObject] = {
+        "write": {"path": "x", "content": "x"},
+        "bash": {"command": "ls"},
+        "bg-process": {"action": "start", "command": "ls"},
+        "websearch": {"query": "x"},
+        "memory": {"action": "append", "content": "x"},
+        "saas-action": {"action": "discover", "query": "x"},
+        "github__create_issue": {},
+    }
+    for name, arguments in denied.items():
+        outcome = await box.runner.run(ToolCall("1", name, arguments))
+        assert outcome.result.details["code"] == "denied", text_of(outcome.result)
+    passed: dict[str, JsonObject] = {
+        "read": {"path": "a.txt"},
+        "memory": {"action": "read"},
+        "todo": {"action": "read"},
+        "enter_plan_mode": {},
+        "bg-process": {"action": "list"},
+        "task": {"objective": "x"},
+    }
+    for name, arguments in passed.items():
+        outcome = await box.runner.run(ToolCall("1", name, arguments))
+        assert outcome.result.details.get("code") != "denied", name
+    await deck.context.aclose()
+
+
+async def test_a_gated_card_is_told_like_the_card_inside(work: Path) -> None:
+    gate = Gate()
+    for inner in (card("bash", work), remote()):
+        outer = gated(inner, gate)
+        assert gated(outer, gate) is outer
+        assert (outer.name, outer.label, outer.description) == (
+            inner.name,
+            inner.label,
+            inner.description,
+        )
+        assert outer.parameters == inner.parameters
+        assert outer.read_only is inner.read_only
+        assert outer.foreign is (inner.name != "bash")
+        assert outer.descriptor.name == inner.name
+        assert "GatedCard" in repr(outer)
+    assert isinstance(outer, GatedCard)
+    deck = ToolDeck([outer], context(work))
+    assert deck.into_tool_box().descriptors()[0].annotations == {"readOnlyHint": True}
+
+
+async def test_a_card_behind_two_gates_runs_when_both_say_yes(work: Path) -> None:
+    above = Gate(rules(allow="write(**)", deny="write(no)"))
+    below = Gate(rules(allow="write(/**)"))
+    both = gated(gated(card("write", work), above), below)
+    assert both.gates == (below, above)
+    ctx = context(work)
+
+    async def wrote(path: str) -> bool:
+        return not (await both.run({"path": path, "content": "x\n"}, ctx)).is_error
+
+    assert await wrote("yes")
+    assert not await wrote("no")
+    assert not await wrote("../x")
+    assert not (await gated(both, Gate()).run({"path": "more", "content": "x"}, ctx)).details.get(
+        "diff"
+    )
+
+
+async def test_a_strangers_card_is_known_through_whatever_is_wrapped_around_it(work: Path) -> None:
+    class Around:
+        label, description, read_only = "", "", True
+        parameters = ANYTHING
+
+        def __init__(self) -> None:
+            self.inner = remote()
+            self.name = self.inner.name
+
+        async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
+            return await self.inner.run(arguments, ctx)
+
+    facts = await gather(Around(), {}, context(work))
+    assert (facts.server, facts.pin) == ("github", remote().pin)
+
+
+async def test_a_foreign_card_without_an_address_is_asked_about_all_the_same(work: Path) -> None:
+    class Stranger:
+        name, label, description, read_only, foreign = "read", "", "", True, True
+        parameters = ANYTHING
+
+        async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
+            return ToolResult.text("ran")
+
+    found = await Gate().check(Stranger(), None, context(work))
+    assert not found.allowed
+    refused = await Gate().run(Stranger(), "text", context(work))
+    assert refused.details["code"] == "invalid_arguments"
+
+
+async def test_a_card_of_somebody_else_changes_something_unless_it_says_otherwise(
+    work: Path,
+) -> None:
+    async def run(arguments: JsonObject, ctx: ToolContext) -> str:
+        return "ran"
+
+    assert (await Gate().check(tool(run, read_only=True), None, context(work))).allowed
+    assert not (await Gate().check(tool(run), {}, context(work))).allowed
+    ask = Gate(rules(ask="probe"), asker=Person())
+    assert not (await ask.check(tool(run, read_only=True), {}, context(work))).allowed
+
+
+async def test_rules_of_another_workspace_do_not_hold_here(work: Path) -> None:
+    elsewhere = rule("bash(ls *)", Effect.ALLOW, workspace="/elsewhere")
+    here = rule("bash(ls *)", Effect.ALLOW, workspace=str(work))
+    assert not (await verdict(Gate([elsewhere]), "bash", work, command="ls")).allowed
+    assert (await verdict(Gate([here]), "bash", work, command="ls")).allowed
+    foreign = Rule(effect=Effect.DENY, tool="*", server="github", origin=Origin.USER)
+    assert (await verdict(Gate([here, foreign]), "bash", work, command="ls")).allowed
+
+
+def test_a_told_shell_says_what_it_was_told(tmp_path: Path) -> None:
+    assert ToldShell(str(tmp_path), HELD).state is HELD
