@@ -57,16 +57,8 @@ def main(arguments: Sequence[str], rows: Sequence[Row] = ROWS) -> int:
 def _parser(rows: Sequence[Row]) -> argparse.ArgumentParser:
     names = [row.name for row in rows]
     parser = _Parser(prog="bench", description="Measure ratios, each against its budget.")
-    parser.add_argument(
-        "--only",
-        action="append",
-        metavar="NAME",
-        choices=names,
-        help="measure this row; repeatable",
-    )
-    parser.add_argument(
-        "--json", metavar="PATH", default=".bench/results.json", help="where to write the results"
-    )
+    parser.add_argument("--only", action="append", metavar="NAME", choices=names, help="measure this row; repeatable")
+    parser.add_argument("--json", metavar="PATH", default=".bench/results.json", help="where to write the results")
     parser.add_argument("--list", action="store_true", help="list the rows and measure nothing")
     parser.add_argument("--check", action="store_true", help="end with 1 if a budget is missed")
     return parser

@@ -50,28 +50,14 @@ def _ask(command: Sequence[str], folder: str, url: str) -> None:
 
 def _answer() -> Pair:
     compile_packages()
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        model_server(*[says("hello")] * _MOST_ANSWERS) as model,
-    ):
+    with tempfile.TemporaryDirectory() as folder, model_server(*[says("hello")] * _MOST_ANSWERS) as model:
         rows = {name: {"command": sys.executable, "args": [str(_ECHO)]} for name in ("one", "two")}
         path = os.path.join(folder, "servers.json")
         Path(path).write_text(json.dumps({"mcpServers": rows}), encoding="utf-8")
-        command = [
-            *(console_script("indus"), "--mcp", path, "--model", "openai:scripted"),
-            *("-p", "hi"),
-        ]
+        command = [*(console_script("indus"), "--mcp", path, "--model", "openai:scripted"), *("-p", "hi")]
         ask = partial(_ask, command, folder, model.url)
         ask()  # both servers are known now
         return compare(calls(ask), starts(python("-c", _IMPORT)), rounds=_ROUNDS)
 
 
-ROWS = (
-    Row(
-        "answer",
-        "indus -p, two known servers, an instant model",
-        f"python -c '{_IMPORT}'",
-        _answer,
-        budget=2,
-    ),
-)
+ROWS = (Row("answer", "indus -p, two known servers, an instant model", f"python -c '{_IMPORT}'", _answer, budget=2),)

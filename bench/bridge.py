@@ -184,8 +184,7 @@ def _mount(count: int) -> Pair:
     # Each process warms up by mounting one, then mounts one alone, then all.
     rounds = [fresh("ours", 1, 1, count) for _ in range(_MOUNT_ROUNDS)]
     return Pair(
-        _sample([all_.connect_s for _, _, all_ in rounds]),
-        _sample([floor_s(alone, all_) for _, alone, all_ in rounds]),
+        _sample([all_.connect_s for _, _, all_ in rounds]), _sample([floor_s(alone, all_) for _, alone, all_ in rounds])
     )
 
 
@@ -210,9 +209,7 @@ def _start(how: str, python: str = sys.executable) -> Pair:
     # The first one may have to compile what it imports.
     fresh(how, 3, python=python)
     return _in_turns(
-        lambda: fresh("ours", 3)[0].since_start_s,
-        lambda: fresh(how, 3, python=python)[0].since_start_s,
-        _START_ROUNDS,
+        lambda: fresh("ours", 3)[0].since_start_s, lambda: fresh(how, 3, python=python)[0].since_start_s, _START_ROUNDS
     )
 
 
@@ -312,13 +309,7 @@ def memory_check(ours: Fresh, theirs: Fresh) -> Check:
 
 
 ROWS = (
-    Row(
-        "bridge-call",
-        "a call over stdio",
-        f"{_SDK}: the same",
-        partial(compare_calls, 1),
-        budget=0.7,
-    ),
+    Row("bridge-call", "a call over stdio", f"{_SDK}: the same", partial(compare_calls, 1), budget=0.7),
     Row(
         "bridge-64-callers",
         f"a call by each of {_CALLERS} callers at once",

@@ -37,12 +37,7 @@ def server(python: str) -> tuple[str, list[str]]:
 
 @asynccontextmanager
 async def _ours(count: int) -> AsyncGenerator[None]:
-    from indusagi.interop.protocol_bridge import (
-        BridgeConfig,
-        StdioServerConfig,
-        is_usable_phase,
-        mount_protocol_bridge,
-    )
+    from indusagi.interop.protocol_bridge import BridgeConfig, StdioServerConfig, is_usable_phase, mount_protocol_bridge
 
     servers = [StdioServerConfig(f"server{n}", *server(sys.executable)) for n in range(count)]
     bridge = await mount_protocol_bridge(BridgeConfig(servers))
@@ -71,9 +66,7 @@ def _fastmcp_client() -> AbstractAsyncContextManager[Any]:
 
 
 @asynccontextmanager
-async def _together(
-    count: int, client: Callable[[], AbstractAsyncContextManager[Any]]
-) -> AsyncGenerator[None]:
+async def _together(count: int, client: Callable[[], AbstractAsyncContextManager[Any]]) -> AsyncGenerator[None]:
     """Connect all at once, each in a task of its own, as their scopes want it."""
     listed = asyncio.Semaphore(0)
     stop = asyncio.Event()
@@ -94,9 +87,7 @@ async def _together(
 
 
 @asynccontextmanager
-async def _one_by_one(
-    count: int, client: Callable[[], AbstractAsyncContextManager[Any]]
-) -> AsyncGenerator[None]:
+async def _one_by_one(count: int, client: Callable[[], AbstractAsyncContextManager[Any]]) -> AsyncGenerator[None]:
     async with AsyncExitStack() as stack:
         for _ in range(count):
             connected = await stack.enter_async_context(client())

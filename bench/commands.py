@@ -76,10 +76,7 @@ def _desk(servers: Mapping[str, Sequence[str]]) -> Generator[_Desk]:
     compile_packages()
     with tempfile.TemporaryDirectory() as place:
         desk = _Desk(Path(place))
-        rows = {
-            name: {"command": sys.executable, "args": list(arguments)}
-            for name, arguments in servers.items()
-        }
+        rows = {name: {"command": sys.executable, "args": list(arguments)} for name, arguments in servers.items()}
         for file, key in (("servers.json", "servers"), ("mcp.json", "mcpServers")):
             (desk.folder / file).write_text(json.dumps({key: rows}), encoding="utf-8")
         yield desk
@@ -103,11 +100,7 @@ def _call(variable: str, *command: str) -> Check:
     with _desk({"echo": (str(_ECHO),)}) as desk:
         indus = console_script("indus")
         ours = (indus, "--mcp", "servers.json", "call", "echo__echo", "text=hi")
-        pair = compare(
-            calls(partial(desk.run, *ours)),
-            calls(partial(desk.run, other, *command)),
-            rounds=_ROUNDS,
-        )
+        pair = compare(calls(partial(desk.run, *ours)), calls(partial(desk.run, other, *command)), rounds=_ROUNDS)
     note = f"ours {pair.ours.median * 1000:.0f} ms, theirs {pair.baseline.median * 1000:.0f} ms"
     return Check(pair.ratio < 1, f"{note}: {pair.ratio:.2f} x")
 

@@ -18,12 +18,7 @@ from bench.bridge_program import server
 from bench.measure import Pair, calls, compare
 from bench.row import CannotMeasure, Row
 from bench.samples import SEARCH_SCHEMA
-from indusagi.interop.protocol_bridge import (
-    BridgeConfig,
-    EndpointPhase,
-    StdioServerConfig,
-    mount_protocol_bridge,
-)
+from indusagi.interop.protocol_bridge import BridgeConfig, EndpointPhase, StdioServerConfig, mount_protocol_bridge
 from indusagi.interop.protocol_bridge.client.tools import read_tools
 from induscode.deck.mcp.boot import BootPlan, boot_bridge
 from induscode.deck.mcp.capability import BridgeCapability
@@ -55,9 +50,7 @@ def _requests(count: int) -> Sequence[EnrollRequest]:
     for number in range(count):
         ref = replace(tool.ref, name=f"tool{number}")
         descriptor = replace(tool.descriptor, name=f"bench__tool{number}")
-        made.append(
-            EnrollRequest(BridgeCapability.from_definition(descriptor, ref, tool.raw), "bench")
-        )
+        made.append(EnrollRequest(BridgeCapability.from_definition(descriptor, ref, tool.raw), "bench"))
     return made
 
 
@@ -160,8 +153,7 @@ def _boot() -> Pair:
     each = _BOOT_TOOLS // _SERVERS - _OWN_TOOLS
     command, args = server(sys.executable)
     servers = [
-        StdioServerConfig(f"server{number}", command, [*args, "--tools", str(each)])
-        for number in range(_SERVERS)
+        StdioServerConfig(f"server{number}", command, [*args, "--tools", str(each)]) for number in range(_SERVERS)
     ]
     with tempfile.TemporaryDirectory() as folder, asyncio.Runner() as runner:
         path = os.path.join(folder, "state", "ledger.db")
@@ -200,13 +192,7 @@ def _summed(runner: asyncio.Runner, once: Callable[[], Coroutine[object, object,
 
 
 ROWS = (
-    Row(
-        "enrol-10k",
-        f"enrolling {_MANY:,} tools one by one",
-        f"enrolling {_FEW:,}",
-        _enrol,
-        budget=12,
-    ),
+    Row("enrol-10k", f"enrolling {_MANY:,} tools one by one", f"enrolling {_FEW:,}", _enrol, budget=12),
     Row(
         "replay-100k",
         f"folding a log of {_LOG:,} events",

@@ -78,9 +78,7 @@ def measure(count: int, contenders: Iterable[Contender], plan: Plan) -> Measured
 
 
 async def _measured(count: int, contenders: Sequence[Contender], plan: Plan) -> Measured:
-    measured: Measured = {
-        one: _INSTALL.format(one.variable) for one in contenders if not one.installed
-    }
+    measured: Measured = {one: _INSTALL.format(one.variable) for one in contenders if not one.installed}
     async with AsyncExitStack() as stack:
         desks: dict[Contender, Desk] = {}
         for one in contenders:
@@ -97,9 +95,7 @@ async def _measured(count: int, contenders: Sequence[Contender], plan: Plan) -> 
     return {one: measured[one] for one in contenders}
 
 
-async def _starts(
-    desks: Mapping[Contender, Desk], plan: Plan, measured: Measured
-) -> dict[Contender, float]:
+async def _starts(desks: Mapping[Contender, Desk], plan: Plan, measured: Measured) -> dict[Contender, float]:
     """Start everybody in turns; the first start, which may have to compile, does not count."""
     seconds: dict[Contender, list[float]] = {one: [] for one in desks}
     for turn in range(plan.starts + 1):

@@ -23,11 +23,7 @@ if TYPE_CHECKING:
     from indusagi.core import JsonObject
 
 VERSION = "2025-11-25"
-HELLO: JsonObject = {
-    "protocolVersion": VERSION,
-    "capabilities": {},
-    "clientInfo": {"name": "bench", "version": "1"},
-}
+HELLO: JsonObject = {"protocolVersion": VERSION, "capabilities": {}, "clientInfo": {"name": "bench", "version": "1"}}
 LOG = "stderr.log"
 _END_S = 10.0
 _TAIL = 400
@@ -157,9 +153,7 @@ class Pipes(asyncio.SubprocessProtocol):
         _, waiting = self.asked(method, params)
         return await waiting
 
-    def asked(
-        self, method: str, params: JsonObject | None = None
-    ) -> tuple[int, asyncio.Future[Answer]]:
+    def asked(self, method: str, params: JsonObject | None = None) -> tuple[int, asyncio.Future[Answer]]:
         """Ask, and give the id of the request and what its answer comes in."""
         identity = next(self._ids)
         waiting = asyncio.get_running_loop().create_future()
@@ -196,11 +190,7 @@ class Pipes(asyncio.SubprocessProtocol):
 
 
 async def open_pipes(
-    command: Sequence[str],
-    *,
-    cwd: str,
-    env: Mapping[str, str],
-    on_notice: Callable[[Answer], None] | None = None,
+    command: Sequence[str], *, cwd: str, env: Mapping[str, str], on_notice: Callable[[Answer], None] | None = None
 ) -> Pipes:
     """Start a process in a group of its own and be its client.
 

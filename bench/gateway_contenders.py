@@ -156,10 +156,7 @@ def _approved(desk: Desk) -> None:
 
 
 DIRECT = Contender(
-    "direct",
-    lambda _desk, _port: [sys.executable, *_SERVER],
-    tool="echo",
-    remark="one server, nothing in between",
+    "direct", lambda _desk, _port: [sys.executable, *_SERVER], tool="echo", remark="one server, nothing in between"
 )
 OURS = Contender("indus serve", lambda desk, _: _serve(desk))
 OURS_AGAIN = Contender(
@@ -169,9 +166,7 @@ OURS_AGAIN = Contender(
     remark="has seen these servers before: lists from its ledger",
 )
 OURS_HTTP = Contender(
-    "indus serve --http",
-    lambda desk, port: _serve(desk, "--http", f"127.0.0.1:{port}", "--no-token"),
-    path="/mcp",
+    "indus serve --http", lambda desk, port: _serve(desk, "--http", f"127.0.0.1:{port}", "--no-token"), path="/mcp"
 )
 FASTMCP_PROXY = Contender(
     "FastMCP 4 proxy",
@@ -198,14 +193,6 @@ MCP_PROXY_HTTP = Contender(
     variable=MCP_PROXY,
     remark="HTTP in front of stdio servers, an address for each: aggregates nothing",
 )
-CONTENDERS = (
-    DIRECT,
-    OURS,
-    OURS_AGAIN,
-    FASTMCP_PROXY,
-    MCP_PIN_GATEWAY,
-    OURS_HTTP,
-    MCP_PROXY_HTTP,
-)
+CONTENDERS = (DIRECT, OURS, OURS_AGAIN, FASTMCP_PROXY, MCP_PIN_GATEWAY, OURS_HTTP, MCP_PROXY_HTTP)
 RIVALS = ((OURS, FASTMCP_PROXY), (OURS, MCP_PIN_GATEWAY), (OURS_HTTP, MCP_PROXY_HTTP))
 """Who must be ahead of whom; each over the same transport."""

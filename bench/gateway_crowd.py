@@ -65,10 +65,7 @@ async def _crowd(sessions: int, each: int, rounds: int) -> Pair:
         for client in clients:
             await client.aclose()
     in_turn = [sessions * each * seconds for seconds in alone]
-    return Pair(
-        Sample(statistics.median(slow), min(slow)),
-        Sample(statistics.median(in_turn), min(in_turn)),
-    )
+    return Pair(Sample(statistics.median(slow), min(slow)), Sample(statistics.median(in_turn), min(in_turn)))
 
 
 async def _call(client: Web) -> float:

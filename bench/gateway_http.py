@@ -91,13 +91,7 @@ class Web:
             writer.close()
 
     async def _exchange(
-        self,
-        verb: str,
-        body: bytes,
-        identity: int | None,
-        *,
-        path: str | None = None,
-        named: str = "",
+        self, verb: str, body: bytes, identity: int | None, *, path: str | None = None, named: str = ""
     ) -> Answer | None:
         line = await self._line()
         try:
@@ -171,8 +165,6 @@ async def _events(reader: asyncio.StreamReader) -> AsyncGenerator[Answer]:
     async for part in _chunks(reader):
         *whole, rest = (rest + part.replace(b"\r\n", b"\n")).split(b"\n\n")
         for event in whole:
-            data = b"".join(
-                line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")
-            )
+            data = b"".join(line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:"))
             if data:
                 yield json.loads(data)

@@ -40,17 +40,14 @@ class Memory:
 class Running:
     """A gateway that runs, with everything listed."""
 
-    def __init__(
-        self, contender: Contender, desk: Desk, pid: int, clients: Sequence[Client]
-    ) -> None:
+    def __init__(self, contender: Contender, desk: Desk, pid: int, clients: Sequence[Client]) -> None:
         self.contender = contender
         self.pid = pid
         self.start_s = 0.0
         self._clients = clients
         self._count = desk.count
         self._calls: list[JsonObject] = [
-            {"name": contender.tool.format(n=n), "arguments": {"text": _TEXT}}
-            for n in range(desk.count)
+            {"name": contender.tool.format(n=n), "arguments": {"text": _TEXT}} for n in range(desk.count)
         ]
 
     async def list_all(self) -> None:

@@ -26,10 +26,7 @@ _TOOLS = 40
 
 _PARAMETERS: JsonObject = {
     "type": "object",
-    "properties": {
-        "path": {"type": "string"},
-        "line": {"type": "integer", "minimum": 1},
-    },
+    "properties": {"path": {"type": "string"}, "line": {"type": "integer", "minimum": 1}},
     "required": ["path"],
     "additionalProperties": False,
 }
@@ -43,9 +40,7 @@ async def _locate(arguments: JsonObject, _ctx: ToolContext) -> str:
 def _registry() -> ToolRegistry:
     names = [*(f"server_{n}_tool" for n in range(_TOOLS - 1)), "locate"]
     registry = ToolRegistry()
-    registry.register_all(
-        define_tool(ToolSpec(name, "Point at a line.", _PARAMETERS, _locate)) for name in names
-    )
+    registry.register_all(define_tool(ToolSpec(name, "Point at a line.", _PARAMETERS, _locate)) for name in names)
     return registry
 
 
@@ -95,11 +90,5 @@ ROWS = (
         # still to be an answer like any other.
         budget=6,
     ),
-    Row(
-        "content-hash",
-        "content_hash of a tool's schema",
-        "sha256 of json.dumps",
-        _content_hash,
-        budget=6,
-    ),
+    Row("content-hash", "content_hash of a tool's schema", "sha256 of json.dumps", _content_hash, budget=6),
 )

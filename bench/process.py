@@ -103,12 +103,7 @@ def _folder(package: str) -> str:
 def _start(command: Sequence[str], env: dict[str, str]) -> None:
     # No time limit: with one, Python would look for the end of the process only now and then.
     done = subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=env,
-        check=False,
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env, check=False
     )
     if done.returncode:
         raise CannotMeasure(f"{_shown(command)} ended with {done.returncode}; run it to see why")

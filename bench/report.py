@@ -54,8 +54,7 @@ class Table:
     def _line(self, name: str, *cells: str) -> str:
         ours, baseline, ratio, budget, verdict, compared_with = cells
         return (
-            f"{name:{self._width}}  {ours:>10}  {baseline:>10}  {ratio:>10}  {budget:>7}"
-            f"  {verdict:6}  {compared_with}"
+            f"{name:{self._width}}  {ours:>10}  {baseline:>10}  {ratio:>10}  {budget:>7}  {verdict:6}  {compared_with}"
         ).rstrip()
 
 

@@ -4,18 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bench import (
-    answer,
-    bridge,
-    commands,
-    deck,
-    gateway,
-    gateway_crowd,
-    kernel,
-    start,
-    tools,
-    tools_search,
-)
+from bench import answer, bridge, commands, deck, gateway, gateway_crowd, kernel, start, tools, tools_search
 
 if TYPE_CHECKING:
     from bench.row import Row

@@ -62,9 +62,7 @@ def judge(quantity: Quantity, series: Sequence[float]) -> Verdict:
     head, tail = kept[:size], kept[-size:]
     first, last = statistics.median(head), statistics.median(tail)
     noise = _SPREADS * max(_spread(head), _spread(tail))
-    return Verdict(
-        quantity, first, last, first + max(quantity.slack, quantity.share * first, noise)
-    )
+    return Verdict(quantity, first, last, first + max(quantity.slack, quantity.share * first, noise))
 
 
 def _spread(values: Sequence[float]) -> float:

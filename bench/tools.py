@@ -46,9 +46,7 @@ class _Options(argparse.Namespace):
     list: bool
 
 
-def main(
-    arguments: Sequence[str], items: Sequence[Item] = ITEMS, sizes: Sizes | None = None
-) -> int:
+def main(arguments: Sequence[str], items: Sequence[Item] = ITEMS, sizes: Sizes | None = None) -> int:
     """Probe what is asked for, print the table, and return the exit code."""
     options = _parser(items).parse_args(arguments, _Options())
     chosen = [item for item in items if options.only is None or item.name in options.only]
@@ -95,9 +93,7 @@ def _subjects(*, with_original: bool) -> tuple[list[Subject], list[str]]:
         return [OURS], [f"Ours alone: {exc}"]
 
 
-def _probe(
-    items: Sequence[Item], subjects: Sequence[Subject], shared: Ground
-) -> dict[Item, dict[str, Finding]]:
+def _probe(items: Sequence[Item], subjects: Sequence[Subject], shared: Ground) -> dict[Item, dict[str, Finding]]:
     """Probe item after item, and print each line as soon as it is known."""
     print("| item | what | limit | " + " | ".join(subject.name for subject in subjects) + " |")
     print("|---" * (3 + len(subjects)) + "|", flush=True)
@@ -156,9 +152,7 @@ def _check(item: Item) -> Check:
 
 _IN_BENCH = ("edit-miss", "edit-parallel", "bash-hang", "bash-flood", "read-large", "loop")
 ROWS: tuple[Row, ...] = tuple(
-    Row(f"tool-{item.name}", item.what, item.limit, partial(_check, item))
-    for item in ITEMS
-    if item.name in _IN_BENCH
+    Row(f"tool-{item.name}", item.what, item.limit, partial(_check, item)) for item in ITEMS if item.name in _IN_BENCH
 )
 """Those whose limit is a figure; the whole board takes minutes and has its own command."""
 

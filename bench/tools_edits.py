@@ -57,14 +57,7 @@ def parallel(scene: Scene) -> Finding:
             driver.call("read", {"path": path.name})
             batch = driver.calls(
                 [
-                    (
-                        "edit",
-                        {
-                            "path": path.name,
-                            "oldText": f"line {n:02} old",
-                            "newText": f"line {n:02} new",
-                        },
-                    )
+                    ("edit", {"path": path.name, "oldText": f"line {n:02} old", "newText": f"line {n:02} new"})
                     for n in range(_CALLERS)
                 ],
                 together=True,
@@ -80,17 +73,7 @@ def parallel(scene: Scene) -> Finding:
 
 # -- bytes ----------------------------------------------------------------------------------
 
-_ENCODINGS = (
-    "utf-8",
-    "utf-8-sig",
-    "utf-16-le",
-    "utf-16-be",
-    "latin-1",
-    "cp1252",
-    "cp1251",
-    "shift_jis",
-    "gb18030",
-)
+_ENCODINGS = ("utf-8", "utf-8-sig", "utf-16-le", "utf-16-be", "latin-1", "cp1252", "cp1251", "shift_jis", "gb18030")
 _MARKS = {"utf-8-sig": "", "utf-16-le": "\ufeff", "utf-16-be": "\ufeff"}
 """What is put before the text; the codec of the first puts it there itself."""
 _WORDS = {

@@ -107,9 +107,7 @@ def searched(tool: str, scene: Scene) -> Finding:
     patience = scene.sizes.patience_s
     with scene.driver(tree) as driver:
         for turn in range(_MOST_ROUNDS):
-            batch = driver.calls(
-                [(tool, arguments)] * _IN_A_ROW, watch=False, limit_s=_IN_A_ROW * patience
-            )
+            batch = driver.calls([(tool, arguments)] * _IN_A_ROW, watch=False, limit_s=_IN_A_ROW * patience)
             for answer in batch.answers:
                 if answer is None or answer.error:
                     return Finding(ok=False, text=_failed(answer, patience))
@@ -157,9 +155,7 @@ def ignoring(scene: Scene) -> Finding:
     with scene.driver() as driver:
         for start in range(0, count, _BATCH):
             part = roots[start : start + _BATCH]
-            calls: list[tuple[str, JsonObject]] = [
-                ("find", {"query": "*", "path": root.name}) for root in part
-            ]
+            calls: list[tuple[str, JsonObject]] = [("find", {"query": "*", "path": root.name}) for root in part]
             for root, answer in zip(part, driver.calls(calls, together=True).answers, strict=True):
                 listed = None if answer is None else _listed(answer.text, root)
                 wrong += listed != kept_by_git(root)

@@ -63,9 +63,7 @@ def _stage(scene: Scene) -> None:
     (folder / "large.c").write_text(large, encoding="utf-8")
     # Not of ASCII alone, so that the look of its quotation marks is compared as well.
     (folder / "quoted.c").write_text(large.replace('"', "\u201c"), encoding="utf-8")
-    (folder / "latin.c").write_bytes(
-        large.replace("\n", "\r\n").replace('"', "é").encode("latin-1")
-    )
+    (folder / "latin.c").write_bytes(large.replace("\n", "\r\n").replace('"', "é").encode("latin-1"))
     (folder / "page.html").write_text(_page(sizes.anchors), encoding="utf-8")
     (folder / "hostile.html").write_text("<a href='x'>" * sizes.anchors, encoding="utf-8")
     (folder / _LARGE_FOLDER).mkdir()
@@ -99,9 +97,7 @@ def _web(scene: Scene, name: str, entry: int) -> Calls:
 
 
 _MISS = "    value_7 = computed(7)\n    value_8 = computed(8)\n"
-_ITEMS: list[JsonObject] = [
-    {"id": str(n), "text": "something to do " * 20, "status": "pending"} for n in range(200)
-]
+_ITEMS: list[JsonObject] = [{"id": str(n), "text": "something to do " * 20, "status": "pending"} for n in range(200)]
 
 
 def _work(scene: Scene) -> dict[str, Calls]:
@@ -156,9 +152,7 @@ def _edits() -> Iterator[tuple[str, JsonObject]]:
         yield "read", {"path": path, "limit": 10}
         yield "edit", {"path": path, "oldText": _MISS, "newText": "    pass\n"}
         yield "edit", {"path": path, "oldText": "call(1000007,", "newText": "called(7,"}
-    several: list[JsonValue] = [
-        {"oldText": f"call(10000{n},", "newText": f"called({n},"} for n in range(10, 60)
-    ]
+    several: list[JsonValue] = [{"oldText": f"call(10000{n},", "newText": f"called({n},"} for n in range(10, 60)]
     yield "edit", {"path": "large.c", "edits": [*several]}
 
 

@@ -253,10 +253,7 @@ class _Program:
 
     async def _used(self, number: int) -> None:
         """Use a session for a list of its own, and let go of it."""
-        items = [
-            {"id": str(n), "text": f"{number} {n} {'x' * 400}", "status": "pending"}
-            for n in range(100)
-        ]
+        items = [{"id": str(n), "text": f"{number} {n} {'x' * 400}", "status": "pending"} for n in range(100)]
         await _Session(self._cwd, self._ports).call("todo_set", {"items": items})
 
     async def _close(self, _request: Mapping[str, Any]) -> None:

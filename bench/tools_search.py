@@ -113,12 +113,7 @@ ROWS: tuple[Row, ...] = (
         "grep",
         "a rare word in 40,000 files",
         "rg",
-        partial(
-            compare_tool,
-            "grep",
-            {"pattern": _NEEDLE},
-            [_THREADS, "--json", "-e", _NEEDLE, "--"],
-        ),
+        partial(compare_tool, "grep", {"pattern": _NEEDLE}, [_THREADS, "--json", "-e", _NEEDLE, "--"]),
         budget=1.3,
     ),
     Row(
@@ -126,35 +121,21 @@ ROWS: tuple[Row, ...] = (
         "the same for the first time, before anything of the tree is remembered",
         "rg --files",
         partial(
-            compare_tool,
-            "find",
-            {"query": _NAMED},
-            [_THREADS, "--files", "-0", f"--iglob=*{_NAMED}*", "--"],
-            anew=True,
+            compare_tool, "find", {"query": _NAMED}, [_THREADS, "--files", "-0", f"--iglob=*{_NAMED}*", "--"], anew=True
         ),
     ),
     Row(
         "find-sorted",
         "names among 40,000 files, in order",
         "rg --files --sort path",
-        partial(
-            compare_tool,
-            "find",
-            {"query": _NAMED},
-            ["--files", "-0", "--sort=path", f"--iglob=*{_NAMED}*", "--"],
-        ),
+        partial(compare_tool, "find", {"query": _NAMED}, ["--files", "-0", "--sort=path", f"--iglob=*{_NAMED}*", "--"]),
         budget=1.3,
     ),
     Row(
         "find",
         "names among 40,000 files",
         "rg --files",
-        partial(
-            compare_tool,
-            "find",
-            {"query": _NAMED},
-            [_THREADS, "--files", "-0", f"--iglob=*{_NAMED}*", "--"],
-        ),
+        partial(compare_tool, "find", {"query": _NAMED}, [_THREADS, "--files", "-0", f"--iglob=*{_NAMED}*", "--"]),
         budget=1.3,
     ),
 )

@@ -196,9 +196,7 @@ _ENDS: dict[str, Callable[[Scene], int]] = {
 def flood(scene: Scene) -> Finding:
     """Have a command write very much."""
     size = scene.sizes.output_bytes
-    command = (
-        f"yes 'a line of some sixty characters, as a noisy build prints them' | head -c {size}"
-    )
+    command = f"yes 'a line of some sixty characters, as a noisy build prints them' | head -c {size}"
     with scene.driver() as driver:
         driver.call("bash", {"command": "echo warm"})
         arguments: JsonObject = {"command": command, "timeoutMs": 120_000}

@@ -121,9 +121,7 @@ class Driver:
         )
         assert self._process.stdout is not None
         # A daemon: were the subject to hold its end open for ever, this must not wait for it.
-        self._reader = threading.Thread(
-            target=self._read, args=(self._process.stdout,), daemon=True
-        )
+        self._reader = threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True)
         self._reader.start()
         try:
             if self._listen:
@@ -136,10 +134,7 @@ class Driver:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._end()
 
@@ -205,9 +200,7 @@ class Driver:
         return [pid for pid in _marked(self._mark) if pid != self._process.pid]
 
     def _environment(self) -> Mapping[str, str]:
-        kept = {
-            name: value for name, value in surroundings().items() if not name.startswith("XDG_")
-        }
+        kept = {name: value for name, value in surroundings().items() if not name.startswith("XDG_")}
         own = {"HOME": str(self._home), "TMPDIR": str(self._home), TOKEN_NAME: TOKEN}
         return {**kept, **own, _MARK: self._mark, "PYTHONDONTWRITEBYTECODE": "1"}
 

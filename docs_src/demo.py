@@ -18,10 +18,7 @@ INDUS = Path(sys.executable).with_name("indus")
 SERVERS = {
     "notes": {"command": sys.executable, "args": [str(HERE / "notes_server.py")]},
     "gallery": {"command": sys.executable, "args": [str(HERE / "gallery_server.py")]},
-    "broken": {
-        "command": sys.executable,
-        "args": ["-c", "import sys; sys.exit('the database is not there')"],
-    },
+    "broken": {"command": sys.executable, "args": ["-c", "import sys; sys.exit('the database is not there')"]},
 }
 SCRIPT = (
     [("read", {"path": "todo.txt"}), ("gallery__show", {})],
@@ -36,11 +33,7 @@ def indus(folder, first, second, *more):
     environment = {"HOME": home, "PATH": os.environ["PATH"], "NO_COLOR": "1"}
     print(f"\n$ indus {first} {second!r}{' …' if more else ''}")
     done = subprocess.run(
-        [INDUS, first, second, *more],
-        cwd=folder / "work",
-        env=environment,
-        text=True,
-        capture_output=True,
+        [INDUS, first, second, *more], cwd=folder / "work", env=environment, text=True, capture_output=True
     )
     for line in (done.stderr + done.stdout).rstrip().splitlines():
         print(line.replace(str(folder), "…"))
@@ -74,9 +67,7 @@ def main(folder):
     (folder / "work").mkdir()
     (folder / "home").mkdir()
     (folder / "work" / "todo.txt").write_text("water the plants\nfeed the cat\n", encoding="utf-8")
-    (folder / "work" / "servers.json").write_text(
-        json.dumps({"servers": SERVERS}), encoding="utf-8"
-    )
+    (folder / "work" / "servers.json").write_text(json.dumps({"servers": SERVERS}), encoding="utf-8")
     question = "What is on my list, and what is in the gallery? Note the first thing."
     with scripted_model(*SCRIPT) as (address, asked):
         code = indus(

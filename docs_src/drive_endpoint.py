@@ -14,9 +14,7 @@ NOTES = Path(__file__).parent / "notes_server.py"
 
 
 async def main() -> None:
-    endpoint = create_server_endpoint(
-        StdioServerConfig(id="notes", command=sys.executable, args=(str(NOTES),))
-    )
+    endpoint = create_server_endpoint(StdioServerConfig(id="notes", command=sys.executable, args=(str(NOTES),)))
     assert endpoint.phase == EndpointPhase.IDLE
     try:
         await endpoint.open()

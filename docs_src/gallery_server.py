@@ -3,25 +3,16 @@
 import json
 import sys
 
-PICTURE = (
-    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJ"
-    "AAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
-)
+PICTURE = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
 TOOL = {
     "name": "show",
     "description": "Show the gallery: its catalogue, a picture and its rules.",
     "inputSchema": {"type": "object", "properties": {}},
 }
 CONTENT = [
-    {
-        "type": "text",
-        "text": "\n".join(f"room {number}: picture {number}" for number in range(1, 21)),
-    },
+    {"type": "text", "text": "\n".join(f"room {number}: picture {number}" for number in range(1, 21))},
     {"type": "image", "data": PICTURE, "mimeType": "image/png"},
-    {
-        "type": "resource",
-        "resource": {"uri": "gallery://rules", "mimeType": "text/plain", "text": "Do not touch."},
-    },
+    {"type": "resource", "resource": {"uri": "gallery://rules", "mimeType": "text/plain", "text": "Do not touch."}},
 ]
 
 

@@ -7,11 +7,7 @@ NOTES: list[str] = []
 TOOL = {
     "name": "add",
     "description": "Add a note.",
-    "inputSchema": {
-        "type": "object",
-        "properties": {"text": {"type": "string"}},
-        "required": ["text"],
-    },
+    "inputSchema": {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
 }
 
 

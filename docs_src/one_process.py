@@ -9,18 +9,12 @@ async def greet(arguments, ctx):
     return f"hello {arguments['name']}"
 
 
-PARAMETERS = {
-    "type": "object",
-    "properties": {"name": {"type": "string"}},
-    "required": ["name"],
-}
+PARAMETERS = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
 
 
 async def main() -> None:
     server = MCPServer(
-        [define_tool(ToolSpec("greet", "Greets somebody.", PARAMETERS, greet))],
-        name="greeter",
-        version="1.0",
+        [define_tool(ToolSpec("greet", "Greets somebody.", PARAMETERS, greet))], name="greeter", version="1.0"
     )
     here, there = linked_pair()
     await server.connect(there)

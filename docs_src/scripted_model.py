@@ -43,9 +43,7 @@ def scripted_model(*script):
 
         def write(self, choice):
             body = {"id": "1", "object": "chat.completion.chunk", "created": 0, "model": "script"}
-            self.wfile.write(
-                b"data: " + json.dumps({**body, "choices": [choice]}).encode() + b"\n\n"
-            )
+            self.wfile.write(b"data: " + json.dumps({**body, "choices": [choice]}).encode() + b"\n\n")
 
         def log_message(self, format, *args):
             """Say nothing: the demo does."""

@@ -103,12 +103,7 @@ def _list_twice(folder: Path, tools: Path) -> list[str]:
     for run in ("cold", "warm"):
         begun = time.monotonic()
         done = subprocess.run(
-            [*_INDUS, "mcp", "list", "--json"],
-            capture_output=True,
-            check=True,
-            env=env,
-            cwd=folder,
-            timeout=_LIST_S,
+            [*_INDUS, "mcp", "list", "--json"], capture_output=True, check=True, env=env, cwd=folder, timeout=_LIST_S
         )
         servers = json.loads(done.stdout)["servers"]
         for one in servers:

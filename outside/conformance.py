@@ -37,9 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the suite and return the exit code."""
     parser = argparse.ArgumentParser(prog="outside.conformance", description=__doc__)
     parser.add_argument("--only", metavar="SCENARIO", help="run one scenario; writes no table")
-    parser.add_argument(
-        "--of", metavar="SUBJECT", help="judge the client, or one server; writes no table"
-    )
+    parser.add_argument("--of", metavar="SUBJECT", help="judge the client, or one server; writes no table")
     options = parser.parse_args(arguments, _Options())
     results = HOME / "results"
     shutil.rmtree(results, ignore_errors=True)
@@ -53,9 +51,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _judge(suite: Suite, results: Path, options: _Options) -> int:
     verdicts = [] if options.of not in {None, "client"} else _clients(suite, results, options.only)
-    servers = (
-        [] if options.of == "client" else judge_servers(suite, results, options.only, options.of)
-    )
+    servers = [] if options.of == "client" else judge_servers(suite, results, options.only, options.of)
     if options.only is None and options.of is None:
         rows = [cells(verdict) for verdict in verdicts]
         write_between(_PAGE, "conformance", markdown(_HEAD, rows))

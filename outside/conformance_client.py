@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 
 async def main(url: str, scenario: str, context: JsonValue) -> int:
     """Go through a scenario and return the exit code."""
-    endpoint = create_server_endpoint(
-        StreamableHttpServerConfig("judge", url), handlers=agreeable()
-    )
+    endpoint = create_server_endpoint(StreamableHttpServerConfig("judge", url), handlers=agreeable())
     try:
         await endpoint.open()
         complain(f"speaks {endpoint.facts}")
@@ -44,9 +42,7 @@ async def main(url: str, scenario: str, context: JsonValue) -> int:
     return 0
 
 
-async def _call_each(
-    endpoint: ServerEndpointImpl, tools: Sequence[RemoteTool], context: JsonValue
-) -> None:
+async def _call_each(endpoint: ServerEndpointImpl, tools: Sequence[RemoteTool], context: JsonValue) -> None:
     # All at once: what belongs to one call must not turn up in another.
     async with asyncio.TaskGroup() as tasks:
         for tool in tools:
@@ -54,9 +50,7 @@ async def _call_each(
             tasks.create_task(_call(endpoint, tool.ref.name, arguments))
 
 
-async def _call_as_told(
-    endpoint: ServerEndpointImpl, tools: Sequence[RemoteTool], context: JsonValue
-) -> None:
+async def _call_as_told(endpoint: ServerEndpointImpl, tools: Sequence[RemoteTool], context: JsonValue) -> None:
     """Make the calls that the suite hands over."""
     told = context.get("toolCalls") if is_json_object(context) else None
     for call in told if isinstance(told, list) else []:
@@ -64,18 +58,14 @@ async def _call_as_told(
             await _call(endpoint, str(call["name"]), call["arguments"])
 
 
-async def _send_schema_back(
-    endpoint: ServerEndpointImpl, tools: Sequence[RemoteTool], context: JsonValue
-) -> None:
+async def _send_schema_back(endpoint: ServerEndpointImpl, tools: Sequence[RemoteTool], context: JsonValue) -> None:
     """Show what has become of a schema on its way through us."""
     for tool in tools:
         if tool.ref.name != "json_schema_echo":
             await _call(endpoint, "json_schema_echo", {"schema": tool.raw.get("inputSchema")})
 
 
-async def _read_all(
-    endpoint: ServerEndpointImpl, tools: Sequence[RemoteTool], context: JsonValue
-) -> None:
+async def _read_all(endpoint: ServerEndpointImpl, tools: Sequence[RemoteTool], context: JsonValue) -> None:
     """Ask for resources and prompts too."""
     await _call_each(endpoint, tools, context)
     for resource in await endpoint.list_all("resources/list", "resources"):
@@ -96,9 +86,7 @@ async def _call(endpoint: ServerEndpointImpl, name: str, arguments: JsonValue) -
         complain(f"{name}: {answer}")
 
 
-_ACTS: dict[
-    str, Callable[[ServerEndpointImpl, Sequence[RemoteTool], JsonValue], Awaitable[None]]
-] = {
+_ACTS: dict[str, Callable[[ServerEndpointImpl, Sequence[RemoteTool], JsonValue], Awaitable[None]]] = {
     "http-custom-headers": _call_as_told,
     "http-standard-headers": _read_all,
     "json-schema-2020-12-preservation": _send_schema_back,

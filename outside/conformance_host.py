@@ -59,9 +59,7 @@ class Subject:
     """The box, which grows by a tool whenever it is told to."""
 
     def __init__(self) -> None:
-        self.host: ProviderHost = create_provider_host(
-            self.box, ProviderHostInfo("indus-conformance", "1.0")
-        )
+        self.host: ProviderHost = create_provider_host(self.box, ProviderHostInfo("indus-conformance", "1.0"))
         self._registry = ToolRegistry()
         self._context = make_local_context(".")
         self._grown = 0

@@ -20,11 +20,7 @@ if TYPE_CHECKING:
     Question = tuple[str, JsonObject]
     Questions = Callable[[JsonObject], list[Question]]
 
-_NEEDS = {
-    "elicitation/create": "elicitation",
-    "sampling/createMessage": "sampling",
-    "roots/list": "roots",
-}
+_NEEDS = {"elicitation/create": "elicitation", "sampling/createMessage": "sampling", "roots/list": "roots"}
 
 
 def _form(message: str, **fields: Mapping[str, Any]) -> Question:
@@ -109,9 +105,7 @@ OF_TEXT: dict[str, tuple[str, Run]] = {
     "test_sampling": ("prompt", _asking(lambda given: [_sample(str(given["prompt"]))])),
     "test_elicitation": (
         "message",
-        _asking(
-            lambda given: [_form(str(given["message"]), username=schemas.TEXT, email=schemas.TEXT)]
-        ),
+        _asking(lambda given: [_form(str(given["message"]), username=schemas.TEXT, email=schemas.TEXT)]),
     ),
 }
 """With one, a text."""

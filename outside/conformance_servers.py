@@ -54,9 +54,7 @@ class Judged:
         met |= {name for one in self.verdicts for name in one.excepted}
         listed = {**self.subject.left_out, **self.subject.may_fail}
         return [
-            f"{self.subject.name}: {name} need not be left out"
-            for name in listed
-            if self.verdicts and name not in met
+            f"{self.subject.name}: {name} need not be left out" for name in listed if self.verdicts and name not in met
         ]
 
     def complaints(self, verdict: Verdict) -> list[str]:
@@ -78,18 +76,14 @@ class Judged:
         return f"{verdict.passed}{failed}"
 
 
-def judge_servers(
-    suite: Suite, results: Path, scenario: str | None = None, subject: str | None = None
-) -> list[Judged]:
+def judge_servers(suite: Suite, results: Path, scenario: str | None = None, subject: str | None = None) -> list[Judged]:
     """Judge all servers, or one; in all scenarios, or in one."""
     say(aligned(_HEAD, _WIDTHS))
     with tempfile.TemporaryDirectory() as folder:
         return asyncio.run(_all(suite, results, Path(folder).resolve(), (scenario, subject)))
 
 
-async def _all(
-    suite: Suite, results: Path, scratch: Path, only: tuple[str | None, str | None]
-) -> list[Judged]:
+async def _all(suite: Suite, results: Path, scratch: Path, only: tuple[str | None, str | None]) -> list[Judged]:
     scenario, wanted = only
     scenarios = {
         revision: [one for one in suite.scenarios("server", revision) if scenario in {None, one}]
@@ -125,9 +119,7 @@ class _Judging:
                 if not self._judged.wrong:
                     some = offered[begin : begin + size]
                     await self._some(revision, some, together=len(some) == len(listed) > 1)
-            self._judged.verdicts += [
-                Verdict(revision, one) for one in listed if one not in offered
-            ]
+            self._judged.verdicts += [Verdict(revision, one) for one in listed if one not in offered]
         for process in self._watch.left():
             self._complain(f"left behind: {process}")
         return self._judged
@@ -140,9 +132,7 @@ class _Judging:
         try:
             async with listening(command, log=log, env=env, cwd=self._scratch) as port:
                 url = f"http://localhost:{port}/mcp"
-                said = await asyncio.to_thread(
-                    judge, url, revision, results, scenarios, together=together
-                )
+                said = await asyncio.to_thread(judge, url, revision, results, scenarios, together=together)
                 self._watch.look()
         except NotListening as exc:
             self._complain(f"{exc}: {end_of(log.read_text('utf-8'))}")
@@ -172,10 +162,7 @@ def table(judged: Sequence[Judged]) -> list[str]:
     """Give the page: one row for each scenario, the sums, and what was left out."""
     columns = [{(one.revision, one.scenario): one for one in each.verdicts} for each in judged]
     keys = list(dict.fromkeys(key for column in columns for key in column))
-    rows = [
-        (*key, *(each.cell(column.get(key)) for each, column in zip(judged, columns, strict=True)))
-        for key in keys
-    ]
+    rows = [(*key, *(each.cell(column.get(key)) for each, column in zip(judged, columns, strict=True))) for key in keys]
     sums = [row for revision in REVISIONS for row in _sums(judged, revision)]
     head = ("revision", "scenario", *(each.subject.name for each in judged))
     return [*markdown(head, [*rows, *sums]), "", *left_out(judged)]

@@ -107,9 +107,7 @@ def find_node() -> Node | None:
 
 def _major(node: Path) -> int:
     try:
-        said = subprocess.run(
-            [node, "--version"], capture_output=True, text=True, timeout=30, check=False
-        ).stdout
+        said = subprocess.run([node, "--version"], capture_output=True, text=True, timeout=30, check=False).stdout
     except OSError:
         return 0
     number = said.strip().removeprefix("v").partition(".")[0]

@@ -76,9 +76,7 @@ def _visit_all() -> list[Visit]:
         return asyncio.run(_told(servers, again, scratch, no_node=node is None))
 
 
-async def _told(
-    servers: Sequence[Server], again: Sequence[Server], scratch: Path, *, no_node: bool
-) -> list[Visit]:
+async def _told(servers: Sequence[Server], again: Sequence[Server], scratch: Path, *, no_node: bool) -> list[Visit]:
     say(aligned(_HEAD, _WIDTHS))
     visits: list[Visit] = []
     async for done in _rows(servers, no_node=no_node):

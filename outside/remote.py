@@ -27,11 +27,7 @@ class NotListening(Exception):
 
 @asynccontextmanager
 async def listening(
-    command: Sequence[str],
-    *,
-    log: Path | None = None,
-    env: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
+    command: Sequence[str], *, log: Path | None = None, env: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> AsyncGenerator[int]:
     """Run a command that listens on the port it is given: as `{port}`, and in the variable PORT.
 

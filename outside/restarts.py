@@ -98,9 +98,7 @@ def _compare(bridge: BootedBridge, server: str, theirs: list[JsonObject], done: 
             done.wrong.append(f"the SDK's client is told something else of {row['name']}")
 
 
-async def _call(
-    bridge: BootedBridge, server: Server, answers: list[tuple[bool, str]], done: Visit
-) -> None:
+async def _call(bridge: BootedBridge, server: Server, answers: list[tuple[bool, str]], done: Visit) -> None:
     assert bridge.attached.enrolment is not None
     live = {one.ref.name: one for one in bridge.attached.enrolment.ledger.live_capabilities()}
     for call, theirs in zip(server.calls, answers, strict=True):

@@ -43,20 +43,14 @@ class Server:
     calls: Sequence[Call]
     env: dict[str, str] = field(default_factory=dict[str, str])
     needs_node: bool = False
-    remote: Mapping[RemoteKind, Sequence[str]] = field(
-        default_factory=dict[RemoteKind, "list[str]"]
-    )
+    remote: Mapping[RemoteKind, Sequence[str]] = field(default_factory=dict[RemoteKind, "list[str]"])
     """What to add to the command for each other transport; `{port}` stands for the port, which is
     also in the variable PORT."""
 
 
 def python_servers(commands: Path, modern: Path, scratch: Path, page: str) -> list[Server]:
     """List the servers on the Python SDK."""
-    noon: JsonObject = {
-        "source_timezone": "Etc/UTC",
-        "time": "12:00",
-        "target_timezone": "Asia/Tokyo",
-    }
+    noon: JsonObject = {"source_timezone": "Etc/UTC", "time": "12:00", "target_timezone": "Asia/Tokyo"}
     fetch = [str(commands / "mcp-server-fetch"), "--allow-private-ips", "--ignore-robots-txt"]
     sqlite = [str(commands / "mcp-server-sqlite"), "--db-path", str(scratch / "some.db")]
     return [
@@ -65,17 +59,9 @@ def python_servers(commands: Path, modern: Path, scratch: Path, page: str) -> li
             [str(commands / "mcp-server-time"), "--local-timezone", "Etc/UTC"],
             [Call("convert_time", noon, "T21:00:00+09:00")],
         ),
-        Server(
-            "git",
-            [str(commands / "mcp-server-git")],
-            [Call("git_log", {"repo_path": str(scratch)}, NOTE)],
-        ),
+        Server("git", [str(commands / "mcp-server-git")], [Call("git_log", {"repo_path": str(scratch)}, NOTE)]),
         Server("fetch", fetch, [Call("fetch", {"url": page}, NOTE)]),
-        Server(
-            "sqlite",
-            sqlite,
-            [Call("read_query", {"query": "SELECT 6 * 7 AS answer"}, "{'answer': 42}")],
-        ),
+        Server("sqlite", sqlite, [Call("read_query", {"query": "SELECT 6 * 7 AS answer"}, "{'answer': 42}")]),
         Server(
             "motherduck",
             [str(modern / "mcp-server-motherduck"), "--db-path", ":memory:", "--read-write"],
@@ -85,9 +71,7 @@ def python_servers(commands: Path, modern: Path, scratch: Path, page: str) -> li
     ]
 
 
-def restarted_servers(
-    varied: Path, unordered: Path, node: Path, packages: Path, scratch: Path
-) -> list[Server]:
+def restarted_servers(varied: Path, unordered: Path, node: Path, packages: Path, scratch: Path) -> list[Server]:
     """List the servers that are started again and again: of many authors, and without any key.
 
     The definitions of the first two come in another order at every start.
@@ -99,12 +83,7 @@ def restarted_servers(
     note = str(scratch / "note.txt")
     nowhere = "http://127.0.0.1:9"
     asked: JsonObject = {"files": [{"file_path": note, "ranges": [{"start": 1}]}]}
-    thought: JsonObject = {
-        "thought": NOTE,
-        "nextThoughtNeeded": False,
-        "thoughtNumber": 1,
-        "totalThoughts": 1,
-    }
+    thought: JsonObject = {"thought": NOTE, "nextThoughtNeeded": False, "thoughtNumber": 1, "totalThoughts": 1}
     commands = "ls,cat,pwd,grep,wc,touch,find,echo"
     return [
         Server(
@@ -128,15 +107,9 @@ def restarted_servers(
             },
         ),
         Server(
-            "calculator",
-            [str(varied / "mcp-server-calculator")],
-            [Call("calculate", {"expression": "6 * 7"}, "42")],
+            "calculator", [str(varied / "mcp-server-calculator")], [Call("calculate", {"expression": "6 * 7"}, "42")]
         ),
-        Server(
-            "text-editor",
-            [str(varied / "mcp-text-editor")],
-            [Call("get_text_file_contents", asked, NOTE)],
-        ),
+        Server("text-editor", [str(varied / "mcp-text-editor")], [Call("get_text_file_contents", asked, NOTE)]),
         Server(
             "diff",
             [str(varied / "mcp-server-diff-python")],

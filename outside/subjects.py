@@ -110,11 +110,7 @@ class Subject:
 def subjects(scratch: Path) -> list[Subject]:
     """Name them all; what they need is written into an empty folder."""
     config = scratch / "servers.json"
-    server = {
-        "command": sys.executable,
-        "args": ["-m", "outside.conformance_server"],
-        "cwd": str(ROOT),
-    }
+    server = {"command": sys.executable, "args": ["-m", "outside.conformance_server"], "cwd": str(ROOT)}
     config.write_text(json.dumps({"mcpServers": {"conformance": server}}), "utf-8")
     python = sys.executable
     indus = (python, "-m", "induscode", "serve", "--http", "127.0.0.1:{port}", "--no-token")
@@ -128,11 +124,5 @@ def subjects(scratch: Path) -> list[Subject]:
             may_fail=_BOX_MAY_FAIL,
         ),
         Subject("pass-through", relay, left_out=_RELAY_LEFT_OUT, sessions=_SESSIONS),
-        Subject(
-            "deck",
-            (*indus, "--no-mcp"),
-            may_fail=_DECK_MAY_FAIL,
-            only=_GENERAL,
-            sessions=_SESSIONS,
-        ),
+        Subject("deck", (*indus, "--no-mcp"), may_fail=_DECK_MAY_FAIL, only=_GENERAL, sessions=_SESSIONS),
     ]

@@ -56,9 +56,7 @@ class Suite:
         listed = _run([*self._command, "list", f"--{side}", "--spec-version", revision])
         return scenarios_in(listed.stdout)
 
-    def judge_client(
-        self, client: Sequence[str], revision: str, scenario: str, folder: Path
-    ) -> Verdict:
+    def judge_client(self, client: Sequence[str], revision: str, scenario: str, folder: Path) -> Verdict:
         """Have the suite start a client and go through one scenario with it."""
         command = ("--command", shlex.join(client), "--timeout", str(_SCENARIO_MS))
         what = ("--scenario", scenario, "--spec-version", revision, "--output-dir", str(folder))
@@ -75,15 +73,7 @@ class Suite:
             verdict.wrong.append(f"the client ended badly: {said}")
         return verdict
 
-    def judge_server(
-        self,
-        url: str,
-        revision: str,
-        folder: Path,
-        scenarios: Sequence[str],
-        *,
-        together: bool,
-    ) -> str:
+    def judge_server(self, url: str, revision: str, folder: Path, scenarios: Sequence[str], *, together: bool) -> str:
         """Have the suite go through scenarios with a server, and give its last words.
 
         If they are all there are, they can be run together: the suite is started once.
@@ -96,11 +86,7 @@ class Suite:
 
 
 def read_results(
-    folder: Path,
-    revision: str,
-    scenarios: Sequence[str],
-    may_fail: Callable[[str], str | None],
-    said: str,
+    folder: Path, revision: str, scenarios: Sequence[str], may_fail: Callable[[str], str | None], said: str
 ) -> list[Verdict]:
     """Read what the suite has written about a server; what is not there is a failure."""
     found = {scenario_of(one.name): one / "checks.json" for one in folder.glob("server-*")}
@@ -125,9 +111,7 @@ def scenario_of(folder: str) -> str | None:
     return found and found["scenario"]
 
 
-def weigh(
-    checks: JsonValue, verdict: Verdict, may_fail: Callable[[str], str | None] | None = None
-) -> None:
+def weigh(checks: JsonValue, verdict: Verdict, may_fail: Callable[[str], str | None] | None = None) -> None:
     """Count the checks of a scenario; a warning is a failure, unless there is a reason for it."""
     for check in checks if isinstance(checks, list) else []:
         if not is_json_object(check):
@@ -153,13 +137,7 @@ def end_of(text: str) -> str:
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
-            command,
-            cwd=ROOT,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_RUN_S,
-            check=False,
+            command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_RUN_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as exc:
         raise CannotInstall(str(exc)) from exc

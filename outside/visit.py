@@ -27,12 +27,7 @@ from outside.leftovers import Watch
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
-    from indusagi.interop import (
-        MountedProtocolBridge,
-        RemoteCallResult,
-        ServerConfig,
-        ServerEndpointImpl,
-    )
+    from indusagi.interop import MountedProtocolBridge, RemoteCallResult, ServerConfig, ServerEndpointImpl
     from indusagi.runtime.contract import ToolProgress
     from outside.servers import Call, Server
 
@@ -59,10 +54,7 @@ class Visit:
     @property
     def verdict(self) -> str:
         """One word if all is well, else why not."""
-        told = [
-            what if times == 1 else f"{times} x {what}"
-            for what, times in Counter(self.wrong).items()
-        ]
+        told = [what if times == 1 else f"{times} x {what}" for what, times in Counter(self.wrong).items()]
         return f"FAILED: {'; '.join(told)}" if told else "ok"
 
 

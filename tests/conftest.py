@@ -215,7 +215,5 @@ def _no_blocking_calls() -> Iterator[None]:
         # exec, a few milliseconds.
         blockers.functions["os.read"].can_block_in("subprocess.py", "_execute_child")
         # Coverage locks its own data, whoever's callback it happens to be in.
-        blockers.functions["threading.Lock.acquire"].can_block_in(
-            "coverage/collector.py", "lock_data"
-        )
+        blockers.functions["threading.Lock.acquire"].can_block_in("coverage/collector.py", "lock_data")
         yield

@@ -71,10 +71,7 @@ def agents(node: Path, packages: Path) -> list[Agent]:
             "Claude Code",
             "claude",
             claude,
-            [
-                ("files", "-e", "TOKEN=abc", "--", *stdio),
-                ("--transport", "http", "remote", url, "--header", header),
-            ],
+            [("files", "-e", "TOKEN=abc", "--", *stdio), ("--transport", "http", "remote", url, "--header", header)],
         ),
         Agent(
             "Codex",
@@ -90,10 +87,7 @@ def agents(node: Path, packages: Path) -> list[Agent]:
             "Gemini CLI",
             "gemini",
             gemini,
-            [
-                ("files", "-e", "TOKEN=abc", stdio[0], "--", *stdio[1:]),
-                ("-t", "http", "remote", url, "-H", header),
-            ],
+            [("files", "-e", "TOKEN=abc", stdio[0], "--", *stdio[1:]), ("-t", "http", "remote", url, "-H", header)],
         ),
         Agent(
             "opencode",

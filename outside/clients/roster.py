@@ -165,9 +165,7 @@ def _object(value: JsonValue) -> JsonObject:
 
 def _blocks(result: JsonObject) -> list[JsonObject]:
     content = result.get("content")
-    return (
-        [block for block in content if is_json_object(block)] if isinstance(content, list) else []
-    )
+    return [block for block in content if is_json_object(block)] if isinstance(content, list) else []
 
 
 def _text(result: JsonObject) -> str:

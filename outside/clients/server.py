@@ -18,19 +18,12 @@ from indusagi.core.json import is_json_object
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
 
-PICTURE = (
-    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJ"
-    "AAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
-)
+PICTURE = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
 FAILURE = "the shelf is empty: fill it first"
 STEPS = 3
 _BETWEEN_S = 0.05
 _NOTHING: JsonObject = {"type": "object", "properties": {}}
-_TEXT: JsonObject = {
-    "type": "object",
-    "properties": {"text": {"type": "string"}},
-    "required": ["text"],
-}
+_TEXT: JsonObject = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
 TOOLS: list[JsonObject] = [
     {"name": "echo", "description": "Say it again.", "inputSchema": _TEXT},
     {"name": "picture", "description": "Show a picture.", "inputSchema": _NOTHING},

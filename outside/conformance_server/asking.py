@@ -56,9 +56,7 @@ def form(message: str, **fields: dict[str, Any]) -> ElicitRequest:
 def sample(prompt: str) -> CreateMessageRequest:
     """A question to the model of the client."""
     message = SamplingMessage(role="user", content=TextContent(text=prompt))
-    return CreateMessageRequest(
-        params=CreateMessageRequestParams(messages=[message], max_tokens=100)
-    )
+    return CreateMessageRequest(params=CreateMessageRequestParams(messages=[message], max_tokens=100))
 
 
 def roots() -> ListRootsRequest:
@@ -67,10 +65,7 @@ def roots() -> ListRootsRequest:
 
 
 async def ask(
-    ctx: Asked,
-    params: InputResponseRequestParams,
-    questions: Questions,
-    state: str | None = None,
+    ctx: Asked, params: InputResponseRequestParams, questions: Questions, state: str | None = None
 ) -> Answers | InputRequiredResult:
     """Give the answers; or, where they come with the next request, what has to be returned now.
 

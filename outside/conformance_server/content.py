@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from mcp_types import (
-    AudioContent,
-    CallToolResult,
-    EmbeddedResource,
-    ImageContent,
-    TextContent,
-    TextResourceContents,
-)
+from mcp_types import AudioContent, CallToolResult, EmbeddedResource, ImageContent, TextContent, TextResourceContents
 
 from outside.conformance_server.samples import PNG, WAV
 

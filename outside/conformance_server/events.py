@@ -27,9 +27,7 @@ class Events(EventStore):
         self._latest.append((self._count, stream_id, message))
         return str(self._count)
 
-    async def replay_events_after(
-        self, last_event_id: str, send_callback: EventCallback
-    ) -> str | None:
+    async def replay_events_after(self, last_event_id: str, send_callback: EventCallback) -> str | None:
         """Send what came later on the stream of an event, and say which stream that is."""
         last = int(last_event_id) if last_event_id.isdecimal() else 0
         stream = next((name for number, name, _ in self._latest if number == last), None)

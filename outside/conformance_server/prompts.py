@@ -92,8 +92,7 @@ def _wanted(name: str) -> tuple[str, ...]:
 
 def _listed(name: str) -> Prompt:
     arguments = [
-        PromptArgument(name=wanted, description=f"What to put for {wanted}", required=True)
-        for wanted in _wanted(name)
+        PromptArgument(name=wanted, description=f"What to put for {wanted}", required=True) for wanted in _wanted(name)
     ]
     return Prompt(name=name, description=f"The prompt {name}", arguments=arguments or None)
 

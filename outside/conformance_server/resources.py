@@ -39,22 +39,15 @@ _MADE = re.compile(r"test://template/(?P<id>[^/]+)/data")
 
 async def list_resources(ctx: Asked, params: PaginatedRequestParams | None) -> ListResourcesResult:
     """List all but what the template makes."""
-    texts = [
-        Resource(uri=uri, name=uri, description="A text", mime_type="text/plain") for uri in _TEXTS
-    ]
+    texts = [Resource(uri=uri, name=uri, description="A text", mime_type="text/plain") for uri in _TEXTS]
     image = Resource(uri=_BINARY, name=_BINARY, description="An image", mime_type="image/png")
     return ListResourcesResult(resources=[*texts, image])
 
 
-async def list_templates(
-    ctx: Asked, params: PaginatedRequestParams | None
-) -> ListResourceTemplatesResult:
+async def list_templates(ctx: Asked, params: PaginatedRequestParams | None) -> ListResourceTemplatesResult:
     """List the one template."""
     template = ResourceTemplate(
-        uri_template=_TEMPLATE,
-        name="data",
-        description="The data of an id",
-        mime_type="application/json",
+        uri_template=_TEMPLATE, name="data", description="The data of an id", mime_type="application/json"
     )
     return ListResourceTemplatesResult(resource_templates=[template])
 

@@ -41,11 +41,7 @@ DEFAULTS: dict[str, Schema] = {
     "name": {"type": "string", "default": "John Doe"},
     "age": {"type": "integer", "default": 30},
     "score": {"type": "number", "default": 95.5},
-    "status": {
-        "type": "string",
-        "enum": ["active", "inactive", "pending"],
-        "default": "active",
-    },
+    "status": {"type": "string", "enum": ["active", "inactive", "pending"], "default": "active"},
     "verified": {"type": "boolean", "default": True},
 }
 _PLAIN = ["option1", "option2", "option3"]
@@ -57,11 +53,7 @@ _TITLED = [
 CHOICES: dict[str, Schema] = {
     "untitledSingle": {"type": "string", "enum": _PLAIN},
     "titledSingle": {"type": "string", "oneOf": _TITLED},
-    "legacyEnum": {
-        "type": "string",
-        "enum": ["opt1", "opt2", "opt3"],
-        "enumNames": ["One", "Two", "Three"],
-    },
+    "legacyEnum": {"type": "string", "enum": ["opt1", "opt2", "opt3"], "enumNames": ["One", "Two", "Three"]},
     "untitledMulti": {"type": "array", "items": {"type": "string", "enum": _PLAIN}},
     "titledMulti": {"type": "array", "items": {"anyOf": _TITLED}},
 }

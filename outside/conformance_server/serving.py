@@ -9,20 +9,9 @@ from mcp.server.caching import CacheHint
 from mcp.server.lowlevel import NotificationOptions, Server
 from mcp.server.request_state import RequestStateBoundary, RequestStateSecurity
 from mcp.server.stdio import stdio_server
-from mcp.server.subscriptions import (
-    InMemorySubscriptionBus,
-    ListenHandler,
-    PromptsListChanged,
-    ToolsListChanged,
-)
+from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, PromptsListChanged, ToolsListChanged
 from mcp.shared.exceptions import MCPError
-from mcp_types import (
-    INVALID_PARAMS,
-    EmptyResult,
-    ListPromptsResult,
-    ListToolsResult,
-    SetLevelRequestParams,
-)
+from mcp_types import INVALID_PARAMS, EmptyResult, ListPromptsResult, ListToolsResult, SetLevelRequestParams
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from outside.conformance_server import prompts, resources, schemas
@@ -96,14 +85,10 @@ class Subject:
     async def over_http(self, port: int) -> None:
         """Serve this machine, until told to end."""
         app = self.server.streamable_http_app(event_store=Events(), retry_interval=_RETRY_MS)
-        config = uvicorn.Config(
-            app, "127.0.0.1", port, log_level="warning", timeout_graceful_shutdown=1
-        )
+        config = uvicorn.Config(app, "127.0.0.1", port, log_level="warning", timeout_graceful_shutdown=1)
         await uvicorn.Server(config).serve()
 
-    async def _list_tools(
-        self, ctx: Asked, params: PaginatedRequestParams | None
-    ) -> ListToolsResult:
+    async def _list_tools(self, ctx: Asked, params: PaginatedRequestParams | None) -> ListToolsResult:
         return ListToolsResult(tools=[act.listed(name) for name, act in self._acts.items()])
 
     async def _call_tool(self, ctx: Asked, params: CallToolRequestParams) -> Result:
@@ -115,9 +100,7 @@ class Subject:
             raise MCPError(INVALID_PARAMS, f"{params.name} needs {', '.join(missing)}")
         return await act.run(ctx, params)
 
-    async def _list_prompts(
-        self, ctx: Asked, params: PaginatedRequestParams | None
-    ) -> ListPromptsResult:
+    async def _list_prompts(self, ctx: Asked, params: PaginatedRequestParams | None) -> ListPromptsResult:
         return ListPromptsResult(prompts=prompts.listed(with_extra=self._extra_prompt))
 
     async def _change_tools(self, ctx: Asked, params: CallToolRequestParams) -> Result:

@@ -7,14 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import anyio
-from mcp_types import (
-    CallToolRequestParams,
-    CallToolResult,
-    InputRequiredResult,
-    LoggingLevel,
-    TextContent,
-    Tool,
-)
+from mcp_types import CallToolRequestParams, CallToolResult, InputRequiredResult, LoggingLevel, TextContent, Tool
 
 from outside.conformance_server import schemas
 from outside.conformance_server.asking import Asked, ask, can_answer, form, roots, sample, shown
@@ -125,9 +118,7 @@ _NAME = _always(user_name=form("What is your name?", name=schemas.TEXT))
 _CAPITAL = _always(capital_question=sample("What is the capital of France?"))
 _CONFIRM = _always(confirm=form("Please confirm", ok=schemas.YES_OR_NO))
 _ALL = _always(
-    user_name=form("What is your name?", name=schemas.TEXT),
-    greeting=sample("Greet somebody"),
-    client_roots=roots(),
+    user_name=form("What is your name?", name=schemas.TEXT), greeting=sample("Greet somebody"), client_roots=roots()
 )
 _MIXED = (
     TextContent(text="Several kinds of content:"),
@@ -154,12 +145,8 @@ def _plain() -> dict[str, Run]:
         "test_reconnection": _reconnect,
         "test_streaming_elicitation": _stream,
         "test_missing_capability": _asking(_always(question=sample("Anything?"))),
-        "test_elicitation_sep1034_defaults": _asking(
-            _always(person=form("Is this right?", **schemas.DEFAULTS))
-        ),
-        "test_elicitation_sep1330_enums": _asking(
-            _always(choice=form("Which ones?", **schemas.CHOICES))
-        ),
+        "test_elicitation_sep1034_defaults": _asking(_always(person=form("Is this right?", **schemas.DEFAULTS))),
+        "test_elicitation_sep1330_enums": _asking(_always(choice=form("Which ones?", **schemas.CHOICES))),
         "test_input_required_result_elicitation": _asking(_NAME),
         "test_input_required_result_sampling": _asking(_CAPITAL),
         "test_input_required_result_list_roots": _asking(_always(client_roots=roots())),
@@ -177,11 +164,8 @@ def acts() -> dict[str, Act]:
         **{name: Act(run, schemas.NOTHING) for name, run in _plain().items()},
         "json_schema_2020_12_tool": Act(_TEXT, schemas.RICH),
         "test_x_mcp_header": Act(_TEXT, schemas.HEADER),
-        "test_sampling": Act(
-            _asking(lambda given: {"reply": sample(given["prompt"])}), schemas.of_text("prompt")
-        ),
+        "test_sampling": Act(_asking(lambda given: {"reply": sample(given["prompt"])}), schemas.of_text("prompt")),
         "test_elicitation": Act(
-            _asking(lambda given: {"user": form(given["message"], **_ACCOUNT)}),
-            schemas.of_text("message"),
+            _asking(lambda given: {"user": form(given["message"], **_ACCOUNT)}), schemas.of_text("message")
         ),
     }

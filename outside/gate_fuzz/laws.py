@@ -7,18 +7,10 @@ from induscode.session.permissions.call_facts import Facts, Kind
 from induscode.session.permissions.policy import Approval, Stance, judge
 from induscode.session.permissions.rules import Effect, Rule
 from induscode.session.permissions.shell.parse import parse_command
-from outside.gate_fuzz.generate import (
-    CANARY,
-    READERS,
-    WRITERS,
-    generate_commands,
-    generate_spellings,
-)
+from outside.gate_fuzz.generate import CANARY, READERS, WRITERS, generate_commands, generate_spellings
 from outside.gate_fuzz.run import Outcome, Playground
 
-_ALLOWED = [
-    Rule(effect=Effect.ALLOW, tool="bash", specifier=f"{name} *") for name in (*READERS, *WRITERS)
-]
+_ALLOWED = [Rule(effect=Effect.ALLOW, tool="bash", specifier=f"{name} *") for name in (*READERS, *WRITERS)]
 _DENIED = [Rule(effect=Effect.DENY, tool="bash", specifier=f"{CANARY} *")]
 
 
@@ -39,11 +31,7 @@ def decide(command: str, rules: list[Rule], approval: Approval = Approval.ASK) -
 def find_overruns(playground: Playground, seed: int, count: int) -> tuple[int, list[Outcome]]:
     """Run what rules allow; give what ran another program, and readers that wrote a file."""
     commands = dict.fromkeys(generate_commands(seed, count))
-    allowed = [
-        command
-        for command in commands
-        if ">" not in command and decide(command, _ALLOWED) is Effect.ALLOW
-    ]
+    allowed = [command for command in commands if ">" not in command and decide(command, _ALLOWED) is Effect.ALLOW]
     found = playground.run(allowed)
     return len(allowed), [one for one in found if one.ran_canary or (one.wrote and _reads(one))]
 

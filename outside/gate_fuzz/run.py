@@ -65,9 +65,7 @@ class Playground:
             return
         settings = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
         for words in (["init", "-q"], ["add", "a.txt"], ["commit", "-qm", "x"]):
-            subprocess.run(
-                ["git", *settings, *words], cwd=self.seed, env=self._environment(), check=True
-            )
+            subprocess.run(["git", *settings, *words], cwd=self.seed, env=self._environment(), check=True)
         (self.seed / "a.txt").write_text("changed\n", encoding="utf-8")
 
     def _environment(self) -> dict[str, str]:
@@ -78,12 +76,7 @@ class Playground:
         """Run commands one after the other, each in a fresh copy of the directory."""
         for name in ("canary", "looks"):
             (self.logs / name).unlink(missing_ok=True)
-        extra = {
-            "WORK": str(self.work),
-            "SEED": str(self.seed),
-            "LOGS": str(self.logs),
-            "SECONDS_EACH": str(_SECONDS),
-        }
+        extra = {"WORK": str(self.work), "SEED": str(self.seed), "LOGS": str(self.logs), "SECONDS_EACH": str(_SECONDS)}
         given = "".join(f"{number}\0{text}\0" for number, text in enumerate(commands))
         subprocess.run(
             [*self._sandbox(), "bash", "-c", _SCRIPT],
@@ -109,24 +102,7 @@ class Playground:
         bwrap = shutil.which("bwrap")
         if bwrap is None:
             return []
-        words = [
-            bwrap,
-            "--ro-bind",
-            "/",
-            "/",
-            "--dev",
-            "/dev",
-            "--proc",
-            "/proc",
-            "--tmpfs",
-            "/run",
-        ]
-        words += [
-            "--bind",
-            str(self.folder),
-            str(self.folder),
-            "--unshare-net",
-            "--die-with-parent",
-        ]
+        words = [bwrap, "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/run"]
+        words += ["--bind", str(self.folder), str(self.folder), "--unshare-net", "--die-with-parent"]
         probe = subprocess.run([*words, "true"], capture_output=True, check=False)
         return words if probe.returncode == 0 else []

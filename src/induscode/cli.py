@@ -18,10 +18,7 @@ _FAILED = 1
 _DISTRIBUTION = "indus-deck"
 _OTHERS = ("indusagi", "induscode")
 """Distributions on PyPI that install packages and commands of the same names as ours."""
-_REMEDY = (
-    "pip uninstall indusagi induscode indus-deck, then install indus-deck into an environment "
-    "of its own"
-)
+_REMEDY = "pip uninstall indusagi induscode indus-deck, then install indus-deck into an environment of its own"
 
 
 def find_replaced_package() -> str | None:

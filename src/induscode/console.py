@@ -62,9 +62,7 @@ def stdout_console() -> Console | None:
     return console_for(sys.stdout)
 
 
-def print_table(
-    console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]
-) -> None:
+def print_table(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]) -> None:
     """Print a table that fits the width of the terminal: the last column is wrapped.
 
     Where too little room is left for the last column, each row is printed as a record instead: a
@@ -87,9 +85,7 @@ def print_table(
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for index, (head, at_right) in enumerate(zip(heads, right, strict=True)):
         last = index == len(heads) - 1
-        table.add_column(
-            head, justify="right" if at_right else "left", overflow="fold", no_wrap=not last
-        )
+        table.add_column(head, justify="right" if at_right else "left", overflow="fold", no_wrap=not last)
     for row in rows:
         table.add_row(*(Text(cell, STATE_STYLES.get(cell, "")) for cell in row))
     console.print(table)

@@ -12,13 +12,7 @@ from indusagi import __version__
 from indusagi.core.faults import CoreError
 from induscode.commands import COMPLETE_VARIABLE
 from induscode.launch.flags import FlagGroup, flag_specs
-from induscode.launch.options import (
-    GroupedOption,
-    given_flags,
-    invocation_from,
-    option_of,
-    refuse_unused_flags,
-)
+from induscode.launch.options import GroupedOption, given_flags, invocation_from, option_of, refuse_unused_flags
 from induscode.terminal import complain, is_interactive, printable, tell
 
 if TYPE_CHECKING:
@@ -143,9 +137,7 @@ def _indus(context: click.Context, **_: object) -> int:
     if invocation.prompt is not None:
         return _answer_prompt(invocation)
     if not is_interactive():
-        raise click.UsageError(
-            f"There is no terminal: give a prompt ({_PROMPT}) or a command", context
-        )
+        raise click.UsageError(f"There is no terminal: give a prompt ({_PROMPT}) or a command", context)
     # A directory's name may hold line ends: made visible here, it cannot forge a line.
     tell(_OVERVIEW.format(version=__version__, cwd=printable(invocation.cwd)))
     return 0

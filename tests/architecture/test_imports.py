@@ -19,21 +19,13 @@ def loaded_by(code: str) -> set[str]:
     """Run code in a fresh interpreter and name the top-level packages it has loaded."""
     script = f"{code}\nimport json, sys; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=20,
-        env=unmeasured(),
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=20, env=unmeasured()
     )
     return {name.partition(".")[0] for name in json.loads(done.stdout.splitlines()[-1])}
 
 
 def run_cli(*arguments: str) -> str:
-    return (
-        f"import sys; sys.argv = ['indus', *{list(arguments)!r}]\n"
-        "from induscode.cli import main; assert main() == 0"
-    )
+    return f"import sys; sys.argv = ['indus', *{list(arguments)!r}]\nfrom induscode.cli import main; assert main() == 0"
 
 
 def test_the_version_loads_nothing() -> None:

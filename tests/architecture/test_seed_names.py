@@ -38,9 +38,7 @@ def test_finding_a15_a_module_of_the_specification_has_its_names(module: str) ->
 
 
 @pytest.mark.parametrize(("place", "members"), MEMBERS, ids=[place for place, _ in MEMBERS])
-def test_finding_a15_a_class_of_the_specification_has_its_members(
-    place: str, members: list[str]
-) -> None:
+def test_finding_a15_a_class_of_the_specification_has_its_members(place: str, members: list[str]) -> None:
     module, _, name = place.rpartition(".")
     kind = getattr(importlib.import_module(module), name)
     fields = getattr(kind, "__dataclass_fields__", {})  # a field without a default is no attribute

@@ -5,15 +5,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 from bench.__main__ import main
-from bench.bridge import (
-    FASTMCP,
-    Big,
-    big_check,
-    compare_calls,
-    compare_neighbours,
-    floor_s,
-    memory_check,
-)
+from bench.bridge import FASTMCP, Big, big_check, compare_calls, compare_neighbours, floor_s, memory_check
 from bench.bridge_fresh import Fresh, fresh
 from bench.measure import Pair, Sample, calls, compare
 from bench.process import console_script, output_of, python, surroundings
@@ -48,9 +40,7 @@ def twice_as_long(name: str, *, budget: float) -> Row:
     return Row(name, "ours", "theirs", lambda: pair, budget=budget)
 
 
-def connected(
-    *, connect_s: float = 1.0, resident: int = 1, sdk: bool = False, children_s: float = 0.0
-) -> Fresh:
+def connected(*, connect_s: float = 1.0, resident: int = 1, sdk: bool = False, children_s: float = 0.0) -> Fresh:
     return Fresh(connect_s, connect_s, resident, sdk, children_s)
 
 
@@ -63,9 +53,7 @@ def rows_in(path: "Path") -> list[dict[str, object]]:
 
 
 @pytest.mark.process
-def test_starting_loads_none_of_the_heavy_packages_and_the_json_file_says_so(
-    tmp_path: "Path",
-) -> None:
+def test_starting_loads_none_of_the_heavy_packages_and_the_json_file_says_so(tmp_path: "Path") -> None:
     target = tmp_path / "made" / "results.json"
     assert main(["--only", "no-sdk", "--json", str(target), "--check"]) == 0
     assert set(written(target)) == {"python", "system", "machine", "cores", "rows"}
@@ -102,9 +90,7 @@ def test_the_list_names_every_row_and_measures_none(capsys: pytest.CaptureFixtur
     assert len(set(names)) == len(names)
 
 
-def test_a_missed_budget_is_shown_and_fails_only_a_check(
-    tmp_path: "Path", capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missed_budget_is_shown_and_fails_only_a_check(tmp_path: "Path", capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "results.json"
     rows = [twice_as_long("fine", budget=2), twice_as_long("impossible", budget=0)]
     assert main(["--json", str(target)], rows) == 0
@@ -171,9 +157,7 @@ def test_a_process_that_fails_is_told_with_its_reason() -> None:
         output_of(python("-c", "import nowhere_to_be_found"))
 
 
-def test_a_measured_process_keeps_no_setting_that_changes_how_python_works(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_measured_process_keeps_no_setting_that_changes_how_python_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     monkeypatch.setenv("COVERAGE_PROCESS_CONFIG", "x")
     monkeypatch.setenv("PYTHONPATH", "src")
@@ -234,9 +218,7 @@ def test_a_fresh_process_that_fails_is_told_with_its_reason() -> None:
         fresh("magic", 1)
 
 
-def test_mounting_cannot_beat_the_slowest_server_nor_the_work_of_all(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_mounting_cannot_beat_the_slowest_server_nor_the_work_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.bridge._cores", lambda: 4)
     alone = connected(connect_s=0.5)
     assert floor_s(alone, connected(children_s=1.0)) == 0.5

@@ -96,9 +96,7 @@ async def test_memory_is_counted_with_helpers_and_without_servers() -> None:
     assert memory.own < memory.tree < memory.own + 5_000_000
 
 
-def test_who_is_not_installed_is_named_with_the_variable_that_would_name_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_who_is_not_installed_is_named_with_the_variable_that_would_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
     rivals = (FASTMCP_PROXY, MCP_PIN_GATEWAY, MCP_PROXY_HTTP)
     for rival in rivals:
         assert rival.variable is not None
@@ -142,10 +140,7 @@ async def test_the_client_over_pipes_tells_answers_apart_and_hands_on_the_rest()
         script = 'print(\'{"jsonrpc":"2.0","method":"hi"}\', flush=True); import os, sys; '
         script += "os.execv(sys.argv[1], sys.argv[1:])"
         pipes = await open_pipes(
-            ["python3", "-c", script, *command],
-            cwd=desk.folder,
-            env=os.environ,
-            on_notice=notices.append,
+            ["python3", "-c", script, *command], cwd=desk.folder, env=os.environ, on_notice=notices.append
         )
         async with asyncio.timeout(20):
             first, second = pipes.asked("tools/list"), pipes.asked("nothing/known")
@@ -203,9 +198,7 @@ def in_pieces() -> bytes:
 
 
 @pytest.mark.parametrize(("answer", "said"), [(plain, 0), (streamed, 1), (in_pieces, 0)])
-async def test_the_client_over_http_reads_an_answer_in_every_form(
-    answer: "Callable[[], bytes]", said: int
-) -> None:
+async def test_the_client_over_http_reads_an_answer_in_every_form(answer: "Callable[[], bytes]", said: int) -> None:
     notices: list[Answer] = []
     async for port in served(answer()):
         web = Web(port, "/mcp", token="t", on_notice=notices.append)

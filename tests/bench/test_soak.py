@@ -44,9 +44,7 @@ def test_what_moves_within_its_slack_has_not_grown(values: list[float]) -> None:
 
 
 @given(series(noise=5.0), st.floats(25, 1e6))
-def test_what_rises_all_the_time_has_grown_whatever_its_noise(
-    values: list[float], rise: float
-) -> None:
+def test_what_rises_all_the_time_has_grown_whatever_its_noise(values: list[float], rise: float) -> None:
     """Over the whole series: two thirds of four fifths of it lie between the medians."""
     step = rise * 1.25 / len(values)
     grown = [value + step * at for at, value in enumerate(values)]
@@ -157,9 +155,7 @@ def test_progress_goes_to_whoever_asked_and_only_while_it_is_expected() -> None:
 
 
 @pytest.mark.process
-async def test_a_lap_over_a_server_itself_is_right_and_one_wrong_answer_fails_it(
-    tmp_path: Path,
-) -> None:
+async def test_a_lap_over_a_server_itself_is_right_and_one_wrong_answer_fails_it(tmp_path: Path) -> None:
     """The server without any gateway: then it is the lap that is tested."""
     waiting: list[Visitor] = []
     server = ["-I", "-S", str(SERVER)]
@@ -170,9 +166,7 @@ async def test_a_lap_over_a_server_itself_is_right_and_one_wrong_answer_fails_it
         on_notice=lambda message: waiting[0].noticed(message),
     )
     try:
-        await pipes.request(
-            "initialize", {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {}}
-        )
+        await pipes.request("initialize", {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {}})
         waiting.append(Visitor(pipes, "{}"))
         await lap(waiting[0])
         assert waiting[0].done["cancelled"] > 0
@@ -208,14 +202,10 @@ sys.exit(subject.main())
 
 
 @pytest.mark.process
-async def test_the_observer_counts_the_tasks_of_a_process_and_the_rest_is_seen_from_outside(
-    tmp_path: Path,
-) -> None:
+async def test_the_observer_counts_the_tasks_of_a_process_and_the_rest_is_seen_from_outside(tmp_path: Path) -> None:
     place = str(tmp_path / "observer")
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", OBSERVED, place, os.getcwd()),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+        *(sys.executable, "-c", OBSERVED, place, os.getcwd()), stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert process.stdin is not None
     assert process.stdout is not None

@@ -117,9 +117,7 @@ def test_whoever_gets_stuck_has_failed_and_what_cannot_be_measured_has_not(share
     def lacking(_: Scene) -> Finding:
         raise CannotMeasure("there is no git")
 
-    assert Item("a", "", "", stuck).find(OURS, shared) == Finding(
-        ok=False, text="over 3 s, given up"
-    )
+    assert Item("a", "", "", stuck).find(OURS, shared) == Finding(ok=False, text="over 3 s, given up")
     found = Item("a", "", "", lacking).find(OURS, shared)
     assert (found.ok, found.text) == (None, "not measured: there is no git")
 
@@ -130,9 +128,7 @@ def test_cases_that_are_not_right_are_named() -> None:
     assert (found.ok, found.text) == (False, "1 of 3; not: b, c")
 
 
-def test_the_board_is_a_table_and_a_json_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_board_is_a_table_and_a_json_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     items = [
         fixed("fine", Finding(ok=True, text="3 ms", figures={"seconds": 0.003})),
         fixed("bad", Finding(ok=False, text="9 s")),
@@ -172,9 +168,7 @@ def test_an_original_that_cannot_be_had_is_told_and_ours_is_shown_alone(
 
 
 @pytest.mark.process
-def test_an_original_that_does_not_run_is_told_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_original_that_does_not_run_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
     python.write_text("#!/bin/sh\necho 'in its own words' >&2\necho sorry >&2\nexit 3\n", "utf-8")

@@ -11,13 +11,7 @@ from tests.support.servers import HONEST_TOOLS, diary, honest
 from tests.support.waiting import until
 
 from indusagi.runtime import ToolCall
-from induscode.boot.runners import (
-    UnusableConfig,
-    canon_tool_name,
-    load_mcp_capabilities,
-    plan_servers,
-    select_tools,
-)
+from induscode.boot.runners import UnusableConfig, canon_tool_name, load_mcp_capabilities, plan_servers, select_tools
 from induscode.boot.session import open_session
 from induscode.deck import DeckContext, Profile
 from induscode.deck.contract import UnknownCapability
@@ -126,9 +120,7 @@ def test_without_tools_there_are_no_servers(work: Path) -> None:
         assert plan_servers(off).rows == ()
 
 
-def test_a_row_without_its_variables_is_not_started(
-    work: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_without_its_variables_is_not_started(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOT_SET", raising=False)
     put(work / "a.json", x={"command": "a", "args": ["${NOT_SET}"]})
     plan = plan_servers(Invocation(cwd=str(work), mcp=("a.json",)))
@@ -149,17 +141,12 @@ async def test_a_session_has_native_and_remote_tools_in_one_box(work: Path) -> N
         outcome = await session.box().runner.run(ToolCall("1", "h__echo", {"text": "hi"}))
         assert outcome.output == "hi"
         status = session.mcp.status()
-        assert {name: str(one.phase) for name, one in status.items()} == {
-            "h": "ready",
-            "bad": "faulted",
-        }
+        assert {name: str(one.phase) for name, one in status.items()} == {"h": "ready", "bad": "faulted"}
         assert session.mcp.missing() == ()
 
 
 @pytest.mark.process
-async def test_a_second_session_shows_the_tools_before_the_server_is_up(
-    work: Path, tmp_path: Path
-) -> None:
+async def test_a_second_session_shows_the_tools_before_the_server_is_up(work: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     put(work / "a.json", h=row(honest("--log", log), start="lazy"))
     invocation = Invocation(cwd=str(work), mcp=("a.json",))
@@ -225,9 +212,7 @@ async def test_servers_can_be_left_to_come_up_in_the_background(work: Path) -> N
 
 @pytest.mark.process
 @pytest.mark.parametrize("mode", ["off", "auto"])
-async def test_commands_run_in_the_sandbox_that_was_asked_for(
-    work: Path, mode: SandboxMode
-) -> None:
+async def test_commands_run_in_the_sandbox_that_was_asked_for(work: Path, mode: SandboxMode) -> None:
     async with open_session(Invocation(cwd=str(work), sandbox=mode)) as session:
         outcome = await session.box().runner.run(ToolCall("1", "bash", {"command": "true"}))
         assert not outcome.is_error

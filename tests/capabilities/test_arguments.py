@@ -50,10 +50,7 @@ def test_arguments_that_fit_raise_no_problem() -> None:
     ("arguments", "problem"),
     [
         ({}, "'path' is missing and required"),
-        (
-            {"file_path": "a"},
-            "'path' is missing and required; 'file_path' was given, which is not its name",
-        ),
+        ({"file_path": "a"}, "'path' is missing and required; 'file_path' was given, which is not its name"),
         (
             {"path": "a", "LIMIT": 3},
             "'LIMIT' is not accepted; did you mean 'limit'? Accepted: path, limit, mode, filter, "
@@ -61,8 +58,7 @@ def test_arguments_that_fit_raise_no_problem() -> None:
         ),
         (
             {"path": "a", "zzz": 3},
-            "'zzz' is not accepted; Accepted: path, limit, mode, filter, kind, odd, exact, size, "
-            "edits",
+            "'zzz' is not accepted; Accepted: path, limit, mode, filter, kind, odd, exact, size, edits",
         ),
         ({"path": 3}, "'path' must be string, got 3"),
         ({"path": "a", "limit": "3"}, "'limit' must be integer, got \"3\""),
@@ -76,25 +72,19 @@ def test_arguments_that_fit_raise_no_problem() -> None:
         ({"path": "a", "size": 1.5}, "'size' must be string or integer, got 1.5"),
         (
             {"path": "a", "edits": [{"oldText": ""}, {"oldtext": "b"}]},
-            "'edits[1].oldText' is missing and required; 'oldtext' was given, which is not its "
-            "name",
+            "'edits[1].oldText' is missing and required; 'oldtext' was given, which is not its name",
         ),
         (["path"], 'the arguments must be an object, got ["path"]'),
         ("path", 'the arguments must be an object, got "path"'),
     ],
 )
-def test_a_problem_names_the_field_what_was_given_and_what_is_accepted(
-    arguments: JsonValue, problem: str
-) -> None:
+def test_a_problem_names_the_field_what_was_given_and_what_is_accepted(arguments: JsonValue, problem: str) -> None:
     assert problem in CHECKER.problems(arguments)
 
 
 def test_every_missing_key_is_named_once() -> None:
     checker = ArgumentChecker({"type": "object", "required": ["a", "b", "c"]})
-    assert checker.problems({"b": 1}) == [
-        "'a' is missing and required",
-        "'c' is missing and required",
-    ]
+    assert checker.problems({"b": 1}) == ["'a' is missing and required", "'c' is missing and required"]
 
 
 def test_a_tool_that_accepts_nothing_says_so() -> None:
@@ -115,26 +105,18 @@ def problems_of(schema: JsonLike, value: JsonValue) -> list[str]:
             {},
             "'a.name' is missing and required",
         ),
-        (
-            {"anyOf": [{"type": "string", "minLength": 5}, {"type": "null"}]},
-            "abc",
-            "at least 5 characters",
-        ),
+        ({"anyOf": [{"type": "string", "minLength": 5}, {"type": "null"}]}, "abc", "at least 5 characters"),
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, 5, "valid under each of"),
         ({"anyOf": [{"type": "string"}, {"pattern": "x", "type": "null"}]}, 5, "string or null"),
     ],
 )
-def test_of_a_union_the_branch_that_was_meant_is_told(
-    schema: JsonLike, value: JsonValue, problem: str
-) -> None:
+def test_of_a_union_the_branch_that_was_meant_is_told(schema: JsonLike, value: JsonValue, problem: str) -> None:
     (said,) = problems_of(schema, value)
     assert problem in said
 
 
 def test_a_key_that_fits_a_pattern_is_not_called_a_stranger() -> None:
-    checker = ArgumentChecker(
-        {"type": "object", "patternProperties": {"^x-": {}}, "additionalProperties": False}
-    )
+    checker = ArgumentChecker({"type": "object", "patternProperties": {"^x-": {}}, "additionalProperties": False})
     assert checker.problems({"x-one": 1, "other": 2}) == ["'other' is not accepted; Accepted: none"]
 
 
@@ -149,18 +131,14 @@ def test_exactly_as_many_problems_as_are_shown_are_not_cut() -> None:
     assert "more" not in problems[-1]
 
 
-def test_many_misspelt_keys_are_told_without_comparing_each_with_each(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_many_misspelt_keys_are_told_without_comparing_each_with_each(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[str] = []
 
     def counted(name: str, names: object) -> None:
         compared.append(name)
 
     monkeypatch.setattr(arguments, "near", counted)
-    checker = ArgumentChecker(
-        {"type": "object", "required": [f"key{n}" for n in range(500)], "properties": {}}
-    )
+    checker = ArgumentChecker({"type": "object", "required": [f"key{n}" for n in range(500)], "properties": {}})
     problems = checker.problems({f"kye{n}": n for n in range(500)})
     assert problems[-1] == "and 492 more"
     assert len(compared) == 8
@@ -195,8 +173,7 @@ def test_any_value_is_either_accepted_or_told_what_is_wrong(value: JsonValue) ->
 
 
 @pytest.mark.parametrize(
-    ("given_name", "meant"),
-    [("file_path", "filePath"), ("Old-Text", "oldText"), ("pattren", "pattern"), ("xyz", None)],
+    ("given_name", "meant"), [("file_path", "filePath"), ("Old-Text", "oldText"), ("pattren", "pattern"), ("xyz", None)]
 )
 def test_the_name_that_was_probably_meant_is_found(given_name: str, meant: str | None) -> None:
     assert near(given_name, ["filePath", "oldText", "pattern"]) == meant

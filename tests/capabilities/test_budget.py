@@ -5,14 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indusagi.capabilities import budget as budget_module
-from indusagi.capabilities.budget import (
-    UNLIMITED,
-    OutputBudget,
-    clip,
-    count_lines,
-    pieces_of,
-    standard_budget,
-)
+from indusagi.capabilities.budget import UNLIMITED, OutputBudget, clip, count_lines, pieces_of, standard_budget
 from indusagi.runtime.contract import Keep
 
 texts = st.text(st.sampled_from("ab\n é€🙂"), max_size=60)
@@ -52,17 +45,13 @@ def test_the_standard_budget_is_50_kib_and_2000_lines() -> None:
     assert standard_budget() == OutputBudget(51_200, 2_000)
 
 
-@pytest.mark.parametrize(
-    ("text", "lines"), [("", 0), ("a", 1), ("a\n", 1), ("a\nb", 2), ("\n", 1), ("\n\n", 2)]
-)
+@pytest.mark.parametrize(("text", "lines"), [("", 0), ("a", 1), ("a\n", 1), ("a\nb", 2), ("\n", 1), ("\n\n", 2)])
 def test_lines_are_counted_as_an_editor_counts_them(text: str, lines: int) -> None:
     assert count_lines(text) == lines == len(text.splitlines())
 
 
 @given(texts, budgets, st.sampled_from(Keep))
-def test_what_is_shown_keeps_to_the_budget_and_comes_from_the_ends(
-    text: str, budget: OutputBudget, keep: Keep
-) -> None:
+def test_what_is_shown_keeps_to_the_budget_and_comes_from_the_ends(text: str, budget: OutputBudget, keep: Keep) -> None:
     cut = clip(text, budget, keep)
     assert size(cut.head) + size(cut.tail) <= budget.max_bytes
     assert count_lines(cut.head) + count_lines(cut.tail) <= budget.max_lines
@@ -80,9 +69,7 @@ def test_a_text_within_its_budget_is_shown_whole(text: str, budget: OutputBudget
 
 
 @given(texts, budgets)
-def test_the_head_is_cut_after_a_whole_line_unless_the_first_one_is_too_long(
-    text: str, budget: OutputBudget
-) -> None:
+def test_the_head_is_cut_after_a_whole_line_unless_the_first_one_is_too_long(text: str, budget: OutputBudget) -> None:
     head = clip(text, budget, Keep.HEAD).head
     first_line = text.partition("\n")[0] + "\n"
     if head and head != text and size(first_line) <= budget.max_bytes:
@@ -90,9 +77,7 @@ def test_the_head_is_cut_after_a_whole_line_unless_the_first_one_is_too_long(
 
 
 @given(texts, budgets)
-def test_the_tail_starts_with_a_whole_line_unless_the_last_one_is_too_long(
-    text: str, budget: OutputBudget
-) -> None:
+def test_the_tail_starts_with_a_whole_line_unless_the_last_one_is_too_long(text: str, budget: OutputBudget) -> None:
     tail = clip(text, budget, Keep.TAIL).tail
     last_line = text.removesuffix("\n").rpartition("\n")[2]
     if tail and tail != text and size(last_line) + 1 <= budget.max_bytes:

@@ -57,9 +57,7 @@ PREPARE = lenient(SCHEMA, {"file_path": "path", "max": "limit", "all": "path"})
         ({"max": None, "all": None}, {}),
     ],
 )
-def test_what_can_only_be_meant_in_one_way_is_understood(
-    given: JsonValue, meant: JsonValue
-) -> None:
+def test_what_can_only_be_meant_in_one_way_is_understood(given: JsonValue, meant: JsonValue) -> None:
     assert PREPARE(given) == meant
 
 
@@ -101,9 +99,7 @@ def test_a_schema_without_properties_changes_nothing() -> None:
 
 
 @given(json_values)
-def test_arguments_are_never_changed_in_place_and_a_second_time_changes_nothing(
-    arguments: JsonValue,
-) -> None:
+def test_arguments_are_never_changed_in_place_and_a_second_time_changes_nothing(arguments: JsonValue) -> None:
     before = repr(arguments)
     once = PREPARE(arguments)
     assert repr(arguments) == before

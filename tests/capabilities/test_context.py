@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
-def test_a_local_context_works_in_an_absolute_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_local_context_works_in_an_absolute_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert make_local_context(".").cwd == os.path.abspath(tmp_path)
     assert make_local_context(tmp_path / "sub").cwd == str(tmp_path / "sub")
@@ -92,9 +90,7 @@ async def test_progress_reaches_whoever_follows_the_call(tmp_path: Path) -> None
     assert (followed.output, alone.output, heard) == ("done", "done", [ToolProgress(1, 2, "half")])
 
 
-async def test_what_tools_leave_running_ends_with_the_context_the_last_first(
-    tmp_path: Path,
-) -> None:
+async def test_what_tools_leave_running_ends_with_the_context_the_last_first(tmp_path: Path) -> None:
     ended: list[str] = []
 
     async def end(name: str) -> None:

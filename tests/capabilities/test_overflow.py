@@ -42,9 +42,7 @@ async def test_an_answer_within_the_budget_is_not_touched(tmp_path: Path) -> Non
     assert os.listdir(os.environ["HOME"]) == []
 
 
-async def test_a_long_answer_is_cut_and_says_where_the_whole_is_and_how_to_page(
-    tmp_path: Path,
-) -> None:
+async def test_a_long_answer_is_cut_and_says_where_the_whole_is_and_how_to_page(tmp_path: Path) -> None:
     outcome = await outcome_of(tmp_path, LONG)
     path = spilled(outcome)
     assert path.read_text(encoding="utf-8") == LONG
@@ -96,9 +94,7 @@ async def test_a_long_json_answer_is_kept_as_json(tmp_path: Path) -> None:
 async def test_several_blocks_are_counted_together(tmp_path: Path) -> None:
     parts = [TextContentBlock("x" * 60), JsonContentBlock({"y": "y" * 60})]
     outcome = await outcome_of(tmp_path, ToolResult(parts))
-    assert (
-        spilled(outcome).read_text(encoding="utf-8") == "x" * 60 + "\n" + '{"y":"' + "y" * 60 + '"}'
-    )
+    assert spilled(outcome).read_text(encoding="utf-8") == "x" * 60 + "\n" + '{"y":"' + "y" * 60 + '"}'
 
 
 async def test_an_error_is_still_an_error_when_it_is_cut(tmp_path: Path) -> None:

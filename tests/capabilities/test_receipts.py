@@ -22,13 +22,7 @@ from indusagi.capabilities.jobs.process_info import facts_of, waits_for_typing
 from indusagi.capabilities.jobs.table import jobs_of
 from indusagi.capabilities.local import make_local_context
 from indusagi.capabilities.local.shell import LocalShell
-from indusagi.capabilities.receipts import (
-    Receipt,
-    end_leftover,
-    leftover_jobs,
-    remove_receipt,
-    write_receipt,
-)
+from indusagi.capabilities.receipts import Receipt, end_leftover, leftover_jobs, remove_receipt, write_receipt
 from indusagi.capabilities.sandbox.policy import Sandbox
 from indusagi.capabilities.tools.process import process_tool
 from indusagi.core.ids import new_ulid
@@ -115,9 +109,7 @@ async def test_finding_d7_a_command_whose_owner_is_killed_is_found_and_ended(
         owner.send_signal(signalled)
         if signalled is signal.SIGKILL:
             await owner.wait()
-        said = await to_thread.run_sync(
-            lambda: run("mcp", "doctor", "--end-leftovers", cwd=tmp_path)
-        )
+        said = await to_thread.run_sync(lambda: run("mcp", "doctor", "--end-leftovers", cwd=tmp_path))
         leader = (tmp_path / "started").read_text(encoding="utf-8").strip()
         left = [running(*words) for words in sleeps]
         if signalled is signal.SIGKILL:
@@ -143,9 +135,7 @@ async def test_finding_d7_a_command_that_is_over_leaves_no_receipt(tmp_path: Pat
         assert os.listdir(receipts_dir()) == []
 
 
-async def test_who_ignores_the_signal_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_who_ignores_the_signal_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(receipts, "_GRACE_S", 0.3)
     receipt = await crash_in(tmp_path)
     stays: list[int] = []
@@ -210,9 +200,7 @@ async def test_a_number_that_was_given_anew_is_another_owner(tmp_path: Path) -> 
         await job.stop()
 
 
-async def test_a_job_without_a_receipt_runs_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_job_without_a_receipt_runs_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "/dev/null/nowhere")
     async with context_in(tmp_path) as ctx:
         box = box_of(ctx, process_tool())

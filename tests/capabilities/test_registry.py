@@ -66,18 +66,14 @@ def test_a_box_is_not_changed_by_later_registrations(tmp_path: Path) -> None:
 )
 async def test_an_unknown_tool_is_an_error_outcome(tmp_path: Path, name: str, message: str) -> None:
     outcome = await call(box_of(context(tmp_path), returning("x", name="read")), name)
-    assert (outcome.id, outcome.result) == (
-        "call-1",
-        ToolResult.error(message, code="unknown_tool"),
-    )
+    assert (outcome.id, outcome.result) == ("call-1", ToolResult.error(message, code="unknown_tool"))
 
 
 async def test_a_block_that_is_no_json_is_an_error_outcome(tmp_path: Path) -> None:
     broken = ToolResult([JsonContentBlock({"raw": b"x"})])  # type: ignore[dict-item]
     outcome = await call(box_of(context(tmp_path), returning(broken)), "probe")
     assert outcome.result == ToolResult.error(
-        "probe answered with what is not JSON: $.raw is of type bytes, which JSON does not have",
-        code="bad_result",
+        "probe answered with what is not JSON: $.raw is of type bytes, which JSON does not have", code="bad_result"
     )
 
 
@@ -94,9 +90,7 @@ async def test_facts_that_are_no_json_are_an_error_outcome(tmp_path: Path, where
     assert outcome.details["code"] == "bad_result"
 
 
-async def test_the_end_of_the_session_ends_a_call_that_has_a_token_of_its_own(
-    tmp_path: Path,
-) -> None:
+async def test_the_end_of_the_session_ends_a_call_that_has_a_token_of_its_own(tmp_path: Path) -> None:
     async def wait(arguments: JsonObject, ctx: ToolContext) -> None:
         ctx_of_box.cancel.cancel("the session is over")
         await anyio.sleep_forever()
@@ -107,9 +101,7 @@ async def test_the_end_of_the_session_ends_a_call_that_has_a_token_of_its_own(
     assert outcome.output == "probe was stopped: the session is over"
 
 
-async def test_a_progress_listener_of_the_context_hears_calls_that_have_none(
-    tmp_path: Path,
-) -> None:
+async def test_a_progress_listener_of_the_context_hears_calls_that_have_none(tmp_path: Path) -> None:
     async def report(arguments: JsonObject, ctx: ToolContext) -> str:
         ctx.report(ToolProgress(1))
         return "done"

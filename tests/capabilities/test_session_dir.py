@@ -67,9 +67,7 @@ def test_what_does_not_bear_the_name_of_a_session_is_not_touched(name: str) -> N
     assert (folder / "tool-output" / "a.txt").exists()
 
 
-def test_links_are_neither_followed_nor_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_links_are_neither_followed_nor_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "data").touch()
     link = sessions() / new_ulid()
     link.symlink_to(age(tmp_path))
@@ -104,9 +102,7 @@ def test_a_file_with_the_name_of_a_session_is_not_touched() -> None:
     assert file.exists()
 
 
-def test_a_session_that_goes_while_it_is_looked_at_is_no_failure(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_session_that_goes_while_it_is_looked_at_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = session(OLD)
     really = os.scandir
 

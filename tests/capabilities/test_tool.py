@@ -72,12 +72,7 @@ def test_the_descriptor_tells_a_model_everything_about_the_tool() -> None:
     )
     made = define_tool(spec)
     descriptor = made.descriptor
-    assert (made.label, made.description, made.parameters, made.read_only) == (
-        "Probe",
-        "Looks.",
-        NOTHING,
-        True,
-    )
+    assert (made.label, made.description, made.parameters, made.read_only) == ("Probe", "Looks.", NOTHING, True)
     assert (descriptor.title, descriptor.output_schema) == ("Probe", {"type": "object"})
     assert descriptor.annotations == {"openWorldHint": False, "readOnlyHint": True}
 
@@ -88,8 +83,7 @@ def test_a_tool_without_a_title_is_labelled_by_its_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "output"),
-    [("text", "text"), ({"a": [1]}, {"a": [1]}), (3, 3), (None, []), (ToolResult.json(1), 1)],
+    ("answer", "output"), [("text", "text"), ({"a": [1]}, {"a": [1]}), (3, 3), (None, []), (ToolResult.json(1), 1)]
 )
 async def test_a_tool_may_answer_with_a_result_or_with_a_plain_value(
     tmp_path: Path, answer: Any, output: JsonValue
@@ -115,8 +109,7 @@ async def test_a_tool_is_not_run_with_arguments_that_do_not_fit(tmp_path: Path) 
     assert ran == []
     assert result.details == {"code": "invalid_arguments"}
     assert result == ToolResult.error(
-        "probe was not run, the arguments do not fit:\n- 'n' must be integer, got \"x\"",
-        code="invalid_arguments",
+        "probe was not run, the arguments do not fit:\n- 'n' must be integer, got \"x\"", code="invalid_arguments"
     )
 
 
@@ -163,10 +156,7 @@ class Own(BaseException):
         (Mute(), "probe failed: Mute"),
         (Own("odd"), "probe failed: Own: odd"),
         (BaseExceptionGroup("one", [SystemExit(1)]), "probe failed: SystemExit: 1"),
-        (
-            ExceptionGroup("two", [ValueError("a"), OSError("b")]),
-            "probe failed: ValueError: a; b",
-        ),
+        (ExceptionGroup("two", [ValueError("a"), OSError("b")]), "probe failed: ValueError: a; b"),
     ],
 )
 async def test_whatever_a_tool_raises_comes_back_as_an_error(
@@ -196,9 +186,7 @@ async def test_an_answer_that_is_no_json_is_an_error(tmp_path: Path, answer: Any
         lambda: ToolResult((), details=None),  # type: ignore[arg-type]
     ],
 )
-async def test_a_result_that_is_none_is_the_tools_failure(
-    tmp_path: Path, make: Callable[[], ToolResult]
-) -> None:
+async def test_a_result_that_is_none_is_the_tools_failure(tmp_path: Path, make: Callable[[], ToolResult]) -> None:
     async def run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
         return make()
 
@@ -227,10 +215,7 @@ async def test_arguments_that_are_no_json_are_told_so(tmp_path: Path, arguments:
 
 
 async def test_large_arguments_are_checked_beside_the_event_loop(tmp_path: Path) -> None:
-    schema: JsonObject = {
-        "type": "object",
-        "properties": {"rows": {"type": "array", "uniqueItems": True}},
-    }
+    schema: JsonObject = {"type": "object", "properties": {"rows": {"type": "array", "uniqueItems": True}}}
     rows: list[JsonValue] = [{"n": n} for n in range(300)]
     ticks: list[int] = []
 
@@ -241,17 +226,13 @@ async def test_large_arguments_are_checked_beside_the_event_loop(tmp_path: Path)
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(tick)
-        await tool(nothing, parameters=schema).run(
-            {"rows": [*rows, "x" * 20_000]}, context(tmp_path)
-        )
+        await tool(nothing, parameters=schema).run({"rows": [*rows, "x" * 20_000]}, context(tmp_path))
         tasks.cancel_scope.cancel()
     assert len(ticks) > 2
 
 
 async def test_a_tool_whose_arguments_somebody_else_checks_gets_any_object(tmp_path: Path) -> None:
-    spec = ToolSpec(
-        "probe", "", {"type": "object", "required": ["a"]}, nothing, check_arguments=False
-    )
+    spec = ToolSpec("probe", "", {"type": "object", "required": ["a"]}, nothing, check_arguments=False)
     assert not (await define_tool(spec).run({"b": 1}, context(tmp_path))).is_error
     assert (await define_tool(spec).run("x", context(tmp_path))).is_error
 
@@ -293,9 +274,7 @@ async def test_a_cancelled_token_ends_the_tool_and_comes_back_as_a_result(tmp_pa
     assert results == [ToolResult.error("probe was stopped: Ctrl-C", code="cancelled")]
 
 
-async def test_a_token_cancelled_beforehand_stops_the_tool_at_its_first_wait(
-    tmp_path: Path,
-) -> None:
+async def test_a_token_cancelled_beforehand_stops_the_tool_at_its_first_wait(tmp_path: Path) -> None:
     async def run(arguments: JsonObject, ctx: ToolContext) -> None:
         await anyio.sleep_forever()
 

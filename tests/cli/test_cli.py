@@ -93,11 +93,7 @@ def test_the_name_of_a_directory_cannot_forge_a_line(tmp_path: Path, end: str, s
 
 def test_the_module_is_the_command() -> None:
     done = subprocess.run(
-        [command("python"), "-m", "induscode", "--version"],
-        capture_output=True,
-        text=True,
-        timeout=20,
-        check=True,
+        [command("python"), "-m", "induscode", "--version"], capture_output=True, text=True, timeout=20, check=True
     )
     assert done.stdout == f"indus {__version__}\n"
 
@@ -148,10 +144,7 @@ def _run_as_nobody(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run without root's right to enter everything."""
     if os.geteuid() != 0:
         return run(*arguments)
-    code = (
-        "import os, sys; os.setgid(65534); os.setuid(65534); "
-        "from induscode.cli import main; sys.exit(main())"
-    )
+    code = "import os, sys; os.setgid(65534); os.setuid(65534); from induscode.cli import main; sys.exit(main())"
     # Imported as root first: the packages themselves may lie in a directory closed to others.
     warm = "import indusagi, induscode.cli, induscode.program, encodings.unicode_escape; "
     return subprocess.run(
@@ -168,9 +161,7 @@ def test_a_working_directory_that_is_gone_is_bad_input(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     script = f'rmdir "{gone}" && exec "{command()}"'
-    done = subprocess.run(
-        ["/bin/sh", "-c", script], cwd=gone, capture_output=True, text=True, timeout=20, check=False
-    )
+    done = subprocess.run(["/bin/sh", "-c", script], cwd=gone, capture_output=True, text=True, timeout=20, check=False)
     assert done.returncode == 2
     assert "Invalid value for '-C' / '--cwd': '.': No such file or directory. See" in done.stderr
 
@@ -178,9 +169,7 @@ def test_a_working_directory_that_is_gone_is_bad_input(tmp_path: Path) -> None:
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has an always-full device")
 def test_a_full_disk_is_a_failure_told_in_one_line() -> None:
     with open("/dev/full", "w", encoding="utf-8") as full:
-        done = subprocess.run(
-            [command(), "--version"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
-        )
+        done = subprocess.run([command(), "--version"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "indus: No space left on device\n")
 
 
@@ -201,10 +190,7 @@ def test_a_file_that_cannot_be_written_is_told_with_its_path(tmp_path: Path) -> 
 
 def test_output_that_nobody_has_opened_is_no_failure() -> None:
     done = subprocess.run(
-        ["/bin/sh", "-c", f'"{command()}" --version >&-'],
-        capture_output=True,
-        text=True,
-        check=False,
+        ["/bin/sh", "-c", f'"{command()}" --version >&-'], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -215,9 +201,7 @@ def test_a_reader_that_has_left_is_141_and_no_traceback(arguments: list[str]) ->
     assert (done.returncode, done.stderr) == (141, "")
 
 
-def _run_into_nothing(
-    *arguments: str, stdout: bool = False, stderr: bool = False
-) -> subprocess.CompletedProcess[str]:
+def _run_into_nothing(*arguments: str, stdout: bool = False, stderr: bool = False) -> subprocess.CompletedProcess[str]:
     """Run with pipes that nobody reads any more."""
     reader, writer = os.pipe()
     os.close(reader)
@@ -240,12 +224,7 @@ def test_an_error_whose_reader_has_left_keeps_its_exit_code(stdout: bool) -> Non
 
 
 def test_an_error_that_nobody_wants_to_hear_goes_nowhere_and_keeps_its_exit_code() -> None:
-    done = subprocess.run(
-        ["/bin/sh", "-c", f'"{command()}" --bad 2>&-'],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = subprocess.run(["/bin/sh", "-c", f'"{command()}" --bad 2>&-'], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
 
 
@@ -253,9 +232,7 @@ def test_an_error_that_nobody_wants_to_hear_goes_nowhere_and_keeps_its_exit_code
 @pytest.mark.parametrize(("script", "code"), [("--bad 2>&1", 2), ("--version 2>&1", 1)])
 def test_an_error_that_cannot_be_written_keeps_its_exit_code(script: str, code: int) -> None:
     with open("/dev/full", "w", encoding="utf-8") as full:
-        done = subprocess.run(
-            ["/bin/sh", "-c", f'"{command()}" {script}'], stdout=full, timeout=20, check=False
-        )
+        done = subprocess.run(["/bin/sh", "-c", f'"{command()}" {script}'], stdout=full, timeout=20, check=False)
     assert done.returncode == code
 
 

@@ -22,11 +22,7 @@ _START = "import sys; sys.argv = ['indus', *sys.argv[1:]]; from induscode.cli im
 def site(tmp_path: Path) -> Path:
     """Make a folder of packages in which ours are installed as files."""
     for package in ("indusagi", "induscode"):
-        shutil.copytree(
-            ROOT / "src" / package,
-            tmp_path / package,
-            ignore=shutil.ignore_patterns("__pycache__"),
-        )
+        shutil.copytree(ROOT / "src" / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
     return tmp_path
 
 
@@ -44,17 +40,13 @@ def _indus(site: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.process
 @pytest.mark.parametrize("package", ["indusagi", "induscode"])
-def test_finding_b15_a_package_that_was_replaced_is_said_in_one_line(
-    package: str, site: Path
-) -> None:
+def test_finding_b15_a_package_that_was_replaced_is_said_in_one_line(package: str, site: Path) -> None:
     (site / package / "__init__.py").write_text('__version__ = "9"\n', encoding="utf-8")
     (site / "induscode" / "terminal.py").unlink()
     for words in (["--version"], ["tools"], []):
         done = _indus(site, *words)
         assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr.startswith(
-            f"indus: the package {package!r} is not the one of indus-deck"
-        )
+        assert done.stderr.startswith(f"indus: the package {package!r} is not the one of indus-deck")
         assert "pip uninstall indusagi induscode indus-deck" in done.stderr
         assert done.stderr.count("\n") == 1
 
@@ -79,9 +71,7 @@ def _record(site: Path, name: str, version: str, *files: str) -> None:
     """Write the metadata of a distribution with these files."""
     info = site / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", encoding="utf-8"
-    )
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", encoding="utf-8")
     lines: list[str] = []
     for file in files:
         digest = hashlib.sha256((site / file).read_bytes()).digest()
@@ -90,9 +80,7 @@ def _record(site: Path, name: str, version: str, *files: str) -> None:
     (info / "RECORD").write_text("".join(lines), encoding="utf-8")
 
 
-def test_finding_b15_doctor_compares_the_files_with_the_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_finding_b15_doctor_compares_the_files_with_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a", "b", "c", "d", "e"):
         (tmp_path / "indusagi").mkdir(exist_ok=True)
         (tmp_path / "indusagi" / f"{name}.py").write_text(name, encoding="utf-8")

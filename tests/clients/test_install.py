@@ -14,20 +14,13 @@ import pytest
 from indusagi.core.config_file import read_config_file
 from induscode import program
 from induscode.clients.entry import CLIENTS, Address, Entry, is_own_row
-from induscode.clients.install import (
-    CannotInstall,
-    client_file,
-    plan_install,
-    plan_uninstall,
-)
+from induscode.clients.install import CannotInstall, client_file, plan_install, plan_uninstall
 
 pytestmark = pytest.mark.usefixtures("_started_as_indus")
 _NAMES = [name for name in CLIENTS if name != "claude"]
 _ENTRY = Entry(name="indus", command=("/opt/indus", "serve", "--profile", "none"))
 _REMOTE = Entry(
-    name="indus",
-    command=("/opt/indus", "serve"),
-    address=Address(url="http://127.0.0.1:7332/mcp", with_token=True),
+    name="indus", command=("/opt/indus", "serve"), address=Address(url="http://127.0.0.1:7332/mcp", with_token=True)
 )
 _JSON_BEFORE = """// mine
 {
@@ -97,9 +90,7 @@ def test_finding_b7_an_entry_is_put_into_a_new_file(client: str) -> None:
 
 
 @pytest.mark.parametrize("client", _NAMES)
-def test_finding_b7_everything_else_in_the_file_stays(
-    client: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_finding_b7_everything_else_in_the_file_stays(client: str, capsys: pytest.CaptureFixture[str]) -> None:
     path = _put(client, _before(client))
     path.chmod(0o640)
     assert _indus("--install", client, "--name", "my-deck") == 0
@@ -120,9 +111,7 @@ def test_finding_b7_everything_else_in_the_file_stays(
 
 
 @pytest.mark.parametrize("client", _NAMES)
-def test_finding_b7_doing_it_again_changes_nothing(
-    client: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_finding_b7_doing_it_again_changes_nothing(client: str, capsys: pytest.CaptureFixture[str]) -> None:
     path = _put(client, _before(client))
     for _ in range(2):
         assert _indus("--install", client) == 0

@@ -11,13 +11,7 @@ from hypothesis import strategies as st
 
 from indusagi.core.config_file import parse_json
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
-from induscode.clients.jsonc import (
-    BadJsonc,
-    append_item,
-    remove_item,
-    remove_member,
-    set_member,
-)
+from induscode.clients.jsonc import BadJsonc, append_item, remove_item, remove_member, set_member
 
 _ROW: JsonObject = {"command": "indus", "args": ["serve"]}
 
@@ -60,10 +54,7 @@ def test_a_member_is_set_and_the_rest_stays(before: str, after: str) -> None:
         ('{"s": {"a": 1}}', '{"s": {}}'),
         ('{"s": {"a": 1, "b": 2}}', '{"s": { "b": 2}}'),
         ('{\n  "s": {\n    "b": 2,\n    "a": 1\n  }\n}', '{\n  "s": {\n    "b": 2\n  }\n}'),
-        (
-            '{\n  "s": {\n    "b": 2, // two\n    "a": 1\n  }\n}',
-            '{\n  "s": {\n    "b": 2 // two\n  }\n}',
-        ),
+        ('{\n  "s": {\n    "b": 2, // two\n    "a": 1\n  }\n}', '{\n  "s": {\n    "b": 2 // two\n  }\n}'),
         (
             '{\n  "s": {\n    // one\n    "a": 1, // mine\n    "b": 2\n  }\n}',
             '{\n  "s": {\n    // one\n     // mine\n    "b": 2\n  }\n}',
@@ -91,8 +82,7 @@ def test_items_are_appended_and_removed() -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["{", '{"a"', '{"a" 1}', '{"a": 1 "b": 2}', "{} x", '{"a": /* }', '{"a": }', "{1: 2}", '"x'],
+    "text", ["{", '{"a"', '{"a" 1}', '{"a": 1 "b": 2}', "{} x", '{"a": /* }', '{"a": }', "{1: 2}", '"x']
 )
 def test_what_is_invalid_is_refused(text: str) -> None:
     with pytest.raises(BadJsonc, match="line 1 column"):
@@ -126,9 +116,7 @@ def _commented(draw: st.DrawFn) -> str:
 
     def write(value: JsonValue) -> str:
         if is_json_object(value):
-            return block(
-                "{", "}", [f"{json.dumps(k)}{gap()}:{gap()}{write(v)}" for k, v in value.items()]
-            )
+            return block("{", "}", [f"{json.dumps(k)}{gap()}:{gap()}{write(v)}" for k, v in value.items()])
         if isinstance(value, list):
             return block("[", "]", [write(one) for one in value])
         return json.dumps(value)

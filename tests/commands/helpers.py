@@ -63,13 +63,7 @@ def told(*arguments: str, cwd: Path, **variables: str) -> Any:
 def piped(text: str, *arguments: str, cwd: Path) -> Done:
     """Run a command with something on its standard input."""
     return subprocess.run(
-        [command(), *arguments],
-        input=text,
-        capture_output=True,
-        text=True,
-        timeout=20,
-        check=False,
-        cwd=cwd,
+        [command(), *arguments], input=text, capture_output=True, text=True, timeout=20, check=False, cwd=cwd
     )
 
 
@@ -79,13 +73,7 @@ def typed(text: str, *arguments: str, cwd: Path) -> Done:
     try:
         os.write(ours, text.encode())
         return subprocess.run(
-            [command(), *arguments],
-            stdin=theirs,
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=False,
-            cwd=cwd,
+            [command(), *arguments], stdin=theirs, capture_output=True, text=True, timeout=20, check=False, cwd=cwd
         )
     finally:
         os.close(ours)

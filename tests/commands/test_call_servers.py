@@ -26,9 +26,7 @@ COMMAND = shlex.join(HONEST)
 
 
 @pytest.mark.process
-def test_finding_b11_a_wrong_argument_is_told_with_the_signature_before_the_server_gets_it(
-    tmp_path: Path,
-) -> None:
+def test_finding_b11_a_wrong_argument_is_told_with_the_signature_before_the_server_gets_it(tmp_path: Path) -> None:
     configured(user_file(), {"s": row()})
     one_line(run("call", "s__add", "a=1", "b=x", cwd=tmp_path), "'b' must be number", "It takes: a")
     words = ("--json", '{"a": "one", "b": 2}')
@@ -36,9 +34,7 @@ def test_finding_b11_a_wrong_argument_is_told_with_the_signature_before_the_serv
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(
-    "words", [("read",), ("grep", "pattern=x", "nope=1"), ("write", "--json", '{"path": 1}')]
-)
+@pytest.mark.parametrize("words", [("read",), ("grep", "pattern=x", "nope=1"), ("write", "--json", '{"path": 1}')])
 def test_finding_b11_a_wrong_argument_of_a_native_tool_is_told_with_its_signature(
     tmp_path: Path, words: tuple[str, ...]
 ) -> None:
@@ -57,9 +53,7 @@ def test_finding_b11_a_wrong_argument_of_a_native_tool_is_told_with_its_signatur
         ("x/unknown", ".bin"),
     ],
 )
-def test_finding_b11_a_saved_file_has_the_suffix_of_its_media_type(
-    tmp_path: Path, mime: str, suffix: str
-) -> None:
+def test_finding_b11_a_saved_file_has_the_suffix_of_its_media_type(tmp_path: Path, mime: str, suffix: str) -> None:
     block = JsonContentBlock({"type": "resource", "resource": {"blob": "aGk=", "mimeType": mime}})
     (path,) = save_blocks([block], str(tmp_path), "t")
     assert path.endswith(f"t-1{suffix}")
@@ -88,9 +82,7 @@ def test_finding_b11_pictures_are_saved_beside_those_there_are(tmp_path: Path) -
 
 
 @pytest.mark.process
-def test_finding_b11_a_server_on_the_command_line_is_called_and_not_configured(
-    tmp_path: Path,
-) -> None:
+def test_finding_b11_a_server_on_the_command_line_is_called_and_not_configured(tmp_path: Path) -> None:
     done = run("call", "--stdio", COMMAND, "echo", "text=hi", cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "hi\n", "")
     assert "No servers are configured" in run("mcp", "list", cwd=tmp_path).stdout
@@ -113,9 +105,7 @@ def test_finding_b11_a_server_on_the_command_line_is_called_and_not_configured(
         (["--stdio", "x", "--mcp", "."], ["--mcp has no effect"]),
     ],
 )
-def test_a_server_that_cannot_be_meant_is_told(
-    tmp_path: Path, words: list[str], parts: list[str]
-) -> None:
+def test_a_server_that_cannot_be_meant_is_told(tmp_path: Path, words: list[str], parts: list[str]) -> None:
     (tmp_path / ".mcp.json").write_text('{"mcpServers": {}}', encoding="utf-8")
     done = run("call", *words, "echo", cwd=tmp_path)
     assert done.returncode in {2, 3}
@@ -131,9 +121,7 @@ def test_finding_b11_doctor_names_the_server_in_both_eras(tmp_path: Path, era: s
     assert found["servers"][0]["era"] == era
 
 
-def test_data_that_is_not_base64_is_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_data_that_is_not_base64_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     blocks = [
         TextContentBlock("words"),
         JsonContentBlock({"type": "image", "data": "?", "mimeType": "image/png"}),
@@ -159,7 +147,5 @@ def test_a_block_is_summarized_with_its_size(data: bytes) -> None:
         ({"properties": {"a": {"type": ["integer", "null"]}, "b": True}}, "a?: integer|null, b?"),
     ],
 )
-def test_a_signature_names_types_and_what_may_be_left_out(
-    schema: dict[str, JsonValue], text: str
-) -> None:
+def test_a_signature_names_types_and_what_may_be_left_out(schema: dict[str, JsonValue], text: str) -> None:
     assert describe_parameters(schema) == text

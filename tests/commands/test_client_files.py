@@ -59,16 +59,9 @@ _EXPECTED: dict[str, dict[str, tuple[Any, Any, Any]]] = {
         "filesp": ("npx", ("-y", "@example/files", "--root", "."), {}),
         "remotep": (*_HTTP[:2], {}),
     },
-    "codex": {
-        "files": _STDIO,
-        "remote": (*_HTTP[:2], {"Authorization": "Bearer ${REMOTE_TOKEN}"}),
-    },
+    "codex": {"files": _STDIO, "remote": (*_HTTP[:2], {"Authorization": "Bearer ${REMOTE_TOKEN}"})},
     "gemini": {
-        "filesu": (
-            "npx",
-            ("-y", "@example/files", "--include-tools", "a,b"),
-            {"TOKEN": "abc"},
-        ),
+        "filesu": ("npx", ("-y", "@example/files", "--include-tools", "a,b"), {"TOKEN": "abc"}),
         "filesu2": ("npx", ("y",), {}),
         "remoteu": (*_HTTP[:2], {}),
         "old": _SSE,
@@ -93,17 +86,13 @@ def test_finding_b2_every_server_has_the_scope_of_its_file(project: Path) -> Non
     assert {name for name, scope in scopes.items() if scope == "project"} == {"filesp", "remotep"}
 
 
-def test_finding_b2_the_local_scope_is_found_from_a_folder_inside_the_repository(
-    project: Path,
-) -> None:
+def test_finding_b2_the_local_scope_is_found_from_a_folder_inside_the_repository(project: Path) -> None:
     (project / ".git").mkdir()
     (project / "sub" / "deep").mkdir(parents=True)
     assert "files" in _found("claude-code", project / "sub" / "deep")
 
 
-def test_finding_b2_the_local_scope_of_another_project_is_left_out_with_a_note(
-    project: Path, tmp_path: Path
-) -> None:
+def test_finding_b2_the_local_scope_of_another_project_is_left_out_with_a_note(project: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     servers, notes = discover_foreign(["claude-code"], str(other), os.environ)
@@ -148,11 +137,7 @@ _BY_HAND: dict[str, tuple[str, str, dict[str, tuple[Any, Any, Any]]]] = {
         ' "args": ["x"], "env": {}}, "older": {"command": {"path": "npx", "args": ["y"],'
         ' "env": {"A": "b"}}}, "remote": {"url": "https://example.invalid/mcp"},'
         ' "extension": {"source": "extension", "settings": {}}, },}',
-        {
-            "files": ("npx", ("x",), {}),
-            "older": ("npx", ("y",), {"A": "b"}),
-            "remote": (*_HTTP[:2], {}),
-        },
+        {"files": ("npx", ("x",), {}), "older": ("npx", ("y",), {"A": "b"}), "remote": (*_HTTP[:2], {})},
     ),
     "opencode": (
         ".config/opencode/opencode.json",

@@ -24,9 +24,7 @@ def test_a_shell_takes_its_script(tmp_path: Path, shell: str) -> None:
     path = shutil.which(shell)
     if path is None:
         return
-    checked = subprocess.run(
-        [path, "-n"], input=done.stdout, capture_output=True, text=True, timeout=20, check=False
-    )
+    checked = subprocess.run([path, "-n"], input=done.stdout, capture_output=True, text=True, timeout=20, check=False)
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
@@ -43,12 +41,7 @@ def test_a_shell_takes_its_script(tmp_path: Path, shell: str) -> None:
     ],
 )
 def test_a_line_is_completed(tmp_path: Path, line: str, answers: list[str]) -> None:
-    done = run(
-        cwd=tmp_path,
-        _INDUS_COMPLETE="bash_complete",
-        COMP_WORDS=line,
-        COMP_CWORD=str(len(line.split(" ")) - 1),
-    )
+    done = run(cwd=tmp_path, _INDUS_COMPLETE="bash_complete", COMP_WORDS=line, COMP_CWORD=str(len(line.split(" ")) - 1))
     assert [one.partition(",")[2] for one in done.stdout.splitlines()] == answers
     assert done.stderr == ""
 
@@ -56,18 +49,13 @@ def test_a_line_is_completed(tmp_path: Path, line: str, answers: list[str]) -> N
 def test_bash_completes_what_is_typed(tmp_path: Path) -> None:
     script = run("completion", "bash", cwd=tmp_path).stdout
     asked = (
-        f"{script}\nCOMP_WORDS=(indus led); COMP_CWORD=1; _indus_completion indus; "
-        'printf "%s\\n" "${COMPREPLY[@]}"'
+        f'{script}\nCOMP_WORDS=(indus led); COMP_CWORD=1; _indus_completion indus; printf "%s\\n" "${{COMPREPLY[@]}}"'
     )
     bash = shutil.which("bash")
     assert bash is not None
     script_folder = command().rpartition("/")[0]
     done = subprocess.run(
-        [bash, "-c", f'PATH="{script_folder}:$PATH"\n{asked}'],
-        capture_output=True,
-        text=True,
-        timeout=20,
-        check=False,
+        [bash, "-c", f'PATH="{script_folder}:$PATH"\n{asked}'], capture_output=True, text=True, timeout=20, check=False
     )
     assert done.stdout == "ledger\n"
 

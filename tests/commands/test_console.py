@@ -40,9 +40,7 @@ def test_finding_b10_tools_are_listed_with_descriptions_in_the_width_of_the_term
 
 
 @pytest.mark.process
-def test_finding_b10_no_color_is_obeyed_and_a_pipe_gets_neither_colour_nor_description(
-    tmp_path: Path,
-) -> None:
+def test_finding_b10_no_color_is_obeyed_and_a_pipe_gets_neither_colour_nor_description(tmp_path: Path) -> None:
     assert "\x1b" not in on_terminal("tools", cwd=tmp_path, NO_COLOR="1")
     assert "\x1b" not in on_terminal("mcp", "get", "nope", cwd=tmp_path, NO_COLOR="1")
     piped = run("tools", cwd=tmp_path).stdout
@@ -100,9 +98,7 @@ def test_finding_b10_the_ledger_shows_ages_and_short_names_that_run_takes(tmp_pa
         ("indus mcp get x", []),
     ],
 )
-def test_finding_b10_names_of_servers_and_tools_are_completed(
-    tmp_path: Path, line: str, answers: list[str]
-) -> None:
+def test_finding_b10_names_of_servers_and_tools_are_completed(tmp_path: Path, line: str, answers: list[str]) -> None:
     configured(user_file(), {"good": row()})
     run("tools", cwd=tmp_path)
     words = str(len(line.split(" ")) - 1)
@@ -120,13 +116,8 @@ def test_a_broken_configuration_completes_to_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize(("name", "same"), [("authoring", "read-only"), ("survey", "coding")])
-def test_finding_b14_older_names_of_profiles_mean_the_new_ones(
-    tmp_path: Path, name: str, same: str
-) -> None:
-    entries = [
-        run("serve", "--print-config", "cursor", "--profile", one, cwd=tmp_path).stdout
-        for one in (name, same)
-    ]
+def test_finding_b14_older_names_of_profiles_mean_the_new_ones(tmp_path: Path, name: str, same: str) -> None:
+    entries = [run("serve", "--print-config", "cursor", "--profile", one, cwd=tmp_path).stdout for one in (name, same)]
     assert entries[0] == entries[1] != ""
     assert "read-only|coding|all|none" in run("serve", "--help", cwd=tmp_path).stdout
 
@@ -152,9 +143,7 @@ def test_only_a_terminal_has_a_console() -> None:
 
 
 @pytest.mark.process
-def test_finding_b10_a_slow_server_has_a_line_when_it_waits_and_when_it_is_ready(
-    tmp_path: Path,
-) -> None:
+def test_finding_b10_a_slow_server_has_a_line_when_it_waits_and_when_it_is_ready(tmp_path: Path) -> None:
     configured(user_file(), {"slow": faulty("slow-start", 1.4), "quick": row()})
     shown = ESCAPE.sub("", on_terminal("mcp", "list", cwd=tmp_path))
     assert "first start of 'slow': still waiting for its first answer" in shown

@@ -101,9 +101,7 @@ async def test_the_deck_of_a_turn_is_given_byte_for_byte(tmp_path: Path) -> None
     done = run("ledger", "turn", "1", "--run", name, cwd=tmp_path)
     assert f"deck {digest}: a model was shown 2 tools\n  one\n  two\n" in done.stdout
     assert "turn 1" in run("ledger", cwd=tmp_path).stdout
-    one_line(
-        run("ledger", "turn", "2", "--run", name, cwd=tmp_path), f"The run {name} has no turn 2"
-    )
+    one_line(run("ledger", "turn", "2", "--run", name, cwd=tmp_path), f"The run {name} has no turn 2")
 
 
 def test_the_deck_at_a_time_is_what_was_enrolled_then(past: Path) -> None:

@@ -81,9 +81,7 @@ LINES = [[name] for name in COMMANDS] + [[name, one] for name in COMMANDS for on
 
 
 @pytest.mark.parametrize("words", LINES, ids=" ".join)
-def test_every_command_explains_itself_and_refuses_what_it_does_not_know(
-    tmp_path: Path, words: list[str]
-) -> None:
+def test_every_command_explains_itself_and_refuses_what_it_does_not_know(tmp_path: Path, words: list[str]) -> None:
     done = run(*words, "--help", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"Usage: indus {' '.join(words)}")

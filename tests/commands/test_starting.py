@@ -53,9 +53,7 @@ def on_terminal(*arguments: str, cwd: Path) -> str:
     ours, theirs = pty.openpty()
     try:
         with os.fdopen(theirs, "wb") as errors:
-            child = subprocess.Popen(
-                [command(), *arguments], stdout=subprocess.DEVNULL, stderr=errors, cwd=cwd
-            )
+            child = subprocess.Popen([command(), *arguments], stdout=subprocess.DEVNULL, stderr=errors, cwd=cwd)
         shown = b""
         while True:
             try:
@@ -71,13 +69,9 @@ def on_terminal(*arguments: str, cwd: Path) -> str:
     return shown.decode()
 
 
-def test_finding_b1_a_slow_start_is_a_line_on_a_terminal_and_nothing_elsewhere(
-    tmp_path: Path,
-) -> None:
+def test_finding_b1_a_slow_start_is_a_line_on_a_terminal_and_nothing_elsewhere(tmp_path: Path) -> None:
     configured(user_file(), {"files": fetched(tmp_path, 14)})
-    assert "first start of 'files': npx may be downloading it" in on_terminal(
-        "mcp", "list", cwd=tmp_path
-    )
+    assert "first start of 'files': npx may be downloading it" in on_terminal("mcp", "list", cwd=tmp_path)
     configured(user_file(), {"slow": faulty("slow-start", 1.3)})
     assert "first start of 'slow': still waiting" in on_terminal("mcp", "doctor", cwd=tmp_path)
     assert run("mcp", "list", cwd=tmp_path).stderr == ""
@@ -96,9 +90,7 @@ def test_the_line_of_a_slow_start_says_what_is_known(slow: SlowStart, said: str)
     assert describe_slow_start("x", slow) == said
 
 
-def test_finding_b1_a_list_that_gives_up_in_mid_unpack_leaves_the_cache_whole(
-    tmp_path: Path,
-) -> None:
+def test_finding_b1_a_list_that_gives_up_in_mid_unpack_leaves_the_cache_whole(tmp_path: Path) -> None:
     configured(user_file(), {"files": fetched(tmp_path, 100, startup_timeout_sec=0.7)})
     (listed,) = told("mcp", "list", "--json", cwd=tmp_path)["servers"]
     assert listed["fault"]["kind"] == "timeout"
@@ -114,9 +106,7 @@ def test_finding_b1_ctrl_c_in_mid_unpack_leaves_the_cache_whole(tmp_path: Path) 
     assert not lock_of(tmp_path).parent.exists()
 
 
-def test_finding_b1_a_killed_program_leaves_its_package_manager_time_to_clean_up(
-    tmp_path: Path,
-) -> None:
+def test_finding_b1_a_killed_program_leaves_its_package_manager_time_to_clean_up(tmp_path: Path) -> None:
     configured(user_file(), {"files": fetched(tmp_path, 300)})
     child = subprocess.Popen([command(), "mcp", "list"], cwd=tmp_path, stdout=subprocess.DEVNULL)
     _wait_for(lock_of(tmp_path))
@@ -152,9 +142,7 @@ def test_finding_b4_the_doctor_names_output_that_is_not_the_protocol(tmp_path: P
 
 def test_finding_b6_the_doctor_names_what_the_server_was_not_given(tmp_path: Path) -> None:
     text = "import sys; print('Error: ACME_SETTING is not set', file=sys.stderr); sys.exit(1)"
-    found = examined(
-        python(text), tmp_path, ACME_SETTING="v4lue", BRAVE_API_KEY="s3cret", HTTPS_PROXY="http://p"
-    )
+    found = examined(python(text), tmp_path, ACME_SETTING="v4lue", BRAVE_API_KEY="s3cret", HTTPS_PROXY="http://p")
     (note,) = found["notes"]
     assert "ACME_SETTING, BRAVE_API_KEY" in note
     assert "HTTPS_PROXY" not in note
@@ -189,9 +177,7 @@ def test_finding_c6_the_doctor_leaves_the_error_of_a_server_to_the_server(tmp_pa
 
 
 @pytest.mark.parametrize(("connected", "said"), [(False, "startup_timeout_sec"), (True, "login")])
-def test_finding_c6_more_time_is_advised_for_a_start_and_not_for_a_listing(
-    connected: bool, said: str
-) -> None:
+def test_finding_c6_more_time_is_advised_for_a_start_and_not_for_a_listing(connected: bool, said: str) -> None:
     fault = protocol_fault("timeout", "no answer within 10 s")
     config = StdioServerConfig(id="s", command="true")
     remedy = advise("s", config, fault, {}, connected=connected).remedy
@@ -203,11 +189,7 @@ def test_finding_c6_more_time_is_advised_for_a_start_and_not_for_a_listing(
     ("name", "said", "command"),
     [
         ("npx", "npm error code ECOMPROMISED", 'rm -rf "$(npm config get cache)/_npx"'),
-        (
-            "npx",
-            "npm error ENOTEMPTY: rename /c/_npx/0123456789abcdef/a",
-            "rm -rf /c/_npx/01234567",
-        ),
+        ("npx", "npm error ENOTEMPTY: rename /c/_npx/0123456789abcdef/a", "rm -rf /c/_npx/01234567"),
         ("uvx", "error: Failed to read from the cache", "uv cache clean mcp-server-time"),
     ],
 )
@@ -234,9 +216,7 @@ def test_finding_b1_the_doctor_finds_a_lock_that_npx_left_behind(tmp_path: Path)
 # -- the gateway ------------------------------------------------------------------------------
 
 
-def test_finding_c3_initialize_is_answered_while_the_ledger_and_the_servers_are_not_there(
-    tmp_path: Path,
-) -> None:
+def test_finding_c3_initialize_is_answered_while_the_ledger_and_the_servers_are_not_there(tmp_path: Path) -> None:
     configured(user_file(), {f"s{n}": faulty("mute", startup_timeout_sec=60) for n in range(8)})
     run("mcp", "list", "--no-check", cwd=tmp_path)
     (ledger,) = _ledgers()

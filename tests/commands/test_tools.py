@@ -30,11 +30,7 @@ def test_the_native_tools_are_listed_with_their_profile_and_their_cost(tmp_path:
 
 def test_the_cost_is_a_quarter_of_the_bytes_a_model_is_told(tmp_path: Path) -> None:
     shown = told("tools", "show", "read", "--json", cwd=tmp_path)
-    said = {
-        "name": shown["name"],
-        "description": shown["description"],
-        "parameters": shown["parameters"],
-    }
+    said = {"name": shown["name"], "description": shown["description"], "parameters": shown["parameters"]}
     size = len(json.dumps(said, separators=(",", ":"), ensure_ascii=False).encode())
     assert shown["tokens"] == -(-size // 4)
 
@@ -117,10 +113,7 @@ def test_two_tools_that_come_out_under_one_name_are_told_apart(tmp_path: Path) -
     script = tmp_path / "named.py"
     script.write_text(_NAMED, encoding="utf-8")
     servers = {"a": "b__x", "a__b": "x"}
-    rows = {
-        server: {"command": sys.executable, "args": [str(script), tool]}
-        for server, tool in servers.items()
-    }
+    rows = {server: {"command": sys.executable, "args": [str(script), tool]} for server, tool in servers.items()}
     configured(user_file(), rows)
     first = told("tools", "--json", cwd=tmp_path)
     found = {one["tool"]: one["name"] for one in first["tools"] if one["source"] != "native"}
@@ -181,9 +174,7 @@ def test_what_a_server_says_cannot_move_the_cursor(tmp_path: Path) -> None:
 
 
 def test_finding_a5_cards_that_models_are_not_shown_say_why(tmp_path: Path) -> None:
-    listed = {
-        tool["name"]: tool["missing"] for tool in told("tools", "--json", cwd=tmp_path)["tools"]
-    }
+    listed = {tool["name"]: tool["missing"] for tool in told("tools", "--json", cwd=tmp_path)["tools"]}
     assert len(listed) == 19
     assert "gateway" in listed["saas-action"]
     assert listed["read"] is listed["task"] is None

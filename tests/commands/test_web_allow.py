@@ -45,9 +45,7 @@ def port() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_finding_b9_what_webfetch_advises_for_loopback_works(
-    host: str, port: int, tmp_path: Path
-) -> None:
+def test_finding_b9_what_webfetch_advises_for_loopback_works(host: str, port: int, tmp_path: Path) -> None:
     url = f"url=http://{host}:{port}/"
     refused = run("call", "webfetch", url, cwd=tmp_path)
     assert refused.returncode == 1

@@ -13,9 +13,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("make", [SystemClock, ManualClock])
-def test_the_time_is_told_in_whole_milliseconds_and_does_not_run_backwards_by_itself(
-    make: Callable[[], Clock],
-) -> None:
+def test_the_time_is_told_in_whole_milliseconds_and_does_not_run_backwards_by_itself(make: Callable[[], Clock]) -> None:
     clock = make()
     told = [clock.now_ms() for _ in range(100)]
     assert all(isinstance(ms, int) for ms in told)

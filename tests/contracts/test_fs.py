@@ -86,9 +86,7 @@ async def test_bytes_that_are_no_text_are_refused_with_their_place(fs: Fs) -> No
         await fs.read_text("latin")
 
 
-async def test_characters_that_are_no_text_are_refused_with_their_place(
-    fs: Fs, tmp_path: Path
-) -> None:
+async def test_characters_that_are_no_text_are_refused_with_their_place(fs: Fs, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="at character 3 is not text") as caught:
         await fs.write_file("a", "abc\ud800")
     assert (caught.value.errno, caught.value.filename) == (errno.EILSEQ, "a")
@@ -103,12 +101,8 @@ async def test_a_part_of_a_file_can_be_read(fs: Fs) -> None:
     assert await fs.read_bytes("a", limit=0) == b""
 
 
-@pytest.mark.parametrize(
-    ("offset", "limit"), [(-1, None), (0, -1), (2**63, None), (2**70, 1), (-(2**70), None)]
-)
-async def test_a_part_that_no_file_can_have_is_an_os_error(
-    fs: Fs, offset: int, limit: int | None
-) -> None:
+@pytest.mark.parametrize(("offset", "limit"), [(-1, None), (0, -1), (2**63, None), (2**70, 1), (-(2**70), None)])
+async def test_a_part_that_no_file_can_have_is_an_os_error(fs: Fs, offset: int, limit: int | None) -> None:
     await fs.write_file("a", b"0123456789")
     with pytest.raises(OSError, match="no such part") as caught:
         await fs.read_bytes("a", offset=offset, limit=limit)
@@ -126,9 +120,7 @@ async def test_a_large_file_is_read_whole(fs: Fs) -> None:
     assert await fs.read_bytes("large") == data
 
 
-async def test_relative_paths_start_at_the_root_and_absolute_ones_stay(
-    fs: Fs, tmp_path: Path
-) -> None:
+async def test_relative_paths_start_at_the_root_and_absolute_ones_stay(fs: Fs, tmp_path: Path) -> None:
     await fs.write_file("a", b"x")
     assert await fs.read_bytes(str(tmp_path / "a")) == b"x"
 
@@ -154,9 +146,7 @@ async def test_nothing_exists_where_nothing_can_be(fs: Fs, tmp_path: Path) -> No
     assert not await fs.exists("loop/below")
 
 
-async def test_where_one_may_not_look_nobody_says_that_nothing_exists(
-    fs: Fs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_where_one_may_not_look_nobody_says_that_nothing_exists(fs: Fs, monkeypatch: pytest.MonkeyPatch) -> None:
     await fs.mkdir("closed")
     with monkeypatch.context() as patched:
         patched.setattr(os, "stat", _refuse)  # root may look everywhere
@@ -164,9 +154,7 @@ async def test_where_one_may_not_look_nobody_says_that_nothing_exists(
             await fs.exists("closed/a")
 
 
-async def test_a_link_that_leads_to_itself_cannot_be_written_through(
-    fs: Fs, tmp_path: Path
-) -> None:
+async def test_a_link_that_leads_to_itself_cannot_be_written_through(fs: Fs, tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(OSError, match="symbolic links"):
         await fs.write_file("loop", b"x")
@@ -197,9 +185,7 @@ async def test_a_link_is_followed_unless_one_asks_for_the_link(fs: Fs, tmp_path:
     assert not await fs.exists("dangling")
 
 
-async def test_writing_through_a_link_changes_the_file_and_keeps_the_link(
-    fs: Fs, tmp_path: Path
-) -> None:
+async def test_writing_through_a_link_changes_the_file_and_keeps_the_link(fs: Fs, tmp_path: Path) -> None:
     await fs.write_file("a", b"old")
     (tmp_path / "link").symlink_to("a")
     await fs.write_file("link", b"new")
@@ -254,9 +240,7 @@ async def test_writing_keeps_the_owner_and_the_group(fs: Fs, tmp_path: Path) -> 
         (NOBODY, NOBODY, 0o6770, 0o6770),
     ],
 )
-def test_a_file_that_changes_hands_gives_nobody_new_rights(
-    owner: int, group: int, former: int, narrowed: int
-) -> None:
+def test_a_file_that_changes_hands_gives_nobody_new_rights(owner: int, group: int, former: int, narrowed: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chown(folder, NOBODY, NOBODY)
         path = Path(folder, "a")
@@ -305,9 +289,7 @@ def test_a_write_that_the_directory_forbids_names_the_file_and_not_another_one()
         assert told == os.path.realpath(path)
 
 
-def _as_nobody(
-    folder: str, code: str, *, groups: list[int] | None = None, tell: str = "type(exc).__name__"
-) -> str:
+def _as_nobody(folder: str, code: str, *, groups: list[int] | None = None, tell: str = "type(exc).__name__") -> str:
     """Use a door as a user who is not root; give what was printed or what is to be told."""
     script = f"""
 import asyncio, os, tempfile
@@ -377,9 +359,7 @@ async def test_a_file_whose_attributes_cannot_be_kept_is_written_all_the_same(
 
 
 @pytest.mark.parametrize("name", ["first", "second", "link"])
-async def test_the_other_name_of_a_file_keeps_its_content(
-    fs: Fs, tmp_path: Path, name: str
-) -> None:
+async def test_the_other_name_of_a_file_keeps_its_content(fs: Fs, tmp_path: Path, name: str) -> None:
     await fs.write_file("first", b"a longer text")
     (tmp_path / "first").chmod(0o640)
     os.link(tmp_path / "first", tmp_path / "second")
@@ -415,9 +395,7 @@ async def test_a_new_file_gets_the_usual_mode(fs: Fs, tmp_path: Path) -> None:
     assert (tmp_path / "a").stat().st_mode == (tmp_path / "usual").stat().st_mode
 
 
-async def test_a_write_that_fails_leaves_the_old_content_and_nothing_else(
-    fs: Fs, tmp_path: Path
-) -> None:
+async def test_a_write_that_fails_leaves_the_old_content_and_nothing_else(fs: Fs, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(IsADirectoryError):
         await fs.write_file("folder", b"x")
@@ -497,9 +475,7 @@ async def test_r44_a_pipe_is_refused_and_does_not_hang(fs: Fs, tmp_path: Path, d
     assert (await fs.stat("pipe")).kind is FileKind.OTHER
 
 
-async def test_r44_whoever_waits_to_write_into_a_pipe_is_not_disturbed(
-    fs: Fs, tmp_path: Path
-) -> None:
+async def test_r44_whoever_waits_to_write_into_a_pipe_is_not_disturbed(fs: Fs, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     written: list[str] = []
@@ -556,9 +532,7 @@ async def test_r44_a_socket_is_refused(fs: Fs, tmp_path: Path) -> None:
             await fs.read_bytes("socket")
 
 
-async def test_r44_of_a_10_gb_file_a_part_is_read_and_the_whole_is_refused(
-    fs: Fs, tmp_path: Path
-) -> None:
+async def test_r44_of_a_10_gb_file_a_part_is_read_and_the_whole_is_refused(fs: Fs, tmp_path: Path) -> None:
     size = 10 * 1024**3
     (tmp_path / "huge").touch()
     os.truncate(tmp_path / "huge", size)
@@ -633,9 +607,7 @@ async def test_a_path_is_resolved_as_far_as_it_exists(fs: Fs, tmp_path: Path) ->
     assert await fs.resolve(".") == str(tmp_path)
 
 
-async def test_a_chain_of_links_that_is_longer_than_the_stack_is_an_os_error(
-    fs: Fs, tmp_path: Path
-) -> None:
+async def test_a_chain_of_links_that_is_longer_than_the_stack_is_an_os_error(fs: Fs, tmp_path: Path) -> None:
     for number in range(2 * sys.getrecursionlimit()):
         (tmp_path / f"{number}").symlink_to(f"{number + 1}")
     with pytest.raises(OSError, match=r"symbolic links|No such file"):
@@ -671,9 +643,7 @@ async def test_what_work_on_an_open_file_raises_is_passed_on_as_it_is(fs: Fs) ->
     assert (caught.value.filename, calls) == ("its own file", [1])
 
 
-async def test_a_caller_that_is_cancelled_leaves_work_at_once_and_the_file_is_closed(
-    fs: Fs,
-) -> None:
+async def test_a_caller_that_is_cancelled_leaves_work_at_once_and_the_file_is_closed(fs: Fs) -> None:
     await fs.write_file("a", b"x")
     begun, leave = threading.Event(), threading.Event()
     handles: list[BinaryIO] = []
@@ -766,9 +736,7 @@ async def test_a_name_that_is_gone_when_it_is_looked_at_is_listed_with_its_kind(
 
     monkeypatch.setattr(os, "scandir", Entries)
     kinds = [FileKind.DIRECTORY, FileKind.FILE, FileKind.SYMLINK, FileKind.OTHER]
-    assert [(each.kind, each.size) for each in await fs.readdir(".")] == [
-        (kind, None) for kind in kinds
-    ]
+    assert [(each.kind, each.size) for each in await fs.readdir(".")] == [(kind, None) for kind in kinds]
 
 
 async def test_where_a_directory_takes_no_new_file_the_old_one_is_written_to(

@@ -62,9 +62,7 @@ def test_of_other_content_nothing_was_shown_yet(state: ReadStateHandle) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(0, 6))))
-def test_the_ranges_hold_every_line_that_was_shown_and_no_other(
-    shown: list[tuple[int, int]],
-) -> None:
+def test_the_ranges_hold_every_line_that_was_shown_and_no_other(shown: list[tuple[int, int]]) -> None:
     state, lines = ReadState(), set[int]()
     for first, more in shown:
         state.record("/a", "one", (first, first + more))

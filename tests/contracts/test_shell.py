@@ -46,9 +46,7 @@ def shell(request: pytest.FixtureRequest, tmp_path: Path) -> Shell:
 
 
 @asynccontextmanager
-async def started(
-    shell: Shell, command: str, *, output_path: str | None = None
-) -> AsyncGenerator[ShellProcess]:
+async def started(shell: Shell, command: str, *, output_path: str | None = None) -> AsyncGenerator[ShellProcess]:
     process = await shell.spawn(command, output_path=output_path)
     try:
         yield process
@@ -66,9 +64,7 @@ async def test_a_command_ended_by_a_signal_has_a_negative_exit_code(shell: Shell
     assert (await shell.exec("kill -USR1 $$")).exit_code == -signal.SIGUSR1
 
 
-async def test_a_command_starts_in_the_shells_directory_or_in_the_one_given(
-    shell: Shell, tmp_path: Path
-) -> None:
+async def test_a_command_starts_in_the_shells_directory_or_in_the_one_given(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     assert (await shell.exec("ls -d sub")).output == b"sub\n"
     assert (await shell.exec("basename $(pwd)", cwd="sub")).output == b"sub\n"
@@ -84,18 +80,14 @@ async def test_standard_input_is_empty(shell: Shell) -> None:
     assert (await shell.exec("cat; echo end", timeout_ms=5_000)).output == b"end\n"
 
 
-async def test_the_standard_input_of_the_program_is_not_for_its_commands(
-    shell: Shell, tmp_path: Path
-) -> None:
+async def test_the_standard_input_of_the_program_is_not_for_its_commands(shell: Shell, tmp_path: Path) -> None:
     kind = type(shell)
     code = f"""
 import asyncio
 from {kind.__module__} import {kind.__name__} as Kind
 print(asyncio.run(Kind({str(tmp_path)!r}).exec("cat; echo end")).output)
 """
-    done = await anyio.run_process(
-        [sys.executable, "-c", code], input=b"a secret", env=unmeasured(), check=True
-    )
+    done = await anyio.run_process([sys.executable, "-c", code], input=b"a secret", env=unmeasured(), check=True)
     assert done.stdout == b"b'end\\n'\n"
 
 
@@ -129,17 +121,13 @@ async def test_what_the_system_cannot_be_given_is_an_os_error(
     assert caught.value.errno == errno.EINVAL
 
 
-async def test_a_directory_whose_name_is_no_text_can_be_worked_in(
-    shell: Shell, tmp_path: Path
-) -> None:
+async def test_a_directory_whose_name_is_no_text_can_be_worked_in(shell: Shell, tmp_path: Path) -> None:
     name = os.fsdecode(b"caf\xe9")
     (tmp_path / name).mkdir()
     assert (await shell.exec("basename $(pwd)", cwd=name)).output == b"caf\xe9\n"
 
 
-async def test_r46_a_command_is_over_when_it_exits_and_its_background_child_is_ended(
-    shell: Shell,
-) -> None:
+async def test_r46_a_command_is_over_when_it_exits_and_its_background_child_is_ended(shell: Shell) -> None:
     result = await shell.exec("sleep 600 & echo $!", timeout_ms=20_000)
     assert result.ended is Ended.EXITED
     assert not is_alive(int(result.output))
@@ -165,9 +153,7 @@ async def test_a_cancelled_command_is_ended(shell: Shell) -> None:
     assert result.ended is Ended.CANCELLED
 
 
-async def test_the_cancellation_of_the_task_ends_the_command_and_passes(
-    shell: Shell, tmp_path: Path
-) -> None:
+async def test_the_cancellation_of_the_task_ends_the_command_and_passes(shell: Shell, tmp_path: Path) -> None:
     async def run() -> None:
         await shell.exec("echo $$ > pid; exec sleep 600")
 
@@ -185,9 +171,7 @@ async def test_long_output_is_shown_by_its_ends_and_counted_in_full(shell: Shell
     assert b"\n[737856 bytes left out]\n" in result.output
 
 
-async def test_endless_output_is_ended_before_it_fills_the_disk(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_endless_output_is_ended_before_it_fills_the_disk(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_shell, "OUTPUT_CAP_BYTES", 1_000_000)
     result = await shell.exec("yes", timeout_ms=20_000)
     assert result.ended is Ended.OUTPUT_LIMIT
@@ -202,9 +186,7 @@ async def test_a_started_command_runs_until_it_is_stopped(shell: Shell) -> None:
         assert process.exit_code == -signal.SIGTERM
 
 
-async def test_a_started_command_can_be_waited_for_and_its_output_read_in_parts(
-    shell: Shell,
-) -> None:
+async def test_a_started_command_can_be_waited_for_and_its_output_read_in_parts(shell: Shell) -> None:
     async with started(shell, "printf 0123456789; exit 4") as process:
         assert await process.wait() == 4
         assert process.output_size() == 10
@@ -213,9 +195,7 @@ async def test_a_started_command_can_be_waited_for_and_its_output_read_in_parts(
         assert process.read_output(99) == b""
 
 
-async def test_the_output_of_a_started_command_can_go_to_a_private_file(
-    shell: Shell, tmp_path: Path
-) -> None:
+async def test_the_output_of_a_started_command_can_go_to_a_private_file(shell: Shell, tmp_path: Path) -> None:
     async with started(shell, "echo kept", output_path="out.txt") as process:
         await process.wait()
         assert process.read_output() == b"kept\n"
@@ -223,9 +203,7 @@ async def test_the_output_of_a_started_command_can_go_to_a_private_file(
     assert stat.S_IMODE((tmp_path / "out.txt").stat().st_mode) == 0o600
 
 
-async def test_an_output_file_that_is_there_already_is_not_overwritten(
-    shell: Shell, tmp_path: Path
-) -> None:
+async def test_an_output_file_that_is_there_already_is_not_overwritten(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "out.txt").write_bytes(b"precious")
     with pytest.raises(FileExistsError):
         await shell.spawn("echo x", output_path="out.txt")
@@ -300,9 +278,7 @@ async def test_output_over_the_cap_is_not_kept_while_the_command_tidies_up(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_shell, "OUTPUT_CAP_BYTES", 100_000)
-    result = await shell.exec(
-        "trap 'head -c 5000000 /dev/zero; exit 7' TERM; while :; do echo; done"
-    )
+    result = await shell.exec("trap 'head -c 5000000 /dev/zero; exit 7' TERM; while :; do echo; done")
     assert (result.ended, result.exit_code) == (Ended.OUTPUT_LIMIT, 7)
     assert 100_000 < result.output_bytes < 1_000_000
 
@@ -341,9 +317,7 @@ async def test_what_a_slow_disk_keeps_waiting_is_not_lost(
         assert it.read_output() == b"first\nlast\n"
 
 
-async def test_waiting_for_a_command_is_waiting_for_its_output(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_waiting_for_a_command_is_waiting_for_its_output(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = SlowDisk(monkeypatch)
     async with started(shell, "echo word") as process:
         asyncio.get_running_loop().call_later(0.5, disk.going.set)
@@ -434,9 +408,7 @@ PROBE = "PROBE_OF_THIS_TEST"
         "setsid setsid sh -c 'sleep 600 & sleep 600' & exec sleep 600",
     ],
 )
-async def test_whoever_the_command_has_started_is_ended_with_it(
-    shell: Shell, command: str, tmp_path: Path
-) -> None:
+async def test_whoever_the_command_has_started_is_ended_with_it(shell: Shell, command: str, tmp_path: Path) -> None:
     probe = f"{PROBE}={tmp_path}"
     process = await shell.spawn(f"{command} #", env={PROBE: str(tmp_path)})
     await until(lambda: len(carriers(probe)) > 1)
@@ -446,16 +418,9 @@ async def test_whoever_the_command_has_started_is_ended_with_it(
 
 
 @pytest.mark.parametrize(
-    "command",
-    [
-        "set -m; sleep 600 > /dev/null 2>&1 &",
-        "setsid sleep 600 &",
-        "setsid sleep 600 &> /dev/null &",
-    ],
+    "command", ["set -m; sleep 600 > /dev/null 2>&1 &", "setsid sleep 600 &", "setsid sleep 600 &> /dev/null &"]
 )
-async def test_whoever_a_command_leaves_when_it_exits_is_ended(
-    shell: Shell, command: str, tmp_path: Path
-) -> None:
+async def test_whoever_a_command_leaves_when_it_exits_is_ended(shell: Shell, command: str, tmp_path: Path) -> None:
     result = await shell.exec(command, env={PROBE: str(tmp_path)})
     assert (result.ended, result.exit_code) == (Ended.EXITED, 0)
     assert carriers(f"{PROBE}={tmp_path}") == []
@@ -481,9 +446,7 @@ async def test_a_start_that_is_cancelled_at_any_step_leaves_nothing(
     await until(lambda: len(os.listdir("/proc/self/fd")) <= before)
 
 
-async def test_a_task_that_is_cancelled_again_and_again_still_ends_the_command(
-    shell: Shell, tmp_path: Path
-) -> None:
+async def test_a_task_that_is_cancelled_again_and_again_still_ends_the_command(shell: Shell, tmp_path: Path) -> None:
     command = "trap '' TERM; echo ready; while :; do sleep 0.05; done"
     process = await shell.spawn(command, env={PROBE: str(tmp_path)})
     await until(lambda: b"ready" in process.read_output())
@@ -497,9 +460,7 @@ async def test_a_task_that_is_cancelled_again_and_again_still_ends_the_command(
     await process.aclose()
 
 
-async def test_a_cancelled_scope_does_not_cut_the_end_of_a_command_short(
-    shell: Shell, tmp_path: Path
-) -> None:
+async def test_a_cancelled_scope_does_not_cut_the_end_of_a_command_short(shell: Shell, tmp_path: Path) -> None:
     command = "trap 'sleep 0.2; touch tidied; exit' TERM; echo ready; while :; do sleep 0.02; done"
     process = await shell.spawn(command)
     await until(lambda: b"ready" in process.read_output())
@@ -547,9 +508,7 @@ async def test_when_nobody_is_left_nobody_is_signalled(shell: Shell, signals: li
     assert signals == []
 
 
-async def test_after_the_end_nobody_is_signalled(
-    shell: Shell, request: pytest.FixtureRequest
-) -> None:
+async def test_after_the_end_nobody_is_signalled(shell: Shell, request: pytest.FixtureRequest) -> None:
     process = await shell.spawn("sleep 600 & wait")
     await process.stop()
     signals: list[int] = request.getfixturevalue("signals")
@@ -608,9 +567,7 @@ async def test_a_large_input_is_read_at_the_pace_of_the_command(shell: Shell) ->
 
 
 @pytest.mark.parametrize("closed", [True, False])
-async def test_a_server_that_heeds_no_end_of_input_is_asked_to_end_at_once(
-    shell: Shell, closed: bool
-) -> None:
+async def test_a_server_that_heeds_no_end_of_input_is_asked_to_end_at_once(shell: Shell, closed: bool) -> None:
     process = await shell.spawn(
         "trap 'echo asked; exit 5' TERM; echo ready; while :; do sleep 0.02; done", with_input=True
     )
@@ -624,9 +581,7 @@ async def test_a_server_that_heeds_no_end_of_input_is_asked_to_end_at_once(
 
 
 async def test_a_stop_that_is_cancelled_ends_a_command_with_an_input(shell: Shell) -> None:
-    process = await shell.spawn(
-        "trap '' TERM; echo ready; while :; do sleep 0.02; done", with_input=True
-    )
+    process = await shell.spawn("trap '' TERM; echo ready; while :; do sleep 0.02; done", with_input=True)
     await until(lambda: b"ready" in process.read_output())
     task = asyncio.create_task(process.stop(grace_ms=200))  # noqa: TID251 — as a stranger would
     await asyncio.sleep(0.05)
@@ -684,9 +639,7 @@ async def test_nobody_is_left_of_a_command_that_has_left_nobody(shell: Shell) ->
         assert await anyio.to_thread.run_sync(process.survivors) == []
 
 
-async def test_the_directory_in_which_the_shell_ended_is_known(
-    shell: Shell, tmp_path: Path
-) -> None:
+async def test_the_directory_in_which_the_shell_ended_is_known(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     async with started(shell, "cd sub; exit 1") as process:
         await process.wait()
@@ -697,12 +650,8 @@ async def test_the_directory_in_which_the_shell_ended_is_known(
     assert await process.final_cwd() is None
 
 
-@pytest.mark.parametrize(
-    "planted", ["ln -sf /etc/passwd", "rm -f x; mkfifo", "mkdir", "printf 'a\\0b' >"]
-)
-async def test_what_a_command_puts_in_the_place_of_the_note_is_not_believed(
-    shell: Shell, planted: str
-) -> None:
+@pytest.mark.parametrize("planted", ["ln -sf /etc/passwd", "rm -f x; mkfifo", "mkdir", "printf 'a\\0b' >"])
+async def test_what_a_command_puts_in_the_place_of_the_note_is_not_believed(shell: Shell, planted: str) -> None:
     command = f"{planted} $__indus_cwd_file; kill -9 $$"
     async with started(shell, command) as process:
         await process.wait()
@@ -720,9 +669,7 @@ def _small_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_small_files")
-async def test_of_a_very_long_output_the_first_part_and_the_last_are_kept(
-    shell: Shell, tmp_path: Path
-) -> None:
+async def test_of_a_very_long_output_the_first_part_and_the_last_are_kept(shell: Shell, tmp_path: Path) -> None:
     async with started(shell, "seq -w 1 99999", output_path="out.txt") as process:
         await process.wait()
         whole = b"".join(b"%05d\n" % n for n in range(1, 100_000))
@@ -740,9 +687,7 @@ async def test_of_a_very_long_output_the_first_part_and_the_last_are_kept(
 
 
 @pytest.mark.usefixtures("_small_files")
-async def test_a_file_that_cannot_be_put_in_order_stays_as_it_is(
-    shell: Shell, tmp_path: Path
-) -> None:
+async def test_a_file_that_cannot_be_put_in_order_stays_as_it_is(shell: Shell, tmp_path: Path) -> None:
     async with started(shell, "seq -w 1 99999", output_path="out.txt") as process:
         await process.wait()
         (tmp_path / "out.txt.ordered").mkdir()

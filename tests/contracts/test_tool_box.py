@@ -59,12 +59,8 @@ async def test_a_call_is_answered_under_its_id(box: ToolBox) -> None:
     assert (outcome.id, outcome.output, outcome.is_error) == ("call-7", {"a": 1}, False)
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments"), [("fails", {}), ("missing", {}), ("zebra", "no object"), ("zebra", [])]
-)
-async def test_whatever_goes_wrong_is_an_error_outcome(
-    box: ToolBox, name: str, arguments: JsonValue
-) -> None:
+@pytest.mark.parametrize(("name", "arguments"), [("fails", {}), ("missing", {}), ("zebra", "no object"), ("zebra", [])])
+async def test_whatever_goes_wrong_is_an_error_outcome(box: ToolBox, name: str, arguments: JsonValue) -> None:
     outcome = await box.runner.run(ToolCall("1", name, arguments))
     assert outcome.is_error
     assert isinstance(outcome.output, str)

@@ -9,13 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from indusagi.core.app_dirs import (
-    create_private_file,
-    make_dirs,
-    make_private_dir,
-    read_small_file,
-    state_dir,
-)
+from indusagi.core.app_dirs import create_private_file, make_dirs, make_private_dir, read_small_file, state_dir
 
 
 def mode(path: str | Path) -> int:
@@ -38,9 +32,7 @@ def test_a_relative_xdg_state_home_is_ignored(monkeypatch: pytest.MonkeyPatch, v
 
 
 @pytest.mark.parametrize("home", ["", "relative", "~", "."])
-def test_a_home_that_is_no_full_path_is_refused_with_what_to_do(
-    monkeypatch: pytest.MonkeyPatch, home: str
-) -> None:
+def test_a_home_that_is_no_full_path_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch, home: str) -> None:
     monkeypatch.setenv("HOME", home)
     with pytest.raises(OSError, match="set HOME or XDG_STATE_HOME to a full path"):
         state_dir()
@@ -55,9 +47,7 @@ def test_without_home_the_list_of_users_tells_it(monkeypatch: pytest.MonkeyPatch
     assert state_dir() == "/home/me/.local/state/indus"
 
 
-def test_a_user_without_home_and_unknown_to_the_system_is_told_what_to_do(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_user_without_home_and_unknown_to_the_system_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(uid: int) -> pwd.struct_passwd:
         raise KeyError(uid)
 
@@ -79,9 +69,7 @@ def test_a_private_directory_is_for_its_owner_alone(tmp_path: Path) -> None:
     assert make_private_dir(path) == path
 
 
-def test_the_directories_made_above_it_are_private_and_those_that_were_there_stay(
-    tmp_path: Path,
-) -> None:
+def test_the_directories_made_above_it_are_private_and_those_that_were_there_stay(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "there").chmod(0o755)
     former = os.umask(0)
@@ -94,9 +82,7 @@ def test_the_directories_made_above_it_are_private_and_those_that_were_there_sta
     assert mode(tmp_path / "there") == 0o755
 
 
-def test_a_relative_path_starts_at_the_working_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_relative_path_starts_at_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert make_private_dir("x") == str(tmp_path / "x")
     assert mode(tmp_path / "x") == 0o700
@@ -180,9 +166,7 @@ def test_a_directory_that_comes_about_meanwhile_is_fine(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["a", "b"]
 
 
-def test_nothing_is_made_where_no_path_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_made_where_no_path_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     make_dirs("a/b")
     make_dirs("")

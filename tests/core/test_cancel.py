@@ -122,9 +122,7 @@ def raiser(exc: BaseException) -> Callable[[], None]:
     return fail
 
 
-@pytest.mark.parametrize(
-    "exc", [ValueError("broken"), SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()]
-)
+@pytest.mark.parametrize("exc", [ValueError("broken"), SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()])
 def test_every_callback_is_called_whatever_one_of_them_raises(exc: BaseException) -> None:
     token = CancelToken()
     heard: list[str] = []
@@ -212,10 +210,7 @@ def test_of_many_threads_exactly_one_cancels() -> None:
         won: list[str] = []
 
         def cancel(
-            reason: str,
-            token: CancelToken = token,
-            start: threading.Barrier = start,
-            won: list[str] = won,
+            reason: str, token: CancelToken = token, start: threading.Barrier = start, won: list[str] = won
         ) -> None:
             start.wait()
             if token.cancel(reason):

@@ -40,10 +40,6 @@ def test_the_hash_is_32_hexadecimal_digits(value: "JsonValue") -> None:
 
 
 def test_another_process_gets_the_same_hash() -> None:
-    code = (
-        "from indusagi.core import content_hash; print(content_hash({'b': {'y': 1}, 'a': [None]}))"
-    )
-    printed = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout.strip()
+    code = "from indusagi.core import content_hash; print(content_hash({'b': {'y': 1}, 'a': [None]}))"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
     assert printed == content_hash({"b": {"y": 1}, "a": [None]})

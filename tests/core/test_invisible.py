@@ -36,9 +36,7 @@ def test_no_string_of_a_cleaned_value_holds_what_cannot_be_seen(
 
 
 @given(hidden_json, MODES)
-def test_a_value_keeps_its_shape_and_every_member(
-    value: JsonValue, clean: Callable[[str], tuple[str, int]]
-) -> None:
+def test_a_value_keeps_its_shape_and_every_member(value: JsonValue, clean: Callable[[str], tuple[str, int]]) -> None:
     def shape(inner: Any) -> Any:
         if isinstance(inner, dict):
             return [shape(one) for one in inner.values()]  # pyright: ignore[reportUnknownVariableType]
@@ -69,9 +67,7 @@ def test_names_stay_apart_and_clean_names_stay_as_they_are(names: list[str]) -> 
         (["<U+E0041>", "\U000e0041"], ["<U+E0041>", "<U+E0041> (2)"]),
     ],
 )
-def test_a_name_that_would_be_taken_or_empty_is_written_out(
-    names: list[str], shown: list[str]
-) -> None:
+def test_a_name_that_would_be_taken_or_empty_is_written_out(names: list[str], shown: list[str]) -> None:
     assert [*clean_names(names).values()] == shown
 
 

@@ -96,9 +96,7 @@ def test_the_place_of_a_very_deep_culprit_is_cut() -> None:
         value = {"a": value}
     with pytest.raises(NotJson) as caught:
         compact_json(value)
-    assert (
-        str(caught.value) == "not JSON: $" + ".a" * 8 + "… is nan, a number that JSON does not have"
-    )
+    assert str(caught.value) == "not JSON: $" + ".a" * 8 + "… is nan, a number that JSON does not have"
 
 
 def test_a_value_used_twice_is_not_a_cycle() -> None:

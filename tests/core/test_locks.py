@@ -34,17 +34,12 @@ def test_only_one_has_its_turn_at_a_time(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["counter"]
 
 
-def test_whoever_never_gives_it_back_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whoever_never_gives_it_back_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "_LONGEST_WAIT_S", 0.05)
     handle = os.open(tmp_path, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
-        with (
-            pytest.raises(OSError, match="held by another process") as caught,
-            turn_at(str(tmp_path)),
-        ):
+        with pytest.raises(OSError, match="held by another process") as caught, turn_at(str(tmp_path)):
             pass
         assert caught.value.filename == str(tmp_path)
     finally:

@@ -57,9 +57,7 @@ async def main():
             await fleet.tear_down()
 asyncio.run(main())
 """
-    with subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, cwd=ROOT
-    ) as process:
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, cwd=ROOT) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         anyio.run(until, lambda: bool(diary(log, "child")))

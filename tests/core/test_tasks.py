@@ -48,9 +48,7 @@ async def test_work_gives_its_error() -> None:
 
 
 @pytest.mark.parametrize("error", [None, OSError("broken")])
-async def test_a_cancelled_caller_waits_for_the_end_and_its_result_is_undone(
-    error: Exception | None,
-) -> None:
+async def test_a_cancelled_caller_waits_for_the_end_and_its_result_is_undone(error: Exception | None) -> None:
     job = Job(error)
     task = asyncio.create_task(seen_through(job.work(), "job", job.undo))  # noqa: TID251 — to cancel
     for _ in range(3):

@@ -8,13 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.servers.malformed import DIRTY
 
-from indusagi.core.text import (
-    clean_text,
-    cut_text,
-    kinds_of_unseen,
-    make_visible,
-    show_unseen,
-)
+from indusagi.core.text import clean_text, cut_text, kinds_of_unseen, make_visible, show_unseen
 
 UNSEEN = [
     (0x00, 0x08),
@@ -133,13 +127,8 @@ KHMER = "\u1781\u17d2\u1789\u17bb\u17c6\u200b2020\u200b\u1786\u17d2\u1793\u17b6\
     ("text", "visible", "count"),
     [("Donau\u00addampf\u00ad", "Donaudampf<U+00AD>", 1), (KHMER, KHMER.replace("\u200b", ""), 0)],
 )
-def test_hints_for_line_breaks_are_removed_and_not_written_out(
-    text: str, visible: str, count: int
-) -> None:
-    assert make_visible(text) == (
-        visible,
-        count + text.count("\u00ad", 0, -1) + text.count("\u200b"),
-    )
+def test_hints_for_line_breaks_are_removed_and_not_written_out(text: str, visible: str, count: int) -> None:
+    assert make_visible(text) == (visible, count + text.count("\u00ad", 0, -1) + text.count("\u200b"))
     assert len([*kinds_of_unseen(text)]) == count
     assert "\u00ad" not in clean_text(text)[0]
     assert "\u200b" not in clean_text(text)[0]
@@ -147,10 +136,7 @@ def test_hints_for_line_breaks_are_removed_and_not_written_out(
     assert show_unseen("rm a\u00adb") == ("rm a<U+00AD>b", 1)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["\U0001f600\u200da", "\U0001f600\u200c\U0001f600", "1\ufe0f2", "a\ufe0f", "x\ufe00"],
-)
+@pytest.mark.parametrize("text", ["\U0001f600\u200da", "\U0001f600\u200c\U0001f600", "1\ufe0f2", "a\ufe0f", "x\ufe00"])
 def test_a_joiner_or_selector_that_joins_nothing_is_removed(text: str) -> None:
     assert clean_text(text)[1] == 1
 
@@ -178,9 +164,7 @@ def test_letters_are_never_changed(text: str) -> None:
     assert clean_text(text) == (text, 0)
 
 
-@pytest.mark.parametrize(
-    "part", ["\x1b]", "\x1b[", "\x1b[0", "\x1b ", "\x1bP\x1b", "\x1b]\x1b\\", "\x1b", "\x1b[;;;;"]
-)
+@pytest.mark.parametrize("part", ["\x1b]", "\x1b[", "\x1b[0", "\x1b ", "\x1bP\x1b", "\x1b]\x1b\\", "\x1b", "\x1b[;;;;"])
 def test_hostile_text_is_cleaned_in_no_time(part: str) -> None:
     cleaned, removed = clean_text(part * 100_000)
     assert len(cleaned) + removed == len(part) * 100_000

@@ -16,23 +16,10 @@ from indusagi.core import clock
 from indusagi.core.json import is_json_object
 from indusagi.runtime import JsonContentBlock, TextContentBlock
 from induscode.deck import DeckContext, DeckFramework
-from induscode.deck.cards import (
-    daemon_card,
-    enter_plan_mode_card,
-    exit_plan_mode_card,
-    saas_card,
-    task_card,
-    todo_card,
-)
+from induscode.deck.cards import daemon_card, enter_plan_mode_card, exit_plan_mode_card, saas_card, task_card, todo_card
 from induscode.deck.cards import plan as plans
 from induscode.deck.cards.bg_process import CAPTURE_DIRNAME, MAX_BUFFERED_LINES, STOP_GRACE_MS
-from induscode.deck.cards.plan import (
-    PLANS_DIRNAME,
-    plan_file_path,
-    plan_slug,
-    read_plan,
-    write_plan,
-)
+from induscode.deck.cards.plan import PLANS_DIRNAME, plan_file_path, plan_slug, read_plan, write_plan
 from induscode.deck.cards.todo import TodoItem, TodoLedger, TodoState, TodoWeight
 from induscode.deck.contract import DelegateReport, DelegateRequest
 
@@ -50,11 +37,7 @@ pytestmark = pytest.mark.anyio
 
 
 def build(
-    card: CapabilityCard,
-    tmp_path: Path,
-    *,
-    delegate: DelegateRunner | None = None,
-    saas: SaasGatewayPort | None = None,
+    card: CapabilityCard, tmp_path: Path, *, delegate: DelegateRunner | None = None, saas: SaasGatewayPort | None = None
 ) -> Capability:
     framework = DeckFramework(delegate=delegate, saas=saas)
     return card.build(DeckContext(str(tmp_path), framework))
@@ -148,20 +131,12 @@ async def test_a_task_is_handed_over_with_all_that_was_said(tmp_path: Path) -> N
     delegate = Delegate(DelegateReport(ok=True, text="Done.", id="t-1", files=("a.py",)))
     card = build(task_card(), tmp_path, delegate=delegate)
     assert card.description.endswith("Agents: scout, smith.")
-    result = await run(
-        card, tmp_path, objective="x", agent="scout", context="c", maxTurns=3, timeoutMs=5000
-    )
+    result = await run(card, tmp_path, objective="x", agent="scout", context="c", maxTurns=3, timeoutMs=5000)
     assert delegate.requests == [
         DelegateRequest(objective="x", agent="scout", context="c", max_turns=3, timeout_ms=5000)
     ]
     assert text(result) == "Done."
-    assert value(result) == {
-        "delegated": True,
-        "ok": True,
-        "reason": None,
-        "id": "t-1",
-        "files": ["a.py"],
-    }
+    assert value(result) == {"delegated": True, "ok": True, "reason": None, "id": "t-1", "files": ["a.py"]}
 
 
 async def test_a_task_that_ended_early_gives_what_there_is(tmp_path: Path) -> None:
@@ -192,9 +167,7 @@ class Gateway:
         self.answer = answer
         self.asked: list[tuple[object, ...]] = []
 
-    async def discover(
-        self, query: str | None, toolkits: Sequence[str]
-    ) -> Sequence[Mapping[str, JsonValue]]:
+    async def discover(self, query: str | None, toolkits: Sequence[str]) -> Sequence[Mapping[str, JsonValue]]:
         self.asked.append((query, tuple(toolkits)))
         return [{"slug": "GITHUB_CREATE_ISSUE"}]
 
@@ -220,14 +193,9 @@ async def test_actions_are_found_and_run_under_their_own_names(tmp_path: Path) -
     card = build(saas_card(), tmp_path, saas=gateway)
     found = await run(card, tmp_path, action="discover", query="issue", toolkits=["github"])
     assert value(found) == {"actions": [{"slug": "GITHUB_CREATE_ISSUE"}]}
-    done = await run(
-        card, tmp_path, action="execute", slug="GITHUB_CREATE_ISSUE", arguments={"title": "x"}
-    )
+    done = await run(card, tmp_path, action="execute", slug="GITHUB_CREATE_ISSUE", arguments={"title": "x"})
     assert value(done) == {"number": 7}
-    assert gateway.asked == [
-        ("issue", ("github",)),
-        ("GITHUB_CREATE_ISSUE", {"title": "x"}),
-    ]
+    assert gateway.asked == [("issue", ("github",)), ("GITHUB_CREATE_ISSUE", {"title": "x"})]
     assert not card.read_only
 
 
@@ -273,9 +241,7 @@ def test_a_slug_is_always_a_safe_name(plan: str) -> None:
     assert re.fullmatch(r"[a-z0-9](?:[a-z0-9-]{0,46}[a-z0-9])?", plan_slug(plan))
 
 
-def test_plans_of_one_millisecond_never_overwrite_each_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plans_of_one_millisecond_never_overwrite_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "now_ms", lambda: 1_700_000_000_000)
     paths = [write_plan(tmp_path, "# Same") for _ in range(3)]
     assert [os.path.basename(path) for path in paths] == [
@@ -310,9 +276,7 @@ async def test_a_background_command_is_started_polled_listed_and_stopped(tmp_pat
     assert (MAX_BUFFERED_LINES, STOP_GRACE_MS) == (2_000, 3_000)
     card = build(daemon_card(), tmp_path)
     async with make_local_context(tmp_path) as ctx:
-        started = await card.run(
-            {"action": "start", "command": "echo hi; sleep 60 & sleep 60"}, ctx
-        )
+        started = await card.run({"action": "start", "command": "echo hi; sleep 60 & sleep 60"}, ctx)
         assert started.details["id"] == "bg-1"
         path = str(started.details["path"])
         assert os.path.dirname(path) == str(tmp_path / CAPTURE_DIRNAME)
@@ -371,9 +335,7 @@ async def test_two_tables_of_background_commands_share_nothing(tmp_path: Path) -
 
 
 @pytest.mark.process
-async def test_background_commands_that_start_at_once_have_files_of_their_own(
-    tmp_path: Path,
-) -> None:
+async def test_background_commands_that_start_at_once_have_files_of_their_own(tmp_path: Path) -> None:
     card = build(daemon_card(), tmp_path)
     (tmp_path / CAPTURE_DIRNAME).mkdir()
     (tmp_path / CAPTURE_DIRNAME / "bg-2.out").write_text("old", encoding="utf-8")

@@ -74,9 +74,7 @@ def test_every_view_of_the_table_agrees_with_it() -> None:
     assert tuple(builtin_bridge().values()) == rows
     assert tuple(builtin_profiles().items()) == tuple((row.id, row.profiles) for row in rows)
     assert tuple(card.id for card in builtin_cards()) == builtin_ids()
-    assert tuple(capability_index().items()) == tuple(
-        (card.id, place) for place, card in enumerate(capability_cards())
-    )
+    assert tuple(capability_index().items()) == tuple((card.id, place) for place, card in enumerate(capability_cards()))
     assert dict(card_profiles()) == {card.id: card.profiles for card in capability_cards()}
 
 
@@ -92,15 +90,9 @@ def test_a_card_is_found_by_its_id() -> None:
 
 @pytest.mark.parametrize(
     ("profile", "ids"),
-    [
-        (Profile.AUTHORING, BUILTINS[:7]),
-        (Profile.SURVEY, BUILTINS),
-        (Profile.ALL, (*BUILTINS, *APP_CARDS)),
-    ],
+    [(Profile.AUTHORING, BUILTINS[:7]), (Profile.SURVEY, BUILTINS), (Profile.ALL, (*BUILTINS, *APP_CARDS))],
 )
-def test_a_profile_selects_by_tag_with_the_old_inversion(
-    profile: Profile, ids: tuple[str, ...]
-) -> None:
+def test_a_profile_selects_by_tag_with_the_old_inversion(profile: Profile, ids: tuple[str, ...]) -> None:
     assert tuple(card.id for card in cards_for_profile(profile)) == ids
     assert tuple(card.id for card in cards_for_deck_profile(profile)) == ids
 
@@ -140,9 +132,7 @@ def test_an_unknown_built_in_is_a_fault_that_names_the_near_one(tmp_path: Path) 
 
 def test_built_ins_can_be_built_for_a_profile_alone(tmp_path: Path) -> None:
     deck = DeckContext(str(tmp_path))
-    assert [c.name for c in build_builtins_for_profile(Profile.AUTHORING, deck)] == list(
-        BUILTINS[:7]
-    )
+    assert [c.name for c in build_builtins_for_profile(Profile.AUTHORING, deck)] == list(BUILTINS[:7])
     assert len(build_builtins_for_profile(Profile.ALL, deck)) == 12
 
 

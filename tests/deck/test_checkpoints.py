@@ -19,11 +19,7 @@ from indusagi.capabilities.tools.read import read_tool
 from indusagi.capabilities.tools.write import write_tool
 from induscode.deck import DeckContext, DeckFramework
 from induscode.deck.cards import checkpoint
-from induscode.deck.cards.checkpoint import (
-    CHECKPOINTED_TOOLS,
-    CheckpointingCard,
-    maybe_wrap_checkpoint,
-)
+from induscode.deck.cards.checkpoint import CHECKPOINTED_TOOLS, CheckpointingCard, maybe_wrap_checkpoint
 from induscode.deck.stores.checkpoints import FileCheckpoints
 from induscode.deck.stores.line_log import LineLog, decode_line, encode_line
 
@@ -113,10 +109,7 @@ async def test_what_a_file_held_is_kept_before_it_is_changed(work: Path) -> None
     ctx = replace(ctx, framework=replace(ctx.framework, read_state=None))
     await card.run({"path": "a.bin", "content": "new"}, ctx)
     await card.run({"file_path": "sub/b.txt", "content": "b"}, ctx)
-    assert store.records == [
-        (str(target), b"\xff\x00old\r\n"),
-        (str(work / "sub/b.txt"), None),
-    ]
+    assert store.records == [(str(target), b"\xff\x00old\r\n"), (str(work / "sub/b.txt"), None)]
 
 
 async def test_a_store_that_fails_never_stands_in_the_way(work: Path) -> None:
@@ -127,9 +120,7 @@ async def test_a_store_that_fails_never_stands_in_the_way(work: Path) -> None:
     assert "the disk is full" in str(result.details["notCheckpointed"])
 
 
-async def test_a_file_that_is_too_large_is_changed_and_told(
-    work: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_file_that_is_too_large_is_changed_and_told(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "LARGEST_BYTES", 3)
     (work / "a").write_text("large", encoding="utf-8")
     ctx = make_local_context(work)
@@ -140,9 +131,7 @@ async def test_a_file_that_is_too_large_is_changed_and_told(
 
 
 @pytest.mark.parametrize("arguments", [None, [], {}, {"path": 5}, "path"])
-async def test_arguments_without_a_path_are_left_to_the_card_inside(
-    work: Path, arguments: object
-) -> None:
+async def test_arguments_without_a_path_are_left_to_the_card_inside(work: Path, arguments: object) -> None:
     store = Memory()
     result = await wrapped("write", store, work).run(arguments, make_local_context(work))  # type: ignore[arg-type]
     assert (result.is_error, store.records) == (True, [])
@@ -174,9 +163,7 @@ async def change(card: CheckpointingCard, ctx: ToolContext, path: str, content: 
     assert not result.is_error
 
 
-async def test_every_file_comes_back_as_it_was_before_a_node(
-    work: Path, store: FileCheckpoints
-) -> None:
+async def test_every_file_comes_back_as_it_was_before_a_node(work: Path, store: FileCheckpoints) -> None:
     ctx = make_local_context(work)
     card = wrapped("write", store, work)
     (work / "a").write_bytes(b"\xffone")
@@ -187,9 +174,7 @@ async def test_every_file_comes_back_as_it_was_before_a_node(
     await begin(store, "two")
     await change(card, ctx, "a", "three")
     steps = await store.preview("two", ctx.fs)
-    assert [(os.path.basename(step.path), step.action, step.conflict) for step in steps] == [
-        ("a", "write", False)
-    ]
+    assert [(os.path.basename(step.path), step.action, step.conflict) for step in steps] == [("a", "write", False)]
     done = await store.restore("two", ctx.fs)
     assert ((work / "a").read_bytes(), (work / "new").read_bytes()) == (b"two", b"x")
     again = await store.restore("one", ctx.fs)
@@ -203,9 +188,7 @@ async def test_every_file_comes_back_as_it_was_before_a_node(
     assert (await anyio.to_thread.run_sync(store.nodes))[:2] == ("one", "two")
 
 
-async def test_of_several_changes_under_one_node_the_first_counts(
-    work: Path, store: FileCheckpoints
-) -> None:
+async def test_of_several_changes_under_one_node_the_first_counts(work: Path, store: FileCheckpoints) -> None:
     ctx = make_local_context(work)
     card = wrapped("write", store, work)
     (work / "a").write_text("0", encoding="utf-8")
@@ -229,9 +212,7 @@ async def test_finding_d8_a_restore_leaves_the_other_names_of_a_file_alone(
     assert (tmp_path / "outside").read_text(encoding="utf-8") == "after"
 
 
-async def test_a_file_that_somebody_else_changed_is_left_alone_unless_asked(
-    work: Path, store: FileCheckpoints
-) -> None:
+async def test_a_file_that_somebody_else_changed_is_left_alone_unless_asked(work: Path, store: FileCheckpoints) -> None:
     ctx = make_local_context(work)
     await begin(store, "n")
     await change(wrapped("write", store, work), ctx, "a", "ours")
@@ -278,9 +259,7 @@ async def test_r43_a_restore_never_leads_out_of_the_workspace(
     assert (outside / "a").read_text(encoding="utf-8") == "mine"
 
 
-async def test_a_content_that_was_damaged_is_not_put_back(
-    work: Path, store: FileCheckpoints, tmp_path: Path
-) -> None:
+async def test_a_content_that_was_damaged_is_not_put_back(work: Path, store: FileCheckpoints, tmp_path: Path) -> None:
     ctx = make_local_context(work)
     (work / "a").write_text("0", encoding="utf-8")
     await begin(store, "n")
@@ -308,9 +287,7 @@ def test_the_store_is_private_and_goes_on_after_a_restart(tmp_path: Path) -> Non
     assert len(list((folder / "blobs").iterdir())) == 1
 
 
-def test_a_blob_that_cannot_be_written_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_blob_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = FileCheckpoints(tmp_path / "c")
     store.begin("n")
 
@@ -354,9 +331,7 @@ anyio.run(main)
 
 
 @pytest.mark.process
-async def test_r55_a_kill_at_any_moment_leaves_old_or_new_and_the_way_back(
-    tmp_path: Path, work: Path
-) -> None:
+async def test_r55_a_kill_at_any_moment_leaves_old_or_new_and_the_way_back(tmp_path: Path, work: Path) -> None:
     for round_ in range(5):
         (work / "a").write_bytes(b"\xff" * 1_000)
         kept = tmp_path / f"kept{round_}"
@@ -400,9 +375,7 @@ def test_a_log_that_was_cut_anywhere_keeps_every_whole_line_before(
 
 
 @given(st.dictionaries(st.text(), st.text()), st.data())
-def test_a_line_in_which_one_byte_was_changed_is_no_line(
-    row: dict[str, str], data: st.DataObject
-) -> None:
+def test_a_line_in_which_one_byte_was_changed_is_no_line(row: dict[str, str], data: st.DataObject) -> None:
     line = encode_line({**row})[:-1]
     assert decode_line(line) == row
     at = data.draw(st.integers(0, len(line) - 1))
@@ -410,9 +383,7 @@ def test_a_line_in_which_one_byte_was_changed_is_no_line(
     assert decode_line(line[:at] + bytes([other]) + line[at + 1 :]) is None
 
 
-def test_a_row_that_cannot_be_written_leaves_the_log_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_that_cannot_be_written_leaves_the_log_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = LineLog(str(tmp_path / "log"))
     log.append({"a": 1})
 
@@ -434,8 +405,6 @@ async def test_two_who_record_at_once_lose_nothing(store: FileCheckpoints) -> No
     await begin(store, "n")
     async with anyio.create_task_group() as tasks:
         for number in range(20):
-            tasks.start_soon(
-                anyio.to_thread.run_sync, store.record, f"/w/{number}", str(number).encode()
-            )
+            tasks.start_soon(anyio.to_thread.run_sync, store.record, f"/w/{number}", str(number).encode())
     changes = await anyio.to_thread.run_sync(store._changes_since, "n")
     assert len(changes) == 20

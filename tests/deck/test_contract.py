@@ -13,25 +13,13 @@ from tests.support.deck import AT, capability, ledger_of
 from indusagi.capabilities import make_local_context
 from indusagi.capabilities.ports import WebSettings
 from indusagi.core.cancel import CancelToken
-from indusagi.interop import (
-    EndpointPhase,
-    EndpointStatus,
-    is_terminal_phase,
-    is_usable_phase,
-    protocol_fault,
-)
+from indusagi.interop import EndpointPhase, EndpointStatus, is_terminal_phase, is_usable_phase, protocol_fault
 from indusagi.runtime import TextContentBlock, ToolCall, ToolOutcome, ToolResult
 from induscode.deck import DeckContext, DeckFault, DeckFramework, Profile, capability_id
 from induscode.deck.builtin import build_builtin, build_builtins_for_profile
 from induscode.deck.cards.todo import TodoItem
 from induscode.deck.catalog import cards_for_profile, find_card, has_capability
-from induscode.deck.contract import (
-    BackendFault,
-    BridgeFault,
-    BuildFailed,
-    CapabilityCard,
-    UnknownCapability,
-)
+from induscode.deck.contract import BackendFault, BridgeFault, BuildFailed, CapabilityCard, UnknownCapability
 from induscode.deck.mcp.ledger import (
     BridgeCapability,
     BridgeEntry,
@@ -41,13 +29,7 @@ from induscode.deck.mcp.ledger import (
     bridge_ulid_key,
     project_outcome,
 )
-from induscode.deck.provision import (
-    ToolDeck,
-    build_selected,
-    cards_for_deck_profile,
-    project_result,
-    provision_deck,
-)
+from induscode.deck.provision import ToolDeck, build_selected, cards_for_deck_profile, project_result, provision_deck
 
 if TYPE_CHECKING:
     from indusagi.capabilities import ToolContext
@@ -177,9 +159,7 @@ def test_finding_a16_a_builder_that_raises_is_a_failed_build(error: Exception) -
     assert (caught.value.id, bool(caught.value.message)) == ("mine", True)
 
 
-@pytest.mark.parametrize(
-    "built", [None, "text", object(), {"name": "mine"}], ids=lambda built: type(built).__name__
-)
+@pytest.mark.parametrize("built", [None, "text", object(), {"name": "mine"}], ids=lambda built: type(built).__name__)
 def test_finding_a16_a_builder_that_gives_no_card_is_a_failed_build(built: object) -> None:
     with pytest.raises(BuildFailed, match="which has no"):
         build_selected([row(partial(give, built))], CTX)
@@ -251,9 +231,7 @@ async def test_finding_a9_an_answer_that_cannot_be_one_is_an_error_outcome(answe
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize(
-    "error", [ValueError(), RuntimeError("no"), ExceptionGroup("g", [OSError()]), KeyError("k")]
-)
+@pytest.mark.parametrize("error", [ValueError(), RuntimeError("no"), ExceptionGroup("g", [OSError()]), KeyError("k")])
 async def test_finding_a9_a_card_that_raises_is_an_error_outcome(error: Exception) -> None:
     outcome = await run_odd(error)
     assert outcome.is_error
@@ -328,13 +306,10 @@ def test_finding_a7_what_cannot_be_one_is_refused_at_once(
 
 
 @pytest.mark.parametrize(
-    ("output", "texts"),
-    [("as it is", ["as it is"]), (None, []), ({"a": 1}, ['{\n  "a": 1\n}']), ("", [""])],
+    ("output", "texts"), [("as it is", ["as it is"]), (None, []), ({"a": 1}, ['{\n  "a": 1\n}']), ("", [""])]
 )
 @pytest.mark.parametrize("is_error", [True, False])
-def test_an_outcome_is_projected_on_a_result(
-    output: JsonValue, texts: list[str], is_error: bool
-) -> None:
+def test_an_outcome_is_projected_on_a_result(output: JsonValue, texts: list[str], is_error: bool) -> None:
     result = project_outcome(output, is_error)
     assert list(result.content) == [TextContentBlock(text) for text in texts]
     assert result.is_error is is_error

@@ -42,11 +42,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> MemoryStore:
 
 async def test_notes_are_written_added_to_and_read(tmp_path: Path, store: MemoryStore) -> None:
     memory = card(tmp_path, store)
-    assert await ask(memory, tmp_path, action="read") == (
-        False,
-        "The notes are empty.",
-        {"bytes": 0},
-    )
+    assert await ask(memory, tmp_path, action="read") == (False, "The notes are empty.", {"bytes": 0})
     assert (await ask(memory, tmp_path, action="append", content="one"))[1] == "Added."
     await ask(memory, tmp_path, action="append", content="two\n")
     assert (await ask(memory, tmp_path, action="read"))[1] == "one\ntwo\n"
@@ -56,9 +52,7 @@ async def test_notes_are_written_added_to_and_read(tmp_path: Path, store: Memory
     assert await store.read() == "one\nthree\n"
 
 
-async def test_adding_what_stands_there_last_changes_nothing(
-    tmp_path: Path, store: MemoryStore
-) -> None:
+async def test_adding_what_stands_there_last_changes_nothing(tmp_path: Path, store: MemoryStore) -> None:
     memory = card(tmp_path, store)
     await ask(memory, tmp_path, action="append", content="one")
     assert "already" in (await ask(memory, tmp_path, action="append", content="one"))[1]
@@ -70,9 +64,7 @@ async def test_notes_never_grow_beyond_their_size(tmp_path: Path, store: MemoryS
     memory = card(tmp_path, store)
     await ask(memory, tmp_path, action="append", content="x" * 100)
     for action in ("append", "replace"):
-        error, said, details = await ask(
-            memory, tmp_path, action=action, content="é" * (LARGEST_BYTES // 2 + 1)
-        )
+        error, said, details = await ask(memory, tmp_path, action=action, content="é" * (LARGEST_BYTES // 2 + 1))
         assert (error, details["code"]) == (True, "too_large")
         assert "left as they were" in said
     assert await store.read() == "x" * 100 + "\n"
@@ -80,13 +72,7 @@ async def test_notes_never_grow_beyond_their_size(tmp_path: Path, store: MemoryS
 
 @pytest.mark.parametrize(
     "secret",
-    [
-        "-----BEGIN RSA PRIVATE KEY-----",
-        "ghp_" + "a" * 36,
-        "AKIA" + "A" * 16,
-        "sk-" + "a1" * 12,
-        "password = hunter22",
-    ],
+    ["-----BEGIN RSA PRIVATE KEY-----", "ghp_" + "a" * 36, "AKIA" + "A" * 16, "sk-" + "a1" * 12, "password = hunter22"],
 )
 async def test_what_looks_like_a_secret_is_mentioned(tmp_path: Path, secret: str) -> None:
     _, said, _ = await ask(card(tmp_path), tmp_path, action="append", content=secret)
@@ -115,9 +101,7 @@ async def test_a_long_change_is_shown_in_part(tmp_path: Path) -> None:
 # -- the file ---------------------------------------------------------------------------------
 
 
-async def test_the_file_is_private_and_never_half_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_file_is_private_and_never_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "memory.md"
     store = FileMemory(path)
     await store.replace("old\n")

@@ -17,12 +17,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=25,
+        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=True, timeout=25
     )
 
 

@@ -86,9 +86,7 @@ REQUIREMENTS = (
         "Capability deck, bridge keys: bridge_ulid_key",
     ),
     Requirement(
-        "deck/ledger/iso-time",
-        "A time in a record is ISO 8601 in UTC.",
-        "MCP page, the bridge ledger: iso_now",
+        "deck/ledger/iso-time", "A time in a record is ISO 8601 in UTC.", "MCP page, the bridge ledger: iso_now"
     ),
     Requirement(
         "interop/neighbours/core-error",
@@ -201,9 +199,7 @@ REQUIREMENTS = (
         "Interop (Python), key concepts: EndpointPhase machine",
     ),
     Requirement(
-        "mcp-page/naming",
-        "Remote tools are called `<server>__<tool>`.",
-        "MCP page, tool naming and filtering",
+        "mcp-page/naming", "Remote tools are called `<server>__<tool>`.", "MCP page, tool naming and filtering"
     ),
     Requirement(
         "mcp-page/flag/two-binaries",
@@ -241,14 +237,10 @@ REQUIREMENTS = (
         "README, try it",
     ),
     Requirement(
-        "session/fault-reported",
-        "A server that fails is named with its reason, and the run goes on.",
-        "README, try it",
+        "session/fault-reported", "A server that fails is named with its reason, and the run goes on.", "README, try it"
     ),
     Requirement(
-        "session/nothing-left",
-        "When a run is over, nothing of it is left running.",
-        "README, what it promises",
+        "session/nothing-left", "When a run is over, nothing of it is left running.", "README, what it promises"
     ),
     Requirement(
         "session/cancel-tool",
@@ -256,20 +248,14 @@ REQUIREMENTS = (
         "README, what it promises",
     ),
     Requirement(
-        "session/cancel-stream",
-        "A signal in the middle of an answer ends the request.",
-        "README, what it promises",
+        "session/cancel-stream", "A signal in the middle of an answer ends the request.", "README, what it promises"
     ),
     Requirement(
         "session/required",
         "A server that must be there and is not ends the run before anything is asked.",
         "The command, asking a model",
     ),
-    Requirement(
-        "session/continue",
-        "A conversation can be continued.",
-        "The command, asking a model",
-    ),
+    Requirement("session/continue", "A conversation can be continued.", "The command, asking a model"),
     Requirement(
         "session/stdin",
         "What is piped in is added to the prompt, and only the answer comes out.",
@@ -281,20 +267,14 @@ REQUIREMENTS = (
         "The command, exit codes",
     ),
     Requirement(
-        "session/secrets",
-        "No secret of ours reaches a server, a command or a file.",
-        "SECURITY, what is not trusted",
+        "session/secrets", "No secret of ours reaches a server, a command or a file.", "SECURITY, what is not trusted"
     ),
     Requirement(
         "session/untrusted-project",
         "Nothing that a project brings is run before somebody has consented to it.",
         "README, what it promises",
     ),
-    Requirement(
-        "session/prompt-is-no-flag",
-        "A prompt is never read as a flag.",
-        "The command, asking a model",
-    ),
+    Requirement("session/prompt-is-no-flag", "A prompt is never read as a flag.", "The command, asking a model"),
 )
 
 

@@ -48,9 +48,7 @@ async def answer(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
     """Answer with the blocks that were asked for."""
     blocks = arguments["blocks"]
     assert isinstance(blocks, list)
-    return ToolResult(
-        [TextContentBlock(b) if isinstance(b, str) else JsonContentBlock(b) for b in blocks]
-    )
+    return ToolResult([TextContentBlock(b) if isinstance(b, str) else JsonContentBlock(b) for b in blocks])
 
 
 async def remember(arguments: JsonObject, ctx: ToolContext) -> JsonValue:
@@ -120,9 +118,7 @@ async def test_blocks_arrive_as_they_were_given_and_fold_into_one_value(
 ) -> None:
     outcome = await call(box(tmp_path), "answer", {"blocks": blocks})
     assert outcome.output == output
-    assert outcome.content == tuple(
-        TextContentBlock(b) if isinstance(b, str) else JsonContentBlock(b) for b in blocks
-    )
+    assert outcome.content == tuple(TextContentBlock(b) if isinstance(b, str) else JsonContentBlock(b) for b in blocks)
 
 
 @requirement("deck/runtime-adapter/unknown-tool")

@@ -143,24 +143,14 @@ def test_a_schema_is_reduced_as_documented() -> None:
     }
     assert normalize_schema(raw) == {
         "type": "object",
-        "properties": {
-            "path": {"type": "string"},
-            "tags": {"type": "array", "items": {"type": "string"}},
-        },
+        "properties": {"path": {"type": "string"}, "tags": {"type": "array", "items": {"type": "string"}}},
         "required": ["path"],
     }
 
 
 @requirement("interop/faults/by-site")
 async def test_the_kind_of_a_fault_follows_from_its_place() -> None:
-    assert FAULT_KINDS == (
-        "transport",
-        "protocol",
-        "timeout",
-        "tool_error",
-        "not_connected",
-        "spawn_failed",
-    )
+    assert FAULT_KINDS == ("transport", "protocol", "timeout", "tool_error", "not_connected", "spawn_failed")
     endpoint = create_server_endpoint(honest())
     kinds: list[str] = []
     for work in (lambda: endpoint.invoke("echo", {}), endpoint.list_tools):
@@ -180,27 +170,12 @@ def test_a_fault_is_its_message_and_has_its_cause() -> None:
     cause = OSError("pipe")
     fault = protocol_fault("transport", "lost", cause)
     assert is_protocol_fault(fault)
-    assert (str(fault), fault.kind, fault.cause, fault.__cause__) == (
-        "lost",
-        "transport",
-        cause,
-        cause,
-    )
+    assert (str(fault), fault.kind, fault.cause, fault.__cause__) == ("lost", "transport", cause, cause)
     assert not is_protocol_fault(cause)
 
 
 @requirement("interop/phases")
 def test_there_are_six_phases() -> None:
-    assert [phase.value for phase in EndpointPhase] == [
-        "idle",
-        "connecting",
-        "ready",
-        "closing",
-        "closed",
-        "faulted",
-    ]
+    assert [phase.value for phase in EndpointPhase] == ["idle", "connecting", "ready", "closing", "closed", "faulted"]
     assert [phase.value for phase in EndpointPhase if is_usable_phase(phase)] == ["ready"]
-    assert [phase.value for phase in EndpointPhase if is_terminal_phase(phase)] == [
-        "closed",
-        "faulted",
-    ]
+    assert [phase.value for phase in EndpointPhase if is_terminal_phase(phase)] == ["closed", "faulted"]

@@ -13,8 +13,7 @@ pytestmark = pytest.mark.process
 def test_all_names_of_the_command_behave_alike() -> None:
     for arguments in (["--help"], ["--version"], [], ["--nonsense"]):
         answers = {
-            (done.returncode, done.stdout, done.stderr)
-            for done in (run(*arguments, name=name) for name in NAMES)
+            (done.returncode, done.stdout, done.stderr) for done in (run(*arguments, name=name) for name in NAMES)
         }
         assert len(answers) == 1
 

@@ -46,9 +46,7 @@ def test_servers_are_served_as_one_and_ask_through_it(tmp_path: Path) -> None:
         gateway.greet(elicitation={"form": {}})
         expected = [f"{server}__{name}" for server in ("a", "b") for name in HONEST_TOOLS]
         assert gateway.tools()[-len(expected) :] == expected
-        asked = gateway.send(
-            "tools/call", name="b__ask", arguments={"method": "elicitation/create"}
-        )
+        asked = gateway.send("tools/call", name="b__ask", arguments={"method": "elicitation/create"})
         gateway.until(lambda: bool(gateway.questions))
         (question,) = gateway.questions
         assert question["params"]["message"] == "What is your name?"
@@ -85,12 +83,7 @@ def _said_by(argv: list[str]) -> list[bytes]:
         first,
         {"jsonrpc": "2.0", "method": "notifications/initialized"},
         {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}},
-        {
-            "jsonrpc": "2.0",
-            "id": 2,
-            "method": "tools/call",
-            "params": {"name": "media", "arguments": {}},
-        },
+        {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {"name": "media", "arguments": {}}},
     ]
     said: list[bytes] = []
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:

@@ -39,13 +39,9 @@ def answers(body: dict[str, Any]) -> list[Any]:
 
 @requirement("session/first", "session/fault-reported", "session/nothing-left")
 @DIALECTS
-def test_a_model_calls_a_servers_tool_and_gets_all_of_its_answer(
-    tmp_path: Path, dialect: Dialect
-) -> None:
+def test_a_model_calls_a_servers_tool_and_gets_all_of_its_answer(tmp_path: Path, dialect: Dialect) -> None:
     log = tmp_path / "log"
-    with model_server(
-        calls("srv__echo", text=LINES), calls("srv__media"), says("All ", "done.")
-    ) as server:
+    with model_server(calls("srv__echo", text=LINES), calls("srv__media"), says("All ", "done.")) as server:
         desk = Desk(tmp_path, server, dialect)
         desk.mount(honest("--log", log, id="srv"))
         desk.rows["gone"] = {"command": "/no/such/command"}
@@ -68,8 +64,7 @@ def test_a_model_calls_a_servers_tool_and_gets_all_of_its_answer(
 
 @requirement("session/cancel-tool")
 @pytest.mark.parametrize(
-    ("dialect", "number"),
-    [("openai", signal.SIGINT), ("anthropic", signal.SIGTERM), ("openai", signal.SIGHUP)],
+    ("dialect", "number"), [("openai", signal.SIGINT), ("anthropic", signal.SIGTERM), ("openai", signal.SIGHUP)]
 )
 @pytest.mark.anyio
 async def test_r17_a_signal_during_a_call_reaches_the_server_and_ends_everything(
@@ -87,19 +82,13 @@ async def test_r17_a_signal_during_a_call_reaches_the_server_and_ends_everything
     assert diary(log, "heard notifications/cancelled") != []
     assert [is_alive(int(pid)) for pid in diary(log, "start")] == [False]
     last = json.loads(out.splitlines()[-1])
-    assert (last["type"], last["reason"], last["exit_code"]) == (
-        "result",
-        "cancelled",
-        128 + number,
-    )
+    assert (last["type"], last["reason"], last["exit_code"]) == ("result", "cancelled", 128 + number)
 
 
 @requirement("session/cancel-stream")
 @DIALECTS
 @pytest.mark.anyio
-async def test_ctrl_c_in_the_middle_of_a_sentence_ends_the_request(
-    tmp_path: Path, dialect: Dialect
-) -> None:
+async def test_ctrl_c_in_the_middle_of_a_sentence_ends_the_request(tmp_path: Path, dialect: Dialect) -> None:
     with model_server(Reply(text=("Once upon ", "a time"), stalls=True)) as server:
         desk = Desk(tmp_path, server, dialect)
         process = desk.start()
@@ -132,10 +121,7 @@ def test_a_server_that_must_be_there_and_is_not_ends_the_run_before_any_request(
 @requirement("session/continue")
 @DIALECTS
 def test_a_conversation_is_continued(
-    tmp_path: Path,
-    dialect: Dialect,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path, dialect: Dialect, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with model_server(calls("ls"), says("answer 1"), says("answer 2"), says("answer 3")) as server:
         desk = Desk(tmp_path, server, dialect)
@@ -154,9 +140,7 @@ def test_a_conversation_is_continued(
 
 @requirement("session/stdin")
 @pytest.mark.anyio
-async def test_what_is_piped_in_reaches_the_model_and_nothing_but_the_answer_comes_out(
-    tmp_path: Path,
-) -> None:
+async def test_what_is_piped_in_reaches_the_model_and_nothing_but_the_answer_comes_out(tmp_path: Path) -> None:
     with model_server(says("\x1b[31mred\x1b[0m")) as server:
         desk = Desk(tmp_path, server, environ={"NO_COLOR": "1"})
         process = desk.start("why?", stdin=-1)

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
 
 
-async def call(
-    bridge: MountedProtocolBridge, name: str, arguments: JsonValue = None
-) -> ToolOutcome:
+async def call(bridge: MountedProtocolBridge, name: str, arguments: JsonValue = None) -> ToolOutcome:
     return await bridge.box.runner.run(ToolCall("1", name, arguments))
 
 
@@ -168,9 +166,7 @@ async def main():
 asyncio.run(main())
 """
     printed = {
-        subprocess.run(
-            [sys.executable, "-c", script], capture_output=True, text=True, check=True
-        ).stdout
+        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
         for _ in range(3)
     }
     assert len(printed) == 1
@@ -200,9 +196,7 @@ async def test_the_mount_never_raises_for_a_servers_sake() -> None:
 
 
 @pytest.mark.parametrize("escape", ["\\ud800", "\\uDFFF", "a\\udc00\\ud800b"])
-async def test_finding_d10_half_a_surrogate_pair_reaches_no_caller_of_the_library(
-    escape: str,
-) -> None:
+async def test_finding_d10_half_a_surrogate_pair_reaches_no_caller_of_the_library(escape: str) -> None:
     async with mounted(hidden(escape)) as bridge:
         call = ToolCall("1", "h__paint", {})
         outcome = await bridge.box.runner.run(call)

@@ -130,9 +130,7 @@ def test_a_configuration_keeps_copies_of_what_it_was_given() -> None:
 
 def test_configurations_are_equal_when_all_they_say_is() -> None:
     assert StdioServerConfig("a", "run", ["x"]) == StdioServerConfig("a", "run", ("x",))
-    assert StdioServerConfig("a", "run") != StdioServerConfig(
-        "a", "run", limits=ServerLimits(tools=1)
-    )
+    assert StdioServerConfig("a", "run") != StdioServerConfig("a", "run", limits=ServerLimits(tools=1))
     assert StdioServerConfig("a", "run") != StdioServerConfig("a", "run", env={"K": "v"})
     url = "http://a/"
     assert StreamableHttpServerConfig("a", url) == StreamableHttpServerConfig("a", url)
@@ -156,12 +154,7 @@ def test_a_result_cannot_be_changed_by_who_gave_its_content() -> None:
     result = RemoteCallResult(blocks)
     blocks.append(None)
     assert result.content == ({"type": "text", "text": "a"},)
-    assert (result.is_error, result.structured, result.meta, result.notes) == (
-        False,
-        None,
-        None,
-        (),
-    )
+    assert (result.is_error, result.structured, result.meta, result.notes) == (False, None, None, ())
 
 
 def test_a_tool_without_a_definition_has_an_empty_one_of_its_own() -> None:

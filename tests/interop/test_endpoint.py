@@ -35,9 +35,7 @@ ERAS = ("legacy", "modern", "both")
 
 
 @pytest.mark.parametrize("era", ERAS)
-async def test_a_server_of_any_era_is_opened_listed_called_and_closed(
-    tmp_path: Path, era: str
-) -> None:
+async def test_a_server_of_any_era_is_opened_listed_called_and_closed(tmp_path: Path, era: str) -> None:
     log = tmp_path / "log"
     endpoint = create_server_endpoint(honest("--era", era, "--log", log))
     assert endpoint.phase is EndpointPhase.IDLE
@@ -133,9 +131,7 @@ async def test_an_idle_server_that_dies_is_noticed_without_a_call(tmp_path: Path
         assert "the connection was lost: it was ended by SIGTERM" in str(endpoint.status().fault)
 
 
-async def test_what_a_tool_says_of_itself_as_failed_is_a_result_and_what_is_refused_a_fault() -> (
-    None
-):
+async def test_what_a_tool_says_of_itself_as_failed_is_a_result_and_what_is_refused_a_fault() -> None:
     async with opened(honest()) as endpoint:
         assert (await endpoint.invoke("fail", {})).is_error
         failure = await fault_of_call(endpoint, "refuse")
@@ -168,10 +164,7 @@ async def test_a_cancelled_call_reaches_the_server(tmp_path: Path, era: str) -> 
         async def call() -> None:
             with pytest.raises(ProtocolFault, match="was cancelled: Ctrl-C") as caught:
                 await endpoint.invoke(
-                    "slow",
-                    {"seconds": 30, "progress": 3000},
-                    cancel=token,
-                    on_progress=started.append,
+                    "slow", {"seconds": 30, "progress": 3000}, cancel=token, on_progress=started.append
                 )
             assert caught.value.detail.reason == "cancelled"
 
@@ -206,9 +199,7 @@ async def test_a_change_of_the_tools_is_listed_again(era: str) -> None:
 
 @pytest.mark.parametrize("era", ["legacy", "modern"])
 @pytest.mark.parametrize("method", ["elicitation/create", "sampling/createMessage", "roots/list"])
-async def test_what_a_server_asks_is_answered_by_whoever_was_given_for_it(
-    era: str, method: str
-) -> None:
+async def test_what_a_server_asks_is_answered_by_whoever_was_given_for_it(era: str, method: str) -> None:
     asked: list[JsonObject] = []
 
     async def answer(params: JsonObject) -> JsonObject:
@@ -253,25 +244,15 @@ async def test_notifications_are_heard_by_whoever_listens() -> None:
 
 async def test_phases_and_tools_are_told_to_whoever_follows() -> None:
     told: list[str] = []
-    endpoint = ServerEndpointImpl(
-        honest(), on_event=lambda event: told.append(f"{event} {endpoint.phase}")
-    )
+    endpoint = ServerEndpointImpl(honest(), on_event=lambda event: told.append(f"{event} {endpoint.phase}"))
     await endpoint.open()
     await endpoint.list_tools()
     await endpoint.close()
-    assert told == [
-        "phase connecting",
-        "phase ready",
-        "tools ready",
-        "phase closing",
-        "phase closed",
-    ]
+    assert told == ["phase connecting", "phase ready", "tools ready", "phase closing", "phase closed"]
 
 
 @pytest.mark.parametrize("step", ["open", "list", "invoke", "close"])
-async def test_r56_cancelling_at_any_moment_leaves_nothing_behind(
-    tmp_path: Path, step: str
-) -> None:
+async def test_r56_cancelling_at_any_moment_leaves_nothing_behind(tmp_path: Path, step: str) -> None:
     log = tmp_path / "log"
     for turns in range(0, 60, 4):
         endpoint = create_server_endpoint(honest("--log", log))

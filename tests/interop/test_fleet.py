@@ -35,11 +35,7 @@ async def test_a_faulted_server_leaves_its_peers_usable() -> None:
     bad = StdioServerConfig("bad", "no-such-command")
     async with fleet_of(honest(id="a"), bad, honest(id="b")) as fleet:
         phases = {identity: status.phase for identity, status in fleet.status().items()}
-        assert phases == {
-            "a": EndpointPhase.READY,
-            "bad": EndpointPhase.FAULTED,
-            "b": EndpointPhase.READY,
-        }
+        assert phases == {"a": EndpointPhase.READY, "bad": EndpointPhase.FAULTED, "b": EndpointPhase.READY}
         assert [endpoint.config.id for endpoint in fleet.endpoints()] == ["a", "bad", "b"]
         assert fleet.endpoint("nobody") is None
         assert fleet.status()["a"].tool_count > 0
@@ -56,14 +52,11 @@ async def test_servers_are_connected_at_once_and_told_in_the_order_of_the_config
     await fleet.tear_down()
 
 
-async def test_of_two_servers_with_one_id_the_last_is_used_and_the_other_never_started(
-    tmp_path: Path,
-) -> None:
+async def test_of_two_servers_with_one_id_the_last_is_used_and_the_other_never_started(tmp_path: Path) -> None:
     loser, winner = tmp_path / "loser", tmp_path / "winner"
     async with fleet_of(honest("--log", loser, id="x"), honest("--log", winner, id="x")) as fleet:
         assert [str(note) for note in fleet.notes] == [
-            "server 'x': configured more than once; the last configuration is used "
-            "(give one another id)"
+            "server 'x': configured more than once; the last configuration is used (give one another id)"
         ]
         assert (len(diary(loser, "start")), len(diary(winner, "start"))) == (0, 1)
 
@@ -204,10 +197,7 @@ async def test_r32_many_servers_some_of_them_bad_come_up_together(tmp_path: Path
         status = fleet.status()
         assert all(status[server.id].phase is EndpointPhase.READY for server in good)
         await until(
-            lambda: all(
-                fleet.status()[server.id].phase is EndpointPhase.FAULTED
-                for server in (*bad, *missing)
-            )
+            lambda: all(fleet.status()[server.id].phase is EndpointPhase.FAULTED for server in (*bad, *missing))
         )
         assert threading.active_count() - before < 20
 
@@ -271,12 +261,7 @@ async def test_finding_e4_waiters_are_released_when_a_server_is_closed_while_it_
     coming = fault("mute", id="slow", limits=patient)
     async with fleet_of() as fleet, asyncio.TaskGroup() as tasks:
         adding = tasks.create_task(fleet.add(coming))
-        await until(
-            lambda: (
-                "slow" in fleet.status()
-                and fleet.status()["slow"].phase is EndpointPhase.CONNECTING
-            )
-        )
+        await until(lambda: "slow" in fleet.status() and fleet.status()["slow"].phase is EndpointPhase.CONNECTING)
         waking = tasks.create_task(fleet.wake("slow"))
         await fleet.stop("slow")
         with anyio.fail_after(5):

@@ -23,10 +23,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.process]
 
 
 def echo_of(server: str) -> RemoteTool:
-    return RemoteTool(
-        RemoteToolRef(server, "echo"),
-        ToolDescriptor(f"{server}__echo", "Echo.", {"type": "object"}),
-    )
+    return RemoteTool(RemoteToolRef(server, "echo"), ToolDescriptor(f"{server}__echo", "Echo.", {"type": "object"}))
 
 
 async def test_a_server_that_is_asleep_is_registered_and_not_started(tmp_path: Path) -> None:

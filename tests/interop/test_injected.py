@@ -126,9 +126,7 @@ async def test_finding_a6_a_client_of_a_process_can_connect_again() -> None:
 
 
 @pytest.mark.parametrize("by_function", [True, False])
-async def test_finding_a6_a_server_takes_a_box_or_a_function_that_gives_one(
-    by_function: bool,
-) -> None:
+async def test_finding_a6_a_server_takes_a_box_or_a_function_that_gives_one(by_function: bool) -> None:
     box = MCPServer([greet_tool()]).host.catalog.box()
     ours, theirs = linked_pair()
     running = await MCPServer((lambda: box) if by_function else box).connect(theirs)

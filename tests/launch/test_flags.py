@@ -22,21 +22,12 @@ def test_the_table_has_every_flag_once() -> None:
 
 def test_exactly_two_flags_are_lists() -> None:
     lists = [spec for spec in flag_specs() if spec.kind is FlagKind.LIST]
-    assert [(spec.name, spec.group) for spec in lists] == [
-        ("--tools", FlagGroup.TOOLS),
-        ("--mcp", FlagGroup.TOOLS),
-    ]
+    assert [(spec.name, spec.group) for spec in lists] == [("--tools", FlagGroup.TOOLS), ("--mcp", FlagGroup.TOOLS)]
 
 
 @pytest.mark.parametrize(
     ("given", "read"),
-    [
-        (("a", "b"), ("a", "b")),
-        (("a,b",), ("a", "b")),
-        ((" a , ,b,",), ("a", "b")),
-        (("",), ()),
-        ((), ()),
-    ],
+    [(("a", "b"), ("a", "b")), (("a,b",), ("a", "b")), ((" a , ,b,",), ("a", "b")), (("",), ()), ((), ())],
 )
 def test_a_list_repeats_and_splits(given: tuple[str, ...], read: tuple[str, ...]) -> None:
     assert split_list(given) == read
@@ -67,9 +58,7 @@ def test_what_is_given_is_there() -> None:
         "sandbox": "off",
     }
     found = invocation_of(values, "/w")
-    assert set(found.settings.given) == {
-        *("sandbox", "model.name", "model.base_url", "model.max_requests")
-    }
+    assert set(found.settings.given) == {*("sandbox", "model.name", "model.base_url", "model.max_requests")}
     assert replace(found, settings=Settings()) == Invocation(
         cwd="/w",
         prompt="hi",

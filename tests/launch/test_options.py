@@ -73,9 +73,7 @@ def test_finding_a1_a_command_refuses_every_flag_before_it_that_it_does_not_take
 
 
 @pytest.mark.parametrize("spec", [one for one in _SPECS if one.key != "print"], ids=str)
-def test_finding_a1_without_a_prompt_no_flag_is_dropped(
-    spec: FlagSpec, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_finding_a1_without_a_prompt_no_flag_is_dropped(spec: FlagSpec, capsys: pytest.CaptureFixture[str]) -> None:
     assert program.run(_words(spec)) == 2
     said = capsys.readouterr()
     assert said.out == ""

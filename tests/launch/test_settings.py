@@ -55,11 +55,7 @@ def _project(cwd: Path, content: object) -> str:
 
 
 _EXAMPLES: dict[str, tuple[Any, Any, list[Any]]] = {
-    "web.allow_private": (
-        ["a:1", "[::1]"],
-        ("a:1", "[::1]"),
-        [3, ["a b"], [1], ["http://a/"], [""]],
-    ),
+    "web.allow_private": (["a:1", "[::1]"], ("a:1", "[::1]"), [3, ["a b"], [1], ["http://a/"], [""]]),
     "web.ports": ([80, 81], (80, 81), [80, [0], ["80"], [70000], [True]]),
     "web.max_bytes": (4096, 4096, ["1", 1, True, 10**12, 1.5]),
     "web.timeout_s": (5, 5, [0, 601, None]),
@@ -124,12 +120,7 @@ def test_finding_b9_a_project_can_only_make_a_setting_stricter(tmp_path: Path) -
     path = _project(
         tmp_path,
         {
-            "web": {
-                "ports": [443, 22],
-                "timeout_s": 60,
-                "max_bytes": 2048,
-                "allow_private": ["localhost"],
-            },
+            "web": {"ports": [443, 22], "timeout_s": 60, "max_bytes": 2048, "allow_private": ["localhost"]},
             "sandbox": "required",
             "model": {"name": "evil", "max_requests": 3},
         },
@@ -230,9 +221,7 @@ def _texts() -> Iterator[tuple[str, str]]:
     for path in sorted(_SOURCE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.JoinedStr):
-                parts = [
-                    one.value if isinstance(one, ast.Constant) else "{}" for one in node.values
-                ]
+                parts = [one.value if isinstance(one, ast.Constant) else "{}" for one in node.values]
                 yield str(path.relative_to(_SOURCE)), "".join(map(str, parts))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield str(path.relative_to(_SOURCE)), node.value

@@ -62,9 +62,7 @@ def _asked(folder: Path, *messages: JsonObject) -> list[JsonObject]:
 
 
 def _call(number: int, tool: str, **more: object) -> JsonObject:
-    return json.loads(
-        json.dumps({"id": number, "method": "tools/call", "params": {"name": tool, **more}})
-    )
+    return json.loads(json.dumps({"id": number, "method": "tools/call", "params": {"name": tool, **more}}))
 
 
 def test_the_server_answers_as_each_tool_should(tmp_path: Path) -> None:
@@ -189,9 +187,7 @@ def test_a_command_runs_in_the_empty_home_and_without_the_callers_settings(
     assert not {"XDG_STATE_HOME", "OPENAI_API_KEY"} & told.keys()
 
 
-def test_a_command_that_does_not_end_is_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outside.clients.running._RUN_S", 0.0)
     looks: list[None] = []
     runs = Runs(_subject(tmp_path), lambda: looks.append(None))
@@ -211,9 +207,7 @@ def test_an_interrupt_comes_once_the_slow_tool_runs(tmp_path: Path) -> None:
         "except KeyboardInterrupt:\n"
         f"    open({str(subject.journal)!r}, 'a').write('cancelled\\n')\n"
     )
-    assert (
-        Runs(subject, lambda: looked.append(subject.happened())).interrupted(*_python(text)) == ""
-    )
+    assert Runs(subject, lambda: looked.append(subject.happened())).interrupted(*_python(text)) == ""
     assert looked[0] == ["started"]
     assert subject.happened() == ORDERLY
 
@@ -344,9 +338,7 @@ def test_a_program_is_told_where_to_go_and_reports_by_itself(tmp_path: Path) -> 
         "print(json.dumps({'echoed': asked['text'], 'protocol': asked['era'], "
         "'error': asked['journal']}))"
     )
-    report = Program(_python(text), {"era": "auto"}).visit(
-        Target(subject), Runs(subject, lambda: None)
-    )
+    report = Program(_python(text), {"era": "auto"}).visit(Target(subject), Runs(subject, lambda: None))
     assert (report.echoed, report.protocol, report.error) == (TEXT, "auto", str(subject.journal))
 
 
@@ -398,9 +390,7 @@ def test_the_pins_of_the_clients_hold_no_address(name: str) -> None:
 
 def test_every_package_of_the_clients_is_pinned_by_a_hash() -> None:
     lock = json.loads((PINS / "package-lock.json").read_text("utf-8"))
-    assert [
-        path for path, held in lock["packages"].items() if path and "integrity" not in held
-    ] == []
+    assert [path for path, held in lock["packages"].items() if path and "integrity" not in held] == []
     for name in ("legacy.txt", "modern.txt"):
         lines = (PINS / name).read_text("utf-8").splitlines()
         named = [line for line in lines if "==" in line]
@@ -449,9 +439,7 @@ def test_what_cannot_be_installed_is_told_apart(
         ("", None, True, "not in the list"),
     ],
 )
-def test_the_list_of_an_agent_is_judged(
-    said: str, present: bool | None, starts: bool, wrong: str
-) -> None:
+def test_the_list_of_an_agent_is_judged(said: str, present: bool | None, starts: bool, wrong: str) -> None:
     name = "files" if present is None else "indus"
     found = judge_list(said, name, present=present, starts=starts)
     assert (wrong in found) if wrong else found == ""

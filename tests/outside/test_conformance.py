@@ -84,16 +84,12 @@ def test_a_scenario_in_which_nothing_was_judged_is_wrong(checks: list[JsonObject
     assert weighed(*checks).wrong == ["the suite found nothing to judge"]
 
 
-def test_a_scenario_without_results_is_wrong_with_the_last_words_of_the_suite(
-    tmp_path: Path,
-) -> None:
+def test_a_scenario_without_results_is_wrong_with_the_last_words_of_the_suite(tmp_path: Path) -> None:
     results = tmp_path / "server-ping-2026-11-16T02-29-40-871Z"
     results.mkdir()
     (results / "checks.json").write_text(json.dumps([check("SUCCESS")]), "utf-8")
 
-    ping, listing = read_results(
-        tmp_path, NEW, ["ping", "tools-list"], BOX.may_fail.get, "it broke"
-    )
+    ping, listing = read_results(tmp_path, NEW, ["ping", "tools-list"], BOX.may_fail.get, "it broke")
 
     assert (ping.passed, ping.wrong) == (1, [])
     assert listing.wrong == ["the suite left no results: it broke"]
@@ -121,9 +117,7 @@ def test_what_a_server_does_not_offer_is_no_failure() -> None:
 def test_a_scenario_that_passes_must_not_be_left_out() -> None:
     judged = Judged(BOX, [Verdict(NEW, "prompts-list", 2)])
 
-    assert judged.failed == [
-        "box, 2026-07-28, prompts-list: it passes, yet it is left out: it has no prompts"
-    ]
+    assert judged.failed == ["box, 2026-07-28, prompts-list: it passes, yet it is left out: it has no prompts"]
 
 
 def test_a_reason_that_nothing_needs_is_stale() -> None:
@@ -148,15 +142,10 @@ def test_a_server_that_does_not_run_is_a_failure() -> None:
 
 
 def test_the_table_has_a_row_for_each_scenario_and_a_column_for_each_server() -> None:
-    direct = Judged(
-        Subject("direct", ()), [Verdict(OLD, "ping", 2), Verdict(NEW, "prompts-list", 2)]
-    )
+    direct = Judged(Subject("direct", ()), [Verdict(OLD, "ping", 2), Verdict(NEW, "prompts-list", 2)])
     box = Judged(
         BOX,
-        [
-            Verdict(OLD, "ping", 1, 1, ["ping: late"]),
-            Verdict(NEW, "prompts-list", 1, 1, ["prompts-list: no prompts"]),
-        ],
+        [Verdict(OLD, "ping", 1, 1, ["ping: late"]), Verdict(NEW, "prompts-list", 1, 1, ["prompts-list: no prompts"])],
     )
     broken = Judged(Subject("broken", ()), wrong=["it ended with 2"])
 

@@ -42,9 +42,7 @@ def client(mode: ConnectMode, **handlers: Any) -> Client:
 
 
 def answering(mode: ConnectMode) -> Client:
-    return client(
-        mode, elicitation_callback=elicit, sampling_callback=sample, list_roots_callback=roots
-    )
+    return client(mode, elicitation_callback=elicit, sampling_callback=sample, list_roots_callback=roots)
 
 
 @ERAS
@@ -53,11 +51,7 @@ async def test_every_tool_answers_a_client_that_answers(mode: ConnectMode) -> No
         failed = [
             tool.name
             for tool in (await suite.list_tools()).tools
-            if (
-                await suite.call_tool(
-                    tool.name, dict.fromkeys(tool.input_schema.get("required", ()), "x")
-                )
-            ).is_error
+            if (await suite.call_tool(tool.name, dict.fromkeys(tool.input_schema.get("required", ()), "x"))).is_error
         ]
 
     assert failed == ["test_error_handling"]

@@ -28,16 +28,10 @@ def test_a_result_cannot_be_changed() -> None:
 
 
 def test_an_outcome_shows_the_blocks_and_the_facts_of_its_result() -> None:
-    result = ToolResult(
-        (TextContentBlock("a"), JsonContentBlock(1)), structured={"n": 1}, details={"k": "v"}
-    )
+    result = ToolResult((TextContentBlock("a"), JsonContentBlock(1)), structured={"n": 1}, details={"k": "v"})
     outcome = ToolOutcome("call-1", result)
     assert outcome.content == result.content
-    assert (outcome.is_error, outcome.structured, dict(outcome.details)) == (
-        False,
-        {"n": 1},
-        {"k": "v"},
-    )
+    assert (outcome.is_error, outcome.structured, dict(outcome.details)) == (False, {"n": 1}, {"k": "v"})
     assert outcome.output == [{"type": "text", "text": "a"}, {"type": "json", "value": 1}]
 
 
@@ -55,8 +49,4 @@ def test_text_and_json_and_errors_have_short_forms() -> None:
 
 def test_a_descriptor_needs_only_what_a_model_needs() -> None:
     descriptor = ToolDescriptor("echo", "Say it again.", {"type": "object"})
-    assert (descriptor.title, descriptor.annotations, descriptor.output_schema) == (
-        None,
-        None,
-        None,
-    )
+    assert (descriptor.title, descriptor.annotations, descriptor.output_schema) == (None, None, None)

@@ -517,10 +517,7 @@ def output_mismatch(peer: Peer, how: str = "wrong") -> None:
 @mode
 def tools(peer: Peer, kind: str) -> None:
     """List nine good tools and, among them, one of malformed.TOOLS; a call gives its name back."""
-    good: list[Any] = [
-        {"name": f"good_{number}", "description": "Good.", "inputSchema": SCHEMA}
-        for number in range(9)
-    ]
+    good: list[Any] = [{"name": f"good_{number}", "description": "Good.", "inputSchema": SCHEMA} for number in range(9)]
     peer.tools = [*good[:4], TOOLS[kind], *good[4:]]
     peer.methods["tools/call"] = lambda call: text(str(call.params["name"]))
 

@@ -19,10 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from peer import Json
 
-PNG = (
-    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJg"
-    "gg=="
-)
+PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 WAV = "UklGRiQAAABXQVZFZm10IBAAAAABAAEAQB8AAIA+AAACABAAZGF0YQAAAAA="
 NUMBER: Json = {"type": "number"}
 STRING: Json = {"type": "string"}
@@ -30,11 +27,7 @@ QUESTIONS: Json = {
     "elicitation/create": {
         "mode": "form",
         "message": "What is your name?",
-        "requestedSchema": {
-            "type": "object",
-            "properties": {"name": {"type": "string"}},
-            "required": ["name"],
-        },
+        "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
     },
     "sampling/createMessage": {
         "messages": [{"role": "user", "content": {"type": "text", "text": "Say something."}}],
@@ -73,14 +66,8 @@ def media(call: Call) -> Json:
             {"mimeType": "image/png", "type": "image", "data": PNG, "x-vendor": True},
             {"type": "audio", "data": WAV, "mimeType": "audio/wav", "annotations": None},
             {"type": "resource_link", "uri": "test://text", "name": "text", "size": 5},
-            {
-                "type": "resource",
-                "resource": {"uri": "test://text", "text": "inner", "mimeType": None},
-            },
-            {
-                "resource": {"blob": PNG, "uri": "test://blob", "mimeType": "image/png"},
-                "type": "resource",
-            },
+            {"type": "resource", "resource": {"uri": "test://text", "text": "inner", "mimeType": None}},
+            {"resource": {"blob": PNG, "uri": "test://blob", "mimeType": "image/png"}, "type": "resource"},
             {"type": "hologram", "layers": [{"depth": 1.5}], "null": None},
         ],
         "structuredContent": {"b": 2, "a": None},

@@ -73,9 +73,7 @@ ANSWERS: dict[str, Callable[[int], bytes]] = {
     "float-id": lambda identity: frame(float(identity), result=GOOD),
     "string-id": lambda identity: frame(str(identity), result=GOOD),
     "null-id": lambda identity: frame(None, result=GOOD) + frame(identity, result=GOOD),
-    "strange-id": lambda identity: (
-        frame(identity + 10**6, result=None) + frame(identity, result=GOOD)
-    ),
+    "strange-id": lambda identity: frame(identity + 10**6, result=None) + frame(identity, result=GOOD),
     "object-id": lambda identity: frame({"n": 1}, result=GOOD) + frame(identity, result=GOOD),
     "no-version": lambda identity: json.dumps({"id": identity, "result": GOOD}).encode() + b"\n",
     "twice": lambda identity: frame(identity, result=GOOD) + frame(identity, result=None),

@@ -110,19 +110,11 @@ class Peer:
         self._writing = threading.Lock()
 
     def add(
-        self,
-        name: str,
-        run: Handler,
-        properties: Json | None = None,
-        *,
-        thread: bool = False,
-        **more: Any,
+        self, name: str, run: Handler, properties: Json | None = None, *, thread: bool = False, **more: Any
     ) -> None:
         """Offer a tool, described by the docstring of its function."""
         schema: Json = {"type": "object", "properties": properties or {}}
-        self.tools.append(
-            {"name": name, "description": run.__doc__ or name, "inputSchema": schema, **more}
-        )
+        self.tools.append({"name": name, "description": run.__doc__ or name, "inputSchema": schema, **more})
         self.run[name] = run
         if thread:
             self.threaded.add(name)
@@ -152,9 +144,7 @@ class Peer:
         return self.send({"id": call.id, "result": result})
 
     def notify(self, method: str, params: Json | None = None) -> bool:
-        return self.send(
-            {"method": method} if params is None else {"method": method, "params": params}
-        )
+        return self.send({"method": method} if params is None else {"method": method, "params": params})
 
     def push(self, method: str, params: Json) -> Question:
         """Ask the client something."""

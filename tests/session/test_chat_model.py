@@ -125,9 +125,7 @@ async def ask(
 ) -> ModelResponse:
     model = open_model(ModelChoice(dialect, "m", url, key))
     async with model:
-        return await model.request(
-            messages or PROMPT, None, ModelRequestParameters(function_tools=[*tools])
-        )
+        return await model.request(messages or PROMPT, None, ModelRequestParameters(function_tools=[*tools]))
 
 
 async def answer_to(*answers: Answer) -> ModelResponse:
@@ -154,17 +152,9 @@ async def test_a_request_holds_the_conversation_the_tools_and_nothing_else() -> 
             "model": "m",
             "stream": True,
             "stream_options": {"include_usage": True},
-            "messages": [
-                {"role": "system", "content": "be brief"},
-                {"role": "user", "content": "hi ?"},
-            ],
+            "messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi ?"}],
             "tool_choice": "auto",
-            "tools": [
-                {
-                    "type": "function",
-                    "function": {"name": "t", "description": "T.", "parameters": schema},
-                }
-            ],
+            "tools": [{"type": "function", "function": {"name": "t", "description": "T.", "parameters": schema}}],
         }
     ]
 
@@ -209,10 +199,7 @@ def test_a_conversation_is_written_in_the_words_of_the_api() -> None:
             ]
         ),
         ModelRequest(
-            parts=[
-                ToolReturnPart("t", "fine", tool_call_id="c1"),
-                ToolReturnPart("t", ["see", png], tool_call_id="c2"),
-            ]
+            parts=[ToolReturnPart("t", "fine", tool_call_id="c1"), ToolReturnPart("t", ["see", png], tool_call_id="c2")]
         ),
         ModelResponse(parts=[ToolCallPart("t", {"b": 2}, tool_call_id="c3")]),
         ModelResponse(parts=[ThinkingPart("alone", id="reasoning", provider_name="local")]),
@@ -223,10 +210,7 @@ def test_a_conversation_is_written_in_the_words_of_the_api() -> None:
         *("system", "system", "user", "assistant", "tool", "tool", "user"),
         *("assistant", "assistant"),
     ]
-    assert written[2]["content"][:2] == [
-        {"type": "text", "text": "look"},
-        {"type": "text", "text": "note"},
-    ]
+    assert written[2]["content"][:2] == [{"type": "text", "text": "look"}, {"type": "text", "text": "note"}]
     image, sound, document, table, rest, link = written[2]["content"][2:]
     assert image == {"type": "image_url", "image_url": {"url": "data:image/png;base64,cA=="}}
     assert sound == {"type": "input_audio", "input_audio": {"data": "dw==", "format": "wav"}}
@@ -238,9 +222,7 @@ def test_a_conversation_is_written_in_the_words_of_the_api() -> None:
         "role": "assistant",
         "reasoning_content": "hm",
         "content": "one\n\ntwo",
-        "tool_calls": [
-            {"id": "c1", "type": "function", "function": {"name": "t", "arguments": '{"a":1}'}}
-        ],
+        "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "t", "arguments": '{"a":1}'}}],
     }
     assert written[4] == {"role": "tool", "tool_call_id": "c1", "content": "fine"}
     assert image in written[6]["content"]
@@ -336,10 +318,7 @@ async def test_a_server_that_does_not_stream_is_understood(kind: str) -> None:
     found = await answer_to(Answer(json.dumps(body), kind=kind))
     assert [type(part) for part in found.parts] == [TextPart, ToolCallPart, ToolCallPart]
     assert found.finish_reason == "tool_call"
-    assert [one.tool_call_id for one in found.parts if isinstance(one, ToolCallPart)] == [
-        "c1",
-        "c2",
-    ]
+    assert [one.tool_call_id for one in found.parts if isinstance(one, ToolCallPart)] == ["c1", "c2"]
 
 
 async def test_a_refusal_is_shown_and_a_stream_of_another_type_is_read() -> None:
@@ -515,6 +494,4 @@ async def test_tls_is_set_up_wherever_it_may_be_spoken(monkeypatch: pytest.Monke
 def test_a_connection_error_says_what_happened(error: httpx2.RequestError, said: str) -> None:
     found = make_connection_error("m", error)
     assert said in found.message
-    assert isinstance(found, failures.ModelTimeoutError) == isinstance(
-        error, httpx2.TimeoutException
-    )
+    assert isinstance(found, failures.ModelTimeoutError) == isinstance(error, httpx2.TimeoutException)

@@ -52,9 +52,7 @@ pytestmark = pytest.mark.process
 
 
 @pytest.fixture
-def ran(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Iterator[Ran]:
+def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Ran]:
     with model_server() as server:
         yield Ran(Desk(tmp_path, server), server, monkeypatch, capfd)
 
@@ -63,11 +61,7 @@ class Ran:
     """Runs a script in a session and gives what came of it."""
 
     def __init__(
-        self,
-        desk: Desk,
-        server: ModelServer,
-        monkeypatch: pytest.MonkeyPatch,
-        capfd: pytest.CaptureFixture[str],
+        self, desk: Desk, server: ModelServer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
     ) -> None:
         self.desk, self.server = desk, server
         self._monkeypatch, self._capfd = monkeypatch, capfd
@@ -96,9 +90,7 @@ class Ran:
     ],
 )
 @pytest.mark.parametrize("dialect", ["openai", "anthropic"])
-def test_finding_d4_nothing_that_cannot_be_seen_reaches_a_model(
-    ran: Ran, dialect: Any, hide: str, shown: str
-) -> None:
+def test_finding_d4_nothing_that_cannot_be_seen_reaches_a_model(ran: Ran, dialect: Any, hide: str, shown: str) -> None:
     ran.desk.dialect = dialect
     ran.desk.mount(hidden(hide))
     paint = calls("h__paint", colour="red", size="small", kind="oil")
@@ -114,9 +106,7 @@ DECK_TOKENS = 3_000
 
 
 @pytest.mark.parametrize("dialect", ["openai", "anthropic"])
-def test_finding_c9_the_native_tools_take_3000_tokens_of_a_request_at_most(
-    ran: Ran, dialect: Any
-) -> None:
+def test_finding_c9_the_native_tools_take_3000_tokens_of_a_request_at_most(ran: Ran, dialect: Any) -> None:
     ran.desk.dialect = dialect
     assert ran(says("hello"))["code"] == 0
     told = ran.server.requests[0]["tools"]
@@ -126,9 +116,7 @@ def test_finding_c9_the_native_tools_take_3000_tokens_of_a_request_at_most(
     assert (size - len(told) * len('{"type":"function","function":}')) / 4 <= DECK_TOKENS
 
 
-@pytest.mark.parametrize(
-    ("window", "is_small"), [(4_096, True), (16_384, True), (16_385, False), (None, False)]
-)
+@pytest.mark.parametrize(("window", "is_small"), [(4_096, True), (16_384, True), (16_385, False), (None, False)])
 def test_finding_c9_a_model_that_reads_little_is_shown_fewer_tools_and_told(
     ran: Ran, window: int | None, is_small: bool
 ) -> None:
@@ -153,9 +141,7 @@ def answer_of(ran: Ran) -> str:
 
 
 @pytest.mark.parametrize("how", ["continue_last", "resume"])
-def test_finding_c5_a_file_read_before_is_still_read_when_a_conversation_goes_on(
-    ran: Ran, how: str
-) -> None:
+def test_finding_c5_a_file_read_before_is_still_read_when_a_conversation_goes_on(ran: Ran, how: str) -> None:
     ran.desk.cwd.mkdir()
     path = ran.desk.cwd / "a.txt"
     path.write_text(LONG, encoding="utf-8")
@@ -252,9 +238,7 @@ def test_a_context_that_is_full_is_told_as_that(ran: Ran) -> None:
         ("openai", None, "may be cut off"),
     ],
 )
-def test_an_answer_that_is_not_whole_is_told_as_that(
-    ran: Ran, dialect: Any, finish: str | None, said: str
-) -> None:
+def test_an_answer_that_is_not_whole_is_told_as_that(ran: Ran, dialect: Any, finish: str | None, said: str) -> None:
     ran.desk.dialect = dialect
     done = ran(Reply(text=("half an ans",), finish=finish))
     assert (done["code"], done["result"]) == (0, "half an ans")
@@ -297,9 +281,7 @@ def test_bad_input_is_one_line_and_exit_code_2(ran: Ran, flags: dict[str, Any], 
     assert said in ran.err
 
 
-def test_a_state_that_cannot_be_written_is_told_and_is_no_end(
-    ran: Ran, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_state_that_cannot_be_written_is_told_and_is_no_end(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "/proc/nowhere")
     done = ran(calls("ls"), says("hello"))
     assert (done["code"], done["result"]) == (0, "hello")
@@ -308,9 +290,7 @@ def test_a_state_that_cannot_be_written_is_told_and_is_no_end(
     assert ran(says("never"), continue_last=True)["code"] == 2
 
 
-def test_a_disk_that_is_full_is_told_and_is_no_end(
-    ran: Ran, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_is_full_is_told_and_is_no_end(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -450,9 +430,7 @@ def test_notes_are_kept_in_a_file_of_the_project(ran: Ran) -> None:
 def test_what_a_turn_has_changed_can_be_put_back(ran: Ran) -> None:
     ran.desk.cwd.mkdir()
     (ran.desk.cwd / "a.txt").write_text("before", encoding="utf-8")
-    done = ran(
-        calls("read", path="a.txt"), calls("write", path="a.txt", content="after"), says("done")
-    )
+    done = ran(calls("read", path="a.txt"), calls("write", path="a.txt", content="after"), says("done"))
     assert (ran.desk.cwd / "a.txt").read_text(encoding="utf-8") == "after"
     kept = FileCheckpoints(os.path.join(conversations_dir(), done["session_id"], "checkpoints"))
     (node,) = kept.nodes()
@@ -515,12 +493,7 @@ def test_a_sub_session_at_its_limit_reports_what_it_has_and_can_be_resumed(ran: 
     assert "Ended early (turns)" in answer
     assert "found a bit" in answer
     identity = answer.partition('"id":"')[2][:26]
-    ran(
-        calls("task", objective="go on", resume=identity),
-        says("found all"),
-        says("fine"),
-        resume=done["session_id"],
-    )
+    ran(calls("task", objective="go on", resume=identity), says("found all"), says("fine"), resume=done["session_id"])
     inner = texts(ran.server.requests[-2])
     assert "dig" in inner
     assert "go on" in inner
@@ -574,12 +547,7 @@ def test_a_task_that_is_not_there_cannot_be_resumed(ran: Ran) -> None:
 
 def test_without_a_person_only_what_a_rule_allows_is_done(ran: Ran) -> None:
     ran.desk.mount(honest(id="srv"))
-    script = (
-        calls("bash", command="touch made"),
-        calls("srv__echo", text="x"),
-        calls("ls"),
-        says("done"),
-    )
+    script = (calls("bash", command="touch made"), calls("srv__echo", text="x"), calls("ls"), says("done"))
     done = ran(*script, approval="ask", allow=("srv__echo",))
     assert [one["name"] for one in done["denied"]] == ["bash"]
     assert not (ran.desk.cwd / "made").exists()
@@ -696,8 +664,7 @@ async def test_r17_a_reader_who_does_not_read_is_no_reason_to_stay(tmp_path: Pat
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(
-    ("shape", "gone", "code"),
-    [("text", True, 141), ("stream-json", True, 141), ("json", False, 1), ("text", False, 1)],
+    ("shape", "gone", "code"), [("text", True, 141), ("stream-json", True, 141), ("json", False, 1), ("text", False, 1)]
 )
 async def test_output_that_cannot_be_written_ends_the_run(
     ran: Ran, monkeypatch: pytest.MonkeyPatch, shape: Any, gone: bool, code: int
@@ -777,10 +744,7 @@ def test_finding_b12_a_library_prints_nothing_on_the_terminal(
         monkeypatch.setenv(name, value)
     ran.server.script[:] = [says("hello")]
     given = ran.desk.asked()
-    told = on_terminal(
-        *("-C", given["cwd"], "-p", given["prompt"], "--model", given["model"]),
-        cwd=ran.desk.cwd,
-    )
+    told = on_terminal(*("-C", given["cwd"], "-p", given["prompt"], "--model", given["model"]), cwd=ran.desk.cwd)
     assert told == "hello\n"
 
 
@@ -793,9 +757,7 @@ def test_finding_b12_what_is_done_to_a_definition_is_said_when_it_is_new(ran: Ra
     long = json.dumps({"description": "d" * 5_000, "inputSchema": {"type": "object"}})
     ran.desk.mount(honest("--rich", long, id="r"))
     third, fourth = ran(says("three")), ran(says("four"))
-    assert third["notes"] == [
-        "server 'r', tool 'rich': its description was cut to 2,048 characters"
-    ]
+    assert third["notes"] == ["server 'r', tool 'rich': its description was cut to 2,048 characters"]
     assert fourth["notes"] == []
 
 
@@ -832,9 +794,7 @@ def gated(ran: Ran) -> Path:
     return folder
 
 
-def test_finding_b13_a_question_does_not_wait_for_a_server_that_is_known(
-    ran: Ran, gated: Path
-) -> None:
+def test_finding_b13_a_question_does_not_wait_for_a_server_that_is_known(ran: Ran, gated: Path) -> None:
     """Its tools are shown from the ledger, and a call of one waits until it is up."""
     os.mkfifo(gated / "gate")
     asked = len(ran.server.requests)

@@ -66,9 +66,7 @@ class Stage:
     ) -> Ended:
         steps = iter(script)
 
-        async def answer(
-            messages: list[ModelMessage], info: AgentInfo
-        ) -> AsyncIterator[str | DeltaToolCalls]:
+        async def answer(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[str | DeltaToolCalls]:
             self.seen.append([*messages])
             self.offered.append([one.name for one in info.function_tools])
             self.briefings.append(info.instructions)
@@ -80,9 +78,7 @@ class Stage:
                     await anyio.sleep_forever()
                 return
             for index, (name, arguments) in enumerate(step):
-                yield {
-                    index: DeltaToolCall(name=name, json_args=arguments, tool_call_id=f"c{index}")
-                }
+                yield {index: DeltaToolCall(name=name, json_args=arguments, tool_call_id=f"c{index}")}
 
         async def sink(event: Event) -> None:
             self.events.append(event)
@@ -327,12 +323,7 @@ async def test_a_conversation_goes_on_after_a_cancelled_call(stage: Stage) -> No
     await test_cancelling_reaches_the_tool_and_keeps_what_was_said(stage)
     again = Stage(stage.folder, tools=[echo()])
     assert (await again.run("fine", history=stage.kept)).reason == "done"
-    prompts = [
-        part.content
-        for message in again.seen[0]
-        for part in message.parts
-        if isinstance(part, UserPromptPart)
-    ]
+    prompts = [part.content for message in again.seen[0] for part in message.parts if isinstance(part, UserPromptPart)]
     assert prompts == ["the prompt", "the prompt"]
 
 
@@ -400,9 +391,7 @@ async def test_every_message_is_handed_on_once_and_leads_to_the_same_history(sta
         (failures.UnexpectedModelBehavior("empty"), "server", "not answer as it should: empty"),
     ],
 )
-def test_a_fault_is_one_line_with_a_remedy(
-    error: failures.AgentRunError, kind: str, words: str
-) -> None:
+def test_a_fault_is_one_line_with_a_remedy(error: failures.AgentRunError, kind: str, words: str) -> None:
     fault = fault_of(error)
     assert fault.kind == kind
     assert words in str(fault)

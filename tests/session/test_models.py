@@ -10,14 +10,7 @@ import pytest
 from tests.support.model_server import model_server
 
 from induscode.launch.invocation import Invocation
-from induscode.session.models import (
-    ANTHROPIC_DEFAULT,
-    OPENAI_DEFAULT,
-    BadAddress,
-    ModelChoice,
-    NoModel,
-    choose_model,
-)
+from induscode.session.models import ANTHROPIC_DEFAULT, OPENAI_DEFAULT, BadAddress, ModelChoice, NoModel, choose_model
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,20 +29,10 @@ def asked(model: str | None = None, base_url: str | None = None) -> Invocation:
     ("model", "url", "environ", "choice"),
     [
         ("anthropic:x", None, {A: "a"}, ModelChoice("anthropic", "x", None, "a")),
-        (
-            "anthropic:x",
-            None,
-            {A: "a", "ANTHROPIC_BASE_URL": URL},
-            ModelChoice("anthropic", "x", URL, "a"),
-        ),
+        ("anthropic:x", None, {A: "a", "ANTHROPIC_BASE_URL": URL}, ModelChoice("anthropic", "x", URL, "a")),
         ("anthropic:x", URL, {A: "a", OWN: "o"}, ModelChoice("anthropic", "x", URL, "o")),
         ("openai:x", None, {K: "k\n"}, ModelChoice("openai", "x", None, "k")),
-        (
-            "openai:x",
-            None,
-            {K: "k", "OPENAI_BASE_URL": URL},
-            ModelChoice("openai", "x", URL, "k"),
-        ),
+        ("openai:x", None, {K: "k", "OPENAI_BASE_URL": URL}, ModelChoice("openai", "x", URL, "k")),
         ("openai:x", URL, {K: "k"}, ModelChoice("compatible", "x", URL, None)),
         ("qwen3:8b", URL, {}, ModelChoice("compatible", "qwen3:8b", URL, None)),
         ("x", URL, {K: "k", OWN: "o"}, ModelChoice("compatible", "x", URL, "o")),
@@ -141,9 +124,7 @@ async def test_a_server_at_a_given_address_names_its_model() -> None:
         ({}, None),
     ],
 )
-async def test_finding_c9_a_server_is_asked_how_much_its_model_reads(
-    facts: dict[str, Any], window: int | None
-) -> None:
+async def test_finding_c9_a_server_is_asked_how_much_its_model_reads(facts: dict[str, Any], window: int | None) -> None:
     with model_server() as server:
         server.facts.update(facts)
         url, port = f"{server.url}/v1", int(server.url.rpartition(":")[2])

@@ -17,15 +17,7 @@ from hypothesis import strategies as st
 from indusagi.runtime.content import JsonContentBlock, TextContentBlock
 from indusagi.runtime.contract import ToolResult
 from induscode.session.content import Attachment, for_model
-from induscode.session.events import (
-    Ended,
-    ModelFault,
-    TextDelta,
-    ToolAdvanced,
-    ToolAnswered,
-    ToolCalled,
-    Usage,
-)
+from induscode.session.events import Ended, ModelFault, TextDelta, ToolAdvanced, ToolAnswered, ToolCalled, Usage
 from induscode.session.exits import ExitCode, signal_code
 from induscode.session.output import Closing, Opening, Page, event_json, reporter_for
 from induscode.session.prompt import LARGEST_INPUT, BadPrompt, read_prompt
@@ -79,16 +71,9 @@ def test_text_reaches_a_model_as_it_is(texts: list[str]) -> None:
             "[image: left out, its content is not valid base64]",
             None,
         ),
+        ({"type": "resource", "resource": {"uri": "a://b", "text": "in\nside"}}, "[resource a://b]\nin\nside", None),
         (
-            {"type": "resource", "resource": {"uri": "a://b", "text": "in\nside"}},
-            "[resource a://b]\nin\nside",
-            None,
-        ),
-        (
-            {
-                "type": "resource",
-                "resource": {"uri": "a://b", "blob": PNG, "mimeType": "image/png"},
-            },
+            {"type": "resource", "resource": {"uri": "a://b", "blob": PNG, "mimeType": "image/png"}},
             "[resource a://b: attached]",
             "image/png",
         ),
@@ -102,9 +87,7 @@ def test_text_reaches_a_model_as_it_is(texts: list[str]) -> None:
         ([1, 2], "[1,2]", None),
     ],
 )
-def test_what_is_not_text_is_attached_or_named(
-    block: JsonValue, text: str, media: str | None
-) -> None:
+def test_what_is_not_text_is_attached_or_named(block: JsonValue, text: str, media: str | None) -> None:
     answer = for_model(ToolResult([JsonContentBlock(block)]))
     assert answer.text == text
     assert [one.media_type for one in answer.attachments] == ([media] if media else [])
@@ -194,9 +177,7 @@ def test_a_device_is_never_read() -> None:
         assert read_prompt("ask", stdin) == ("ask", "")
 
 
-def test_a_pipe_that_nobody_writes_to_is_given_up_and_that_is_said(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_pipe_that_nobody_writes_to_is_given_up_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("induscode.session.prompt._SILENCE_S", 0.2)
     reading, writing = os.pipe()
     with os.fdopen(reading, encoding="utf-8") as stdin:
@@ -236,13 +217,7 @@ def test_nothing_to_ask_and_too_much_of_it_are_refused() -> None:
 
 
 def test_the_briefing_names_the_deck_that_is_there_and_where_each_tool_comes_from() -> None:
-    text = Briefing("/work", "Writing is asked for.").text(
-        ["read", "a__x", "a__y"],
-        {
-            "a__x": "a",
-            "a__y": "a",
-        },
-    )
+    text = Briefing("/work", "Writing is asked for.").text(["read", "a__x", "a__y"], {"a__x": "a", "a__y": "a"})
     assert "- on this machine: read\n- of the MCP server 'a': a__x, a__y" in text
     assert "/work\nWriting is asked for." in text
     assert "not instruction" in text
@@ -311,9 +286,7 @@ async def written(shape: str, *events: object, ended: Ended, chatty: bool = Fals
 
 
 @pytest.mark.anyio
-async def test_text_is_what_the_model_says_and_nothing_a_terminal_obeys(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+async def test_text_is_what_the_model_says_and_nothing_a_terminal_obeys(capfd: pytest.CaptureFixture[str]) -> None:
     out = await written(
         "text",
         TextDelta("Let me look.", starts=True),

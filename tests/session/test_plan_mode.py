@@ -36,9 +36,7 @@ def server() -> Iterator[ModelServer]:
         yield running
 
 
-def ran(
-    server: ModelServer, place: Path, patch: pytest.MonkeyPatch, *script: Reply, **flags: Any
-) -> list[str]:
+def ran(server: ModelServer, place: Path, patch: pytest.MonkeyPatch, *script: Reply, **flags: Any) -> list[str]:
     """Give what the model was told after each of its calls."""
     server.script[:] = script
     assert Desk(place, server).here(patch, **flags) == 0
@@ -144,9 +142,7 @@ async def test_a_plan_that_cannot_be_kept_is_approved_all_the_same(tmp_path: Pat
     mode = PlanMode(approves=True)
     (tmp_path / "file").touch()
     context = DeckContext(str(tmp_path))
-    enter, leave = (
-        mode.around(row.build(context)) for row in (enter_plan_mode_card(), exit_plan_mode_card())
-    )
+    enter, leave = (mode.around(row.build(context)) for row in (enter_plan_mode_card(), exit_plan_mode_card()))
     ctx = make_local_context(tmp_path)
     for folder, said in ((str(tmp_path / "file"), "It could not be kept"), (None, "Go ahead.")):
         mode.folder = folder

@@ -69,9 +69,7 @@ class AskingClient:
         try:
             if unasked:
                 assert self.outlet is not None
-                asking = self.conversation.ask(
-                    method, ASKED[method], self.outlet, within_s=self.within_s
-                )
+                asking = self.conversation.ask(method, ASKED[method], self.outlet, within_s=self.within_s)
             else:
                 asking = request.ask(method, ASKED[method], within_s=self.within_s)
             return {"content": [], "structuredContent": await asking}

@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 AT = "2026-11-15T12:00:00.000Z"
 
 
-def capability(
-    server: str, tool: str, *, version: int = 1, description: str = "A tool."
-) -> BridgeCapability:
+def capability(server: str, tool: str, *, version: int = 1, description: str = "A tool.") -> BridgeCapability:
     """Make a remote tool; another version has another schema."""
     schema: JsonObject = {"type": "object", "properties": {f"v{version}": {"type": "string"}}}
     raw: JsonObject = {"name": tool, "description": description, "inputSchema": schema}

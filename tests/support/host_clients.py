@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     from indusagi.interop import ProviderHost
 
 CHILD = ROOT / "tests" / "support" / "host_child.py"
-WAYS = [
-    f"{carrier}-{era}" for carrier in ("memory", "stdio", "http") for era in ("modern", "legacy")
-] + ["sse-legacy"]
+WAYS = [f"{carrier}-{era}" for carrier in ("memory", "stdio", "http") for era in ("modern", "legacy")] + ["sse-legacy"]
 TOKEN = "t" * 64
 
 
@@ -49,9 +47,7 @@ async def client_of(host: ProviderHost, way: str, **options: Any) -> AsyncGenera
         if carrier == "memory":
             transport = memory(host)
         elif carrier == "stdio":
-            parameters = StdioServerParameters(
-                command=sys.executable, args=[str(CHILD)], env={"PYTHONPATH": str(ROOT)}
-            )
+            parameters = StdioServerParameters(command=sys.executable, args=[str(CHILD)], env={"PYTHONPATH": str(ROOT)})
             quiet = stack.enter_context(open("/dev/null", "w", encoding="utf-8"))  # noqa: ASYNC230, SIM115
             transport = stdio_client(parameters, errlog=quiet)
         else:

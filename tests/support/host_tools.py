@@ -38,15 +38,8 @@ ECHO: JsonSchema = {
     "$defs": {"r": {"type": ["string", "null"]}},
     "additionalProperties": False,
 }
-COUNT: JsonSchema = {
-    "type": "object",
-    "properties": {"count": {"type": "integer"}},
-    "required": ["count"],
-}
-HEADED: JsonSchema = {
-    "type": "object",
-    "properties": {"region": {"type": "string", "x-mcp-header": "Region"}},
-}
+COUNT: JsonSchema = {"type": "object", "properties": {"count": {"type": "integer"}}, "required": ["count"]}
+HEADED: JsonSchema = {"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}}
 
 
 @dataclass(eq=False)

@@ -91,9 +91,7 @@ class Legacy:
     The stream stays `open`, `closes` at once every time with `retry: 0`, or is `refused`.
     """
 
-    def __init__(
-        self, *, events: bool = False, stream: Literal["open", "closes", "refused"] = "open"
-    ) -> None:
+    def __init__(self, *, events: bool = False, stream: Literal["open", "closes", "refused"] = "open") -> None:
         self.sessions: set[str] = set()
         self._events = events
         self._stream = stream
@@ -196,10 +194,7 @@ class Modern:
             return frame
         meta = {STAMP + "serverInfo": _INFO}
         kept: Json = {"ttlMs": 0, "cacheScope": "private"}
-        return {
-            **frame,
-            "result": {"resultType": "complete", **frame["result"], **kept, "_meta": meta},
-        }
+        return {**frame, "result": {"resultType": "complete", **frame["result"], **kept, "_meta": meta}}
 
     @staticmethod
     def _refusal(request: Request) -> Json | None:
@@ -331,9 +326,7 @@ def cut(after: Literal["nothing", "headers", "body"] = "nothing") -> Behaviour:
     return behave
 
 
-def large(
-    mib: int, *, of: Literal["json", "event"] = "json", length_told: bool = True
-) -> Behaviour:
+def large(mib: int, *, of: Literal["json", "event"] = "json", length_told: bool = True) -> Behaviour:
     """Answer rightly with a text of that many MiB, as JSON or as one event."""
 
     async def behave(exchange: Exchange) -> None:

@@ -76,11 +76,7 @@ class Exchange:
     """A request, and the ways to answer it."""
 
     def __init__(
-        self,
-        server: HttpServer,
-        request: Request,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+        self, server: HttpServer, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         self.request = request
         self.server = server
@@ -98,16 +94,12 @@ class Exchange:
         lines += [f"{name}: {value}" for name, value in headers.items()]
         await self.write("\r\n".join([*lines, "", ""]).encode())
 
-    async def reply(
-        self, status: int, body: bytes = b"", headers: Mapping[str, str] | None = None
-    ) -> None:
+    async def reply(self, status: int, body: bytes = b"", headers: Mapping[str, str] | None = None) -> None:
         """Answer in one piece."""
         await self.head(status, {**(headers or {}), "Content-Length": str(len(body))})
         await self.write(body)
 
-    async def reply_json(
-        self, frame: Json, status: int = 200, headers: Mapping[str, str] | None = None
-    ) -> None:
+    async def reply_json(self, frame: Json, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
         """Answer with JSON."""
         typed = {"Content-Type": "application/json", **(headers or {})}
         await self.reply(status, json.dumps(frame).encode(), typed)
@@ -130,9 +122,7 @@ class Exchange:
 
     def cut(self) -> None:
         """Break the connection."""
-        self._writer.get_extra_info("socket").setsockopt(
-            socket.SOL_SOCKET, socket.SO_LINGER, _RESET
-        )
+        self._writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self._writer.transport.abort()
 
     def end(self) -> None:
@@ -147,9 +137,7 @@ class Exchange:
 
 
 @asynccontextmanager
-async def http_server(
-    behaviour: Behaviour, *, tls: ssl.SSLContext | None = None
-) -> AsyncGenerator[HttpServer, None]:
+async def http_server(behaviour: Behaviour, *, tls: ssl.SSLContext | None = None) -> AsyncGenerator[HttpServer, None]:
     """Serve until the end of the block; a defect of the behaviour is raised there."""
     running: set[asyncio.Task[None]] = set()
     server = HttpServer("")

@@ -65,9 +65,7 @@ class HttpProxy:
             self.requests.append(request)
         return request
 
-    async def _serve(
-        self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _serve(self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         target = self.hosts.get(_host(request))
         if target is None:
             writer.write(self.answer)
@@ -86,9 +84,7 @@ class HttpProxy:
         finally:
             there.transport.abort()
 
-    async def _forward(
-        self, request: Request, reader: asyncio.StreamReader, there: asyncio.StreamWriter
-    ) -> None:
+    async def _forward(self, request: Request, reader: asyncio.StreamReader, there: asyncio.StreamWriter) -> None:
         following: Request | None = request
         try:
             while following is not None:
@@ -100,10 +96,7 @@ class HttpProxy:
 
 @asynccontextmanager
 async def http_proxy(
-    hosts: Mapping[str, HttpServer] | None = None,
-    *,
-    status: str = "502 Bad Gateway",
-    tls: ssl.SSLContext | None = None,
+    hosts: Mapping[str, HttpServer] | None = None, *, status: str = "502 Bad Gateway", tls: ssl.SSLContext | None = None
 ) -> AsyncGenerator[HttpProxy]:
     """Run a proxy to servers by the names they are to have; other hosts are refused."""
     answer = f"HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n".encode()

@@ -60,9 +60,7 @@ def _children() -> frozenset[str]:
     if not os.path.isdir("/proc/self") or not _has_children():
         return frozenset()
     me = str(os.getpid())
-    return frozenset(
-        f"{pid} {name}" for pid, (name, parent) in _processes().items() if parent == me
-    )
+    return frozenset(f"{pid} {name}" for pid, (name, parent) in _processes().items() if parent == me)
 
 
 def _has_children() -> bool:

@@ -42,9 +42,7 @@ class MemoryLink:
 
     # -- for the wire -----------------------------------------------------------------------
 
-    def attach(
-        self, on_frame: Callable[[bytes | JsonValue], None], on_end: Callable[[LinkEnd], None]
-    ) -> None:
+    def attach(self, on_frame: Callable[[bytes | JsonValue], None], on_end: Callable[[LinkEnd], None]) -> None:
         self._on_frame, self._on_end = on_frame, on_end
 
     def send(self, frame: JsonObject) -> None:

@@ -218,9 +218,7 @@ def _anthropic(reply: Reply) -> Iterator[bytes]:
     yield _named("message_stop", {})
 
 
-def _block(
-    index: int, block: dict[str, object], kind: str, field: str, pieces: Sequence[str]
-) -> Iterator[bytes]:
+def _block(index: int, block: dict[str, object], kind: str, field: str, pieces: Sequence[str]) -> Iterator[bytes]:
     yield _named("content_block_start", {"index": index, "content_block": block})
     for piece in pieces:
         delta = {"type": kind, field: piece}

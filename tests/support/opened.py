@@ -21,21 +21,14 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from indusagi.core.json import JsonValue
-    from indusagi.interop import (
-        Handlers,
-        MountedProtocolBridge,
-        RemoteCallResult,
-        ServerEndpointImpl,
-    )
+    from indusagi.interop import Handlers, MountedProtocolBridge, RemoteCallResult, ServerEndpointImpl
 
 QUICK = Supervision(first_s=0.05, jitter=0, longest_s=0.2, open_s=0.3, window_s=30)
 """Rules that bring a server back within a test."""
 
 
 @asynccontextmanager
-async def opened(
-    config: ServerConfig, handlers: Handlers | None = None
-) -> AsyncGenerator[ServerEndpointImpl]:
+async def opened(config: ServerConfig, handlers: Handlers | None = None) -> AsyncGenerator[ServerEndpointImpl]:
     """Open an endpoint, and close it."""
     endpoint = create_server_endpoint(config, handlers=handlers)
     try:
@@ -46,9 +39,7 @@ async def opened(
 
 
 @asynccontextmanager
-async def fleet_of(
-    *configs: ServerConfig, supervision: Supervision = QUICK
-) -> AsyncGenerator[ServerFleetImpl]:
+async def fleet_of(*configs: ServerConfig, supervision: Supervision = QUICK) -> AsyncGenerator[ServerFleetImpl]:
     """Start a fleet, and tear it down."""
     fleet = ServerFleetImpl(supervision=supervision)
     try:
@@ -59,9 +50,7 @@ async def fleet_of(
 
 
 @asynccontextmanager
-async def mounted(
-    *configs: ServerConfig, supervision: Supervision = QUICK
-) -> AsyncGenerator[MountedProtocolBridge]:
+async def mounted(*configs: ServerConfig, supervision: Supervision = QUICK) -> AsyncGenerator[MountedProtocolBridge]:
     """Mount a bridge, and tear its fleet down."""
     bridge = await mount_protocol_bridge(BridgeConfig(configs), supervision=supervision)
     try:

@@ -289,8 +289,4 @@ async def relayed_http(config: StdioServerConfig) -> AsyncGenerator[Front]:
         yield front
 
 
-WAYS: dict[str, Any] = {
-    "memory": relayed_memory,
-    "stdio": relayed_stdio,
-    "http": relayed_http,
-}
+WAYS: dict[str, Any] = {"memory": relayed_memory, "stdio": relayed_stdio, "http": relayed_http}

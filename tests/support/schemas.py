@@ -307,9 +307,7 @@ def likely_value(rng: Random, root: JsonObject, level: JsonValue, depth: int = 6
     return _value_of_type(rng, root, level, kind, depth)
 
 
-def _value_of_type(
-    rng: Random, root: JsonObject, level: JsonObject, kind: JsonValue, depth: int
-) -> JsonValue:
+def _value_of_type(rng: Random, root: JsonObject, level: JsonObject, kind: JsonValue, depth: int) -> JsonValue:
     if kind == "object":
         return likely_object(rng, root, level, depth)
     if kind == "array":
@@ -341,8 +339,7 @@ def likely_object(rng: Random, root: JsonObject, level: JsonValue, depth: int = 
     chosen = [name for name in found if name in needed or rng.randrange(2)]
     extra = some(rng, NAMES, 1) if rng.randrange(3) == 0 else []
     return {
-        name: likely_value(rng, root, found.get(name, True), depth - 1)
-        for name in dict.fromkeys([*chosen, *extra])
+        name: likely_value(rng, root, found.get(name, True), depth - 1) for name in dict.fromkeys([*chosen, *extra])
     }
 
 

@@ -61,10 +61,7 @@ def sse_app(server: Server[Any]) -> Starlette:
 
     async def events(request: Request) -> Response:
         options = server.create_initialization_options(NotificationOptions(tools_changed=True))
-        async with transport.connect_sse(request.scope, request.receive, request._send) as (
-            read,
-            write,
-        ):
+        async with transport.connect_sse(request.scope, request.receive, request._send) as (read, write):
             await server.run(read, write, options)
         return Response()
 

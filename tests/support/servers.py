@@ -28,13 +28,7 @@ HONEST_TOOLS = (
 """What the honest server lists before the tools it was told to generate."""
 
 FAST = ServerLimits(
-    connect_s=10.0,
-    probe_s=0.2,
-    list_s=5.0,
-    call_idle_s=0.3,
-    call_hard_s=1.0,
-    close_s=0.3,
-    relist_gap_s=0.1,
+    connect_s=10.0, probe_s=0.2, list_s=5.0, call_idle_s=0.3, call_hard_s=1.0, close_s=0.3, relist_gap_s=0.1
 )
 """Short where a test waits for a deadline in a call or at the end; long where a busy machine may be
 slow to start a process. A call that should succeed may need more: `ServerLimits()`."""
@@ -43,21 +37,13 @@ SOON = replace(FAST, connect_s=0.5, list_s=0.5)
 
 
 def honest(
-    *flags: object,
-    id: str = "honest",
-    limits: ServerLimits | None = None,
-    env: Mapping[str, str] | None = None,
+    *flags: object, id: str = "honest", limits: ServerLimits | None = None, env: Mapping[str, str] | None = None
 ) -> StdioServerConfig:
     """Configure the server without faults; the flags are those of its file."""
     return _script("honest.py", flags, id, limits or ServerLimits(), env or {})
 
 
-def fault(
-    mode: str,
-    *args: object,
-    id: str | None = None,
-    limits: ServerLimits | None = None,
-) -> StdioServerConfig:
+def fault(mode: str, *args: object, id: str | None = None, limits: ServerLimits | None = None) -> StdioServerConfig:
     """Configure a server with that fault; the modes and their words are those of its file."""
     return _script("fault.py", (mode, *args), id or mode, limits or FAST, {})
 
@@ -78,12 +64,7 @@ def remote(
     return StreamableHttpServerConfig(id, server.url, headers or {}, limits=limits or FAST)
 
 
-def remote_sse(
-    server: HttpServer,
-    *,
-    id: str = "remote",
-    limits: ServerLimits | None = None,
-) -> SseServerConfig:
+def remote_sse(server: HttpServer, *, id: str = "remote", limits: ServerLimits | None = None) -> SseServerConfig:
     """Configure a server that runs behind the old HTTP transport."""
     return SseServerConfig(id, server.url, limits=limits or FAST)
 

@@ -63,9 +63,7 @@ class Desk:
             given["mcp"] = (str(path),)
         return {**given, **flags}
 
-    def here(
-        self, monkeypatch: pytest.MonkeyPatch, prompt: str = "the prompt", **flags: Any
-    ) -> int:
+    def here(self, monkeypatch: pytest.MonkeyPatch, prompt: str = "the prompt", **flags: Any) -> int:
         """Run the session in this process."""
         for name, value in {**self.variables(), **self.environ}.items():
             monkeypatch.setenv(name, value)

@@ -73,11 +73,7 @@ def forge(path: Path, *statements: str) -> None:
         asked = "SELECT position, run, seq, at, op, subject, facts FROM events ORDER BY position"
         for position, *cells in connection.execute(asked).fetchall():
             digest = chained(digest, position, cells)
-            connection.execute(
-                "UPDATE events SET digest = ? WHERE position = ?", (digest, position)
-            )
-        connection.execute(
-            "UPDATE ends SET position = ?, digest = ? WHERE name = 'head'", (position, digest)
-        )
+            connection.execute("UPDATE events SET digest = ? WHERE position = ?", (digest, position))
+        connection.execute("UPDATE ends SET position = ?, digest = ? WHERE name = 'head'", (position, digest))
     path.with_name("ledger.db-end").unlink(missing_ok=True)
     path.with_name("pins.jsonl").unlink(missing_ok=True)

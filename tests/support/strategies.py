@@ -9,19 +9,11 @@ from hypothesis import strategies as st
 if TYPE_CHECKING:
     from indusagi.core.json import JsonValue
 
-_scalars = (
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text()
-)
+_scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 
 json_values: st.SearchStrategy[JsonValue] = st.recursive(
     _scalars,
-    lambda children: (
-        st.lists(children, max_size=4) | st.dictionaries(st.text(max_size=6), children, max_size=4)
-    ),
+    lambda children: st.lists(children, max_size=4) | st.dictionaries(st.text(max_size=6), children, max_size=4),
     max_leaves=20,
 )
 
@@ -30,14 +22,12 @@ UNSEEN = (
     "\U000e0041\U000e0101\U0001d173\U0010ffff\x00\x1b\x9b\x07\u2028\ud800\udc00"
 )
 """One of every kind of character that cannot be seen."""
-hidden_text = st.text(
-    st.sampled_from(f"ab1{UNSEEN}\u0645\u8fbb\U0001f600"), max_size=5
-) | st.sampled_from([f"a{unseen}b" for unseen in UNSEEN])
+hidden_text = st.text(st.sampled_from(f"ab1{UNSEEN}\u0645\u8fbb\U0001f600"), max_size=5) | st.sampled_from(
+    [f"a{unseen}b" for unseen in UNSEEN]
+)
 """Texts in which such characters stand beside those that some of them belong to."""
 hidden_json: st.SearchStrategy[JsonValue] = st.recursive(
     st.none() | st.integers() | hidden_text,
-    lambda children: (
-        st.lists(children, max_size=4) | st.dictionaries(hidden_text, children, max_size=4)
-    ),
+    lambda children: st.lists(children, max_size=4) | st.dictionaries(hidden_text, children, max_size=4),
     max_leaves=15,
 )

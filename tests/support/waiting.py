@@ -40,9 +40,7 @@ def is_alive(pid: int) -> bool:
                 return file.read().rpartition(") ")[2][0] not in "ZX"
         except (FileNotFoundError, ProcessLookupError):
             return False
-    listed = subprocess.run(
-        ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False
-    )
+    listed = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
     return listed.stdout.strip()[:1] not in {"", "Z", "X"}
 
 
@@ -50,9 +48,7 @@ def running(*argv: str) -> list[int]:
     """List the processes that were started with exactly these words."""
     if os.path.isdir("/proc/self"):
         return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _is(pid, argv)]
-    listed = subprocess.run(
-        ["ps", "-A", "-o", "pid=,args="], capture_output=True, text=True, check=True
-    )
+    listed = subprocess.run(["ps", "-A", "-o", "pid=,args="], capture_output=True, text=True, check=True)
     rows = (line.split(maxsplit=1) for line in listed.stdout.splitlines())
     return [int(row[0]) for row in rows if row[1:] == [" ".join(argv)]]
 

@@ -33,9 +33,7 @@ class _Visit:
     def __init__(self, asked: dict) -> None:
         self._asked = asked
         self._steps = 0
-        self._client = MultiServerMCPClient(
-            {"indus": _connection(asked)}, callbacks=Callbacks(on_progress=self._step)
-        )
+        self._client = MultiServerMCPClient({"indus": _connection(asked)}, callbacks=Callbacks(on_progress=self._step))
         self._tools = {}
 
     async def report(self) -> dict:
@@ -59,9 +57,7 @@ class _Visit:
 
     async def _call(self, name: str, **arguments: str):
         tool = self._tools[f"shelf__{name}"]
-        return await tool.ainvoke(
-            {"type": "tool_call", "id": "1", "name": tool.name, "args": arguments}
-        )
+        return await tool.ainvoke({"type": "tool_call", "id": "1", "name": tool.name, "args": arguments})
 
     async def _cancelled(self) -> str:
         async with asyncio.TaskGroup() as tasks:

@@ -174,9 +174,7 @@ def _sentences(error: ValidationError) -> Iterator[str]:
 
 def _all_at_once(union: ValidationError) -> bool:
     """Tell whether every branch fails at what can be said in a word: its type or its values."""
-    return all(
-        error.validator in _IN_A_WORD and not error.relative_path for error in union.context or ()
-    )
+    return all(error.validator in _IN_A_WORD and not error.relative_path for error in union.context or ())
 
 
 def _closeness(error: ValidationError) -> tuple[bool, int]:
@@ -197,9 +195,7 @@ def _missing(error: ValidationError) -> Iterator[str]:
 def _unknown(error: ValidationError) -> Iterator[str]:
     accepted = _properties(error)
     listed = _clipped(", ".join(accepted) or "none")
-    strangers = [
-        key for key in cast("JsonObject", error.instance) if not _is_accepted(key, error, accepted)
-    ]
+    strangers = [key for key in cast("JsonObject", error.instance) if not _is_accepted(key, error, accepted)]
     for number, key in enumerate(strangers):
         meant = near(key, accepted[:_COMPARED_NAMES]) if number < _SHOWN_PROBLEMS else None
         hint = f"did you mean {meant!r}? " if meant else ""

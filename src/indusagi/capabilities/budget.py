@@ -36,9 +36,7 @@ class OutputBudget:
         """Tell whether `text` fits as it is."""
         if len(text) > self.max_bytes or count_lines(text) > self.max_lines:
             return False
-        return _MOST_BYTES_EACH * len(text) <= self.max_bytes or (
-            len(_encoded(text)) <= self.max_bytes
-        )
+        return _MOST_BYTES_EACH * len(text) <= self.max_bytes or (len(_encoded(text)) <= self.max_bytes)
 
 
 UNLIMITED = OutputBudget(sys.maxsize, sys.maxsize)

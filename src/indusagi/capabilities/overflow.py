@@ -114,9 +114,7 @@ def _is_left(folder: str, oldest_ns: int) -> bool:
     return True
 
 
-async def fit_result(
-    result: ToolResult, budget: OutputBudget, session: SessionDir, stem: str
-) -> ToolResult:
+async def fit_result(result: ToolResult, budget: OutputBudget, session: SessionDir, stem: str) -> ToolResult:
     """Give back `result` itself when it fits the budget, else a cut one and the way to the rest.
 
     Pictures and sound are not counted and not cut: half of one is of no use to anybody.
@@ -148,11 +146,7 @@ def _saved(session: SessionDir, stem: str, text: str) -> _Saved:
 
 
 def _notice(cut: Clipping, where: _Saved, keep: Keep) -> str:
-    shown = {
-        Keep.HEAD: "the beginning is shown",
-        Keep.TAIL: "the end is shown",
-        Keep.ENDS: "both ends are shown",
-    }[keep]
+    shown = {Keep.HEAD: "the beginning is shown", Keep.TAIL: "the end is shown", Keep.ENDS: "both ends are shown"}[keep]
     size = f"{cut.lines:,} lines, {cut.size:,} bytes: {shown}"
     if where.path is None:
         return f"[Cut here. {size}; the whole could not be kept: {where.trouble}.]"

@@ -68,9 +68,7 @@ class _Known:
     seen: tuple[tuple[int, int], ...]
 
 
-def _merged(
-    seen: tuple[tuple[int, int], ...], lines: tuple[int, int]
-) -> tuple[tuple[int, int], ...]:
+def _merged(seen: tuple[tuple[int, int], ...], lines: tuple[int, int]) -> tuple[tuple[int, int], ...]:
     """Add a range to others; those that touch become one."""
     merged: list[tuple[int, int]] = []
     for first, last in sorted((*seen, lines)):

@@ -13,13 +13,7 @@ from indusagi.capabilities.tool import DefinedTool
 from indusagi.core.cancel import CancelToken
 from indusagi.core.json import JsonValue, NotJson, compact_json
 from indusagi.core.notes import Note
-from indusagi.runtime.contract import (
-    ProgressSink,
-    ToolCall,
-    ToolDescriptor,
-    ToolOutcome,
-    ToolResult,
-)
+from indusagi.runtime.contract import ProgressSink, ToolCall, ToolDescriptor, ToolOutcome, ToolResult
 from indusagi.runtime.foreign import clean_result
 
 
@@ -85,11 +79,7 @@ class RegistryRunner:
     """The names of those whose answers another party writes."""
 
     async def run(
-        self,
-        call: ToolCall,
-        cancel: CancelToken | None = None,
-        *,
-        on_progress: ProgressSink | None = None,
+        self, call: ToolCall, cancel: CancelToken | None = None, *, on_progress: ProgressSink | None = None
     ) -> ToolOutcome:
         """Run one call; an unknown tool is an error outcome."""
         tool = self.tools.get(call.name)

@@ -18,14 +18,7 @@ from typing import Protocol, TypeAlias, cast
 from indusagi.capabilities.arguments import ArgumentChecker
 from indusagi.capabilities.context import ToolContext
 from indusagi.core.faults import CoreError, describe_error
-from indusagi.core.json import (
-    JsonLike,
-    JsonObject,
-    JsonValue,
-    NotJson,
-    compact_json,
-    is_json_object,
-)
+from indusagi.core.json import JsonLike, JsonObject, JsonValue, NotJson, compact_json, is_json_object
 from indusagi.runtime.contract import JsonSchema, ToolCall, ToolDescriptor, ToolOutcome, ToolResult
 
 ToolAnswer: TypeAlias = ToolResult | JsonLike
@@ -74,9 +67,7 @@ class ToolSpec:
     title: str | None = field(default=None, kw_only=True)
     read_only: bool = field(default=False, kw_only=True)
     """Whether it leaves everything as it was; such tools may run side by side."""
-    annotations: Mapping[str, JsonValue] = field(
-        default_factory=dict[str, "JsonValue"], kw_only=True
-    )
+    annotations: Mapping[str, JsonValue] = field(default_factory=dict[str, "JsonValue"], kw_only=True)
     output_schema: JsonSchema | None = field(default=None, kw_only=True)
     check_arguments: bool = field(default=True, kw_only=True)
     """Off for a tool that passes its arguments on to whoever checks them, and leaves them alone."""
@@ -97,9 +88,7 @@ def define_tool(spec: ToolSpec) -> DefinedTool:
         InvalidTool: No provider would accept the name, or the parameters describe no object.
     """
     if not isinstance(spec.name, str) or not _NAME.fullmatch(spec.name):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidTool(
-            f"{spec.name!r} cannot be the name of a tool: use 1 to 64 of letters, digits, _ and -"
-        )
+        raise InvalidTool(f"{spec.name!r} cannot be the name of a tool: use 1 to 64 of letters, digits, _ and -")
     _check_schema(spec.name, "parameters", spec.parameters)
     if spec.output_schema is not None:
         _check_schema(spec.name, "output schema", spec.output_schema)
@@ -117,9 +106,7 @@ def _check_schema(name: str, part: str, schema: JsonSchema) -> None:
         raise InvalidTool(f"the {part} of {name!r} must be an object, not {schema!r}")
 
 
-_BOUNDS = frozenset(
-    {"minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "additionalProperties"}
-)
+_BOUNDS = frozenset({"minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "additionalProperties"})
 
 
 def without_bounds(schema: JsonSchema) -> JsonSchema:
@@ -228,15 +215,11 @@ class DefinedTool:
         except NotJson as exc:
             problems = [f"the arguments are {exc}"]
         except Exception as exc:  # noqa: BLE001 — boundary: a schema that the validator chokes on
-            return ToolResult.error(
-                f"{self.name} cannot check its arguments: {_reason(exc)}", code="bad_schema"
-            )
+            return ToolResult.error(f"{self.name} cannot check its arguments: {_reason(exc)}", code="bad_schema")
         if not problems:
             return None
         listed = "".join(f"\n- {problem}" for problem in problems)
-        return ToolResult.error(
-            f"{self.name} was not run, the arguments do not fit:{listed}", code="invalid_arguments"
-        )
+        return ToolResult.error(f"{self.name} was not run, the arguments do not fit:{listed}", code="invalid_arguments")
 
     def _start(self, arguments: JsonObject, ctx: ToolContext) -> Awaitable[ToolAnswer]:
         running = self.spec.run(arguments, ctx)

@@ -121,10 +121,7 @@ class Guard:
         return scope
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         self._node.take(self)
         return self._scope.__exit__(kind, error, trace)

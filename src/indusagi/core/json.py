@@ -33,9 +33,7 @@ _SHOWN_STEPS = 8
 
 
 def _encoder(*, sort_keys: bool) -> json.JSONEncoder:
-    return json.JSONEncoder(
-        allow_nan=False, ensure_ascii=False, separators=(",", ":"), sort_keys=sort_keys
-    )
+    return json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"), sort_keys=sort_keys)
 
 
 # Made once: what `json.dumps` makes at every call takes as long as writing a small value.

@@ -52,9 +52,7 @@ class Owner:
 
 
 async def seen_through(
-    work: Coroutine[object, object, T],
-    name: str,
-    undo: Callable[[T], Awaitable[None]] | None = None,
+    work: Coroutine[object, object, T], name: str, undo: Callable[[T], Awaitable[None]] | None = None
 ) -> T:
     """Run short work to its end whatever comes, and give its result or its error.
 

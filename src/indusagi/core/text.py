@@ -70,9 +70,7 @@ _IS_UNSEEN = re.compile(
     "(?<![\u1820-\u18aa][\u180b-\u180f])"  # of a Mongolian letter,
     "(?<![\U00013000-\U0001342f][\U00013430-\U0001343f])"  # the place of a hieroglyph.
 )
-_BREAK_HINT = re.compile(
-    f"(?<=[{_LETTERS}])\u00ad(?=[{_LETTERS}])|(?<=[{_UNSPACED}])\u200b|\u200b(?=[{_UNSPACED}])"
-)
+_BREAK_HINT = re.compile(f"(?<=[{_LETTERS}])\u00ad(?=[{_LETTERS}])|(?<=[{_UNSPACED}])\u200b|\u200b(?=[{_UNSPACED}])")
 """Where a line may be broken inside a word, or between words that no space parts."""
 
 
@@ -149,9 +147,7 @@ def common_end(one: TextT, other: TextT, start: int) -> int:
     """Count the characters with which both end, not counting the first `start` of either."""
     most = min(len(one), len(other)) - start
     at = 0
-    while at < most and _tail(one, at, min(at + _CHUNK, most)) == _tail(
-        other, at, min(at + _CHUNK, most)
-    ):
+    while at < most and _tail(one, at, min(at + _CHUNK, most)) == _tail(other, at, min(at + _CHUNK, most)):
         at += _CHUNK
     low, high = min(at, most), min(at + _CHUNK, most)
     while low < high:

@@ -17,11 +17,7 @@ from indusagi.interop.protocol_bridge.contract import (
     is_terminal_phase,
     is_usable_phase,
 )
-from indusagi.interop.protocol_bridge.endpoint import (
-    InjectedTransport,
-    ServerEndpointImpl,
-    create_server_endpoint,
-)
+from indusagi.interop.protocol_bridge.endpoint import InjectedTransport, ServerEndpointImpl, create_server_endpoint
 from indusagi.runtime.contract import ProgressSink
 
 
@@ -32,11 +28,7 @@ class MCPClient:
     """
 
     def __init__(
-        self,
-        config: ServerConfig,
-        transport: InjectedTransport | None = None,
-        *,
-        handlers: Handlers | None = None,
+        self, config: ServerConfig, transport: InjectedTransport | None = None, *, handlers: Handlers | None = None
     ) -> None:
         """Describe the server; with a `transport` that is used instead of the description's own."""
         self._config = config
@@ -103,9 +95,6 @@ class MCPClient:
         return self
 
     async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.disconnect()

@@ -67,9 +67,7 @@ class MCPServer:
         """
         await self._host.serve_stdio(stop)
 
-    def serve_http(
-        self, settings: HttpSettings | None = None
-    ) -> AbstractAsyncContextManager[HttpHost]:
+    def serve_http(self, settings: HttpSettings | None = None) -> AbstractAsyncContextManager[HttpHost]:
         """Serve clients over HTTP while the block that this opens is running."""
         return self._host.serve_http(settings)
 

@@ -15,12 +15,7 @@ from typing import Protocol, TypeAlias
 
 from indusagi.core.cancel import CancelToken
 from indusagi.core.json import JsonLike, JsonValue
-from indusagi.runtime.content import (
-    JsonContentBlock,
-    TextContentBlock,
-    ToolContentBlock,
-    project_content,
-)
+from indusagi.runtime.content import JsonContentBlock, TextContentBlock, ToolContentBlock, project_content
 
 JsonSchema: TypeAlias = Mapping[str, JsonLike]
 """A JSON Schema (2020-12) that describes an object of arguments, or a result."""
@@ -45,9 +40,7 @@ class ToolDescriptor:
     annotations: Mapping[str, JsonValue] | None = field(default=None, kw_only=True)
     """Hints in the MCP spelling (`readOnlyHint`, …). They inform; they never permit."""
     output_schema: JsonSchema | None = field(default=None, kw_only=True)
-    definition: Mapping[str, JsonValue] | None = field(
-        default=None, kw_only=True, compare=False, repr=False
-    )
+    definition: Mapping[str, JsonValue] | None = field(default=None, kw_only=True, compare=False, repr=False)
     """All that the server of a remote tool says of it, for clients that take it whole."""
 
 
@@ -164,11 +157,7 @@ class ToolRunner(Protocol):
     """Runs calls."""
 
     async def run(
-        self,
-        call: ToolCall,
-        cancel: CancelToken | None = None,
-        *,
-        on_progress: ProgressSink | None = None,
+        self, call: ToolCall, cancel: CancelToken | None = None, *, on_progress: ProgressSink | None = None
     ) -> ToolOutcome:
         """Run one call to its end, and answer with an error outcome whatever goes wrong."""
         ...

@@ -18,13 +18,7 @@ from indusagi.interop.protocol_bridge.contract import FleetStatus, RemoteToolRef
 from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
 from induscode.deck.contract import BridgeFault, Capability, UnknownCapability
 from induscode.deck.mcp.boot import BootedBridge, BootPlan
-from induscode.deck.mcp.config import (
-    DiscoveredConfig,
-    UnusableFile,
-    discover_mcp_config,
-    read_named_rows,
-    resolve_rows,
-)
+from induscode.deck.mcp.config import DiscoveredConfig, UnusableFile, discover_mcp_config, read_named_rows, resolve_rows
 from induscode.deck.mcp.config.rows import ServerRow
 from induscode.deck.mcp.config.trust import Consent, TrustStore
 from induscode.deck.mcp.drift import DisabledTool
@@ -79,9 +73,7 @@ class ServerPlan:
     """With the values of their variables; a row without its values is not among them."""
     consent: Mapping[str, Consent] = field(default_factory=dict[str, "Consent"])
     notes: Sequence[Note] = ()
-    locked: Mapping[RemoteToolRef, JsonObject] = field(
-        default_factory=dict[RemoteToolRef, JsonObject]
-    )
+    locked: Mapping[RemoteToolRef, JsonObject] = field(default_factory=dict[RemoteToolRef, JsonObject])
     """The definitions of the project's lock: a tool that was never seen before must be one."""
     configured: Sequence[str] = ()
     """The ids of all servers that are configured, also of those that are left out of the plan."""
@@ -126,9 +118,7 @@ def plan_servers(invocation: Invocation, trust: TrustStore | None = None) -> Ser
     refused = [_refusal(row, consent[row.id]) for row in found.rows if row not in trusted]
     locked, unread = _locked_definitions(invocation.cwd, found.rows)
     notes = (*found.notes, *missing, *refused, *unread)
-    return ServerPlan(
-        found.rows, configs, consent, notes, locked, tuple(row.id for row in found.rows)
-    )
+    return ServerPlan(found.rows, configs, consent, notes, locked, tuple(row.id for row in found.rows))
 
 
 def _locked_definitions(
@@ -364,9 +354,7 @@ def _definition_notes(booted: BootedBridge) -> Sequence[Note]:
     return [note for note in remarks if isinstance(note, DefinitionNote)]
 
 
-def boot_plan_of(
-    plan: ServerPlan, *, lazy: Collection[str] | None = None, lasting: Lasting | None = None
-) -> BootPlan:
+def boot_plan_of(plan: ServerPlan, *, lazy: Collection[str] | None = None, lasting: Lasting | None = None) -> BootPlan:
     """Say which servers of a plan there are, and when each of them is started."""
     from induscode.deck.mcp.boot import BootPlan  # noqa: PLC0415 — for those with servers
 

@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING
 from anyio import to_thread
 
 from indusagi.capabilities.ports import WebSettings
-from induscode.boot.runners import (
-    McpCapabilities,
-    attach_servers,
-    canon_tool_name,
-    load_mcp_capabilities,
-    select_tools,
-)
+from induscode.boot.runners import McpCapabilities, attach_servers, canon_tool_name, load_mcp_capabilities, select_tools
 from induscode.deck.availability import find_missing_backend
 from induscode.deck.catalog import cards_for_profile
 from induscode.deck.contract import BackendFault, DeckContext, DeckFramework, Profile
@@ -118,9 +112,7 @@ async def open_session(
             mcp = await load_mcp_capabilities(invocation, store, handlers=handlers, wait=wait)
         else:
             lazy = tuple(plan.configs)
-            mcp = await attach_servers(
-                plan, store, lazy=lazy, handlers=handlers, wait=wait, lasting=lasting
-            )
+            mcp = await attach_servers(plan, store, lazy=lazy, handlers=handlers, wait=wait, lasting=lasting)
         stack.push_async_callback(mcp.aclose)
         if native is None:
             # In a thread: servers that are not waited for start while cards are loaded.
@@ -150,22 +142,14 @@ def _with_notes(framework: DeckFramework, cwd: str) -> DeckFramework:
     return replace(framework, memory=FileMemory(os.path.join(cwd, MEMORY_NAME)))
 
 
-def _left_out(
-    profile: Profile | None, framework: DeckFramework, plan_mode: bool
-) -> Mapping[str, str]:
+def _left_out(profile: Profile | None, framework: DeckFramework, plan_mode: bool) -> Mapping[str, str]:
     cards = () if profile is None else cards_for_profile(profile)
-    found = {
-        str(card.id): find_missing_backend(card.id, framework, plan_mode=plan_mode)
-        for card in cards
-    }
+    found = {str(card.id): find_missing_backend(card.id, framework, plan_mode=plan_mode) for card in cards}
     return {name: why for name, why in found.items() if why is not None}
 
 
 def _native(
-    invocation: Invocation,
-    profile: Profile | None,
-    context: DeckContext,
-    left_out: Mapping[str, str],
+    invocation: Invocation, profile: Profile | None, context: DeckContext, left_out: Mapping[str, str]
 ) -> ToolDeck:
     if profile is None or invocation.no_tools:
         return ToolDeck((), base_context(context))

@@ -117,9 +117,7 @@ def is_own_row(row: JsonValue, url: str | None = None, name: str = "") -> bool:
     addresses = [row.get(key) for key in ("url", "httpUrl", "serverUrl")]
     if any(addresses):
         marks = (TOKEN_VARIABLE, _asked(name))
-        return (url is not None and url in addresses) or any(
-            mark in json.dumps(row) for mark in marks
-        )
+        return (url is not None and url in addresses) or any(mark in json.dumps(row) for mark in marks)
     command, arguments = row.get("command"), row.get("args")
     given = command if isinstance(command, list) else [command]
     words = [*given, *(arguments if isinstance(arguments, list) else ())]

@@ -22,13 +22,7 @@ from indusagi.core.config_file import parse_json
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from induscode.clients.entry import Client, Entry, is_own_row, toml_table
-from induscode.clients.jsonc import (
-    BadJsonc,
-    append_item,
-    remove_item,
-    remove_member,
-    set_member,
-)
+from induscode.clients.jsonc import BadJsonc, append_item, remove_item, remove_member, set_member
 from induscode.clients.places import config_places
 from induscode.clients.toml import remove_table, set_table
 
@@ -57,12 +51,7 @@ class Change:
     def diff(self) -> str:
         """Show the lines that change, and no others: what stands beside them may be secret."""
         lines = difflib.unified_diff(
-            (self.before or "").splitlines(),
-            self.after.splitlines(),
-            self.path,
-            self.path,
-            lineterm="",
-            n=0,
+            (self.before or "").splitlines(), self.after.splitlines(), self.path, self.path, lineterm="", n=0
         )
         return "\n".join(lines)
 
@@ -117,9 +106,7 @@ def plan_install(client: Client, entry: Entry, path: str) -> Change:
     text = (before or "").removeprefix(_BOM)
     try:
         if client.is_toml:
-            after = set_table(
-                text, [*client.keys, entry.name], toml_table(client.keys[0], entry.name, row)
-            )
+            after = set_table(text, [*client.keys, entry.name], toml_table(client.keys[0], entry.name, row))
         else:
             after = set_member(text, [*client.keys, entry.name], row)
             for asked in client.inputs(entry):
@@ -189,9 +176,7 @@ def _servers(client: Client, document: JsonObject, *, make: bool = False) -> Jso
     return found
 
 
-def _checked(
-    client: Client, path: str, before: str | None, after: str, expected: JsonObject
-) -> Change:
+def _checked(client: Client, path: str, before: str | None, after: str, expected: JsonObject) -> Change:
     """Accept an edit only if the text now means what it should."""
     try:
         found = _parse(client, path, after)

@@ -63,9 +63,7 @@ def set_member(text: str, path: Sequence[str], value: JsonValue) -> str:
                 value = {above: value}
             return _insert(text, node, f"{json.dumps(key, ensure_ascii=False)}: ", value)
         node = found.value
-    return (
-        text[: node.start] + _dump(text, value, _line_indent(text, node.start)) + text[node.end :]
-    )
+    return text[: node.start] + _dump(text, value, _line_indent(text, node.start)) + text[node.end :]
 
 
 def append_item(text: str, key: str, value: JsonValue) -> str:

@@ -29,9 +29,7 @@ _CLINE_EXTENSION = ("User", "globalStorage", "saoudrizwan.claude-dev", "settings
 _OPENCODE = ("opencode.json", "opencode.jsonc")
 
 
-def config_places(
-    program: str, cwd: str, environ: Mapping[str, str]
-) -> Sequence[tuple[str, Scope]]:
+def config_places(program: str, cwd: str, environ: Mapping[str, str]) -> Sequence[tuple[str, Scope]]:
     """List the files of a client, whether they are there or not; the first of a scope is usual."""
     user = _user_files(environ)[program]
     project = tuple(os.path.join(cwd, one) for one in _PROJECT_FILES.get(program, ()))

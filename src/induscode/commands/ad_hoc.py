@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 _DIGEST_LETTERS = 6
 
 
-def plan_ad_hoc_server(
-    context: click.Context, line: str | None, url: str | None, headers: Sequence[str]
-) -> ServerPlan:
+def plan_ad_hoc_server(context: click.Context, line: str | None, url: str | None, headers: Sequence[str]) -> ServerPlan:
     """Make the plan of one server: the command of `--stdio`, or the address of `--url`.
 
     Raises:

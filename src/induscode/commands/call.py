@@ -62,14 +62,8 @@ _PROGRESS_GAP_S = 0.2
     show_default=True,
     help="How the answer is written: safe for a terminal, all of it as JSON, or its texts as are.",
 )
-@click.option(
-    "--save",
-    metavar="DIR",
-    help="Write pictures, sounds and other data of the answer to new files in DIR.",
-)
-@click.option(
-    "--stdio", "line", metavar="COMMAND", help="Call a tool of the server that COMMAND starts."
-)
+@click.option("--save", metavar="DIR", help="Write pictures, sounds and other data of the answer to new files in DIR.")
+@click.option("--stdio", "line", metavar="COMMAND", help="Call a tool of the server that COMMAND starts.")
 @click.option("--url", metavar="URL", help="Call a tool of the server at URL.")
 @click.option("-H", "--header", multiple=True, metavar="'NAME: VALUE'", help="With --url.")
 @click.pass_context
@@ -284,12 +278,7 @@ class _Call:
     # -- what came of it --------------------------------------------------------------------
 
     def _shown(self, outcome: ToolOutcome, card: Capability | None = None) -> int:
-        from induscode.commands.support.answers import (  # noqa: PLC0415 — for a call that ran
-            block_text,
-            outcome_json,
-            save_blocks,
-            show_blocks,
-        )
+        from induscode.commands.support.answers import block_text, outcome_json, save_blocks, show_blocks  # noqa: PLC0415 — for a call that ran
         from induscode.commands.support.arguments import describe_parameters  # noqa: PLC0415 — as above
 
         code = _exit_code(outcome)
@@ -373,10 +362,7 @@ async def _server_with(plan: ServerPlan, name: str, store: LedgerStore) -> str |
         if config is None or row.facts.get("identity") != server_identity(config):
             continue
         tools = texts_of(row.facts.get("tools"))
-        if any(
-            model_name(RemoteToolRef(config.id, tool), (), plan.configured) == name
-            for tool in tools
-        ):
+        if any(model_name(RemoteToolRef(config.id, tool), (), plan.configured) == name for tool in tools):
             return config.id
     return next((one for one, off in disabled.items() if name in {t.name for t in off}), None)
 

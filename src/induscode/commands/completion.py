@@ -5,23 +5,13 @@ from __future__ import annotations
 import os
 
 import click
-from click.shell_completion import (
-    BashComplete,
-    FishComplete,
-    ShellComplete,
-    ZshComplete,
-    shell_complete,
-)
+from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete, shell_complete
 
 from induscode.commands import COMPLETE_VARIABLE
 from induscode.terminal import tell
 
 _NAME = "indus"
-_SHELLS: dict[str, type[ShellComplete]] = {
-    "bash": BashComplete,
-    "zsh": ZshComplete,
-    "fish": FishComplete,
-}
+_SHELLS: dict[str, type[ShellComplete]] = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
 _HELP = """Print the completion script of a SHELL.
 
 \b

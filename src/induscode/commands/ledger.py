@@ -119,9 +119,7 @@ def _times_and_runs(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
     return [format_age(time, now) for time in times], [row.run[:length] for row in rows]
 
 
-async def _latest(
-    store: ThreadedStore, run: str | None, server: str | None, limit: int
-) -> Sequence[Row]:
+async def _latest(store: ThreadedStore, run: str | None, server: str | None, limit: int) -> Sequence[Row]:
     runs = [await _run_named(store, run)] if run is not None else await store.runs()
     found: list[Row] = []
     for one in reversed(runs):

@@ -31,9 +31,7 @@ _NOTHING_FOUND = 1
 _LONGEST_ABOUT = 160
 _HERE = "induscode.commands.tools"
 
-no_check = click.option(
-    "--no-check", is_flag=True, help="Start no server, not even one that was never seen."
-)
+no_check = click.option("--no-check", is_flag=True, help="Start no server, not even one that was never seen.")
 _deck = flags("--tools", "--no-tools", "--mcp", "--no-mcp", "--cwd")
 
 
@@ -89,9 +87,7 @@ def list_(context: click.Context, *, as_json: bool, no_check: bool, **_: object)
     table(("SOURCE", "STATE", "TOOLS", "TOKENS"), [*rows, total])
     if listing.disabled:
         tell("")
-        off = [
-            (one.name, one.ref.server, one.grade, one.approve_command) for one in listing.disabled
-        ]
+        off = [(one.name, one.ref.server, one.grade, one.approve_command) for one in listing.disabled]
         table(("DISABLED", "SOURCE", "CHANGE", "APPROVE IT WITH"), off)
     return 0
 
@@ -119,8 +115,7 @@ def _costs(listing: Listing) -> list[JsonObject]:
     """Give a row for the native tools, and one for every server, with or without tools."""
     states = {"native": "built in", **listing.states}
     costs: dict[str, JsonObject] = {
-        source: {"name": source, "state": state, "tools": 0, "tokens": 0}
-        for source, state in states.items()
+        source: {"name": source, "state": state, "tools": 0, "tokens": 0} for source, state in states.items()
     }
     for one in listing.tools:
         cost = costs[one.source]
@@ -186,9 +181,7 @@ def show(context: click.Context, name: str, *, as_json: bool, no_check: bool, **
 @as_json
 @no_check
 @click.pass_context
-def search(
-    context: click.Context, words: tuple[str, ...], *, as_json: bool, no_check: bool, **_: object
-) -> int:
+def search(context: click.Context, words: tuple[str, ...], *, as_json: bool, no_check: bool, **_: object) -> int:
     """Find the tools in whose name, title or description all the WORDS stand.
 
     The exit code is 1 if there are none.

@@ -16,9 +16,7 @@ SEARXNG_VARIABLE = "INDUS_SEARXNG_URL"
 _PLAN_CARDS = frozenset({"enter_plan_mode", "exit_plan_mode"})
 
 
-def find_missing_backend(
-    name: str, framework: DeckFramework, *, plan_mode: bool = False
-) -> str | None:
+def find_missing_backend(name: str, framework: DeckFramework, *, plan_mode: bool = False) -> str | None:
     """Say what a card would need to do anything in this run; None if it has it.
 
     Args:

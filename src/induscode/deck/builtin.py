@@ -40,9 +40,7 @@ class BuiltinCard:
         self._tool = tool
         self._read_only = read_only
         annotations = {**(tool.descriptor.annotations or {}), "readOnlyHint": read_only}
-        self.descriptor: ToolDescriptor = replace(
-            tool.descriptor, title=title, annotations=annotations
-        )
+        self.descriptor: ToolDescriptor = replace(tool.descriptor, title=title, annotations=annotations)
 
     def __repr__(self) -> str:
         return f"BuiltinCard({self.name!r})"
@@ -117,12 +115,7 @@ def builtin_descriptors() -> tuple[BuiltinDescriptor, ...]:
         _row("write", "Write file", "Create or replace a file", MUTATING),
         _row("edit", "Edit file", "Change parts of a file", MUTATING),
         _row("bash", "Run shell command", "Run a command in the workspace", MUTATING),
-        _row(
-            "process",
-            "Manage background processes",
-            "Start, follow and stop commands in the background",
-            MUTATING,
-        ),
+        _row("process", "Manage background processes", "Start, follow and stop commands in the background", MUTATING),
         _row("todo_set", "Update checklist", "Replace the checklist", MUTATING),
     )
 

@@ -37,8 +37,7 @@ class CapabilityId(str):
         """
         if not _is_identifier(name):
             raise DeckFault(
-                f"{name!r} cannot be the id of a capability: use 1 to {_LONGEST_ID} visible "
-                "characters without spaces"
+                f"{name!r} cannot be the id of a capability: use 1 to {_LONGEST_ID} visible characters without spaces"
             )
         return super().__new__(cls, name)
 
@@ -140,11 +139,7 @@ def describe(card: Capability) -> ToolDescriptor:
     if isinstance(card, DescribedCard):
         return card.descriptor
     return ToolDescriptor(
-        card.name,
-        card.description,
-        card.parameters,
-        title=card.label,
-        annotations={"readOnlyHint": card.read_only},
+        card.name, card.description, card.parameters, title=card.label, annotations={"readOnlyHint": card.read_only}
     )
 
 
@@ -309,9 +304,7 @@ class DelegateRunner(Protocol):
 class SaasGatewayPort(Protocol):
     """Reaches actions of services that somebody else has connected."""
 
-    async def discover(
-        self, query: str | None, toolkits: Sequence[str]
-    ) -> Sequence[Mapping[str, JsonValue]]:
+    async def discover(self, query: str | None, toolkits: Sequence[str]) -> Sequence[Mapping[str, JsonValue]]:
         """Find actions by what they do."""
         ...
 

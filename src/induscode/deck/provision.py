@@ -12,13 +12,7 @@ from indusagi.capabilities.sandbox.policy import Sandbox
 from indusagi.core.notes import Note
 from induscode.deck.cards.checkpoint import maybe_wrap_checkpoint
 from induscode.deck.catalog import cards_for_profile
-from induscode.deck.contract import (
-    Capability,
-    CapabilityCard,
-    DeckContext,
-    Profile,
-    build_card,
-)
+from induscode.deck.contract import Capability, CapabilityCard, DeckContext, Profile, build_card
 from induscode.deck.toolbox import DeckRunner as DeckRunner
 from induscode.deck.toolbox import DeckToolBox as DeckToolBox
 from induscode.deck.toolbox import project_result as project_result
@@ -68,9 +62,7 @@ def base_context(ctx: DeckContext) -> ToolContext:
 class ToolDeck:
     """Cards in order. Whatever changes a deck gives a new one; the context is shared."""
 
-    def __init__(
-        self, cards: Iterable[Capability], context: ToolContext, notes: Iterable[Note] = ()
-    ) -> None:
+    def __init__(self, cards: Iterable[Capability], context: ToolContext, notes: Iterable[Note] = ()) -> None:
         self._cards = tuple(cards)
         self._notes = tuple(notes)
         self.context = context

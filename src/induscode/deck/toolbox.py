@@ -12,13 +12,7 @@ from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import describe_error
 from indusagi.core.json import JsonValue
 from indusagi.runtime.content import project_content
-from indusagi.runtime.contract import (
-    ProgressSink,
-    ToolCall,
-    ToolDescriptor,
-    ToolOutcome,
-    ToolResult,
-)
+from indusagi.runtime.contract import ProgressSink, ToolCall, ToolDescriptor, ToolOutcome, ToolResult
 from induscode.deck.around import is_foreign
 from induscode.deck.contract import Capability, describe
 
@@ -34,11 +28,7 @@ class DeckRunner:
         self._kernel = RegistryRunner(runs, context, foreign)
 
     async def run(
-        self,
-        call: ToolCall,
-        cancel: CancelToken | None = None,
-        *,
-        on_progress: ProgressSink | None = None,
+        self, call: ToolCall, cancel: CancelToken | None = None, *, on_progress: ProgressSink | None = None
     ) -> ToolOutcome:
         """Run one call; an unknown tool, and a card that breaks, are error outcomes."""
         return await self._kernel.run(call, cancel, on_progress=on_progress)

@@ -76,23 +76,11 @@ def flag_specs() -> tuple[FlagSpec, ...]:
             metavar="PROMPT",
         ),
         FlagSpec(
-            "--output-format",
-            (),
-            value,
-            session,
-            "How the answer is written.",
-            choices=OUTPUT_FORMATS,
-            default="text",
+            "--output-format", (), value, session, "How the answer is written.", choices=OUTPUT_FORMATS, default="text"
         ),
         FlagSpec("--continue", ("-c",), switch, session, "Go on with the last conversation here."),
         FlagSpec(
-            "--resume",
-            ("-r",),
-            value,
-            session,
-            "Go on with that conversation.",
-            metavar="ID",
-            excludes=("--continue",),
+            "--resume", ("-r",), value, session, "Go on with that conversation.", metavar="ID", excludes=("--continue",)
         ),
         FlagSpec(
             "--model",
@@ -103,12 +91,7 @@ def flag_specs() -> tuple[FlagSpec, ...]:
             metavar="MODEL",
         ),
         FlagSpec(
-            "--base-url",
-            (),
-            value,
-            model,
-            "The address of a server that speaks the OpenAI protocol.",
-            metavar="URL",
+            "--base-url", (), value, model, "The address of a server that speaks the OpenAI protocol.", metavar="URL"
         ),
         FlagSpec(
             "--context-window",
@@ -119,13 +102,7 @@ def flag_specs() -> tuple[FlagSpec, ...]:
             metavar="N",
         ),
         FlagSpec(
-            "--max-requests",
-            (),
-            value,
-            model,
-            "The most requests to the model in one run.",
-            metavar="N",
-            default="50",
+            "--max-requests", (), value, model, "The most requests to the model in one run.", metavar="N", default="50"
         ),
         FlagSpec(
             "--tools",
@@ -142,23 +119,14 @@ def flag_specs() -> tuple[FlagSpec, ...]:
             switch,
             tools,
             "Use no tools at all, and attach no servers.",
-            excludes=(
-                "--tools",
-                "--mcp",
-                "--allow",
-                "--approval",
-                "--sandbox",
-                "--web-allow",
-                "--context-window",
-            ),
+            excludes=("--tools", "--mcp", "--allow", "--approval", "--sandbox", "--web-allow", "--context-window"),
         ),
         FlagSpec(
             "--mcp",
             (),
             list_,
             tools,
-            "Attach the MCP servers of a file, or those configured for a directory "
-            "(comma-separated or repeated).",
+            "Attach the MCP servers of a file, or those configured for a directory (comma-separated or repeated).",
             metavar="FILE|DIR,…",
         ),
         FlagSpec("--no-mcp", (), switch, tools, "Attach no MCP servers.", excludes=("--mcp",)),
@@ -180,13 +148,7 @@ def flag_specs() -> tuple[FlagSpec, ...]:
             default="ask",
         ),
         FlagSpec(
-            "--sandbox",
-            (),
-            value,
-            permission,
-            "Whether commands run in a sandbox.",
-            choices=SANDBOXES,
-            default="auto",
+            "--sandbox", (), value, permission, "Whether commands run in a sandbox.", choices=SANDBOXES, default="auto"
         ),
         FlagSpec(
             "--web-allow",
@@ -196,9 +158,7 @@ def flag_specs() -> tuple[FlagSpec, ...]:
             "Let webfetch reach this server of yours though its address is private.",
             metavar="HOST[:PORT]",
         ),
-        FlagSpec(
-            "--cwd", ("-C",), value, general, "Work there instead of here.", metavar="DIRECTORY"
-        ),
+        FlagSpec("--cwd", ("-C",), value, general, "Work there instead of here.", metavar="DIRECTORY"),
     )
 
 

@@ -42,10 +42,7 @@ class Invocation:
 
 
 def invocation_of(
-    values: Mapping[str, object],
-    cwd: str,
-    settings: Settings | None = None,
-    given: Collection[str] | None = None,
+    values: Mapping[str, object], cwd: str, settings: Settings | None = None, given: Collection[str] | None = None
 ) -> Invocation:
     """Make the value from what a parser read for the flags of the table.
 
@@ -63,11 +60,7 @@ def invocation_of(
             if words and read[spec.key] is None:
                 raise ValueError(f"{spec.name} names nothing")
     if given is None:
-        given = {
-            spec.key
-            for spec in flag_specs()
-            if read[spec.key] not in (None, False, (), spec.default)
-        }
+        given = {spec.key for spec in flag_specs() if read[spec.key] not in (None, False, (), spec.default)}
     _refuse_contradictions(given)
     settings = _merge(read, given, settings or Settings())
     return Invocation(

@@ -33,9 +33,7 @@ def option_of(spec: FlagSpec) -> click.Option:
     """Make an option of a row of the table."""
     parts = [spec.key, *spec.aliases, spec.name]
     if spec.kind is FlagKind.SWITCH:
-        return GroupedOption(
-            parts, is_flag=True, default=False, help=spec.describe, group=spec.group
-        )
+        return GroupedOption(parts, is_flag=True, default=False, help=spec.describe, group=spec.group)
     return GroupedOption(
         parts,
         multiple=spec.kind in {FlagKind.LIST, FlagKind.MANY},

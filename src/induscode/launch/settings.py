@@ -213,8 +213,7 @@ SETTINGS: Mapping[str, Setting[Any]] = {
 def settings_schema() -> JsonObject:
     """Give the JSON schema of a settings file, for editors."""
     properties: JsonObject = {
-        key: {**setting.schema, "description": setting.describe}
-        for key, setting in SETTINGS.items()
+        key: {**setting.schema, "description": setting.describe} for key, setting in SETTINGS.items()
     }
     groups: dict[str, JsonObject] = {}
     for key, schema in properties.items():
@@ -288,9 +287,7 @@ def load_settings(cwd: str, environ: Mapping[str, str]) -> Settings:
     """
     user, project = user_settings_path(environ), project_settings_path(cwd)
     notes: list[Note] = []
-    given = {
-        key: Effective(value, f"user {user}") for key, value in _read_user(user, notes).items()
-    }
+    given = {key: Effective(value, f"user {user}") for key, value in _read_user(user, notes).items()}
     for key, value in _read_project(project, notes).items():
         setting = SETTINGS[key]
         if setting.tighten is None:
@@ -302,9 +299,7 @@ def load_settings(cwd: str, environ: Mapping[str, str]) -> Settings:
         if stricter != before:
             given[key] = Effective(stricter, f"project {project}")
         if stricter != value:
-            notes.append(
-                Note(f"file {project}", f"{key!r} is ignored: a project can only make it stricter")
-            )
+            notes.append(Note(f"file {project}", f"{key!r} is ignored: a project can only make it stricter"))
     return Settings(given, tuple(notes))
 
 

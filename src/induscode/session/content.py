@@ -78,9 +78,7 @@ def _resource(resource: JsonObject) -> tuple[str | None, Attachment | None]:
     return compact_json(resource), None
 
 
-def _media(
-    owner: JsonObject, what: str, encoded: JsonValue
-) -> tuple[str | None, Attachment | None]:
+def _media(owner: JsonObject, what: str, encoded: JsonValue) -> tuple[str | None, Attachment | None]:
     media_type = str(owner.get("mimeType") or "application/octet-stream").partition(";")[0].strip()
     named = f"{what} {owner['uri']}" if "uri" in owner else what
     data = _decoded(encoded)

@@ -147,9 +147,7 @@ class SubSessions:
 
         plan = RunPlan(
             box=box,
-            briefing=lambda: parent.briefing.text(
-                [card.name for card in deck().tools()], parent.servers()
-            ),
+            briefing=lambda: parent.briefing.text([card.name for card in deck().tools()], parent.servers()),
             cancel=ctx.cancel,
             budget=budget,
             history=transcript.messages(),
@@ -211,9 +209,5 @@ def _report(ended: Ended, identity: str, files: tuple[str, ...]) -> DelegateRepo
     if len(text) > _LARGEST_REPORT:
         text = f"{text[:_LARGEST_REPORT]}\n[the report went on]"
     return DelegateReport(
-        ok=ended.reason == "done",
-        text=text,
-        id=identity,
-        reason=_REASONS.get(ended.reason),
-        files=files,
+        ok=ended.reason == "done", text=text, id=identity, reason=_REASONS.get(ended.reason), files=files
     )

@@ -27,6 +27,4 @@ class ExitCode(IntEnum):
 
 def signal_code(name: str) -> int:
     """Give the exit code of a signal by its name, as a cancel token carries it."""
-    return (
-        128 + signal.Signals[name].value if name in signal.Signals.__members__ else ExitCode.FAILED
-    )
+    return 128 + signal.Signals[name].value if name in signal.Signals.__members__ else ExitCode.FAILED

@@ -54,15 +54,7 @@ if TYPE_CHECKING:
 _CLOSING_S = 5.0
 """How long everything may take to close once the program was told to end."""
 _STANDARD_OUTPUT = 1
-_MISTAKES = (
-    BadAddress,
-    BadPrompt,
-    BadRule,
-    NoConversation,
-    UnusableConfig,
-    UnknownCapability,
-    BackendFault,
-)
+_MISTAKES = (BadAddress, BadPrompt, BadRule, NoConversation, UnusableConfig, UnknownCapability, BackendFault)
 
 
 def run_headless(invocation: Invocation, guarding: Guarding | None = None) -> int:
@@ -109,12 +101,7 @@ def _hurry(token: CancelToken) -> None:
 
 
 async def headless(
-    invocation: Invocation,
-    guarding: Guarding | None,
-    *,
-    page: Page,
-    cancel: CancelToken,
-    stdin: IO[str] | None = None,
+    invocation: Invocation, guarding: Guarding | None, *, page: Page, cancel: CancelToken, stdin: IO[str] | None = None
 ) -> int:
     """Answer the prompt of an invocation in a running loop, until `cancel` says otherwise."""
     try:
@@ -134,19 +121,13 @@ async def headless(
 
 
 async def _answered(
-    invocation: Invocation,
-    guarding: Guarding | None,
-    page: Page,
-    cancel: CancelToken,
-    stdin: IO[str] | None,
+    invocation: Invocation, guarding: Guarding | None, page: Page, cancel: CancelToken, stdin: IO[str] | None
 ) -> int:
     async with AsyncExitStack() as stack:
         opened: tuple[str, Question] | None = None
         # What is opened here stays open beyond the scope, and is closed in peace whatever happens.
         with cancel.guard():
-            prompt, note = await to_thread.run_sync(
-                read_prompt, invocation.prompt, stdin, lambda: cancel.cancelled
-            )
+            prompt, note = await to_thread.run_sync(read_prompt, invocation.prompt, stdin, lambda: cancel.cancelled)
             odd = [note] if note else []
             opened = prompt, await _opened(invocation, guarding, page, cancel, stack, odd)
         if opened is None:
@@ -177,20 +158,12 @@ async def _opened(
     stack.callback(handles.checkpoints.close)
     loading = await stack.enter_async_context(_loading())
     session = await stack.enter_async_context(
-        open_session(
-            invocation,
-            framework=handles.framework(),
-            wrap=guarding.wrap,
-            plan_mode=True,
-            wait=False,
-        )
+        open_session(invocation, framework=handles.framework(), wrap=guarding.wrap, plan_mode=True, wait=False)
     )
     words = await to_thread.run_sync(project_words, invocation.cwd)
     briefing = Briefing(invocation.cwd, guarding.posture, words)
     reporter = reporter_for(invocation.output_format, page, chatty=_watched())
-    run = Question(
-        invocation, session, choice, transcript, handles, briefing, reporter, cancel, odd
-    )
+    run = Question(invocation, session, choice, transcript, handles, briefing, reporter, cancel, odd)
     await loading.watched()
     await session.mcp.wait_for_required()
     await reporter.opened(run.opening())
@@ -212,8 +185,7 @@ def _fit_tools(invocation: Invocation, choice: ModelChoice, odd: list[str]) -> I
         return invocation
     names = ", ".join(SMALL_WINDOW_TOOLS)
     odd.append(
-        f"{choice.label} reads {window:,} tokens, so of the native tools only {names} are shown; "
-        "--tools names others"
+        f"{choice.label} reads {window:,} tokens, so of the native tools only {names} are shown; --tools names others"
     )
     return replace(invocation, tools=SMALL_WINDOW_TOOLS)
 
@@ -228,9 +200,7 @@ async def _transcript(invocation: Invocation, odd: list[str]) -> AsyncGenerator[
     wanted = invocation.resume is not None or invocation.continue_last
 
     def opened() -> Transcript:
-        return open_transcript(
-            invocation.cwd, resume=invocation.resume, last=invocation.continue_last
-        )
+        return open_transcript(invocation.cwd, resume=invocation.resume, last=invocation.continue_last)
 
     async with AsyncExitStack() as stack:
         try:

@@ -58,9 +58,7 @@ class ModelChoice:
 
 
 async def choose_model(
-    invocation: Invocation,
-    environ: Mapping[str, str],
-    ports: Sequence[int] = LOCAL_PORTS,
+    invocation: Invocation, environ: Mapping[str, str], ports: Sequence[int] = LOCAL_PORTS
 ) -> ModelChoice:
     """Decide which model a run asks.
 
@@ -77,9 +75,7 @@ async def choose_model(
     return choice
 
 
-async def _choose(
-    invocation: Invocation, environ: Mapping[str, str], ports: Sequence[int]
-) -> ModelChoice:
+async def _choose(invocation: Invocation, environ: Mapping[str, str], ports: Sequence[int]) -> ModelChoice:
     base_url = invocation.base_url or environ.get("OPENAI_BASE_URL") or None
     for address in (base_url, environ.get("ANTHROPIC_BASE_URL")):
         if address:
@@ -111,14 +107,10 @@ def _check(address: str) -> None:
     except ValueError:
         fine = False
     if not fine or not address.isprintable() or " " in address:
-        raise BadAddress(
-            f"{address!r} is no address of a server: write it as http://127.0.0.1:8080/v1"
-        )
+        raise BadAddress(f"{address!r} is no address of a server: write it as http://127.0.0.1:8080/v1")
 
 
-def _named(
-    model: str, base_url: str | None, *, insisted: bool, environ: Mapping[str, str]
-) -> ModelChoice:
+def _named(model: str, base_url: str | None, *, insisted: bool, environ: Mapping[str, str]) -> ModelChoice:
     provider, colon, name = model.partition(":")
     # Names of local models hold colons too ("qwen3:8b"): only the two providers are read as such.
     if colon and name and provider == "anthropic":
@@ -204,9 +196,7 @@ async def _get(url: str) -> bytes:
     parts = urlsplit(url)
     if parts.scheme != "http" or parts.hostname is None:
         raise ValueError("only servers with plain http are looked at")
-    request = (
-        f"GET {parts.path} HTTP/1.0\r\nHost: {parts.netloc}\r\nAccept: application/json\r\n\r\n"
-    )
+    request = f"GET {parts.path} HTTP/1.0\r\nHost: {parts.netloc}\r\nAccept: application/json\r\n\r\n"
     answer = b""
     async with await anyio.connect_tcp(parts.hostname, parts.port or 80) as stream:
         await stream.send(request.encode("ascii"))

@@ -223,12 +223,7 @@ def event_json(event: Event) -> JsonObject:
     if isinstance(event, TextDelta):
         return {"type": "text", "text": event.text, "starts": event.starts}
     if isinstance(event, ToolCalled):
-        return {
-            "type": "tool_call",
-            "id": event.id,
-            "name": event.name,
-            "arguments": event.arguments,
-        }
+        return {"type": "tool_call", "id": event.id, "name": event.name, "arguments": event.arguments}
     if isinstance(event, ToolAdvanced):
         return {
             "type": "tool_progress",

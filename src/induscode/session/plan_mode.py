@@ -27,8 +27,7 @@ _ENTERED = (
 _NOT_ON = "Plan mode was not on: nothing has changed."
 _APPROVED = "The plan is approved and plan mode is off. Go ahead."
 _UNAPPROVED = (
-    "Nobody is there to approve the plan: plan mode stays on. Change nothing, and end with the "
-    "plan as your answer."
+    "Nobody is there to approve the plan: plan mode stays on. Change nothing, and end with the plan as your answer."
 )
 
 

@@ -30,9 +30,7 @@ def _never() -> bool:
     return False
 
 
-def read_prompt(
-    given: str | None, stdin: IO[str] | None, stopped: Callable[[], bool] = _never
-) -> tuple[str, str]:
+def read_prompt(given: str | None, stdin: IO[str] | None, stopped: Callable[[], bool] = _never) -> tuple[str, str]:
     """Put the prompt together, and say what is odd about it; nothing if nothing is.
 
     It blocks, but never on a terminal, and not for long once `stopped` says so: for a thread.
@@ -48,9 +46,7 @@ def read_prompt(
     return "\n\n".join(parts), note
 
 
-def _piped(
-    stdin: IO[str] | None, stopped: Callable[[], bool], patience_s: float | None
-) -> tuple[str, str]:
+def _piped(stdin: IO[str] | None, stopped: Callable[[], bool], patience_s: float | None) -> tuple[str, str]:
     """Read what is piped in; nothing if it is a terminal, is closed, or stays silent for too long.
 
     A pipe that is the only source of the prompt is waited for: there is nothing else to do.

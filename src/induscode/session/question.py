@@ -79,9 +79,7 @@ class Question:
                     "name": name,
                     "phase": str(status.phase),
                     "tools": status.tool_count,
-                    "fault": None
-                    if fault is None
-                    else {"kind": str(fault.kind), "message": str(fault)},
+                    "fault": None if fault is None else {"kind": str(fault.kind), "message": str(fault)},
                 }
             )
         return rows
@@ -116,21 +114,11 @@ class Question:
             self._remark(f"what files held before is not kept: {exc}")
         turns = _TurnKeeper(session, self.transcript, node)
         self.handles.delegate.serve(
-            Parent(
-                engine,
-                session.deck,
-                self._servers_of,
-                briefing,
-                budget,
-                self._heard,
-                turns.keep,
-            )
+            Parent(engine, session.deck, self._servers_of, briefing, budget, self._heard, turns.keep)
         )
         plan = RunPlan(
             box=session.box,
-            briefing=lambda: briefing.text(
-                [card.name for card in session.deck().tools()], self._servers_of()
-            ),
+            briefing=lambda: briefing.text([card.name for card in session.deck().tools()], self._servers_of()),
             cancel=self.cancel,
             budget=budget,
             history=self.transcript.messages(),

@@ -28,10 +28,7 @@ class Handles:
     def framework(self) -> DeckFramework:
         """Give them the way a deck takes them."""
         return DeckFramework(
-            read_state=self.reads,
-            checkpoint=self.checkpoints,
-            delegate=self.delegate,
-            memory=self.memory,
+            read_state=self.reads, checkpoint=self.checkpoints, delegate=self.delegate, memory=self.memory
         )
 
 

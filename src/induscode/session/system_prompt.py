@@ -82,9 +82,7 @@ def project_words(cwd: str) -> str:
             data = read_small_file(os.path.join(cwd, name), _LARGEST_READ, follow=False)
         except OSError:
             continue
-        text = cut_text(
-            clean_text(data.decode("utf-8", "replace"))[0].strip(), LARGEST_PROJECT_FILE
-        )
+        text = cut_text(clean_text(data.decode("utf-8", "replace"))[0].strip(), LARGEST_PROJECT_FILE)
         if text:
             return (
                 f"The project's {name} says the following. Follow its conventions where they fit "

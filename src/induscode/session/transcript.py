@@ -49,9 +49,7 @@ class Transcript:
         self.id = os.path.basename(self.directory)
         self.trouble: str | None = None
         """Why nothing more is kept, if that is so."""
-        self._lock = os.open(
-            os.path.join(self.directory, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
-        )
+        self._lock = os.open(os.path.join(self.directory, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             self._hold()
             self._log = LineLog(os.path.join(self.directory, _LOG))
@@ -65,9 +63,7 @@ class Transcript:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as exc:
-            raise NoConversation(
-                f"the conversation {self.id} is open in another process: wait for its end"
-            ) from exc
+            raise NoConversation(f"the conversation {self.id} is open in another process: wait for its end") from exc
 
     def rows(self) -> Sequence[JsonObject]:
         """Give everything there is, the oldest first."""
@@ -120,9 +116,7 @@ def open_transcript(cwd: str, *, resume: str | None = None, last: bool = False) 
     root = conversations_dir()
     if resume is not None:
         if not is_ulid(resume) or not os.path.isfile(os.path.join(root, resume, _LOG)):
-            raise NoConversation(
-                f"there is no conversation {resume!r}; --continue takes the last one"
-            )
+            raise NoConversation(f"there is no conversation {resume!r}; --continue takes the last one")
         return Transcript(os.path.join(root, resume), cwd)
     if last:
         found = last_conversation(cwd, root)

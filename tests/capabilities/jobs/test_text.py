@@ -112,9 +112,7 @@ def test_how_a_command_ended_is_said_in_words(code: int, said: str) -> None:
         ("grep x " + "y" * 5_000, None),
     ],
 )
-def test_an_exit_code_of_one_means_what_the_last_program_means_by_it(
-    command: str, answer: str | None
-) -> None:
+def test_an_exit_code_of_one_means_what_the_last_program_means_by_it(command: str, answer: str | None) -> None:
     assert benign_exit(command, 1, "") == answer
 
 

@@ -116,16 +116,11 @@ OUTSIDE = {
 
 
 @pytest.mark.parametrize("way", list(OUTSIDE))
-async def test_r47_nothing_is_written_outside_of_the_workspace(
-    way: str, mechanism: Mechanism, place: Path
-) -> None:
+async def test_r47_nothing_is_written_outside_of_the_workspace(way: str, mechanism: Mechanism, place: Path) -> None:
     root, outside = place, place.parent
     before = {name: data for name, data in tree(outside).items() if not name.startswith("work")}
     command = OUTSIDE[way].format(
-        target=outside / "target",
-        neighbour=outside / "neighbour",
-        outside=outside,
-        python=PYTHON,
+        target=outside / "target", neighbour=outside / "neighbour", outside=outside, python=PYTHON
     )
     result = await run(root, command, Sandbox(mechanisms=(mechanism,)))
     assert result.ended is Ended.EXITED
@@ -133,9 +128,7 @@ async def test_r47_nothing_is_written_outside_of_the_workspace(
     assert after == before
 
 
-async def test_the_workspace_and_temporary_files_can_be_written(
-    mechanism: Mechanism, root: Path
-) -> None:
+async def test_the_workspace_and_temporary_files_can_be_written(mechanism: Mechanism, root: Path) -> None:
     command = (
         "set -e; mkdir a b; echo x > a/f; mv a/f b/g; ln b/g h; rm h; : > b/g; echo y > /dev/null;"
         "echo z > /dev/stderr; mktemp; echo q > $TMPDIR/t; (echo bg > bg) & wait; git add -A;"
@@ -158,9 +151,7 @@ async def test_temporary_files_stay_for_the_next_command_and_go_with_the_shell(
     assert not await anyio.Path(private.root).exists()
 
 
-async def test_further_paths_can_be_made_writable(
-    mechanism: Mechanism, root: Path, tmp_path: Path
-) -> None:
+async def test_further_paths_can_be_made_writable(mechanism: Mechanism, root: Path, tmp_path: Path) -> None:
     (tmp_path / "more").mkdir()
     sandbox = Sandbox(mechanisms=(mechanism,), writable=(str(tmp_path / "more"), "~/missing"))
     assert (await run(root, f"echo x > {tmp_path}/more/file", sandbox)).exit_code == 0
@@ -208,9 +199,7 @@ async def test_r47_c13_what_is_protected_stays_as_it_was_and_nothing_is_left_beh
     assert not (root / ".indusvx").exists()
 
 
-async def test_a_repository_whose_hooks_are_guarded_can_be_worked_with(
-    bubblewrapped: Mechanism, root: Path
-) -> None:
+async def test_a_repository_whose_hooks_are_guarded_can_be_worked_with(bubblewrapped: Mechanism, root: Path) -> None:
     who = "git -c user.name=a -c user.email=b"
     command = (
         f"set -e; echo x > file; git add file; {who} commit -qm one; echo y > file; {who} stash -q;"
@@ -253,9 +242,7 @@ async def test_what_is_protected_can_be_read(bubblewrapped: Mechanism, root: Pat
     assert (root / ".indusvx" / "settings").exists()
 
 
-async def test_the_hooks_of_a_linked_worktree_are_protected(
-    bubblewrapped: Mechanism, tmp_path: Path
-) -> None:
+async def test_the_hooks_of_a_linked_worktree_are_protected(bubblewrapped: Mechanism, tmp_path: Path) -> None:
     work = tmp_path / "work"
     work.mkdir()
     for command in (
@@ -270,26 +257,18 @@ async def test_the_hooks_of_a_linked_worktree_are_protected(
     assert (folder / ".git").is_file()
     before = tree(work / "real" / "hooks")
     sandbox = Sandbox(mechanisms=(bubblewrapped,), writable=(str(work),))
-    result = await run(
-        folder, "echo x > ../real/hooks/post-checkout; echo x >> ../real/config", sandbox
-    )
+    result = await run(folder, "echo x > ../real/hooks/post-checkout; echo x >> ../real/config", sandbox)
     assert result.output.count(b"Read-only file system") == 2
     assert tree(work / "real" / "hooks") == before
     said = (folder / ".git").read_bytes()
     own = "../real/worktrees/linked"
-    result = await run(
-        folder,
-        f"mv .git x; rm -f .git; mkdir .git; mv {own} {own}2; echo y > {own}/commondir",
-        sandbox,
-    )
+    result = await run(folder, f"mv .git x; rm -f .git; mkdir .git; mv {own} {own}2; echo y > {own}/commondir", sandbox)
     assert (folder / ".git").read_bytes() == said
     assert tree(folder).keys() == {".git"}
     assert (work / "real" / "worktrees" / "linked" / "commondir").read_text() == "../..\n"
 
 
-async def test_the_settings_of_one_worktree_are_protected(
-    bubblewrapped: Mechanism, root: Path
-) -> None:
+async def test_the_settings_of_one_worktree_are_protected(bubblewrapped: Mechanism, root: Path) -> None:
     settings = "git config extensions.worktreeConfig true && git config --worktree a.b c"
     await anyio.run_process(settings, cwd=root, check=True)
     sandbox = Sandbox(mechanisms=(bubblewrapped,))
@@ -307,10 +286,7 @@ async def test_what_is_protected_and_a_link_is_told_because_a_link_can_be_replac
     (root / "real" / "hooks").symlink_to("../hooks")
     async with shell_in(root, Sandbox(mechanisms=(bubblewrapped,))) as shell:
         state = await shell.sandbox_state()
-    assert state.lacks[1:] == (
-        "guard of .git, which is a link",
-        "guard of real/hooks, which is a link",
-    )
+    assert state.lacks[1:] == ("guard of .git, which is a link", "guard of real/hooks, which is a link")
 
 
 async def test_a_mechanism_says_that_it_does_not_guard_sockets_of_the_file_system(
@@ -359,9 +335,7 @@ async def test_keys_of_the_user_cannot_be_read(mechanism: Mechanism, root: Path)
     (home / ".local" / "state" / "indus").mkdir(parents=True)
     (home / ".local" / "state" / "indus" / "trust.json").write_text("canary-4711")
     (home / "notes").write_text("harmless")
-    command = (
-        "cat ~/.ssh/id ~/.netrc ~/.local/state/indus/trust.json; cp -r ~/.ssh here; cat here/*"
-    )
+    command = "cat ~/.ssh/id ~/.netrc ~/.local/state/indus/trust.json; cp -r ~/.ssh here; cat here/*"
     result = await run(root, command, Sandbox(mechanisms=(mechanism,)))
     assert b"canary-4711" not in result.output
     assert all(b"canary" not in data for data in tree(root).values())
@@ -371,15 +345,11 @@ async def test_everything_else_can_be_read(mechanism: Mechanism, root: Path) -> 
     home = Path(os.environ["HOME"])
     (home / ".ssh").mkdir()
     sandbox = Sandbox(mechanisms=(mechanism,))
-    result = await run(
-        root, "head -1 /etc/passwd && ls / /etc > /dev/null && git --version", sandbox
-    )
+    result = await run(root, "head -1 /etc/passwd && ls / /etc > /dev/null && git --version", sandbox)
     assert result.exit_code == 0
 
 
-async def test_r39_the_environment_of_this_process_cannot_be_read(
-    mechanism: Mechanism, root: Path
-) -> None:
+async def test_r39_the_environment_of_this_process_cannot_be_read(mechanism: Mechanism, root: Path) -> None:
     """A canary among the variables this process was started with is out of reach."""
     script = f"""
 import anyio
@@ -416,9 +386,7 @@ async def test_other_processes_cannot_be_signalled(mechanism: Mechanism, root: P
 
 
 @pytest.mark.parametrize("allowed", [True, False])
-async def test_the_network_is_open_or_closed_as_it_was_set(
-    mechanism: Mechanism, root: Path, allowed: bool
-) -> None:
+async def test_the_network_is_open_or_closed_as_it_was_set(mechanism: Mechanism, root: Path, allowed: bool) -> None:
     if mechanism == "landlock" and landlock_abi() < 4:
         pytest.skip("this Landlock knows nothing of networks")
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -428,9 +396,7 @@ async def test_the_network_is_open_or_closed_as_it_was_set(
     assert (result.output == b"connected\n") is allowed
 
 
-async def test_whoever_is_left_in_the_background_is_found_and_ended(
-    mechanism: Mechanism, root: Path
-) -> None:
+async def test_whoever_is_left_in_the_background_is_found_and_ended(mechanism: Mechanism, root: Path) -> None:
     async with shell_in(root, Sandbox(mechanisms=(mechanism,))) as shell:
         process = await shell.spawn("setsid sleep 600 & sleep 600 & echo done")
         assert await process.wait() == 0
@@ -441,13 +407,10 @@ async def test_whoever_is_left_in_the_background_is_found_and_ended(
         assert not any(map(is_alive, left))
 
 
-async def test_who_shed_session_and_environment_is_found_in_the_namespace(
-    bubblewrapped: Mechanism, root: Path
-) -> None:
+async def test_who_shed_session_and_environment_is_found_in_the_namespace(bubblewrapped: Mechanism, root: Path) -> None:
     async with shell_in(root, Sandbox(mechanisms=(bubblewrapped,))) as shell:
         async with await shell.spawn(
-            "env -i setsid sh -c 'touch up; exec sleep 600' >/dev/null 2>&1 &"
-            " until [ -e up ]; do sleep 0.02; done"
+            "env -i setsid sh -c 'touch up; exec sleep 600' >/dev/null 2>&1 & until [ -e up ]; do sleep 0.02; done"
         ) as process:
             await process.wait()
             left = await to_thread.run_sync(process.survivors)
@@ -459,16 +422,12 @@ async def test_who_shed_session_and_environment_is_found_in_the_namespace(
             assert list(await to_thread.run_sync(process.survivors)) == []
 
 
-async def test_who_writes_for_nobody_is_ended_by_the_signal_for_that(
-    mechanism: Mechanism, root: Path
-) -> None:
+async def test_who_writes_for_nobody_is_ended_by_the_signal_for_that(mechanism: Mechanism, root: Path) -> None:
     result = await run(root, "yes | head -n 1", Sandbox(mechanisms=(mechanism,)))
     assert result.output == b"y\n"
 
 
-async def test_a_command_past_its_time_is_ended_behind_its_walls(
-    mechanism: Mechanism, root: Path
-) -> None:
+async def test_a_command_past_its_time_is_ended_behind_its_walls(mechanism: Mechanism, root: Path) -> None:
     async with shell_in(root, Sandbox(mechanisms=(mechanism,))) as shell:
         for limit_ms in (500, 15_000):
             command = "echo so far; trap '' TERM; setsid sleep 600"
@@ -515,10 +474,7 @@ def a_bubblewrap_that(does: str, folder: Path) -> str:
         ("exit 3", "exit code 3"),
         ("exec sleep 600", "did not end within"),
         ('while [ "$1" != -- ]; do shift; done; shift; exec "$@"', "without holding them in"),
-        (
-            'while [ "$1" != -- ]; do shift; done; shift; exec unshare -r "$@"',
-            "without holding them in",
-        ),
+        ('while [ "$1" != -- ]; do shift; done; shift; exec unshare -r "$@"', "without holding them in"),
     ],
 )
 async def test_a_bubblewrap_that_does_not_work_is_none(
@@ -568,9 +524,7 @@ async def test_an_older_bubblewrap_does_without_what_it_does_not_know(
     assert neighbour.read_text() == "private\n"
 
 
-async def test_where_nothing_can_be_had_the_reasons_are_told(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_where_nothing_can_be_had_the_reasons_are_told(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr(walls, "_landlock", lambda: (0, "this system has no Landlock"))
     async with shell_in(root, Sandbox()) as shell:
@@ -596,11 +550,7 @@ async def test_a_network_that_cannot_be_closed_is_none_where_that_is_required(
 @pytest.mark.parametrize(
     ("abi", "network", "lacks"),
     [
-        (
-            1,
-            True,
-            ("guard of protected paths in the workspace", "guard against truncation of files"),
-        ),
+        (1, True, ("guard of protected paths in the workspace", "guard against truncation of files")),
         (3, False, ("guard of protected paths in the workspace", "guard of the network")),
         (7, False, ("guard of protected paths in the workspace", "guard of UDP")),
     ],
@@ -618,19 +568,14 @@ def test_what_landlock_lacks_depends_on_its_version(
     [
         (SandboxState(kind="off", detail="switched off"), "none: switched off"),
         (SandboxState(kind="bubblewrap", network=False), "bubblewrap, network off"),
-        (
-            SandboxState(kind="landlock", detail="abi 4", lacks=("a",)),
-            "landlock (abi 4), network open, without a",
-        ),
+        (SandboxState(kind="landlock", detail="abi 4", lacks=("a",)), "landlock (abi 4), network open, without a"),
     ],
 )
 def test_a_state_can_be_read(state: SandboxState, shown: str) -> None:
     assert str(state) == shown
 
 
-async def test_a_folder_that_is_not_there_leaves_no_covers(
-    bubblewrapped: Mechanism, root: Path
-) -> None:
+async def test_a_folder_that_is_not_there_leaves_no_covers(bubblewrapped: Mechanism, root: Path) -> None:
     async with shell_in(root, Sandbox(mechanisms=(bubblewrapped,))) as shell:
         with pytest.raises(FileNotFoundError):
             await shell.spawn("true", cwd="nowhere")
@@ -639,16 +584,12 @@ async def test_a_folder_that_is_not_there_leaves_no_covers(
     assert MASKS._users == {}
 
 
-async def test_a_link_that_leads_nowhere_does_not_keep_commands_from_running(
-    mechanism: Mechanism, root: Path
-) -> None:
+async def test_a_link_that_leads_nowhere_does_not_keep_commands_from_running(mechanism: Mechanism, root: Path) -> None:
     (root / ".indusvx").symlink_to("nowhere")
     assert (await run(root, "echo ran", Sandbox(mechanisms=(mechanism,)))).output == b"ran\n"
 
 
-async def test_a_shell_inside_of_another_one_leaves_no_note(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_shell_inside_of_another_one_leaves_no_note(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("indusagi.capabilities.local.shell._SHELLS", ("/bin/sh",))
     async with shell_in(root, Sandbox(mode="off")) as shell:
         process = await shell.spawn("bash -c 'cd /'")
@@ -674,9 +615,7 @@ async def test_a_workspace_that_is_not_there_is_no_trouble_for_the_state(tmp_pat
         assert (await shell.sandbox_state()).kind in {"bubblewrap", "landlock", "none"}
 
 
-async def test_the_settings_of_the_kernel_cannot_be_changed(
-    mechanism: Mechanism, root: Path
-) -> None:
+async def test_the_settings_of_the_kernel_cannot_be_changed(mechanism: Mechanism, root: Path) -> None:
     """Asked without writing: a test must not change the machine should the walls be missing."""
     levers = [
         *("/proc/sys/kernel/core_pattern", "/proc/sys/kernel/modprobe", "/proc/sysrq-trigger"),
@@ -695,9 +634,7 @@ async def test_the_settings_of_the_kernel_cannot_be_changed(
     assert result.output == b"tried\n"
 
 
-async def test_a_socket_of_who_runs_programs_for_others_cannot_be_reached(
-    bubblewrapped: Mechanism, root: Path
-) -> None:
+async def test_a_socket_of_who_runs_programs_for_others_cannot_be_reached(bubblewrapped: Mechanism, root: Path) -> None:
     with TemporaryDirectory(dir="/var/tmp") as folder, socket.socket(socket.AF_UNIX) as server:
         path = f"{folder}/docker.sock"
         server.bind(path)

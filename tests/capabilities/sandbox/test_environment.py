@@ -94,9 +94,7 @@ def test_nothing_that_is_no_secret_is_lost_and_nothing_is_made_up(ours: dict[str
 
 @pytest.mark.anyio
 @pytest.mark.process
-async def test_a_shell_passes_on_what_it_was_told_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_shell_passes_on_what_it_was_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_TOKEN", "mine")
     monkeypatch.setenv("YOUR_TOKEN", "yours")
     shell = LocalShell(str(tmp_path), sandbox=Sandbox(mode="off"), allowed_variables=["MY_TOKEN"])

@@ -56,9 +56,7 @@ def test_a_key_folder_that_is_worked_in_is_not_hidden(tmp_path: Path) -> None:
 
 
 @HOME_LESS
-def test_without_a_home_there_is_no_state_to_hide(
-    home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_home_there_is_no_state_to_hide(home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", home)
     assert lay_out(Sandbox(hidden=()), str(tmp_path)).hidden == ()
 
@@ -118,9 +116,7 @@ def test_a_command_line_does_not_grow_with_what_lies_beside_a_key(tmp_path: Path
     assert len(all_but(str(tmp_path), [str(tmp_path / "keys")])) == 2_000
 
 
-def test_a_folder_that_cannot_be_listed_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_cannot_be_listed_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "keys").mkdir()
     listed = os.listdir
 
@@ -134,9 +130,7 @@ def test_a_folder_that_cannot_be_listed_is_left_out(
     assert not any(path.startswith(str(tmp_path)) for path in read)
 
 
-def test_a_process_that_is_gone_or_closed_to_us_is_no_survivor(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_process_that_is_gone_or_closed_to_us_is_no_survivor(monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_helper(2**22 + 1)
     assert not is_helper(os.getpid())
 

@@ -51,9 +51,7 @@ def _below(path: str, root: Path) -> str:
     return path.removeprefix(f"{root}/")
 
 
-def by_us(
-    root: Path, search: Search, capture: pytest.CaptureFixture[bytes], target: str | None = None
-) -> Said:
+def by_us(root: Path, search: Search, capture: pytest.CaptureFixture[bytes], target: str | None = None) -> Said:
     path, extent = (target, "whole") if target else (str(root), "tree")
     code = engine.main(json.dumps(asdict(search)), path, extent)
     return code, *read(search, capture.readouterr().out, root)
@@ -113,9 +111,7 @@ SEARCHES = [
 
 @pytest.mark.process
 @pytest.mark.parametrize("number", range(len(SEARCHES)))
-def test_both_engines_write_the_same(
-    number: int, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
-) -> None:
+def test_both_engines_write_the_same(number: int, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     fill(tmp_path, FILES)
     search = SEARCHES[number]
     assert by_us(tmp_path, search, capsysbinary) == by_ripgrep(tmp_path, search)
@@ -148,9 +144,7 @@ def test_what_cannot_be_searched_for_is_said(
     assert word in capsysbinary.readouterr().err.decode()
 
 
-def test_files_that_are_too_large_are_left_out(
-    tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
-) -> None:
+def test_files_that_are_too_large_are_left_out(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     fill(tmp_path, {"large": "foo\n", "small": "foo\n"})
     os.truncate(tmp_path / "large", MAX_FILE_BYTES + 1)
     code, _, searched = by_us(tmp_path, Search(pattern="foo"), capsysbinary)
@@ -175,9 +169,7 @@ def test_a_file_that_cannot_be_read_leaves_the_others(
     assert b'"b"' in said.out
 
 
-def test_a_reader_that_has_gone_ends_the_search(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reader_that_has_gone_ends_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(tmp_path, {str(number): "foo\n" for number in range(20)})
     reading, writing = os.pipe()
     os.close(reading)

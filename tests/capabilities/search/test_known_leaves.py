@@ -24,9 +24,7 @@ EVERYTHING = Query("")
 
 @pytest.fixture(autouse=True, params=["counted", "looked into"])
 def known_here(
-    tmp_path_factory: pytest.TempPathFactory,
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     """Have leaves known by their links, and by a look inside as where links are not counted."""
     device = tmp_path_factory.getbasetemp().stat().st_dev
@@ -99,9 +97,7 @@ def tree(tmp_path: Path) -> Path:
     return root
 
 
-def test_a_leaf_that_has_not_changed_is_not_listed_again(
-    tree: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_leaf_that_has_not_changed_is_not_listed_again(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known, counted = settled(), Counted(monkeypatch)
     first = looked(tree, Query("file7"), known)
     assert counted.listed == 20
@@ -110,9 +106,7 @@ def test_a_leaf_that_has_not_changed_is_not_listed_again(
     assert counted.listed == 40  # the other twenty are those of the search without a memory
 
 
-def test_a_leaf_that_has_changed_just_before_is_listed_again(
-    tree: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_leaf_that_has_changed_just_before_is_listed_again(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     changes = [path.stat().st_ctime_ns // 1_000_000 for path in tree.glob("*/*")]
     clock = ManualClock(max(changes) + 2_000)
     known, counted = KnownLeaves(clock), Counted(monkeypatch)
@@ -193,9 +187,7 @@ def test_a_link_in_the_place_of_a_leaf_is_not_followed(tree: Path, tmp_path: Pat
     assert found(tree, Query("part1", kind=Kind.LINK), known) == ["d1/part1"]
 
 
-def test_a_leaf_that_goes_while_it_is_remembered_does_no_harm(
-    tree: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_leaf_that_goes_while_it_is_remembered_does_no_harm(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = settled()
     found(tree, EVERYTHING, known)
     real = LeafMemory.recall

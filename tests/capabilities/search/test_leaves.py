@@ -42,9 +42,7 @@ def counting(path: Path) -> bool:
     return leaves._file_system(os.stat(path).st_dev) in leaves._COUNTING
 
 
-def test_a_file_system_that_nobody_knows_has_no_leaves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_system_that_nobody_knows_has_no_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = tmp_path / "mounts"
     monkeypatch.setattr(leaves, "_MOUNTS", str(table))
     for text in ("", "nonsense\n", "1 2 0:99 / / rw - btrfs x rw\n"):
@@ -68,12 +66,7 @@ def test_an_entry_is_looked_at_when_it_is_asked_what_it_is(tmp_path: Path) -> No
     try:
         file, link, sub, gone = (LateEntry(name, handle) for name in ("file", "link", "sub", "no"))
         kinds = [(e.is_file(), e.is_symlink(), e.is_dir()) for e in (file, link, sub, gone)]
-        assert kinds == [
-            (True, False, False),
-            (False, True, False),
-            (False, False, True),
-            (False, False, False),
-        ]
+        assert kinds == [(True, False, False), (False, True, False), (False, False, True), (False, False, False)]
         assert file.stat().st_size == 1
     finally:
         os.close(handle)

@@ -49,9 +49,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_elsewhere")
-def test_default_14_a_program_in_the_workspace_is_not_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_default_14_a_program_in_the_workspace_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workspace = tmp_path / "work"
     program(workspace)
     program(workspace / "bin")
@@ -82,9 +80,7 @@ def test_nothing_of_the_environment_says_how_to_search(monkeypatch: pytest.Monke
 def test_the_types_are_those_of_ripgrep() -> None:
     said = subprocess.run([RG, "--type-list"], capture_output=True, text=True, check=True).stdout
     theirs = dict(line.split(": ") for line in said.splitlines())
-    assert {
-        name: ", ".join(globs) for name, globs in file_types().items()
-    }.items() <= theirs.items()
+    assert {name: ", ".join(globs) for name, globs in file_types().items()}.items() <= theirs.items()
 
 
 # -- patterns ---------------------------------------------------------------------------------
@@ -127,16 +123,12 @@ def test_braces_that_stand_for_too_much_are_refused() -> None:
         ("/*", "/", "*"),
     ],
 )
-def test_directories_before_the_first_star_are_where_a_walk_begins(
-    query: str, folder: str, rest: str
-) -> None:
+def test_directories_before_the_first_star_are_where_a_walk_begins(query: str, folder: str, rest: str) -> None:
     assert split_query(query) == (folder, rest)
 
 
 @given(st.text(max_size=1_500), st.integers(0, 1_500), st.integers(0, 1_500))
-def test_a_window_is_part_of_the_line_and_holds_the_start_of_the_match(
-    text: str, one: int, other: int
-) -> None:
+def test_a_window_is_part_of_the_line_and_holds_the_start_of_the_match(text: str, one: int, other: int) -> None:
     start, end = sorted((min(one, len(text)), min(other, len(text))))
     shown = window(text, start, end)
     assert len(shown) <= WINDOW_CHARS
@@ -235,12 +227,9 @@ def test_a_record_without_a_file_says_nothing() -> None:
 @pytest.mark.anyio
 @pytest.mark.process
 @pytest.mark.parametrize("before", [0, 20_000])
-async def test_a_program_that_has_broken_down_is_not_waited_for(
-    before: int, tmp_path: Path
-) -> None:
+async def test_a_program_that_has_broken_down_is_not_waited_for(before: int, tmp_path: Path) -> None:
     script = (
-        f"echo {'x' * before} >&2; printf \"thread 'main' panicked\" >&2; "
-        "printf ' at somewhere' >&2; exec sleep 60"
+        f"echo {'x' * before} >&2; printf \"thread 'main' panicked\" >&2; printf ' at somewhere' >&2; exec sleep 60"
     )
     reader = Matches(10)
     with anyio.fail_after(20):

@@ -55,9 +55,7 @@ def names_in(outcome: ToolOutcome) -> set[str]:
 
 @pytest.mark.parametrize("engine", Engine)
 @pytest.mark.parametrize("more", [{}, {"noIgnore": True}, {"glob": "**"}])
-async def test_grep_does_not_find_credentials(
-    home: Path, engine: Engine, more: dict[str, JsonValue]
-) -> None:
+async def test_grep_does_not_find_credentials(home: Path, engine: Engine, more: dict[str, JsonValue]) -> None:
     outcome = await grep(home, engine, **more)
     assert names_in(outcome) == {"notes", "project/.netrc", "project/kept/credentials", ".ssh2"}
     assert (
@@ -68,9 +66,7 @@ async def test_grep_does_not_find_credentials(
 
 
 @pytest.mark.parametrize("engine", Engine)
-async def test_a_directory_without_any_is_searched_without_a_word(
-    home: Path, engine: Engine
-) -> None:
+async def test_a_directory_without_any_is_searched_without_a_word(home: Path, engine: Engine) -> None:
     outcome = await grep(home, engine, path="project")
     assert names_in(outcome) == {"project/.netrc", "project/kept/credentials"}
     assert "Not looked into" not in str(outcome.output)
@@ -78,9 +74,7 @@ async def test_a_directory_without_any_is_searched_without_a_word(
 
 
 @pytest.mark.parametrize("engine", Engine)
-async def test_one_in_a_directory_below_is_left_out_of_its_search_too(
-    home: Path, engine: Engine
-) -> None:
+async def test_one_in_a_directory_below_is_left_out_of_its_search_too(home: Path, engine: Engine) -> None:
     outcome = await grep(home, engine, path=".config")
     assert outcome.details["total"] == 0
     assert "keeps for itself: .config/gh.]" in str(outcome.output)
@@ -89,13 +83,7 @@ async def test_one_in_a_directory_below_is_left_out_of_its_search_too(
 async def test_find_does_not_look_into_them(home: Path) -> None:
     box = box_of(context(home), find_tool())
     outcome = await call(box, "find", {"query": "*", "type": "file"})
-    assert names_in(outcome) == {
-        ".netrc",
-        "notes",
-        "project/.netrc",
-        "project/kept/credentials",
-        ".ssh2",
-    }
+    assert names_in(outcome) == {".netrc", "notes", "project/.netrc", "project/kept/credentials", ".ssh2"}
     assert "Not looked into" in str(outcome.output)
     assert outcome.details["protected"] == 5
     assert outcome.details["ignoredDirectories"] == 0

@@ -61,9 +61,7 @@ def test_what_has_gone_is_neither_file_nor_directory() -> None:
     assert hunt._age(met) == 0
 
 
-def test_a_directory_that_cannot_be_listed_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_that_cannot_be_listed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sub/deep").mkdir(parents=True)
     (tmp_path / "other").mkdir()
     real, calls = os.scandir, 0
@@ -118,9 +116,7 @@ def test_files_that_have_gone_are_the_oldest(tmp_path: Path) -> None:
         assert stamped(handle, ["gone", "a"]) == ["a", "gone"]
 
 
-def test_a_rule_file_that_cannot_be_read_holds_no_rules(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rule_file_that_cannot_be_read_holds_no_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".gitignore").write_text("*\n", encoding="utf-8")
 
     def refuse(handle: int) -> os.stat_result:

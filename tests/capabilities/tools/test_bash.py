@@ -192,18 +192,14 @@ async def test_a_nul_in_a_command_is_refused(session: Session) -> None:
     assert "NUL" in str(outcome.output)
 
 
-async def test_a_home_that_cannot_be_written_is_no_hindrance(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_home_that_cannot_be_written_is_no_hindrance(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "/dev/null/nowhere")
     outcome = await session.run("seq 1 100000")
     assert outcome.details["path"] is None
     assert "left out.]" in str(outcome.output)
 
 
-async def test_output_that_cannot_be_kept_is_an_error(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_output_that_cannot_be_kept_is_an_error(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -231,9 +227,7 @@ async def test_output_that_cannot_be_kept_is_an_error(
         "cd sub; kill -TERM $$",
     ],
 )
-async def test_the_directory_carries_over_however_the_shell_ends(
-    session: Session, command: str
-) -> None:
+async def test_the_directory_carries_over_however_the_shell_ends(session: Session, command: str) -> None:
     (session.root / "sub").mkdir()
     await session.run(command)
     assert await session.text("pwd") == str(session.root / "sub")
@@ -289,9 +283,7 @@ async def test_what_the_command_prints_is_not_taken_for_its_directory(session: S
     assert await session.text("pwd") == str(session.root)
 
 
-async def test_a_startup_file_of_the_user_is_read_as_ever(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_startup_file_of_the_user_is_read_as_ever(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     (session.root / "env.sh").write_text("greeting=hello\n")
     monkeypatch.setenv("BASH_ENV", str(session.root / "env.sh"))
     assert await session.text("echo $greeting; bash -c 'echo $greeting'") == "hello\nhello"
@@ -309,17 +301,14 @@ async def test_probe_0_9_a_background_child_does_not_hold_the_answer(session: Se
     assert not outcome.is_error
 
 
-async def test_probe_0_10_a_daemon_of_another_session_does_not_hold_the_answer(
-    session: Session,
-) -> None:
+async def test_probe_0_10_a_daemon_of_another_session_does_not_hold_the_answer(session: Session) -> None:
     with anyio.fail_after(20):
         outcome = await session.run("setsid sleep 600 & echo done", timeoutMs=15_000)
     assert outcome.details["job"] == "job-1"
 
 
 @pytest.mark.parametrize(
-    "command",
-    ["trap '' TERM; sleep 600", "trap '' TERM; sleep 600 & wait; wait", "setsid sleep 600; wait"],
+    "command", ["trap '' TERM; sleep 600", "trap '' TERM; sleep 600 & wait; wait", "setsid sleep 600; wait"]
 )
 async def test_probe_0_11_who_ignores_the_signal_is_killed_at_the_end_of_its_time(
     session: Session, command: str, monkeypatch: pytest.MonkeyPatch
@@ -371,24 +360,19 @@ async def test_an_interactive_rebase_ends_without_rewriting_anything(session: Se
     assert str(outcome.output).rstrip().endswith("2\n1")
 
 
-async def test_a_program_that_waits_for_typing_is_told_of(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_program_that_waits_for_typing_is_told_of(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(foreground, "STALL_S", 0.3)
     script = "import os, pty; m, s = pty.openpty(); os.dup2(s, 0); os.read(0, 1)"
     told: list[ToolProgress] = []
     outcome = await session.box.runner.run(
-        ToolCall("1", "bash", {"command": f'{PYTHON} -c "{script}"', "timeoutMs": 3000}),
-        on_progress=told.append,
+        ToolCall("1", "bash", {"command": f'{PYTHON} -c "{script}"', "timeoutMs": 3000}), on_progress=told.append
     )
     assert outcome.details["ended"] == "timeout"
     assert "it was waiting for somebody to type" in str(outcome.output)
     assert any("waits for somebody to type" in one.message for one in told)
 
 
-async def test_a_program_that_is_only_slow_is_not_told_of(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_program_that_is_only_slow_is_not_told_of(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(foreground, "STALL_S", 0.3)
     outcome = await session.run("sleep 600 | cat", timeoutMs=1500)
     assert "somebody to type" not in str(outcome.output)
@@ -455,9 +439,7 @@ async def test_what_runs_on_goes_on_writing_and_is_ended_with_the_session(tmp_pa
     assert not any(map(is_alive, left))
 
 
-async def test_when_the_table_is_full_what_runs_on_is_ended(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_when_the_table_is_full_what_runs_on_is_ended(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "LIVE_JOBS", 1)
     await session.run("sleep 600 &")
     outcome = await session.run("sleep 600 &")
@@ -519,12 +501,8 @@ anyio.run(main, sys.argv[2], int(sys.argv[3]))
         ("yes", 2_000),
     ],
 )
-async def test_r45_probe_0_13_memory_does_not_grow_with_the_output(
-    command: str, limit: int, tmp_path: Path
-) -> None:
-    done = await anyio.run_process(
-        [sys.executable, "-c", MEASURED, str(tmp_path), command, str(limit)], check=False
-    )
+async def test_r45_probe_0_13_memory_does_not_grow_with_the_output(command: str, limit: int, tmp_path: Path) -> None:
+    done = await anyio.run_process([sys.executable, "-c", MEASURED, str(tmp_path), command, str(limit)], check=False)
     assert done.returncode == 0, done.stderr.decode()
     grown_kib, text, details = json.loads(done.stdout)
     assert grown_kib < 16 * 1024
@@ -543,9 +521,7 @@ async def test_r45_probe_0_13_memory_does_not_grow_with_the_output(
 # -- what it runs in ------------------------------------------------------------------------------
 
 
-async def test_r39_a_secret_of_ours_never_reaches_a_command(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_r39_a_secret_of_ours_never_reaches_a_command(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["CANARY_TOKEN", "OPENAI_API_KEY", "DB_PASSWORD", "AWS_SECRET_ACCESS_KEY", "GH_PAT"]
     for name in names:
         monkeypatch.setenv(name, "canary-4711")
@@ -560,9 +536,7 @@ async def test_no_mechanism_is_told_once_and_in_every_result(tmp_path: Path) -> 
         assert second.details["sandbox"] == "none: no mechanism is allowed"
 
 
-async def test_a_sandbox_that_is_lost_later_is_told_then(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_sandbox_that_is_lost_later_is_told_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bubblewrap may not start for a moment, for want of a descriptor."""
     none = SandboxState(kind="none", detail="lost")
     states = iter([SandboxState(kind="off"), none, none])
@@ -617,10 +591,7 @@ async def test_a_time_that_could_be_seconds_is_refused(session: Session) -> None
 
 async def test_r42_what_an_output_hides_is_told(session: Session) -> None:
     text = await session.text(r"echo plain; printf 'a\xe2\x80\xaeb\n'; exit 3")
-    assert text.splitlines()[2:] == [
-        "[hidden characters: text direction controls in line 2]",
-        "[exit code 3]",
-    ]
+    assert text.splitlines()[2:] == ["[hidden characters: text direction controls in line 2]", "[exit code 3]"]
 
 
 @pytest.mark.skipif(not landlock_abi(), reason="this system has no Landlock")
@@ -686,9 +657,7 @@ NOT_SHOWING = (
 
 
 @pytest.mark.parametrize("command", [*SHOWING, *NOT_SHOWING])
-async def test_a_file_that_a_command_has_shown_counts_as_read(
-    session: Session, command: str
-) -> None:
+async def test_a_file_that_a_command_has_shown_counts_as_read(session: Session, command: str) -> None:
     (session.root / "sub").mkdir()
     (session.root / "f.txt").write_text("one\n")
     (session.root / "g.txt").write_text("two\n")

@@ -148,12 +148,9 @@ async def test_default_11_a_command_is_alone_with_its_workspace(
 
 
 @pytest.mark.parametrize(
-    "host",
-    ["0x7f.1", "2130706433", "0177.0.0.1", "127。0。0。1", "[64:ff9b::7f00:1]", "169.254.169.254"],
+    "host", ["0x7f.1", "2130706433", "0177.0.0.1", "127。0。0。1", "[64:ff9b::7f00:1]", "169.254.169.254"]
 )
-async def test_default_12_no_address_of_the_inside_is_dialled(
-    box: RegistryToolBox, host: str
-) -> None:
+async def test_default_12_no_address_of_the_inside_is_dialled(box: RegistryToolBox, host: str) -> None:
     outcome = await call(box, "webfetch", {"url": f"http://{host}/"})
     assert outcome.details["code"] == "denied", outcome.output
 

@@ -90,9 +90,7 @@ async def test_after_an_edit_the_file_counts_as_read(ctx: ToolContext) -> None:
 
 
 @pytest.mark.parametrize("lines", [25, 100, 20_000])
-async def test_probe_0_1_a_miss_is_answered_soon_in_a_file_of_any_length(
-    ctx: ToolContext, lines: int
-) -> None:
+async def test_probe_0_1_a_miss_is_answered_soon_in_a_file_of_any_length(ctx: ToolContext, lines: int) -> None:
     text = "".join(f"    value_{n} = compute({n}, other={n * 7})\n" for n in range(lines))
     path = have(ctx, "a.py", "def f():\n" + text)
     old = "".join(f"    value_{n} = compute({n}, another={n * 7})\n" for n in range(10, 20))
@@ -152,9 +150,7 @@ async def main():
 
 anyio.run(main)
 """
-    children = [
-        subprocess.Popen([sys.executable, "-c", script, str(n)], env=unmeasured()) for n in (0, 1)
-    ]
+    children = [subprocess.Popen([sys.executable, "-c", script, str(n)], env=unmeasured()) for n in (0, 1)]
     assert [child.wait(timeout=25) for child in children] == [0, 0]
     expected = "".join(f"done {n}\n" for n in range(60))
     assert (tmp_path / "a.txt").read_text(encoding="utf-8") == expected
@@ -198,9 +194,7 @@ async def test_letters_in_a_guessed_encoding_are_told(
     assert ("written in latin-1, the guessed encoding of the file" in said(outcome)) is told
 
 
-async def test_probe_0_5_an_edit_with_another_indentation_leaves_valid_python(
-    ctx: ToolContext,
-) -> None:
+async def test_probe_0_5_an_edit_with_another_indentation_leaves_valid_python(ctx: ToolContext) -> None:
     path = have(ctx, "a.py", "class A:\n    def f(self):\n        x = 1\n")
     outcome = await edit(ctx, "a.py", "def f(self):\n    x = 1", "def f(self):\n    x = 2")
     assert path.read_bytes() == b"class A:\n    def f(self):\n        x = 2\n"
@@ -225,9 +219,7 @@ async def test_probe_0_6_two_lines_are_not_one(ctx: ToolContext) -> None:
     assert path.read_bytes() == b"a = 1\nb = 2\n"
 
 
-async def test_probe_0_7_a_file_that_was_never_read_is_not_edited(
-    ctx: ToolContext, tmp_path: Path
-) -> None:
+async def test_probe_0_7_a_file_that_was_never_read_is_not_edited(ctx: ToolContext, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"one\n")
     outcome = await edit(ctx, "a.txt", "one", "two")
     assert code(outcome) == "not_read"
@@ -238,9 +230,7 @@ async def test_probe_0_7_a_file_that_was_never_read_is_not_edited(
 SIX = "".join(f"line {number}\n" for number in range(1, 7))
 
 
-@pytest.mark.parametrize(
-    "data", [b"one\n", b"one", b"a\r\none\r\n", b"1\n2\n3\n4\none\n", "öone\n"]
-)
+@pytest.mark.parametrize("data", [b"one\n", b"one", b"a\r\none\r\n", b"1\n2\n3\n4\none\n", "öone\n"])
 async def test_finding_c4_an_edit_refused_after_showing_the_file_succeeds_when_repeated(
     ctx: ToolContext, tmp_path: Path, data: bytes | str
 ) -> None:
@@ -265,17 +255,13 @@ async def test_finding_c4_whatever_tool_has_shown_the_file_it_counts_for_all(
     elif first == "edits":
         refused = await edits(ctx, "a.txt", ("one", "two"))
     else:
-        refused = await edit(
-            ctx, "a.txt", "one", "two", **({first: True} if first != "edit" else {})
-        )
+        refused = await edit(ctx, "a.txt", "one", "two", **({first: True} if first != "edit" else {}))
     assert code(refused) == "not_read"
     assert not (await call(writing, "write", {"path": "a.txt", "content": "new\n"})).is_error
     assert (tmp_path / "a.txt").read_bytes() == b"new\n"
 
 
-async def test_finding_c4_what_was_shown_in_part_is_read_in_part(
-    ctx: ToolContext, tmp_path: Path
-) -> None:
+async def test_finding_c4_what_was_shown_in_part_is_read_in_part(ctx: ToolContext, tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text(SIX, encoding="utf-8")
     assert code(await edit(ctx, "a.txt", "line 6", "six")) == "not_read"
@@ -293,10 +279,7 @@ async def test_finding_c4_what_was_shown_in_part_is_read_in_part(
     ]
 
 
-@pytest.mark.parametrize(
-    "data",
-    [b"x" * 301 + b" one\n", b"one" * 2_000, b"a\x00one", b"z" * 4_096 + b"one"],
-)
+@pytest.mark.parametrize("data", [b"x" * 301 + b" one\n", b"one" * 2_000, b"a\x00one", b"z" * 4_096 + b"one"])
 async def test_finding_c4_a_line_that_was_cut_or_cannot_be_shown_does_not_count(
     ctx: ToolContext, tmp_path: Path, data: bytes
 ) -> None:
@@ -306,9 +289,7 @@ async def test_finding_c4_a_line_that_was_cut_or_cannot_be_shown_does_not_count(
     assert (tmp_path / "a.txt").read_bytes() == data
 
 
-async def test_finding_c4_a_file_shown_because_it_has_changed_counts_as_read(
-    ctx: ToolContext,
-) -> None:
+async def test_finding_c4_a_file_shown_because_it_has_changed_counts_as_read(ctx: ToolContext) -> None:
     path = have(ctx, "a.txt", "one\n")
     path.write_bytes(b"one\none\n")
     refused = await edit(ctx, "a.txt", "one", "two", replaceAll=True)
@@ -320,9 +301,7 @@ async def test_finding_c4_a_file_shown_because_it_has_changed_counts_as_read(
     assert code(await edit(ctx, "a.txt", "three", "x", replaceAll=True)) == "stale"
 
 
-async def test_a_file_that_has_changed_is_edited_where_the_text_still_stands_once(
-    ctx: ToolContext,
-) -> None:
+async def test_a_file_that_has_changed_is_edited_where_the_text_still_stands_once(ctx: ToolContext) -> None:
     path = have(ctx, "a.txt", "one\ntwo\n")
     path.write_bytes(b"zero\none\ntwo\n")
     outcome = await edit(ctx, "a.txt", "two", "three")
@@ -459,9 +438,7 @@ async def test_a_miss_where_nothing_is_alike_says_so(ctx: ToolContext) -> None:
         ("     3\t\tthree\n", "\tTHREE\n", "one\ntwo\n\tTHREE\n"),
     ],
 )
-async def test_line_numbers_that_came_along_are_taken_away(
-    ctx: ToolContext, old: str, new: str, after: str
-) -> None:
+async def test_line_numbers_that_came_along_are_taken_away(ctx: ToolContext, old: str, new: str, after: str) -> None:
     path = have(ctx, "a.txt", "one\ntwo\n\tthree\n")
     outcome = await edit(ctx, "a.txt", old, new)
     assert not outcome.is_error
@@ -483,9 +460,7 @@ async def test_numbers_that_are_in_the_file_are_not_line_numbers(ctx: ToolContex
     assert path.read_bytes() == b"1\tx\n2\ty\n"
 
 
-async def test_several_edits_are_made_in_order_each_in_what_the_last_one_left(
-    ctx: ToolContext,
-) -> None:
+async def test_several_edits_are_made_in_order_each_in_what_the_last_one_left(ctx: ToolContext) -> None:
     path = have(ctx, "a.txt", "one\ntwo\n")
     outcome = await edits(ctx, "a.txt", ("one", "two!"), ("two!", "three"), ("two", "four"))
     assert path.read_bytes() == b"three\nfour\n"
@@ -518,9 +493,7 @@ async def test_a_dry_run_of_much_is_cut(ctx: ToolContext) -> None:
     assert outcome.details["diffCut"] is True
 
 
-async def test_an_empty_old_text_makes_a_file_that_is_missing(
-    ctx: ToolContext, tmp_path: Path
-) -> None:
+async def test_an_empty_old_text_makes_a_file_that_is_missing(ctx: ToolContext, tmp_path: Path) -> None:
     outcome = await edit(ctx, "a/b.txt", "", "one\n")
     assert said(outcome) == f"created a/b.txt (+1 {MINUS}0, 4 bytes)"
     assert (tmp_path / "a/b.txt").read_bytes() == b"one\n"
@@ -528,9 +501,7 @@ async def test_an_empty_old_text_makes_a_file_that_is_missing(
     assert (tmp_path / "a/b.txt").read_bytes() == b"one\n"
 
 
-async def test_a_missing_file_can_be_made_and_edited_at_once(
-    ctx: ToolContext, tmp_path: Path
-) -> None:
+async def test_a_missing_file_can_be_made_and_edited_at_once(ctx: ToolContext, tmp_path: Path) -> None:
     await edits(ctx, "a.txt", ("", "one\ntwo\n"), ("two", "three"))
     assert (tmp_path / "a.txt").read_bytes() == b"one\nthree\n"
     assert code(await edits(ctx, "b.txt", ("", "one\n"), ("two", "three"))) == "no_match"
@@ -559,9 +530,7 @@ async def test_a_missing_file_is_not_found(ctx: ToolContext) -> None:
         ([], "object"),
     ],
 )
-async def test_arguments_that_do_not_fit_are_told(
-    ctx: ToolContext, arguments: JsonValue, problem: str
-) -> None:
+async def test_arguments_that_do_not_fit_are_told(ctx: ToolContext, arguments: JsonValue, problem: str) -> None:
     have(ctx, "a", "a\n")
     given_: JsonValue = {"path": "a", **arguments} if isinstance(arguments, dict) else arguments
     outcome = await call(box_of(ctx, edit_tool()), "edit", given_)
@@ -576,17 +545,10 @@ async def test_arguments_that_do_not_fit_are_told(
         {"path": "a", "edits": [{"old_string": "one", "new_string": "two"}]},
         {"path": "a", "edits": '[{"oldText": "one", "newText": "two"}]'},
         {"path": "a", "oldText": "one", "newText": "two", "edits": []},
-        {
-            "path": "a",
-            "oldText": "",
-            "newText": "",
-            "edits": [{"oldText": "one", "newText": "two"}],
-        },
+        {"path": "a", "oldText": "", "newText": "", "edits": [{"oldText": "one", "newText": "two"}]},
     ],
 )
-async def test_what_other_agents_write_is_understood(
-    ctx: ToolContext, arguments: JsonValue
-) -> None:
+async def test_what_other_agents_write_is_understood(ctx: ToolContext, arguments: JsonValue) -> None:
     path = have(ctx, "a", "one\n")
     outcome = await call(box_of(ctx, edit_tool()), "edit", arguments)
     assert not outcome.is_error, outcome.output
@@ -649,26 +611,20 @@ def test_the_patch_of_an_edit_leads_from_the_old_file_to_the_new_one(
         after = path.read_bytes()
         assert after != data
         path.write_bytes(data)
-        diff = cast("str", outcome.details["diff"]).encode(
-            cast("str", outcome.details["diffEncoding"])
-        )
+        diff = cast("str", outcome.details["diff"]).encode(cast("str", outcome.details["diffEncoding"]))
         commands = {
             "patch": ["patch", "-p1", "--binary", "-s", "-f"],
             "git": ["git", "apply", "--whitespace=nowarn", "-"],
         }
         environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}
-        done = await anyio.run_process(
-            commands[program], input=diff, cwd=tmp_path, env=environment, check=False
-        )
+        done = await anyio.run_process(commands[program], input=diff, cwd=tmp_path, env=environment, check=False)
         assert done.returncode == 0, (done.stdout, done.stderr, diff)
         assert path.read_bytes() == after
 
     anyio.run(main)
 
 
-async def test_an_edit_outside_the_working_directory_is_named_from_the_root(
-    ctx: ToolContext, tmp_path: Path
-) -> None:
+async def test_an_edit_outside_the_working_directory_is_named_from_the_root(ctx: ToolContext, tmp_path: Path) -> None:
     path = have(ctx, "a.txt", "one\n")
     inner = replace(ctx, cwd=str(tmp_path / "inner"))
     outcome = await edit(inner, str(path), "one", "two")
@@ -693,9 +649,7 @@ async def test_an_edit_and_a_write_at_once_take_turns(ctx: ToolContext) -> None:
 
 
 @pytest.mark.parametrize("pair", [("é" * 2**24, "b"), ("a", "é" * 2**24)])
-async def test_texts_that_no_file_can_hold_are_refused(
-    ctx: ToolContext, pair: tuple[str, str]
-) -> None:
+async def test_texts_that_no_file_can_hold_are_refused(ctx: ToolContext, pair: tuple[str, str]) -> None:
     path = have(ctx, "a.txt", "a\n")
     outcome = await edits(ctx, "a.txt", pair)
     assert code(outcome) == "too_large"

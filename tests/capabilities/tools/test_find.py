@@ -123,9 +123,7 @@ async def test_the_latest_comes_first_if_asked_for(tmp_path: Path) -> None:
         (None, ["x1", "x2/", "x3", "x4"]),
     ],
 )
-async def test_only_one_kind_is_found_if_asked_for(
-    kind: str | None, expected: list[str], tmp_path: Path
-) -> None:
+async def test_only_one_kind_is_found_if_asked_for(kind: str | None, expected: list[str], tmp_path: Path) -> None:
     plant(tmp_path, ["x1", "x2/"])
     (tmp_path / "x3").symlink_to("x2")
     os.mkfifo(tmp_path / "x4")
@@ -145,10 +143,7 @@ async def test_the_answer_says_how_many_there_are(tmp_path: Path) -> None:
 
 async def test_a_path_says_where_and_names_are_those_from_here(tmp_path: Path) -> None:
     plant(tmp_path, TREE)
-    assert await found(tmp_path, "util", path="src/lib") == [
-        "src/lib/deep/util.tsx",
-        "src/lib/util.py",
-    ]
+    assert await found(tmp_path, "util", path="src/lib") == ["src/lib/deep/util.tsx", "src/lib/util.py"]
     assert await found(tmp_path, "deep/*", path="src/lib") == ["src/lib/deep/util.tsx"]
     assert await found(tmp_path, str(tmp_path / "src/*.py")) == ["src/app.py"]
 
@@ -158,16 +153,10 @@ async def test_ignored_names_are_hidden_and_that_is_said(tmp_path: Path) -> None
     (tmp_path / ".gitignore").write_text("*.pyc\nnode_modules/\n", encoding="utf-8")
     outcome = await find(tmp_path, "a.py")
     assert outcome.output == (
-        "2 found\n[1 more is hidden by ignore rules: noIgnore: true shows what they hide.]\n"
-        "a.py\nsub/a.py"
+        "2 found\n[1 more is hidden by ignore rules: noIgnore: true shows what they hide.]\na.py\nsub/a.py"
     )
     assert outcome.details["ignored"] == 1
-    assert await found(tmp_path, "a.py", noIgnore=True) == [
-        "a.py",
-        "a.pyc",
-        "node_modules/x/a.py",
-        "sub/a.py",
-    ]
+    assert await found(tmp_path, "a.py", noIgnore=True) == ["a.py", "a.pyc", "node_modules/x/a.py", "sub/a.py"]
 
 
 async def test_the_full_name_of_what_is_ignored_finds_it(tmp_path: Path) -> None:
@@ -234,9 +223,7 @@ async def test_links_are_found_and_not_followed(tmp_path: Path) -> None:
         {"query": "*", "path": "../root-evil"},
     ],
 )
-async def test_r43_nothing_outside_the_workspace_is_found(
-    arguments: dict[str, JsonValue], tmp_path: Path
-) -> None:
+async def test_r43_nothing_outside_the_workspace_is_found(arguments: dict[str, JsonValue], tmp_path: Path) -> None:
     root = tmp_path / "root"
     plant(tmp_path, ["outside/secret", "root/sub/x", "root-evil/secret"])
     (root / "link").symlink_to(tmp_path / "outside")
@@ -295,9 +282,7 @@ async def test_files_that_are_not_of_this_machine_are_not_found(tmp_path: Path) 
     assert (await call(box_of(ctx, find_tool()), "find", {"query": "a"})).is_error
 
 
-async def test_a_tree_deeper_than_there_are_handles_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_tree_deeper_than_there_are_handles_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(walk, "_DEEPEST", 3)
     plant(tmp_path, ["1/2/3/4/x", "x"])
     outcome = await find(tmp_path, "x")
@@ -331,20 +316,13 @@ asyncio.run(main())
 @pytest.mark.process
 def test_a_closed_directory_is_told() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", AS_SOMEBODY],
-        capture_output=True,
-        text=True,
-        timeout=20,
-        check=False,
-        env=unmeasured(),
+        [sys.executable, "-c", AS_SOMEBODY], capture_output=True, text=True, timeout=20, check=False, env=unmeasured()
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["1 found", "[1 directory could not be looked into.]", "x"]
 
 
-async def test_a_walk_that_takes_too_long_gives_what_it_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_walk_that_takes_too_long_gives_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(names, "TIME_LIMIT_S", -1.0)
     plant(tmp_path, ["x", "sub/x"])
     outcome = await find(tmp_path, "x")
@@ -352,9 +330,7 @@ async def test_a_walk_that_takes_too_long_gives_what_it_has(
     assert outcome.details["total"] == 1
 
 
-async def test_more_names_than_are_collected_are_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_more_names_than_are_collected_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(names, "COLLECTED", 5)
     plant(tmp_path, [f"{number}/x{number}" for number in range(20)])
     outcome = await find(tmp_path, "x*")
@@ -371,9 +347,7 @@ async def test_a_cancelled_walk_leaves_nothing_behind(tmp_path: Path) -> None:
     assert outcome.details["code"] == "cancelled"
 
 
-async def test_a_walk_is_ended_when_nobody_waits_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_walk_is_ended_when_nobody_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(tmp_path, [f"{number}/x" for number in range(300)])
     token = CancelToken()
     entered = 0

@@ -70,14 +70,9 @@ async def said(root: Path, engine: Engine, **arguments: JsonValue) -> str:
 
 
 async def test_lines_are_grouped_by_file_and_sorted_by_path(tmp_path: Path, engine: Engine) -> None:
-    fill(
-        tmp_path,
-        {"b.py": "x\nfoo 1\nfoo 2\n", "a/z.py": "foo 3", "a.py": "foo 4\n", "c.txt": "bar\n"},
-    )
+    fill(tmp_path, {"b.py": "x\nfoo 1\nfoo 2\n", "a/z.py": "foo 3", "a.py": "foo 4\n", "c.txt": "bar\n"})
     outcome = await grep(tmp_path, engine, pattern="foo")
-    assert outcome.output == (
-        "4 matches in 3 files\na/z.py:1: foo 3\na.py:1: foo 4\nb.py:2: foo 1\nb.py:3: foo 2"
-    )
+    assert outcome.output == ("4 matches in 3 files\na/z.py:1: foo 3\na.py:1: foo 4\nb.py:2: foo 1\nb.py:3: foo 2")
     assert outcome.details["total"] == 4
     assert outcome.details["searched"] == 4
 
@@ -98,9 +93,7 @@ async def test_lines_around_a_match_are_marked_with_a_dash(tmp_path: Path, engin
     assert await lines(tmp_path, engine, pattern="4", context=1) == ["a-3- foo", "a:4: 4", "a-5- 5"]
 
 
-async def test_lines_are_the_same_as_those_of_ripgrep_itself(
-    tmp_path: Path, engine: Engine
-) -> None:
+async def test_lines_are_the_same_as_those_of_ripgrep_itself(tmp_path: Path, engine: Engine) -> None:
     fill(tmp_path, {"a": "1\n2\nfoo\n4\nfoo\n6\n", "b/c": "foo"})
     argv = [RG, "--no-config", "--sort=path", "-n", "-H", "-C1", "-e", "foo", "--", "a", "b"]
     theirs = _output(argv, tmp_path)
@@ -112,9 +105,7 @@ def _output(argv: list[str], cwd: Path) -> str:
     return subprocess.run(argv, cwd=cwd, capture_output=True, text=True, check=True).stdout
 
 
-async def test_probe_0_17_a_minified_line_is_shown_around_the_match(
-    tmp_path: Path, engine: Engine
-) -> None:
+async def test_probe_0_17_a_minified_line_is_shown_around_the_match(tmp_path: Path, engine: Engine) -> None:
     fill(tmp_path, {"min.js": "é" * 40_000 + "needle" + "b" * 60_000})
     (line,) = await lines(tmp_path, engine, pattern="needle")
     text = line.removeprefix("min.js:1: ")
@@ -124,9 +115,7 @@ async def test_probe_0_17_a_minified_line_is_shown_around_the_match(
     assert 240 < text.index("needle") < 260
 
 
-async def test_a_long_line_is_cut_on_one_side_if_the_match_is_at_the_other(
-    tmp_path: Path, engine: Engine
-) -> None:
+async def test_a_long_line_is_cut_on_one_side_if_the_match_is_at_the_other(tmp_path: Path, engine: Engine) -> None:
     fill(tmp_path, {"a": "needle" + "x" * 9_000, "b": "x" * 9_000 + "needle"})
     first, last = await lines(tmp_path, engine, pattern="needle")
     assert first.startswith("a:1: needlex")
@@ -136,35 +125,26 @@ async def test_a_long_line_is_cut_on_one_side_if_the_match_is_at_the_other(
 
 
 async def test_a_line_of_megabytes_is_told_and_not_read(tmp_path: Path, engine: Engine) -> None:
-    fill(
-        tmp_path, {"big": "needle" + "x" * (3 * records.RECORD_BYTES) + "\nneedle\n", "z": "needle"}
-    )
+    fill(tmp_path, {"big": "needle" + "x" * (3 * records.RECORD_BYTES) + "\nneedle\n", "z": "needle"})
     outcome = await grep(tmp_path, engine, pattern="needle")
     assert outcome.output == (
-        "2 matches in 2 files\n[Lines of more than 1 MiB match and are not shown: big.]\n"
-        "big:2: needle\nz:1: needle"
+        "2 matches in 2 files\n[Lines of more than 1 MiB match and are not shown: big.]\nbig:2: needle\nz:1: needle"
     )
 
 
-async def test_probe_0_17_files_over_two_mebibytes_are_searched(
-    tmp_path: Path, engine: Engine
-) -> None:
+async def test_probe_0_17_files_over_two_mebibytes_are_searched(tmp_path: Path, engine: Engine) -> None:
     fill(tmp_path, {"big.txt": "some text\n" * 300_000 + "needle\n"})
     assert await lines(tmp_path, engine, pattern="needle") == ["big.txt:300001: needle"]
 
 
-async def test_files_over_twenty_mebibytes_are_searched_if_asked_for(
-    tmp_path: Path, engine: Engine
-) -> None:
+async def test_files_over_twenty_mebibytes_are_searched_if_asked_for(tmp_path: Path, engine: Engine) -> None:
     fill(tmp_path, {"huge.txt": b"some text that is long\n" * 1_000_000 + b"needle\n"})
     assert "over 20 MiB" in await said(tmp_path, engine, pattern="needle")
     found = await lines(tmp_path, engine, pattern="needle", path="huge.txt")
     assert found == ["huge.txt:1000001: needle"]
 
 
-async def test_lines_with_windows_endings_end_where_they_end(
-    tmp_path: Path, engine: Engine
-) -> None:
+async def test_lines_with_windows_endings_end_where_they_end(tmp_path: Path, engine: Engine) -> None:
     fill(tmp_path, {"a": "foo(bar)\r\nfoo\r\n"})
     assert await lines(tmp_path, engine, pattern=r"bar\)$") == ["a:1: foo(bar)"]
     assert await lines(tmp_path, engine, pattern="^foo$") == ["a:2: foo"]
@@ -172,10 +152,7 @@ async def test_lines_with_windows_endings_end_where_they_end(
 
 async def test_bytes_that_are_no_text_are_shown_as_such(tmp_path: Path, engine: Engine) -> None:
     fill(tmp_path, {"latin": b"caf\xe9 needle\n", "utf16": "needle é\n".encode("utf-16")})
-    assert await lines(tmp_path, engine, pattern="needle") == [
-        "latin:1: caf\ufffd needle",
-        "utf16:1: needle é",
-    ]
+    assert await lines(tmp_path, engine, pattern="needle") == ["latin:1: caf\ufffd needle", "utf16:1: needle é"]
 
 
 async def test_a_mark_of_utf_8_is_no_part_of_the_first_line(tmp_path: Path, engine: Engine) -> None:
@@ -186,10 +163,7 @@ async def test_a_mark_of_utf_8_is_no_part_of_the_first_line(tmp_path: Path, engi
 async def test_binary_files_are_left_out_or_named(tmp_path: Path, engine: Engine) -> None:
     late = b"needle\n" + b"x\n" * 200_000 + b"\0"
     fill(tmp_path, {"late": late, "first": b"\0needle\n", "text": "needle\n"})
-    assert await lines(tmp_path, engine, pattern="needle") == [
-        "[Binary files match: late.]",
-        "text:1: needle",
-    ]
+    assert await lines(tmp_path, engine, pattern="needle") == ["[Binary files match: late.]", "text:1: needle"]
     named = await said(tmp_path, engine, pattern="needle", path="first")
     assert named == "No matches that can be shown in 1 file.\n[Binary files match: first.]"
 
@@ -290,9 +264,7 @@ async def test_what_is_in_no_named_class_is_found(tmp_path: Path, engine: Engine
 
 
 @pytest.mark.parametrize("pattern", ["[a-z&&[^b]]", "[a-c--b]", "[[ab]x]"])
-async def test_what_python_would_read_in_another_way_is_not_searched_for_by_it(
-    pattern: str, tmp_path: Path
-) -> None:
+async def test_what_python_would_read_in_another_way_is_not_searched_for_by_it(pattern: str, tmp_path: Path) -> None:
     fill(tmp_path, {"a": "b\n&\n"})
     outcome = await grep(tmp_path, Engine.PYTHON, pattern=pattern)
     assert outcome.details["code"] == "invalid_pattern"
@@ -300,9 +272,7 @@ async def test_what_python_would_read_in_another_way_is_not_searched_for_by_it(
     assert "dialect.py" not in str(outcome.output)
 
 
-async def test_a_fault_of_ripgrep_s_own_holds_nothing_up_and_hides_nothing(
-    tmp_path: Path, engine: Engine
-) -> None:
+async def test_a_fault_of_ripgrep_s_own_holds_nothing_up_and_hides_nothing(tmp_path: Path, engine: Engine) -> None:
     """What is searched for here makes ripgrep 15 wait for ever, or give up without a result."""
     fill(tmp_path, {"f": "foo\n\nbar\n", **{f"{number}/g": "foo b" for number in range(4)}})
     expected = [*(f"{number}/g:1: foo b" for number in range(4)), "f:1: foo", "f:2: ", "f:3: bar"]
@@ -343,9 +313,7 @@ async def test_what_cannot_be_searched_for_is_refused(
 
 
 @pytest.mark.parametrize("pattern", ["--pre=sh", "-e", "--", "-", "$(touch owned)", "`id`; ls |"])
-async def test_c6_c23_a_pattern_is_never_an_option_or_a_command(
-    pattern: str, tmp_path: Path, engine: Engine
-) -> None:
+async def test_c6_c23_a_pattern_is_never_an_option_or_a_command(pattern: str, tmp_path: Path, engine: Engine) -> None:
     fill(tmp_path, {"a": f"before\n{pattern}\n"})
     assert await lines(tmp_path, engine, pattern=pattern, literal=True) == [f"a:2: {pattern}"]
     assert os.listdir(tmp_path) == ["a"]
@@ -369,9 +337,7 @@ async def test_c6_a_glob_and_a_type_are_never_options(tmp_path: Path, engine: En
 # -- which files ------------------------------------------------------------------------------
 
 
-async def test_probe_0_17_ignored_files_are_left_out_unless_asked_for(
-    tmp_path: Path, engine: Engine
-) -> None:
+async def test_probe_0_17_ignored_files_are_left_out_unless_asked_for(tmp_path: Path, engine: Engine) -> None:
     fill(
         tmp_path,
         {
@@ -409,17 +375,13 @@ async def test_probe_0_17_ignored_files_are_left_out_unless_asked_for(
         ("**/b.??", ["d/b.py", "d/b.ts"]),
     ],
 )
-async def test_a_glob_says_which_files(
-    glob: str, files: list[str], tmp_path: Path, engine: Engine
-) -> None:
+async def test_a_glob_says_which_files(glob: str, files: list[str], tmp_path: Path, engine: Engine) -> None:
     fill(tmp_path, dict.fromkeys(["a.ts", "a.tsx", "d/b.ts", "d/b.py"], "foo\n"))
     found = await lines(tmp_path, engine, pattern="foo", glob=glob)
     assert [line.partition(":")[0] for line in found] == files
 
 
-async def test_a_type_says_which_files_with_a_glob_or_without(
-    tmp_path: Path, engine: Engine
-) -> None:
+async def test_a_type_says_which_files_with_a_glob_or_without(tmp_path: Path, engine: Engine) -> None:
     fill(tmp_path, dict.fromkeys(["a.py", "b.pyi", "d/c.py", "d/e.js"], "foo\n"))
     found = await lines(tmp_path, engine, pattern="foo", type="py")
     assert [line.partition(":")[0] for line in found] == ["a.py", "b.pyi", "d/c.py"]
@@ -432,14 +394,10 @@ async def test_a_type_says_which_files_with_a_glob_or_without(
         assert nothing.startswith("No matches. ")
 
 
-async def test_a_file_that_was_asked_for_needs_no_name_of_a_kind(
-    tmp_path: Path, engine: Engine
-) -> None:
+async def test_a_file_that_was_asked_for_needs_no_name_of_a_kind(tmp_path: Path, engine: Engine) -> None:
     fill(tmp_path, {"a.py": "foo\n"})
     for mode, shown in (("content", "a.py:1: foo"), ("files", "a.py"), ("count", "a.py:1")):
-        found = await lines(
-            tmp_path, engine, pattern="foo", path="a.py", type="py", glob="*.py", mode=mode
-        )
+        found = await lines(tmp_path, engine, pattern="foo", path="a.py", type="py", glob="*.py", mode=mode)
         assert found == [shown]
 
 
@@ -468,9 +426,7 @@ async def test_a_glob_for_a_whole_directory_brings_in_nothing_that_is_ignored(
     assert re.findall(r"^(.+):1: foo$", str(outcome.output), re.M) == files
 
 
-async def test_an_unknown_type_is_told_with_those_that_may_be_meant(
-    tmp_path: Path, engine: Engine
-) -> None:
+async def test_an_unknown_type_is_told_with_those_that_may_be_meant(tmp_path: Path, engine: Engine) -> None:
     outcome = await grep(tmp_path, engine, pattern="foo", type="tsx")
     assert outcome.details["code"] == "invalid_pattern"
     assert "Did you mean ts, typescript?" in str(outcome.output)
@@ -488,9 +444,7 @@ async def test_links_are_not_followed(tmp_path: Path, engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("path", ["../outside", "../root-evil", "link", "file", "/etc/passwd"])
-async def test_r43_nothing_outside_the_workspace_is_searched(
-    path: str, tmp_path: Path, engine: Engine
-) -> None:
+async def test_r43_nothing_outside_the_workspace_is_searched(path: str, tmp_path: Path, engine: Engine) -> None:
     root = tmp_path / "root"
     fill(root, {"a": "foo\n"})
     fill(tmp_path, {"outside/secret": "foo\n", "root-evil/secret": "foo\n"})
@@ -538,11 +492,7 @@ async def test_the_words_of_others_are_understood(
 
 
 async def test_words_that_say_nothing_are_refused_as_they_are(tmp_path: Path) -> None:
-    wrong: list[dict[str, JsonValue]] = [
-        {"-i": "maybe"},
-        {"flags": 1, "-i": True},
-        {"mode": ["files"]},
-    ]
+    wrong: list[dict[str, JsonValue]] = [{"-i": "maybe"}, {"flags": 1, "-i": True}, {"mode": ["files"]}]
     for arguments in wrong:
         outcome = await grep(tmp_path, Engine.RIPGREP, pattern="foo", **arguments)
         assert outcome.details["code"] == "invalid_arguments"
@@ -552,9 +502,7 @@ async def test_words_that_say_nothing_are_refused_as_they_are(tmp_path: Path) ->
 
 async def test_a_missing_path_is_answered_with_what_may_be_meant(tmp_path: Path) -> None:
     fill(tmp_path, {"src/a": "foo\n"})
-    assert await said(tmp_path, Engine.RIPGREP, pattern="foo", path="scr") == (
-        "scr does not exist; did you mean src?"
-    )
+    assert await said(tmp_path, Engine.RIPGREP, pattern="foo", path="scr") == ("scr does not exist; did you mean src?")
     for path in ("src/*.py", "src,tests", "src tests"):
         outcome = await grep(tmp_path, Engine.RIPGREP, pattern="foo", path=path)
         assert outcome.details["code"] == "not_found"
@@ -608,8 +556,7 @@ async def test_lines_are_counted_by_file(tmp_path: Path, engine: Engine) -> None
 
 
 @pytest.mark.parametrize(
-    ("pattern", "count"),
-    [(r"foo\nfoo", 1), (r"foo(\n|)", 5), ("foo", 5), ("^", 4), ("o$", 3), (r"\n", 4)],
+    ("pattern", "count"), [(r"foo\nfoo", 1), (r"foo(\n|)", 5), ("foo", 5), ("^", 4), ("o$", 3), (r"\n", 4)]
 )
 async def test_what_may_reach_over_lines_is_counted_by_matches(
     pattern: str, count: int, tmp_path: Path, engine: Engine
@@ -620,9 +567,7 @@ async def test_what_may_reach_over_lines_is_counted_by_matches(
     assert outcome.output == f"{many} in 1 file\na:{count}"
 
 
-async def test_a_file_that_was_asked_for_is_listed_by_its_name(
-    tmp_path: Path, engine: Engine
-) -> None:
+async def test_a_file_that_was_asked_for_is_listed_by_its_name(tmp_path: Path, engine: Engine) -> None:
     fill(tmp_path, {"d/a": "foo\n"})
     assert await lines(tmp_path, engine, pattern="foo", path="d/a", mode="files") == ["d/a"]
     assert await said(tmp_path, engine, pattern="bar", path="d/a") == "No matches in 1 file."
@@ -662,9 +607,7 @@ async def test_context_lines_of_other_pages_are_not_shown(tmp_path: Path, engine
     assert page == ["a-3- 3", "a:4: foo", "a-5- 5"]
 
 
-async def test_matches_on_lines_next_to_each_other_are_matches_of_their_own(
-    tmp_path: Path, engine: Engine
-) -> None:
+async def test_matches_on_lines_next_to_each_other_are_matches_of_their_own(tmp_path: Path, engine: Engine) -> None:
     fill(tmp_path, {"a": "".join(f"import {number};\n" for number in range(30)) + "import\nx;"})
     asked: dict[str, JsonValue] = {"pattern": "import[^;]*;", "multiline": True}
     head, *shown = (await said(tmp_path, engine, **asked)).split("\n")
@@ -717,9 +660,7 @@ async def test_matches_next_to_each_other_are_found_however_many_there_are(
         ("*.ts,*.js", "no file in d is like *.ts,*.js; several are written as {*.ts,*.js}"),
     ],
 )
-async def test_a_glob_that_is_like_no_file_is_told(
-    glob: str, hint: str, tmp_path: Path, engine: Engine
-) -> None:
+async def test_a_glob_that_is_like_no_file_is_told(glob: str, hint: str, tmp_path: Path, engine: Engine) -> None:
     fill(tmp_path, {"d/a.ts": "foo\n"})
     answer = await said(tmp_path, engine, pattern="foo", glob=glob, path="d")
     assert answer.startswith(f"No matches in 0 files: {hint}.")
@@ -739,9 +680,7 @@ async def test_more_files_than_are_collected_are_told(
 # -- ends -------------------------------------------------------------------------------------
 
 
-async def test_a_search_that_takes_too_long_gives_what_it_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_search_that_takes_too_long_gives_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pattern that takes Python for ever, in a file that comes last."""
     monkeypatch.setattr(seek, "TIME_LIMIT_S", 1.0)
     fill(tmp_path, {"a": "aab\n", "z": "a" * 64 + "\n"})
@@ -779,18 +718,14 @@ async def test_a_pattern_that_takes_long_in_one_file_leaves_the_others(tmp_path:
     assert outcome.is_error
 
 
-async def test_without_ripgrep_python_searches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_without_ripgrep_python_searches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(tmp_path, {"a": "foo\n"})
     monkeypatch.setattr(ripgrep, "find_ripgrep", {str(tmp_path): None}.get)
     outcome = await call(box_of(context(tmp_path), grep_tool()), "grep", {"pattern": "foo"})
     assert outcome.output == "1 match in 1 file\na:1: foo"
 
 
-async def test_a_program_that_cannot_be_started_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_program_that_cannot_be_started_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = str(tmp_path / "gone")
     monkeypatch.setattr(ripgrep, "find_ripgrep", {str(tmp_path): gone}.get)
     outcome = await call(box_of(context(tmp_path), grep_tool()), "grep", {"pattern": "foo"})
@@ -804,9 +739,7 @@ async def test_without_proc_a_search_goes_by_the_path(
     fill(tmp_path, {"d/a": "foo\n"})
     real_run = seek.run_program
 
-    async def run(
-        argv: Sequence[str], env: Mapping[str, str], cwd: str, *more: Any, **named: Any
-    ) -> Finished:
+    async def run(argv: Sequence[str], env: Mapping[str, str], cwd: str, *more: Any, **named: Any) -> Finished:
         assert not any("/proc/" in part for part in (*argv, cwd))
         return await real_run(argv, env, cwd, *more, **named)
 
@@ -867,10 +800,7 @@ async def test_a_pipe_in_the_place_of_a_rule_file_holds_nothing_up(
     os.mkfifo(root / place)
     monkeypatch.setattr(seek, "PATIENCE_S", 0.0)
     with anyio.fail_after(15):
-        assert await lines(root, Engine.RIPGREP, pattern="foo") == [
-            "a/one:1: foo",
-            "b/three:1: foo",
-        ]
+        assert await lines(root, Engine.RIPGREP, pattern="foo") == ["a/one:1: foo", "b/three:1: foo"]
 
 
 async def test_a_long_search_that_nothing_holds_up_is_left_alone(

@@ -69,25 +69,14 @@ async def test_an_empty_directory_says_so(tmp_path: Path) -> None:
 async def test_hidden_names_are_counted_and_shown_when_asked_for(tmp_path: Path) -> None:
     fill(tmp_path, {".env": 1, ".config/x": 1, "a": 1})
     assert await lines(tmp_path) == ["[.: 1 file; 2 hidden (showHidden shows them)]", "a  1 B"]
-    assert await lines(tmp_path, showHidden=True) == [
-        "[.: 1 directory; 2 files]",
-        ".config/",
-        ".env  1 B",
-        "a  1 B",
-    ]
+    assert await lines(tmp_path, showHidden=True) == ["[.: 1 directory; 2 files]", ".config/", ".env  1 B", "a  1 B"]
 
 
 async def test_links_tell_where_they_lead_and_when_they_lead_nowhere(tmp_path: Path) -> None:
     root = tmp_path / "root"
     fill(root, {"folder/x": 1, "file": 3})
     (tmp_path / "beside").touch()
-    for name, target in {
-        "a": "file",
-        "b": "folder",
-        "c": "nothing",
-        "d": "../beside",
-        "e": "e",
-    }.items():
+    for name, target in {"a": "file", "b": "folder", "c": "nothing", "d": "../beside", "e": "e"}.items():
         (root / name).symlink_to(target)
     assert await lines(root) == [
         "[.: 1 directory; 6 files]",
@@ -182,9 +171,7 @@ async def test_git_agrees_on_what_is_ignored(tmp_path: Path) -> None:
         (["["], ["src/", "  deep/", "    y", "  c.log", "  x", "a", "b.log"]),
     ],
 )
-async def test_names_can_be_left_out_by_patterns(
-    tmp_path: Path, patterns: list[JsonValue], left: list[str]
-) -> None:
+async def test_names_can_be_left_out_by_patterns(tmp_path: Path, patterns: list[JsonValue], left: list[str]) -> None:
     fill(tmp_path, {"a": 1, "b.log": 1, "src/c.log": 1, "src/x": 1, "src/deep/y": 1})
     head, *shown = await lines(tmp_path, depth=3, ignore=patterns)
     assert [line.removesuffix("  1 B") for line in shown] == left
@@ -234,11 +221,7 @@ async def test_what_is_above_is_shown_before_what_is_below(tmp_path: Path) -> No
     outcome = await ls(context(tmp_path), depth=2)
     head, *shown = str(outcome.output).split("\n")
     assert head == "[.: 2 directories; 1,101 files; cut at 1,000, 1 directory was not entered]"
-    assert (shown[0], shown[1], shown[-3:]) == (
-        "a/",
-        "  0000  0 B",
-        ["  [103 more]", "b/", "c  0 B"],
-    )
+    assert (shown[0], shown[1], shown[-3:]) == ("a/", "  0000  0 B", ["  [103 more]", "b/", "c  0 B"])
     assert outcome.details == {
         "path": str(tmp_path),
         "kind": "directory",
@@ -328,12 +311,7 @@ async def main():
 asyncio.run(main())
 """
     done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        timeout=20,
-        check=True,
-        env=unmeasured(),
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=True, env=unmeasured()
     )
     assert done.stdout.splitlines() == [
         "[.: 2 directories]",

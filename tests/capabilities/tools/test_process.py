@@ -109,9 +109,7 @@ async def test_a_poll_gives_what_was_not_told_yet(session: Session) -> None:
 
 
 async def test_probe_0_16_a_line_is_a_line_however_it_was_written(session: Session) -> None:
-    job = await session.start(
-        "printf AAAA; until [ -e go ]; do sleep 0.02; done; printf 'BBBB\\n\\n'; exec sleep 600"
-    )
+    job = await session.start("printf AAAA; until [ -e go ]; do sleep 0.02; done; printf 'BBBB\\n\\n'; exec sleep 600")
     open_line = await session.poll(job, "AAAA")
     assert lines_of(open_line) == ["AAAA [unfinished line]"]
     assert open_line.details["lines"] == 0
@@ -205,9 +203,7 @@ async def test_another_signal_can_be_the_first(session: Session, name: str) -> N
     assert outcome.details["exitCode"] == (9 if name == "INT" else 128 + 9)
 
 
-async def test_who_does_not_heed_another_signal_is_killed(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_who_does_not_heed_another_signal_is_killed(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("indusagi.capabilities.jobs.job.STOP_GRACE_MS", 200)
     job = await session.start("trap '' INT; echo ready; while :; do sleep 0.02; done")
     await session.poll(job, "ready")
@@ -231,9 +227,7 @@ async def test_a_job_that_is_over_is_not_stopped(session: Session) -> None:
     assert (await session.call("stop", id=job)).details["state"] == "exited"
 
 
-async def test_what_cannot_be_ended_is_told(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_cannot_be_ended_is_told(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     job = await session.start(STAY)
     monkeypatch.setattr(LocalProcess, "survivors", lambda _: [4711])  # pyright: ignore[reportUnknownArgumentType, reportUnknownLambdaType]
     outcome = await session.call("stop", id=job)
@@ -269,9 +263,7 @@ async def _write_fails(session: Session, job: str) -> bool:
     return (await session.call("write", id=job, input="x")).is_error
 
 
-async def test_a_job_that_does_not_read_holds_nobody_up(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_job_that_does_not_read_holds_nobody_up(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("indusagi.capabilities.tools.process._WRITE_S", 0.2)
     job = await session.start(STAY)
     outcome = await session.call("write", id=job, input="x" * 1_000_000)
@@ -315,9 +307,7 @@ async def test_what_bash_left_running_is_in_the_list(session: Session) -> None:
 # -- limits and refusals --------------------------------------------------------------------------
 
 
-async def test_no_more_jobs_run_than_may_run_at_once(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_more_jobs_run_than_may_run_at_once(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "LIVE_JOBS", 2)
     for _ in range(2):
         await session.start(STAY)
@@ -327,9 +317,7 @@ async def test_no_more_jobs_run_than_may_run_at_once(
     assert await session.start(STAY) == "job-3"
 
 
-async def test_jobs_that_are_long_over_are_forgotten(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_jobs_that_are_long_over_are_forgotten(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "_FINISHED_JOBS", 1)
     for number in range(1, 4):
         await session.start("true")

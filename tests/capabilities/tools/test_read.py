@@ -84,9 +84,7 @@ def image_of(outcome: ToolOutcome, at: int = 1) -> Image.Image:
 async def test_lines_are_numbered_and_the_end_of_the_file_is_told(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("one\n\ttwo\nthree\n")
     outcome = await read(context(tmp_path), "a.py")
-    assert text_of(outcome) == (
-        "     1\tone\n     2\t\ttwo\n     3\tthree\n[lines 1-3 of 3; end of file]"
-    )
+    assert text_of(outcome) == ("     1\tone\n     2\t\ttwo\n     3\tthree\n[lines 1-3 of 3; end of file]")
     assert dict(outcome.details) == {
         "path": str(tmp_path / "a.py"),
         "kind": "text",
@@ -140,9 +138,7 @@ async def test_an_offset_past_the_end_says_how_many_lines_there_are(tmp_path: Pa
     assert "has 1 line" in text_of(await read(context(tmp_path), "one", offset=2))
 
 
-@pytest.mark.parametrize(
-    ("data", "but"), [(b"", ""), (b"\xef\xbb\xbf", " but for a byte order mark")]
-)
+@pytest.mark.parametrize(("data", "but"), [(b"", ""), (b"\xef\xbb\xbf", " but for a byte order mark")])
 async def test_an_empty_file_says_so(data: bytes, but: str, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(data)
     outcome = await read(context(tmp_path), "a")
@@ -151,24 +147,19 @@ async def test_an_empty_file_says_so(data: bytes, but: str, tmp_path: Path) -> N
 
 
 TEXTS = st.lists(
-    st.text(st.characters(blacklist_characters="\n\0", blacklist_categories=["Cs"]), max_size=10),
-    max_size=20,
+    st.text(st.characters(blacklist_characters="\n\0", blacklist_categories=["Cs"]), max_size=10), max_size=20
 ).map("\n".join)
 
 
 @pytest.mark.process
 @settings(max_examples=40)
 @given(text=TEXTS, ended=st.booleans(), first=st.integers(1, 22), count=st.integers(1, 22))
-async def test_sed_shows_the_same_lines(
-    text: str, ended: bool, first: int, count: int, tmp_path: Path
-) -> None:
+async def test_sed_shows_the_same_lines(text: str, ended: bool, first: int, count: int, tmp_path: Path) -> None:
     data = (text + ("\n" if ended else "")).encode()
     if b"\r" in data and b"\n" not in data:
         return  # cut at carriage returns, which sed does not know
     (tmp_path / "a").write_bytes(data)
-    sed = await anyio.run_process(
-        ["sed", "-n", f"{first},{first + count - 1}p", str(tmp_path / "a")]
-    )
+    sed = await anyio.run_process(["sed", "-n", f"{first},{first + count - 1}p", str(tmp_path / "a")])
     outcome = await read(context(tmp_path), "a", offset=first, limit=count)
     expected = sed.stdout.decode().removesuffix("\n").split("\n") if sed.stdout else []
     last = expected and expected[-1].endswith("\r") and not sed.stdout.endswith(b"\n")
@@ -186,13 +177,9 @@ async def test_sed_shows_the_same_lines(
 # -- how much ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "line", ["x", "x" * 100, "x" * 3_000, "é" * 3_000, "🙂" * 3_000], ids=lambda line: line[:1]
-)
+@pytest.mark.parametrize("line", ["x", "x" * 100, "x" * 3_000, "é" * 3_000, "🙂" * 3_000], ids=lambda line: line[:1])
 @pytest.mark.parametrize("offset", [1, -2_400])
-async def test_a_page_with_its_frame_fits_the_budget(
-    line: str, offset: int, tmp_path: Path
-) -> None:
+async def test_a_page_with_its_frame_fits_the_budget(line: str, offset: int, tmp_path: Path) -> None:
     (tmp_path / "a").write_text(f"\ufeff{line}\u202e\x1b\r\n" + f"{line}\r\n" * 2_500)
     outcome = await read(context(tmp_path), "a", offset=offset)
     assert "spill" not in outcome.details
@@ -259,12 +246,7 @@ asyncio.run(main())
             file.write(b"x" * 79 + b"\n" + ("é" * 39 + "x\n").encode() * 9_999)
     assert (tmp_path / "large").stat().st_size == 100_000_000
     done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        timeout=25,
-        env=unmeasured(),
-        check=False,
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=25, env=unmeasured(), check=False
     )
     assert done.returncode == 0, done.stderr
     unit = 1 if sys.platform == "darwin" else 1024
@@ -278,9 +260,7 @@ async def test_a_file_too_large_to_count_is_shown_from_its_start(
     (tmp_path / "a").write_text("some line\n" * 200_000)
     ctx = context(tmp_path)
     outcome = await read(ctx, "a", limit=2)
-    assert text_of(outcome).endswith(
-        "[lines 1-2; the file is too large to count its lines; next offset=3]"
-    )
+    assert text_of(outcome).endswith("[lines 1-2; the file is too large to count its lines; next offset=3]")
     far = await read(ctx, "a", offset=-1)
     assert (far.details["code"], "tail" in text_of(far)) == ("too_large", True)
     assert ctx.framework.read_state is not None
@@ -295,9 +275,7 @@ GREEK = "Ξεσκεπάζω την ψυχοφθόρα βδελυγμία\r\n日�
 @pytest.mark.process
 @pytest.mark.parametrize("encoding", ["UTF-16LE", "UTF-16BE", "UTF-32LE", "UTF-32BE"])
 async def test_probe_0_8_wide_text_is_read_as_text(encoding: str, tmp_path: Path) -> None:
-    made = await anyio.run_process(
-        ["iconv", "-f", "UTF-8", "-t", encoding], input=("\ufeff" + GREEK).encode()
-    )
+    made = await anyio.run_process(["iconv", "-f", "UTF-8", "-t", encoding], input=("\ufeff" + GREEK).encode())
     (tmp_path / "a").write_bytes(made.stdout)
     outcome = await read(context(tmp_path), "a")
     assert [line for _, line in lines_of(outcome)] == GREEK.splitlines()
@@ -378,9 +356,7 @@ async def test_wide_text_without_a_mark_is_refused_with_the_remedy(tmp_path: Pat
     assert "iconv" in text_of(outcome)
 
 
-async def test_a_line_with_nul_far_into_a_text_is_refused_and_others_are_shown(
-    tmp_path: Path,
-) -> None:
+async def test_a_line_with_nul_far_into_a_text_is_refused_and_others_are_shown(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(b"line\n" * 5_000 + b"lost\0\0\0\n" + b"line\n" * 10)
     ctx = context(tmp_path)
     assert len(lines_of(await read(ctx, "log", limit=10))) == 10
@@ -439,9 +415,7 @@ async def test_a_pdf_is_shown_as_text_per_page(tmp_path: Path) -> None:
         ("1-30", "too_large", "more than 20"),
     ],
 )
-async def test_pages_that_are_not_there_are_told(
-    pages: str, code: str, said: str, tmp_path: Path
-) -> None:
+async def test_pages_that_are_not_there_are_told(pages: str, code: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "a.pdf").write_bytes(pdf("only"))
     outcome = await read(context(tmp_path), "a.pdf", pages=pages)
     assert outcome.details["code"] == code
@@ -654,9 +628,7 @@ async def test_of_a_large_directory_the_first_200_are_listed(tmp_path: Path) -> 
         ("src/zebra", []),
     ],
 )
-async def test_a_missing_file_is_answered_with_names_like_it(
-    asked: str, near: list[str], tmp_path: Path
-) -> None:
+async def test_a_missing_file_is_answered_with_names_like_it(asked: str, near: list[str], tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
     for name in ("README.md", "src/utils.py", "src/utils_test.py", "src/main.go"):
         (tmp_path / name).touch()
@@ -739,9 +711,7 @@ async def test_what_was_shown_is_remembered_under_the_resolved_path(tmp_path: Pa
     assert list(state.seen(resolved)) == [(2, 2)]
     Image.new("RGB", (8, 8)).save(tmp_path / "p.png")
     await read(ctx, "p.png")
-    assert state.digest(await ctx.fs.resolve("p.png")) == digest_bytes(
-        (tmp_path / "p.png").read_bytes()
-    )
+    assert state.digest(await ctx.fs.resolve("p.png")) == digest_bytes((tmp_path / "p.png").read_bytes())
 
 
 async def test_what_was_not_shown_is_not_remembered(tmp_path: Path) -> None:
@@ -767,23 +737,15 @@ async def test_without_a_memory_it_reads_all_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        {"file_path": "a", "offset": "2", "limit": 1.0},
-        {"filePath": "a", "start_line": 2, "limit": "1"},
-    ],
+    "arguments", [{"file_path": "a", "offset": "2", "limit": 1.0}, {"filePath": "a", "start_line": 2, "limit": "1"}]
 )
-async def test_arguments_as_other_agents_write_them_are_understood(
-    arguments: JsonObject, tmp_path: Path
-) -> None:
+async def test_arguments_as_other_agents_write_them_are_understood(arguments: JsonObject, tmp_path: Path) -> None:
     (tmp_path / "a").write_text("a\nb\nc\n")
     outcome = await call(box_of(context(tmp_path), read_tool()), "read", arguments)
     assert lines_of(outcome) == [(2, "b")]
 
 
-@pytest.mark.parametrize(
-    "arguments", [{}, {"path": ""}, {"path": "a", "limit": 0}, {"path": "a", "x": 1}]
-)
+@pytest.mark.parametrize("arguments", [{}, {"path": ""}, {"path": "a", "limit": 0}, {"path": "a", "x": 1}])
 async def test_arguments_that_do_not_fit_are_refused(arguments: JsonObject, tmp_path: Path) -> None:
     outcome = await call(box_of(context(tmp_path), read_tool()), "read", arguments)
     assert outcome.details["code"] == "invalid_arguments"
@@ -797,12 +759,7 @@ def test_it_is_read_only() -> None:
 def test_loading_the_tool_loads_no_library_for_documents() -> None:
     script = "import sys, indusagi.capabilities.tools.read; print(*sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        timeout=20,
-        env=unmeasured(),
-        check=True,
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=20, env=unmeasured(), check=True
     )
     heavy = {"chardet", "PIL", "pypdfium2", "jsonschema"}
     assert heavy.isdisjoint(done.stdout.split())
@@ -857,9 +814,7 @@ class Slow:
         return self._file.seek(at)
 
 
-async def test_a_call_that_is_cancelled_ends_at_once_and_its_thread_soon_after(
-    tmp_path: Path,
-) -> None:
+async def test_a_call_that_is_cancelled_ends_at_once_and_its_thread_soon_after(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("line\n" * 2_000_000)
     fs = SlowFs(str(tmp_path))
     box = box_of(replace(context(tmp_path), fs=fs), read_tool())

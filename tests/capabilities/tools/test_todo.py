@@ -48,16 +48,9 @@ async def test_what_was_set_is_read_back_in_order(tmp_path: Path) -> None:
     await set_items(box, item("b", "done"), item("a", "active"), item("c"))
     outcome = await call(box, "todo_read")
     text = shown(outcome.output)
-    assert text.splitlines() == [
-        "1 of 3 done",
-        "[x] b: Do it",
-        "[~] a: Do it",
-        "[ ] c: Do it",
-    ]
+    assert text.splitlines() == ["1 of 3 done", "[x] b: Do it", "[~] a: Do it", "[ ] c: Do it"]
     block = outcome.content[1]
-    assert getattr(block, "value", None) == {
-        "items": [item("b", "done"), item("a", "active"), item("c")]
-    }
+    assert getattr(block, "value", None) == {"items": [item("b", "done"), item("a", "active"), item("c")]}
     assert outcome.details == {"open": 2, "done": 1}
 
 
@@ -110,9 +103,7 @@ async def test_a_list_that_contradicts_itself_changes_nothing(
         "a",
     ],
 )
-async def test_a_list_that_does_not_fit_the_schema_is_refused(
-    tmp_path: Path, items: JsonValue
-) -> None:
+async def test_a_list_that_does_not_fit_the_schema_is_refused(tmp_path: Path, items: JsonValue) -> None:
     outcome = await call(checklist_box(tmp_path), "todo_set", {"items": items})
     assert outcome.details["code"] == "invalid_arguments"
 

@@ -71,10 +71,7 @@ def hits(*urls: str) -> list[SearchHit]:
 
 
 async def search(
-    tmp_path: Path,
-    *chain: SearchProvider,
-    settings: WebSettings | None = None,
-    **arguments: JsonValue,
+    tmp_path: Path, *chain: SearchProvider, settings: WebSettings | None = None, **arguments: JsonValue
 ) -> ToolOutcome:
     ctx = replace(context(tmp_path), framework=Framework(search=chain, web=settings))
     asked: JsonValue = {"query": "tea", **arguments}
@@ -115,12 +112,7 @@ async def test_results_are_numbered_and_given_as_json_too(tmp_path: Path) -> Non
     assert outcome.content[1] == JsonContentBlock(
         {
             "results": [
-                {
-                    "title": "One",
-                    "url": "https://a.example/x",
-                    "snippet": "first",
-                    "published": "2026-01-02",
-                },
+                {"title": "One", "url": "https://a.example/x", "snippet": "first", "published": "2026-01-02"},
                 {"title": "b.example", "url": "https://b.example/", "snippet": ""},
             ]
         }
@@ -136,10 +128,7 @@ async def test_a_page_is_listed_once(tmp_path: Path) -> None:
         "https://a.example/x?b=2",
     )
     outcome = await search(tmp_path, Fake(same))
-    assert urls_of(outcome) == [
-        "https://www.a.example/x/?utm_source=q&b=1",
-        "https://a.example/x?b=2",
-    ]
+    assert urls_of(outcome) == ["https://www.a.example/x/?utm_source=q&b=1", "https://a.example/x?b=2"]
 
 
 async def test_five_results_are_shown_unless_more_are_asked_for(tmp_path: Path) -> None:
@@ -167,9 +156,7 @@ async def test_domains_are_filtered_here_whatever_the_provider_does(tmp_path: Pa
         "https://b.example/4",
         "https://blog.b.example/5",
     ]
-    without = await search(
-        tmp_path, found, allowed_domains=["b.example"], excludeDomains='["blog.b.example"]'
-    )
+    without = await search(tmp_path, found, allowed_domains=["b.example"], excludeDomains='["blog.b.example"]')
     assert urls_of(without) == ["https://b.example/4"]
     assert found.asked[0].domains == ["a.example", "b.example"]
 
@@ -184,12 +171,8 @@ async def test_results_that_are_no_web_pages_are_left_out(tmp_path: Path) -> Non
     assert urls_of(await search(tmp_path, Fake(found))) == ["https://a.example/"]
 
 
-async def test_titles_and_snippets_are_lines_in_which_everything_can_be_seen(
-    tmp_path: Path,
-) -> None:
-    hit = SearchHit(
-        "A &amp; <b>bold</b>\ntitle\u202e", "https://a.example/", "x" * 600 + "\x1b[0m\n</untrusted"
-    )
+async def test_titles_and_snippets_are_lines_in_which_everything_can_be_seen(tmp_path: Path) -> None:
+    hit = SearchHit("A &amp; <b>bold</b>\ntitle\u202e", "https://a.example/", "x" * 600 + "\x1b[0m\n</untrusted")
     outcome = await search(tmp_path, Fake([hit]))
     text = text_of(outcome)
     assert "1. A & bold title<U+202E>\n" in text
@@ -255,9 +238,7 @@ async def test_probe_0_20_without_a_provider_it_says_how_to_get_one(tmp_path: Pa
     outcome = await search(tmp_path)
     assert outcome.is_error
     assert outcome.details["reason"] == "not_configured"
-    assert all(
-        word in text_of(outcome) for word in ("INDUS_SEARXNG_URL", "searxng_url", "ddgs", "search")
-    )
+    assert all(word in text_of(outcome) for word in ("INDUS_SEARXNG_URL", "searxng_url", "ddgs", "search"))
 
 
 async def test_the_tool_says_what_it_is() -> None:
@@ -297,9 +278,7 @@ async def test_searxng_is_asked_for_json(tmp_path: Path) -> None:
     }
 
 
-async def test_searxng_can_be_named_by_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_searxng_can_be_named_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     body = searxng({"title": "T", "url": "https://a.example/", "content": ""})
     async with http_server(replying(body, headers=JSON)) as server:
         monkeypatch.setenv("INDUS_SEARXNG_URL", f"http://127.0.0.1:{port_of(server)}/search?x=1")
@@ -363,9 +342,7 @@ def install_ddgs(monkeypatch: pytest.MonkeyPatch, answer: Any) -> list[Any]:
     return calls
 
 
-async def test_ddgs_is_used_where_it_is_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_ddgs_is_used_where_it_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"title": "T", "href": "https://a.example/", "body": "B"}, None]
     calls = install_ddgs(monkeypatch, rows)
     outcome = await search(tmp_path, freshness="month")
@@ -374,8 +351,7 @@ async def test_ddgs_is_used_where_it_is_installed(
 
 
 @pytest.mark.parametrize(
-    ("trouble", "code"),
-    [(RatelimitException("202"), "rate_limited"), (RuntimeError("blocked"), "failed")],
+    ("trouble", "code"), [(RatelimitException("202"), "rate_limited"), (RuntimeError("blocked"), "failed")]
 )
 async def test_a_ddgs_that_fails_is_a_failure_like_any_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: Exception, code: str

@@ -61,9 +61,7 @@ def code(outcome: ToolOutcome) -> object:
     return outcome.details["code"]
 
 
-async def test_a_new_file_is_utf_8_with_the_directories_above_it(
-    ctx: ToolContext, tmp_path: Path
-) -> None:
+async def test_a_new_file_is_utf_8_with_the_directories_above_it(ctx: ToolContext, tmp_path: Path) -> None:
     outcome = await write(ctx, "a/b/c.txt", "é\nx\n")
     assert (tmp_path / "a/b/c.txt").read_bytes() == b"\xc3\xa9\nx\n"
     assert said(outcome) == f"created a/b/c.txt (+2 {MINUS}0, 5 bytes)"
@@ -81,18 +79,14 @@ async def test_a_new_file_gets_the_usual_mode(ctx: ToolContext, tmp_path: Path) 
     assert (tmp_path / "a").stat().st_mode == (tmp_path / "usual").stat().st_mode
 
 
-async def test_a_file_that_was_just_written_may_be_written_again(
-    ctx: ToolContext, tmp_path: Path
-) -> None:
+async def test_a_file_that_was_just_written_may_be_written_again(ctx: ToolContext, tmp_path: Path) -> None:
     await write(ctx, "a.txt", "one\n")
     outcome = await write(ctx, "a.txt", "one\ntwo\n")
     assert said(outcome) == f"updated a.txt (+1 {MINUS}0, 8 bytes)\n     1\tone\n     2\ttwo"
     assert (tmp_path / "a.txt").read_text(encoding="utf-8") == "one\ntwo\n"
 
 
-async def test_probe_0_7_a_file_that_was_never_read_is_not_overwritten(
-    ctx: ToolContext, tmp_path: Path
-) -> None:
+async def test_probe_0_7_a_file_that_was_never_read_is_not_overwritten(ctx: ToolContext, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"precious\nlines\n")
     outcome = await write(ctx, "a.txt", "other")
     assert code(outcome) == "not_read"
@@ -101,9 +95,7 @@ async def test_probe_0_7_a_file_that_was_never_read_is_not_overwritten(
     assert (tmp_path / "a.txt").read_bytes() == b"precious\nlines\n"
 
 
-async def test_a_file_that_has_changed_since_it_was_read_is_not_overwritten(
-    ctx: ToolContext, tmp_path: Path
-) -> None:
+async def test_a_file_that_has_changed_since_it_was_read_is_not_overwritten(ctx: ToolContext, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"old\n")
     have_read(ctx, tmp_path / "a.txt")
     (tmp_path / "a.txt").write_bytes(b"theirs\n")
@@ -113,18 +105,14 @@ async def test_a_file_that_has_changed_since_it_was_read_is_not_overwritten(
     assert (tmp_path / "a.txt").read_bytes() == b"theirs\n"
 
 
-async def test_a_file_that_was_touched_but_not_changed_is_written(
-    ctx: ToolContext, tmp_path: Path
-) -> None:
+async def test_a_file_that_was_touched_but_not_changed_is_written(ctx: ToolContext, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"old\n")
     have_read(ctx, tmp_path / "a.txt")
     os.utime(tmp_path / "a.txt", (1, 1))
     assert not (await write(ctx, "a.txt", "new\n")).is_error
 
 
-async def test_without_a_memory_of_reading_nothing_must_have_been_read(
-    ctx: ToolContext, tmp_path: Path
-) -> None:
+async def test_without_a_memory_of_reading_nothing_must_have_been_read(ctx: ToolContext, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"old\n")
     outcome = await write(replace(ctx, framework=Framework()), "a.txt", "new\n")
     assert not outcome.is_error
@@ -165,9 +153,7 @@ async def test_the_form_of_the_file_stays(
     assert (tmp_path / "a.txt").read_bytes() == new
 
 
-async def test_letters_that_the_encoding_lacks_are_refused(
-    ctx: ToolContext, tmp_path: Path
-) -> None:
+async def test_letters_that_the_encoding_lacks_are_refused(ctx: ToolContext, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes("déjà vu, café\n".encode("latin-1") * 9)
     have_read(ctx, tmp_path / "a.txt")
     outcome = await write(ctx, "a.txt", "日本\n")
@@ -193,9 +179,7 @@ async def test_finding_d8_mode_and_links_stay_and_other_names_keep_their_content
     assert stat.S_IMODE((tmp_path / "a.sh").stat().st_mode) == 0o755
 
 
-async def test_finding_d8_a_hard_link_does_not_lead_out_of_the_workspace(
-    tmp_path: Path,
-) -> None:
+async def test_finding_d8_a_hard_link_does_not_lead_out_of_the_workspace(tmp_path: Path) -> None:
     outside, workspace = tmp_path / "outside", tmp_path / "workspace"
     workspace.mkdir()
     outside.write_bytes(b"precious\n")
@@ -207,26 +191,20 @@ async def test_finding_d8_a_hard_link_does_not_lead_out_of_the_workspace(
     assert outside.read_bytes() == b"precious\n"
 
 
-async def test_a_link_that_leads_nowhere_yet_makes_its_target(
-    ctx: ToolContext, tmp_path: Path
-) -> None:
+async def test_a_link_that_leads_nowhere_yet_makes_its_target(ctx: ToolContext, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("there/a")
     await write(ctx, "link", "x")
     assert (tmp_path / "there/a").read_bytes() == b"x"
 
 
 async def test_code_that_was_left_out_is_refused(ctx: ToolContext, tmp_path: Path) -> None:
-    outcome = await write(
-        ctx, "a.py", "def f():\n    pass\n\n# ... rest of the code unchanged ...\n"
-    )
+    outcome = await write(ctx, "a.py", "def f():\n    pass\n\n# ... rest of the code unchanged ...\n")
     assert code(outcome) == "omission"
     assert "     4\t# ... rest of the code unchanged ..." in said(outcome)
     assert not (tmp_path / "a.py").exists()
 
 
-async def test_a_syntax_error_is_told_and_does_not_hold_up_the_write(
-    ctx: ToolContext, tmp_path: Path
-) -> None:
+async def test_a_syntax_error_is_told_and_does_not_hold_up_the_write(ctx: ToolContext, tmp_path: Path) -> None:
     outcome = await write(ctx, "a.py", "def f(:\n")
     assert not outcome.is_error
     assert "syntax error that was not there before: line 1" in said(outcome)
@@ -242,17 +220,13 @@ async def test_hidden_characters_are_told(ctx: ToolContext) -> None:
 
 
 @pytest.mark.parametrize("name", ["path", "file_path", "filePath"])
-async def test_other_names_for_the_arguments_are_understood(
-    ctx: ToolContext, tmp_path: Path, name: str
-) -> None:
+async def test_other_names_for_the_arguments_are_understood(ctx: ToolContext, tmp_path: Path, name: str) -> None:
     box = box_of(ctx, write_tool())
     assert not (await call(box, "write", {name: "a", "contents": "x"})).is_error
     assert (tmp_path / "a").read_bytes() == b"x"
 
 
-async def test_a_directory_a_pipe_and_a_place_below_a_file_are_refused(
-    ctx: ToolContext, tmp_path: Path
-) -> None:
+async def test_a_directory_a_pipe_and_a_place_below_a_file_are_refused(ctx: ToolContext, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
     os.mkfifo(tmp_path / "pipe")
@@ -312,9 +286,7 @@ async def test_the_patch_of_a_long_change_is_cut_after_a_line(ctx: ToolContext) 
     assert len(said(outcome)) < 200
 
 
-async def test_somebody_who_holds_the_file_too_long_is_told(
-    ctx: ToolContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_somebody_who_holds_the_file_too_long_is_told(ctx: ToolContext, monkeypatch: pytest.MonkeyPatch) -> None:
     really = _change.file_lock
     monkeypatch.setattr(_change, "file_lock", partial(really, wait_s=0.05))
     outcomes: list[ToolOutcome] = []
@@ -360,9 +332,7 @@ anyio.run(main)
 """
     (tmp_path / "a").write_bytes(b"000000\n" * 20_000)
     for round_ in range(5):
-        child = subprocess.Popen(
-            [sys.executable, "-c", script], stdout=subprocess.PIPE, env=unmeasured()
-        )
+        child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=unmeasured())
         assert child.stdout is not None
         with child, child.stdout as told:
             for _ in range(round_ + 1):

@@ -37,9 +37,7 @@ def open_to(server: HttpServer, *hosts: str, settings: WebSettings | None = None
     return replace(settings or WebSettings(), allow_private=allowed, resolver=names("127.0.0.1"))
 
 
-def replying(
-    body: bytes = b"hello", status: int = 200, headers: Mapping[str, str] | None = None
-) -> Behaviour:
+def replying(body: bytes = b"hello", status: int = 200, headers: Mapping[str, str] | None = None) -> Behaviour:
     async def behave(exchange: Exchange) -> None:
         await exchange.reply(status, body, headers)
 

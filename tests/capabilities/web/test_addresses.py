@@ -82,9 +82,7 @@ def test_an_address_is_told_by_where_it_leads(address: str, kind: Kind) -> None:
 
 
 @given(st.ip_addresses(v=4))
-def test_an_ipv4_address_is_the_same_however_ipv6_carries_it(
-    address: ipaddress.IPv4Address,
-) -> None:
+def test_an_ipv4_address_is_the_same_however_ipv6_carries_it(address: ipaddress.IPv4Address) -> None:
     alone = kind_of(address)
     assert kind_of(ipaddress.IPv6Address(f"::ffff:{address}")) == alone
     assert kind_of(ipaddress.IPv6Address(f"64:ff9b::{address}")) == alone
@@ -93,9 +91,7 @@ def test_an_ipv4_address_is_the_same_however_ipv6_carries_it(
 
 
 @given(st.ip_addresses())
-def test_what_is_public_here_is_global_to_python_too(
-    address: ipaddress.IPv4Address | ipaddress.IPv6Address,
-) -> None:
+def test_what_is_public_here_is_global_to_python_too(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:
     if kind_of(address) == "public":
         inner = address if address.version == 4 else address.ipv4_mapped or address
         assert inner.is_global

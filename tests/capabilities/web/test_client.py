@@ -36,13 +36,9 @@ async def fetched(url: str, settings: WebSettings, cap: int = 64 * KIB) -> Fetch
     return await WebClient(settings).fetch(url, accept="*/*", cap=whatever)
 
 
-async def page(
-    server: HttpServer, settings: WebSettings | None = None, cap: int = 64 * KIB
-) -> Fetched:
+async def page(server: HttpServer, settings: WebSettings | None = None, cap: int = 64 * KIB) -> Fetched:
     """Fetch the page of a server under a name that is allowed to lead there."""
-    found = await fetched(
-        f"http://open.example:{port_of(server)}/a?b", open_to(server, settings=settings), cap
-    )
+    found = await fetched(f"http://open.example:{port_of(server)}/a?b", open_to(server, settings=settings), cap)
     assert isinstance(found, Fetched)
     return found
 
@@ -63,9 +59,7 @@ async def test_a_page_is_fetched_with_an_honest_request() -> None:
     assert not {"cookie", "authorization", "referer"} & set(request.headers)
 
 
-async def test_no_cookie_goes_back_and_no_proxy_is_taken_from_the_environment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_no_cookie_goes_back_and_no_proxy_is_taken_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     async with listener() as (port, connected):
         for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
             monkeypatch.setenv(name, f"http://127.0.0.1:{port}")
@@ -376,9 +370,7 @@ async def test_a_packed_page_is_unpacked() -> None:
 
 async def test_a_packed_page_is_cut_at_the_cap_too() -> None:
     text = b"".join(b"%x" % (number * 7_919_731) for number in range(20_000))
-    async with http_server(
-        replying(gzip.compress(text), 200, {"Content-Encoding": "gzip"})
-    ) as server:
+    async with http_server(replying(gzip.compress(text), 200, {"Content-Encoding": "gzip"})) as server:
         found = await page(server, cap=70_000)
     assert (found.body, found.cut) == (text[:70_000], "size")
 
@@ -494,10 +486,7 @@ async def test_a_fetch_that_is_cancelled_hangs_up() -> None:
         await until(lambda: bool(server.hangups))
 
 
-@pytest.mark.parametrize(
-    ("failure", "reason"),
-    [("ConnectTimeout", "connect"), ("ConnectError", "unreachable")],
-)
+@pytest.mark.parametrize(("failure", "reason"), [("ConnectTimeout", "connect"), ("ConnectError", "unreachable")])
 async def test_an_address_that_does_not_answer_is_told_as_such(
     monkeypatch: pytest.MonkeyPatch, failure: str, reason: str
 ) -> None:
@@ -547,9 +536,7 @@ async def nobody_asks(host: str, port: int) -> Sequence[str]:
 async def test_a_proxy_that_was_named_is_asked_in_place_of_the_server() -> None:
     async with http_server(replying(b"by proxy")) as server:
         settings = WebSettings(
-            proxy=f"http://127.0.0.1:{port_of(server)}",
-            proxy_auth=("me", "secret"),
-            resolver=nobody_asks,
+            proxy=f"http://127.0.0.1:{port_of(server)}", proxy_auth=("me", "secret"), resolver=nobody_asks
         )
         found = await fetched("http://open.example/a?b", settings)
     assert isinstance(found, Fetched)
@@ -570,8 +557,7 @@ async def test_a_proxy_that_refuses_is_told_as_such() -> None:
 
 
 @pytest.mark.parametrize(
-    "host",
-    ["127.0.0.1", "10.0.0.1", "[::1]", "localhost", "intranet", "a.internal", "printer.local"],
+    "host", ["127.0.0.1", "10.0.0.1", "[::1]", "localhost", "intranet", "a.internal", "printer.local"]
 )
 async def test_r48_a_proxy_is_not_sent_into_ones_own_network(host: str) -> None:
     async with http_server(replying()) as server:

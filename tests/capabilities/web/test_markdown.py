@@ -38,9 +38,7 @@ async def test_nul_does_not_make_a_page_a_file() -> None:
 
 
 @pytest.mark.parametrize("size", [10, SHORT])
-async def test_what_the_converter_refuses_is_trouble(
-    monkeypatch: pytest.MonkeyPatch, size: int
-) -> None:
+async def test_what_the_converter_refuses_is_trouble(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     with pytest.raises(WebTrouble, match="could not be converted") as caught:
         await converted("x" * size + "<p>", BASE, "nonsense")  # pyright: ignore[reportArgumentType]
     assert caught.value.facts["reason"] == "html"

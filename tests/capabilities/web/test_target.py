@@ -11,12 +11,7 @@ from tests.support.ssrf import LOCATIONS, URLS
 
 from indusagi.capabilities.ports import WebTrouble
 from indusagi.capabilities.web.addresses import kind_of
-from indusagi.capabilities.web.target import (
-    is_within,
-    parse_host_and_port,
-    parse_target,
-    same_site,
-)
+from indusagi.capabilities.web.target import is_within, parse_host_and_port, parse_target, same_site
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,22 +25,10 @@ if TYPE_CHECKING:
         ("HTTP://example.com.:80/a?b#c", "http://example.com/a?b", "example.com", 80, "/a?b"),
         ("https://example.com:8443?q", "https://example.com:8443/?q", "example.com", 8443, "/?q"),
         (" https://example.com/a b ", "https://example.com/a%20b", "example.com", 443, "/a%20b"),
-        (
-            "https://bücher.example/ö",
-            "https://xn--bcher-kva.example/%C3%B6",
-            "xn--bcher-kva.example",
-            443,
-            "/%C3%B6",
-        ),
+        ("https://bücher.example/ö", "https://xn--bcher-kva.example/%C3%B6", "xn--bcher-kva.example", 443, "/%C3%B6"),
         ("http://a_b.example/%7e%20", "http://a_b.example/%7e%20", "a_b.example", 80, "/%7e%20"),
         ("http://8.8.8.8./", "http://8.8.8.8/", "8.8.8.8", 80, "/"),
-        (
-            "http://[2606:4700:0::1111]:8080/",
-            "http://[2606:4700::1111]:8080/",
-            "2606:4700::1111",
-            8080,
-            "/",
-        ),
+        ("http://[2606:4700:0::1111]:8080/", "http://[2606:4700::1111]:8080/", "2606:4700::1111", 8080, "/"),
         ("https://example.com:/", "https://example.com/", "example.com", 443, "/"),
         ("https://example.com/?a=%0A", "https://example.com/?a=%0A", "example.com", 443, "/?a=%0A"),
         ("https://example.com/@me:x", "https://example.com/@me:x", "example.com", 443, "/@me:x"),
@@ -94,8 +77,7 @@ def test_c15_a_host_that_hides_another_is_refused_before_anything_is_matched(url
 
 
 @pytest.mark.parametrize(
-    ("dots", "host"),
-    [("evil。com", "evil.com"), ("evil\uff0ecom", "evil.com"), ("evil\uff61com", "evil.com")],
+    ("dots", "host"), [("evil。com", "evil.com"), ("evil\uff0ecom", "evil.com"), ("evil\uff61com", "evil.com")]
 )
 def test_c15_dots_of_other_scripts_are_dots(dots: str, host: str) -> None:
     assert parse_target(f"http://{dots}/").host == host
@@ -191,9 +173,7 @@ WRITINGS: tuple[Callable[[IPv4Address], str], ...] = (
     lambda address: _dotted(address, "#x"),
     lambda address: _dotted(address, "04o"),
     lambda address: f"{address.packed[0]}.{int(address) & 0xFFFFFF}",
-    lambda address: "".join(
-        chr(0xFF10 + int(c)) if c.isdigit() else "\u3002" for c in str(address)
-    ),
+    lambda address: "".join(chr(0xFF10 + int(c)) if c.isdigit() else "\u3002" for c in str(address)),
     lambda address: f"[::ffff:{address}]",
     lambda address: f"[::{address}]",
     lambda address: f"[64:ff9b::{address}]",

@@ -31,8 +31,7 @@ def test_json_is_laid_out_as_python_does_it(value: object, ascii_only: bool) -> 
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "{", "{'a': 1}", "[" * 100_000, "1" + " " * LONGEST_JSON, "[1," + "9" * 5_000 + "]"],
+    "text", ["", "{", "{'a': 1}", "[" * 100_000, "1" + " " * LONGEST_JSON, "[1," + "9" * 5_000 + "]"]
 )
 def test_what_cannot_be_laid_out_stays_as_it_is(text: str) -> None:
     assert laid_out(text) == text
@@ -89,9 +88,7 @@ def test_a_fence_holds_its_text_and_is_closed_once(text: str, kind: str) -> None
     assert mark not in text
     assert shown.count(f"</untrusted-{kind} {mark}>") == 1
     assert text in shown
-    assert len(shown.encode("utf-8", "surrogatepass")) <= FENCE_BYTES + len(
-        text.encode("utf-8", "surrogatepass")
-    )
+    assert len(shown.encode("utf-8", "surrogatepass")) <= FENCE_BYTES + len(text.encode("utf-8", "surrogatepass"))
     assert fenced(text, kind) == shown
 
 
@@ -119,9 +116,7 @@ def test_any_bytes_are_some_text(data: bytes, label: str, whole: bool) -> None:
 
 
 @given(st.text(st.characters(codec="utf-8"), min_size=1), st.data())
-def test_half_a_character_at_the_end_of_half_a_page_is_left_out(
-    text: str, draw: st.DataObject
-) -> None:
+def test_half_a_character_at_the_end_of_half_a_page_is_left_out(text: str, draw: st.DataObject) -> None:
     data = text.encode()
     cut = draw.draw(st.integers(0, len(data)))
     found = decoded(data[:cut], "text/plain; charset=utf-8", whole=False)

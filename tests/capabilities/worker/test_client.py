@@ -34,9 +34,7 @@ async def test_a_process_is_told_much_in_pieces() -> None:
 
 
 @pytest.mark.process
-async def test_of_an_answer_without_end_no_more_is_kept_than_an_honest_one_has(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_of_an_answer_without_end_no_more_is_kept_than_an_honest_one_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking, "_MOST_BYTES", 100_000)
     argv = [sys.executable, "-Ic", "import sys\nfor _ in range(64): sys.stdout.write('x' * 65536)"]
     kept = b"".join(await asked(argv, (), 20))

@@ -18,15 +18,7 @@ if TYPE_CHECKING:
 
 
 def run(argv: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        argv,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=20,
-        check=False,
-        env=unmeasured(),
-    )
+    return subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=20, check=False, env=unmeasured())
 
 
 @pytest.mark.process

@@ -26,9 +26,7 @@ def test_a_message_that_is_cut_is_no_message() -> None:
     st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=5), max_size=3),
     st.lists(st.binary(max_size=20), max_size=3),
 )
-def test_finding_e10_a_message_is_read_as_it_was_written(
-    facts: dict[str, JsonValue], parts: list[bytes]
-) -> None:
+def test_finding_e10_a_message_is_read_as_it_was_written(facts: dict[str, JsonValue], parts: list[bytes]) -> None:
     assert unpacked(b"".join(packed(facts, parts))) == (facts, parts)
 
 

@@ -9,37 +9,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.commands.helpers import (
-    HONEST,
-    configured,
-    one_line,
-    piped,
-    project_file,
-    row,
-    servers_of,
-    told,
-    user_file,
-)
+from tests.commands.helpers import HONEST, configured, one_line, piped, project_file, row, servers_of, told, user_file
 from tests.support.scripts import command, run
 
 pytestmark = pytest.mark.process
 
 
 def test_a_command_is_added_to_the_users_file_which_is_named(tmp_path: Path) -> None:
-    done = run(
-        "mcp",
-        "add",
-        "--no-check",
-        "fs",
-        "-e",
-        "K=v=w",
-        "--",
-        "sh",
-        "-c",
-        "--flag",
-        "a b",
-        cwd=tmp_path,
-    )
+    done = run("mcp", "add", "--no-check", "fs", "-e", "K=v=w", "--", "sh", "-c", "--flag", "a b", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"Added server 'fs' to {user_file()}\n"
     expected = {"command": "sh", "args": ["-c", "--flag", "a b"], "env": {"K": "v=w"}}
@@ -60,13 +37,7 @@ def test_a_command_is_added_to_the_users_file_which_is_named(tmp_path: Path) -> 
         (["-t", "stdio", "sh", "a"], {"command": "sh", "args": ["a"]}),
         (
             ["--timeout", "5", "--startup-timeout", "2.5", "--required", "--start", "lazy", "sh"],
-            {
-                "command": "sh",
-                "tool_timeout_sec": 5,
-                "startup_timeout_sec": 2.5,
-                "required": True,
-                "start": "lazy",
-            },
+            {"command": "sh", "tool_timeout_sec": 5, "startup_timeout_sec": 2.5, "required": True, "start": "lazy"},
         ),
         (
             ["--include-tools", "a,b", "--include-tools", "c", "--exclude-tools", "d", "sh"],
@@ -93,9 +64,7 @@ def test_adding_to_the_project_is_consent_to_that_row_alone(tmp_path: Path) -> N
     assert run("call", "mine__echo", "text=x", cwd=tmp_path).stdout == "x\n"
 
 
-def test_a_secret_in_the_projects_file_and_a_missing_command_are_warned_about(
-    tmp_path: Path,
-) -> None:
+def test_a_secret_in_the_projects_file_and_a_missing_command_are_warned_about(tmp_path: Path) -> None:
     words = ("-s", "project", "-e", "TOKEN=s3cret", "-e", "B=${B}", "--", "no-such-command")
     done = run("mcp", "add", "--no-check", "s", *words, cwd=tmp_path)
     assert done.returncode == 0
@@ -112,15 +81,9 @@ def test_a_server_of_the_user_hides_one_of_the_project(tmp_path: Path) -> None:
 
 def test_what_is_there_is_not_written_over_unless_told(tmp_path: Path) -> None:
     run("mcp", "add", "--no-check", "s", "--", "sh", cwd=tmp_path)
-    one_line(
-        run("mcp", "add", "--no-check", "s", "--", "cat", cwd=tmp_path),
-        "has a server 's'",
-        "--replace",
-    )
+    one_line(run("mcp", "add", "--no-check", "s", "--", "cat", cwd=tmp_path), "has a server 's'", "--replace")
     assert servers_of(user_file())["s"]["command"] == "sh"
-    assert (
-        run("mcp", "add", "--no-check", "s", "--replace", "--", "cat", cwd=tmp_path).returncode == 0
-    )
+    assert run("mcp", "add", "--no-check", "s", "--replace", "--", "cat", cwd=tmp_path).returncode == 0
     assert servers_of(user_file())["s"]["command"] == "cat"
 
 
@@ -179,9 +142,7 @@ def test_servers_added_at_the_same_time_are_all_there(tmp_path: Path) -> None:
         (["ad"], ["There is no command 'ad'. Did you mean 'add'?"]),
     ],
 )
-def test_bad_input_is_one_clear_line_and_nothing_is_written(
-    tmp_path: Path, words: list[str], parts: list[str]
-) -> None:
+def test_bad_input_is_one_clear_line_and_nothing_is_written(tmp_path: Path, words: list[str], parts: list[str]) -> None:
     configured(user_file(), {"kept": {"command": "sh"}})
     before = user_file().read_text(encoding="utf-8")
     one_line(run("mcp", *words, cwd=tmp_path), *parts)
@@ -191,17 +152,9 @@ def test_bad_input_is_one_clear_line_and_nothing_is_written(
 
 @pytest.mark.parametrize(
     "words",
-    [
-        ["add", "s", "--", "sh"],
-        ["add-json", "s", '{"command": "sh"}'],
-        ["remove", "a"],
-        ["disable", "a"],
-        ["import"],
-    ],
+    [["add", "s", "--", "sh"], ["add-json", "s", '{"command": "sh"}'], ["remove", "a"], ["disable", "a"], ["import"]],
 )
-def test_a_file_with_comments_is_said_to_have_them_and_left_alone(
-    tmp_path: Path, words: list[str]
-) -> None:
+def test_a_file_with_comments_is_said_to_have_them_and_left_alone(tmp_path: Path, words: list[str]) -> None:
     text = '{"servers": {"a": {"command": "sh"}}} // mine\n'
     user_file().parent.mkdir(parents=True)
     user_file().write_text(text, encoding="utf-8")
@@ -252,16 +205,12 @@ def test_a_server_of_somebody_elses_file_is_not_changed(tmp_path: Path) -> None:
     theirs = tmp_path / ".mcp.json"
     theirs.write_text('{"mcpServers": {"s": {"command": "x"}}}', encoding="utf-8")
     before = theirs.read_text(encoding="utf-8")
-    one_line(
-        run("mcp", "disable", "s", cwd=tmp_path), f"stands in {theirs}", "not written by indus"
-    )
+    one_line(run("mcp", "disable", "s", cwd=tmp_path), f"stands in {theirs}", "not written by indus")
     assert theirs.read_text(encoding="utf-8") == before
 
 
 def test_switched_off_and_on_again_it_is_as_it_was(tmp_path: Path) -> None:
-    configured(
-        user_file(), {"s": {"command": "sh", "x": 1}, "t": {"command": "sh", "disabled": True}}
-    )
+    configured(user_file(), {"s": {"command": "sh", "x": 1}, "t": {"command": "sh", "disabled": True}})
     assert "is switched off" in run("mcp", "disable", "s", cwd=tmp_path).stdout
     assert servers_of(user_file())["s"] == {"command": "sh", "x": 1, "enabled": False}
     assert run("mcp", "disable", "s", cwd=tmp_path).returncode == 0

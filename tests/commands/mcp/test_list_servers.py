@@ -234,9 +234,7 @@ os._exit(0)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="receipts need start times of processes")
 def test_jobs_that_a_crashed_run_left_are_told_and_can_be_ended(tmp_path: Path) -> None:
-    left = subprocess.run(
-        [sys.executable, "-c", _LEAVES], capture_output=True, text=True, check=True, timeout=20
-    )
+    left = subprocess.run([sys.executable, "-c", _LEAVES], capture_output=True, text=True, check=True, timeout=20)
     pid = int(left.stdout)
     try:
         done = run("mcp", "doctor", cwd=tmp_path)
@@ -271,10 +269,7 @@ def test_logs_show_what_a_server_said_before_it_failed(tmp_path: Path) -> None:
 
 def test_logs_of_a_server_that_never_ran_are_empty(tmp_path: Path) -> None:
     configured(user_file(), {"good": row()})
-    assert (
-        "Nothing has happened at server 'good' yet."
-        in run("mcp", "logs", "good", cwd=tmp_path).stdout
-    )
+    assert "Nothing has happened at server 'good' yet." in run("mcp", "logs", "good", cwd=tmp_path).stdout
     run("mcp", "list", cwd=tmp_path)
     run("mcp", "list", cwd=tmp_path)
     done = run("mcp", "logs", "good", "--limit", "1", cwd=tmp_path)

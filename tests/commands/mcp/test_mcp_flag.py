@@ -66,9 +66,7 @@ def test_finding_b8_a_named_file_that_is_broken_is_an_error_with_its_place(
 
 @pytest.mark.process
 @pytest.mark.parametrize("words", _COMMANDS, ids=" ".join)
-def test_finding_b8_every_command_refuses_a_named_file_that_is_broken(
-    words: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_finding_b8_every_command_refuses_a_named_file_that_is_broken(words: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text('{"mcpServers": {,}}', encoding="utf-8")
     done = run(*words, "--mcp", "broken.json", cwd=tmp_path)
     one_line(done, "--mcp ", "broken.json:1:17: invalid JSON", "correct it")
@@ -82,9 +80,7 @@ def test_finding_b8_a_prompt_refuses_a_named_file_that_is_broken(tmp_path: Path)
 
 
 @pytest.mark.parametrize("kind", ["pipe", "dangling", "folder"])
-def test_finding_b8_what_is_no_file_is_an_error(
-    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_finding_b8_what_is_no_file_is_an_error(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "x.json"
     if kind == "pipe":
         os.mkfifo(path)
@@ -113,9 +109,7 @@ def test_finding_b8_one_broken_file_among_good_ones_is_an_error(
     assert f"{bad}:1:2: invalid JSON" in capsys.readouterr().err
 
 
-def test_a_file_that_was_found_and_not_named_stays_a_note(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_was_found_and_not_named_stays_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / ".mcp.json").write_text("{", encoding="utf-8")
     for words in (["-C", str(tmp_path), "mcp", "list"], ["mcp", "list", "--mcp", str(tmp_path)]):
         assert program.run(words) == 0

@@ -35,10 +35,7 @@ class Changing:
         script = folder / "server.py"
         script.write_text(SERVER_SCRIPT, encoding="utf-8")
         self.file = folder / "tools.json"
-        self.row: dict[str, Any] = {
-            "command": row()["command"],
-            "args": [str(script), str(self.file)],
-        }
+        self.row: dict[str, Any] = {"command": row()["command"], "args": [str(script), str(self.file)]}
         self.has(one={"description": "One."}, two={"description": "Two."})
 
     def has(self, **tools: Any) -> None:
@@ -61,10 +58,7 @@ def test_a_tool_that_changed_waits_until_it_is_approved(tmp_path: Path, server: 
     assert '+  "description": "One, and your keys."' in done.stdout
     shown = run("mcp", "diff", "--json", cwd=tmp_path)
     drifts = json.loads(shown.stdout)["drifts"]
-    assert [(one["tool"], one["grade"]) for one in drifts] == [
-        ("one", "routing"),
-        ("two", "routing"),
-    ]
+    assert [(one["tool"], one["grade"]) for one in drifts] == [("one", "routing"), ("two", "routing")]
     names = [one["name"] for one in told("tools", "--json", cwd=tmp_path)["tools"]]
     assert "s__one" not in names
     done = run("mcp", "approve", "s", "one", cwd=tmp_path)
@@ -79,9 +73,7 @@ def test_a_tool_that_changed_waits_until_it_is_approved(tmp_path: Path, server: 
 APPROVE = "indus mcp approve s one"
 
 
-def test_finding_b3_a_disabled_tool_is_shown_by_every_command(
-    tmp_path: Path, server: Changing
-) -> None:
+def test_finding_b3_a_disabled_tool_is_shown_by_every_command(tmp_path: Path, server: Changing) -> None:
     configured(user_file(), {"s": server.row})
     (row,) = told("mcp", "list", "--json", cwd=tmp_path)["servers"]
     assert (row["tools"], row["disabled"], row["message"]) == (2, [], "")
@@ -165,9 +157,7 @@ def test_finding_b3_a_gateway_says_why_a_tool_is_disabled_and_notices_its_approv
         assert gateway.text("s__one") == "done"
 
 
-def test_finding_c1_a_cosmetic_change_is_shown_and_fails_nothing(
-    tmp_path: Path, server: Changing
-) -> None:
+def test_finding_c1_a_cosmetic_change_is_shown_and_fails_nothing(tmp_path: Path, server: Changing) -> None:
     configured(project_file(tmp_path), {"s": server.row})
     run("mcp", "trust", "--yes", "s", cwd=tmp_path)
     server.has(one={"description": "Write data to a file"}, two={"description": "Sets: a, b, c"})
@@ -186,9 +176,7 @@ def test_finding_c1_a_cosmetic_change_is_shown_and_fails_nothing(
     assert (tmp_path / ".indusvx" / "mcp.lock.json").read_bytes() == before
 
 
-def test_the_lock_holds_the_projects_tools_and_finds_every_change(
-    tmp_path: Path, server: Changing
-) -> None:
+def test_the_lock_holds_the_projects_tools_and_finds_every_change(tmp_path: Path, server: Changing) -> None:
     configured(user_file(), {"mine": row(), "broken": {"command": "no-such-command"}})
     configured(project_file(tmp_path), {"s": server.row})
     run("mcp", "trust", "--yes", "s", cwd=tmp_path)
@@ -265,9 +253,7 @@ def test_servers_that_are_not_there_make_a_diff_incomplete(tmp_path: Path) -> No
         (["approve", "honest", "nothing", "--mcp", "good.json"], ["No tool 'nothing' of"], 2),
     ],
 )
-def test_bad_input_is_one_clear_line(
-    tmp_path: Path, words: list[str], parts: list[str], code: int
-) -> None:
+def test_bad_input_is_one_clear_line(tmp_path: Path, words: list[str], parts: list[str], code: int) -> None:
     configured(tmp_path / "good.json", {"honest": row()})
     one_line(run("mcp", *words, cwd=tmp_path), *parts, code=code)
 

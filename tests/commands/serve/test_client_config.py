@@ -15,12 +15,7 @@ from anyio import to_thread
 from tests.commands.helpers import configured, one_line, row
 from tests.support.scripts import command, run
 
-from indusagi.interop import (
-    SseServerConfig,
-    StdioServerConfig,
-    StreamableHttpServerConfig,
-    create_server_endpoint,
-)
+from indusagi.interop import SseServerConfig, StdioServerConfig, StreamableHttpServerConfig, create_server_endpoint
 from induscode.clients.entry import CLIENTS as WRITERS
 from induscode.clients.entry import Entry
 from induscode.deck.mcp.config import read_rows
@@ -91,15 +86,11 @@ async def test_what_was_pasted_starts_the_gateway(tmp_path: Path, client: str) -
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_over_http_every_client_gets_the_address_and_never_the_token(
-    tmp_path: Path, client: str
-) -> None:
+def test_over_http_every_client_gets_the_address_and_never_the_token(tmp_path: Path, client: str) -> None:
     if client == "vscode":
         shown = json.loads(run("serve", "--print-config", client, "--http", cwd=tmp_path).stdout)
         assert shown["servers"]["indus"]["url"] == "http://127.0.0.1:7332/mcp"
-        assert shown["servers"]["indus"]["headers"] == {
-            "Authorization": "Bearer ${input:indus-token}"
-        }
+        assert shown["servers"]["indus"]["headers"] == {"Authorization": "Bearer ${input:indus-token}"}
         (asked,) = shown["inputs"]
         assert (asked["id"], asked["password"]) == ("indus-token", True)
         return
@@ -194,9 +185,7 @@ def test_a_path_that_is_no_text_is_refused(tmp_path: Path, client: str) -> None:
     one_line(done, f"--print-config {client}", "a\\udcff.json", "is not UTF-8")
 
 
-@pytest.mark.parametrize(
-    "text", ['"', "\\", "\n\t", "\x7f", "é😀\u2028", "a'b", "", "$HOME ${X}", "\x00\x1f"]
-)
+@pytest.mark.parametrize("text", ['"', "\\", "\n\t", "\x7f", "é😀\u2028", "a'b", "", "$HOME ${X}", "\x00\x1f"])
 def test_whatever_stands_in_a_path_is_written_so_that_it_is_read_back(text: str) -> None:
     entry = Entry(name=f"n{text}", command=("indus", "serve", text))
     read = tomllib.loads(WRITERS["codex"].write(entry))["mcp_servers"]

@@ -75,9 +75,7 @@ def test_the_token_is_made_once_shown_once_and_asked_for_always(tmp_path: Path) 
         assert post(url, **bearer()).status_code == 200
 
 
-def test_r51_c2_other_names_and_other_pages_are_turned_away_on_every_address(
-    tmp_path: Path,
-) -> None:
+def test_r51_c2_other_names_and_other_pages_are_turned_away_on_every_address(tmp_path: Path) -> None:
     with listening(*NONE, "--allowed-origin", "https://good.example", cwd=tmp_path) as (_, url):
         known = bearer()
         assert post(url, **known, host="evil.example").status_code in {403, 421}
@@ -112,9 +110,7 @@ def test_finding_d11_there_is_room_for_256_sessions_or_as_many_as_are_said(tmp_p
             assert health.json()["sessions"] == room
 
 
-@pytest.mark.parametrize(
-    ("flag", "status"), [("--max-requests", 503), ("--max-requests-per-token", 429)]
-)
+@pytest.mark.parametrize(("flag", "status"), [("--max-requests", 503), ("--max-requests-per-token", 429)])
 async def test_finding_d11_the_limits_are_flags_and_their_refusals_are_answers(
     tmp_path: Path, flag: str, status: int
 ) -> None:
@@ -270,9 +266,7 @@ def test_standard_output_stays_empty(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
-async def test_finding_d4_over_http_nothing_that_cannot_be_seen_reaches_a_client(
-    tmp_path: Path, mode: Any
-) -> None:
+async def test_finding_d4_over_http_nothing_that_cannot_be_seen_reaches_a_client(tmp_path: Path, mode: Any) -> None:
     hidden = {"command": PYTHON[0], "args": [*PYTHON[1:], str(SERVERS / "hidden.py")]}
     configured(user_file(), {"h": hidden})
     with listening(*NONE, cwd=tmp_path) as (_, url):

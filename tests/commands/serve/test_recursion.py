@@ -164,14 +164,11 @@ def test_gateways_do_not_stand_below_each_other_without_end(tmp_path: Path) -> N
 @pytest.mark.parametrize("named", [False, True], ids=["the user's file", "a named file"])
 def test_a_script_that_empties_the_environment_begins_no_loop(tmp_path: Path, named: bool) -> None:
     starts, script = tmp_path / "starts", tmp_path / "inner"
-    file = configured(
-        tmp_path / "named.json" if named else user_file(), {"again": {"command": str(script)}}
-    )
+    file = configured(tmp_path / "named.json" if named else user_file(), {"again": {"command": str(script)}})
     words = ["--mcp", "./named.json"] if named else []
     whole = f"--mcp {file}" if named else ""
     script.write_text(
-        f"#!/bin/sh\necho start $PPID >> {starts}\n"
-        f'exec env -i HOME="$HOME" PATH="$PATH" {INDUS} serve {whole}\n'
+        f'#!/bin/sh\necho start $PPID >> {starts}\nexec env -i HOME="$HOME" PATH="$PATH" {INDUS} serve {whole}\n'
     )
     script.chmod(0o755)
     with greeted(*NONE, *words, cwd=tmp_path) as gateway:
@@ -184,9 +181,7 @@ def test_a_script_that_empties_the_environment_begins_no_loop(tmp_path: Path, na
 def test_with_an_empty_environment_a_gateway_of_other_files_is_let_be(tmp_path: Path) -> None:
     inner = configured(tmp_path / "inner.json", {"a": row()})
     script = tmp_path / "inner"
-    script.write_text(
-        f'#!/bin/sh\nexec env -i HOME="$HOME" {INDUS} serve --profile none --mcp {inner}\n'
-    )
+    script.write_text(f'#!/bin/sh\nexec env -i HOME="$HOME" {INDUS} serve --profile none --mcp {inner}\n')
     script.chmod(0o755)
     configured(user_file(), {"inner": {"command": str(script)}})
     with greeted(*NONE, cwd=tmp_path) as gateway:

@@ -33,9 +33,7 @@ def test_the_names_and_the_words_are_those_of_the_server(tmp_path: Path) -> None
         assert gateway.text("echo", text="as it is") == "as it is"
         assert gateway.ask("resources/list")["result"]["resources"]
         assert len(ancestry(gateway.call("env")["structuredContent"])) == 1
-        assert gateway.said() == (
-            "indus: serving over standard input and output server 'a' as it is\n"
-        )
+        assert gateway.said() == ("indus: serving over standard input and output server 'a' as it is\n")
         os.kill(gateway.pid, signal.SIGTERM)
         assert gateway.process.wait(LIMIT_S) == 0
     assert not any(is_alive(int(pid)) for pid in diary(log, "start"))

@@ -103,9 +103,7 @@ def test_a_broken_file_changes_nothing_and_is_told_until_it_is_whole(tmp_path: P
         ('{"servers": {"a": 5}}', "skipped: it is no object"),
     ],
 )
-def test_a_file_of_the_wrong_shape_changes_nothing_and_is_told(
-    tmp_path: Path, text: str, why: str
-) -> None:
+def test_a_file_of_the_wrong_shape_changes_nothing_and_is_told(tmp_path: Path, text: str, why: str) -> None:
     log = tmp_path / "log"
     configured(user_file(), {"a": row("--log", log)})
     with greeted(*NONE, cwd=tmp_path) as gateway:
@@ -158,9 +156,7 @@ def test_c8_what_changes_in_a_named_file_of_the_project_waits_for_a_word(tmp_pat
 
 
 @pytest.mark.parametrize("how", ["plain", "through a link to the workspace"])
-def test_c8_a_named_file_of_the_project_that_becomes_a_link_is_still_of_the_project(
-    tmp_path: Path, how: str
-) -> None:
+def test_c8_a_named_file_of_the_project_that_becomes_a_link_is_still_of_the_project(tmp_path: Path, how: str) -> None:
     work, log = tmp_path / "work", tmp_path / "log"
     work.mkdir()
     (tmp_path / "way").symlink_to(work)
@@ -211,9 +207,7 @@ def test_a_hangup_of_the_terminal_is_an_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
-def test_a_signal_lets_calls_finish_and_leaves_nothing(
-    tmp_path: Path, number: int, code: int
-) -> None:
+def test_a_signal_lets_calls_finish_and_leaves_nothing(tmp_path: Path, number: int, code: int) -> None:
     log = tmp_path / "log"
     configured(user_file(), {"a": row("--log", log)})
     with greeted(*NONE, cwd=tmp_path) as gateway:
@@ -251,9 +245,7 @@ def test_told_twice_it_ends_at_once_and_its_servers_with_it(tmp_path: Path) -> N
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs to see processes")
 @pytest.mark.parametrize("words", [NONE, ["--transparent", "a"]], ids=["gateway", "relay"])
-def test_told_twice_it_leaves_nothing_of_a_server_behind_a_script(
-    tmp_path: Path, words: list[str]
-) -> None:
+def test_told_twice_it_leaves_nothing_of_a_server_behind_a_script(tmp_path: Path, words: list[str]) -> None:
     log = tmp_path / "log"
     own = f"setsid sh -c 'echo start $$ >> {log}; exec sleep 60' &"
     script = f"{own} {shlex.join([*HONEST, '--log', str(log)])}; exit 1"

@@ -11,15 +11,7 @@ from typing import Any
 
 import pytest
 from mcp_types import ListToolsResult
-from tests.commands.helpers import (
-    PYTHON,
-    configured,
-    faulty,
-    one_line,
-    project_file,
-    row,
-    user_file,
-)
+from tests.commands.helpers import PYTHON, configured, faulty, one_line, project_file, row, user_file
 from tests.commands.serving import CHANGED, VERSION, greeted, hello, serving
 from tests.support.scripts import command, run, unmeasured
 from tests.support.servers import HONEST_TOOLS, SERVERS, diary, fault
@@ -146,9 +138,7 @@ def test_over_standard_streams_nothing_heavy_is_loaded(tmp_path: Path) -> None:
     assert {name.partition(".")[0] for name in modules} & HEAVY == set()
 
 
-def test_what_servers_answer_is_passed_on_whole_and_native_tools_keep_their_budget(
-    tmp_path: Path,
-) -> None:
+def test_what_servers_answer_is_passed_on_whole_and_native_tools_keep_their_budget(tmp_path: Path) -> None:
     configured(user_file(), {"honest": row()})
     (tmp_path / "long.txt").write_text("word\n" * 40_000, encoding="utf-8")
     with greeted(cwd=tmp_path) as gateway:
@@ -161,18 +151,10 @@ def test_progress_and_cancel_reach_the_server_and_come_back(tmp_path: Path) -> N
     configured(user_file(), {"honest": row("--log", log)})
     with greeted(cwd=tmp_path) as gateway:
         slow = {"seconds": 20, "progress": 200}
-        asked = gateway.send(
-            "tools/call", name="honest__slow", arguments=slow, _meta={"progressToken": "p"}
-        )
+        asked = gateway.send("tools/call", name="honest__slow", arguments=slow, _meta={"progressToken": "p"})
         gateway.until(lambda: bool(gateway.heard))
         assert gateway.heard[0]["method"] == "notifications/progress"
-        gateway.write(
-            {
-                "jsonrpc": "2.0",
-                "method": "notifications/cancelled",
-                "params": {"requestId": asked},
-            }
-        )
+        gateway.write({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": asked}})
         gateway.until(lambda: len(diary(log, "cancelled")) == 1)
         assert gateway.text("honest__echo", text="on") == "on"
 
@@ -224,10 +206,7 @@ def test_rules_of_the_user_hold_for_tools_of_servers_too(tmp_path: Path) -> None
     state = Path(os.environ["HOME"]) / ".local" / "state" / "indus"
     state.mkdir(parents=True, mode=0o700)
     rules = state / "permissions.json"
-    kept = [
-        {"effect": "deny", "rule": "honest__add"},
-        {"effect": "ask", "rule": "honest__pid"},
-    ]
+    kept = [{"effect": "deny", "rule": "honest__add"}, {"effect": "ask", "rule": "honest__pid"}]
     rules.write_text(json.dumps({"version": 1, "rules": kept}), encoding="utf-8")
     rules.chmod(0o600)
     with greeted(cwd=tmp_path) as gateway:
@@ -263,10 +242,7 @@ def test_a_server_of_the_project_waits_for_consent_and_comes_with_it(tmp_path: P
         assert "indus mcp trust theirs" in gateway.said()
         assert not log.exists()
         assert run("mcp", "trust", "--yes", "theirs", cwd=tmp_path).returncode == 0
-        assert gateway.until_tools(lambda tools: "theirs__echo" in tools) == [
-            *READ_ONLY,
-            *of("theirs"),
-        ]
+        assert gateway.until_tools(lambda tools: "theirs__echo" in tools) == [*READ_ONLY, *of("theirs")]
         assert gateway.text("theirs__echo", text="in") == "in"
         assert run("mcp", "untrust", "theirs", cwd=tmp_path).returncode == 0
         gateway.until_tools(lambda tools: tools == READ_ONLY)
@@ -301,18 +277,12 @@ def test_a_server_that_takes_long_is_waited_for_a_while_and_then_arrives(tmp_pat
     with greeted(cwd=tmp_path) as gateway:
         assert gateway.tools() == [*READ_ONLY, *of("quick")]
         (tmp_path / "hold").unlink()
-        assert gateway.until_tools(lambda tools: "late__echo" in tools) == [
-            *READ_ONLY,
-            *of("late"),
-            *of("quick"),
-        ]
+        assert gateway.until_tools(lambda tools: "late__echo" in tools) == [*READ_ONLY, *of("late"), *of("quick")]
         assert gateway.heard[0]["method"] == CHANGED
 
 
 def test_a_server_that_fails_is_told_and_takes_nothing_with_it(tmp_path: Path) -> None:
-    configured(
-        user_file(), {"dies": faulty("exits"), "gone": {"command": "no-such-command"}, "ok": row()}
-    )
+    configured(user_file(), {"dies": faulty("exits"), "gone": {"command": "no-such-command"}, "ok": row()})
     with greeted(cwd=tmp_path) as gateway:
         assert gateway.tools() == [*READ_ONLY, *of("ok")]
         assert "API_KEY is missing" in gateway.said()
@@ -343,9 +313,7 @@ def test_a_definition_that_changes_is_taken_out_and_told(tmp_path: Path) -> None
     configured(user_file(), {"honest": row()})
     with greeted(cwd=tmp_path) as gateway:
         gateway.call("honest__mutate", kind="describe")
-        left = gateway.until_tools(
-            lambda tools: bool(tools) and len(tools) < len(READ_ONLY) + len(HONEST_TOOLS)
-        )
+        left = gateway.until_tools(lambda tools: bool(tools) and len(tools) < len(READ_ONLY) + len(HONEST_TOOLS))
         (missing,) = {*READ_ONLY, *of("honest")} - {*left}
         gateway.until(lambda: "is not the one that was approved" in gateway.said())
         answer = gateway.call(missing)
@@ -464,10 +432,7 @@ def test_c22_nonsense_on_standard_input_ends_nothing(tmp_path: Path) -> None:
 
 def test_the_values_of_fault_servers_are_not_obeyed_by_the_terminal(tmp_path: Path) -> None:
     config = fault("exits")
-    configured(
-        user_file(),
-        {"bad\x1b[2J": {"command": config.command, "args": [*config.args]}},
-    )
+    configured(user_file(), {"bad\x1b[2J": {"command": config.command, "args": [*config.args]}})
     with greeted(cwd=tmp_path) as gateway:
         gateway.tools()
         assert "\x1b" not in gateway.said()
@@ -507,10 +472,7 @@ def is_clean(value: Any) -> bool:
 
 def modern(**params: Any) -> dict[str, Any]:
     stamp = "io.modelcontextprotocol/"
-    meta: dict[str, Any] = {
-        f"{stamp}protocolVersion": MODERN_VERSIONS[-1],
-        f"{stamp}clientCapabilities": {},
-    }
+    meta: dict[str, Any] = {f"{stamp}protocolVersion": MODERN_VERSIONS[-1], f"{stamp}clientCapabilities": {}}
     return {"_meta": meta, **params}
 
 
@@ -552,10 +514,7 @@ RICH: dict[str, Any] = {
     "inputSchema": {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "type": "object",
-        "properties": {
-            "n": {"type": "integer", "default": 5, "examples": [1]},
-            "x": {"$ref": "#/definitions/x"},
-        },
+        "properties": {"n": {"type": "integer", "default": 5, "examples": [1]}, "x": {"$ref": "#/definitions/x"}},
         "definitions": {"x": {"type": ["string", "null"], "default": None}},
         "anyOf": [{"required": ["n"]}, {"required": ["x"]}],
     },
@@ -569,9 +528,7 @@ RICH: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("stamped", [False, True], ids=["legacy", "modern"])
-def test_finding_c7_a_client_gets_the_whole_definition_of_a_tool(
-    tmp_path: Path, stamped: bool
-) -> None:
+def test_finding_c7_a_client_gets_the_whole_definition_of_a_tool(tmp_path: Path, stamped: bool) -> None:
     long = {"description": "d" * 5_000, **RICH}
     configured(user_file(), {"r": row("--rich", json.dumps(long))})
     with serving("--profile", "none", cwd=tmp_path) as gateway:

@@ -201,13 +201,9 @@ def test_a_standard_output_that_takes_nothing_is_one_line_and_a_failure(tmp_path
 # -- signals before it serves -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130), (signal.SIGHUP, None)]
-)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130), (signal.SIGHUP, None)])
 @pytest.mark.parametrize("words", [["serve"], ["--no-mcp", "serve"]], ids=" ".join)
-def test_a_signal_before_it_serves_is_heard(
-    tmp_path: Path, number: int, code: int | None, words: list[str]
-) -> None:
+def test_a_signal_before_it_serves_is_heard(tmp_path: Path, number: int, code: int | None, words: list[str]) -> None:
     # It waits where it reads its files: before there is an event loop.
     held = tmp_path / "held"
     script = HELD.format(words=[*words, "--profile", "none"], held=str(held))
@@ -245,9 +241,7 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> Generator[list[int]]:
         signal.signal(number, handler)
 
 
-def test_a_hangup_before_it_serves_is_remembered_once(
-    exits: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hangup_before_it_serves_is_remembered_once(exits: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     there = [True, False]
     monkeypatch.setattr(serve_early, "has_terminal", lambda: there[0])
     hear_early()
@@ -308,9 +302,7 @@ def test_all_that_a_child_has_started_is_killed_with_it(monkeypatch: pytest.Monk
     script = "setsid sleep 60 & echo $!; sleep 60 & echo $!; wait"
     for marked in (True, False):
         env = {**os.environ, **({MARK: f"outer {new_ulid()}"} if marked else {})}
-        child = subprocess.Popen(
-            ["sh", "-c", script], stdout=subprocess.PIPE, env=env, start_new_session=True
-        )
+        child = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, env=env, start_new_session=True)
         assert child.stdout is not None
         far, near = (int(child.stdout.readline()) for _ in range(2))
         monkeypatch.setattr(os, "listdir", _listing(child.pid))
@@ -329,9 +321,7 @@ def _listing(child: int) -> Callable[[str], list[str]]:
     """Hide the children of others who run in this process."""
     usual, ours = os.listdir, str(os.getpid())
     others = {
-        name
-        for name in usual("/proc")
-        if name.isdigit() and (found := look(int(name))) and str(found.parent) == ours
+        name for name in usual("/proc") if name.isdigit() and (found := look(int(name))) and str(found.parent) == ours
     } - {str(child)}
     return lambda path: [name for name in usual(path) if name not in others]
 

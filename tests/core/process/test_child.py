@@ -81,9 +81,7 @@ async def test_two_pipes_can_be_one_and_the_input_empty() -> None:
         child.write(b"to nobody")
 
 
-async def test_every_child_has_a_mark_of_its_own_beside_those_above(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_every_child_has_a_mark_of_its_own_beside_those_above(monkeypatch: pytest.MonkeyPatch) -> None:
     marks: list[bytes] = []
     for above in (None, None, "OUTER"):
         if above is not None:
@@ -138,10 +136,7 @@ async def test_an_input_that_is_just_being_closed_is_closed_once() -> None:
 
 
 async def test_the_first_to_end_it_decides_and_the_others_wait() -> None:
-    async with running("trap '' TERM; echo ready; exec sleep 600", with_input=False) as (
-        child,
-        heard,
-    ):
+    async with running("trap '' TERM; echo ready; exec sleep 600", with_input=False) as (child, heard):
         await until(lambda: heard.output == b"ready\n")
         async with asyncio.TaskGroup() as tasks:
             for _ in range(3):
@@ -170,9 +165,7 @@ async def test_who_left_the_session_and_heeds_nothing_is_killed() -> None:
 
 
 @pytest.mark.parametrize("rest", ["; exit 3", "; sleep 600"])
-async def test_an_orphan_without_session_and_environment_is_found_by_the_pipe_it_writes_to(
-    rest: str,
-) -> None:
+async def test_an_orphan_without_session_and_environment_is_found_by_the_pipe_it_writes_to(rest: str) -> None:
     script = f"(env -i setsid sh -c 'echo $$; exec sleep 600' &){rest}"
     async with running(script, with_input=False) as (child, heard):
         await until(lambda: heard.output.endswith(b"\n"))
@@ -190,9 +183,7 @@ async def test_who_is_started_after_the_others_were_asked_is_asked_too() -> None
         assert child.exit_code == 7
 
 
-async def test_an_end_comes_also_where_no_thread_is_free_to_look_who_is_left(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_end_comes_also_where_no_thread_is_free_to_look_who_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child_module, "_LOOK_S", 0.02)
     monkeypatch.setattr(child_module, "_REAP_S", 0.2)
     busy = threading.Event()
@@ -241,9 +232,7 @@ async def test_an_orphan_of_one_that_heeds_the_end_of_its_input_is_found() -> No
         assert not is_alive(int(heard.output))
 
 
-async def test_who_is_left_is_killed_however_long_it_takes_to_find_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_who_is_left_is_killed_however_long_it_takes_to_find_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """To look at thousands of processes takes longer than the kernel gets to end those killed."""
     look, pauses = Kin.left, iter([0.0])
 
@@ -261,9 +250,7 @@ async def test_who_is_left_is_killed_however_long_it_takes_to_find_them(
         await until(lambda: not is_alive(int(heard.output)))
 
 
-async def test_ending_a_child_that_was_never_started_signals_no_process(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_ending_a_child_that_was_never_started_signals_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     signals: list[tuple[object, ...]] = []
 
     def record(*sent: object) -> None:
@@ -365,9 +352,7 @@ async def test_a_collected_process_whose_group_lives_on_has_it_ended() -> None:
 
 
 @pytest.mark.usefixtures("_no_descriptors")
-async def test_a_collected_process_without_a_group_is_never_signalled(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_collected_process_without_a_group_is_never_signalled(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running("exit 3") as (child, _):
         await child.exited.wait()
         sent: list[int] = []

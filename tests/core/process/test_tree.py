@@ -150,18 +150,14 @@ def test_another_process_under_the_same_number_is_not_signalled() -> None:
         assert process.wait() == -signal.SIGTERM
 
 
-def test_without_a_descriptor_of_the_process_its_number_is_used(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_a_descriptor_of_the_process_its_number_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "pidfd_open")
     with leading(*SLEEP) as process:
         signal_each(left_behind(process.pid, new_ulid()), signal.SIGTERM)
         assert process.wait() == -signal.SIGTERM
 
 
-def test_one_that_may_not_be_signalled_does_not_keep_the_others_from_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_one_that_may_not_be_signalled_does_not_keep_the_others_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
 
     def refuse(handle: int, number: int) -> None:
@@ -175,9 +171,7 @@ def test_one_that_may_not_be_signalled_does_not_keep_the_others_from_it(
         assert tried == [signal.SIGTERM] * 2
 
 
-def test_where_there_is_no_proc_the_group_is_all_that_is_known(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_where_there_is_no_proc_the_group_is_all_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(path: str) -> list[str]:
         raise FileNotFoundError(path)
 
@@ -195,9 +189,7 @@ def test_where_there_is_no_proc_the_group_is_all_that_is_known(
         assert left_behind(process.pid, new_ulid()) == []
 
 
-def test_where_nothing_more_can_be_opened_the_group_is_all_that_is_known(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_where_nothing_more_can_be_opened_the_group_is_all_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     opened = os.open
 
     def refuse(path: str, flags: int) -> int:

@@ -13,12 +13,7 @@ from tests.support.servers import FAST, HONEST_TOOLS, fault, honest
 from tests.support.waiting import until
 
 from indusagi.capabilities.local import make_local_context
-from indusagi.interop import (
-    EndpointPhase,
-    EndpointStatus,
-    StdioServerConfig,
-    mount_protocol_bridge,
-)
+from indusagi.interop import EndpointPhase, EndpointStatus, StdioServerConfig, mount_protocol_bridge
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from induscode.deck import DeckContext, Profile
 from induscode.deck.contract import BridgeFault
@@ -84,26 +79,17 @@ class Sink:
     def note(self, op: JournalOp, server: str, subject: str, detail: str) -> None:
         self.journal.append((op, server, subject))
 
-    def listed(
-        self, server: str, tools: Sequence[RemoteTool], disabled: Sequence[DisabledTool]
-    ) -> None:
+    def listed(self, server: str, tools: Sequence[RemoteTool], disabled: Sequence[DisabledTool]) -> None:
         self.disabled[server] = [one.ref.name for one in disabled]
         self.usable[server] = [tool.ref.name for tool in tools]
 
 
 @asynccontextmanager
 async def attached(
-    *servers: ServerConfig,
-    ledger: BridgeLedger | None = None,
-    pins: PinBook | None = None,
-    sink: Sink | None = None,
+    *servers: ServerConfig, ledger: BridgeLedger | None = None, pins: PinBook | None = None, sink: Sink | None = None
 ) -> AsyncGenerator[AttachResult]:
     result = await attach_bridge_capabilities(
-        ledger or BridgeLedger.empty(),
-        bridge_config(servers),
-        pins=pins,
-        sink=sink,
-        supervision=QUICK,
+        ledger or BridgeLedger.empty(), bridge_config(servers), pins=pins, sink=sink, supervision=QUICK
     )
     try:
         yield result
@@ -131,11 +117,7 @@ async def test_the_tools_of_a_server_are_enrolled_and_can_be_called(tmp_path: Pa
         echo = result.ledger.live_capabilities()[0]
         answer = await echo.run({"text": "hi"}, make_local_context(tmp_path))
         assert (answer.is_error, answer.content[0].text) == (False, "hi")  # type: ignore[union-attr]
-        assert (echo.label, echo.read_only, echo.ref) == (
-            "h__echo",
-            False,
-            RemoteToolRef("h", "echo"),
-        )
+        assert (echo.label, echo.read_only, echo.ref) == ("h__echo", False, RemoteToolRef("h", "echo"))
 
 
 async def test_a_server_that_fails_contributes_nothing_and_says_why() -> None:
@@ -155,9 +137,7 @@ async def test_detaching_one_server_leaves_the_others_running(tmp_path: Path) ->
         assert dict(bridge_tool_counts(ledger)) == {"b": len(HONEST_TOOLS)}
         phases = {name: str(one.phase) for name, one in result.fleet.status().items()}
         assert phases == {"a": "closed", "b": "ready"}
-        answer = await ledger.live_capabilities()[0].run(
-            {"text": "x"}, make_local_context(tmp_path)
-        )
+        answer = await ledger.live_capabilities()[0].run({"text": "x"}, make_local_context(tmp_path))
         assert not answer.is_error
         rest = await detach_bridge(ledger, result.fleet)
         assert rest.live_capabilities() == ()
@@ -180,9 +160,7 @@ async def test_a_server_that_changes_its_tools_moves_the_ledger_and_new_ones_com
         assert BridgeLedger.from_log(sink.entries) == enrolment.ledger
 
 
-async def test_a_server_that_dies_keeps_its_tools_and_comes_back_under_the_same_names(
-    tmp_path: Path,
-) -> None:
+async def test_a_server_that_dies_keeps_its_tools_and_comes_back_under_the_same_names(tmp_path: Path) -> None:
     sink = Sink()
     async with attached(fault("dies", id="d"), sink=sink) as result:
         assert result.enrolment is not None
@@ -281,11 +259,7 @@ async def test_c26_two_tools_that_would_have_one_name_get_two() -> None:
 async def test_a_grafted_tool_has_a_row_of_the_catalog_in_no_profile(tmp_path: Path) -> None:
     one = capability("github", "create_issue", description="Create an issue.\nIn a repository.")
     card = bridge_capability_card(one)
-    assert (card.id, card.title, card.summary) == (
-        "github__create_issue",
-        "github__create_issue",
-        "Create an issue.",
-    )
+    assert (card.id, card.title, card.summary) == ("github__create_issue", "github__create_issue", "Create an issue.")
     assert card.build(DeckContext(str(tmp_path))) is one
     assert not any(card.in_profile(profile) for profile in Profile)
 
@@ -354,14 +328,8 @@ async def test_finding_a13_the_count_is_of_tools_enrolled_and_not_of_events() ->
         assert result.enrolled == len(HONEST_TOOLS)
 
 
-@pytest.mark.parametrize(
-    "server",
-    ["text", None, 7, StdioServerConfig("", "run"), StdioServerConfig("a", "")],
-    ids=str,
-)
-async def test_finding_a16_what_is_not_a_server_is_a_fault_and_the_others_come_up(
-    server: ServerConfig,
-) -> None:
+@pytest.mark.parametrize("server", ["text", None, 7, StdioServerConfig("", "run"), StdioServerConfig("a", "")], ids=str)
+async def test_finding_a16_what_is_not_a_server_is_a_fault_and_the_others_come_up(server: ServerConfig) -> None:
     config = bridge_config([server, honest(id="h")])
     result = await attach_bridge_capabilities(BridgeLedger.empty(), config, supervision=QUICK)
     assert result.fleet is not None

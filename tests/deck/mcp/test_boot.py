@@ -69,9 +69,7 @@ async def call(bridge: BootedBridge, tool: str, folder: Path, **arguments: str) 
     return await live[tool].run(dict(arguments), make_local_context(folder))
 
 
-async def test_a_lazy_server_that_was_seen_is_shown_at_once_and_started_by_the_first_call(
-    tmp_path: Path,
-) -> None:
+async def test_a_lazy_server_that_was_seen_is_shown_at_once_and_started_by_the_first_call(tmp_path: Path) -> None:
     log = tmp_path / "log"
     server = honest("--log", log, id="h")
     async with stored(tmp_path) as store:
@@ -97,9 +95,7 @@ async def test_a_lazy_server_that_was_seen_is_shown_at_once_and_started_by_the_f
             assert await store.verify() == ()
 
 
-async def test_an_eager_server_is_shown_at_once_and_starts_in_the_background(
-    tmp_path: Path,
-) -> None:
+async def test_an_eager_server_is_shown_at_once_and_starts_in_the_background(tmp_path: Path) -> None:
     log = tmp_path / "log"
     async with stored(tmp_path) as store:
         async with booted(store, honest("--log", log, id="h")):
@@ -111,9 +107,7 @@ async def test_an_eager_server_is_shown_at_once_and_starts_in_the_background(
             assert (len(diary(log, "start")), phase_of(bridge, "h")) == (2, EndpointPhase.READY)
 
 
-async def test_finding_e9_a_deck_that_is_closed_at_once_leaves_no_server_running(
-    tmp_path: Path,
-) -> None:
+async def test_finding_e9_a_deck_that_is_closed_at_once_leaves_no_server_running(tmp_path: Path) -> None:
     async with stored(tmp_path) as store:
         bridges: list[BootedBridge] = []
         for _ in range(2):
@@ -170,9 +164,7 @@ async def pinned_otherwise(store: ThreadedStore, server: ServerConfig, tool: str
     return old
 
 
-async def test_r41_a_call_that_starts_a_server_whose_tool_has_changed_does_not_reach_it(
-    tmp_path: Path,
-) -> None:
+async def test_r41_a_call_that_starts_a_server_whose_tool_has_changed_does_not_reach_it(tmp_path: Path) -> None:
     log = tmp_path / "log"
     server = honest("--log", log, id="h")
     async with stored(tmp_path) as store:
@@ -206,9 +198,7 @@ async def test_r41_a_call_that_starts_a_server_whose_tool_has_changed_does_not_r
             assert BridgeLedger.from_log(entries) == bridge.attached.ledger
 
 
-async def test_a_server_that_does_not_start_any_more_keeps_its_tools_and_says_why(
-    tmp_path: Path,
-) -> None:
+async def test_a_server_that_does_not_start_any_more_keeps_its_tools_and_says_why(tmp_path: Path) -> None:
     server = replace(honest(id="h"), command=str(tmp_path / "server"))
     (tmp_path / "server").symlink_to(honest().command)
     async with stored(tmp_path) as store:
@@ -224,9 +214,7 @@ async def test_a_server_that_does_not_start_any_more_keeps_its_tools_and_says_wh
             assert ("fault", "h") in [(row.op, row.facts.get("server")) for row in rows]
 
 
-async def test_tools_are_not_called_before_a_server_that_came_up_has_listed_them(
-    tmp_path: Path,
-) -> None:
+async def test_tools_are_not_called_before_a_server_that_came_up_has_listed_them(tmp_path: Path) -> None:
     async with stored(tmp_path) as store, booted(store, honest(id="h")) as bridge:
         assert bridge.attached.fleet is not None
         endpoint = bridge.attached.fleet.endpoint("h")
@@ -308,9 +296,7 @@ async def test_a_tool_that_has_no_digest_is_left_out_with_a_note_and_alone(tmp_p
         assert [len(str(row.facts["tools"]).split()) for row in rows] == [12, 11, 12]
 
 
-async def test_a_server_that_stops_listing_a_changed_tool_is_not_asked_about_it(
-    tmp_path: Path,
-) -> None:
+async def test_a_server_that_stops_listing_a_changed_tool_is_not_asked_about_it(tmp_path: Path) -> None:
     server = honest(id="h")
     async with stored(tmp_path) as store:
         await pinned_otherwise(store, server, "echo")
@@ -336,9 +322,7 @@ async def test_a_server_that_is_taken_out_before_its_turn_is_not_started(tmp_pat
         await _wake(bridge.attached.fleet, "nobody")
 
 
-async def test_finding_b1_whether_a_server_was_seen_up_is_remembered_in_the_ledger(
-    tmp_path: Path,
-) -> None:
+async def test_finding_b1_whether_a_server_was_seen_up_is_remembered_in_the_ledger(tmp_path: Path) -> None:
     server, mute = honest(id="h", limits=FAST), fault("mute", limits=SOON)
     async with stored(tmp_path) as store:
         assert await find_seen_up(store, [server, mute]) == []
@@ -357,9 +341,7 @@ async def test_finding_b1_whether_a_server_was_seen_up_is_remembered_in_the_ledg
         assert await find_seen_up(store, [server]) == [server]
 
 
-async def test_finding_b1_a_server_that_was_up_before_has_a_short_limit_in_the_next_run(
-    tmp_path: Path,
-) -> None:
+async def test_finding_b1_a_server_that_was_up_before_has_a_short_limit_in_the_next_run(tmp_path: Path) -> None:
     server = honest(id="h")
     async with stored(tmp_path) as store:
         async with booted(store, server):

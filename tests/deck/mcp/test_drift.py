@@ -44,9 +44,7 @@ TOOL: JsonObject = {
         "dependentRequired": {"mode": ["fields", "where"]},
         "dependencies": {"where": ["mode", "fields"], "tags": {"required": ["mode", "where"]}},
         "examples": [{"fields": "a", "mode": "fast"}, {"fields": "b", "mode": "safe"}],
-        "$defs": {
-            "place": {"allOf": [{"type": "object"}, {"required": ["x", "y"]}]},
-        },
+        "$defs": {"place": {"allOf": [{"type": "object"}, {"required": ["x", "y"]}]}},
     },
     "outputSchema": {"type": "object", "required": ["stdout", "code"]},
     "_meta": {"tags": ["x", "y", "z"]},
@@ -66,12 +64,7 @@ def shuffled(value: JsonValue, random: Random) -> JsonValue:
         listed, end, rest = tail.partition("\n") if found else (value, "", "")
         gap = ", " if ", " in listed else ","
         parts = listed.split(gap)
-        return (
-            (head + found if found else "")
-            + gap.join(random.sample(parts, len(parts)))
-            + end
-            + rest
-        )
+        return (head + found if found else "") + gap.join(random.sample(parts, len(parts))) + end + rest
     return value
 
 
@@ -113,9 +106,7 @@ WORDS = st.lists(st.sampled_from(("run", "the", "shell", "to", "list", "files"))
 
 
 @given(WORDS, st.randoms(use_true_random=False))
-def test_finding_c1_the_same_words_in_another_order_do_not_disable(
-    words: list[str], random: Random
-) -> None:
+def test_finding_c1_the_same_words_in_another_order_do_not_disable(words: list[str], random: Random) -> None:
     turned = random.sample(words, len(words))
     one, other = with_text(" ".join(words)), with_text(" ".join(turned))
     assert grade_drift(one, other) is DriftGrade.COSMETIC
@@ -241,8 +232,7 @@ def test_finding_e6_a_property_without_a_schema_may_not_vanish() -> None:
 
 @pytest.mark.parametrize("keyword", ["description", "title", "$comment"])
 @pytest.mark.parametrize(
-    "place",
-    ["items", "prefixItems", "$defs", "definitions", "anyOf", "additionalProperties", "not"],
+    "place", ["items", "prefixItems", "$defs", "definitions", "anyOf", "additionalProperties", "not"]
 )
 def test_finding_e6_texts_anywhere_in_a_schema_are_routing(place: str, keyword: str) -> None:
     def placed(inner: JsonObject) -> JsonObject:
@@ -287,9 +277,7 @@ def test_any_two_definitions_can_be_compared(one: JsonValue, other: JsonValue) -
     assert is_same_definition(ours, ours)
     if is_same_definition(ours, theirs):
         assert grade_drift(ours, theirs) is DriftGrade.COSMETIC
-    assert (grade_drift(ours, theirs) is DriftGrade.COSMETIC) == (
-        grade_drift(theirs, ours) is DriftGrade.COSMETIC
-    )
+    assert (grade_drift(ours, theirs) is DriftGrade.COSMETIC) == (grade_drift(theirs, ours) is DriftGrade.COSMETIC)
 
 
 def test_a_schema_of_any_depth_has_one_digest() -> None:
@@ -323,9 +311,7 @@ def test_a_disabled_tool_names_a_command_that_a_shell_reads_as_one() -> None:
     plain = DisabledTool(RemoteToolRef("s", "t"), "s__t", DriftGrade.ROUTING, ("title",))
     assert plain.approve_command == "indus mcp approve s t"
     assert "routing change of title" in plain.reason
-    assert plain.note.remedy == (
-        "look at the change: indus mcp diff s; approve it: indus mcp approve s t"
-    )
+    assert plain.note.remedy == ("look at the change: indus mcp diff s; approve it: indus mcp approve s t")
     hostile = DisabledTool(RemoteToolRef("s", "$(id); x"), "s__x", DriftGrade.BREAKING)
     assert hostile.approve_command == "indus mcp approve s '$(id); x'"
     assert command_line("indus", "mcp", "approve", "s", "--all") == "indus mcp approve s -- --all"

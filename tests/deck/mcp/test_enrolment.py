@@ -49,9 +49,7 @@ async def ops(store: ThreadedStore, journal: Journal) -> list[str]:
     return [row.op for row in await store.rows(journal.run)]
 
 
-async def test_finding_d10_definitions_that_alternate_do_not_make_the_list_flap(
-    tmp_path: Path,
-) -> None:
+async def test_finding_d10_definitions_that_alternate_do_not_make_the_list_flap(tmp_path: Path) -> None:
     async with stored(tmp_path) as store:
         enrolment, journal = await enrolment_in(store)
         seen: list[tuple[str, ...]] = []
@@ -70,9 +68,7 @@ async def test_finding_d10_definitions_that_alternate_do_not_make_the_list_flap(
         assert len(happened) < 12
 
 
-async def test_finding_d10_what_alternates_is_stable_once_both_forms_are_approved(
-    tmp_path: Path,
-) -> None:
+async def test_finding_d10_what_alternates_is_stable_once_both_forms_are_approved(tmp_path: Path) -> None:
     async with stored(tmp_path) as store:
         enrolment, _ = await enrolment_in(store)
         for one in (A, B) * 3:
@@ -106,9 +102,7 @@ async def test_finding_c1_an_order_that_alternates_leaves_no_trace(tmp_path: Pat
         assert enrolment.drifts == ()
 
 
-async def test_finding_c1_a_cosmetic_change_is_recorded_and_disables_nothing(
-    tmp_path: Path,
-) -> None:
+async def test_finding_c1_a_cosmetic_change_is_recorded_and_disables_nothing(tmp_path: Path) -> None:
     async with stored(tmp_path) as store:
         enrolment, journal = await enrolment_in(store)
         enrolment.take_tools("s", [A])
@@ -128,9 +122,7 @@ async def test_finding_c1_a_cosmetic_change_is_recorded_and_disables_nothing(
         assert enrolment.drifts == ()
 
 
-async def test_a_change_of_what_is_accepted_is_always_followed_once_it_is_approved(
-    tmp_path: Path,
-) -> None:
+async def test_a_change_of_what_is_accepted_is_always_followed_once_it_is_approved(tmp_path: Path) -> None:
     wide = tool(inputSchema={"type": "object"})
     narrow = tool(inputSchema={"type": "object", "required": ["a"]})
     async with stored(tmp_path) as store:
@@ -146,9 +138,7 @@ async def test_a_change_of_what_is_accepted_is_always_followed_once_it_is_approv
             assert found[1].raw == one.raw
 
 
-async def test_finding_b3_a_disabled_tool_is_known_before_its_server_is_there(
-    tmp_path: Path,
-) -> None:
+async def test_finding_b3_a_disabled_tool_is_known_before_its_server_is_there(tmp_path: Path) -> None:
     async with stored(tmp_path) as store:
         enrolment, _ = await enrolment_in(store)
         enrolment.take_tools("s", [A, OTHER])

@@ -41,9 +41,7 @@ def listed(server: str, tool: str) -> RemoteTool:
 
 
 def enrol(
-    identities: Sequence[tuple[str, str]],
-    configured: Sequence[str],
-    come_up: Sequence[str] | None = None,
+    identities: Sequence[tuple[str, str]], configured: Sequence[str], come_up: Sequence[str] | None = None
 ) -> Enrolment:
     """Enrol tools of servers that come up in an order, by default as they are configured."""
     enrolment = Enrolment(ServerFleetImpl(), BridgeLedger.empty(), servers=configured)
@@ -131,20 +129,15 @@ def test_finding_d6_a_rule_for_all_tools_of_a_server_allows_these_and_no_others(
         assert allowed <= own
         # Less than all only where the pattern spells out a longer id: `a___*` with a server `a_`.
         assert allowed == own or any(
-            len(other) > len(server) and f"{server}__".startswith(f"{other}__"[: len(server) + 2])
-            for other in servers
+            len(other) > len(server) and f"{server}__".startswith(f"{other}__"[: len(server) + 2]) for other in servers
         )
 
 
 def test_finding_d6_a_ledger_keeps_both_tools_that_join_to_one_name() -> None:
     one, other = capability("a", "b__c"), capability("a__b", "c")
     name = model_name(other.ref, {one.name})
-    renamed = BridgeCapability.from_definition(
-        ToolDescriptor(name, "A tool.", other.parameters), other.ref, other.raw
-    )
-    ledger = BridgeLedger.empty().enroll_all(
-        [EnrollRequest(one, "a"), EnrollRequest(renamed, "a__b")], AT
-    )
+    renamed = BridgeCapability.from_definition(ToolDescriptor(name, "A tool.", other.parameters), other.ref, other.raw)
+    ledger = BridgeLedger.empty().enroll_all([EnrollRequest(one, "a"), EnrollRequest(renamed, "a__b")], AT)
     assert [one.ref for one in ledger.live_capabilities()] == [one.ref, other.ref]
     assert ledger.find(one.ref) == (
         bridge_content_key("a", "b__c", dict(one.parameters)), one,

@@ -13,14 +13,7 @@ from tests.support.deck import AT, capability, ledger_of, request, with_raw
 
 from induscode.deck.contract import BridgeFault
 from induscode.deck.mcp.keys import bridge_ulid_key
-from induscode.deck.mcp.ledger import (
-    BridgeEntry,
-    BridgeLedger,
-    BridgeOp,
-    EnrollRequest,
-    content_key_of,
-    reduce_ledger,
-)
+from induscode.deck.mcp.ledger import BridgeEntry, BridgeLedger, BridgeOp, EnrollRequest, content_key_of, reduce_ledger
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,11 +43,7 @@ def test_a_change_leaves_the_ledger_it_was_made_on_as_it_was() -> None:
     first = ledger_of(("a", "x"))
     second = first.enroll(request("a", "y"), AT)
     third = second.withdraw_server("a", AT)
-    assert [names(ledger) for ledger in (first, second, third)] == [
-        ["a__x"],
-        ["a__x", "a__y"],
-        [],
-    ]
+    assert [names(ledger) for ledger in (first, second, third)] == [["a__x"], ["a__x", "a__y"], []]
     assert [len(ledger.log) for ledger in (first, second, third)] == [1, 2, 4]
 
 
@@ -229,9 +218,7 @@ def test_the_fold_does_not_depend_on_the_order_in_which_events_are_given(
 
 
 @given(STEPS)
-def test_a_replay_gives_the_same_deck_and_goes_on_in_the_same_way(
-    steps: list[tuple[str, str, str, int]],
-) -> None:
+def test_a_replay_gives_the_same_deck_and_goes_on_in_the_same_way(steps: list[tuple[str, str, str, int]]) -> None:
     ledger = grown(steps)
     replayed = BridgeLedger.from_log(ledger.log)
     assert replayed == ledger

@@ -107,9 +107,7 @@ async def test_r11_the_others_get_a_turn_for_every_mib_of_a_big_line(cap: int) -
         assert taken.count - before >= min(cap, BIG)
 
 
-async def test_r11_a_neighbour_is_answered_while_half_of_a_big_line_is_there(
-    tmp_path: Path,
-) -> None:
+async def test_r11_a_neighbour_is_answered_while_half_of_a_big_line_is_there(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     halting = fault("big-line", BIG, gate, limits=capped(64))
     async with fleet_of(halting, honest(), supervision=Supervision(first_s=60)) as fleet:
@@ -146,9 +144,7 @@ async def test_r11_a_line_over_the_cap_is_refused_and_the_neighbour_is_not_distu
 
 
 @pytest.mark.parametrize("cap", CAPS)
-async def test_r12_of_a_flood_without_newlines_no_more_than_the_cap_is_held(
-    cap: int, tmp_path: Path
-) -> None:
+async def test_r12_of_a_flood_without_newlines_no_more_than_the_cap_is_held(cap: int, tmp_path: Path) -> None:
     log = tmp_path / "log"
     async with opened(fault("flood", "--log", log, limits=capped(cap))) as endpoint:
         with peak_memory() as peak:
@@ -176,9 +172,7 @@ async def test_r31_of_an_answer_that_says_it_is_too_large_nothing_is_held(of: An
 
 @pytest.mark.parametrize("cap", CAPS)
 @pytest.mark.parametrize("of", ["json", "event"])
-async def test_r31_of_an_answer_whose_length_was_not_told_no_more_than_the_cap_is_held(
-    of: Any, cap: int
-) -> None:
+async def test_r31_of_an_answer_whose_length_was_not_told_no_more_than_the_cap_is_held(of: Any, cap: int) -> None:
     endless = large(BIG, of=of, length_told=False)
     behaviour = sometimes(endless, on="tools/call", times=1, then=Modern())
     async with http_server(behaviour) as server:

@@ -57,9 +57,7 @@ rows = st.fixed_dictionaries(
 
 @given(st.lists(rows, max_size=3))
 @settings(max_examples=200)
-def test_finding_d4_no_definition_shows_a_model_or_a_client_what_cannot_be_seen(
-    listed: list[JsonValue],
-) -> None:
+def test_finding_d4_no_definition_shows_a_model_or_a_client_what_cannot_be_seen(listed: list[JsonValue]) -> None:
     tools, _ = read_tools(listed, honest())
     descriptors = [tool.descriptor for tool in tools]
     for shown in descriptors:
@@ -125,9 +123,7 @@ def test_finding_d4_a_call_reaches_the_server_in_its_own_spelling(hide: str) -> 
             "pair": {"type": "array", "prefixItems": [{"enum": [f"x{hide}y"]}], "items": {}},
             "map": {"additionalProperties": {"enum": [f"m{hide}n"]}},
         },
-        "$defs": {
-            "deep": {"type": "array", "items": {"properties": {f"na{hide}me": {"type": "integer"}}}}
-        },
+        "$defs": {"deep": {"type": "array", "items": {"properties": {f"na{hide}me": {"type": "integer"}}}}},
     }
     shown, removed = clean_definition({"name": "t", "inputSchema": schema})
     assert removed == 6
@@ -171,9 +167,7 @@ def test_arguments_in_the_servers_own_spelling_stay() -> None:
         {"$defs": {"ab": {}, f"a{TAG}b": {}}},
     ],
 )
-def test_finding_d4_a_tool_whose_names_only_differ_unseen_is_left_out_with_a_note(
-    schema: JsonObject,
-) -> None:
+def test_finding_d4_a_tool_whose_names_only_differ_unseen_is_left_out_with_a_note(schema: JsonObject) -> None:
     row: JsonObject = {"name": "t", "inputSchema": schema}
     with pytest.raises(AmbiguousDefinition):
         clean_definition(row)
@@ -197,10 +191,7 @@ def test_a_pattern_keeps_its_meaning() -> None:
 
 
 def test_a_clean_definition_is_the_servers_own() -> None:
-    row: JsonObject = {
-        "name": "t",
-        "description": "\u0645\u06cc\u200c\u062e 👨\u200d👩\u200d👧 ❤\ufe0f",
-    }
+    row: JsonObject = {"name": "t", "description": "\u0645\u06cc\u200c\u062e 👨\u200d👩\u200d👧 ❤\ufe0f"}
     assert clean_definition(row) == (row, 0)
     assert clean_definition(row)[0] is row
     assert clean_json(row)[0] is row

@@ -36,9 +36,7 @@ CALLS: list[tuple[str, JsonObject]] = [
 
 
 def client(config: StdioServerConfig) -> Client:
-    return Client(
-        StdioServerParameters(command=config.command, args=[*config.args], env={**config.env})
-    )
+    return Client(StdioServerParameters(command=config.command, args=[*config.args], env={**config.env}))
 
 
 def plain(model: Any) -> Any:
@@ -64,9 +62,7 @@ async def test_both_clients_see_the_same_tools(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["legacy", "modern", "both", "old"])
 @pytest.mark.parametrize(("tool", "arguments"), CALLS)
-async def test_both_clients_get_the_same_answer(
-    name: str, tool: str, arguments: JsonObject
-) -> None:
+async def test_both_clients_get_the_same_answer(name: str, tool: str, arguments: JsonObject) -> None:
     async with opened(SERVERS[name]) as ours, client(SERVERS[name]) as theirs:
         mine = await ours.invoke(tool, arguments)
         other = plain(await theirs.call_tool(tool, arguments))

@@ -62,18 +62,14 @@ REPLIES = {
     "link": types.CallToolResult(
         content=[
             types.ResourceLink(name="notes", uri="test://notes", mime_type="text/plain", size=5),
-            types.EmbeddedResource(
-                resource=types.TextResourceContents(uri="test://notes", text="inner")
-            ),
+            types.EmbeddedResource(resource=types.TextResourceContents(uri="test://notes", text="inner")),
             types.EmbeddedResource(
                 resource=types.BlobResourceContents(uri="test://blob", blob=PNG),
                 annotations=types.Annotations(audience=["user"], priority=0.5),
             ),
         ]
     ),
-    "fail": types.CallToolResult(
-        content=[types.TextContent(text="it did not work")], is_error=True
-    ),
+    "fail": types.CallToolResult(content=[types.TextContent(text="it did not work")], is_error=True),
     "meta": types.CallToolResult(
         content=[types.TextContent(text="marked", _meta={"vendor/key": [1, {"deep": "value"}]})],
         _meta={"vendor/result": 1},
@@ -96,10 +92,7 @@ TOOLS = [
     )
     for name in REPLIES
 ]
-RESOURCES = [
-    types.Resource(name=f"r{n}", uri=f"test://r{n}", mime_type="text/plain", size=n)
-    for n in range(5)
-]
+RESOURCES = [types.Resource(name=f"r{n}", uri=f"test://r{n}", mime_type="text/plain", size=n) for n in range(5)]
 TEMPLATES = [types.ResourceTemplate(name="any", uri_template="test://{name}")]
 PROMPTS = [
     types.Prompt(name="greet", arguments=[types.PromptArgument(name="who", required=True)]),
@@ -144,9 +137,7 @@ async def _read(ctx: Context, params: types.ReadResourceRequestParams) -> types.
     if str(params.uri) == "test://none":
         raise MCPError(types.INVALID_PARAMS, "no such resource", {"uri": str(params.uri)})
     text = types.TextResourceContents(uri=params.uri, text="line\n", mime_type="text/plain")
-    return types.ReadResourceResult(
-        contents=[text, types.BlobResourceContents(uri=params.uri, blob=PNG)]
-    )
+    return types.ReadResourceResult(contents=[text, types.BlobResourceContents(uri=params.uri, blob=PNG)])
 
 
 async def _prompts(ctx: Context, params: Paged) -> types.ListPromptsResult:
@@ -220,9 +211,7 @@ async def every(fetch: Callable[[str | None], Awaitable[Any]], key: str) -> list
 
 
 @pytest.mark.parametrize("way", list(WAYS))
-async def test_both_clients_come_to_the_same_version_and_hear_the_same_about_the_server(
-    way: str,
-) -> None:
+async def test_both_clients_come_to_the_same_version_and_hear_the_same_about_the_server(way: str) -> None:
     async with beside(way) as (ours, theirs):
         facts = ours.facts
         assert facts is not None
@@ -238,9 +227,7 @@ async def test_both_clients_see_the_same_lists_over_http(way: str) -> None:
         assert tools == await every(lambda cursor: theirs.list_tools(cursor=cursor), "tools")
         assert [row["name"] for row in tools] == list(REPLIES)
         resources = await ours.list_all("resources/list", "resources")
-        assert resources == await every(
-            lambda cursor: theirs.list_resources(cursor=cursor), "resources"
-        )
+        assert resources == await every(lambda cursor: theirs.list_resources(cursor=cursor), "resources")
         assert len(resources) == len(RESOURCES)
         templates = await ours.list_all("resources/templates/list", "resourceTemplates")
         assert templates == await every(
@@ -272,12 +259,7 @@ def _vendor(meta: JsonObject | None) -> JsonObject:
 
 
 ASKED: list[tuple[str, JsonObject, Asked, str]] = [
-    (
-        "resources/read",
-        {"uri": "test://r1"},
-        lambda client: client.read_resource("test://r1"),
-        "contents",
-    ),
+    ("resources/read", {"uri": "test://r1"}, lambda client: client.read_resource("test://r1"), "contents"),
     (
         "prompts/get",
         {"name": "greet", "arguments": {"who": "Ada"}},
@@ -286,13 +268,8 @@ ASKED: list[tuple[str, JsonObject, Asked, str]] = [
     ),
     (
         "completion/complete",
-        {
-            "ref": {"type": "ref/prompt", "name": "greet"},
-            "argument": {"name": "who", "value": "A"},
-        },
-        lambda client: client.complete(
-            types.PromptReference(name="greet"), {"name": "who", "value": "A"}
-        ),
+        {"ref": {"type": "ref/prompt", "name": "greet"}, "argument": {"name": "who", "value": "A"}},
+        lambda client: client.complete(types.PromptReference(name="greet"), {"name": "who", "value": "A"}),
         "completion",
     ),
 ]
@@ -311,11 +288,7 @@ async def test_both_clients_get_the_same_of_everything_else(way: str) -> None:
 REFUSED: list[tuple[str, JsonObject, Asked]] = [
     ("tools/call", {"name": "nobody"}, lambda client: client.call_tool("nobody", {})),
     ("tools/call", {"name": "broken"}, lambda client: client.call_tool("broken", {})),
-    (
-        "resources/read",
-        {"uri": "test://none"},
-        lambda client: client.read_resource("test://none"),
-    ),
+    ("resources/read", {"uri": "test://none"}, lambda client: client.read_resource("test://none")),
     ("prompts/get", {"name": "nobody"}, lambda client: client.get_prompt("nobody")),
 ]
 

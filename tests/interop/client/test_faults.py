@@ -13,21 +13,11 @@ from indusagi.interop.protocol_bridge.contract import (
     StdioServerConfig,
     StreamableHttpServerConfig,
 )
-from indusagi.interop.protocol_bridge.rpc.connection import (
-    BadAnswer,
-    LinkEnd,
-    RpcError,
-    WireClosed,
-    WireTimeout,
-)
+from indusagi.interop.protocol_bridge.rpc.connection import BadAnswer, LinkEnd, RpcError, WireClosed, WireTimeout
 from indusagi.interop.protocol_bridge.rpc.errors import VersionMismatch
 
 if TYPE_CHECKING:
-    from indusagi.interop.protocol_bridge.contract import (
-        FaultKind,
-        FaultReason,
-        ServerConfig,
-    )
+    from indusagi.interop.protocol_bridge.contract import FaultKind, FaultReason, ServerConfig
 
 STDIO = StdioServerConfig("a", "run", limits=ServerLimits(connect_s=7.5))
 HTTP = StreamableHttpServerConfig("a", "http://a/")
@@ -39,9 +29,7 @@ def closed(reason: FaultReason = "exited", *stderr: str) -> WireClosed:
     return WireClosed(LinkEnd("exited with code 3", detail))
 
 
-def refused(
-    reason: FaultReason | None = None, status: int | None = None, message: str = "no"
-) -> RpcError:
+def refused(reason: FaultReason | None = None, status: int | None = None, message: str = "no") -> RpcError:
     error = RpcError(-32602, message)
     if reason or status:
         error.detail = FaultDetail(reason=reason, http_status=status)
@@ -90,11 +78,7 @@ def refused(
     ],
 )
 def test_an_exception_is_told_by_what_it_is_and_where_it_happened(
-    exc: Exception,
-    site: Site,
-    config: ServerConfig,
-    kind: FaultKind,
-    reason: FaultReason | None,
+    exc: Exception, site: Site, config: ServerConfig, kind: FaultKind, reason: FaultReason | None
 ) -> None:
     fault = classify(exc, config, site, subject="tool")
     assert (fault.kind, fault.detail.reason) == (kind, reason)
@@ -114,23 +98,16 @@ def test_an_exception_is_told_by_what_it_is_and_where_it_happened(
         (refused(), Site.CALL, "the call of 'tool' failed: no"),
         (WireTimeout("m was late"), Site.CALL, "the call of 'tool' failed: m was late"),
         (refused(message="\x1b[31mr\u202eed"), Site.CALL, "the call of 'tool' failed: red"),
-        (
-            refused(message=""),
-            Site.CALL,
-            "the call of 'tool' failed: it answered with the error -32602 and no message",
-        ),
+        (refused(message=""), Site.CALL, "the call of 'tool' failed: it answered with the error -32602 and no message"),
         (ValueError(), Site.HELD, "the connection was lost: ValueError"),
         (
             closed(),
             Site.CALL,
-            "the call of 'tool' failed: it exited with code 3; "
-            "whether the call took effect is unknown",
+            "the call of 'tool' failed: it exited with code 3; whether the call took effect is unknown",
         ),
     ],
 )
-def test_the_message_names_the_server_the_place_and_the_reason(
-    exc: Exception, site: Site, said: str
-) -> None:
+def test_the_message_names_the_server_the_place_and_the_reason(exc: Exception, site: Site, said: str) -> None:
     assert str(classify(exc, STDIO, site, subject="tool")) == f"server 'a': {said}"
 
 
@@ -143,9 +120,7 @@ def test_the_message_names_the_server_the_place_and_the_reason(
         ((), ""),
     ],
 )
-def test_the_cause_that_a_process_wrote_is_repeated_clean(
-    stderr: tuple[str, ...], words: str
-) -> None:
+def test_the_cause_that_a_process_wrote_is_repeated_clean(stderr: tuple[str, ...], words: str) -> None:
     fault = classify(closed("exited", *stderr), STDIO, Site.CONNECT)
     said = "server 'a': the connection could not be made: it exited with code 3"
     assert str(fault) == said + words

@@ -16,11 +16,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 
-SUM: JsonSchema = {
-    "type": "object",
-    "properties": {"sum": {"type": "integer"}},
-    "required": ["sum"],
-}
+SUM: JsonSchema = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
 CATASTROPHIC = "^(a+)+$"
 VICTIM = "a" * 60 + "!"
 
@@ -32,19 +28,10 @@ async def test_an_answer_that_fits_is_nothing_to_speak_of() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
-    [
-        ({"sum": "five"}, "'five' is not of type 'integer'"),
-        ({}, "'sum' is a required property"),
-    ],
+    ("value", "said"), [({"sum": "five"}, "'five' is not of type 'integer'"), ({}, "'sum' is a required property")]
 )
-async def test_an_answer_that_does_not_fit_is_told_with_the_first_reason(
-    value: JsonValue, said: str
-) -> None:
-    assert (
-        await mismatch(SUM, value)
-        == f"its structured content does not fit its output schema: {said}"
-    )
+async def test_an_answer_that_does_not_fit_is_told_with_the_first_reason(value: JsonValue, said: str) -> None:
+    assert await mismatch(SUM, value) == f"its structured content does not fit its output schema: {said}"
 
 
 async def test_an_answer_that_is_missing_is_told() -> None:
@@ -117,18 +104,14 @@ async def test_a_schema_as_deep_as_a_pit_takes_no_time(step: str) -> None:
 async def test_references_that_double_at_every_level_take_no_time() -> None:
     levels = 60
     defs: JsonObject = {
-        f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}, {"$ref": f"#/$defs/d{n + 1}"}]}
-        for n in range(levels)
+        f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}, {"$ref": f"#/$defs/d{n + 1}"}]} for n in range(levels)
     }
     schema: JsonObject = {"$ref": "#/$defs/d0", "$defs": {**defs, f"d{levels}": {}}}
     assert await mismatch(schema, {"a": 1}) is None
 
 
 async def test_items_that_must_differ_are_not_compared() -> None:
-    schema: JsonObject = {
-        "type": "object",
-        "properties": {"rows": {"type": "array", "uniqueItems": True}},
-    }
+    schema: JsonObject = {"type": "object", "properties": {"rows": {"type": "array", "uniqueItems": True}}}
     rows: list[JsonValue] = [{"n": n} for n in range(3_000)]
     assert await mismatch(schema, {"rows": rows}) is None
 

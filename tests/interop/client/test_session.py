@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import anyio
 import pytest
-from tests.support.links import (
-    LoopTime,
-    MemoryLink,
-    ScriptedLink,
-    one_after_the_other,
-    outcome_of,
-    settled,
-)
+from tests.support.links import LoopTime, MemoryLink, ScriptedLink, one_after_the_other, outcome_of, settled
 
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
 from indusagi.interop.protocol_bridge.client.session import (
@@ -26,12 +19,7 @@ from indusagi.interop.protocol_bridge.client.session import (
     ServerFacts,
 )
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ServerLimits
-from indusagi.interop.protocol_bridge.rpc.connection import (
-    BadAnswer,
-    RpcError,
-    WireClosed,
-    WireTimeout,
-)
+from indusagi.interop.protocol_bridge.rpc.connection import BadAnswer, RpcError, WireClosed, WireTimeout
 from indusagi.interop.protocol_bridge.rpc.errors import UNSUPPORTED_VERSION, VersionMismatch
 
 if TYPE_CHECKING:
@@ -68,11 +56,7 @@ def peer_on(link: Link, limits: ServerLimits = LIMITS, **handlers: object) -> Pe
 
 
 async def met(
-    script: dict[str, Script],
-    era: Era = "modern",
-    *,
-    limits: ServerLimits = LIMITS,
-    **handlers: object,
+    script: dict[str, Script], era: Era = "modern", *, limits: ServerLimits = LIMITS, **handlers: object
 ) -> tuple[ScriptedLink, Peer]:
     """Meet a server of that era, which does what the script says besides."""
     link = ScriptedLink({"server/discover": MODERN, "initialize": LEGACY, **script})
@@ -101,9 +85,7 @@ def meta_of(frame: JsonObject) -> JsonObject:
         pytest.param(None, LEGACY, "legacy", "2025-06-18", id="legacy is silent"),
         pytest.param(STRANGE, LEGACY, "legacy", "2025-06-18", id="no common modern version"),
         pytest.param({}, LEGACY, "legacy", "2025-06-18", id="no versions at all"),
-        pytest.param(
-            unsupported("2099-01-01"), LEGACY, "legacy", "2025-06-18", id="refuses our version"
-        ),
+        pytest.param(unsupported("2099-01-01"), LEGACY, "legacy", "2025-06-18", id="refuses our version"),
         pytest.param(
             one_after_the_other(unsupported(NEWEST, 5), MODERN),
             UNKNOWN_METHOD,
@@ -111,26 +93,13 @@ def meta_of(frame: JsonObject) -> JsonObject:
             NEWEST,
             id="names a version we speak",
         ),
-        pytest.param(
-            one_after_the_other(None, MODERN),
-            unsupported(NEWEST),
-            "modern",
-            NEWEST,
-            id="locked modern",
-        ),
+        pytest.param(one_after_the_other(None, MODERN), unsupported(NEWEST), "modern", NEWEST, id="locked modern"),
     ],
 )
 async def test_a_server_is_met_in_the_way_it_speaks(
-    monkeypatch: pytest.MonkeyPatch,
-    discover: Script,
-    initialize: Script,
-    era: Era,
-    version: str,
+    monkeypatch: pytest.MonkeyPatch, discover: Script, initialize: Script, era: Era, version: str
 ) -> None:
-    link, time = (
-        ScriptedLink({"server/discover": discover, "initialize": initialize}),
-        LoopTime(monkeypatch),
-    )
+    link, time = (ScriptedLink({"server/discover": discover, "initialize": initialize}), LoopTime(monkeypatch))
     peer = peer_on(link)
     async with asyncio.TaskGroup() as tasks:
         meeting = tasks.create_task(peer.connect())
@@ -150,11 +119,7 @@ async def test_every_old_version_is_spoken(version: str) -> None:
     facts = await peer_on(link).connect("legacy")
     assert (facts.era, facts.version) == ("legacy", version)
     assert [frame["method"] for frame in link.sent] == ["initialize", "notifications/initialized"]
-    assert params_of(link.sent[0]) == {
-        "protocolVersion": LEGACY_VERSIONS[-1],
-        "capabilities": {},
-        "clientInfo": INFO,
-    }
+    assert params_of(link.sent[0]) == {"protocolVersion": LEGACY_VERSIONS[-1], "capabilities": {}, "clientInfo": INFO}
 
 
 async def test_a_modern_answer_needs_no_second_question() -> None:
@@ -248,9 +213,7 @@ async def test_a_refusal_that_means_every_question_is_not_asked_twice() -> None:
 
 
 @pytest.mark.parametrize("when", ["server/discover", "initialize"])
-async def test_a_server_that_goes_while_it_is_met_is_gone(
-    monkeypatch: pytest.MonkeyPatch, when: str
-) -> None:
+async def test_a_server_that_goes_while_it_is_met_is_gone(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     link, time = MemoryLink(), LoopTime(monkeypatch)
     peer = peer_on(link)
     async with asyncio.TaskGroup() as tasks:
@@ -267,9 +230,7 @@ async def test_a_server_that_goes_while_it_is_met_is_gone(
     assert str(peer.end_error()) == "went away"
 
 
-async def test_who_gives_up_meeting_leaves_nothing_behind_and_cancels_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_who_gives_up_meeting_leaves_nothing_behind_and_cancels_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     link, time = MemoryLink(), LoopTime(monkeypatch)
     peer = peer_on(link)
     async with asyncio.TaskGroup() as tasks:
@@ -342,9 +303,7 @@ async def test_before_the_era_is_known_nothing_is_stamped() -> None:
         ([], False, False),
     ],
 )
-def test_a_server_offers_what_it_says_and_no_more(
-    capabilities: JsonValue, tools: bool, changes: bool
-) -> None:
+def test_a_server_offers_what_it_says_and_no_more(capabilities: JsonValue, tools: bool, changes: bool) -> None:
     facts = ServerFacts("modern", NEWEST, {"capabilities": capabilities})
     assert (facts.offers("tools"), facts.offers("tools", "listChanged")) == (tools, changes)
 
@@ -377,9 +336,7 @@ async def test_a_cursor_that_is_none_ends_the_list(cursor: JsonValue) -> None:
 
 
 async def test_r21_pages_that_repeat_are_read_once_and_noted() -> None:
-    answers = one_after_the_other(
-        page(1, cursor="x"), page(2, cursor="y"), page(3, cursor="x"), page(4)
-    )
+    answers = one_after_the_other(page(1, cursor="x"), page(2, cursor="y"), page(3, cursor="x"), page(4))
     _, peer = await met({"tools/list": answers})
     assert await peer.pages("tools/list", "tools") == [1, 2, 3]
     assert peer.notes == ["tools/list repeats its pages; the rest was left out"]
@@ -461,11 +418,7 @@ async def test_a_call_is_one_request_and_its_answer(answer: JsonObject) -> None:
     link, peer = await met({"tools/call": answer}, "legacy")
     assert await peer.call_tool("t", {"a": None}) is answer
     (sent,) = link.heard("tools/call")
-    assert params_of(sent) == {
-        "name": "t",
-        "arguments": {"a": None},
-        "_meta": {"progressToken": sent["id"]},
-    }
+    assert params_of(sent) == {"name": "t", "arguments": {"a": None}, "_meta": {"progressToken": sent["id"]}}
 
 
 async def test_the_progress_of_a_call_is_heard() -> None:
@@ -494,19 +447,12 @@ async def test_questions_are_answered_and_the_state_goes_back_untouched() -> Non
 
     state: JsonObject = {"opaque": [None, 1]}
     rounds = one_after_the_other(
-        asking(
-            state,
-            q1=question("elicitation/create", message="?"),
-            q2=question("sampling/createMessage"),
-        ),
+        asking(state, q1=question("elicitation/create", message="?"), q2=question("sampling/createMessage")),
         asking(q3={"method": "roots/list", "params": 5}),
         DONE,
     )
     link, peer = await met(
-        {"tools/call": rounds},
-        elicit=answering("elicit"),
-        sample=answering("sample"),
-        roots=answering("roots"),
+        {"tools/call": rounds}, elicit=answering("elicit"), sample=answering("sample"), roots=answering("roots")
     )
     assert await peer.call_tool("t", {"a": 1}) == DONE
     assert asked == [("elicit", {"message": "?"}), ("sample", {}), ("roots", {})]
@@ -521,10 +467,7 @@ async def test_questions_are_answered_and_the_state_goes_back_untouched() -> Non
     assert len({str(frame["id"]) for frame in link.heard("tools/call")}) == 3
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [question("elicitation/create"), question("tools/call"), {}, None, "text"],
-)
+@pytest.mark.parametrize("asked", [question("elicitation/create"), question("tools/call"), {}, None, "text"])
 async def test_a_question_nobody_answers_ends_the_call(asked: JsonValue) -> None:
     link, peer = await met({"tools/call": asking(q=asked)})
     with pytest.raises(RpcError, match="is not allowed here") as caught:
@@ -596,10 +539,7 @@ async def test_changes_are_listened_to_without_a_deadline_under_an_id_of_their_o
     link, peer = await met({"subscriptions/listen": None})
     time = LoopTime(monkeypatch)
     async with asyncio.TaskGroup() as tasks:
-        listening = [
-            tasks.create_task(peer.listen(toolsListChanged=True, promptsListChanged=False))
-            for _ in range(2)
-        ]
+        listening = [tasks.create_task(peer.listen(toolsListChanged=True, promptsListChanged=False)) for _ in range(2)]
         sent = await link.hears("subscriptions/listen", 2)
         await time.passes(10**6)
         assert not any(task.done() for task in listening)

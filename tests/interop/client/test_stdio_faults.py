@@ -115,9 +115,7 @@ async def test_r05_progress_starts_the_idle_deadline_anew() -> None:
     limits = replace(FAST, call_idle_s=1.0, call_hard_s=20)
     heard: list[ToolProgress] = []
     async with opened(honest(limits=limits)) as endpoint:
-        result = await endpoint.invoke(
-            "slow", {"seconds": 1.5, "progress": 10}, on_progress=heard.append
-        )
+        result = await endpoint.invoke("slow", {"seconds": 1.5, "progress": 10}, on_progress=heard.append)
         assert not result.is_error
         assert len(heard) == 10
 
@@ -129,9 +127,7 @@ async def test_r06_a_server_killed_in_a_call_comes_back_under_the_same_names() -
         assert outcome.is_error
         assert outcome.details["code"] == "transport"
         assert outcome.details["reason"] == "outcome_unknown"
-        assert "was ended by SIGKILL; whether the call took effect is unknown" in str(
-            outcome.output
-        )
+        assert "was ended by SIGKILL; whether the call took effect is unknown" in str(outcome.output)
         await until(lambda: bridge.fleet.status()["dies"].phase is EndpointPhase.READY)
         again = await bridge.box.runner.run(ToolCall("2", "dies__echo", {"text": "back"}))
         assert again.output == "back"
@@ -155,9 +151,7 @@ async def test_r06_every_call_in_flight_fails_when_the_server_dies() -> None:
             await endpoint.invoke("echo", {})
 
 
-async def test_r07_a_crash_loop_opens_the_circuit_and_a_restart_by_hand_works(
-    tmp_path: Path,
-) -> None:
+async def test_r07_a_crash_loop_opens_the_circuit_and_a_restart_by_hand_works(tmp_path: Path) -> None:
     log = tmp_path / "log"
     rules = Supervision(first_s=0.02, jitter=0, failures=3, open_s=60)
     crashing = fault("crash-loop", 3, "--log", log, limits=PATIENT)
@@ -173,9 +167,7 @@ async def test_r08_garbage_between_the_answers_is_skipped_and_counted_once() -> 
     async with opened(fault("garbage", limits=PATIENT)) as endpoint:
         assert len(await endpoint.list_tools()) >= 1
         await works(endpoint)
-        notes = [
-            str(note) for note in endpoint.status().notes if "no protocol messages" in str(note)
-        ]
+        notes = [str(note) for note in endpoint.status().notes if "no protocol messages" in str(note)]
         assert len(notes) == 1
 
 
@@ -196,9 +188,7 @@ async def test_r10_half_a_line_and_silence_is_a_timeout() -> None:
         assert (await fault_of_call(endpoint)).kind == "timeout"
 
 
-async def test_r13_a_flood_on_standard_error_stalls_nothing(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+async def test_r13_a_flood_on_standard_error_stalls_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     async with opened(fault("stderr-flood", limits=PATIENT)) as endpoint:
         await works(endpoint)
     assert capfd.readouterr().err == ""
@@ -213,9 +203,7 @@ async def test_r14_a_server_that_ignores_everything_is_killed(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("words", [(), ("quiet",), ("stubborn",), ("setsid",), ("setsid", "quiet")])
-async def test_r15_children_of_the_server_are_gone_after_the_close(
-    tmp_path: Path, words: tuple[str, ...]
-) -> None:
+async def test_r15_children_of_the_server_are_gone_after_the_close(tmp_path: Path, words: tuple[str, ...]) -> None:
     log = tmp_path / "log"
     async with opened(fault("forks", *words, "--log", log, limits=replace(FAST, close_s=0.5))):
         await until(lambda: bool(diary(log, "child")))
@@ -250,9 +238,7 @@ async def test_a_server_may_close_its_standard_error_and_live() -> None:
 
 @pytest.mark.parametrize("kind", list(ANSWERS))
 async def test_r19_no_answer_is_too_odd_to_be_told_at_once(kind: str) -> None:
-    async with opened(
-        fault("answers", kind, limits=replace(PATIENT, frame_bytes=2**26))
-    ) as endpoint:
+    async with opened(fault("answers", kind, limits=replace(PATIENT, frame_bytes=2**26))) as endpoint:
         outcome = await attempt(endpoint, "fault")
         if isinstance(outcome, ProtocolFault):
             assert outcome.kind in {"protocol", "tool_error", "transport"}
@@ -266,9 +252,7 @@ async def test_r19_no_answer_is_too_odd_to_be_told_at_once(kind: str) -> None:
 async def test_r20_one_odd_tool_never_takes_the_others_with_it(kind: str) -> None:
     async with mounted(fault("tools", kind, limits=PATIENT)) as bridge:
         names = [mounted_tool.ref.name for mounted_tool in bridge.tools]
-        assert [name for name in names if name.startswith("good_")] == [
-            f"good_{n}" for n in range(9)
-        ]
+        assert [name for name in names if name.startswith("good_")] == [f"good_{n}" for n in range(9)]
         assert len(names) == 10 or bridge.notes
         for descriptor in bridge.box.descriptors():
             outcome = await bridge.box.runner.run(ToolCall("1", descriptor.name, {}))
@@ -302,9 +286,7 @@ async def test_r20_a_listing_that_hangs_times_out_and_leaves_the_endpoint_ready(
         (("many-tools", "3000"), "more than 1,000; 2,"),
     ],
 )
-async def test_r21_a_list_without_end_is_capped_and_the_status_says_so(
-    mode: tuple[str, str], said: str
-) -> None:
+async def test_r21_a_list_without_end_is_capped_and_the_status_says_so(mode: tuple[str, str], said: str) -> None:
     async with opened(fault(*mode, limits=PATIENT)) as endpoint:
         tools = await endpoint.list_tools()
         assert 0 < len(tools) <= 1_000
@@ -321,9 +303,7 @@ async def test_r22_a_burst_of_changes_is_answered_with_few_listings(tmp_path: Pa
         assert len(diary(log, "heard tools/list")) <= 3
 
 
-@pytest.mark.parametrize(
-    "mode", [("version", "1999-01-01"), ("modern-version", "offer", "2099-01-01")]
-)
+@pytest.mark.parametrize("mode", [("version", "1999-01-01"), ("modern-version", "offer", "2099-01-01")])
 async def test_r23_a_version_we_do_not_speak_is_told_with_both_sides(mode: tuple[str, ...]) -> None:
     failure = await fault_of_opening(fault(*mode, limits=SOON))
     assert (failure.kind, failure.detail.reason) == ("protocol", "version")
@@ -410,9 +390,7 @@ async def test_r34_tearing_down_while_connecting_leaves_nothing(tmp_path: Path) 
     assert not is_alive(int(diary(log, "start")[0]))
 
 
-async def test_r39_a_server_sees_nothing_of_our_environment_but_what_it_needs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_r39_a_server_sees_nothing_of_our_environment_but_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CANARY_TOKEN", "secret-canary")
     monkeypatch.setenv("LC_TIME", "C")
     async with opened(honest(env={"DECLARED": "yes"})) as endpoint:
@@ -483,9 +461,7 @@ async def main():
     await asyncio.sleep(60)
 asyncio.run(main())
 """
-    with subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, cwd=ROOT
-    ) as process:
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, cwd=ROOT) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         process.send_signal(signal.SIGKILL)

@@ -29,9 +29,7 @@ def test_each_failure_waits_longer_up_to_the_longest() -> None:
 
 
 @pytest.mark.parametrize("failure", [None, fault(), fault("exited")])
-def test_a_server_that_went_without_a_word_is_started_again_too(
-    failure: ProtocolFault | None,
-) -> None:
+def test_a_server_that_went_without_a_word_is_started_again_too(failure: ProtocolFault | None) -> None:
     assert Record(RULES).delay(failure, 0, 0) == 1.0
 
 
@@ -89,13 +87,8 @@ def test_a_server_that_asks_for_time_gets_it(asked: float | None, waits: float) 
     assert Record(RULES).delay(fault("rate_limited", asked), 0, 0) == waits
 
 
-@pytest.mark.parametrize(
-    ("failures", "asked", "waits"),
-    [(1, 90.0, 90), (1, 30.0, 60)],
-)
-def test_an_open_circuit_waits_at_least_as_long_as_the_server_asks(
-    failures: int, asked: float, waits: float
-) -> None:
+@pytest.mark.parametrize(("failures", "asked", "waits"), [(1, 90.0, 90), (1, 30.0, 60)])
+def test_an_open_circuit_waits_at_least_as_long_as_the_server_asks(failures: int, asked: float, waits: float) -> None:
     record = Record(replace(RULES, failures=failures, open_s=60))
     assert record.delay(fault("rate_limited", asked), 0, 0) == waits
 
@@ -118,9 +111,7 @@ def test_an_open_circuit_waits_at_least_as_long_as_the_server_asks(
         (None, False),
     ],
 )
-def test_what_does_not_pass_by_itself_is_not_tried_again(
-    reason: FaultReason | None, hopeless: bool
-) -> None:
+def test_what_does_not_pass_by_itself_is_not_tried_again(reason: FaultReason | None, hopeless: bool) -> None:
     record = Record(RULES)
     delay = record.delay(fault(reason), 0, 0)
     assert (delay is None) == hopeless == (reason in HOPELESS)
@@ -138,9 +129,7 @@ def test_a_server_that_never_stays_up_is_tried_for_ever(failures: int) -> None:
         now += delay
 
 
-@given(
-    st.lists(st.tuples(st.floats(0, 300), st.floats(0, 300), st.none() | st.floats(0, 1e6))),
-)
+@given(st.lists(st.tuples(st.floats(0, 300), st.floats(0, 300), st.none() | st.floats(0, 1e6))))
 def test_a_delay_is_never_shorter_than_asked_and_never_without_reason_longer(
     falls: list[tuple[float, float, float | None]],
 ) -> None:

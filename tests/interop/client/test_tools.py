@@ -14,29 +14,17 @@ from tests.support.strategies import json_values
 from indusagi.core.json import compact_json, is_json_object
 from indusagi.core.text import clean_text
 from indusagi.interop.protocol_bridge.client.tools import model_name, read_tools
-from indusagi.interop.protocol_bridge.contract import (
-    RemoteToolRef,
-    ServerLimits,
-    StdioServerConfig,
-)
+from indusagi.interop.protocol_bridge.contract import RemoteToolRef, ServerLimits, StdioServerConfig
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.core.notes import Note
 
 CONFIG = StdioServerConfig("srv", "run")
-UNUSABLE = {
-    "not-an-object",
-    "null-row",
-    "no-name",
-    "integer-name",
-    "empty-name",
-    "list-schema",
-}
+UNUSABLE = {"not-an-object", "null-row", "no-name", "integer-name", "empty-name", "list-schema"}
 """Rows that no tool can be made of."""
 GOOD_ROWS: list[JsonValue] = [
-    {"name": f"good_{n}", "description": "A tool.", "inputSchema": {"type": "object"}}
-    for n in range(9)
+    {"name": f"good_{n}", "description": "A tool.", "inputSchema": {"type": "object"}} for n in range(9)
 ]
 
 
@@ -89,8 +77,7 @@ rows_of_anything = st.lists(
         optional={
             "description": json_values,
             "title": json_values,
-            "inputSchema": st.dictionaries(st.text(max_size=4), json_values, max_size=3)
-            | json_values,
+            "inputSchema": st.dictionaries(st.text(max_size=4), json_values, max_size=3) | json_values,
             "outputSchema": json_values,
             "annotations": json_values,
             "x-vendor": json_values,
@@ -143,17 +130,13 @@ def test_the_last_of_several_definitions_stands_in_the_place_of_the_first() -> N
     assert [tool.ref.name for tool in tools] == ["a", "b", "c"]
     assert tools[0].descriptor.description == "Last."
     assert tools[0].raw is rows[2]
-    assert messages(notes) == [
-        "server 'srv', tool 'a': listed more than once; the last definition is used"
-    ]
+    assert messages(notes) == ["server 'srv', tool 'a': listed more than once; the last definition is used"]
 
 
 def test_a_last_definition_that_is_unusable_leaves_the_one_before() -> None:
     tools, notes = read_tools([row("a"), row("a", inputSchema=5)], CONFIG)
     assert [tool.descriptor.description for tool in tools] == ["A tool."]
-    assert messages(notes) == [
-        "server 'srv', tool 'a': its inputSchema is no object, and it was left out"
-    ]
+    assert messages(notes) == ["server 'srv', tool 'a': its inputSchema is no object, and it was left out"]
 
 
 def test_a_row_without_a_name_is_told_by_its_number() -> None:
@@ -198,16 +181,13 @@ def test_tools_that_are_not_wanted_do_not_count_for_the_cap() -> None:
 
 def test_r42_what_is_shown_is_cleaned_and_noted() -> None:
     hints: JsonObject = {"title": DIRTY, "n": 5}
-    (tool,), notes = read_tools(
-        [row("t", title=DIRTY, description=DIRTY, annotations=hints)], CONFIG
-    )
+    (tool,), notes = read_tools([row("t", title=DIRTY, description=DIRTY, annotations=hints)], CONFIG)
     clean, removed = clean_text(DIRTY)
     shown = tool.descriptor
     assert (shown.title, shown.description) == (clean, clean)
     assert shown.annotations == {"title": clean, "n": 5}
     assert messages(notes) == [
-        f"server 'srv', tool 't': {3 * removed} invisible characters "
-        "were removed from its definition"
+        f"server 'srv', tool 't': {3 * removed} invisible characters were removed from its definition"
     ]
     assert tool.raw["description"] == DIRTY
 
@@ -225,9 +205,7 @@ def test_long_texts_are_cut_and_noted() -> None:
     ]
 
 
-def test_a_long_and_dirty_name_is_shown_clean_and_short_in_notes_and_kept_in_the_reference() -> (
-    None
-):
+def test_a_long_and_dirty_name_is_shown_clean_and_short_in_notes_and_kept_in_the_reference() -> None:
     name = "\u202e" + "n" * 200
     (tool,), notes = read_tools([row(name, description="\x00")], CONFIG)
     assert tool.ref.name == name
@@ -245,10 +223,7 @@ def test_parameters_that_are_shown_wider_are_noted() -> None:
 
 
 def test_r42_texts_inside_the_parameters_are_cleaned_too() -> None:
-    schema: JsonObject = {
-        "type": "object",
-        "properties": {"p": {"type": "string", "description": DIRTY}},
-    }
+    schema: JsonObject = {"type": "object", "properties": {"p": {"type": "string", "description": DIRTY}}}
     (tool,), _ = read_tools([row("t", inputSchema=schema)], CONFIG)
     shown = json.dumps(tool.descriptor.parameters, ensure_ascii=False)
     assert clean_text(json.loads(shown)["properties"]["p"]["description"])[1] == 0

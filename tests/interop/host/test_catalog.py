@@ -11,12 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.host_tools import Bench
 
-from indusagi.interop.protocol_bridge.host.catalog import (
-    Catalog,
-    Prepared,
-    make_listing,
-    tool_row,
-)
+from indusagi.interop.protocol_bridge.host.catalog import Catalog, Prepared, make_listing, tool_row
 from indusagi.interop.protocol_bridge.rpc.codec import write_frame
 from indusagi.runtime.contract import ToolDescriptor
 
@@ -27,12 +22,7 @@ SCHEMA: Any = {"type": "object", "properties": {"b": {"default": 1}, "a": {"$ref
 def test_a_row_holds_what_the_descriptor_holds_in_the_same_order() -> None:
     frozen: Any = MappingProxyType({**SCHEMA, "required": ("b",)})
     descriptor = ToolDescriptor(
-        "t",
-        "d",
-        frozen,
-        title="T",
-        annotations={"readOnlyHint": True},
-        output_schema={"type": "object"},
+        "t", "d", frozen, title="T", annotations={"readOnlyHint": True}, output_schema={"type": "object"}
     )
     assert json.dumps(tool_row(descriptor)) == json.dumps(
         {

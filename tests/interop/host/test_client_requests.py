@@ -30,12 +30,7 @@ from indusagi.interop import (
     create_server_endpoint,
     mount_protocol_bridge,
 )
-from indusagi.interop.protocol_bridge.client.handlers import (
-    HOPS,
-    InFlight,
-    asking_handlers,
-    calling,
-)
+from indusagi.interop.protocol_bridge.client.handlers import HOPS, InFlight, asking_handlers, calling
 from indusagi.interop.protocol_bridge.host.client_requests import MAX_HOPS, ParkedCall, Parking
 from indusagi.interop.protocol_bridge.rpc.connection import RpcError
 
@@ -77,9 +72,7 @@ async def sample(context: object, params: object) -> CreateMessageResult:
 async def test_a_question_reaches_the_client_whatever_the_eras(front: str, upstream: str) -> None:
     async with mounted(upstream) as bridge:
         host = create_provider_host(bridge.box)
-        async with client_of(
-            host, front, elicitation_callback=named("Ada"), sampling_callback=sample
-        ) as client:
+        async with client_of(host, front, elicitation_callback=named("Ada"), sampling_callback=sample) as client:
             told = await client.call_tool("honest__ask", ASK)
             assert told.structured_content == {"action": "accept", "content": {"name": "Ada"}}
             twice = {"method": "sampling/createMessage", "rounds": 2}
@@ -193,9 +186,7 @@ async def stubborn(place: Path, **limits: float) -> AsyncGenerator[MountedProtoc
     script = place / "stubborn.py"
     await anyio.Path(script).write_text(STUBBORN)
     arguments = (str(script), str(place / "diary"))
-    config = StdioServerConfig(
-        "s", sys.executable, arguments, limits=replace(ServerLimits(), probe_s=0.2, **limits)
-    )
+    config = StdioServerConfig("s", sys.executable, arguments, limits=replace(ServerLimits(), probe_s=0.2, **limits))
     bridge = await mount_protocol_bridge(BridgeConfig((config,)), handlers=asking_handlers())
     try:
         yield bridge
@@ -235,9 +226,7 @@ async def test_a_question_after_a_cancelled_call_reaches_no_other_client(
             assert '"two"' in str(told.content)
 
 
-async def test_a_question_after_a_call_that_took_too_long_reaches_no_client(
-    tmp_path: Path,
-) -> None:
+async def test_a_question_after_a_call_that_took_too_long_reaches_no_client(tmp_path: Path) -> None:
     async with stubborn(tmp_path, call_idle_s=1.0) as bridge:
         host = create_provider_host(bridge.box)
         # By no client of the host: the library may call as well.
@@ -249,9 +238,7 @@ async def test_a_question_after_a_call_that_took_too_long_reaches_no_client(
             assert "cannot be told which client" in str(told.content)
 
 
-async def test_an_older_client_is_asked_although_a_call_of_its_own_was_cancelled(
-    tmp_path: Path,
-) -> None:
+async def test_an_older_client_is_asked_although_a_call_of_its_own_was_cancelled(tmp_path: Path) -> None:
     async with stubborn(tmp_path) as bridge:
         host = create_provider_host(bridge.box)
         async with client_of(host, "memory-legacy", elicitation_callback=named("Ada")) as client:
@@ -524,9 +511,7 @@ async def test_a_call_that_breaks_is_told_to_whoever_waits() -> None:
 
 
 @pytest.mark.parametrize("number", [float("inf"), float("-inf"), float("nan")])
-async def test_a_number_that_json_does_not_have_is_refused_before_it_is_sent(
-    number: float,
-) -> None:
+async def test_a_number_that_json_does_not_have_is_refused_before_it_is_sent(number: float) -> None:
     async with mounted("legacy") as bridge:
         (endpoint,) = bridge.fleet.endpoints()
         with pytest.raises(ProtocolFault, match="cannot be sent: it holds a number"):

@@ -160,9 +160,7 @@ async def test_discovery_needs_no_handshake() -> None:
         ("subscriptions/listen", {"_meta": STAMP}, -32602),
     ],
 )
-async def test_what_cannot_be_served_is_refused_by_its_code(
-    method: str, params: JsonObject, code: int
-) -> None:
+async def test_what_cannot_be_served_is_refused_by_its_code(method: str, params: JsonObject, code: int) -> None:
     async with raw_client(create_provider_host(Bench().box())) as client:
         refused = await client.answer(1, method, params)
         assert refused["code"] == code
@@ -323,10 +321,7 @@ async def test_progress_is_told_only_to_those_who_ask_and_never_backwards() -> N
         assert len(client.heard) == 1
         await client.answer(2, "tools/call", modern(name="steps", _meta={"progressToken": "p"}))
         told = [frame["params"] for frame in client.heard if "method" in frame]
-        assert told == [
-            {"progressToken": "p", "progress": n, "total": 3, "message": f"step {n}"}
-            for n in (1, 2, 3)
-        ]
+        assert told == [{"progressToken": "p", "progress": n, "total": 3, "message": f"step {n}"} for n in (1, 2, 3)]
 
 
 async def test_progress_that_json_cannot_tell_is_left_out() -> None:
@@ -425,9 +420,7 @@ async def test_a_box_that_fails_is_an_error_result_without_its_secrets(
         assert "swordfish" not in json.dumps(client.heard)
 
 
-async def test_a_host_that_fails_itself_says_no_more_than_that(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_host_that_fails_itself_says_no_more_than_that(caplog: pytest.LogCaptureFixture) -> None:
     def lost() -> ToolBox:
         raise OSError("/home/me/secret is gone")
 
@@ -441,9 +434,7 @@ async def test_a_tool_that_heeds_no_token_is_ended_by_force() -> None:
     ended = asyncio.Event()
 
     class Deaf(Broken):
-        async def run(
-            self, call: ToolCall, cancel: CancelToken | None = None, **_: Any
-        ) -> ToolOutcome:
+        async def run(self, call: ToolCall, cancel: CancelToken | None = None, **_: Any) -> ToolOutcome:
             try:
                 await asyncio.Event().wait()
             finally:
@@ -601,9 +592,7 @@ async def test_a_link_that_fails_at_the_start_is_a_transport_fault() -> None:
 
 async def test_progress_that_says_little_is_passed_on_as_it_is() -> None:
     class Terse(Broken):
-        async def run(
-            self, call: ToolCall, cancel: CancelToken | None = None, **more: Any
-        ) -> ToolOutcome:
+        async def run(self, call: ToolCall, cancel: CancelToken | None = None, **more: Any) -> ToolOutcome:
             more["on_progress"](ToolProgress(1))
             return ToolOutcome(call.id, ToolResult.text("done"))
 

@@ -24,12 +24,7 @@ from tests.support.waiting import LIMIT_S, until
 
 from indusagi.interop import HostLimits, HttpSettings, linked_pair
 from indusagi.interop.protocol_bridge.host.server import RunningProviderHost
-from indusagi.interop.protocol_bridge.rpc.connection import (
-    BadAnswer,
-    RpcError,
-    WireClosed,
-    WireTimeout,
-)
+from indusagi.interop.protocol_bridge.rpc.connection import BadAnswer, RpcError, WireClosed, WireTimeout
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -74,9 +69,7 @@ async def sdk_client(way: str) -> AsyncGenerator[Client]:
             stack.push_async_callback(running.cancel)
             transport: Any = _given(streams[0])
         elif way == "stdio":
-            parameters = StdioServerParameters(
-                command=sys.executable, args=[str(CHILD)], env={"PYTHONPATH": str(ROOT)}
-            )
+            parameters = StdioServerParameters(command=sys.executable, args=[str(CHILD)], env={"PYTHONPATH": str(ROOT)})
             quiet = stack.enter_context(open("/dev/null", "w", encoding="utf-8"))  # noqa: ASYNC230, SIM115
             transport = stdio_client(parameters, errlog=quiet)
         else:
@@ -131,9 +124,7 @@ async def test_questions_of_several_calls_at_once_find_their_own_answers(way: st
 
 
 async def test_a_refusal_of_the_client_is_an_error_of_the_one_who_asked() -> None:
-    async with (
-        create_client_server_memory_streams() as (ours, theirs),
-    ):
+    async with create_client_server_memory_streams() as (ours, theirs):
         asking = AskingClient()
         running = RunningProviderHost(asking, HostLimits())
         await running.start(theirs)
@@ -188,12 +179,7 @@ async def test_the_question_says_what_was_asked_and_its_id_cannot_be_guessed() -
     async with raw() as client:
         client.link.send(CALL)
         asked = await client.question()
-        assert {**asked, "id": None} == {
-            "jsonrpc": "2.0",
-            "id": None,
-            "method": "elicitation/create",
-            "params": FORM,
-        }
+        assert {**asked, "id": None} == {"jsonrpc": "2.0", "id": None, "method": "elicitation/create", "params": FORM}
         assert len(asked["id"]) > 20
         client.say(id=asked["id"], result={"action": "decline"})
         assert (await client.answer())["result"]["structuredContent"] == {"action": "decline"}
@@ -228,9 +214,7 @@ async def test_an_answer_to_what_nobody_asked_changes_nothing(stray: JsonObject)
         ({"result": []}, BadAnswer, -32603),
     ],
 )
-async def test_an_answer_that_is_none_is_told_to_the_one_who_asked(
-    answer: JsonObject, kind: type, code: int
-) -> None:
+async def test_an_answer_that_is_none_is_told_to_the_one_who_asked(answer: JsonObject, kind: type, code: int) -> None:
     async with raw() as client:
         client.link.send(CALL)
         client.say(id=(await client.question())["id"], **answer)
@@ -325,15 +309,11 @@ async def events(response: httpx2.Response) -> AsyncGenerator[Any]:
 
 async def test_over_http_the_question_travels_on_the_stream_of_its_call() -> None:
     async with sessions(1, []) as [session]:
-        posting = session.client.stream(
-            "POST", "/mcp", content=json.dumps(CALL), headers=session.headers
-        )
+        posting = session.client.stream("POST", "/mcp", content=json.dumps(CALL), headers=session.headers)
         async with posting as response:
             told = events(response)
             asked = await anext(told)
-            taken = await session.post(
-                {"jsonrpc": "2.0", "id": asked["id"], "result": {"action": "accept"}}
-            )
+            taken = await session.post({"jsonrpc": "2.0", "id": asked["id"], "result": {"action": "accept"}})
             assert (taken.status_code, taken.content) == (202, b"")
             answer = await anext(told)
             assert answer["result"]["structuredContent"] == {"action": "accept"}
@@ -342,9 +322,7 @@ async def test_over_http_the_question_travels_on_the_stream_of_its_call() -> Non
 async def test_over_http_nobody_answers_for_another_session() -> None:
     clients: list[AskingClient] = []
     async with sessions(2, clients) as [session, other]:
-        posting = session.client.stream(
-            "POST", "/mcp", content=json.dumps(CALL), headers=session.headers
-        )
+        posting = session.client.stream("POST", "/mcp", content=json.dumps(CALL), headers=session.headers)
         async with posting as response:
             told = events(response)
             asked = await anext(told)
@@ -386,9 +364,7 @@ async def test_over_http_a_client_that_reads_no_events_is_not_asked() -> None:
 async def test_over_http_a_client_that_breaks_off_its_call_is_asked_no_more() -> None:
     clients: list[AskingClient] = []
     async with sessions(1, clients) as [session]:
-        posting = session.client.stream(
-            "POST", "/mcp", content=json.dumps(CALL), headers=session.headers
-        )
+        posting = session.client.stream("POST", "/mcp", content=json.dumps(CALL), headers=session.headers)
         async with posting as response:
             await anext(events(response))
         await until(lambda: bool(clients[0].failures))

@@ -133,9 +133,7 @@ def sdk_server(bench: Bench) -> Server[Any]:
     async def listed(ctx: ServerRequestContext[Any, Any], params: Any) -> types.ListToolsResult:
         # With a tool whose result is no object, the SDK would show older clients no list at all.
         named = [one for one in box.descriptors() if one.name != "rows"]
-        return types.ListToolsResult(
-            tools=[types.Tool.model_validate(tool_row(one)) for one in named]
-        )
+        return types.ListToolsResult(tools=[types.Tool.model_validate(tool_row(one)) for one in named])
 
     async def called(ctx: ServerRequestContext[Any, Any], params: Any) -> types.CallToolResult:
         if params.name not in box.tools:
@@ -156,9 +154,7 @@ def sdk_server(bench: Bench) -> Server[Any]:
 async def seen(client: Client) -> Any:
     """Write down all that a client sees."""
     calls = {name: args for name, args in CALLS.items() if name != "rows"}
-    found: dict[str, Any] = {
-        name: _plain(await client.call_tool(name, args)) for name, args in calls.items()
-    }
+    found: dict[str, Any] = {name: _plain(await client.call_tool(name, args)) for name, args in calls.items()}
     listed = _plain(await client.list_tools())
     found["tools"] = [row for row in listed["tools"] if row["name"] != "rows"]
     for name, arguments in (("nope", {}), ("echo", {"text": 1})):

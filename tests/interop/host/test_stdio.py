@@ -185,9 +185,7 @@ SAID = frame(1, "tools/list") + frame(2, "tools/call", name="echo", arguments={"
 
 def test_the_answers_come_also_where_the_input_ends_at_once() -> None:
     command = [sys.executable, str(CHILD)]
-    done = subprocess.run(
-        command, env=ENV, timeout=LIMIT_S, check=True, input=SAID, stdout=subprocess.PIPE
-    )
+    done = subprocess.run(command, env=ENV, timeout=LIMIT_S, check=True, input=SAID, stdout=subprocess.PIPE)
     _check_answers(done.stdout)
 
 
@@ -201,20 +199,11 @@ def test_standard_streams_may_be_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("redirected", "code", "said"),
-    [
-        ("</dev/null", 0, ""),
-        ("<&-", 1, "not open"),
-        (">&-", 1, "not open"),
-        ("</dev/null 2>&-", 0, ""),
-    ],
+    [("</dev/null", 0, ""), ("<&-", 1, "not open"), (">&-", 1, "not open"), ("</dev/null 2>&-", 0, "")],
 )
-def test_streams_that_carry_nothing_end_the_host_at_once(
-    redirected: str, code: int, said: str
-) -> None:
+def test_streams_that_carry_nothing_end_the_host_at_once(redirected: str, code: int, said: str) -> None:
     command = f"{quote(sys.executable)} {quote(str(CHILD))} {redirected}"
-    done = subprocess.run(
-        command, shell=True, env=ENV, timeout=LIMIT_S, check=False, capture_output=True, text=True
-    )
+    done = subprocess.run(command, shell=True, env=ENV, timeout=LIMIT_S, check=False, capture_output=True, text=True)
     assert done.returncode == code
     assert said in done.stderr
 
@@ -264,9 +253,7 @@ async def test_what_comes_before_somebody_listens_is_kept() -> None:
         link.send({"c": 3})
 
 
-async def test_a_client_that_reads_nothing_does_not_keep_the_host(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_client_that_reads_nothing_does_not_keep_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_stdio, "_FLUSH_S", 0.05)
     async with piped() as (link, _, _):
         link.attach(lambda data: None, lambda end: None)
@@ -308,10 +295,7 @@ async def test_a_client_that_closes_its_end_has_gone_away() -> None:
             await ended.wait()
 
 
-@given(
-    lines=st.lists(st.binary(max_size=12).map(lambda line: line.replace(b"\n", b""))),
-    cut=st.integers(1, 7),
-)
+@given(lines=st.lists(st.binary(max_size=12).map(lambda line: line.replace(b"\n", b""))), cut=st.integers(1, 7))
 def test_lines_are_the_same_however_they_arrive(lines: list[bytes], cut: int) -> None:
     found: list[bytes] = []
     cutter = LineCutter(found.append, 8)

@@ -13,13 +13,7 @@ import anyio
 import pytest
 from tests.support.host_tools import Bench
 from tests.support.http_peer import http_server
-from tests.support.relays import (
-    CHILD,
-    HELLO,
-    front_of,
-    http_fronts,
-    stamped,
-)
+from tests.support.relays import CHILD, HELLO, front_of, http_fronts, stamped
 from tests.support.scripts import ROOT
 from tests.support.servers import fault, honest
 from tests.support.waiting import LIMIT_S, is_alive, until
@@ -61,9 +55,7 @@ async def test_a_server_that_dies_is_named_and_started_again_by_the_next_call() 
         assert (await front.ask("ping", None, 2))["result"] == {}
 
 
-async def test_a_server_that_dies_again_and_again_is_not_started_at_every_call(
-    tmp_path: Path,
-) -> None:
+async def test_a_server_that_dies_again_and_again_is_not_started_at_every_call(tmp_path: Path) -> None:
     diary = tmp_path / "diary"
     async with front_of(create_relay_host(fault("dies", "--log", diary))) as front:
         await front.hello()
@@ -129,9 +121,7 @@ async def test_noise_of_a_server_is_not_handed_on() -> None:
 
 
 @pytest.mark.parametrize("era", ["legacy", "modern"])
-async def test_r52_a_client_that_breaks_off_its_call_has_it_cancelled_at_the_server(
-    era: str, tmp_path: Path
-) -> None:
+async def test_r52_a_client_that_breaks_off_its_call_has_it_cancelled_at_the_server(era: str, tmp_path: Path) -> None:
     diary = tmp_path / "diary"
     async with http_fronts(create_relay_host(honest("--era", era, "--log", diary))) as [front]:
         slow: Any = {"name": "slow", "arguments": {"seconds": 50}}
@@ -190,10 +180,7 @@ async def test_r52_a_hundred_sessions_at_once_are_refused_in_words(tmp_path: Pat
             front.say("initialize", HELLO, 1)
         for front in fronts:
             await front.hears(lambda frame: "error" in frame or "result" in frame)
-        assert sorted(status for front in fronts for status in front.statuses) == [
-            *[200] * 4,
-            *[503] * 16,
-        ]
+        assert sorted(status for front in fronts for status in front.statuses) == [*[200] * 4, *[503] * 16]
         assert len(starts(diary)) == 4
 
 
@@ -315,18 +302,12 @@ async def test_c27_the_token_of_the_front_never_goes_to_the_server() -> None:
         elif "id" not in request.rpc:
             await exchange.reply(202)
         else:
-            result: Any = {
-                "protocolVersion": "2025-11-25",
-                "capabilities": {},
-                "x": [1, {"b": 1, "a": 2}],
-            }
+            result: Any = {"protocolVersion": "2025-11-25", "capabilities": {}, "x": [1, {"b": 1, "a": 2}]}
             await exchange.reply_json({"jsonrpc": "2.0", "id": request.rpc["id"], "result": result})
 
     async with http_server(answer) as server:
         config = StreamableHttpServerConfig("there", server.url, {"x-own": "of the config"})
-        async with http_fronts(create_relay_host(config), without_token=False, tokens=[TOKEN]) as [
-            front
-        ]:
+        async with http_fronts(create_relay_host(config), without_token=False, tokens=[TOKEN]) as [front]:
             front.session = {"authorization": f"Bearer {TOKEN}"}
             met = await front.ask("initialize", HELLO)
             assert list(met["result"]["x"][1]) == ["b", "a"]
@@ -362,10 +343,7 @@ async def test_a_server_behind_an_address_is_relayed_as_well(kind: str, carrier:
                 listed = await front.ask("tools/list", {}, 2)
                 assert "echo" in [tool["name"] for tool in listed["result"]["tools"]]
                 refused = await front.ask("nobody/knows", {}, 3)
-                assert refused["error"] == {
-                    "code": -32601,
-                    "message": "nobody/knows is not supported",
-                }
+                assert refused["error"] == {"code": -32601, "message": "nobody/knows is not supported"}
                 steps = {"name": "steps", "_meta": {"progressToken": "mine"}}
                 *told, answer = await front.exchange("tools/call", steps, 4)
                 assert json.loads(answer)["id"] == 4
@@ -379,9 +357,7 @@ async def test_a_server_behind_an_address_is_relayed_as_well(kind: str, carrier:
                         assert "result" in await front.ask("tools/call", stamped(headed), 6)
 
 
-async def test_a_number_that_cannot_be_written_again_is_told_of(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_number_that_cannot_be_written_again_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
     async def answer(exchange: Exchange) -> None:
         identity = json.dumps(exchange.request.rpc.get("id")).encode()
         if exchange.request.is_a("GET") or exchange.request.is_a("DELETE"):

@@ -17,13 +17,7 @@ from indusagi.interop import StdioServerConfig, linked_pair
 from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits
 from indusagi.interop.protocol_bridge.relay.session import RelayClient
 from indusagi.interop.protocol_bridge.relay.upstream import Lines, Pace, ToolSchemas
-from indusagi.interop.protocol_bridge.rpc.codec import (
-    Prepared,
-    Unwritable,
-    read_exact,
-    read_frame,
-    write_frame,
-)
+from indusagi.interop.protocol_bridge.rpc.codec import Prepared, Unwritable, read_exact, read_frame, write_frame
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
@@ -38,12 +32,7 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 _HALF = re.compile("[\ud800-\udfff]")
 OBJECTS = st.dictionaries(TEXT, VALUES, max_size=5)
 STYLES: Any = st.sampled_from(
-    [
-        {},
-        {"ensure_ascii": False, "separators": (",", ":")},
-        {"indent": 2},
-        {"separators": (" ,\t", " :\r ")},
-    ]
+    [{}, {"ensure_ascii": False, "separators": (",", ":")}, {"indent": 2}, {"separators": (" ,\t", " :\r ")}]
 )
 ODD = [
     "1.0",
@@ -96,9 +85,7 @@ def test_what_a_message_carries_keeps_the_way_it_is_written(odd: str) -> None:
         b'[{"jsonrpc":"2.0","id":1,"method":"a","params":{"x":1e999}}]',
     ],
 )
-def test_a_number_that_cannot_be_written_again_is_refused_where_it_would_have_to_be(
-    text: bytes,
-) -> None:
+def test_a_number_that_cannot_be_written_again_is_refused_where_it_would_have_to_be(text: bytes) -> None:
     read = read_frame(text)
     with pytest.raises(Unwritable):
         read_exact(text)
@@ -139,9 +126,7 @@ def test_what_is_no_json_is_refused(text: bytes) -> None:
 
 
 @given(params=OBJECTS, result=OBJECTS, style=STYLES)
-async def test_any_request_and_any_result_pass_equal_and_in_order(
-    params: Any, result: Any, style: Any
-) -> None:
+async def test_any_request_and_any_result_pass_equal_and_in_order(params: Any, result: Any, style: Any) -> None:
     """Through the whole of a relay, with the links in memory."""
     ours, theirs = linked_pair()
     heard: list[Any] = []

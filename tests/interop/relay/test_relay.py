@@ -17,16 +17,7 @@ from mcp.client import Client
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.memory import create_client_server_memory_streams
-from tests.support.relays import (
-    CHILD,
-    HELLO,
-    WAYS,
-    direct,
-    front_of,
-    ordered,
-    process,
-    stamped,
-)
+from tests.support.relays import CHILD, HELLO, WAYS, direct, front_of, ordered, process, stamped
 from tests.support.scripts import ROOT
 from tests.support.servers import honest
 from tests.support.waiting import LIMIT_S, until
@@ -53,21 +44,10 @@ COMMON: Sequence[Step] = [
     ("tools/call", {"name": "refuse", "arguments": {}}),
     ("tools/call", {"name": "nobody", "arguments": {}}),
     ("tools/call", {"name": "big", "arguments": {"bytes": 100_000}}),
+    ("tools/call", {"name": "slow", "arguments": {"seconds": 0.02, "progress": 2}, "_meta": {"progressToken": "mine"}}),
     (
         "tools/call",
-        {
-            "name": "slow",
-            "arguments": {"seconds": 0.02, "progress": 2},
-            "_meta": {"progressToken": "mine"},
-        },
-    ),
-    (
-        "tools/call",
-        {
-            "name": "slow",
-            "arguments": {"seconds": 0.02, "progress": 1},
-            "_meta": {"x/y": [1], "progressToken": 7},
-        },
+        {"name": "slow", "arguments": {"seconds": 0.02, "progress": 1}, "_meta": {"x/y": [1], "progressToken": 7}},
     ),
     ("resources/list", {}),
     ("resources/templates/list", {}),
@@ -220,9 +200,7 @@ class _Lent:
         *itertools.product(["memory", "http", "sse"], ["legacy"], ["legacy", "both"]),
     ],
 )
-async def test_a_client_of_the_sdk_finds_its_era_and_all_there_is(
-    carrier: str, mode: str, era: str
-) -> None:
+async def test_a_client_of_the_sdk_finds_its_era_and_all_there_is(carrier: str, mode: str, era: str) -> None:
     way = f"{carrier}-{mode}"
     async with AsyncExitStack() as stack:
         client = await sdk_client(stack, way, honest("--era", era))

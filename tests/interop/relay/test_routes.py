@@ -130,9 +130,7 @@ async def test_what_names_no_call_goes_to_the_newest(behind: Behind, method: str
             assert behind.link.replies() == [{"jsonrpc": "2.0", "id": "q", "result": {"roots": []}}]
 
 
-@pytest.mark.parametrize(
-    "method", ["notifications/tools/list_changed", "notifications/resources/updated"]
-)
+@pytest.mark.parametrize("method", ["notifications/tools/list_changed", "notifications/resources/updated"])
 async def test_news_go_to_the_standing_stream(behind: Behind, method: str) -> None:
     async with http_fronts(create_relay_host(CONFIG)) as [front]:
         await opened(front, behind)
@@ -154,9 +152,7 @@ async def test_what_no_stream_can_carry_waits_for_one(behind: Behind) -> None:
         await until(lambda: len(front.by_request["standing"]) == 2)
 
 
-async def test_what_waits_for_a_stream_is_bounded(
-    behind: Behind, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_what_waits_for_a_stream_is_bounded(behind: Behind, caplog: pytest.LogCaptureFixture) -> None:
     async with http_fronts(create_relay_host(CONFIG)) as [front]:
         await opened(front, behind)
         caplog.set_level(logging.DEBUG)
@@ -478,11 +474,7 @@ async def test_a_subscription_is_known_to_each_side_by_its_own_name(behind: Behi
             behind.link.answer(name, {"resultType": "complete", "_meta": meta})
         for front in fronts:
             told, over = await front.following(), await front.following()
-            assert json.loads(told)["params"]["_meta"] == {
-                "first": 1,
-                SUBSCRIPTION: "mine",
-                "last": 2,
-            }
+            assert json.loads(told)["params"]["_meta"] == {"first": 1, SUBSCRIPTION: "mine", "last": 2}
             assert list(json.loads(told)["params"]["_meta"]) == ["first", SUBSCRIPTION, "last"]
             assert json.loads(over)["result"]["_meta"][SUBSCRIPTION] == "mine"
             assert json.loads(over)["id"] == "mine"
@@ -530,9 +522,7 @@ async def front_settled(front: Any, behind: Behind) -> None:
     await front.following()
 
 
-async def test_a_header_that_a_tool_wants_is_checked_once_the_tool_was_listed(
-    behind: Behind,
-) -> None:
+async def test_a_header_that_a_tool_wants_is_checked_once_the_tool_was_listed(behind: Behind) -> None:
     schema = {"type": "object", "properties": {"r": {"type": "string", "x-mcp-header": "R"}}}
     listed: Any = {"tools": [{"name": "t", "inputSchema": schema}, {"name": "u"}, 3, {"x": 1}]}
     async with http_fronts(create_relay_host(CONFIG)) as [front]:
@@ -612,9 +602,7 @@ async def test_a_server_that_takes_nothing_is_not_given_more(behind: Behind) -> 
 LARGE = {"blob": "x" * 500_000}
 
 
-async def test_what_a_server_does_not_read_is_bounded(
-    behind: Behind, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_what_a_server_does_not_read_is_bounded(behind: Behind, caplog: pytest.LogCaptureFixture) -> None:
     async with front_of(create_relay_host(CONFIG)) as front:
         front.say("x/y", {}, 1)
         await behind.heard("x/y")
@@ -637,9 +625,7 @@ async def test_what_a_server_does_not_read_is_bounded(
         await front.hears(lambda frame: frame.get("id") == 1)
 
 
-async def test_what_is_told_before_a_connection_stands_is_bounded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_what_is_told_before_a_connection_stands_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     late, link = asyncio.Event(), MemoryLink()
 
     @asynccontextmanager
@@ -764,9 +750,7 @@ async def test_a_notice_without_a_server_starts_none(behind: Behind) -> None:
         assert not behind.links
 
 
-async def test_words_after_the_end_are_not_heard(
-    behind: Behind, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_words_after_the_end_are_not_heard(behind: Behind, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     async with front_of(create_relay_host(CONFIG)) as front:
         front.say("x/y", {}, 1)

@@ -46,9 +46,7 @@ async def test_it_rings_at_each_deadline_in_their_order(monkeypatch: pytest.Monk
     assert len(deadlines.rang) == 3
 
 
-async def test_a_deadline_that_was_dropped_leaves_the_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_deadline_that_was_dropped_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     time = LoopTime(monkeypatch)
     deadlines = Deadlines()
     deadlines.add(100, 200)
@@ -58,9 +56,7 @@ async def test_a_deadline_that_was_dropped_leaves_the_others(
     assert deadlines.rang == [150, 200]
 
 
-async def test_one_that_was_stopped_rings_for_new_deadlines_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_one_that_was_stopped_rings_for_new_deadlines_only(monkeypatch: pytest.MonkeyPatch) -> None:
     time = LoopTime(monkeypatch)
     deadlines = Deadlines()
     deadlines.add(100)

@@ -13,13 +13,7 @@ from hypothesis import strategies as st
 from tests.support.links import LoopTime, MemoryLink, outcome_of, settled
 
 from indusagi.interop.protocol_bridge.contract import FaultDetail
-from indusagi.interop.protocol_bridge.rpc.connection import (
-    BadAnswer,
-    RpcError,
-    Wire,
-    WireClosed,
-    WireTimeout,
-)
+from indusagi.interop.protocol_bridge.rpc.connection import BadAnswer, RpcError, Wire, WireClosed, WireTimeout
 from indusagi.interop.protocol_bridge.rpc.errors import is_final
 
 if TYPE_CHECKING:
@@ -118,9 +112,7 @@ async def test_an_answer_is_understood_where_there_is_no_doubt(frame: bytes | Js
         assert await asked == GOOD
 
 
-@pytest.mark.parametrize(
-    "identity", [True, None, [], {}, 1.5, math.inf, "", "x", "²", "٣", "1" * 5_000, 2, -1, "-1"]
-)
+@pytest.mark.parametrize("identity", [True, None, [], {}, 1.5, math.inf, "", "x", "²", "٣", "1" * 5_000, 2, -1, "-1"])
 async def test_an_answer_to_nobody_is_passed_over(identity: JsonValue) -> None:
     link = MemoryLink()
     wire = Wire(link)
@@ -176,9 +168,7 @@ async def test_a_result_that_is_no_object_is_told_at_once(result: JsonValue, sai
         ({"code": None, "message": ""}, -32603, "", None),
     ],
 )
-async def test_an_error_of_any_shape_is_an_error(
-    error: JsonObject, code: int, message: str, data: JsonValue
-) -> None:
+async def test_an_error_of_any_shape_is_an_error(error: JsonObject, code: int, message: str, data: JsonValue) -> None:
     link = MemoryLink()
     wire = Wire(link)
     async with asyncio.TaskGroup() as tasks:
@@ -322,9 +312,7 @@ async def test_no_line_stops_the_reading(line: bytes) -> None:
 # -- deadlines --------------------------------------------------------------------------------
 
 
-async def test_a_request_without_an_answer_times_out_and_the_server_is_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_request_without_an_answer_times_out_and_the_server_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     link, time = MemoryLink(), LoopTime(monkeypatch)
     wire = Wire(link)
     async with asyncio.TaskGroup() as tasks:
@@ -344,9 +332,7 @@ async def test_a_request_without_an_answer_times_out_and_the_server_is_told(
         assert await first == GOOD
 
 
-async def test_progress_starts_the_idle_deadline_anew_and_the_hard_one_holds(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_progress_starts_the_idle_deadline_anew_and_the_hard_one_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     link, time = MemoryLink(), LoopTime(monkeypatch)
     wire = Wire(link)
     heard: list[JsonObject] = []
@@ -366,9 +352,7 @@ async def test_progress_starts_the_idle_deadline_anew_and_the_hard_one_holds(
     assert len(link.heard("notifications/cancelled")) == 1
 
 
-async def test_without_progress_the_idle_deadline_comes_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_without_progress_the_idle_deadline_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     link, time = MemoryLink(), LoopTime(monkeypatch)
     wire = Wire(link)
     async with asyncio.TaskGroup() as tasks:
@@ -443,9 +427,7 @@ async def test_waiting_for_a_free_slot_counts(monkeypatch: pytest.MonkeyPatch) -
     assert link.heard("second") == []
 
 
-async def test_a_link_that_takes_nothing_cannot_outlast_the_deadline(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_link_that_takes_nothing_cannot_outlast_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     link, time = MemoryLink(), LoopTime(monkeypatch)
     wire = Wire(link)
     link.room.clear()
@@ -476,9 +458,7 @@ async def test_what_was_never_sent_is_not_cancelled(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("cancellable", [True, False])
-async def test_who_is_cancelled_has_the_server_told_unless_that_is_forbidden(
-    cancellable: bool,
-) -> None:
+async def test_who_is_cancelled_has_the_server_told_unless_that_is_forbidden(cancellable: bool) -> None:
     link = MemoryLink()
     wire = Wire(link)
     async with asyncio.TaskGroup() as tasks:
@@ -492,9 +472,7 @@ async def test_who_is_cancelled_has_the_server_told_unless_that_is_forbidden(
     assert [frame["params"] for frame in told] == ([expected] if cancellable else [])
 
 
-async def test_a_timeout_of_what_may_not_be_cancelled_says_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_timeout_of_what_may_not_be_cancelled_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     link, time = MemoryLink(), LoopTime(monkeypatch)
     wire = Wire(link)
     async with asyncio.TaskGroup() as tasks:
@@ -740,11 +718,7 @@ async def test_notices_are_handed_on_but_for_those_that_belong_to_a_request() ->
         progress("nobody"),
         notice("notifications/cancelled"),
     )
-    assert heard == [
-        ("notifications/message", {"level": "info"}),
-        ("notifications/bare", {}),
-        ("null-id", {}),
-    ]
+    assert heard == [("notifications/message", {"level": "info"}), ("notifications/bare", {}), ("null-id", {})]
     Wire(link).notify("notifications/initialized")
     wire.notify("notifications/x", {"a": 1})
     assert link.sent == [

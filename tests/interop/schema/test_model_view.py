@@ -11,25 +11,12 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import UnknownType
 from referencing import Registry
 from referencing.exceptions import Unresolvable
-from tests.support.schemas import (
-    anything,
-    levels,
-    likely_object,
-    neighbour,
-    randoms,
-    rich_schema,
-    subset_schema,
-)
+from tests.support.schemas import anything, levels, likely_object, neighbour, randoms, rich_schema, subset_schema
 from tests.support.strategies import json_values
 
 from indusagi.core.json import compact_json
 from indusagi.interop.protocol_bridge.schema.document import REFERENCES, SchemaDocument
-from indusagi.interop.protocol_bridge.schema.model_view import (
-    MAX_BYTES,
-    MAX_DEPTH,
-    model_schema,
-    model_view,
-)
+from indusagi.interop.protocol_bridge.schema.model_view import MAX_BYTES, MAX_DEPTH, model_schema, model_view
 from indusagi.interop.protocol_bridge.schema.normalize import normalize_schema
 
 if TYPE_CHECKING:
@@ -126,9 +113,7 @@ def test_a_view_is_its_own_view(rng: Random) -> None:
 
 
 @given(randoms)
-def test_where_every_level_has_one_known_type_the_view_is_the_normalised_schema(
-    rng: Random,
-) -> None:
+def test_where_every_level_has_one_known_type_the_view_is_the_normalised_schema(rng: Random) -> None:
     raw = subset_schema(rng)
     view = model_view(raw)
     assert compact_json(normalize_schema(view.schema)) == compact_json(normalize_schema(raw))
@@ -172,10 +157,7 @@ def test_finding_c2_every_default_of_a_simple_schema_is_in_the_view(rng: Random)
         {"type": ["string", "null"], "default": None},
         {"$ref": "#/$defs/x", "default": "ab"},
         {"allOf": [{"$ref": "#/$defs/x"}], "default": "ab"},
-        {
-            "anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "null"}],
-            "default": [],
-        },
+        {"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "null"}], "default": []},
         {"enum": ["a", "b"], "default": "a"},
         {"type": "object", "properties": {"default": {"type": "string"}}, "default": {"a": 1}},
         {"oneOf": [{"type": "string"}, {"$ref": "#/$defs/x"}], "default": False},
@@ -216,10 +198,7 @@ X: JsonObject = {"x": {"type": "string", "minLength": 2}}
 NODE: JsonObject = {
     "node": {
         "type": "object",
-        "properties": {
-            "value": {"type": "integer"},
-            "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]},
-        },
+        "properties": {"value": {"type": "integer"}, "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}},
         "required": ["value"],
     }
 }
@@ -237,10 +216,7 @@ CASES: dict[str, tuple[JsonValue, JsonValue, list[JsonValue]]] = {
     ),
     "a list of types beside a union": (
         {"type": ["string", "integer"], "anyOf": [{"minLength": 2}, {"minimum": 3}]},
-        {
-            "anyOf": [{"minLength": 2}, {"minimum": 3}],
-            "allOf": [{"anyOf": [{"type": "string"}, {"type": "integer"}]}],
-        },
+        {"anyOf": [{"minLength": 2}, {"minimum": 3}], "allOf": [{"anyOf": [{"type": "string"}, {"type": "integer"}]}]},
         ["ab", 1, 3],
     ),
     "a list of types with keywords of each": (
@@ -253,11 +229,7 @@ CASES: dict[str, tuple[JsonValue, JsonValue, list[JsonValue]]] = {
         },
         {
             "anyOf": [
-                {
-                    "type": "object",
-                    "properties": {"q": {"type": "string"}},
-                    "additionalProperties": False,
-                },
+                {"type": "object", "properties": {"q": {"type": "string"}}, "additionalProperties": False},
                 {"type": "array", "items": {"type": "integer"}},
                 {"type": "number", "maximum": 4},
             ]
@@ -306,16 +278,8 @@ CASES: dict[str, tuple[JsonValue, JsonValue, list[JsonValue]]] = {
         [["ab", 1, 2]],
     ),
     "a tuple of old": (
-        {
-            "type": "array",
-            "items": [{"type": "string"}, {"type": "integer"}],
-            "additionalItems": {"type": "null"},
-        },
-        {
-            "type": "array",
-            "prefixItems": [{"type": "string"}, {"type": "integer"}],
-            "items": {"type": "null"},
-        },
+        {"type": "array", "items": [{"type": "string"}, {"type": "integer"}], "additionalItems": {"type": "null"}},
+        {"type": "array", "prefixItems": [{"type": "string"}, {"type": "integer"}], "items": {"type": "null"}},
         [[]],
     ),
     "an empty tuple of old": ({"type": "array", "items": []}, {"type": "array", "items": {}}, [[]]),
@@ -346,10 +310,7 @@ CASES: dict[str, tuple[JsonValue, JsonValue, list[JsonValue]]] = {
         [["ab"]],
     ),
     "references in a union": (
-        {
-            "oneOf": [{"$ref": "#/$defs/x"}, {"type": "null"}],
-            "discriminator": {"mapping": {"x": "#/$defs/x"}},
-        },
+        {"oneOf": [{"$ref": "#/$defs/x"}, {"type": "null"}], "discriminator": {"mapping": {"x": "#/$defs/x"}}},
         {"anyOf": [{"type": "string", "minLength": 2}, {"type": "null"}]},
         ["ab", None],
     ),
@@ -363,19 +324,13 @@ CASES: dict[str, tuple[JsonValue, JsonValue, list[JsonValue]]] = {
         {
             "type": "array",
             "items": {},
-            "anyOf": [
-                {"type": "array", "items": {}},
-                {"anyOf": [{"type": "null"}, {"type": "string"}]},
-            ],
+            "anyOf": [{"type": "array", "items": {}}, {"anyOf": [{"type": "null"}, {"type": "string"}]}],
         },
         [[1]],
     ),
     "two unions": (
         {"anyOf": [{"type": "string"}], "oneOf": [{"minLength": 2}, {"$ref": "#/$defs/x"}]},
-        {
-            "anyOf": [{"type": "string"}],
-            "allOf": [{"anyOf": [{"minLength": 2}, {"type": "string", "minLength": 2}]}],
-        },
+        {"anyOf": [{"type": "string"}], "allOf": [{"anyOf": [{"minLength": 2}, {"type": "string", "minLength": 2}]}]},
         [],
     ),
     "booleans in a union": (
@@ -383,20 +338,12 @@ CASES: dict[str, tuple[JsonValue, JsonValue, list[JsonValue]]] = {
         {"anyOf": [{"type": "string"}], "allOf": [{"minLength": 1}]},
         ["a"],
     ),
-    "anything in a union": (
-        {"anyOf": [True, {"type": "string"}]},
-        {"anyOf": [{}, {"type": "string"}]},
-        [5],
-    ),
+    "anything in a union": ({"anyOf": [True, {"type": "string"}]}, {"anyOf": [{}, {"type": "string"}]}, [5]),
     "a union of nothing": ({"anyOf": [False]}, {}, []),
     "parts that must all hold, each closed": (
         {
             "allOf": [
-                {
-                    "type": "object",
-                    "properties": {"q": {"$ref": "#/$defs/x"}},
-                    "additionalProperties": False,
-                },
+                {"type": "object", "properties": {"q": {"$ref": "#/$defs/x"}}, "additionalProperties": False},
                 {"required": ["q"]},
             ]
         },
@@ -412,11 +359,7 @@ CASES: dict[str, tuple[JsonValue, JsonValue, list[JsonValue]]] = {
         },
         [{"q": "ab"}],
     ),
-    "not": (
-        {"not": {"type": "string"}, "default": 1},
-        {"not": {"type": "string"}, "default": 1},
-        [1],
-    ),
+    "not": ({"not": {"type": "string"}, "default": 1}, {"not": {"type": "string"}, "default": 1}, [1]),
     "not, with a reference": ({"not": {"$ref": "#/$defs/x"}}, {}, ["a", 1]),
     "if, then, else": (
         {"if": {"type": "string"}, "then": {"minLength": 2}, "else": {"type": "null"}},
@@ -434,11 +377,7 @@ CASES: dict[str, tuple[JsonValue, JsonValue, list[JsonValue]]] = {
         ["ab", None],
     ),
     "names by pattern": (
-        {
-            "type": "object",
-            "patternProperties": {"^q": {"$ref": "#/$defs/x"}},
-            "additionalProperties": False,
-        },
+        {"type": "object", "patternProperties": {"^q": {"$ref": "#/$defs/x"}}, "additionalProperties": False},
         {
             "type": "object",
             "patternProperties": {"^q": {"type": "string", "minLength": 2}},
@@ -454,11 +393,7 @@ CASES: dict[str, tuple[JsonValue, JsonValue, list[JsonValue]]] = {
     ),
     "more properties by reference": (
         {"type": "object", "additionalProperties": {"$ref": "#/$defs/x"}},
-        {
-            "type": "object",
-            "additionalProperties": {"type": "string", "minLength": 2},
-            "properties": {},
-        },
+        {"type": "object", "additionalProperties": {"type": "string", "minLength": 2}, "properties": {}},
         [{"any": "ab"}],
     ),
     "schemas that depend on a name": (
@@ -472,17 +407,8 @@ CASES: dict[str, tuple[JsonValue, JsonValue, list[JsonValue]]] = {
         [{}, {"r": 1}],
     ),
     "unevaluated properties": (
-        {
-            "type": "object",
-            "anyOf": [{"properties": {"q": {}}}],
-            "unevaluatedProperties": False,
-        },
-        {
-            "type": "object",
-            "anyOf": [{"properties": {"q": {}}}],
-            "unevaluatedProperties": False,
-            "properties": {},
-        },
+        {"type": "object", "anyOf": [{"properties": {"q": {}}}], "unevaluatedProperties": False},
+        {"type": "object", "anyOf": [{"properties": {"q": {}}}], "unevaluatedProperties": False, "properties": {}},
         [{"q": 1}, {}],
     ),
     "unevaluated properties beside a reference": (
@@ -492,10 +418,7 @@ CASES: dict[str, tuple[JsonValue, JsonValue, list[JsonValue]]] = {
             "allOf": [
                 {
                     "type": "object",
-                    "properties": {
-                        "value": {"type": "integer"},
-                        "next": {"anyOf": [CLOSED, {"type": "null"}]},
-                    },
+                    "properties": {"value": {"type": "integer"}, "next": {"anyOf": [CLOSED, {"type": "null"}]}},
                     "required": ["value"],
                 }
             ],
@@ -504,11 +427,7 @@ CASES: dict[str, tuple[JsonValue, JsonValue, list[JsonValue]]] = {
         [{"value": 1, "next": {"value": 2}}],
     ),
     "unevaluated properties beside a reference that is not followed": (
-        {
-            "$ref": "https://json-schema.org/draft/2020-12/schema",
-            "unevaluatedProperties": False,
-            "minProperties": 1,
-        },
+        {"$ref": "https://json-schema.org/draft/2020-12/schema", "unevaluatedProperties": False, "minProperties": 1},
         {"minProperties": 1},
         [{"maxLength": 2}],
     ),
@@ -522,11 +441,7 @@ CASES: dict[str, tuple[JsonValue, JsonValue, list[JsonValue]]] = {
         {"type": "array", "items": {}, "contains": {"type": "string"}, "minContains": 0},
         [[1], ["a"]],
     ),
-    "names of properties": (
-        {"type": "object", "propertyNames": {"$ref": "#/$defs/x"}},
-        CLOSED,
-        [{"ab": 1}],
-    ),
+    "names of properties": ({"type": "object", "propertyNames": {"$ref": "#/$defs/x"}}, CLOSED, [{"ab": 1}]),
     "a property that must not occur": (
         {
             "type": "object",
@@ -534,22 +449,14 @@ CASES: dict[str, tuple[JsonValue, JsonValue, list[JsonValue]]] = {
             "required": ["r", "q"],
             "additionalProperties": False,
         },
-        {
-            "type": "object",
-            "properties": {"r": {}},
-            "required": ["r"],
-            "additionalProperties": False,
-        },
+        {"type": "object", "properties": {"r": {}}, "required": ["r"], "additionalProperties": False},
         [],
     ),
     "recursion": (
         {"$ref": "#/$defs/node"},
         {
             "type": "object",
-            "properties": {
-                "value": {"type": "integer"},
-                "next": {"anyOf": [CLOSED, {"type": "null"}]},
-            },
+            "properties": {"value": {"type": "integer"}, "next": {"anyOf": [CLOSED, {"type": "null"}]}},
             "required": ["value"],
         },
         [{"value": 1, "next": {"value": 2, "next": None}}],
@@ -690,12 +597,7 @@ def test_a_property_that_a_branch_does_not_mention_can_hold_anything() -> None:
         ],
     }
     view = model_schema(raw)
-    properties: JsonObject = {
-        "id": {"type": "integer"},
-        "q": {"description": "d"},
-        "s": {},
-        "r": {},
-    }
+    properties: JsonObject = {"id": {"type": "integer"}, "q": {"description": "d"}, "s": {}, "r": {}}
     assert view == {"type": "object", "properties": properties}
     assert fits(raw, {"q": 5, "r": 5, "s": 5})
     assert fits(view, {"q": 5, "r": 5, "s": 5})
@@ -732,10 +634,7 @@ def test_parts_at_the_top_are_shown_as_one_list_of_properties() -> None:
         "type": "object",
         "properties": {"a": {"type": "string"}, "z": {"type": "null"}},
         "required": ["a"],
-        "allOf": [
-            {"$ref": "#/$defs/more"},
-            {"if": {"required": ["a"]}, "then": {"required": ["b"]}},
-        ],
+        "allOf": [{"$ref": "#/$defs/more"}, {"if": {"required": ["a"]}, "then": {"required": ["b"]}}],
         "unevaluatedProperties": False,
         "$defs": {
             "more": {
@@ -748,10 +647,7 @@ def test_parts_at_the_top_are_shown_as_one_list_of_properties() -> None:
     view = model_schema(raw)
     assert view == {
         "type": "object",
-        "properties": {
-            "a": {"allOf": [{"type": "string"}, {"minLength": 2}]},
-            "b": {"type": "integer"},
-        },
+        "properties": {"a": {"allOf": [{"type": "string"}, {"minLength": 2}]}, "b": {"type": "integer"}},
         "required": ["a", "b"],
         "additionalProperties": False,
     }
@@ -763,11 +659,7 @@ def test_closed_parts_at_the_top_leave_what_both_allow() -> None:
     part: JsonObject = {"properties": {"a": {}, "b": {}}, "additionalProperties": False}
     other: JsonObject = {"properties": {"b": {}, "c": {}}, "additionalProperties": False}
     view = model_schema({"type": "object", "allOf": [part, other]})
-    assert view == {
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {"b": {"allOf": [{}, {}]}},
-    }
+    assert view == {"type": "object", "additionalProperties": False, "properties": {"b": {"allOf": [{}, {}]}}}
 
 
 @pytest.mark.parametrize(
@@ -858,9 +750,7 @@ def test_only_the_first_places_are_named() -> None:
         ({"enum": [b"x"], "unevaluatedItems": False}, {}),
     ],
 )
-def test_what_json_cannot_carry_is_left_out_with_what_leans_on_it(
-    level: Any, expected: Any
-) -> None:
+def test_what_json_cannot_carry_is_left_out_with_what_leans_on_it(level: Any, expected: Any) -> None:
     assert shown(level) == expected
 
 
@@ -998,14 +888,9 @@ def test_a_level_inside_itself_is_widened_where_it_begins_again() -> None:
 
 def test_a_megabyte_of_schema_has_a_view() -> None:
     level: JsonObject = {"type": ["string", "null"], "description": "d" * 50}
-    properties: JsonObject = {
-        f"p{n}": {"anyOf": [level, tool(level), {"$ref": "#/$defs/x"}]} for n in range(4_000)
-    }
+    properties: JsonObject = {f"p{n}": {"anyOf": [level, tool(level), {"$ref": "#/$defs/x"}]} for n in range(4_000)}
     raw: JsonObject = {"type": "object", "properties": tool({}), "$defs": {**X, **properties}}
-    raw["properties"] = {
-        "few": {"type": "object", "properties": properties},
-        "one": {"type": "null"},
-    }
+    raw["properties"] = {"few": {"type": "object", "properties": properties}, "one": {"type": "null"}}
     view = model_schema(raw)
     assert len(compact_json(view)) <= MAX_BYTES
     assert cast("JsonObject", view["properties"])["one"] == {"type": "null"}

@@ -10,12 +10,7 @@ from tests.support.schemas import anything, randoms, rich_schema, subset_schema
 from tests.support.strategies import json_values
 
 from indusagi.core.json import NotJson, compact_json
-from indusagi.interop.protocol_bridge.schema.normalize import (
-    KNOWN_TYPES,
-    STRIPPED,
-    copy_json,
-    normalize_schema,
-)
+from indusagi.interop.protocol_bridge.schema.normalize import KNOWN_TYPES, STRIPPED, copy_json, normalize_schema
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
@@ -109,11 +104,7 @@ def test_a_stripped_keyword_goes_at_every_level(keyword: str) -> None:
 
 @pytest.mark.parametrize("name", [*sorted(STRIPPED), "type", "properties", "items", "required"])
 def test_a_property_with_the_name_of_a_keyword_stays(name: str) -> None:
-    raw: JsonObject = {
-        "type": "object",
-        "properties": {name: {"type": "integer"}},
-        "required": [name],
-    }
+    raw: JsonObject = {"type": "object", "properties": {name: {"type": "integer"}}, "required": [name]}
     assert normalize_schema(raw) == raw
 
 
@@ -171,14 +162,8 @@ def test_properties_are_always_a_record(properties: JsonValue) -> None:
         ({"p": 1}, None),
     ],
 )
-def test_required_names_what_exists_or_is_dropped(
-    required: JsonValue, kept: list[str] | None
-) -> None:
-    raw: JsonObject = {
-        "type": "object",
-        "properties": {"p": {"type": "string"}, "q": {}},
-        "required": required,
-    }
+def test_required_names_what_exists_or_is_dropped(required: JsonValue, kept: list[str] | None) -> None:
+    raw: JsonObject = {"type": "object", "properties": {"p": {"type": "string"}, "q": {}}, "required": required}
     assert normalize_schema(raw).get("required") == kept
 
 
@@ -195,9 +180,7 @@ def test_required_names_what_exists_or_is_dropped(
         ([False], "dropped"),
     ],
 )
-def test_additional_properties_are_a_schema_or_a_boolean(
-    additional: JsonValue, expected: JsonValue
-) -> None:
+def test_additional_properties_are_a_schema_or_a_boolean(additional: JsonValue, expected: JsonValue) -> None:
     out = normalize_schema({"type": "object", "additionalProperties": additional})
     assert out.get("additionalProperties", "dropped") == expected
 
@@ -229,9 +212,7 @@ def test_every_value_has_an_answer_and_it_is_json(value: Any) -> None:
 
 
 @given(json_values | randoms.map(rich_schema) | randoms.map(subset_schema))
-def test_normalising_again_changes_nothing_and_the_argument_stays_as_it_was(
-    value: JsonValue,
-) -> None:
+def test_normalising_again_changes_nothing_and_the_argument_stays_as_it_was(value: JsonValue) -> None:
     before = compact_json(value)
     out = normalize_schema(value)
     assert compact_json(value) == before

@@ -54,9 +54,7 @@ def card(name: str, folder: Path) -> Capability:
     return build_builtin(name, DeckContext(str(folder)))
 
 
-def remote(
-    name: str = "github__create_issue", *, server: str = "github", text: str = ""
-) -> BridgeCapability:
+def remote(name: str = "github__create_issue", *, server: str = "github", text: str = "") -> BridgeCapability:
     """Make a tool of a server that says it only reads."""
 
     async def run(arguments: JsonValue, ctx: ToolContext) -> ToolResult:

@@ -127,9 +127,7 @@ BEYOND: tuple[str, ...] = (
 
 
 @pytest.mark.parametrize("command", BEYOND)
-def test_finding_d3_a_rule_for_a_program_does_not_cover_what_runs_or_writes_more(
-    command: str,
-) -> None:
+def test_finding_d3_a_rule_for_a_program_does_not_cover_what_runs_or_writes_more(command: str) -> None:
     names = {one.words[0].shown for one in parse_command(command).commands}
     given = rules(allow="; ".join(f"bash({name} *)" for name in names if name))
     assert decide(command, given) is Effect.ASK
@@ -220,9 +218,7 @@ def test_finding_d3_usual_commands_are_allowed_by_a_rule_for_their_program(comma
         ("*", "sort -o out f", Effect.ASK),
     ],
 )
-def test_finding_d3_an_option_that_the_rule_names_is_allowed(
-    pattern: str, command: str, effect: Effect
-) -> None:
+def test_finding_d3_an_option_that_the_rule_names_is_allowed(pattern: str, command: str, effect: Effect) -> None:
     assert decide(command, rules(allow=f"bash({pattern})")) is effect
 
 
@@ -256,9 +252,7 @@ HIDING = (
 
 
 @pytest.mark.parametrize("command", HIDING)
-def test_finding_d3_a_denied_command_in_another_spelling_does_not_pass_under_approval_all(
-    command: str,
-) -> None:
+def test_finding_d3_a_denied_command_in_another_spelling_does_not_pass_under_approval_all(command: str) -> None:
     assert decide(command, rules(deny="bash(rm *)"), Approval.ALL) is not Effect.ALLOW
     assert decide(command, [], Approval.ALL) is Effect.ALLOW
 
@@ -292,9 +286,7 @@ def test_finding_d3_what_cannot_be_a_denied_command_passes_under_approval_all(co
         ("git clean *", "alias g=git; g clean"),
     ],
 )  # fmt: skip
-def test_finding_d3_what_may_be_meant_by_a_rule_that_denies_is_asked_about(
-    denied: str, command: str
-) -> None:
+def test_finding_d3_what_may_be_meant_by_a_rule_that_denies_is_asked_about(denied: str, command: str) -> None:
     assert decide(command, rules(deny=f"bash({denied})"), Approval.ALL) is Effect.ASK
 
 
@@ -313,12 +305,7 @@ def test_finding_d3_a_file_that_only_the_shell_knows_may_be_a_denied_one(command
      "{a,b}{c,d}", "{{a,b},c}", "{a..}", "x{1..2}{a,b}"],
 )  # fmt: skip
 def test_finding_d3_braces_are_expanded_as_bash_does(word: str) -> None:
-    done = subprocess.run(
-        ["/bin/bash", "-c", f"x=1; printf '<%s>' {word}"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = subprocess.run(["/bin/bash", "-c", f"x=1; printf '<%s>' {word}"], capture_output=True, text=True, check=True)
     again = subprocess.run(
         ["/bin/bash", "+B", "-c", f"x=1; printf '<%s>' {expand_braces(word)}"],
         capture_output=True,
@@ -346,9 +333,7 @@ def test_finding_d3_braces_that_stand_for_too_many_words_are_asked_about(word: s
         ("bash --version", Effect.ALLOW),
     ],
 )
-def test_finding_d3_values_of_options_are_read_in_every_spelling(
-    command: str, effect: Effect
-) -> None:
+def test_finding_d3_values_of_options_are_read_in_every_spelling(command: str, effect: Effect) -> None:
     given = rules(allow=f"bash({command.split()[0]} *)")
     assert decide(command, given) is effect
 
@@ -364,9 +349,7 @@ def test_finding_d3_an_option_with_a_value_that_a_rule_names_takes_its_value_alo
 # -- E1 ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "program", ["$x", '"$SHELL"', "$(cat f)", "unknown-shell", "sh", "python3"]
-)
+@pytest.mark.parametrize("program", ["$x", '"$SHELL"', "$(cat f)", "unknown-shell", "sh", "python3"])
 def test_finding_e1_what_is_piped_into_an_unknown_program_keeps_its_suspect(program: str) -> None:
     command = f"printf 'rm -rf x' | {program}"
     script = parse_command(command)
@@ -431,18 +414,14 @@ async def test_finding_d3_a_hidden_command_is_asked_about_under_all_and_refused_
 
 
 @pytest.mark.anyio
-async def test_finding_d3_the_reason_says_why_a_rule_does_not_cover_a_command(
-    tmp_path: Path,
-) -> None:
+async def test_finding_d3_the_reason_says_why_a_rule_does_not_cover_a_command(tmp_path: Path) -> None:
     found = await verdict(Gate(rules(allow="bash(sort *)")), "bash", tmp_path, command="sort *")
     assert "rule bash(sort *) does not cover it" in found.reason
     assert "write ./*, or -- before it" in found.reason
 
 
 @pytest.mark.anyio
-async def test_finding_d3_always_for_an_unknown_option_is_a_rule_that_names_it(
-    tmp_path: Path,
-) -> None:
+async def test_finding_d3_always_for_an_unknown_option_is_a_rule_that_names_it(tmp_path: Path) -> None:
     person = Person([Scope.SESSION])
     gate = Gate(asker=person)
     assert (await verdict(gate, "bash", tmp_path, command="mytool --fast x")).allowed

@@ -8,17 +8,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 import pytest
-from tests.session.permissions.support import (
-    HELD,
-    Person,
-    ToldShell,
-    card,
-    context,
-    remote,
-    rule,
-    rules,
-    verdict,
-)
+from tests.session.permissions.support import HELD, Person, ToldShell, card, context, remote, rule, rules, verdict
 from tests.support.tools import ANYTHING, NOTHING, tool
 
 from indusagi.capabilities.local.fs import LocalFs
@@ -76,9 +66,7 @@ def text_of(result: ToolResult) -> str:
         ("process", {"action": "list"}),
     ],
 )
-async def test_what_looks_inside_the_workspace_runs_unasked(
-    name: str, arguments: JsonObject, work: Path
-) -> None:
+async def test_what_looks_inside_the_workspace_runs_unasked(name: str, arguments: JsonObject, work: Path) -> None:
     assert (await verdict(Gate(), name, work, **arguments)).allowed
 
 
@@ -214,9 +202,7 @@ async def test_plan_mode_writes_plans_unasked_without_any_rule(work: Path) -> No
 # -- sandbox ----------------------------------------------------------------------------------
 
 
-async def test_without_a_sandbox_rules_do_not_allow_commands_unless_the_store_says_so(
-    work: Path,
-) -> None:
+async def test_without_a_sandbox_rules_do_not_allow_commands_unless_the_store_says_so(work: Path) -> None:
     none = SandboxState(kind="none", detail="no bubblewrap")
     store = RuleStore()
     gate = Gate(rules(allow="bash(ls *)"), store=store)
@@ -270,9 +256,7 @@ async def test_always_for_a_tool_ends_when_its_definition_changes(work: Path) ->
     assert len(person.questions) == 2
 
 
-async def test_always_for_a_server_holds_for_its_tools_in_this_workspace_only(
-    work: Path, tmp_path: Path
-) -> None:
+async def test_always_for_a_server_holds_for_its_tools_in_this_workspace_only(work: Path, tmp_path: Path) -> None:
     person = Person([Scope.ALWAYS_SERVER])
     gate = Gate(asker=person, store=RuleStore())
     assert (await gate.check(remote(), {}, context(work))).allowed
@@ -318,9 +302,7 @@ async def test_always_is_kept_outside_the_project(work: Path) -> None:
 
 async def test_always_that_cannot_be_kept_holds_for_the_session(work: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
-    gate = Gate(
-        asker=Person([Scope.ALWAYS_TOOL]), store=RuleStore(str(tmp_path / "file" / "rules.json"))
-    )
+    gate = Gate(asker=Person([Scope.ALWAYS_TOOL]), store=RuleStore(str(tmp_path / "file" / "rules.json")))
     assert (await verdict(gate, "bash", work, command="ls")).allowed
     assert (await verdict(gate, "bash", work, command="ls -l")).allowed
     assert "this session only" in str(gate.notes[0])
@@ -367,9 +349,7 @@ async def test_a_decision_is_used_once_and_for_nothing_else(work: Path) -> None:
     ctx = context(work)
     facts = await gather(card("bash", work), {"command": "ls"}, ctx)
     other = await gather(card("bash", work), {"command": "ls "}, ctx)
-    unheld = await gather(
-        card("bash", work), {"command": "ls"}, context(work, SandboxState(kind="none"))
-    )
+    unheld = await gather(card("bash", work), {"command": "ls"}, context(work, SandboxState(kind="none")))
     decision = Decision(binding_of(facts), Scope.ONCE, "the user")
     assert not decision.spend(binding_of(other))
     assert not decision.spend(binding_of(unheld))
@@ -384,9 +364,7 @@ async def test_the_order_of_arguments_makes_no_other_call(work: Path) -> None:
     assert binding_of(one) == binding_of(two)
 
 
-async def test_two_calls_at_once_ask_one_after_the_other_and_the_first_answer_counts(
-    work: Path,
-) -> None:
+async def test_two_calls_at_once_ask_one_after_the_other_and_the_first_answer_counts(work: Path) -> None:
     person = Person([Scope.SESSION])
     gate = Gate(asker=person)
     found: list[bool] = []
@@ -422,9 +400,7 @@ async def test_c5_our_own_records_are_not_written_by_a_rule_with_a_star(work: Pa
         found = await verdict(gate, "write", work, path=path, content="x")
         assert not found.allowed
         assert "protected" in found.reason
-    assert (
-        await verdict(Gate(rules(allow="write(.git/x)")), "write", work, path=".git/x", content="")
-    ).allowed
+    assert (await verdict(Gate(rules(allow="write(.git/x)")), "write", work, path=".git/x", content="")).allowed
 
 
 async def test_c5_a_redirection_shows_where_it_leads(work: Path, tmp_path: Path) -> None:
@@ -447,18 +423,14 @@ async def test_the_whole_command_is_shown_with_nothing_hidden(work: Path) -> Non
 
 async def test_every_argument_of_a_servers_tool_is_shown(work: Path) -> None:
     person = Person()
-    await Gate(asker=person).check(
-        remote(), {"title": "a\nb", "n": [1, {"x": None}]}, context(work)
-    )
+    await Gate(asker=person).check(remote(), {"title": "a\nb", "n": [1, {"x": None}]}, context(work))
     lines = person.questions[0].lines
     assert 'argument "title": "a\\nb"' in lines
     assert 'argument "n": "[1,{\\"x\\":null}]"' in lines
     assert 'server: "github"' in lines
 
 
-async def test_c5_a_link_that_moves_while_the_person_thinks_is_asked_about_again(
-    work: Path, tmp_path: Path
-) -> None:
+async def test_c5_a_link_that_moves_while_the_person_thinks_is_asked_about_again(work: Path, tmp_path: Path) -> None:
     link = work / "link"
     os.symlink(work / "a.txt", link)
 
@@ -507,9 +479,7 @@ async def test_arguments_changed_after_the_check_do_not_reach_the_card(work: Pat
 # -- the door of a call -----------------------------------------------------------------------
 
 
-async def test_a_path_outside_opens_for_the_call_that_was_allowed_and_for_no_other(
-    work: Path, tmp_path: Path
-) -> None:
+async def test_a_path_outside_opens_for_the_call_that_was_allowed_and_for_no_other(work: Path, tmp_path: Path) -> None:
     ctx = context(work)
     gate = Gate(asker=Person([Scope.ONCE]))
     read = card("read", work)
@@ -548,9 +518,7 @@ async def test_a_tree_outside_is_searched_when_somebody_says_so(work: Path, tmp_
 async def test_bash_starts_outside_when_somebody_says_so(work: Path, tmp_path: Path) -> None:
     gate = Gate(approval=Approval.ALL)
     async with context(work) as ctx:
-        result = await gate.run(
-            card("bash", work), {"command": "cat outside.txt", "cwd": str(tmp_path)}, ctx
-        )
+        result = await gate.run(card("bash", work), {"command": "cat outside.txt", "cwd": str(tmp_path)}, ctx)
     assert "outside" in text_of(result)
 
 
@@ -672,9 +640,7 @@ async def test_a_redirection_is_a_write_and_a_read(work: Path) -> None:
         assert not (await verdict(gate, "bash", work, command=command)).allowed
 
 
-async def test_a_relative_redirection_counts_from_where_bash_stands(
-    work: Path, tmp_path: Path
-) -> None:
+async def test_a_relative_redirection_counts_from_where_bash_stands(work: Path, tmp_path: Path) -> None:
     os.symlink(tmp_path, work / "src" / "out")
     gate = Gate(rules(allow="bash(*); write(**)"))
     bash = card("bash", work)
@@ -722,9 +688,7 @@ async def test_a_path_that_leads_nowhere_is_asked_about(work: Path) -> None:
         ("websearch", "https://anything.net/", False),
     ],
 )
-async def test_a_domain_is_compared_as_the_address_is_read(
-    texts: str, url: str, allowed: bool, work: Path
-) -> None:
+async def test_a_domain_is_compared_as_the_address_is_read(texts: str, url: str, allowed: bool, work: Path) -> None:
     assert (await verdict(Gate(rules(allow=texts)), "webfetch", work, url=url)).allowed is allowed
 
 
@@ -790,11 +754,7 @@ async def test_a_gated_card_is_told_like_the_card_inside(work: Path) -> None:
     for inner in (card("bash", work), remote()):
         outer = gated(inner, gate)
         assert gated(outer, gate) is outer
-        assert (outer.name, outer.label, outer.description) == (
-            inner.name,
-            inner.label,
-            inner.description,
-        )
+        assert (outer.name, outer.label, outer.description) == (inner.name, inner.label, inner.description)
         assert outer.parameters == inner.parameters
         assert outer.read_only is inner.read_only
         assert outer.foreign is (inner.name != "bash")
@@ -818,9 +778,7 @@ async def test_a_card_behind_two_gates_runs_when_both_say_yes(work: Path) -> Non
     assert await wrote("yes")
     assert not await wrote("no")
     assert not await wrote("../x")
-    assert not (await gated(both, Gate()).run({"path": "more", "content": "x"}, ctx)).details.get(
-        "diff"
-    )
+    assert not (await gated(both, Gate()).run({"path": "more", "content": "x"}, ctx)).details.get("diff")
 
 
 async def test_a_strangers_card_is_known_through_whatever_is_wrapped_around_it(work: Path) -> None:
@@ -853,9 +811,7 @@ async def test_a_foreign_card_without_an_address_is_asked_about_all_the_same(wor
     assert refused.details["code"] == "invalid_arguments"
 
 
-async def test_a_card_of_somebody_else_changes_something_unless_it_says_otherwise(
-    work: Path,
-) -> None:
+async def test_a_card_of_somebody_else_changes_something_unless_it_says_otherwise(work: Path) -> None:
     async def run(arguments: JsonObject, ctx: ToolContext) -> str:
         return "ran"
 

@@ -427,9 +427,7 @@ FINE = (
 
 
 @pytest.mark.parametrize("command", WRITING)
-async def test_r50_what_writes_or_is_not_understood_is_never_allowed_by_rules(
-    command: str, tmp_path: Path
-) -> None:
+async def test_r50_what_writes_or_is_not_understood_is_never_allowed_by_rules(command: str, tmp_path: Path) -> None:
     assert await effect_of(tmp_path, command, rules(allow=MODEST)) is Effect.ASK
 
 
@@ -476,17 +474,13 @@ async def test_c17_what_is_too_long_is_denied_where_something_is_denied(tmp_path
     assert await effect_of(tmp_path, command, rules(allow=WIDE)) is Effect.ASK
 
 
-async def test_c17_here_documents_without_end_are_denied_where_something_is_denied(
-    tmp_path: Path,
-) -> None:
+async def test_c17_here_documents_without_end_are_denied_where_something_is_denied(tmp_path: Path) -> None:
     command = "cat " + "<<a " * 5_000
     assert await effect_of(tmp_path, command, rules(allow=WIDE, deny=DENIED)) is Effect.DENY
     assert await effect_of(tmp_path, command, rules(allow=WIDE)) is Effect.ASK
 
 
-async def test_c17_text_in_text_without_end_is_denied_where_something_is_denied(
-    tmp_path: Path,
-) -> None:
+async def test_c17_text_in_text_without_end_is_denied_where_something_is_denied(tmp_path: Path) -> None:
     command = "git clean -fd"
     for _ in range(9):
         command = "eval " + "'" + command.replace("'", "'\\''") + "'"
@@ -520,9 +514,7 @@ async def test_c19_odd_white_space_is_never_allowed(space: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("space", SPACES)
-async def test_c19_odd_white_space_does_not_hide_a_denied_command(
-    space: str, tmp_path: Path
-) -> None:
+async def test_c19_odd_white_space_does_not_hide_a_denied_command(space: str, tmp_path: Path) -> None:
     given = rules(allow=f"{WIDE}; bash", deny=DENIED)
     for command in (f"git{space}clean -fd", f"g{space}it clean", f"ls #{space}git clean -fd"):
         effect = await effect_of(tmp_path, command, given)
@@ -544,9 +536,7 @@ async def test_r50_any_chain_is_as_strict_as_its_strictest_part(
 ) -> None:
     parts = [part for part, _ in chain]
     command = "".join(part + link for part, link in chain[:-1]) + parts[-1]
-    effect = await effect_of(
-        tmp_path_factory.getbasetemp(), command, rules(allow=MODEST, deny=DENIED)
-    )
+    effect = await effect_of(tmp_path_factory.getbasetemp(), command, rules(allow=MODEST, deny=DENIED))
     hidden = any("clean" in part for part in parts)
     assert effect is (Effect.DENY if hidden else Effect.ALLOW), command
 

@@ -31,7 +31,7 @@ HELP = {
 _OPTION = re.compile(r"(?<![\w-])(--?)(?:\[no-\])?([A-Za-z0-9.][\w.-]*)")
 _ACT = re.compile(
     r"(?:write|save|output|append|store|dump)s?\b.*\b(?:to|into|in)\b.*\b(?:FILE|<file>|file)\b"
-    r"|\b(?:run|execute|exec|invoke|pipe)\b.*\b(?:CMD|COMMAND|PROG|PROGRAM|command|program|script)\b",
+    r"|\b(?:run|execute|exec|invoke|pipe)\b.*\b(?:CMD|COMMAND|PROG|PROGRAM|command|program|script)\b"
 )
 _NOT_ACTS = {
     "sort": {"--debug"},
@@ -51,9 +51,7 @@ def help_of(name: str) -> str | None:
     path = shutil.which(name, path=f"{sys.prefix}/bin:/usr/local/bin:/usr/bin:/bin")
     if path is None:
         return None
-    done = subprocess.run(
-        [path, *HELP[name]], capture_output=True, text=True, timeout=20, check=False
-    )
+    done = subprocess.run([path, *HELP[name]], capture_output=True, text=True, timeout=20, check=False)
     return done.stdout + done.stderr
 
 
@@ -81,27 +79,13 @@ def test_finding_d3_every_harmless_option_of_the_table_is_one_of_the_program(nam
     letters = {one[1] for one in known if re.fullmatch(r"-\w", one)}
     listed = set(option_names(PROGRAMS[name]))
     missing = {
-        one
-        for one in listed
-        if one not in known and not (len(one) == 2 and (one[1] in letters or one[1] in text))
+        one for one in listed if one not in known and not (len(one) == 2 and (one[1] in letters or one[1] in text))
     }
     assert missing <= _OF_OTHER_VERSIONS.get(name, set())
 
 
 _OF_OTHER_VERSIONS: dict[str, set[str]] = {
-    "find": {
-        "-and",
-        "-not",
-        "-or",
-        "-a",
-        "-o",
-        "-newermt",
-        "-newerct",
-        "-newerat",
-        "-false",
-        "-ipath",
-        "-samefile",
-    },
+    "find": {"-and", "-not", "-or", "-a", "-o", "-newermt", "-newerct", "-newerat", "-false", "-ipath", "-samefile"},
     "gzip": {"--to-stdout", *(f"-{digit}" for digit in range(2, 9))},
     "zip": {f"-{digit}" for digit in range(1, 9)},
     "pytest": {"--cov", "--cov-branch", "--cov-report", "--no-cov"},  # of the plugin pytest-cov
@@ -117,18 +101,11 @@ def test_finding_d3_no_option_that_says_it_runs_or_writes_is_called_harmless(nam
         pytest.skip(f"{name} is not installed")
     bounded = _NOT_ACTS.get(name, set()) | set(PROGRAMS[name].value_patterns)
     harmless = set(option_names(PROGRAMS[name])) - bounded
-    wrong = {
-        option: said
-        for options, said in described(text)
-        for option in options & harmless
-        if _ACT.search(said)
-    }
+    wrong = {option: said for options, said in described(text) for option in options & harmless if _ACT.search(said)}
     assert wrong == {}
 
 
-READERS = sorted(
-    name for name, program in PROGRAMS.items() if program.any_options and name.isalnum()
-)
+READERS = sorted(name for name, program in PROGRAMS.items() if program.any_options and name.isalnum())
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -137,19 +114,9 @@ def test_finding_d3_a_program_without_harmful_options_says_so_itself(name: str) 
     if path is None or name == "yes":
         pytest.skip(f"{name} is no program here")
     done = subprocess.run(
-        [path, "--help"],
-        capture_output=True,
-        text=True,
-        timeout=20,
-        check=False,
-        stdin=subprocess.DEVNULL,
+        [path, "--help"], capture_output=True, text=True, timeout=20, check=False, stdin=subprocess.DEVNULL
     )
-    acting = {
-        option
-        for options, said in described(done.stdout)
-        for option in options
-        if _ACT.search(said)
-    }
+    acting = {option for options, said in described(done.stdout) for option in options if _ACT.search(said)}
     assert acting <= _READER_EXCEPTIONS.get(name, set())
 
 

@@ -23,22 +23,9 @@ from induscode.session.permissions.call_facts import Facts, Kind, PathFact
 from induscode.session.permissions.decision import arguments_digest
 from induscode.session.permissions.gate import Gate
 from induscode.session.permissions.policy import Approval, Stance, judge
-from induscode.session.permissions.rules import (
-    Effect,
-    Origin,
-    Rule,
-    parse_rule,
-    parse_rules,
-    rules_from_settings,
-)
+from induscode.session.permissions.rules import Effect, Origin, Rule, parse_rule, parse_rules, rules_from_settings
 from induscode.session.permissions.shell.parse import parse_command
-from induscode.session.permissions.shell.patterns import (
-    Match,
-    is_path,
-    match_command,
-    may_be_command,
-    may_be_path,
-)
+from induscode.session.permissions.shell.patterns import Match, is_path, match_command, may_be_command, may_be_path
 from induscode.session.permissions.shell.prefixes import saved_pattern
 from induscode.session.permissions.store import RuleStore
 
@@ -105,10 +92,7 @@ def test_a_broken_rule_that_was_to_deny_asks_about_everything() -> None:
 def test_a_project_may_deny_and_ask_and_never_allow() -> None:
     settings: JsonValue = {"allow": ["bash"], "ask": ["read"], "deny": ["bash(rm *)"]}
     found, notes = rules_from_settings(settings, "p.json", Origin.PROJECT)
-    assert {(one.effect, str(one)) for one in found} == {
-        (Effect.ASK, "read"),
-        (Effect.DENY, "bash(rm *)"),
-    }
+    assert {(one.effect, str(one)) for one in found} == {(Effect.ASK, "read"), (Effect.DENY, "bash(rm *)")}
     assert "a project cannot allow anything" in str(notes[0])
     mine, none = rules_from_settings(settings, "u.json", Origin.USER)
     assert len(mine) == 3
@@ -254,16 +238,7 @@ def test_always_saves_as_many_words_as_say_what_is_done(command: str, saved: str
 
 TEXTS = st.sampled_from(
     [
-        *(
-            "*",
-            "bash",
-            "bash(git *)",
-            "bash(git clean *)",
-            "bash(ls *)",
-            "bash(*)",
-            "read",
-            "write",
-        ),
+        *("*", "bash", "bash(git *)", "bash(git clean *)", "bash(ls *)", "bash(*)", "read", "write"),
         *("write(**)", "write(src/**)", "read(.env)", "write(/**)", "github__*", "webfetch"),
         *("webfetch(domain:a.org)", "bash(git)", "process", "read(/w/src)", "ls", "b*"),
     ]
@@ -323,18 +298,14 @@ def test_a_rule_that_denies_or_asks_never_makes_anything_less_strict(
 
 
 @given(CALLS, RULES, STANCES, st.randoms(use_true_random=False))
-def test_the_order_of_rules_never_matters(
-    call: Facts, some: list[Rule], stance: Stance, random: Random
-) -> None:
+def test_the_order_of_rules_never_matters(call: Facts, some: list[Rule], stance: Stance, random: Random) -> None:
     mixed = list(some)
     random.shuffle(mixed)
     assert judge(call, some, stance).effect is judge(call, mixed, stance).effect
 
 
 @given(CALLS, RULES, STANCES)
-def test_an_allow_rule_never_overrules_a_denial_or_plan_mode(
-    call: Facts, some: list[Rule], stance: Stance
-) -> None:
+def test_an_allow_rule_never_overrules_a_denial_or_plan_mode(call: Facts, some: list[Rule], stance: Stance) -> None:
     if judge(call, some, stance).effect is Effect.DENY:
         wide = rules(allow="*; bash(*); write(/**); read(/**); webfetch(domain:*)")
         assert judge(call, [*wide, *some], stance).effect is Effect.DENY
@@ -348,9 +319,7 @@ JSON = st.recursive(
 
 
 @given(st.dictionaries(st.text(max_size=4), JSON), st.dictionaries(st.text(max_size=4), JSON))
-def test_other_arguments_are_never_the_same_call(
-    one: dict[str, JsonValue], other: dict[str, JsonValue]
-) -> None:
+def test_other_arguments_are_never_the_same_call(one: dict[str, JsonValue], other: dict[str, JsonValue]) -> None:
     same = json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
     assert (arguments_digest(one) == arguments_digest(other)) is same
 
@@ -378,8 +347,7 @@ def test_the_store_is_private_and_outside_of_every_project(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "content",
-    ["", "{", "[]", "{}", '{"rules": {}}', '{"rules": [1]}', '{"rules": [], "unsandboxed": 1}'],
+    "content", ["", "{", "[]", "{}", '{"rules": {}}', '{"rules": [1]}', '{"rules": [], "unsandboxed": 1}']
 )
 def test_a_damaged_store_asks_about_everything_and_is_set_aside(content: str) -> None:
     store = RuleStore()

@@ -50,9 +50,7 @@ class Binary:
 Look: TypeAlias = "Scan | Loaded | Oversized | Binary"
 
 
-def look(
-    file: BinaryIO, *, name: str, size: int, wanted: Wanted, stopped: Callable[[], bool]
-) -> Look:
+def look(file: BinaryIO, *, name: str, size: int, wanted: Wanted, stopped: Callable[[], bool]) -> Look:
     """Read what is needed of a file; for a thread.
 
     Args:

@@ -67,9 +67,7 @@ def _may_end_before(former: list[list[str]]) -> bool:
 
 
 def _is_strict(options: list[str]) -> bool:
-    return any(
-        option in {"errexit", "pipefail"} or re.fullmatch(r"-\w*e\w*", option) for option in options
-    )
+    return any(option in {"errexit", "pipefail"} or re.fullmatch(r"-\w*e\w*", option) for option in options)
 
 
 def _guards(steps: list[tuple[str, list[str]]]) -> list[tuple[str, list[str]]]:

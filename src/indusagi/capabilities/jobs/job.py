@@ -43,9 +43,7 @@ class JobState:
 
     def __str__(self) -> str:
         if self.state == "running" and self.exit_code is not None:
-            return (
-                f"running: {self.left} in the background, the command itself {how(self.exit_code)}"
-            )
+            return f"running: {self.left} in the background, the command itself {how(self.exit_code)}"
         if self.state == "running" or self.exit_code is None:
             return self.state
         return f"{self.state}, {how(self.exit_code)}"
@@ -172,9 +170,7 @@ class Job:
                 if match is None and [one.ring.seen for one in self.streams] != begun:
                     return
                 if match is not None:
-                    said = [
-                        one.ring.after(last) for one, last in zip(self.streams, read, strict=True)
-                    ]
+                    said = [one.ring.after(last) for one, last in zip(self.streams, read, strict=True)]
                     texts = [text for one in said for text in (*one.texts, one.open_line)]
                     if await to_thread.run_sync(shows, texts, match):
                         return

@@ -127,14 +127,7 @@ class JobTable:
         path: str | None,
         errors_path: str | None = None,
     ) -> Job:
-        job = Job(
-            job_id=job_id,
-            command=command,
-            cwd=cwd,
-            process=process,
-            path=path,
-            errors_path=errors_path,
-        )
+        job = Job(job_id=job_id, command=command, cwd=cwd, process=process, path=path, errors_path=errors_path)
         self._jobs[job_id] = job
         return job
 
@@ -158,14 +151,10 @@ class JobTable:
                 tasks.start_soon(job.stop)
 
 
-async def _spawn(
-    shell: Shell, command: str, cwd: str, path: str | None, errors_path: str | None
-) -> ShellProcess:
+async def _spawn(shell: Shell, command: str, cwd: str, path: str | None, errors_path: str | None) -> ShellProcess:
     if errors_path is None or not isinstance(shell, LocalShell):
         return await shell.spawn(command, cwd=cwd, output_path=path, with_input=True)
-    return await shell.spawn(
-        command, cwd=cwd, output_path=path, with_input=True, errors_path=errors_path
-    )
+    return await shell.spawn(command, cwd=cwd, output_path=path, with_input=True, errors_path=errors_path)
 
 
 async def capture_path(session: SessionDir, folder: str) -> str | None:
@@ -175,9 +164,7 @@ async def capture_path(session: SessionDir, folder: str) -> str | None:
 
 def _capture_path(session: SessionDir, folder: str) -> str | None:
     try:
-        return os.path.join(
-            make_private_dir(os.path.join(session.make(), folder)), f"{new_ulid()}.out"
-        )
+        return os.path.join(make_private_dir(os.path.join(session.make(), folder)), f"{new_ulid()}.out")
     except OSError:
         return None
 

@@ -74,10 +74,7 @@ def _without(pattern: re.Pattern[str], text: str) -> str:
 
 def shows(lines: Iterable[str], text: str) -> bool:
     """Tell whether one of these lines has a text in it, as they are shown."""
-    return any(
-        text in line or (_CONTROLS.search(line) and text in plain_text(line.encode()))
-        for line in lines
-    )
+    return any(text in line or (_CONTROLS.search(line) and text in plain_text(line.encode())) for line in lines)
 
 
 def hidden_note(text: str, first: int = 1) -> Sequence[str]:

@@ -15,10 +15,7 @@ from indusagi.core.cancel import CancelToken
 
 
 def make_local_context(
-    cwd: str | os.PathLike[str],
-    fs: Fs | None = None,
-    shell: Shell | None = None,
-    framework: Framework | None = None,
+    cwd: str | os.PathLike[str], fs: Fs | None = None, shell: Shell | None = None, framework: Framework | None = None
 ) -> ToolContext:
     """Make a context that works in `cwd` with this machine's files and commands.
 

@@ -84,10 +84,7 @@ class LocalFs:
         look = Spot.stat if follow else Spot.lstat
         found = await to_thread.run_sync(partial(self._at, path, look, follow=follow))
         return FileStat(
-            kind=_kind(found.st_mode),
-            size=found.st_size,
-            mode=stat.S_IMODE(found.st_mode),
-            mtime_ns=found.st_mtime_ns,
+            kind=_kind(found.st_mode), size=found.st_size, mode=stat.S_IMODE(found.st_mode), mtime_ns=found.st_mtime_ns
         )
 
     async def exists(self, path: str) -> bool:

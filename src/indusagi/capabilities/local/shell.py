@@ -48,9 +48,7 @@ _SHELLS = ("/bin/bash", "/bin/sh")
 class LocalProcess:
     """A running command of this machine; leave its `async with` block and it is gone."""
 
-    def __init__(
-        self, child: Child, capture: Capture, enclosed: Enclosed, receipt: str | None = None
-    ) -> None:
+    def __init__(self, child: Child, capture: Capture, enclosed: Enclosed, receipt: str | None = None) -> None:
         self._child = child
         self._receipt = receipt
         """The file by which it would be found if we were killed; None if there is none."""
@@ -64,10 +62,7 @@ class LocalProcess:
         return self
 
     async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
 
@@ -208,13 +203,7 @@ class LocalShell:
         allowed_variables: Variables that they inherit although they look like secrets.
     """
 
-    def __init__(
-        self,
-        cwd: str,
-        *,
-        sandbox: Sandbox | None = None,
-        allowed_variables: Iterable[str] = (),
-    ) -> None:
+    def __init__(self, cwd: str, *, sandbox: Sandbox | None = None, allowed_variables: Iterable[str] = ()) -> None:
         self._cwd = cwd
         self._walls = Walls(sandbox or Sandbox(), cwd, frozenset(allowed_variables))
 
@@ -268,17 +257,9 @@ class LocalShell:
         folder = os.path.join(self._cwd, cwd or "")
         _require_passable(command, folder, env or {}, output_path)
         targets = _Targets(
-            *(
-                None if path is None else os.path.join(self._cwd, path)
-                for path in (output_path, errors_path)
-            )
+            *(None if path is None else os.path.join(self._cwd, path) for path in (output_path, errors_path))
         )
-        work = _start(
-            partial(_prepare, self._walls, command, folder, env or {}, targets),
-            command,
-            folder,
-            with_input,
-        )
+        work = _start(partial(_prepare, self._walls, command, folder, env or {}, targets), command, folder, with_input)
         return await seen_through(work, "start a command", undo=_drop)
 
     async def sandbox_state(self) -> SandboxState:
@@ -298,9 +279,7 @@ async def _drop(process: LocalProcess) -> None:
         await process.aclose()
 
 
-async def _start(
-    prepare: Callable[[], _Prepared], command: str, folder: str, with_input: bool
-) -> LocalProcess:
+async def _start(prepare: Callable[[], _Prepared], command: str, folder: str, with_input: bool) -> LocalProcess:
     prepared = await to_thread.run_sync(prepare)
     enclosed = prepared.enclosed
     errors = None
@@ -368,9 +347,7 @@ class _Prepared:
                     os.unlink(path)
 
 
-def _prepare(
-    walls: Walls, command: str, folder: str, env: Mapping[str, str], targets: _Targets
-) -> _Prepared:
+def _prepare(walls: Walls, command: str, folder: str, env: Mapping[str, str], targets: _Targets) -> _Prepared:
     """Find the shell, raise the walls, open the file for the output: in a thread, all of it."""
     from indusagi.core.process.child import Child  # noqa: PLC0415 — for those who run commands
 
@@ -390,9 +367,7 @@ def _prepare(
     return _Prepared(enclosed, opened[0], errors, targets, Child)
 
 
-def _require_passable(
-    command: str, folder: str, env: Mapping[str, str], output_path: str | None
-) -> None:
+def _require_passable(command: str, folder: str, env: Mapping[str, str], output_path: str | None) -> None:
     """Refuse what the system cannot be given.
 
     Raises:
@@ -411,9 +386,7 @@ def _require_passable(
             raise OSError(errno.EINVAL, message) from exc
 
 
-def _texts(
-    command: str, folder: str, env: Mapping[str, str], output_path: str | None
-) -> Iterator[tuple[str, str]]:
+def _texts(command: str, folder: str, env: Mapping[str, str], output_path: str | None) -> Iterator[tuple[str, str]]:
     yield "a command", command
     yield "a working directory", folder
     yield "the path of an output file", output_path or ""

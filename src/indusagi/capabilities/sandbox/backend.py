@@ -10,13 +10,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities.ports import SandboxMissing, SandboxState
-from indusagi.capabilities.sandbox.bubblewrap import (
-    MASKS,
-    Private,
-    bubblewrap_argv,
-    bubblewrap_lacks,
-    find_bubblewrap,
-)
+from indusagi.capabilities.sandbox.bubblewrap import MASKS, Private, bubblewrap_argv, bubblewrap_lacks, find_bubblewrap
 from indusagi.capabilities.sandbox.environment import command_environment
 from indusagi.capabilities.sandbox.final_cwd import PREAMBLE, note_variables, take_note
 from indusagi.capabilities.sandbox.policy import lay_out
@@ -79,8 +73,7 @@ class Walls:
         state = self._choose(layout)
         if self._sandbox.mode == "required" and (state.kind == "none" or _leaks(state, layout)):
             raise SandboxMissing(
-                f"commands may only run in a sandbox, and there is none that will do"
-                f" ({state}): {_REMEDY}"
+                f"commands may only run in a sandbox, and there is none that will do ({state}): {_REMEDY}"
             )
         private = self._make_private()
         note = os.path.join(private.notes, new_ulid())
@@ -111,14 +104,7 @@ class Walls:
         start, _ = _find(layout.workspace)
         masked = MASKS.hold(layout.protected)
         argv = [*bubblewrap_argv(start, layout, masked, private, folder), *plain]
-        return Enclosed(
-            argv,
-            env | _caches("/tmp") | {"TMPDIR": "/tmp"},
-            state,
-            note,
-            masked,
-            layout.unwelcome,
-        )
+        return Enclosed(argv, env | _caches("/tmp") | {"TMPDIR": "/tmp"}, state, note, masked, layout.unwelcome)
 
     def _choose(self, layout: Layout) -> SandboxState:
         if self._sandbox.mode == "off":
@@ -128,9 +114,7 @@ class Walls:
             if mechanism == "bubblewrap":
                 start, why = _find(layout.workspace)
                 if start:
-                    return SandboxState(
-                        kind="bubblewrap", network=layout.network, lacks=bubblewrap_lacks(layout)
-                    )
+                    return SandboxState(kind="bubblewrap", network=layout.network, lacks=bubblewrap_lacks(layout))
             else:
                 abi, why = _landlock()
                 if abi:
@@ -200,10 +184,7 @@ def _landlock_state(abi: int, layout: Layout) -> SandboxState:
 
     lacks = landlock_lacks(abi, layout)
     return SandboxState(
-        kind="landlock",
-        detail=f"abi {abi}",
-        network=layout.network or "guard of the network" in lacks,
-        lacks=lacks,
+        kind="landlock", detail=f"abi {abi}", network=layout.network or "guard of the network" in lacks, lacks=lacks
     )
 
 

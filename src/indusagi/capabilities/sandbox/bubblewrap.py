@@ -68,9 +68,7 @@ def _trial(program: str, user: Sequence[str]) -> str:
 
     argv = [program, *user, *_NAMESPACES, *_MACHINE, "--unshare-net", "--", "/bin/sh", "-c", _TRIAL]
     try:
-        done = run(
-            argv, stdin=DEVNULL, capture_output=True, timeout=_PROBE_S, check=False, env={}, cwd="/"
-        )
+        done = run(argv, stdin=DEVNULL, capture_output=True, timeout=_PROBE_S, check=False, env={}, cwd="/")
     except TimeoutExpired:
         return f"it did not end within {_PROBE_S} s"
     said = done.stderr.decode("utf-8", "replace").strip()
@@ -182,9 +180,7 @@ class Masks:
     def hold(self, protected: Sequence[str]) -> tuple[str, ...]:
         """Say which of these have to be covered, and count a command that does so."""
         with self._lock:
-            masked = tuple(
-                path for path in protected if path in self._users or not os.path.lexists(path)
-            )
+            masked = tuple(path for path in protected if path in self._users or not os.path.lexists(path))
             for path in masked:
                 self._users[path] = self._users.get(path, 0) + 1
         return masked

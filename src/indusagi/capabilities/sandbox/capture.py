@@ -41,12 +41,7 @@ class Capture:
     child: Child
 
     def __init__(
-        self,
-        descriptor: int,
-        path: str | None = None,
-        *,
-        errors: Capture | None = None,
-        of_errors: bool = False,
+        self, descriptor: int, path: str | None = None, *, errors: Capture | None = None, of_errors: bool = False
     ) -> None:
         from asyncio import Event, get_running_loop  # noqa: PLC0415 — loaded wherever a loop runs
 
@@ -171,9 +166,7 @@ class Capture:
             self._file.close()
 
 
-def _take(
-    file: KeptFile | None, piece: bytes, sink: Callable[[bytes], None] | None, owed: int
-) -> int:
+def _take(file: KeptFile | None, piece: bytes, sink: Callable[[bytes], None] | None, owed: int) -> int:
     """Keep a piece, if there is still a file, and tell `sink` of all it has not heard of yet."""
     try:
         if file is not None and sink is not None:

@@ -108,9 +108,6 @@ def _git_settings_are_secret(ours: Mapping[str, str]) -> bool:
     """Tell whether a setting that git is given by variables is, say, a header with a password."""
     return any(
         _GIT_SETTING.fullmatch(name)
-        and (
-            _SECRET_VALUES.search(value)
-            or re.search(r"extraheader|password|@.*insteadof", value, re.IGNORECASE)
-        )
+        and (_SECRET_VALUES.search(value) or re.search(r"extraheader|password|@.*insteadof", value, re.IGNORECASE))
         for name, value in ours.items()
     )

@@ -83,9 +83,7 @@ def restrict(
 
 
 def _handled(abi: int) -> int:  # pragma: no cover — see restrict
-    more = (_REFER if abi >= _ABI_OF["refer"] else 0) | (
-        _TRUNCATE if abi >= _ABI_OF["truncate"] else 0
-    )
+    more = (_REFER if abi >= _ABI_OF["refer"] else 0) | (_TRUNCATE if abi >= _ABI_OF["truncate"] else 0)
     return _FIRST_ABI_RIGHTS | more
 
 

@@ -91,9 +91,7 @@ class Layout:
 def lay_out(sandbox: Sandbox, workspace: str) -> Layout:
     """Look at the machine; not for the event loop."""
     workspace = os.path.realpath(workspace)
-    writable = tuple(
-        path for path in _resolved(sandbox.writable, workspace) if os.path.exists(path)
-    )
+    writable = tuple(path for path in _resolved(sandbox.writable, workspace) if os.path.exists(path))
     roots = (*writable, *(() if sandbox.read_only else (workspace,)))
     protected = tuple(
         path
@@ -109,9 +107,7 @@ def lay_out(sandbox: Sandbox, workspace: str) -> Layout:
         protected=protected,
         held=tuple(sorted({folder for path in protected for folder in _above(path, roots)})),
         unwelcome=tuple(
-            path
-            for path in _ways_around(protected, workspace)
-            if is_within(path, *roots) and not os.path.lexists(path)
+            path for path in _ways_around(protected, workspace) if is_within(path, *roots) and not os.path.lexists(path)
         ),
         links=tuple(filter(os.path.islink, (os.path.join(workspace, ".git"), *protected))),
     )

@@ -15,11 +15,7 @@ if TYPE_CHECKING:
     from indusagi.capabilities.search.request import Search
 
 _ANY_END = r"(?:\r?\n)"
-_SPACES = {
-    r"\s": r"(?:\r\n|[^\S\r])",
-    r"\W": r"(?:\r\n|[^\w\r])",
-    r"\D": r"(?:\r\n|[^\d\r])",
-}
+_SPACES = {r"\s": r"(?:\r\n|[^\S\r])", r"\W": r"(?:\r\n|[^\w\r])", r"\D": r"(?:\r\n|[^\d\r])"}
 """What takes ends of lines among others: a return without its newline it would take for itself."""
 _RETURNS = frozenset({"\r", r"\r"})
 _EXTENDED = re.compile(r"\(\?[a-wyz]*x")

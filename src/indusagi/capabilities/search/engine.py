@@ -173,9 +173,7 @@ class _Job:
         try:
             with os.fdopen(os.open(name, flags, dir_fd=folder), "rb") as file:
                 found = os.fstat(file.fileno())
-                if not stat.S_ISREG(found.st_mode) or (
-                    folder is not None and found.st_size > limit
-                ):
+                if not stat.S_ISREG(found.st_mode) or (folder is not None and found.st_size > limit):
                     return
                 data = file.read(limit)
         except OSError as exc:
@@ -250,9 +248,7 @@ class _Job:
 
     # -- what is written ----------------------------------------------------------------------
 
-    def _report(
-        self, path: str, lines: list[str], blocks: list[tuple[int, int, int, int]], zero: int | None
-    ) -> None:
+    def _report(self, path: str, lines: list[str], blocks: list[tuple[int, int, int, int]], zero: int | None) -> None:
         named = _value(path)
         self._write("begin", {"path": named})
         shown = 0
@@ -271,13 +267,7 @@ class _Job:
         self._out.flush()
 
     def _line(
-        self,
-        kind: str,
-        path: JsonObject,
-        lines: list[str],
-        first: int,
-        last: int,
-        place: JsonObject | None = None,
+        self, kind: str, path: JsonObject, lines: list[str], first: int, last: int, place: JsonObject | None = None
     ) -> None:
         text = _value("\n".join(lines[first : last + 1]) + "\n")
         found: list[JsonObject] = [] if place is None else [place]
@@ -285,9 +275,7 @@ class _Job:
         self._write(kind, {**data, "submatches": [*found]})
 
     def _write(self, kind: str, data: JsonObject) -> None:
-        self._out.write(
-            json.dumps({"type": kind, "data": data}, separators=(",", ":")).encode() + b"\n"
-        )
+        self._out.write(json.dumps({"type": kind, "data": data}, separators=(",", ":")).encode() + b"\n")
 
 
 def _decoded(data: bytes, *, keeps_returns: bool) -> tuple[str, int | None]:

@@ -109,12 +109,7 @@ class KnownLeaves:
 class LeafMemory:
     """What one walk knows of leaves, and what it has seen itself."""
 
-    def __init__(
-        self,
-        held: Mapping[int, _Held],
-        keep: Callable[[Sequence[_Held]], None],
-        settled_ms: int,
-    ) -> None:
+    def __init__(self, held: Mapping[int, _Held], keep: Callable[[Sequence[_Held]], None], settled_ms: int) -> None:
         self._held = held
         self._keep = keep
         self._settled_ns = settled_ms * 1_000_000

@@ -51,10 +51,7 @@ class Met(NamedTuple):
 class Listing:
     """A directory, and all that lies in it."""
 
-    __slots__ = (
-        *("_handle", "_name", "_names", "_parent", "_ruled", "_rules", "_text"),
-        *("above", "entries"),
-    )
+    __slots__ = (*("_handle", "_name", "_names", "_parent", "_ruled", "_rules", "_text"), *("above", "entries"))
 
     def __init__(
         self,

@@ -175,14 +175,7 @@ def find_names(lent: Lent, path: str, query: Query, leaves: KnownLeaves) -> Name
 class _Hunt:
     """One walk."""
 
-    def __init__(
-        self,
-        handle: int,
-        query: Query,
-        rules: IgnoreRules | None,
-        stop: Event,
-        leaves: LeafMemory,
-    ) -> None:
+    def __init__(self, handle: int, query: Query, rules: IgnoreRules | None, stop: Event, leaves: LeafMemory) -> None:
         self._query = query
         self._stop = stop
         self._secrets = frozenset(query.secrets)

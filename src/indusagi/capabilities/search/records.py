@@ -42,12 +42,7 @@ class Matches:
     """
 
     def __init__(
-        self,
-        limit: int,
-        skip: int = 0,
-        *,
-        max_files: int | None = None,
-        accepts: Callable[[str], bool] | None = None,
+        self, limit: int, skip: int = 0, *, max_files: int | None = None, accepts: Callable[[str], bool] | None = None
     ) -> None:
         self.files: list[FileHits] = []
         self.matches = 0

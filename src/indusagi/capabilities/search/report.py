@@ -107,9 +107,7 @@ def report(asked: Asked, found: Found, files: Sequence[str], ignored: Sequence[s
     return ToolResult.text("\n".join([head, *notices, *body]), **details)
 
 
-def _content(
-    asked: Asked, found: Found, reader: Matches
-) -> tuple[str, list[str], dict[str, JsonValue]]:
+def _content(asked: Asked, found: Found, reader: Matches) -> tuple[str, list[str], dict[str, JsonValue]]:
     files = reader.sorted_files()
     page = page_of(files, asked.offset - found.skipped, asked.limit, asked.search)
     shown = sum(file.matches for file in page)
@@ -144,9 +142,7 @@ def _lines(asked: Asked, page: list[FileHits]) -> Iterator[str]:
             yield f"{name}{mark}{line.number}{mark} {line.text}"
 
 
-def _listing(
-    asked: Asked, found: Found, files: Sequence[str]
-) -> tuple[str, list[str], dict[str, JsonValue]]:
+def _listing(asked: Asked, found: Found, files: Sequence[str]) -> tuple[str, list[str], dict[str, JsonValue]]:
     counts = found.reader.counts if isinstance(found.reader, Counts) else None
     if counts is not None:
         files = sorted(counts, key=path_key)

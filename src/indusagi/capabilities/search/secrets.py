@@ -51,8 +51,4 @@ def notice(secrets: Sequence[str], base: str) -> Iterator[str]:
 def _there(folder: str, root: str) -> Sequence[str]:
     protection = usual_protection()
     places = {*protection.hidden_below(folder), *protection.hidden_below(root)}
-    return sorted(
-        place
-        for place in places
-        if place != folder and is_within(place, folder) and os.path.lexists(place)
-    )
+    return sorted(place for place in places if place != folder and is_within(place, folder) and os.path.lexists(place))

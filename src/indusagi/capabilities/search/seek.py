@@ -107,21 +107,14 @@ class Seeker:
             OSError: The engine cannot be started.
         """
         found = await self._sought(search, target, limit, offset, accepts)
-        if self.engine is Engine.PYTHON or not (
-            found.finished.held_up or _is_lumped(found, search)
-        ):
+        if self.engine is Engine.PYTHON or not (found.finished.held_up or _is_lumped(found, search)):
             return found
         # Our own engine opens nothing that is no file, has other faults, and writes one by one.
         other = await Seeker(None).seek(search, target, limit=limit, offset=offset, accepts=accepts)
         return other if found.finished.held_up or _has_matches(other) else found
 
     async def _sought(
-        self,
-        search: Search,
-        target: Target,
-        limit: int,
-        offset: int,
-        accepts: Callable[[str], bool] | None,
+        self, search: Search, target: Target, limit: int, offset: int, accepts: Callable[[str], bool] | None
     ) -> Found:
         deadline = monotonic() + TIME_LIMIT_S
         if search.mode is not Mode.CONTENT:
@@ -141,21 +134,13 @@ class Seeker:
         return Found(reader, finished, offset)
 
     async def _run(
-        self,
-        search: Search,
-        target: Target,
-        reader: Matches | Counts,
-        deadline: float,
-        *,
-        in_order: bool = False,
+        self, search: Search, target: Target, reader: Matches | Counts, deadline: float, *, in_order: bool = False
     ) -> Finished:
         left_s = max(0.0, deadline - monotonic())
         if self._program is None:
             argv = engine.command(search, target.path, whole=target.is_file)
             return await run_program(argv, ripgrep.environment(), target.cwd, reader, left_s)
-        argv = ripgrep.command(
-            self._program, search, target.path, in_order=in_order, whole=target.is_file
-        )
+        argv = ripgrep.command(self._program, search, target.path, in_order=in_order, whole=target.is_file)
         reads_rules = not (search.no_ignore or target.is_file)
         doubt = partial(_is_held_up, target) if reads_rules else None
         return await run_program(argv, ripgrep.environment(), target.cwd, reader, left_s, doubt)
@@ -210,11 +195,7 @@ def page_of(files: list[FileHits], offset: int, limit: int, search: Search) -> l
         if first >= last:
             continue
         shown = {line.number for line in file.lines if _is_within(line.match, first, last)}
-        near = {
-            number
-            for middle in shown
-            for number in range(middle - search.before, middle + search.after + 1)
-        }
+        near = {number for middle in shown for number in range(middle - search.before, middle + search.after + 1)}
         lines = [
             line
             for line in file.lines

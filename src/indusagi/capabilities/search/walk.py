@@ -97,12 +97,7 @@ class Walk:
             _close(stack)
 
     def _entered(
-        self,
-        stack: list[_Frame],
-        listing: Listing,
-        entry: os.DirEntry[str],
-        *,
-        in_order: bool = False,
+        self, stack: list[_Frame], listing: Listing, entry: os.DirEntry[str], *, in_order: bool = False
     ) -> Listing | None:
         """Enter a directory, if it is to be and can be entered."""
         name, rules = entry.name, listing.rules
@@ -132,13 +127,7 @@ class Walk:
         return self._listed("", self._rules, os.dup(self._handle), in_order=in_order)
 
     def _listed(
-        self,
-        above: str,
-        rules: IgnoreRules | None,
-        handle: int,
-        name: str | None = None,
-        *,
-        in_order: bool,
+        self, above: str, rules: IgnoreRules | None, handle: int, name: str | None = None, *, in_order: bool
     ) -> Listing:
         """List a directory; the handle is closed if that fails."""
         try:

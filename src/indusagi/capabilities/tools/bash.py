@@ -165,10 +165,7 @@ _SCHEMA: JsonSchema = {
             "maximum": LONGEST_TIMEOUT_MS,
             "description": f"Default {DEFAULT_TIMEOUT_MS}, at most {LONGEST_TIMEOUT_MS}.",
         },
-        "cwd": {
-            "type": "string",
-            "description": "Where this one command starts.",
-        },
+        "cwd": {"type": "string", "description": "Where this one command starts."},
         "description": {"type": "string", "description": "What it is for."},
         "background": {"type": "boolean", "description": "Start it as a job: servers, watchers."},
     },
@@ -190,13 +187,7 @@ def bash_tool() -> DefinedTool:
     """Make the tool."""
     return define_tool(
         ToolSpec(
-            "bash",
-            _DESCRIPTION,
-            _SCHEMA,
-            _run,
-            title="Run a command",
-            prepare=lenient(_SCHEMA, _ALIASES),
-            terse=True,
+            "bash", _DESCRIPTION, _SCHEMA, _run, title="Run a command", prepare=lenient(_SCHEMA, _ALIASES), terse=True
         )
     )
 
@@ -227,12 +218,7 @@ class _Report:
         """Make the answer."""
         said = [output.rstrip("\n") or "(no output)", *(f"[{note}]" for note in self.notes)]
         details = self.details if self.code is None else {"code": self.code, **self.details}
-        return ToolResult(
-            (TextContentBlock("\n".join(said)),),
-            self.code is not None,
-            details=details,
-            keep=Keep.ENDS,
-        )
+        return ToolResult((TextContentBlock("\n".join(said)),), self.code is not None, details=details, keep=Keep.ENDS)
 
 
 async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
@@ -253,9 +239,7 @@ async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
         return not_started(exc)
     _tell_of_sandbox(process.sandbox, session, report)
     limit = cast("int", arguments.get("timeoutMs", DEFAULT_TIMEOUT_MS))
-    result = await _Call(command, folder, path, process, ctx, report).seen_through(
-        limit, None if given else session
-    )
+    result = await _Call(command, folder, path, process, ctx, report).seen_through(limit, None if given else session)
     if reading is not None and report.details.get("exitCode") == 0 and _is_whole(report):
         await remember(reading, ctx)
     return result
@@ -265,9 +249,7 @@ def _is_whole(report: _Report) -> bool:
     return report.code is None and report.details.get("truncated") is False
 
 
-async def _folder(
-    arguments: JsonObject, ctx: ToolContext, session: _Session, report: _Report
-) -> str:
+async def _folder(arguments: JsonObject, ctx: ToolContext, session: _Session, report: _Report) -> str:
     """Say where the command is to start.
 
     Raises:
@@ -284,9 +266,7 @@ async def _folder(
 
 def _in_background(job: Job) -> ToolResult:
     text = f"{job.id} started (pid {job.process.pid}): poll and stop it with the process tool"
-    return ToolResult.text(
-        text, job=job.id, pid=job.process.pid, sandbox=str(job.process.sandbox), path=job.path
-    )
+    return ToolResult.text(text, job=job.id, pid=job.process.pid, sandbox=str(job.process.sandbox), path=job.path)
 
 
 def _tell_of_sandbox(state: SandboxState, session: _Session, report: _Report) -> None:
@@ -306,13 +286,7 @@ class _Call:
     """One command that is waited for."""
 
     def __init__(
-        self,
-        command: str,
-        folder: str,
-        path: str | None,
-        process: ShellProcess,
-        ctx: ToolContext,
-        report: _Report,
+        self, command: str, folder: str, path: str | None, process: ShellProcess, ctx: ToolContext, report: _Report
     ) -> None:
         self._command = command
         self._folder = folder
@@ -349,9 +323,7 @@ class _Call:
     def _lost(self, exc: OSError) -> ToolResult:
         code = self._process.exit_code
         ended = "" if code is None else f" (the command itself: {how(code)})"
-        return ToolResult.error(
-            f"its output could not be kept: {exc}{ended}", code="failed", exitCode=told_code(code)
-        )
+        return ToolResult.error(f"its output could not be kept: {exc}{ended}", code="failed", exitCode=told_code(code))
 
     async def _stopped(self, why: str, code: str) -> ToolResult:
         await self._process.stop()
@@ -402,9 +374,7 @@ class _Call:
             return
         session.cwd = None
         shown = shown_name(final)
-        self._report.notes.append(
-            f"ended in {shown}, which is not in the workspace: the next command starts in {root}"
-        )
+        self._report.notes.append(f"ended in {shown}, which is not in the workspace: the next command starts in {root}")
 
     async def _keep_survivors(self) -> bool:
         """Make a job of what runs on; tell whether there is one."""
@@ -413,17 +383,13 @@ class _Call:
             return False
         pids = ", ".join(map(str, left))
         try:
-            job = await jobs_of(self._ctx).adopt(
-                self._process, self._command, self._folder, self._path
-            )
+            job = await jobs_of(self._ctx).adopt(self._process, self._command, self._folder, self._path)
         except TableFull as exc:
             self._report.notes.append(f"ended what ran on in the background (pids {pids}): {exc}")
             return False
         self._report.details |= {"job": job.id, "survivors": [*left]}
         count = "1 process runs" if len(left) == 1 else f"{len(left)} processes run"
-        self._report.notes.append(
-            f"{count} on in the background as {job.id} (pids {pids}): use the process tool"
-        )
+        self._report.notes.append(f"{count} on in the background as {job.id} (pids {pids}): use the process tool")
         return True
 
 

@@ -33,12 +33,7 @@ if TYPE_CHECKING:
 
 
 async def change_file(
-    ctx: ToolContext,
-    path: str,
-    *,
-    edits: Sequence[Replacement] = (),
-    content: str | None = None,
-    dry_run: bool = False,
+    ctx: ToolContext, path: str, *, edits: Sequence[Replacement] = (), content: str | None = None, dry_run: bool = False
 ) -> ToolResult:
     """Change a file, or say why not; never leaves it half changed.
 
@@ -70,9 +65,7 @@ async def change_file(
         return path_trouble(exc, path)
     shown = await to_thread.run_sync(shown_place, resolved, ctx.cwd)
     if isinstance(made, Refused):
-        return ToolResult.error(
-            showable(f"{shown}: {made.message}"), code=made.code, path=resolved, **made.facts
-        )
+        return ToolResult.error(showable(f"{shown}: {made.message}"), code=made.code, path=resolved, **made.facts)
     if held.unshared is not None:
         made = replace(made, notes=(*made.notes, f"{held.unshared}: others may write there too"))
     return _told(made, shown, resolved, dry_run=dry_run)
@@ -133,9 +126,7 @@ async def _content(ctx: ToolContext, resolved: str) -> bytes | Refused | None:
     return Refused("too_large", message, {"size": size})
 
 
-async def _written(
-    ctx: ToolContext, resolved: str, before: bytes | None, after: bytes
-) -> Refused | None:
+async def _written(ctx: ToolContext, resolved: str, before: bytes | None, after: bytes) -> Refused | None:
     """Write, unless somebody else has changed the file since it was read."""
     if before is None:
         if await ctx.fs.exists(resolved):

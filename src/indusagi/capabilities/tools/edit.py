@@ -16,21 +16,14 @@ from indusagi.runtime.contract import JsonSchema, ToolResult
 
 MOST_EDITS = 200
 _TEXTS: dict[str, JsonLike] = {
-    "oldText": {
-        "type": "string",
-        "description": "Copied from the file, without line numbers; empty: make a new file.",
-    },
+    "oldText": {"type": "string", "description": "Copied from the file, without line numbers; empty: make a new file."},
     "newText": {"type": "string"},
     "replaceAll": {"type": "boolean"},
 }
 _ITEM: JsonSchema = {
     "type": "object",
     # Described above; a model is not to read it twice.
-    "properties": {
-        "oldText": {"type": "string"},
-        "newText": {"type": "string"},
-        "replaceAll": {"type": "boolean"},
-    },
+    "properties": {"oldText": {"type": "string"}, "newText": {"type": "string"}, "replaceAll": {"type": "boolean"}},
     "required": ["oldText", "newText"],
     "additionalProperties": False,
 }
@@ -127,8 +120,4 @@ def _edits(arguments: JsonObject) -> Sequence[Replacement] | str:
 
 
 def _edit(given: JsonObject) -> Replacement:
-    return Replacement(
-        cast("str", given["oldText"]),
-        cast("str", given["newText"]),
-        given.get("replaceAll") is True,
-    )
+    return Replacement(cast("str", given["oldText"]), cast("str", given["newText"]), given.get("replaceAll") is True)

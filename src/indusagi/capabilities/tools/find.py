@@ -15,15 +15,7 @@ from indusagi.capabilities.files.text.display import joined, shown_name, shown_p
 from indusagi.capabilities.ports import FileKind, Folder
 from indusagi.capabilities.search.braces import TooManyAlternatives
 from indusagi.capabilities.search.leaves import KnownLeaves
-from indusagi.capabilities.search.names import (
-    TIME_LIMIT_S,
-    Kind,
-    Lent,
-    Names,
-    Query,
-    find_names,
-    split_query,
-)
+from indusagi.capabilities.search.names import TIME_LIMIT_S, Kind, Lent, Names, Query, find_names, split_query
 from indusagi.capabilities.search.secrets import notice, secrets_below
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
 from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given, path_trouble
@@ -50,45 +42,22 @@ _KINDS = {
     "symlink": "link",
 }
 """What other tools call the same."""
-_KIND_OF = {
-    FileKind.FILE: Kind.FILE,
-    FileKind.DIRECTORY: Kind.DIRECTORY,
-    FileKind.SYMLINK: Kind.LINK,
-}
+_KIND_OF = {FileKind.FILE: Kind.FILE, FileKind.DIRECTORY: Kind.DIRECTORY, FileKind.SYMLINK: Kind.LINK}
 _SCHEMA: JsonSchema = {
     "type": "object",
     "properties": {
-        "query": {
-            "type": "string",
-            "description": "Part of a name, or a glob: *.py, src/**/*.{c,h}.",
-        },
+        "query": {"type": "string", "description": "Part of a name, or a glob: *.py, src/**/*.{c,h}."},
         "path": {"type": "string", "description": "Default: the workspace."},
-        "type": {
-            "type": "string",
-            "enum": ["file", "dir", "link"],
-        },
+        "type": {"type": "string", "enum": ["file", "dir", "link"]},
         "limit": {"type": "integer", "minimum": 1, "description": "Default 500, at most 10000."},
-        "sort": {
-            "type": "string",
-            "enum": ["path", "mtime"],
-            "description": "Default: path.",
-        },
+        "sort": {"type": "string", "enum": ["path", "mtime"], "description": "Default: path."},
         "noIgnore": {"type": "boolean", "description": "Find ignored files too."},
-        "hidden": {
-            "type": "boolean",
-            "description": "false: no dot files.",
-        },
+        "hidden": {"type": "boolean", "description": "false: no dot files."},
     },
     "required": ["query"],
     "additionalProperties": False,
 }
-_ALIASES = {
-    **PATH_ALIASES,
-    "pattern": "query",
-    "glob": "query",
-    "name": "query",
-    "no_ignore": "noIgnore",
-}
+_ALIASES = {**PATH_ALIASES, "pattern": "query", "glob": "query", "name": "query", "no_ignore": "noIgnore"}
 _DESCRIPTION = (
     "Find files and directories by name. Without glob characters the query is part of a name, "
     "in any case. Honours .gitignore. Use grep to search in files."
@@ -113,14 +82,7 @@ def find_tool() -> DefinedTool:
         return given
 
     spec = ToolSpec(
-        "find",
-        _DESCRIPTION,
-        _SCHEMA,
-        run,
-        title="Find files",
-        read_only=True,
-        prepare=prepared,
-        terse=True,
+        "find", _DESCRIPTION, _SCHEMA, run, title="Find files", read_only=True, prepare=prepared, terse=True
     )
     return define_tool(spec)
 
@@ -169,9 +131,7 @@ async def _walked(folder: Folder, query: Query, leaves: KnownLeaves) -> Names:
     """Walk in a thread, which ends soon after nobody waits for it."""
     lent = Lent(folder.handle)
     try:
-        return await to_thread.run_sync(
-            find_names, lent, folder.path, query, leaves, abandon_on_cancel=True
-        )
+        return await to_thread.run_sync(find_names, lent, folder.path, query, leaves, abandon_on_cancel=True)
     finally:
         lent.give_up()
 

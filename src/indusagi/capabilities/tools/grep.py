@@ -122,10 +122,7 @@ _SCHEMA: JsonSchema = {
     "type": "object",
     "properties": {
         "pattern": {"type": "string", "description": "Regular expression."},
-        "path": {
-            "type": "string",
-            "description": "Directory or file. Default: the workspace.",
-        },
+        "path": {"type": "string", "description": "Directory or file. Default: the workspace."},
         "glob": {"type": "string", "description": "Only files like *.ts, src/**, !*.min.js."},
         "type": {"type": "string", "description": "Only py, js, rust, md, ..."},
         "mode": {
@@ -133,21 +130,14 @@ _SCHEMA: JsonSchema = {
             "enum": ["content", "files", "count"],
             "description": "Lines (default), names of files, or counts.",
         },
-        "flags": {
-            "type": "string",
-            "description": "i: any case; s: dot matches newlines; x: ignore spaces.",
-        },
+        "flags": {"type": "string", "description": "i: any case; s: dot matches newlines; x: ignore spaces."},
         "before": {"type": "integer", "minimum": 0, "description": "Lines before a match."},
         "after": {"type": "integer", "minimum": 0},
         "context": {"type": "integer", "minimum": 0, "description": "Lines before and after."},
         "literal": {"type": "boolean", "description": "Pattern is plain text."},
         "multiline": {"type": "boolean", "description": "Match across lines."},
         "noIgnore": {"type": "boolean", "description": "Search ignored files too."},
-        "maxMatches": {
-            "type": "integer",
-            "minimum": 1,
-            "description": "Default 200, at most 5000.",
-        },
+        "maxMatches": {"type": "integer", "minimum": 1, "description": "Default 200, at most 5000."},
         "offset": {"type": "integer", "minimum": 0, "description": "Matches to skip."},
     },
     "required": ["pattern"],
@@ -268,9 +258,7 @@ def _unusable(text: str) -> str | None:
     return None
 
 
-async def _answer(
-    arguments: JsonObject, search: Search, target: Target, seeker: Seeker, root: str
-) -> ToolResult:
+async def _answer(arguments: JsonObject, search: Search, target: Target, seeker: Seeker, root: str) -> ToolResult:
     accepts = None
     if search.type is not None:
         types = await seeker.types(target.cwd)
@@ -287,9 +275,7 @@ async def _answer(
         _number(arguments, "offset", 0, _MOST_OFFSET),
         shown if target.is_file else None,
     )
-    found = await seeker.seek(
-        search, target, limit=asked.limit, offset=asked.offset, accepts=accepts
-    )
+    found = await seeker.seek(search, target, limit=asked.limit, offset=asked.offset, accepts=accepts)
     failed = failure(found, search)
     if failed is not None:
         return failed

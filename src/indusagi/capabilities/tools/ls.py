@@ -211,10 +211,7 @@ class Tree:
         # One after the other, and none is kept that is not shown: to sort very many at once, or to
         # look through them for what is no longer used, would let no other thread run meanwhile.
         chosen = heapq.nsmallest(self._room, self._kept(here, entries), key=_order)
-        shown = [
-            Branch(entry, here.rules.ignores(entry.name, is_dir=_is_folder(entry)))
-            for entry in chosen
-        ]
+        shown = [Branch(entry, here.rules.ignores(entry.name, is_dir=_is_folder(entry))) for entry in chosen]
         self._room -= len(shown)
         return Level(shown, self.entries - before - len(shown))
 
@@ -234,9 +231,7 @@ class Tree:
 
     def _leaves_out(self, name: str, way: str, *, is_folder: bool) -> bool:
         return any(
-            regex is not None
-            and (is_folder or not folders)
-            and regex.match(way if by_way else name)
+            regex is not None and (is_folder or not folders) and regex.match(way if by_way else name)
             for regex, by_way, folders in self._patterns
         )
 
@@ -253,9 +248,7 @@ class Tree:
                 branch,
             )
             for branch in level.shown
-            if branch.entry.kind is FileKind.DIRECTORY
-            and not branch.ignored
-            and branch.entry.name != REPOSITORY
+            if branch.entry.kind is FileKind.DIRECTORY and not branch.ignored and branch.entry.name != REPOSITORY
         ]
 
 
@@ -332,11 +325,7 @@ _PARAMETERS: JsonSchema = {
             "maximum": _DEEPEST,
             "description": f"Levels: 1 (default) to {_DEEPEST}.",
         },
-        "ignore": {
-            "type": "array",
-            "items": {"type": "string"},
-            "description": "Names to leave out: *.log, dist/.",
-        },
+        "ignore": {"type": "array", "items": {"type": "string"}, "description": "Names to leave out: *.log, dist/."},
     },
     "additionalProperties": False,
 }
@@ -367,8 +356,7 @@ async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
     patterns = _patterns(arguments)
     if len(patterns) > _MOST_PATTERNS:
         return ToolResult.error(
-            f"ignore holds {len(patterns):,} patterns, {_MOST_PATTERNS} at most are accepted: use"
-            " fewer and wider ones",
+            f"ignore holds {len(patterns):,} patterns, {_MOST_PATTERNS} at most are accepted: use fewer and wider ones",
             code="invalid_pattern",
         )
     try:
@@ -381,9 +369,7 @@ async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
         return _one(found, name, resolved)
     depth = arguments.get("depth")
     choice = Choice(
-        depth=depth if isinstance(depth, int) else 1,
-        show_hidden=arguments.get("showHidden") is True,
-        patterns=patterns,
+        depth=depth if isinstance(depth, int) else 1, show_hidden=arguments.get("showHidden") is True, patterns=patterns
     )
     try:
         tree = await Tree.grow(ctx.fs, path, choice)

@@ -15,13 +15,7 @@ from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.jobs.job import Job, JobState, JobStream, told_code
 from indusagi.capabilities.jobs.lines import Lines
 from indusagi.capabilities.jobs.table import JobTable, jobs_of
-from indusagi.capabilities.jobs.text import (
-    SHOWN_BYTES,
-    SHOWN_LINES,
-    hidden_note,
-    plain_text,
-    shows,
-)
+from indusagi.capabilities.jobs.text import SHOWN_BYTES, SHOWN_LINES, hidden_note, plain_text, shows
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
 from indusagi.capabilities.tools.bash import not_started, start_folder
 from indusagi.capabilities.tools.paths import path_given, path_trouble
@@ -49,33 +43,18 @@ _SCHEMA: JsonSchema = {
         "command": {"type": "string"},
         "cwd": {"type": "string", "description": "start: where."},
         "id": {"type": "string", "description": "Such as job-1."},
-        "sinceLast": {
-            "type": "boolean",
-            "description": "poll: false gives all lines kept.",
-        },
-        "lines": {
-            "type": "integer",
-            "minimum": 1,
-            "maximum": 2_000,
-            "description": "poll: the last so many.",
-        },
+        "sinceLast": {"type": "boolean", "description": "poll: false gives all lines kept."},
+        "lines": {"type": "integer", "minimum": 1, "maximum": 2_000, "description": "poll: the last so many."},
         "waitMs": {
             "type": "integer",
             "minimum": 0,
             "maximum": LONGEST_WAIT_MS,
             "description": f"poll: wait for output, {LONGEST_WAIT_MS} at most.",
         },
-        "match": {
-            "type": "string",
-            "description": "poll: wait for a line with this.",
-        },
+        "match": {"type": "string", "description": "poll: wait for a line with this."},
         "input": {"type": "string", "description": "write: end a line with \\n."},
         "eof": {"type": "boolean", "description": "write: end its input."},
-        "signal": {
-            "type": "string",
-            "enum": [*_SIGNALS],
-            "description": "stop: default TERM; KILL follows after 3 s.",
-        },
+        "signal": {"type": "string", "enum": [*_SIGNALS], "description": "stop: default TERM; KILL follows after 3 s."},
     },
     "required": ["action"],
     "additionalProperties": False,
@@ -124,9 +103,7 @@ async def act(table: JobTable, arguments: JsonObject, ctx: ToolContext) -> ToolR
     job = table.get(job_id)
     if job is None:
         known = ", ".join(job.id for job in table.all()) or "there are none"
-        return ToolResult.error(
-            f"no job is called {clean_text(job_id)[0]!r}: {known}", code="not_found"
-        )
+        return ToolResult.error(f"no job is called {clean_text(job_id)[0]!r}: {known}", code="not_found")
     return await _ON_JOB[action](job, arguments)
 
 
@@ -175,9 +152,7 @@ async def _poll(job: Job, arguments: JsonObject) -> ToolResult:
     wait_ms = arguments.get("waitMs", LONGEST_WAIT_MS if wanted is not None else 0)
     await job.poll(cast("int", wait_ms), wanted)
     state = await job.look()
-    wish = _Wish(
-        cast("int | None", arguments.get("lines")), arguments.get("sinceLast") is not False
-    )
+    wish = _Wish(cast("int | None", arguments.get("lines")), arguments.get("sinceLast") is not False)
     output = await _read_stream(job.output, wish)
     errors = None if job.errors is None else await _read_stream(job.errors, wish)
     details = _facts(job, state) | output.details()
@@ -198,11 +173,7 @@ async def _poll(job: Job, arguments: JsonObject) -> ToolResult:
         notes.extend(_hidden(errors, of_errors[-1]))
         body = [*body, "[standard error:]", *of_errors]
     said_of_it = [_headline(job, state), *body, *(f"[{note}]" for note in notes)]
-    return ToolResult(
-        (TextContentBlock("\n".join(said_of_it)),),
-        details=details,
-        keep=Keep.TAIL,
-    )
+    return ToolResult((TextContentBlock("\n".join(said_of_it)),), details=details, keep=Keep.TAIL)
 
 
 class _Wish(NamedTuple):
@@ -284,11 +255,7 @@ async def _write(job: Job, arguments: JsonObject) -> ToolResult:
     return ToolResult.text(f"{job.id} was given {len(data):,} bytes{end}", id=job.id)
 
 
-_ON_JOB: dict[str, Callable[[Job, JsonObject], Awaitable[ToolResult]]] = {
-    "poll": _poll,
-    "stop": _stop,
-    "write": _write,
-}
+_ON_JOB: dict[str, Callable[[Job, JsonObject], Awaitable[ToolResult]]] = {"poll": _poll, "stop": _stop, "write": _write}
 
 
 def _headline(job: Job, state: JobState) -> str:

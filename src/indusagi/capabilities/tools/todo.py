@@ -89,15 +89,7 @@ def todo_read_tool() -> DefinedTool:
     """Make the tool that shows the list."""
     description = "Show the checklist that todo_set has written."
     return define_tool(
-        ToolSpec(
-            "todo_read",
-            description,
-            _NO_ARGUMENTS,
-            _read,
-            title="Read checklist",
-            read_only=True,
-            terse=True,
-        )
+        ToolSpec("todo_read", description, _NO_ARGUMENTS, _read, title="Read checklist", read_only=True, terse=True)
     )
 
 
@@ -129,9 +121,7 @@ async def _set(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
     items = [ChecklistItem(row["id"].strip(), row["text"].strip(), row["status"]) for row in rows]
     problem = _problem(items)
     if problem is not None:
-        return ToolResult.error(
-            f"The checklist was left as it was: {problem}.", code="invalid_items"
-        )
+        return ToolResult.error(f"The checklist was left as it was: {problem}.", code="invalid_items")
     checklist = checklist_of(ctx)
     checklist.replace(items)
     return _shown(checklist.items, _changes(checklist.former, checklist.items))

@@ -16,22 +16,9 @@ _SCHEMA: JsonSchema = {
     "type": "object",
     "properties": {
         "url": {"type": "string", "description": "http or https."},
-        "maxBytes": {
-            "type": "integer",
-            "minimum": 1,
-            "maximum": 5 * 1024 * 1024,
-            "description": "Default 1 MiB.",
-        },
-        "format": {
-            "type": "string",
-            "enum": ["markdown", "text", "html", "raw"],
-            "description": "Default: markdown.",
-        },
-        "offset": {
-            "type": "integer",
-            "minimum": 0,
-            "description": "Where to begin.",
-        },
+        "maxBytes": {"type": "integer", "minimum": 1, "maximum": 5 * 1024 * 1024, "description": "Default 1 MiB."},
+        "format": {"type": "string", "enum": ["markdown", "text", "html", "raw"], "description": "Default: markdown."},
+        "offset": {"type": "integer", "minimum": 0, "description": "Where to begin."},
     },
     "required": ["url"],
     "additionalProperties": False,

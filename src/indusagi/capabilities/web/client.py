@@ -17,12 +17,7 @@ from indusagi.capabilities.ports import WebTrouble
 from indusagi.capabilities.web.addresses import AT_HOME, kind_of
 from indusagi.capabilities.web.body import Body, EndedEarly
 from indusagi.capabilities.web.resolve import system_resolver
-from indusagi.capabilities.web.target import (
-    is_within,
-    parse_host_and_port,
-    parse_target,
-    same_site,
-)
+from indusagi.capabilities.web.target import is_within, parse_host_and_port, parse_target, same_site
 from indusagi.core.text import clean_text, cut_text
 
 if TYPE_CHECKING:
@@ -79,9 +74,7 @@ class WebClient:
         self._proxy = _proxy(settings.proxy)
         self._at_home = frozenset(parse_host_and_port(text) for text in settings.allow_private)
 
-    async def fetch(
-        self, url: str, *, accept: str, cap: Callable[[Mapping[str, str]], int]
-    ) -> Fetched | Elsewhere:
+    async def fetch(self, url: str, *, accept: str, cap: Callable[[Mapping[str, str]], int]) -> Fetched | Elsewhere:
         """Fetch a page; `cap` tells from the headers how many bytes of it are wanted.
 
         Raises:
@@ -111,20 +104,12 @@ class WebClient:
         raise WebTrouble(message, code="failed", reason="redirects", redirects=[*hops])
 
     async def _hop(
-        self,
-        target: Target,
-        accept: str,
-        cap: Callable[[Mapping[str, str]], int],
-        hops: Sequence[str],
+        self, target: Target, accept: str, cap: Callable[[Mapping[str, str]], int], hops: Sequence[str]
     ) -> Fetched | Elsewhere | _Onward:
         addresses = await self._checked(target)
         load = partial(self._loaded, addresses, target.scheme == "https")
         exchange = await to_thread.run_sync(load, abandon_on_cancel=True)
-        headers = {
-            "User-Agent": self._settings.user_agent,
-            "Accept": accept,
-            "Accept-Encoding": "gzip",
-        }
+        headers = {"User-Agent": self._settings.user_agent, "Accept": accept, "Accept-Encoding": "gzip"}
         async with exchange(target, headers=headers) as answer:
             location = answer.headers.get("location")
             if answer.status in _REDIRECTS and location is not None:
@@ -144,9 +129,7 @@ class WebClient:
                     raise
                 early = True
             body.finish(early=early)
-        return Fetched(
-            target, answer.status, answer.headers, body.data, body.packed, body.cut, tuple(hops)
-        )
+        return Fetched(target, answer.status, answer.headers, body.data, body.packed, body.cut, tuple(hops))
 
     def _loaded(self, addresses: Sequence[str], secure: bool) -> _Exchange:
         """Load the HTTP library and, where it is needed, the certificates: not for the loop."""
@@ -158,9 +141,7 @@ class WebClient:
         route = dial.Route(addresses, settings.connect_s, tls, proxy, settings.proxy_auth)
         return partial(dial.exchange, route=route)
 
-    def _onward(
-        self, target: Target, status: int, location: str, hops: Sequence[str]
-    ) -> Elsewhere | _Onward:
+    def _onward(self, target: Target, status: int, location: str, hops: Sequence[str]) -> Elsewhere | _Onward:
         following = target.joined(location)
         # Told at once: a notice that names such a place would only invite another try.
         self._refuse_by_name(following)
@@ -177,9 +158,7 @@ class WebClient:
         """Give the addresses of a target, all of them allowed; none: the proxy finds them."""
         if target.port not in self._settings.ports and not self._is_at_home(target):
             allowed = ", ".join(map(str, self._settings.ports))
-            message = (
-                f"{target.authority}: port {target.port} is not fetched from, only {allowed}; "
-            )
+            message = f"{target.authority}: port {target.port} is not fetched from, only {allowed}; "
             own = _is_own_name(target) or (target.address and kind_of(target.host) in AT_HOME)
             message += _allow_hint(target) if own else "the setting `web.ports` can name others"
             raise WebTrouble(message, code="denied", reason="port", host=target.host)
@@ -249,9 +228,7 @@ def _allow_hint(target: Target) -> str:
 
 
 class _Exchange(Protocol):
-    def __call__(
-        self, target: Target, *, headers: Mapping[str, str]
-    ) -> AbstractAsyncContextManager[Answer]: ...
+    def __call__(self, target: Target, *, headers: Mapping[str, str]) -> AbstractAsyncContextManager[Answer]: ...
 
 
 @dataclass(frozen=True, slots=True)

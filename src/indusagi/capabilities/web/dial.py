@@ -24,14 +24,7 @@ from indusagi.capabilities.ports import WebTrouble
 from indusagi.capabilities.web.body import EndedEarly
 
 if TYPE_CHECKING:
-    from collections.abc import (
-        AsyncGenerator,
-        AsyncIterable,
-        Generator,
-        Iterable,
-        Mapping,
-        Sequence,
-    )
+    from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterable, Mapping, Sequence
 
     from indusagi.capabilities.web.target import Target
 
@@ -66,12 +59,8 @@ class Route:
         """Make the connection; nothing is dialled yet."""
         if self.proxy is None:
             network = Pinned(self.addresses)
-            return httpcore2.AsyncHTTPConnection(
-                origin, ssl_context=self.tls, network_backend=network
-            )
-        return httpcore2.AsyncHTTPProxy(
-            self.proxy.url, proxy_auth=self.proxy_auth, ssl_context=self.tls
-        )
+            return httpcore2.AsyncHTTPConnection(origin, ssl_context=self.tls, network_backend=network)
+        return httpcore2.AsyncHTTPProxy(self.proxy.url, proxy_auth=self.proxy_auth, ssl_context=self.tls)
 
 
 class Pinned(httpcore2.AsyncNetworkBackend):
@@ -102,17 +91,13 @@ class Pinned(httpcore2.AsyncNetworkBackend):
 
 
 @asynccontextmanager
-async def exchange(
-    target: Target, route: Route, headers: Mapping[str, str]
-) -> AsyncGenerator[Answer]:
+async def exchange(target: Target, route: Route, headers: Mapping[str, str]) -> AsyncGenerator[Answer]:
     """Send a GET request, and close the connection when the block is left.
 
     Raises:
         WebTrouble: There was no answer, or it was no HTTP.
     """
-    url = httpcore2.URL(
-        scheme=target.scheme, host=target.host, port=target.port, target=target.path
-    )
+    url = httpcore2.URL(scheme=target.scheme, host=target.host, port=target.port, target=target.path)
     request = httpcore2.Request(
         "GET",
         url,
@@ -156,12 +141,7 @@ def _by_name(headers: Iterable[tuple[bytes, bytes]]) -> Mapping[str, str]:
     return found
 
 
-_FAILURES = (
-    httpcore2.NetworkError,
-    httpcore2.ProtocolError,
-    httpcore2.TimeoutException,
-    httpcore2.ProxyError,
-)
+_FAILURES = (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException, httpcore2.ProxyError)
 
 
 def _trouble(target: Target, exc: Exception) -> WebTrouble:

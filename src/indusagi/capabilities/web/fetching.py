@@ -98,9 +98,7 @@ async def fetch(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
     return _part(kept, offset, ctx.budget, cached=False)
 
 
-async def _fetched(
-    url: str, settings: WebSettings, form: Format, wanted: int
-) -> Fetched | Elsewhere:
+async def _fetched(url: str, settings: WebSettings, form: Format, wanted: int) -> Fetched | Elsewhere:
     def cap(headers: Mapping[str, str]) -> int:
         # Half a picture or half a file is of no use: those are taken whole or not at all.
         return wanted if is_text(headers) else settings.hard_bytes
@@ -119,9 +117,7 @@ def _part(kept: _Kept, offset: int, budget: OutputBudget, *, cached: bool) -> To
         return ToolResult.error(message, code="invalid_arguments", characters=total)
     notes = "".join(f"\nNote: {note}." for note in kept.page.notes)
     room = OutputBudget(
-        max(
-            _LEAST.max_bytes, budget.max_bytes - len(f"{head}{notes}".encode()) - _AROUND.max_bytes
-        ),
+        max(_LEAST.max_bytes, budget.max_bytes - len(f"{head}{notes}".encode()) - _AROUND.max_bytes),
         max(_LEAST.max_lines, budget.max_lines - notes.count("\n") - _AROUND.max_lines),
     )
     # No character is shorter than a byte: what lies further on cannot be shown, and is not copied.
@@ -173,9 +169,7 @@ def _elsewhere(found: Elsewhere) -> ToolResult:
         f"{found.came_from} redirects to another site ({_status(found.status)}): {found.url}\n"
         "It was not followed. If that is where you want to go, fetch that address."
     )
-    return ToolResult.text(
-        message, status=found.status, redirect=found.url, redirects=[*found.hops, found.came_from]
-    )
+    return ToolResult.text(message, status=found.status, redirect=found.url, redirects=[*found.hops, found.came_from])
 
 
 def _http_error(found: Fetched, page: TextPage | BytesPage) -> ToolResult:
@@ -197,9 +191,7 @@ async def _shown(
     if found.cut is not None:
         why = {"size": "is larger than can be fetched", "ratio": "is packed too tightly"}
         message = f"{found.target.url}: this {page.kind} {why.get(found.cut, 'broke off')}"
-        return ToolResult.error(
-            message, code="too_large" if found.cut in why else "failed", **facts
-        )
+        return ToolResult.error(message, code="too_large" if found.cut in why else "failed", **facts)
     head, shown = _head(facts), None
     if page.is_image:
         shown = await picture_of(page)

@@ -62,9 +62,7 @@ def findings(hits: Iterable[SearchHit], query: SearchQuery) -> Sequence[Finding]
             continue
         title = _line(hit.title, _TITLE) or target.host
         published = _line(hit.published, 40) if hit.published else None
-        found[same_page(target)] = Finding(
-            title, target.url, _line(hit.snippet, _SNIPPET), published
-        )
+        found[same_page(target)] = Finding(title, target.url, _line(hit.snippet, _SNIPPET), published)
         if len(found) == query.limit:
             break
     return list(found.values())

@@ -81,11 +81,7 @@ class SearxngProvider:
             message = f"it redirects to {found.url}: configure that address"
             raise SearchTrouble(message, code="failed")
         if found.status != 200:
-            hint = (
-                "; its settings.yml must list json under search: formats"
-                if found.status == 403
-                else ""
-            )
+            hint = "; its settings.yml must list json under search: formats" if found.status == 403 else ""
             raise SearchTrouble(f"it answered {found.status}{hint}", code="http_status")
         return await to_thread.run_sync(_searxng_hits, found.body)
 
@@ -104,10 +100,7 @@ def _searxng_hits(body: bytes) -> Sequence[SearchHit]:
         raise SearchTrouble("its answer holds no list of results", code="failed")
     return [
         SearchHit(
-            _text(row, "title"),
-            _text(row, "url"),
-            _text(row, "content"),
-            published=_text(row, "publishedDate") or None,
+            _text(row, "title"), _text(row, "url"), _text(row, "content"), published=_text(row, "publishedDate") or None
         )
         for row in rows
         if is_json_object(row)
@@ -135,18 +128,14 @@ def _ddgs_hits(query: SearchQuery, timeout_s: float) -> Sequence[SearchHit]:
     try:
         engine: Any = import_module("ddgs").DDGS(timeout=max(1, int(timeout_s)))
         rows: list[Any] = engine.text(
-            with_sites(query),
-            max_results=query.limit,
-            timelimit=query.freshness[0] if query.freshness else None,
+            with_sites(query), max_results=query.limit, timelimit=query.freshness[0] if query.freshness else None
         )
     except Exception as exc:
         limited = "ratelimit" in type(exc).__name__.lower()
         code = "rate_limited" if limited else "failed"
         raise SearchTrouble(f"{type(exc).__name__}: {exc}", code=code) from exc
     return [
-        SearchHit(_text(row, "title"), _text(row, "href"), _text(row, "body"))
-        for row in rows
-        if is_json_object(row)
+        SearchHit(_text(row, "title"), _text(row, "href"), _text(row, "body")) for row in rows if is_json_object(row)
     ]
 
 

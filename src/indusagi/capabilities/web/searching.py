@@ -79,9 +79,7 @@ class _Search:
         self.failures.append({"provider": provider.name, "code": code, "message": message})
 
 
-async def _asked(
-    chain: Sequence[SearchProvider], query: SearchQuery, settings: WebSettings
-) -> _Search:
+async def _asked(chain: Sequence[SearchProvider], query: SearchQuery, settings: WebSettings) -> _Search:
     """Ask one after the other until one finds something."""
     state, provider = _Search(), chain[0]
     with move_on_after(settings.search_total_s) as whole:
@@ -95,9 +93,7 @@ async def _asked(
     return state
 
 
-async def _ask(
-    provider: SearchProvider, query: SearchQuery, patience_s: float, state: _Search
-) -> None:
+async def _ask(provider: SearchProvider, query: SearchQuery, patience_s: float, state: _Search) -> None:
     try:
         with fail_after(patience_s):
             hits = await provider.search(query)
@@ -112,9 +108,7 @@ async def _ask(
 
 def _answer(state: _Search, query: SearchQuery) -> ToolResult:
     failures: list[JsonValue] = [*state.failures]
-    listed = "".join(
-        f"\n- {row['provider']} failed ({row['code']}): {row['message']}" for row in state.failures
-    )
+    listed = "".join(f"\n- {row['provider']} failed ({row['code']}): {row['message']}" for row in state.failures)
     if state.answered is None:
         late = all(row["code"] == "timeout" for row in state.failures)
         message = f"No search provider answered.{listed}"
@@ -125,8 +119,6 @@ def _answer(state: _Search, query: SearchQuery) -> ToolResult:
         asked = clean_text(query.text)[0]
         return ToolResult.text(f"{state.answered} found nothing for {asked!r}.{listed}", **facts)
     many = f"{len(rows)} result{'s' if len(rows) > 1 else ''} from {state.answered}"
-    shown = "\n".join(
-        f"{number}. {finding.shown()}" for number, finding in enumerate(state.found, 1)
-    )
+    shown = "\n".join(f"{number}. {finding.shown()}" for number, finding in enumerate(state.found, 1))
     text = f"{many}{listed}\n{fenced(shown, 'results')}"
     return ToolResult((TextContentBlock(text), JsonContentBlock({"results": rows})), details=facts)

@@ -85,9 +85,7 @@ def parse_target(url: str) -> Target:
     host, port, address = _authority(found["authority"], url)
     path, _, _ = found["rest"].partition("#")
     path = path if path.startswith("/") else f"/{path}"
-    return Target(
-        scheme, host, port or STANDARD_PORTS[scheme], quote(path, safe=_KEPT), address=address
-    )
+    return Target(scheme, host, port or STANDARD_PORTS[scheme], quote(path, safe=_KEPT), address=address)
 
 
 def parse_host_and_port(text: str) -> tuple[str, int | None]:
@@ -195,9 +193,7 @@ def _shown(url: str) -> str:
     return repr(cut_text(clean_text(url)[0], 200))
 
 
-_REGISTRIES = frozenset(
-    {"ac", "co", "com", "edu", "go", "gob", "gov", "ltd", "me", "mil", "ne", "net", "or", "org"}
-)
+_REGISTRIES = frozenset({"ac", "co", "com", "edu", "go", "gob", "gov", "ltd", "me", "mil", "ne", "net", "or", "org"})
 """What stands between a country and those who have a name there: `co.uk`, `com.au`."""
 _SHARED_HOSTS = frozenset(
     {

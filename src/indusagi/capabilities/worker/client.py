@@ -18,10 +18,7 @@ _MOST_BYTES = 64 * 1024 * 1024
 
 
 async def asked(
-    argv: Sequence[str],
-    question: Sequence[bytes],
-    deadline_s: float,
-    env: Mapping[str, str] | None = None,
+    argv: Sequence[str], question: Sequence[bytes], deadline_s: float, env: Mapping[str, str] | None = None
 ) -> list[bytes]:
     """Start a process, write the pieces of a question to it, and give the pieces of its answer.
 

@@ -24,15 +24,7 @@ from typing import IO, TYPE_CHECKING, Protocol, cast
 from indusagi.core.ids import new_ulid
 from indusagi.core.process.activity import read_activity, read_cpu_seconds
 from indusagi.core.process.pipes import PipeReader, PipeWriter, give_up
-from indusagi.core.process.tree import (
-    MARK,
-    Kin,
-    name_of_pipe,
-    settled,
-    signal_each,
-    signal_group,
-    unseen,
-)
+from indusagi.core.process.tree import MARK, Kin, name_of_pipe, settled, signal_each, signal_group, unseen
 from indusagi.core.tasks import Owner, seen_through
 
 if TYPE_CHECKING:
@@ -128,9 +120,7 @@ class Child:
             stderr=subprocess.STDOUT if merged else subprocess.PIPE,
             env={**env, MARK: _marks(self._mark)},
             cwd=cwd,
-            preexec_fn=_dies_with(os.getpid(), signal.SIGTERM if gentle else signal.SIGKILL)
-            if dies_with_us
-            else None,
+            preexec_fn=_dies_with(os.getpid(), signal.SIGTERM if gentle else signal.SIGKILL) if dies_with_us else None,
         )
         try:
             await seen_through(self._connect(self._process), f"start {self.pid}")
@@ -153,9 +143,7 @@ class Child:
             writer = PipeWriter(self.writable, self._input_lost)
             self._stdin, _ = await loop.connect_write_pipe(lambda: writer, process.stdin)
 
-    def _watch_exit(
-        self, loop: asyncio.AbstractEventLoop, process: subprocess.Popen[bytes]
-    ) -> None:
+    def _watch_exit(self, loop: asyncio.AbstractEventLoop, process: subprocess.Popen[bytes]) -> None:
         try:
             descriptor = os.pidfd_open(process.pid)
         except (AttributeError, OSError):  # not Linux, or no descriptor left
@@ -172,9 +160,7 @@ class Child:
 
         loop.add_reader(descriptor, gone)
 
-    def _watch_exit_in_a_thread(
-        self, loop: asyncio.AbstractEventLoop, process: subprocess.Popen[bytes]
-    ) -> None:
+    def _watch_exit_in_a_thread(self, loop: asyncio.AbstractEventLoop, process: subprocess.Popen[bytes]) -> None:
         def gone(*, left: bool) -> None:
             self._numbered = left
             self._exit(process.returncode)
@@ -280,14 +266,7 @@ class Child:
 
     # -- the end ------------------------------------------------------------------------------
 
-    async def end(
-        self,
-        grace_s: float,
-        *,
-        drain_s: float = 0.0,
-        by_input: bool = True,
-        gentle: bool = False,
-    ) -> None:
+    async def end(self, grace_s: float, *, drain_s: float = 0.0, by_input: bool = True, gentle: bool = False) -> None:
         """End the process and all it has started: end of input, SIGTERM, SIGKILL; collect it.
 
         Safe to call twice, and from any task; the first call decides. A cancelled caller waits for
@@ -311,9 +290,7 @@ class Child:
             self._ender.start(self._end(asking, drain_s, gentle=gentle))
         await self._ender.ended()
 
-    async def _end(
-        self, asking: Coroutine[object, object, bool], drain_s: float, *, gentle: bool
-    ) -> None:
+    async def _end(self, asking: Coroutine[object, object, bool], drain_s: float, *, gentle: bool) -> None:
         nobody_left = False
         try:
             nobody_left = await asking
@@ -402,9 +379,7 @@ class Child:
     def _signal_group(self, number: int) -> bool:
         return self._numbered and signal_group(self.pid, number)
 
-    async def _gone_within(
-        self, patience_s: float, number: int, left: list[Found], told: set[tuple[int, int]]
-    ) -> None:
+    async def _gone_within(self, patience_s: float, number: int, left: list[Found], told: set[tuple[int, int]]) -> None:
         """Signal all the others, also those who were only about to start; wait for their end."""
         with suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
@@ -439,9 +414,7 @@ class Child:
             give_up(self._stdin)
         self.stop_reading()
         connected = (self._stdin, self._output.transport, self._errors.transport)
-        for pipe, transport in zip(
-            (process.stdin, process.stdout, process.stderr), connected, strict=True
-        ):
+        for pipe, transport in zip((process.stdin, process.stdout, process.stderr), connected, strict=True):
             if pipe is not None and transport is None:
                 pipe.close()
 

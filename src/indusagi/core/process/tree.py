@@ -240,9 +240,7 @@ def _target(pid: int, descriptor: int) -> str:
 def _marks(pid: int) -> str:
     """Give what the variable holds for a process; nothing if it has none that can be seen."""
     variables = b"\0" + (read_proc(pid, "environ") or b"")
-    return (
-        variables.partition(f"\0{MARK}=".encode())[2].partition(b"\0")[0].decode("ascii", "replace")
-    )
+    return variables.partition(f"\0{MARK}=".encode())[2].partition(b"\0")[0].decode("ascii", "replace")
 
 
 def read_proc(pid: int, name: str) -> bytes | None:

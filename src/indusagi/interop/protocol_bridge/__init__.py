@@ -10,18 +10,12 @@ from indusagi.interop.protocol_bridge.schema.model_view import model_schema as m
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from indusagi.interop.protocol_bridge.bridge import (
-        MountedProtocolBridge as MountedProtocolBridge,
-    )
+    from indusagi.interop.protocol_bridge.bridge import MountedProtocolBridge as MountedProtocolBridge
     from indusagi.interop.protocol_bridge.bridge import MountedTool as MountedTool
-    from indusagi.interop.protocol_bridge.bridge import (
-        mount_protocol_bridge as mount_protocol_bridge,
-    )
+    from indusagi.interop.protocol_bridge.bridge import mount_protocol_bridge as mount_protocol_bridge
     from indusagi.interop.protocol_bridge.client.connect import CLIENT_NAME as CLIENT_NAME
     from indusagi.interop.protocol_bridge.client.connect import CLIENT_VERSION as CLIENT_VERSION
-    from indusagi.interop.protocol_bridge.client.connect import (
-        InjectedTransport as InjectedTransport,
-    )
+    from indusagi.interop.protocol_bridge.client.connect import InjectedTransport as InjectedTransport
     from indusagi.interop.protocol_bridge.client.handlers import Handlers as Handlers
     from indusagi.interop.protocol_bridge.client.memory import linked_pair as linked_pair
     from indusagi.interop.protocol_bridge.client.start.policy import StartHistory as StartHistory
@@ -49,9 +43,7 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.contract import SlowStart as SlowStart
     from indusagi.interop.protocol_bridge.contract import SseServerConfig as SseServerConfig
     from indusagi.interop.protocol_bridge.contract import StdioServerConfig as StdioServerConfig
-    from indusagi.interop.protocol_bridge.contract import (
-        StreamableHttpServerConfig as StreamableHttpServerConfig,
-    )
+    from indusagi.interop.protocol_bridge.contract import StreamableHttpServerConfig as StreamableHttpServerConfig
     from indusagi.interop.protocol_bridge.contract import TransportKind as TransportKind
     from indusagi.interop.protocol_bridge.contract import is_protocol_fault as is_protocol_fault
     from indusagi.interop.protocol_bridge.contract import is_terminal_phase as is_terminal_phase
@@ -59,9 +51,7 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.contract import protocol_fault as protocol_fault
     from indusagi.interop.protocol_bridge.contract import qualify_tool_name as qualify_tool_name
     from indusagi.interop.protocol_bridge.endpoint import ServerEndpointImpl as ServerEndpointImpl
-    from indusagi.interop.protocol_bridge.endpoint import (
-        create_server_endpoint as create_server_endpoint,
-    )
+    from indusagi.interop.protocol_bridge.endpoint import create_server_endpoint as create_server_endpoint
     from indusagi.interop.protocol_bridge.fleet import FleetEvent as FleetEvent
     from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl as ServerFleetImpl
     from indusagi.interop.protocol_bridge.fleet import start_server_fleet as start_server_fleet
@@ -71,14 +61,10 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits as HostLimits
     from indusagi.interop.protocol_bridge.host.http.settings import HttpHost as HttpHost
     from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings as HttpSettings
-    from indusagi.interop.protocol_bridge.host.server import (
-        RunningProviderHost as RunningProviderHost,
-    )
+    from indusagi.interop.protocol_bridge.host.server import RunningProviderHost as RunningProviderHost
     from indusagi.interop.protocol_bridge.relay import RelayHost as RelayHost
     from indusagi.interop.protocol_bridge.relay import create_relay_host as create_relay_host
-    from indusagi.interop.protocol_bridge.schema.normalize import (
-        normalize_schema as normalize_schema,
-    )
+    from indusagi.interop.protocol_bridge.schema.normalize import normalize_schema as normalize_schema
 
 _HOMES = {
     "MountedProtocolBridge": "bridge",

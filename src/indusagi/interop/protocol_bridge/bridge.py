@@ -38,13 +38,7 @@ from indusagi.runtime.contract import JsonSchema, ToolBox, ToolResult
 
 def inert_context() -> ToolContext:
     """Make the context for remote tools: no doors, and no budget but that of the consumer."""
-    return ToolContext(
-        cwd="/",
-        fs=UnavailableFs(),
-        shell=UnavailableShell(),
-        cancel=CancelToken(),
-        budget=UNLIMITED,
-    )
+    return ToolContext(cwd="/", fs=UnavailableFs(), shell=UnavailableShell(), cancel=CancelToken(), budget=UNLIMITED)
 
 
 def _unavailable() -> NoReturn:
@@ -156,10 +150,7 @@ class MountedProtocolBridge:
 
 
 async def mount_protocol_bridge(
-    config: BridgeConfig,
-    *,
-    supervision: Supervision | None = None,
-    handlers: Handlers | None = None,
+    config: BridgeConfig, *, supervision: Supervision | None = None, handlers: Handlers | None = None
 ) -> MountedProtocolBridge:
     """Connect to the servers of a configuration and make their tools callable.
 
@@ -235,18 +226,14 @@ def mount_tool(fleet: ServerFleetImpl, remote: RemoteTool) -> MountedTool:
     return MountedTool(remote, define_tool(spec))
 
 
-async def _call(
-    fleet: ServerFleetImpl, remote: RemoteTool, arguments: JsonObject, ctx: ToolContext
-) -> ToolResult:
+async def _call(fleet: ServerFleetImpl, remote: RemoteTool, arguments: JsonObject, ctx: ToolContext) -> ToolResult:
     ref = remote.ref
     endpoint = fleet.endpoint(ref.server)
     if endpoint is not None and endpoint.phase is EndpointPhase.IDLE:
         await fleet.wake(ref.server)
         endpoint = fleet.endpoint(ref.server)
     if endpoint is None:
-        return ToolResult.error(
-            f"server {ref.server!r} is not there any more", code="not_connected"
-        )
+        return ToolResult.error(f"server {ref.server!r} is not there any more", code="not_connected")
     try:
         # Cancellation needs no token here: the tool runs in the scope of the call's token.
         answer = await endpoint.invoke(ref.name, arguments, on_progress=ctx.on_progress)
@@ -258,9 +245,7 @@ async def _call(
     return to_tool_result(answer)
 
 
-async def _checked(
-    answer: RemoteCallResult, remote: RemoteTool, schema: JsonSchema
-) -> RemoteCallResult:
+async def _checked(answer: RemoteCallResult, remote: RemoteTool, schema: JsonSchema) -> RemoteCallResult:
     """Note a structured answer that is not what the tool promised; it is passed on all the same."""
     if answer.is_error:
         return answer

@@ -20,17 +20,8 @@ from indusagi.runtime.contract import ProgressSink, ToolBox, ToolDescriptor
 QUALIFIER = "__"
 """Joins a server's id and a tool's name: `github__create_issue`."""
 
-FaultKind: TypeAlias = Literal[
-    "transport", "protocol", "timeout", "tool_error", "not_connected", "spawn_failed"
-]
-FAULT_KINDS: tuple[FaultKind, ...] = (
-    "transport",
-    "protocol",
-    "timeout",
-    "tool_error",
-    "not_connected",
-    "spawn_failed",
-)
+FaultKind: TypeAlias = Literal["transport", "protocol", "timeout", "tool_error", "not_connected", "spawn_failed"]
+FAULT_KINDS: tuple[FaultKind, ...] = ("transport", "protocol", "timeout", "tool_error", "not_connected", "spawn_failed")
 FaultReason: TypeAlias = Literal[
     "auth",
     "cancelled",
@@ -78,12 +69,7 @@ class ProtocolFault(CoreError):
     """Anything that goes wrong between us and a server. Branch on `kind`."""
 
     def __init__(
-        self,
-        kind: FaultKind,
-        message: str,
-        cause: FaultCause | None = None,
-        *,
-        detail: FaultDetail | None = None,
+        self, kind: FaultKind, message: str, cause: FaultCause | None = None, *, detail: FaultDetail | None = None
     ) -> None:
         if kind not in FAULT_KINDS:
             known = ", ".join(FAULT_KINDS)
@@ -108,9 +94,7 @@ class ProtocolFault(CoreError):
         return f"ProtocolFault({self.kind!r}, {self.message!r})"
 
 
-def _remade(
-    kind: FaultKind, message: str, cause: FaultCause | None, detail: FaultDetail
-) -> ProtocolFault:
+def _remade(kind: FaultKind, message: str, cause: FaultCause | None, detail: FaultDetail) -> ProtocolFault:
     """Make a fault again that was copied or came out of a pickle."""
     return ProtocolFault(kind, message, cause, detail=detail)
 
@@ -389,12 +373,7 @@ class ServerEndpoint(Protocol):
         ...
 
     async def invoke(
-        self,
-        name: str,
-        args: JsonValue,
-        *,
-        cancel: CancelToken | None = None,
-        on_progress: ProgressSink | None = None,
+        self, name: str, args: JsonValue, *, cancel: CancelToken | None = None, on_progress: ProgressSink | None = None
     ) -> RemoteCallResult:
         """Call a tool by the name the server has for it.
 

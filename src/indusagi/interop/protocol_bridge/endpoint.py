@@ -26,11 +26,7 @@ from indusagi.interop.protocol_bridge.client.connect import open_peer
 from indusagi.interop.protocol_bridge.client.faults import Site, classify
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
 from indusagi.interop.protocol_bridge.client.session import Peer, ServerFacts
-from indusagi.interop.protocol_bridge.client.start.policy import (
-    PROCESS_HISTORY,
-    StartHistory,
-    StartPolicy,
-)
+from indusagi.interop.protocol_bridge.client.start.policy import PROCESS_HISTORY, StartHistory, StartPolicy
 from indusagi.interop.protocol_bridge.client.start.watch import StartTimeout, StartWatch
 from indusagi.interop.protocol_bridge.client.tools import read_tools
 from indusagi.interop.protocol_bridge.content import read_result
@@ -75,12 +71,7 @@ def create_server_endpoint(
     whether it is the first one.
     """
     return ServerEndpointImpl(
-        config,
-        session_factory,
-        handlers=handlers,
-        on_event=on_event,
-        policy=policy,
-        history=history,
+        config, session_factory, handlers=handlers, on_event=on_event, policy=policy, history=history
     )
 
 
@@ -370,12 +361,7 @@ class ServerEndpointImpl:
     # -- calls ------------------------------------------------------------------------------
 
     async def invoke(
-        self,
-        name: str,
-        args: JsonValue,
-        *,
-        cancel: CancelToken | None = None,
-        on_progress: ProgressSink | None = None,
+        self, name: str, args: JsonValue, *, cancel: CancelToken | None = None, on_progress: ProgressSink | None = None
     ) -> RemoteCallResult:
         """Call a tool by the name the server has for it.
 

@@ -19,12 +19,7 @@ from typing import Literal, TypeAlias
 from indusagi.core.notes import Note
 from indusagi.core.tasks import Owner
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
-from indusagi.interop.protocol_bridge.client.start.policy import (
-    PROCESS_HISTORY,
-    StartHistory,
-    StartPacer,
-    StartPolicy,
-)
+from indusagi.interop.protocol_bridge.client.start.policy import PROCESS_HISTORY, StartHistory, StartPacer, StartPolicy
 from indusagi.interop.protocol_bridge.client.supervision import Record, Supervision
 from indusagi.interop.protocol_bridge.contract import (
     BridgeConfig,
@@ -69,9 +64,7 @@ async def start_server_fleet(
     Those that are `waiting` are there, but not started. The `policy` says how long a start may
     take, and the `history` which starts are first ones; `on_event` hears what happens meanwhile.
     """
-    fleet = ServerFleetImpl(
-        supervision=supervision, handlers=handlers, policy=policy, history=history
-    )
+    fleet = ServerFleetImpl(supervision=supervision, handlers=handlers, policy=policy, history=history)
     if on_event is not None:
         fleet.follow(on_event)
     await fleet.start(config, waiting=waiting)
@@ -107,9 +100,7 @@ class ServerFleetImpl:
         """What was left out of the configuration."""
         return self._notes
 
-    async def start(
-        self, config: BridgeConfig, *, waiting: Mapping[str, Waiting] | None = None
-    ) -> None:
+    async def start(self, config: BridgeConfig, *, waiting: Mapping[str, Waiting] | None = None) -> None:
         """Connect to the servers of a configuration, in place of those there were.
 
         Those that are `waiting` are registered and not started.
@@ -120,8 +111,7 @@ class ServerFleetImpl:
         wanted = {server.id: server for server in usable}
         self._notes = (*unusable, *_duplicates(usable))
         self._keepers = {
-            identity: self._keeper(server, self._waiting.get(identity))
-            for identity, server in wanted.items()
+            identity: self._keeper(server, self._waiting.get(identity)) for identity, server in wanted.items()
         }
         started = [keeper for keeper in self._keepers.values() if keeper.waiting is None]
         for keeper in started:

@@ -65,9 +65,7 @@ no_check = _option("--no-check", is_flag=True, help="Do not start it to see whet
 @click.argument("target", nargs=-1, metavar="(URL | -- COMMAND [ARGUMENT]…)")
 @scope_option
 @_option("-e", "--env", multiple=True, metavar="NAME=VALUE", help="A variable for the process.")
-@_option(
-    "-t", "--transport", type=click.Choice(("http", "sse", "stdio")), help="How it is reached."
-)
+@_option("-t", "--transport", type=click.Choice(("http", "sse", "stdio")), help="How it is reached.")
 @_option("-H", "--header", multiple=True, metavar="'NAME: VALUE'", help="A header of requests.")
 @_option("--timeout", metavar="SECONDS", help="How long a call may go without progress.")
 @_option("--startup-timeout", metavar="SECONDS", help="How long it may take to come up.")
@@ -107,14 +105,7 @@ def add(
 @no_check
 @click.pass_context
 def add_json(
-    context: click.Context,
-    name: str,
-    document: str,
-    *,
-    scope: str | None,
-    replace: bool,
-    no_check: bool,
-    **_: object,
+    context: click.Context, name: str, document: str, *, scope: str | None, replace: bool, no_check: bool, **_: object
 ) -> int:
     """Add the server NAME as a JSON object describes it; - reads it from standard input."""
     text = document
@@ -131,13 +122,7 @@ def add_json(
 
 
 def _add_server(
-    context: click.Context,
-    name: str,
-    fields: JsonObject,
-    scope: Scope,
-    *,
-    replace: bool,
-    check: bool,
+    context: click.Context, name: str, fields: JsonObject, scope: Scope, *, replace: bool, check: bool
 ) -> int:
     cwd = invocation_from(context).cwd
     path = own_file(scope, cwd)
@@ -212,9 +197,7 @@ def checked_row(name: str, fields: JsonObject, path: str, scope: Scope) -> Serve
     """
     context = click.get_current_context(silent=True)
     if not is_server_name(name):
-        said = (
-            f"{name!r} is no name for a server: use letters, digits, '.', '_' and '-', at most 64"
-        )
+        said = f"{name!r} is no name for a server: use letters, digits, '.', '_' and '-', at most 64"
         raise click.UsageError(said, context)
     try:
         row = server_row(name, fields, Origin(path, scope, "indus"), expansion="shell")
@@ -262,9 +245,7 @@ def _target(target: Sequence[str], options: dict[str, Any]) -> JsonObject:
     if is_url:
         return _remote(target, options)
     if "://" in target[0]:
-        raise _usage(
-            f"{target[0]!r} is not an address of a server: it starts with http:// or https://"
-        )
+        raise _usage(f"{target[0]!r} is not an address of a server: it starts with http:// or https://")
     if transport in {"http", "sse"}:
         raise _usage(f"With -t {transport} the server is a URL, not {target[0]!r}")
     if options["header"]:

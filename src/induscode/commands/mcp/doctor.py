@@ -15,13 +15,7 @@ from induscode.commands.mcp.remedies import advise
 from induscode.commands.support.names import complete_server
 from induscode.commands.support.output import as_json, mention, write_json
 from induscode.commands.support.runner import opened_store, planned, run_loop
-from induscode.commands.support.servers import (
-    find_row,
-    reference_facts,
-    secret_warnings,
-    shown_url,
-    transport_of,
-)
+from induscode.commands.support.servers import find_row, reference_facts, secret_warnings, shown_url, transport_of
 from induscode.launch.options import flags, invocation_from
 from induscode.terminal import complain, tell
 
@@ -99,9 +93,7 @@ class _Findings:
 @as_json
 @click.option("--end-leftovers", is_flag=True, help="End jobs that a crashed run left running.")
 @click.pass_context
-def doctor(
-    context: click.Context, name: str | None, *, as_json: bool, end_leftovers: bool, **_: object
-) -> int:
+def doctor(context: click.Context, name: str | None, *, as_json: bool, end_leftovers: bool, **_: object) -> int:
     """Examine the server NAME, or all of them, and say what to do. Exit code 1 if one is unwell.
 
     Each that is trusted is started once, on its own; nothing is written down. Also told: jobs that
@@ -145,13 +137,7 @@ def doctor(
 
 def _begun(row: ServerRow, plan: ServerPlan) -> _Findings:
     config = plan.configs.get(row.id, row.config)
-    findings = _Findings(
-        row.id,
-        transport_of(config),
-        row.origin.file,
-        plan.consent[row.id],
-        _target(row, config),
-    )
+    findings = _Findings(row.id, transport_of(config), row.origin.file, plan.consent[row.id], _target(row, config))
     state = plan.state_of(row)
     if state in {"untrusted", "changed"}:
         findings.remedy = f"look at it and consent to it: indus mcp trust {row.id}"
@@ -186,9 +172,7 @@ async def _read_history(store: ThreadedStore, plan: ServerPlan) -> StartHistory:
     return history
 
 
-async def _examine(
-    findings: _Findings, config: ServerConfig, pins: StorePins, history: StartHistory
-) -> None:
+async def _examine(findings: _Findings, config: ServerConfig, pins: StorePins, history: StartHistory) -> None:
     from asyncio import get_running_loop  # noqa: PLC0415 — loaded by run_loop
 
     from indusagi.interop.protocol_bridge.endpoint import create_server_endpoint  # noqa: PLC0415 — brings the bridge
@@ -261,13 +245,9 @@ def _failed(findings: _Findings, config: ServerConfig, fault: ProtocolFault) -> 
 # -- telling ----------------------------------------------------------------------------------
 
 
-def _report(
-    plan: ServerPlan, found: Sequence[_Findings], leftovers: Sequence[Receipt], *, as_json: bool
-) -> None:
+def _report(plan: ServerPlan, found: Sequence[_Findings], leftovers: Sequence[Receipt], *, as_json: bool) -> None:
     if as_json:
-        jobs: list[JsonObject] = [
-            {"pid": one.pid, "command": one.command, "cwd": one.cwd} for one in leftovers
-        ]
+        jobs: list[JsonObject] = [{"pid": one.pid, "command": one.command, "cwd": one.cwd} for one in leftovers]
         write_json({"servers": [one.as_json() for one in found], "leftovers": jobs})
         return
     mention(note for note in plan.notes if not note.message.startswith("not started"))
@@ -325,12 +305,7 @@ def _ended(leftovers: Sequence[Receipt]) -> list[Receipt]:
 @click.argument("name", shell_complete=complete_server)
 @as_json
 @click.option(
-    "--limit",
-    type=click.IntRange(min=1),
-    default=20,
-    show_default=True,
-    metavar="N",
-    help="The last N entries.",
+    "--limit", type=click.IntRange(min=1), default=20, show_default=True, metavar="N", help="The last N entries."
 )
 @click.pass_context
 def logs(context: click.Context, name: str, *, as_json: bool, limit: int, **_: object) -> int:

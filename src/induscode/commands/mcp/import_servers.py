@@ -15,14 +15,7 @@ import click
 from induscode.clients.places import PROGRAMS
 from induscode.commands.mcp.add import checked_row, consent, is_server_name
 from induscode.commands.support.foreign import discover_foreign, read_foreign
-from induscode.commands.support.output import (
-    as_json,
-    ask,
-    mention,
-    somebody_is_there,
-    table,
-    write_json,
-)
+from induscode.commands.support.output import as_json, ask, mention, somebody_is_there, table, write_json
 from induscode.commands.support.servers import scope_option, transport_of
 from induscode.deck.mcp.config.trust import TrustStore
 from induscode.deck.mcp.config.writer import changing, own_file, read_own
@@ -54,9 +47,7 @@ class _Candidate:
         known = Redaction([self.server.row.config])
         named = (self.server.fields.get(key) for key in ("env", "environment", "headers"))
         values = [one for part in named if isinstance(part, dict) for one in part.values()]
-        return sum(
-            isinstance(one, str) and "${" not in one and known.holds_secret(one) for one in values
-        )
+        return sum(isinstance(one, str) and "${" not in one and known.holds_secret(one) for one in values)
 
     def as_json(self) -> JsonObject:
         return {
@@ -113,9 +104,7 @@ def command(
     return 0
 
 
-def _found(
-    context: click.Context, sources: Sequence[str], cwd: str
-) -> tuple[Sequence[ForeignServer], Sequence[Note]]:
+def _found(context: click.Context, sources: Sequence[str], cwd: str) -> tuple[Sequence[ForeignServer], Sequence[Note]]:
     programs = [one for one in sources if one in PROGRAMS] if sources else PROGRAMS
     servers, notes = discover_foreign(programs, cwd, os.environ)
     found, told = list(servers), list(notes)
@@ -136,8 +125,7 @@ def _found(
 def _compared(servers: Iterable[ForeignServer], ours: Mapping[str, JsonObject]) -> list[_Candidate]:
     """Find out which servers are new; of two that differ the first counts."""
     taken: dict[str, JsonObject] = {
-        name: {key: value for key, value in row.items() if key != "name"}
-        for name, row in ours.items()
+        name: {key: value for key, value in row.items() if key != "name"} for name, row in ours.items()
     }
     found: list[_Candidate] = []
     for server in servers:

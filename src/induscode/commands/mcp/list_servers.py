@@ -76,9 +76,7 @@ def list_(context: click.Context, *, as_json: bool, no_check: bool, **_: object)
     code = run_loop(look) if plan.configs else 0
     if code:
         return code
-    rows = [
-        _row(row, plan, status.get(row.id), tools, disabled.get(row.id, ())) for row in plan.rows
-    ]
+    rows = [_row(row, plan, status.get(row.id), tools, disabled.get(row.id, ())) for row in plan.rows]
     rows += _off(invocation)
     mention(note for note in plan.notes if _is_news(note.message))
     _shown(rows, as_json=as_json)
@@ -108,8 +106,7 @@ async def _seen(plan: ServerPlan, store: object) -> Mapping[str, int]:
     return {
         server: len(texts_of(row.facts.get("tools")))
         for row in await store.latest("list")
-        if (server := str(row.facts.get("server"))) in identities
-        and row.facts.get("identity") == identities[server]
+        if (server := str(row.facts.get("server"))) in identities and row.facts.get("identity") == identities[server]
     }
 
 

@@ -48,11 +48,7 @@ async def _connected(plan: ServerPlan) -> AsyncGenerator[McpCapabilities]:
 
 def _failed(mcp: McpCapabilities) -> bool:
     """Say which servers are not there, and tell whether there are any."""
-    faults = [
-        fault_note(server, status.fault)
-        for server, status in mcp.status().items()
-        if status.fault is not None
-    ]
+    faults = [fault_note(server, status.fault) for server, status in mcp.status().items() if status.fault is not None]
     left_out = [note for note in mcp.plan.notes if note.message.startswith("not started")]
     mention((*faults, *left_out))
     return bool(faults or left_out)
@@ -85,9 +81,7 @@ def lock(context: click.Context, *, check: bool, as_json: bool, **_: object) -> 
     plan = planned(invocation)
     plan = plan.narrowed([row.id for row in plan.rows if row.origin.scope != "user"])
     if not plan.rows:
-        said = (
-            "The project has no servers of its own: indus mcp add -s project NAME …, or --mcp FILE"
-        )
+        said = "The project has no servers of its own: indus mcp add -s project NAME …, or --mcp FILE"
         raise click.UsageError(said, context)
     path = os.path.join(invocation.cwd, LOCK_NAME)
 

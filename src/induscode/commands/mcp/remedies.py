@@ -40,10 +40,7 @@ _NOISE = (
     "an HTTP server, add it by its address: indus mcp add -t http {} URL"
 )
 # The limit of a listing is not a key of a row: more time for the start would change nothing.
-_NOT_LISTED = (
-    "it came up and does not list its tools: see whether it waits for something, such as a login "
-    "or a network"
-)
+_NOT_LISTED = "it came up and does not list its tools: see whether it waits for something, such as a login or a network"
 _SHOWN_NAMES = 12
 
 
@@ -56,12 +53,7 @@ class Advice:
 
 
 def advise(
-    name: str,
-    config: ServerConfig,
-    fault: ProtocolFault,
-    environ: Mapping[str, str],
-    *,
-    connected: bool = False,
+    name: str, config: ServerConfig, fault: ProtocolFault, environ: Mapping[str, str], *, connected: bool = False
 ) -> Advice:
     """Say what to do about a fault, of a start or, once `connected`, of the listing after it."""
     notes: list[str] = []
@@ -80,9 +72,7 @@ def advise(
     return Advice(remedy.format(name), notes)
 
 
-def _compare_environments(
-    config: StdioServerConfig, fault: ProtocolFault, environ: Mapping[str, str]
-) -> Sequence[str]:
+def _compare_environments(config: StdioServerConfig, fault: ProtocolFault, environ: Mapping[str, str]) -> Sequence[str]:
     """Name the variables of this shell that the server does not get and may miss."""
     from indusagi.interop.protocol_bridge.client.start.environment import find_withheld  # noqa: PLC0415 — on a fault
 
@@ -99,9 +89,7 @@ def _compare_environments(
     )
 
 
-def _find_damage(
-    config: ServerConfig, fault: ProtocolFault, environ: Mapping[str, str]
-) -> str | None:
+def _find_damage(config: ServerConfig, fault: ProtocolFault, environ: Mapping[str, str]) -> str | None:
     """Recognise the damaged cache of a package manager, and name the command that mends it."""
     if not isinstance(config, StdioServerConfig):
         return None

@@ -48,9 +48,7 @@ def trust(context: click.Context, names: tuple[str, ...], *, yes: bool, **_: obj
         return 0
     if not yes and not somebody_is_there():
         waiting = " ".join(row.id for row in rows)
-        said = (
-            f"Nobody is there to be asked: look at the file, then indus mcp trust --yes {waiting}"
-        )
+        said = f"Nobody is there to be asked: look at the file, then indus mcp trust --yes {waiting}"
         raise click.UsageError(said, context)
     store = TrustStore()
     declined = [row for row in rows if not _consented(store, row, yes=yes)]

@@ -40,8 +40,7 @@ Schemas: TypeAlias = Literal["raw", "model"]
 """How tools of servers are listed: as they define them, or as a model in a session sees them."""
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ADDRESS = re.compile(
-    r"(?:(?:\[(?P<six>[0-9A-Fa-f:.]+(?:%[\w.-]+)?)\]|(?P<host>[^:\[\]]*)):)?(?P<port>\d{1,5})",
-    re.ASCII,
+    r"(?:(?:\[(?P<six>[0-9A-Fa-f:.]+(?:%[\w.-]+)?)\]|(?P<host>[^:\[\]]*)):)?(?P<port>\d{1,5})", re.ASCII
 )
 _LABEL = r"(?!-)[\w-]{1,63}(?<!-)"
 _NAMED = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*", re.ASCII)
@@ -60,9 +59,7 @@ class ServeOptions:
     schemas: Schemas = "raw"
 
 
-@flags(
-    *("--tools", "--mcp", "--no-mcp", "--allow", "--approval", "--sandbox", "--web-allow", "--cwd")
-)
+@flags(*("--tools", "--mcp", "--no-mcp", "--allow", "--approval", "--sandbox", "--web-allow", "--cwd"))
 @click.command("serve")
 @click.option("--stdio", is_flag=True, help="Serve whoever starts this process (the default).")
 @click.option(
@@ -131,8 +128,7 @@ class ServeOptions:
     type=click.Choice(get_args(Schemas)),
     default="raw",
     show_default=True,
-    help="Tools of servers: as the server defines them (raw), or reduced to what every "
-    "model provider takes (model).",
+    help="Tools of servers: as the server defines them (raw), or reduced to what every model provider takes (model).",
 )
 @click.option("--name", default=NAME, show_default=True, help="The name it is served under.")
 @click.option("--transparent", metavar="SERVER", help="Pass one server through, unchanged.")
@@ -151,9 +147,7 @@ class ServeOptions:
     type=click.Choice(tuple(CLIENTS)),
     help="Take the entry out of the client's own file instead of serving; a copy is kept.",
 )
-@click.option(
-    "--dry-run", is_flag=True, help="With --install or --uninstall: show the change, write nothing."
-)
+@click.option("--dry-run", is_flag=True, help="With --install or --uninstall: show the change, write nothing.")
 @click.pass_context
 def command(
     context: click.Context,
@@ -194,9 +188,7 @@ def command(
     _refuse_unused(context, profile=profile, entry_is_made=bool(print_config or install))
     settings = None
     if http is not None:
-        settings = _settings(
-            context, http, sse=sse, no_token=no_token, hosts=hosts, origins=origins
-        )
+        settings = _settings(context, http, sse=sse, no_token=no_token, hosts=hosts, origins=origins)
         settings = _limit_sessions(context, settings, sessions, is_relay=transparent is not None)
         settings = replace(
             settings,
@@ -207,9 +199,7 @@ def command(
     invocation = invocation_from(context)
     if invocation.tools and not was_given(context, "profile"):
         profile = "all"  # those that are named were asked for
-    options = ServeOptions(
-        name=name, profile=profile, settings=settings, transparent=transparent, schemas=schemas
-    )
+    options = ServeOptions(name=name, profile=profile, settings=settings, transparent=transparent, schemas=schemas)
     if print_config is not None:
         from induscode.commands.serve.client_config import print_entry  # noqa: PLC0415 — for this alone
 
@@ -230,9 +220,7 @@ def command(
     return run_serve(invocation, options)
 
 
-def _check(
-    context: click.Context, *, stdio: bool, http: str | None, only_http: dict[str, object]
-) -> None:
+def _check(context: click.Context, *, stdio: bool, http: str | None, only_http: dict[str, object]) -> None:
     if stdio and http is not None:
         raise click.UsageError("--stdio and --http exclude each other", context)
     for flag, given in only_http.items():
@@ -263,16 +251,7 @@ def _check_entry_flags(context: click.Context) -> None:
                 raise click.UsageError(said, context)
 
 
-_BESIDE_RELAY = (
-    "schemas",
-    "profile",
-    "tools",
-    "no_mcp",
-    "allow",
-    "approval",
-    "sandbox",
-    "web_allow",
-)
+_BESIDE_RELAY = ("schemas", "profile", "tools", "no_mcp", "allow", "approval", "sandbox", "web_allow")
 """Keys of flags without an effect on one server that is passed through unchanged."""
 
 
@@ -313,13 +292,7 @@ def was_given(context: click.Context, key: str) -> bool:
 
 
 def _settings(
-    context: click.Context,
-    given: str,
-    *,
-    sse: bool,
-    no_token: bool,
-    hosts: Sequence[str],
-    origins: Sequence[str],
+    context: click.Context, given: str, *, sse: bool, no_token: bool, hosts: Sequence[str], origins: Sequence[str]
 ) -> HttpSettings:
     from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings  # noqa: PLC0415 — few serve over HTTP
 
@@ -367,9 +340,7 @@ def _limit_sessions(
     """Say how many sessions there may be; behind a relay each has a process of its own."""
     most = settings.sessions
     if is_relay and sessions is not None and sessions > most:
-        said = (
-            f"--max-sessions {sessions}: {most} at most with --transparent, each has its own server"
-        )
+        said = f"--max-sessions {sessions}: {most} at most with --transparent, each has its own server"
         raise click.UsageError(said, context)
     chosen = sessions or (most if is_relay else SESSIONS)
     return replace(settings, sessions=chosen, streams=max(settings.streams, chosen))

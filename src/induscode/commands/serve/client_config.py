@@ -41,9 +41,7 @@ def print_entry(context: click.Context, options: ServeOptions, client: str) -> i
     return 0
 
 
-def install_entry(
-    context: click.Context, options: ServeOptions, client: str, *, dry_run: bool
-) -> int:
+def install_entry(context: click.Context, options: ServeOptions, client: str, *, dry_run: bool) -> int:
     """Put the entry into the client's file, or show what would change in it.
 
     Raises:
@@ -63,9 +61,7 @@ def install_entry(
     return code
 
 
-def uninstall_entry(
-    context: click.Context, options: ServeOptions, client: str, *, dry_run: bool
-) -> int:
+def uninstall_entry(context: click.Context, options: ServeOptions, client: str, *, dry_run: bool) -> int:
     """Take the entry out of the client's file, or show what would change in it."""
     settings = options.settings
     url = None if settings is None else _address(context, settings, "--uninstall").url

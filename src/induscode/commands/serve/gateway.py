@@ -98,11 +98,7 @@ class GatewayBox:
         return (*self.native.descriptors(), *remote)
 
     async def run(
-        self,
-        call: ToolCall,
-        cancel: CancelToken | None = None,
-        *,
-        on_progress: ProgressSink | None = None,
+        self, call: ToolCall, cancel: CancelToken | None = None, *, on_progress: ProgressSink | None = None
     ) -> ToolOutcome:
         """Run one call; an unknown tool and a disabled one are error outcomes."""
         if self.answers_unlisted(call.name):
@@ -178,9 +174,7 @@ class Gateway:
         unlimited = replace(deck.context, budget=UNLIMITED, clean_foreign=clean_text)
         remote = ToolDeck(map(self._gate.remote, grafted), unlimited)
         native = self._native.into_tool_box()
-        return GatewayBox(
-            native, remote.into_tool_box(), self._listed.set, self, self._frame.schemas
-        )
+        return GatewayBox(native, remote.into_tool_box(), self._listed.set, self, self._frame.schemas)
 
     def is_disabled(self, name: str) -> bool:
         """Tell whether a tool is disabled, by the name that clients would call it by."""
@@ -229,9 +223,7 @@ class Gateway:
 
     async def required_servers(self, limit_s: float | None = None) -> None:
         """Wait until servers that must be there have come up or failed."""
-        required = [
-            row.id for row in self.plan.rows if row.required and row.id in self.plan.configs
-        ]
+        required = [row.id for row in self.plan.rows if row.required and row.id in self.plan.configs]
         with anyio.move_on_after(limit_s):
             await self._booted.wake(required)
 

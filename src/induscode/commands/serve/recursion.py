@@ -158,20 +158,7 @@ ANCESTRY = "INDUS_SERVED_BY"
 """Tells a process below which rows of which gateways it was started."""
 _DEEPEST_serve_loop = 8
 _PROGRAMS = frozenset({"indus", "indusr", "indusagir"})
-_LAUNCHERS = (
-    "python",
-    "pypy",
-    "uv",
-    "uvx",
-    "pipx",
-    "env",
-    "sh",
-    "bash",
-    "dash",
-    "zsh",
-    "nice",
-    "timeout",
-)
+_LAUNCHERS = ("python", "pypy", "uv", "uvx", "pipx", "env", "sh", "bash", "dash", "zsh", "nice", "timeout")
 EVERYWHERE = frozenset({"0.0.0.0", "::"})
 """What is listened on to be reached at every address of a machine."""
 _HERE = EVERYWHERE | {"localhost", "127.0.0.1", "::1"}

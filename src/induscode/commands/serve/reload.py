@@ -124,10 +124,7 @@ class Agreed:
     """
 
     def __init__(self, workspace: str, plan: ServerPlan) -> None:
-        self._inside = {
-            os.path.join(path, "")
-            for path in (os.path.abspath(workspace), os.path.realpath(workspace))
-        }
+        self._inside = {os.path.join(path, "") for path in (os.path.abspath(workspace), os.path.realpath(workspace))}
         self._rows: Mapping[tuple[str, str], tuple[object, ...]] = {}
         self.renew(plan)
 
@@ -164,9 +161,7 @@ class Agreed:
         # A directory on the way may be a link too, with the file itself standing inside.
         stands = os.path.join(os.path.realpath(os.path.dirname(named)), os.path.basename(named))
         names = (named, stands, os.path.realpath(named))
-        return row.origin.scope == "given" and any(
-            name.startswith((*self._inside,)) for name in names
-        )
+        return row.origin.scope == "given" and any(name.startswith((*self._inside,)) for name in names)
 
 
 def _agreed_part(row: ServerRow) -> tuple[object, ...]:

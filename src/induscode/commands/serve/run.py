@@ -63,9 +63,7 @@ class Host(Protocol):
         """Serve whoever started this process."""
         ...
 
-    def serve_http(
-        self, settings: HttpSettings | None = None
-    ) -> AbstractAsyncContextManager[HttpHost]:
+    def serve_http(self, settings: HttpSettings | None = None) -> AbstractAsyncContextManager[HttpHost]:
         """Serve at an address while the block runs."""
         ...
 
@@ -117,9 +115,7 @@ def _listening(settings: HttpSettings | None) -> Listening | None:
 # -- the gateway ------------------------------------------------------------------------------
 
 
-async def _gateway(
-    invocation: Invocation, options: ServeOptions, plan: ServerPlan, frame: Frame
-) -> int:
+async def _gateway(invocation: Invocation, options: ServeOptions, plan: ServerPlan, frame: Frame) -> int:
     gateways: list[Gateway] = []
     up, ready = anyio.Event(), anyio.Event()
 
@@ -133,11 +129,7 @@ async def _gateway(
     ends: list[int] = []
     failures: list[Exception] = []
 
-    async with (
-        serving_signals() as told,
-        AsyncExitStack() as stack,
-        anyio.create_task_group() as tasks,
-    ):
+    async with serving_signals() as told, AsyncExitStack() as stack, anyio.create_task_group() as tasks:
 
         async def front() -> None:
             ends.append(await _fronted(host, options.settings, told, what, up))
@@ -165,12 +157,7 @@ async def _gateway(
 
 
 async def _open_gateway(
-    stack: AsyncExitStack,
-    invocation: Invocation,
-    options: ServeOptions,
-    plan: ServerPlan,
-    frame: Frame,
-    told: Told,
+    stack: AsyncExitStack, invocation: Invocation, options: ServeOptions, plan: ServerPlan, frame: Frame, told: Told
 ) -> Gateway | None:
     """Open what is served; None if it was told to end meanwhile. The stack closes it in peace."""
     from indusagi.interop.protocol_bridge.client.handlers import asking_handlers  # noqa: PLC0415 — with the bridge
@@ -181,12 +168,7 @@ async def _open_gateway(
     with told.end.guard():
         session = await stack.enter_async_context(
             open_session(
-                invocation,
-                profile=profile,
-                plan=plan,
-                wait=False,
-                lasting=frame.lasting,
-                handlers=asking_handlers(),
+                invocation, profile=profile, plan=plan, wait=False, lasting=frame.lasting, handlers=asking_handlers()
             )
         )
         # In a thread, and after the servers were started: it takes as long as they do.
@@ -230,9 +212,7 @@ def _tell_streams(settings: HttpSettings | None, what: str) -> None:
             complain("an MCP client is meant to start this: see indus serve --install")
 
 
-async def _fronted(
-    host: Host, settings: HttpSettings | None, told: Told, what: str, up: anyio.Event
-) -> int:
+async def _fronted(host: Host, settings: HttpSettings | None, told: Told, what: str, up: anyio.Event) -> int:
     """Serve over the one way or the other until it is over; `up` is set as soon as it serves."""
     try:
         if settings is None:
@@ -269,9 +249,7 @@ def _tell_address(serving: HttpHost, settings: HttpSettings, what: str) -> None:
 # -- one server, passed through ---------------------------------------------------------------
 
 
-def _relay(
-    invocation: Invocation, plan: ServerPlan, options: ServeOptions, above: Sequence[str]
-) -> int:
+def _relay(invocation: Invocation, plan: ServerPlan, options: ServeOptions, above: Sequence[str]) -> int:
     from induscode.commands.serve.relay import relayed_server  # noqa: PLC0415 — for a relay
 
     name = options.transparent

@@ -85,16 +85,12 @@ class Listing:
     @property
     def news(self) -> Sequence[Note]:
         """The notes without those about definitions that were known before."""
-        from indusagi.interop.protocol_bridge.client.tools import (  # noqa: PLC0415 — brings the bridge
-            DefinitionNote,
-        )
+        from indusagi.interop.protocol_bridge.client.tools import DefinitionNote  # noqa: PLC0415 — brings the bridge
 
         return [
             note
             for note in self.notes
-            if not (
-                isinstance(note, DefinitionNote) and self.states.get(note.tool.server) == "known"
-            )
+            if not (isinstance(note, DefinitionNote) and self.states.get(note.tool.server) == "known")
         ]
 
 
@@ -122,13 +118,7 @@ def native_tools(invocation: Invocation) -> list[ListedTool]:
     handles = DeckFramework(web=web_settings(invocation.settings))
     missing = {one: find_missing_backend(one, handles) for one in ("saas-action", "websearch")}
     return [
-        ListedTool(
-            describe(card),
-            NATIVE,
-            names.get(card.name, ()),
-            card.read_only,
-            missing=missing.get(card.name),
-        )
+        ListedTool(describe(card), NATIVE, names.get(card.name, ()), card.read_only, missing=missing.get(card.name))
         for card in deck.tools()
     ]
 
@@ -176,9 +166,7 @@ async def _remote(plan: ServerPlan, store: LedgerStore, *, check: bool) -> Listi
         faults = [_unseen(server) for server in unseen]
     for row in plan.rows:
         states.setdefault(row.id, plan.state_of(row))
-    listed = _name_tools(
-        [known[server] for server in plan.configs if server in known], plan.configured
-    )
+    listed = _name_tools([known[server] for server in plan.configs if server in known], plan.configured)
     remembered = await disabled_tools(store, plan.configs.values())
     disabled = [one for server in plan.configs for one in remembered.get(server, ())]
     return Listing(listed, plan, states, (*notes, *faults), disabled)
@@ -199,22 +187,15 @@ async def _asked(plan: ServerPlan, store: LedgerStore) -> Listing:
     mcp = await attach_servers(plan, store)
     try:
         faults = [
-            fault_note(server, status.fault)
-            for server, status in mcp.status().items()
-            if status.fault is not None
+            fault_note(server, status.fault) for server, status in mcp.status().items() if status.fault is not None
         ]
-        states = {
-            server: "faulted" if status.fault is not None else "asked"
-            for server, status in mcp.status().items()
-        }
+        states = {server: "faulted" if status.fault is not None else "asked" for server, status in mcp.status().items()}
     finally:
         await mcp.aclose()
     return Listing((), plan, states, faults)
 
 
-def _name_tools(
-    servers: Iterable[Sequence[RemoteTool]], configured: Sequence[str]
-) -> list[ListedTool]:
+def _name_tools(servers: Iterable[Sequence[RemoteTool]], configured: Sequence[str]) -> list[ListedTool]:
     """Give every tool the name that an enrolment in this order gives it."""
     from dataclasses import replace  # noqa: PLC0415 — for those with servers
 

@@ -133,9 +133,7 @@ def _translator(rule: str, folder: str) -> Callable[[str], str]:
     def dollar(text: str) -> str:
         return _BARE.sub(r"${\1}", text)
 
-    return {"editor": editor, "braces": braces, "dollar": dollar, "none": _literal}.get(
-        rule, lambda text: text
-    )
+    return {"editor": editor, "braces": braces, "dollar": dollar, "none": _literal}.get(rule, lambda text: text)
 
 
 def _literal(text: str) -> str:

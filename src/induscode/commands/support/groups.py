@@ -25,9 +25,7 @@ class Lazy(NamedTuple):
 class CommandGroup(click.Group):
     """A group whose commands are loaded by name; without a name the default one runs."""
 
-    def __init__(
-        self, *args: Any, commands: Mapping[str, Lazy], default: str, **kwargs: Any
-    ) -> None:
+    def __init__(self, *args: Any, commands: Mapping[str, Lazy], default: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.table = commands
         self.default = default
@@ -71,9 +69,7 @@ class CommandGroup(click.Group):
         return found
 
 
-def unknown(
-    said: str, name: str, names: Sequence[str], ctx: click.Context | None = None
-) -> click.UsageError:
+def unknown(said: str, name: str, names: Sequence[str], ctx: click.Context | None = None) -> click.UsageError:
     """Make the error of a name that nobody has, with the one that was probably meant."""
     from indusagi.capabilities.arguments import near  # noqa: PLC0415 — for a mistyped name
 

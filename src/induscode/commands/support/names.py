@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from induscode.launch.invocation import Invocation
 
 
-def complete_server(
-    context: click.Context, _parameter: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
+def complete_server(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """List the configured servers whose name begins so."""
     from induscode.commands.support.runner import planned  # noqa: PLC0415 — for a completion only
     from induscode.commands.support.servers import switched_off  # noqa: PLC0415 — for a completion only
@@ -36,9 +34,7 @@ def complete_server(
     return _items(context, list_names, incomplete)
 
 
-def complete_tool(
-    context: click.Context, _parameter: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
+def complete_tool(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """List the native tools and the known tools of servers whose name begins so."""
     from induscode.commands.support.catalog import Listing, list_tools  # noqa: PLC0415 — brings the deck
     from induscode.commands.support.runner import run_loop  # noqa: PLC0415 — for a completion only
@@ -59,9 +55,7 @@ def complete_tool(
 
 
 def _items(
-    context: click.Context,
-    list_names: Callable[[Invocation], Iterable[tuple[str, str]]],
-    incomplete: str,
+    context: click.Context, list_names: Callable[[Invocation], Iterable[tuple[str, str]]], incomplete: str
 ) -> list[CompletionItem]:
     from induscode.launch.options import invocation_from  # noqa: PLC0415 — for a completion only
 
@@ -69,8 +63,4 @@ def _items(
         names = dict(list_names(invocation_from(context)))
     except (click.ClickException, CoreError, OSError):
         return []
-    return [
-        CompletionItem(name, help=about)
-        for name, about in names.items()
-        if name.startswith(incomplete)
-    ]
+    return [CompletionItem(name, help=about) for name, about in names.items() if name.startswith(incomplete)]

@@ -25,9 +25,7 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Write JSON.")
 def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Put a table on standard output, numbers at the right; on a terminal it fits the width."""
     cells = [[printable(str(cell)) for cell in row] for row in rows]
-    numbers = [
-        bool(rows) and all(isinstance(row[at], int) for row in rows) for at in range(len(heads))
-    ]
+    numbers = [bool(rows) and all(isinstance(row[at], int) for row in rows) for at in range(len(heads))]
     if (console := stdout_console()) is not None:
         print_table(console, heads, cells, numbers)
         return

@@ -27,10 +27,7 @@ if TYPE_CHECKING:
     from induscode.launch.invocation import Invocation
 
 scope_option = click.option(
-    "-s",
-    "--scope",
-    type=click.Choice(("user", "project")),
-    help="Whose file: the user's own, or the project's.",
+    "-s", "--scope", type=click.Choice(("user", "project")), help="Whose file: the user's own, or the project's."
 )
 
 
@@ -141,12 +138,7 @@ def config_facts(row: ServerRow) -> JsonObject:
     config = row.config
     shown: JsonObject
     if isinstance(config, StdioServerConfig):
-        shown = {
-            "command": config.command,
-            "args": [*config.args],
-            "cwd": config.cwd,
-            "env": [*config.env],
-        }
+        shown = {"command": config.command, "args": [*config.args], "cwd": config.cwd, "env": [*config.env]}
     else:
         shown = {"url": shown_url(row), "headers": [*config.headers]}
     include = config.include_tools

@@ -23,10 +23,7 @@ _PARAMETERS: JsonSchema = {
         "action": {"type": "string", "enum": ["start", "poll", "stop", "list"]},
         "command": {"type": "string"},
         "id": {"type": "string", "description": "Such as bg-1."},
-        "sinceLast": {
-            "type": "boolean",
-            "description": "poll: false gives all lines kept.",
-        },
+        "sinceLast": {"type": "boolean", "description": "poll: false gives all lines kept."},
         "lines": {"type": "integer", "minimum": 1, "maximum": MAX_BUFFERED_LINES},
         "waitMs": {"type": "integer", "minimum": 0, "maximum": 30_000},
         "match": {"type": "string", "description": "poll: wait for a line with this."},

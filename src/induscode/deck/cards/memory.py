@@ -9,14 +9,7 @@ from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.tool import ToolSpec, define_tool
 from indusagi.core.json import JsonObject
 from indusagi.runtime.contract import JsonSchema, ToolResult
-from induscode.deck.contract import (
-    Capability,
-    CapabilityCard,
-    DeckContext,
-    MemoryStore,
-    Profile,
-    capability_id,
-)
+from induscode.deck.contract import Capability, CapabilityCard, DeckContext, MemoryStore, Profile, capability_id
 
 LARGEST_BYTES = 32 * 1024
 _DIFF_LINES = 80
@@ -28,10 +21,7 @@ _SECRET = re.compile(
 """What a secret looks like to somebody who knows the usual shapes of them."""
 _PARAMETERS: JsonSchema = {
     "type": "object",
-    "properties": {
-        "action": {"type": "string", "enum": ["read", "replace", "append"]},
-        "content": {"type": "string"},
-    },
+    "properties": {"action": {"type": "string", "enum": ["read", "replace", "append"]}, "content": {"type": "string"}},
     "required": ["action"],
     "additionalProperties": False,
 }
@@ -131,9 +121,7 @@ async def _write(store: MemoryStore, content: str, *, append: bool) -> ToolResul
 def _diff(before: str, after: str) -> str:
     from difflib import unified_diff  # noqa: PLC0415 — only whoever replaces notes pays for it
 
-    lines = list(
-        unified_diff(before.splitlines(), after.splitlines(), "before", "after", lineterm="")
-    )
+    lines = list(unified_diff(before.splitlines(), after.splitlines(), "before", "after", lineterm=""))
     more = len(lines) - _DIFF_LINES
     shown = lines[:_DIFF_LINES] + ([f"[{more} more lines]"] if more > 0 else [])
     return "\n".join(shown)

@@ -45,32 +45,15 @@ def exit_plan_mode_card() -> CapabilityCard:
 
 def _build_enter(_: DeckContext) -> Capability:
     description = (
-        "Enter plan mode: look around and change nothing until a plan is approved. For work that "
-        "is large or ambiguous."
+        "Enter plan mode: look around and change nothing until a plan is approved. For work that is large or ambiguous."
     )
-    spec = ToolSpec(
-        "enter_plan_mode",
-        description,
-        _EMPTY,
-        _enter,
-        title="Enter plan mode",
-        read_only=True,
-        terse=True,
-    )
+    spec = ToolSpec("enter_plan_mode", description, _EMPTY, _enter, title="Enter plan mode", read_only=True, terse=True)
     return define_tool(spec)
 
 
 def _build_exit(_: DeckContext) -> Capability:
     description = "Present your plan for approval; if approved, plan mode ends."
-    spec = ToolSpec(
-        "exit_plan_mode",
-        description,
-        _PLAN,
-        _exit,
-        title="Exit plan mode",
-        read_only=True,
-        terse=True,
-    )
+    spec = ToolSpec("exit_plan_mode", description, _PLAN, _exit, title="Exit plan mode", read_only=True, terse=True)
     return define_tool(spec)
 
 

@@ -10,14 +10,7 @@ from indusagi.capabilities.tool import ToolSpec, define_tool
 from indusagi.core.json import JsonObject, JsonValue, NotJson, compact_json
 from indusagi.runtime.content import JsonContentBlock, TextContentBlock
 from indusagi.runtime.contract import JsonSchema, ToolResult
-from induscode.deck.contract import (
-    Capability,
-    CapabilityCard,
-    DeckContext,
-    Profile,
-    SaasGatewayPort,
-    capability_id,
-)
+from induscode.deck.contract import Capability, CapabilityCard, DeckContext, Profile, SaasGatewayPort, capability_id
 
 _PARAMETERS: JsonSchema = {
     "type": "object",
@@ -25,11 +18,7 @@ _PARAMETERS: JsonSchema = {
         "action": {"type": "string", "enum": ["discover", "execute"]},
         "slug": {"type": "string", "description": "execute: as discover names it."},
         "arguments": {"type": "object"},
-        "toolkits": {
-            "type": "array",
-            "items": {"type": "string"},
-            "description": "discover: only these.",
-        },
+        "toolkits": {"type": "array", "items": {"type": "string"}, "description": "discover: only these."},
         "query": {"type": "string", "description": "discover: what it should do."},
     },
     "required": ["action"],
@@ -54,9 +43,7 @@ def _build(deck: DeckContext) -> Capability:
             return await _discover(gateway, arguments)
         return await _execute(gateway, arguments)
 
-    description = (
-        "Use connected services. `discover` finds actions by what they do; `execute` runs one."
-    )
+    description = "Use connected services. `discover` finds actions by what they do; `execute` runs one."
     return define_tool(
         ToolSpec(
             "saas-action",

@@ -99,9 +99,7 @@ def _unknown_agent(agent: str, agents: Sequence[str]) -> ToolResult:
     return ToolResult.error(said, code="unknown_agent", delegated=False)
 
 
-async def _delegated(
-    runner: DelegateRunner, request: DelegateRequest, ctx: ToolContext
-) -> ToolResult:
+async def _delegated(runner: DelegateRunner, request: DelegateRequest, ctx: ToolContext) -> ToolResult:
     report = await runner.run(request, ctx)
     text = report.text or "The agent reported nothing."
     if not report.ok:
@@ -112,10 +110,4 @@ async def _delegated(
 
 
 def _facts(report: DelegateReport) -> JsonObject:
-    return {
-        "delegated": True,
-        "ok": report.ok,
-        "reason": report.reason,
-        "id": report.id,
-        "files": list(report.files),
-    }
+    return {"delegated": True, "ok": report.ok, "reason": report.reason, "id": report.id, "files": list(report.files)}

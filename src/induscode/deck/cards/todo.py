@@ -14,14 +14,7 @@ from indusagi.capabilities.tool import ToolSpec, define_tool
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.runtime.content import JsonContentBlock, TextContentBlock
 from indusagi.runtime.contract import JsonSchema, ToolResult
-from induscode.deck.contract import (
-    Capability,
-    CapabilityCard,
-    DeckContext,
-    Profile,
-    capability_id,
-    parse_member,
-)
+from induscode.deck.contract import Capability, CapabilityCard, DeckContext, Profile, capability_id, parse_member
 
 MOST_ITEMS = 200
 LONGEST_TASK = 500
@@ -44,12 +37,7 @@ class TodoWeight(StrEnum):
     HIGH = "high"
 
 
-_GLYPHS = {
-    TodoState.PENDING: "[ ]",
-    TodoState.ACTIVE: "[~]",
-    TodoState.DONE: "[x]",
-    TodoState.DROPPED: "[-]",
-}
+_GLYPHS = {TodoState.PENDING: "[ ]", TodoState.ACTIVE: "[~]", TodoState.DONE: "[x]", TodoState.DROPPED: "[-]"}
 _OPEN = frozenset({TodoState.PENDING, TodoState.ACTIVE})
 _PARAMETERS: JsonSchema = {
     "type": "object",
@@ -141,17 +129,13 @@ def _build(_: DeckContext) -> Capability:
 
     description = "Keep a checklist for this session. `read` shows it, `set` replaces all of it."
     prepare = lenient(_PARAMETERS, {"todos": "items"})
-    spec = ToolSpec(
-        "todo", description, _PARAMETERS, run, title="Checklist", prepare=prepare, terse=True
-    )
+    spec = ToolSpec("todo", description, _PARAMETERS, run, title="Checklist", prepare=prepare, terse=True)
     return define_tool(spec)
 
 
 def _item(row: dict[str, str]) -> TodoItem:
     return TodoItem(
-        row["task"],
-        TodoState(row.get("state", TodoState.PENDING)),
-        TodoWeight(row.get("weight", TodoWeight.NORMAL)),
+        row["task"], TodoState(row.get("state", TodoState.PENDING)), TodoWeight(row.get("weight", TodoWeight.NORMAL))
     )
 
 

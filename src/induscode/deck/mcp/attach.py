@@ -22,14 +22,7 @@ from indusagi.interop.protocol_bridge.contract import (
     find_config_problem,
 )
 from indusagi.interop.protocol_bridge.fleet import FleetEvent, ServerFleetImpl, Waiting
-from induscode.deck.contract import (
-    BridgeFault,
-    Capability,
-    CapabilityCard,
-    DeckContext,
-    DeckFault,
-    capability_id,
-)
+from induscode.deck.contract import BridgeFault, Capability, CapabilityCard, DeckContext, DeckFault, capability_id
 from induscode.deck.mcp.capability import BridgeCapability
 from induscode.deck.mcp.drift import DisabledTool
 from induscode.deck.mcp.enrolment import Enrolment, EventSink, PinBook, iso_now
@@ -141,11 +134,7 @@ class StoppableFleet(Protocol):
         ...
 
 
-async def detach_bridge(
-    ledger: BridgeLedger,
-    fleet: ServerFleet,
-    servers: Sequence[str] | None = None,
-) -> BridgeLedger:
+async def detach_bridge(ledger: BridgeLedger, fleet: ServerFleet, servers: Sequence[str] | None = None) -> BridgeLedger:
     """Retire the tools of servers and close these; all of them if none are named.
 
     Servers that are not named go on; a name that no server has changes nothing. Closing is done as

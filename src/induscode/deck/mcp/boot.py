@@ -58,9 +58,7 @@ class BootPlan:
     dress: Callable[[ServerConfig], ServerConfig] | None = None
     """What a server is started with, where that is more than its pins and the books know."""
 
-    locked: Mapping[RemoteToolRef, JsonObject] = field(
-        default_factory=dict["RemoteToolRef", "JsonObject"]
-    )
+    locked: Mapping[RemoteToolRef, JsonObject] = field(default_factory=dict["RemoteToolRef", "JsonObject"])
     """The definitions of the project's lock, for servers that the project has."""
     configured: Sequence[str] = ()
     """The ids of all servers that are configured, in order: names of tools depend on them."""
@@ -124,11 +122,7 @@ class BootedBridge:
         assert enrolment is not None
         wanted = {one.id: (one, one.id not in plan.untrusted) for one in plan.servers}
         removed = [one for one in self._present if one not in wanted]
-        replaced = [
-            one
-            for one in self._present
-            if wanted.get(one, self._present[one]) != self._present[one]
-        ]
+        replaced = [one for one in self._present if wanted.get(one, self._present[one]) != self._present[one]]
         added = [one for one in wanted if one not in self._present]
         for server in (*removed, *replaced):
             enrolment.forget(server)
@@ -231,9 +225,7 @@ async def boot_bridge(
     disabled = await disabled_tools(store, trusted)
     books.knows(_names(known), disabled)
     started = [one.id for one in trusted if one.id not in known or one.id not in plan.lazy]
-    waiting: dict[str, Waiting] = {
-        one.id: "asleep" for one in trusted if one.id in known or not plan.wait_for_new
-    }
+    waiting: dict[str, Waiting] = {one.id: "asleep" for one in trusted if one.id in known or not plan.wait_for_new}
     waiting.update(dict.fromkeys(plan.untrusted, "untrusted"))
     pins = await open_pins(books, trusted)
     pins.lock(plan.locked)
@@ -280,9 +272,7 @@ async def _close(fleet: ServerFleetImpl, servers: Sequence[str]) -> None:
             tasks.create_task(fleet.remove(server))
 
 
-async def _start(
-    fleet: ServerFleetImpl | None, servers: Sequence[str], books: Journal, keep: Retention
-) -> None:
+async def _start(fleet: ServerFleetImpl | None, servers: Sequence[str], books: Journal, keep: Retention) -> None:
     async with asyncio.TaskGroup() as tasks:
         if fleet is not None:
             tasks.create_task(_wake_all(fleet, servers))

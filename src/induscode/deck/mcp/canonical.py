@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonObject, JsonValue
 
-_SCHEMA_MAPS = frozenset(
-    {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
-)
+_SCHEMA_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 _SCHEMAS = frozenset(
     {
         "items", "prefixItems", "additionalItems", "contains", "unevaluatedItems",
@@ -50,9 +48,7 @@ STEERING = frozenset(
     }
 )  # fmt: skip
 """Words that turn the meaning of the word after them: where they stand is more than order."""
-_SEQUENCE = frozenset(
-    {"if", "then", "else", "otherwise", "when", "before", "after", "first", "until", "because"}
-)
+_SEQUENCE = frozenset({"if", "then", "else", "otherwise", "when", "before", "after", "first", "until", "because"})
 """Words of a condition or a sequence: commas between such clauses separate no members of a set."""
 _NEVER_IN_ITEMS = STEERING | _SEQUENCE
 _LONGEST_ITEM = 4

@@ -12,14 +12,7 @@ from indusagi.capabilities.context import ToolContext
 from indusagi.core.json import JsonObject, JsonValue, compact_json
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from indusagi.runtime.content import TextContentBlock
-from indusagi.runtime.contract import (
-    JsonSchema,
-    ToolBox,
-    ToolCall,
-    ToolDescriptor,
-    ToolResult,
-    ToolRunner,
-)
+from indusagi.runtime.contract import JsonSchema, ToolBox, ToolCall, ToolDescriptor, ToolResult, ToolRunner
 from induscode.deck.contract import BuildFailed
 from induscode.deck.mcp.keys import server_of_qualified, unqualified_tool
 
@@ -134,9 +127,7 @@ class BridgeCapability:
         return await _run_call(cast("ToolRunner", self.runner), self.name, arguments, ctx)
 
 
-async def _run_call(
-    runner: ToolRunner, name: str, arguments: JsonValue, ctx: ToolContext
-) -> ToolResult:
+async def _run_call(runner: ToolRunner, name: str, arguments: JsonValue, ctx: ToolContext) -> ToolResult:
     call = ToolCall(f"bridge_{name}", name, arguments)
     outcome = await runner.run(call, ctx.cancel, on_progress=ctx.on_progress)
     # One of ours keeps its content blocks; of another kind only the flat value is known.
@@ -200,7 +191,5 @@ def bridge_box_to_capabilities(box: ToolBox) -> Sequence[BridgeCapability]:
 
 
 def _boxed(box: ToolBox, descriptor: ToolDescriptor) -> BridgeCapability:
-    known = BridgeCapability(
-        descriptor.name, descriptor.description, descriptor.parameters, box.runner
-    )
+    known = BridgeCapability(descriptor.name, descriptor.description, descriptor.parameters, box.runner)
     return BridgeCapability.from_definition(descriptor, known.ref, known.raw, box.runner)

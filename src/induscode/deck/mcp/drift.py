@@ -49,10 +49,7 @@ class Drift:
     @property
     def fields(self) -> Sequence[str]:
         """The parts of the definition that differ."""
-        before, after = (
-            canonical_definition(self.before or {}),
-            canonical_definition(self.after or {}),
-        )
+        before, after = (canonical_definition(self.before or {}), canonical_definition(self.after or {}))
         names = dict.fromkeys([*before, *after])
         return tuple(name for name in names if not same_json(before.get(name), after.get(name)))
 
@@ -66,9 +63,7 @@ class Drift:
         from difflib import unified_diff  # noqa: PLC0415 — only whoever looks at a change pays
 
         name = f"{self.ref.server}/{self.ref.name}"
-        lines = unified_diff(
-            pretty(self.before), pretty(self.after), f"{name} (approved)", f"{name} (now)", n=2
-        )
+        lines = unified_diff(pretty(self.before), pretty(self.after), f"{name} (approved)", f"{name} (now)", n=2)
         return "".join(lines)
 
 
@@ -90,9 +85,7 @@ class DisabledTool:
         """Why it is disabled."""
         changed = f"{self.grade} change of {', '.join(self.fields)}" if self.fields else self.grade
         if self.unsettled:
-            return (
-                f"disabled: its definition keeps switching away from what was approved ({changed})"
-            )
+            return f"disabled: its definition keeps switching away from what was approved ({changed})"
         return f"disabled: its definition is not the one that was approved ({changed})"
 
     @property
@@ -173,9 +166,7 @@ def is_same_definition(one: JsonObject, other: JsonObject) -> bool:
 
 def differ_in_order_alone(one: JsonObject, other: JsonObject) -> bool:
     """Tell whether two definitions have the same words and members, in whatever order."""
-    return same_json(
-        canonical_definition(one, Form.READING), canonical_definition(other, Form.READING)
-    )
+    return same_json(canonical_definition(one, Form.READING), canonical_definition(other, Form.READING))
 
 
 def compare_definitions(
@@ -227,6 +218,4 @@ def _accepts_the_same(before: JsonValue, after: JsonValue) -> bool:
 
 
 def _validates_the_same(before: JsonValue, after: JsonValue) -> bool:
-    return same_json(
-        canonical_schema(before, Form.VALIDATION), canonical_schema(after, Form.VALIDATION)
-    )
+    return same_json(canonical_schema(before, Form.VALIDATION), canonical_schema(after, Form.VALIDATION))

@@ -22,28 +22,12 @@ from indusagi.core.json import JsonObject, JsonValue, NotJson
 from indusagi.core.notes import Note
 from indusagi.interop.protocol_bridge.bridge import MountedTool, mount_tool
 from indusagi.interop.protocol_bridge.client.tools import model_name, spells_longer_server
-from indusagi.interop.protocol_bridge.contract import (
-    FleetStatus,
-    RemoteTool,
-    RemoteToolRef,
-    is_usable_phase,
-)
+from indusagi.interop.protocol_bridge.contract import FleetStatus, RemoteTool, RemoteToolRef, is_usable_phase
 from indusagi.interop.protocol_bridge.fleet import FleetEvent, ServerFleetImpl
 from indusagi.runtime.contract import ToolResult
 from induscode.deck.mcp.capability import BridgeCapability
-from induscode.deck.mcp.drift import (
-    DisabledTool,
-    Drift,
-    DriftGrade,
-    differ_in_order_alone,
-    grade_drift,
-)
-from induscode.deck.mcp.ledger import (
-    BridgeEntry,
-    BridgeKey,
-    BridgeLedger,
-    EnrollRequest,
-)
+from induscode.deck.mcp.drift import DisabledTool, Drift, DriftGrade, differ_in_order_alone, grade_drift
+from induscode.deck.mcp.ledger import BridgeEntry, BridgeKey, BridgeLedger, EnrollRequest
 
 JournalOp: TypeAlias = Literal["connect", "ready", "fault", "drift", "approve"]
 MOST_SWITCHES = 3
@@ -76,9 +60,7 @@ class EventSink(Protocol):
         """Keep something else that happened at a server."""
         ...
 
-    def listed(
-        self, server: str, tools: Sequence[RemoteTool], disabled: Sequence[DisabledTool]
-    ) -> None:
+    def listed(self, server: str, tools: Sequence[RemoteTool], disabled: Sequence[DisabledTool]) -> None:
         """Keep which tools of a server may be called, in its order; told after every listing."""
         ...
 
@@ -219,9 +201,7 @@ class Enrolment:
         if listed is not None:
             self.take_tools(server, listed)
 
-    def take_tools(
-        self, server: str, listed: Sequence[RemoteTool], disabled: Sequence[DisabledTool] = ()
-    ) -> None:
+    def take_tools(self, server: str, listed: Sequence[RemoteTool], disabled: Sequence[DisabledTool] = ()) -> None:
         """Bring the ledger in step with a list of a server's tools.
 
         Tools that are `disabled` are not in the list: they are remembered from the run before.
@@ -359,11 +339,7 @@ class Enrolment:
         if ref in self._drifted:
             return refuse_disabled(self._disabled[ref])
         endpoint = self.fleet.endpoint(ref.server)
-        if (
-            endpoint is not None
-            and endpoint.known_tools is None
-            and is_usable_phase(endpoint.phase)
-        ):
+        if endpoint is not None and endpoint.known_tools is None and is_usable_phase(endpoint.phase):
             return ToolResult.error(
                 f"server {ref.server!r} has not listed its tools yet: try again in a moment",
                 code="not_connected",

@@ -38,10 +38,7 @@ def bridge_content_key(server: str, tool: str, parameters: JsonLike = None) -> B
     The order of the keys in a schema makes no difference, that of its arrays does; no schema is
     not the same as an empty one.
     """
-    identity: dict[str, JsonLike] = {
-        "name": qualify_bridge_name(server, tool),
-        "schema": parameters,
-    }
+    identity: dict[str, JsonLike] = {"name": qualify_bridge_name(server, tool), "schema": parameters}
     return BridgeKey(f"bk_{content_hash(identity, sort_keys=True)}")
 
 

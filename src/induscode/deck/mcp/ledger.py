@@ -103,11 +103,7 @@ class _Fold:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, _Fold):
             return NotImplemented
-        return (self.live, self._places, self.high_water) == (
-            other.live,
-            other._places,
-            other.high_water,
-        )
+        return (self.live, self._places, self.high_water) == (other.live, other._places, other.high_water)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -209,11 +205,7 @@ class BridgeLedger:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, BridgeLedger):
             return NotImplemented
-        return (
-            self.next_seq == other.next_seq
-            and self.log == other.log
-            and self._chain.base == other._chain.base
-        )
+        return self.next_seq == other.next_seq and self.log == other.log and self._chain.base == other._chain.base
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -299,9 +291,7 @@ class BridgeLedger:
         if former is not None and former != key:
             entries.append(BridgeEntry(BridgeOp.RETIRE, former, owner, None, seq, at))
             supersedes, seq = former, seq + 1
-        entries.append(
-            BridgeEntry(BridgeOp.ENROLL, key, request.server, capability, seq, at, supersedes)
-        )
+        entries.append(BridgeEntry(BridgeOp.ENROLL, key, request.server, capability, seq, at, supersedes))
         return self._extended(entries)
 
     def retire(self, key: BridgeKey, server: str, at: str) -> BridgeLedger:
@@ -315,10 +305,7 @@ class BridgeLedger:
         if not keys:
             return self
         return self._extended(
-            [
-                BridgeEntry(BridgeOp.RETIRE, key, server, None, seq, at)
-                for seq, key in enumerate(keys, self.next_seq)
-            ]
+            [BridgeEntry(BridgeOp.RETIRE, key, server, None, seq, at) for seq, key in enumerate(keys, self.next_seq)]
         )
 
     def _extended(self, entries: Sequence[BridgeEntry]) -> BridgeLedger:
@@ -332,9 +319,7 @@ class BridgeLedger:
                 chain.fold.apply(entry)
         return BridgeLedger(chain, self._length + len(entries), self.next_seq + len(entries))
 
-    def compacted(
-        self, before: int | None = None, *, places_of: Iterable[BridgeKey] = ()
-    ) -> BridgeLedger:
+    def compacted(self, before: int | None = None, *, places_of: Iterable[BridgeKey] = ()) -> BridgeLedger:
         """Give the same deck without its past: events before a number are folded in.
 
         For whoever has kept these events, or all events if no number is given. What is live, its
@@ -360,8 +345,7 @@ class BridgeLedger:
         """
         if max(seq, 1) <= self.folded:
             raise BridgeFault(
-                f"the events {seq} to {self.folded} of the ledger were folded in: "
-                "whoever had this done has them"
+                f"the events {seq} to {self.folded} of the ledger were folded in: whoever had this done has them"
             )
         # Numbers rise with the place in the log, but a log that was taken up may have gaps.
         entries = self._chain.entries
@@ -415,6 +399,4 @@ def content_key_of(capability: BridgeCapability) -> BridgeKey:
     name = qualify_tool_name(capability.ref)
     if capability.name != name and is_accepted_name(name):
         return _identity_key_of(capability)
-    return bridge_content_key(
-        capability.ref.server, capability.ref.name, dict(capability.parameters)
-    )
+    return bridge_content_key(capability.ref.server, capability.ref.name, dict(capability.parameters))

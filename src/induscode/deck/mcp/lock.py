@@ -32,8 +32,7 @@ _LARGEST_BYTES = 64 * 1024 * 1024
 
 
 def lock_text(
-    capabilities: Iterable[BridgeCapability],
-    before: Mapping[RemoteToolRef, JsonObject] | None = None,
+    capabilities: Iterable[BridgeCapability], before: Mapping[RemoteToolRef, JsonObject] | None = None
 ) -> str:
     """Write the lock of these tools: the same tools, the same text.
 

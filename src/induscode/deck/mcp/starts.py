@@ -13,9 +13,7 @@ if TYPE_CHECKING:
     from induscode.deck.mcp.store import LedgerStore
 
 
-async def find_seen_up(
-    store: LedgerStore, servers: Iterable[ServerConfig]
-) -> Sequence[ServerConfig]:
+async def find_seen_up(store: LedgerStore, servers: Iterable[ServerConfig]) -> Sequence[ServerConfig]:
     """Find the servers that came up before and have not taken too long to start since.
 
     A server whose start timed out may have to download its program anew: it is not among them.
@@ -26,8 +24,4 @@ async def find_seen_up(
             key = row.facts.get("identity")
             up[key] = max(row.position, up.get(key, 0))
     late = {row.facts.get("identity"): row.position for row in await store.latest("fault")}
-    return [
-        config
-        for config in servers
-        if (key := server_identity(config)) in up and up[key] > late.get(key, 0)
-    ]
+    return [config for config in servers if (key := server_identity(config)) in up and up[key] > late.get(key, 0)]

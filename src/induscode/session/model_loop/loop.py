@@ -95,19 +95,10 @@ class DeckToolset(AbstractToolset[None]):
             strict=False,
             sequential=not (hinted or box.runner.cards[descriptor.name].read_only),
         )
-        return ToolsetTool(
-            toolset=self,
-            tool_def=definition,
-            max_retries=_FORGIVEN,
-            args_validator=AnyArguments(),
-        )
+        return ToolsetTool(toolset=self, tool_def=definition, max_retries=_FORGIVEN, args_validator=AnyArguments())
 
     async def call_tool(
-        self,
-        name: str,
-        tool_args: dict[str, Any],
-        ctx: RunContext[None],
-        tool: ToolsetTool[None],
+        self, name: str, tool_args: dict[str, Any], ctx: RunContext[None], tool: ToolsetTool[None]
     ) -> Any:
         """Run a call, and give the model its answer."""
         assert self._box is not None
@@ -216,9 +207,7 @@ class Engine:
         self._blind, course.handed_on = True, 0
         return await self._through(None, [without_pictures(one) for one in course.messages], course)
 
-    async def _through(
-        self, prompt: str | None, history: Sequence[ModelMessage], course: _Course
-    ) -> Ended:
+    async def _through(self, prompt: str | None, history: Sequence[ModelMessage], course: _Course) -> Ended:
         plan = course.plan
         deck = DeckToolset(plan, rich=self._model.system == "anthropic", blind=self._blind)
         agent = Agent(

@@ -22,37 +22,27 @@ VERBATIM = ModelProfile(json_schema_transformer=None, supports_inline_system_pro
 """Schemas go out as the kernel shows them, and no word of a tool's answer is escaped on the way."""
 
 _OPENAI_URL = "https://api.openai.com/v1"
-_OPENAI_ACCOUNT = {
-    "openai-organization": "OPENAI_ORG_ID",
-    "openai-project": "OPENAI_PROJECT_ID",
-}
+_OPENAI_ACCOUNT = {"openai-organization": "OPENAI_ORG_ID", "openai-project": "OPENAI_PROJECT_ID"}
 """https://platform.openai.com/docs/api-reference/authentication"""
 
 
 def open_model(choice: ModelChoice) -> Model:
     """Make the client of a model; nothing is sent before the first request."""
     if choice.dialect == "anthropic":
-        from pydantic_ai.models.anthropic import (  # noqa: PLC0415 — a second of imports
-            AnthropicModel,
-            AnthropicModelSettings,
-        )
+        from pydantic_ai.models.anthropic import AnthropicModel, AnthropicModelSettings  # noqa: PLC0415 — a second of imports
         from pydantic_ai.providers.anthropic import AnthropicProvider  # noqa: PLC0415 — with it
 
         there = AnthropicProvider(api_key=choice.api_key or "none", base_url=choice.base_url)
         # The briefing and the deck are the same bytes at every request, as long as they can be.
         kept = AnthropicModelSettings(
-            anthropic_cache_instructions=True,
-            anthropic_cache_tool_definitions=True,
-            anthropic_cache_messages=True,
+            anthropic_cache_instructions=True, anthropic_cache_tool_definitions=True, anthropic_cache_messages=True
         )
         return AnthropicModel(choice.name, provider=there, settings=kept, profile=VERBATIM)
     headers = {"authorization": f"Bearer {choice.api_key}"} if choice.api_key else {}
     if choice.dialect == "openai":
         # Which of several organisations and projects of an account pays.
         headers |= {
-            header: value
-            for header, variable in _OPENAI_ACCOUNT.items()
-            if (value := os.environ.get(variable))
+            header: value for header, variable in _OPENAI_ACCOUNT.items() if (value := os.environ.get(variable))
         }
     return ChatModel(
         choice.name,

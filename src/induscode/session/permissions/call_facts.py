@@ -146,9 +146,7 @@ def _native(name: str) -> DefinedTool:
     return native_tool(name)
 
 
-async def gather(
-    card: Capability, arguments: JsonObject, ctx: ToolContext, shell_folders: Iterable[str] = ()
-) -> Facts:
+async def gather(card: Capability, arguments: JsonObject, ctx: ToolContext, shell_folders: Iterable[str] = ()) -> Facts:
     """Find out what a call would do; `shell_folders` is where bash may stand besides the root."""
     workspace = (await _looked_up(ctx, ".", writing=False)).resolved
     kind = _kind(card, arguments)

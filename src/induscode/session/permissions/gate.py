@@ -129,11 +129,7 @@ class Gate:
         return Verdict(decision=None, reason=reason)
 
     async def run(
-        self,
-        card: Capability,
-        arguments: JsonValue,
-        ctx: ToolContext,
-        also: Sequence[Gate] = (),
+        self, card: Capability, arguments: JsonValue, ctx: ToolContext, also: Sequence[Gate] = ()
     ) -> ToolResult:
         """Run a card if the gate and the others say yes; what one says otherwise is the answer."""
         for other in also:
@@ -172,18 +168,14 @@ class Gate:
         except Exception as exc:  # noqa: BLE001 — boundary: a schema that the validator chokes on
             return [f"its schema cannot be used: {exc}"]
 
-    async def _check_once(
-        self, card: Capability, given: JsonObject, ctx: ToolContext
-    ) -> Verdict | None:
+    async def _check_once(self, card: Capability, given: JsonObject, ctx: ToolContext) -> Verdict | None:
         """Decide about a call as it is now; None if it became another while somebody was asked."""
         facts = await self._gather(card, given, ctx)
         judgement = await self._judge(facts)
         if judgement.effect is not Effect.ASK:
             return self._settled(facts, judgement)
         if self._asker is None:
-            return _denied(
-                facts, judgement, f"nobody is there to ask. {_to_allow(facts, judgement)}"
-            )
+            return _denied(facts, judgement, f"nobody is there to ask. {_to_allow(facts, judgement)}")
         # One question at a time; the answer to the one before may have settled this one.
         async with self._asking:
             judgement = await self._judge(facts)

@@ -110,11 +110,7 @@ def judge(facts: Facts, rules: Iterable[Rule], stance: Stance) -> Judgement:
     firm += _doubts(facts, stance)
     undecided = _undecided(facts, objections)
     allowing = [rule for rule in given if rule.effect is Effect.ALLOW]
-    needs = [
-        _with_problem(need, facts, allowing)
-        for need in _needs(facts)
-        if not _met(need, facts, allowing, stance)
-    ]
+    needs = [_with_problem(need, facts, allowing) for need in _needs(facts) if not _met(need, facts, allowing, stance)]
     reasons = tuple(dict.fromkeys([*firm, *(need.reason for need in needs)]))
     if not reasons:
         return Judgement(effect=Effect.ALLOW)
@@ -188,11 +184,7 @@ def _file_tool(path: PathFact) -> str:
 
 
 def _denials(facts: Facts, objections: Sequence[tuple[Rule, Match]]) -> list[str]:
-    denied = [
-        f"rule {rule.told}"
-        for rule, match in objections
-        if rule.effect is Effect.DENY and match is Match.YES
-    ]
+    denied = [f"rule {rule.told}" for rule, match in objections if rule.effect is Effect.DENY and match is Match.YES]
     denied += [
         f"{path.resolved} is part of the system itself: no tool is let in there"
         for path in facts.paths
@@ -317,20 +309,13 @@ def _met(need: Need, facts: Facts, allowing: Sequence[Rule], stance: Stance) -> 
         return (unasked or in_plan) or any(_opens(rule, need.path, facts) for rule in allowing)
     named = [rule for rule in allowing if _names(rule, facts)]
     if need.command is not None:
-        return any(
-            allow_problem(rule.specifier, need.command) is None
-            for rule in _about(need.command, named)
-        )
+        return any(allow_problem(rule.specifier, need.command) is None for rule in _about(need.command, named))
     return any(_allows_call(rule, facts) for rule in named)
 
 
 def _about(command: Command, rules: Iterable[Rule]) -> list[Rule]:
     """Give the rules that name a command, whatever its arguments."""
-    return [
-        rule
-        for rule in rules
-        if rule.specifier is None or match_command(rule.specifier, command) is not None
-    ]
+    return [rule for rule in rules if rule.specifier is None or match_command(rule.specifier, command) is not None]
 
 
 def _with_problem(need: Need, facts: Facts, allowing: Sequence[Rule]) -> Need:

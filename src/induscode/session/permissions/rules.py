@@ -78,9 +78,7 @@ class Rule:
         return re.compile(text)
 
 
-def parse_rule(
-    text: str, effect: Effect, origin: Origin = Origin.USER, file: str | None = None
-) -> Rule | Note:
+def parse_rule(text: str, effect: Effect, origin: Origin = Origin.USER, file: str | None = None) -> Rule | Note:
     """Read a rule; a note says what is wrong with it, in which file, and how it is written."""
     owner = f"rule {text!r}" + (f" in {file}" if file else "")
     found = _RULE.fullmatch(text.strip()) if len(text) <= _LONGEST_RULE else None
@@ -129,9 +127,7 @@ def parse_rules(
     return rules, notes
 
 
-def rules_from_settings(
-    settings: JsonValue, file: str, origin: Origin
-) -> tuple[list[Rule], list[Note]]:
+def rules_from_settings(settings: JsonValue, file: str, origin: Origin) -> tuple[list[Rule], list[Note]]:
     """Read `{"allow": […], "ask": […], "deny": […]}`; a project has no say in what is allowed."""
     rules: list[Rule] = []
     notes: list[Note] = []
@@ -142,11 +138,7 @@ def rules_from_settings(
         texts = _texts(settings.get(effect.value))
         if effect is Effect.ALLOW and origin is Origin.PROJECT:
             notes += [
-                Note(
-                    f"rule {text!r} in {file}",
-                    "left out: a project cannot allow anything",
-                    f"--allow {text!r}",
-                )
+                Note(f"rule {text!r} in {file}", "left out: a project cannot allow anything", f"--allow {text!r}")
                 for text in texts or ()
             ]
             continue

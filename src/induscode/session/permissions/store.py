@@ -12,11 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from indusagi.core.app_dirs import (
-    make_private_dir,
-    read_small_file,
-    replace_private_file,
-)
+from indusagi.core.app_dirs import make_private_dir, read_small_file, replace_private_file
 from indusagi.core.clock import iso_utc, now_ms
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import is_json_object
@@ -97,11 +93,7 @@ class RuleStore:
             OSError: It cannot be kept.
         """
         with _changing(self.path) as content:
-            kept = [
-                row
-                for row in content.rows
-                if row.get("rule") != text or row.get("workspace") != workspace
-            ]
+            kept = [row for row in content.rows if row.get("rule") != text or row.get("workspace") != workspace]
             count = len(content.rows) - len(kept)
             content.rows[:] = kept
         return count
@@ -165,11 +157,7 @@ def _read(path: str) -> _Content:
     if not isinstance(rows, list) or not isinstance(places, list):
         return _Content(damaged=True)
     objects = [row for row in rows if is_json_object(row)]
-    return _Content(
-        objects,
-        [place for place in places if isinstance(place, str)],
-        damaged=len(objects) != len(rows),
-    )
+    return _Content(objects, [place for place in places if isinstance(place, str)], damaged=len(objects) != len(rows))
 
 
 @contextmanager
@@ -186,7 +174,5 @@ def _changing(path: str) -> Generator[_Content]:
 
 def _write(path: str, content: _Content) -> None:
     rows: list[JsonValue] = [*content.rows]
-    text = json.dumps(
-        {"version": _VERSION, "rules": rows, "unsandboxed": content.unsandboxed}, indent=1
-    )
+    text = json.dumps({"version": _VERSION, "rules": rows, "unsandboxed": content.unsandboxed}, indent=1)
     replace_private_file(path, text.encode("utf-8"))

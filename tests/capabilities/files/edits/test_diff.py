@@ -66,12 +66,7 @@ def _apply(program: str, folder: Path, patch: bytes) -> None:
 @settings(max_examples=25)
 @given(LINES.filter(bool), st.randoms(use_true_random=False), TAILS, TAILS)
 def test_other_programs_get_from_the_old_version_to_the_new_one(
-    tmp_path: Path,
-    program: str,
-    old: list[bytes],
-    chance: random.Random,
-    old_tail: bytes,
-    new_tail: bytes,
+    tmp_path: Path, program: str, old: list[bytes], chance: random.Random, old_tail: bytes, new_tail: bytes
 ) -> None:
     new = [line for line in old if chance.random() > 0.2]
     for _ in range(chance.randrange(4)):
@@ -89,9 +84,7 @@ def test_other_programs_get_from_the_old_version_to_the_new_one(
 
 
 @pytest.mark.parametrize("program", ["patch", "git"])
-@pytest.mark.parametrize(
-    "name", ["plain", "with space", 'quote"d', "back\\slash", "ü", "tab\there", "d/e/f g", "end "]
-)
+@pytest.mark.parametrize("name", ["plain", "with space", 'quote"d', "back\\slash", "ü", "tab\there", "d/e/f g", "end "])
 def test_a_patch_names_the_file_the_way_git_does(tmp_path: Path, program: str, name: str) -> None:
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -122,9 +115,7 @@ def test_a_few_changes_in_a_long_file_are_told_as_such(tmp_path: Path, changes: 
     diff = compare(b"".join(old), b"".join(new))
     (tmp_path / "old").write_bytes(b"".join(old))
     (tmp_path / "new").write_bytes(b"".join(new))
-    done = subprocess.run(
-        ["diff", "-u", "old", "new"], cwd=tmp_path, capture_output=True, timeout=20, check=False
-    )
+    done = subprocess.run(["diff", "-u", "old", "new"], cwd=tmp_path, capture_output=True, timeout=20, check=False)
     ours = patch_of(diff, "x")[0].split(b"\n")[3:]
     assert ours == done.stdout.split(b"\n")[2:]
     assert (diff.added, diff.removed) == (changes, changes)

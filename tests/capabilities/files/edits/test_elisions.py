@@ -77,6 +77,4 @@ def test_a_long_line_is_no_placeholder() -> None:
 @pytest.mark.parametrize("row", ["#", "*", "// ", "%", " "])
 def test_a_row_of_signs_of_any_length_is_gone_through_once(row: str) -> None:
     text = row[:-1] + row[-1] * 20_000_000
-    assert omissions(f"{text}{'x' * 300}\n# rest unchanged", "", "a.py") == [
-        (2, "# rest unchanged")
-    ]
+    assert omissions(f"{text}{'x' * 300}\n# rest unchanged", "", "a.py") == [(2, "# rest unchanged")]

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     import random
 
 LINES = st.lists(
-    st.sampled_from(
-        ["", " ", "\t", "a", "b = 1", "  a", "    a", "\ta", "a  ", "b = 1\t", "“a”", '"a"', "a b"]
-    ),
+    st.sampled_from(["", " ", "\t", "a", "b = 1", "  a", "    a", "\ta", "a  ", "b = 1\t", "“a”", '"a"', "a b"]),
     min_size=1,
     max_size=6,
 )
@@ -70,9 +68,7 @@ def _but_for(rung: Rung, text: str) -> str:
     """Take away what a step ignores, by other means than the step does."""
     text = re.sub(r"\r?\n", "\n", text)
     if rung is Rung.PUNCTUATION:
-        text = unicodedata.normalize("NFKC", text).translate(
-            str.maketrans("“”\u2018\u2019", "\"\"''")
-        )
+        text = unicodedata.normalize("NFKC", text).translate(str.maketrans("“”\u2018\u2019", "\"\"''"))
     if rung in {Rung.TRAILING, Rung.INDENT, Rung.PUNCTUATION}:
         text = re.sub(r"[ \t\r]+(?=\n|\Z)", "", text)
     if rung in {Rung.INDENT, Rung.PUNCTUATION}:
@@ -81,9 +77,7 @@ def _but_for(rung: Rung, text: str) -> str:
 
 
 @given(texts(), texts().filter(bool))
-def test_a_step_accepts_nothing_that_differs_in_more_than_what_it_ignores(
-    text: str, old: str
-) -> None:
+def test_a_step_accepts_nothing_that_differs_in_more_than_what_it_ignores(text: str, old: str) -> None:
     found = find(text, old, "new")
     if isinstance(found, Missed):
         return
@@ -103,17 +97,12 @@ def test_what_was_not_found_keeps_every_letter(text: str, old: str, new: str) ->
         first, last = found.spans[0].start, found.spans[-1].end
         assert changed.startswith(text[:first])
         assert changed.endswith(text[last:])
-        between = [
-            text[one.end : other.start]
-            for one, other in zip(found.spans, found.spans[1:], strict=False)
-        ]
+        between = [text[one.end : other.start] for one, other in zip(found.spans, found.spans[1:], strict=False)]
         assert all(part in changed for part in between)
 
 
 @given(texts(), st.data())
-def test_a_quotation_of_whole_lines_with_other_endings_and_blanks_is_found(
-    text: str, data: st.DataObject
-) -> None:
+def test_a_quotation_of_whole_lines_with_other_endings_and_blanks_is_found(text: str, data: st.DataObject) -> None:
     lines = plain_endings(text).split("\n")
     start = data.draw(st.integers(0, len(lines) - 1))
     end = data.draw(st.integers(start + 1, len(lines)))
@@ -183,9 +172,7 @@ def test_a_quotation_of_whole_lines_with_other_endings_and_blanks_is_found(
         (Rung.PUNCTUATION, "“a”\n“b”\n", '"a"\n"b"', '"a"\n"c"\n"d"', '“a”\n"c"\n"d"\n'),
     ],
 )  # fmt: skip
-def test_what_nobody_sees_may_differ_and_is_kept(
-    rung: Rung, text: str, old: str, new: str, expected: str
-) -> None:
+def test_what_nobody_sees_may_differ_and_is_kept(rung: Rung, text: str, old: str, new: str, expected: str) -> None:
     assert replaced(text, old, new) == (rung, expected)
 
 
@@ -232,9 +219,7 @@ def test_all_places_are_replaced_each_in_its_own_indentation() -> None:
 
 
 @given(texts(), st.lists(st.sampled_from(["a", "", " ", "a  "]), min_size=2, max_size=4))
-def test_finding_e2_replacing_all_never_gives_overlapping_spans(
-    text: str, lines: list[str]
-) -> None:
+def test_finding_e2_replacing_all_never_gives_overlapping_spans(text: str, lines: list[str]) -> None:
     found = find(text, "\n".join(lines), "x", every=True)
     spans = found.spans if isinstance(found, Found) else ()
     assert all(before.end <= after.start for before, after in itertools.pairwise(spans))
@@ -261,13 +246,9 @@ def test_finding_e2_blanks_before_a_quoted_newline_stay() -> None:
 
 def test_probe_0_5_python_stays_python_when_the_indentation_was_quoted_wrongly() -> None:
     text = "class A:\n    def f(self):\n        x = 1\n        return x\n"
-    _, changed = replaced(
-        text, "def f(self):\n    x = 1", "def f(self):\n    if self:\n        x = 2"
-    )
+    _, changed = replaced(text, "def f(self):\n    x = 1", "def f(self):\n    if self:\n        x = 2")
     ast.parse(changed)
-    assert changed == (
-        "class A:\n    def f(self):\n        if self:\n            x = 2\n        return x\n"
-    )
+    assert changed == ("class A:\n    def f(self):\n        if self:\n            x = 2\n        return x\n")
 
 
 def _program(chance: random.Random, unit: str) -> list[str]:
@@ -391,9 +372,7 @@ def test_the_unit_of_a_file_is_the_step_it_takes_most_often(lines: list[str], un
         ("1" * 5_000 + "\ta", None),
     ],
 )
-def test_line_numbers_are_taken_away_only_where_every_line_has_the_next(
-    text: str, bare: str | None
-) -> None:
+def test_line_numbers_are_taken_away_only_where_every_line_has_the_next(text: str, bare: str | None) -> None:
     assert without_gutter(text) == bare
 
 

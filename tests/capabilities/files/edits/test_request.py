@@ -30,15 +30,7 @@ def task(
     digest: str | None = None,
     gated: bool = False,
 ) -> Task:
-    return Task(
-        path="a.c",
-        resolved=path,
-        cwd="/w",
-        gated=gated,
-        digest=digest,
-        edits=edits,
-        content=content,
-    )
+    return Task(path="a.c", resolved=path, cwd="/w", gated=gated, digest=digest, edits=edits, content=content)
 
 
 LF = TEXT.encode()
@@ -75,10 +67,7 @@ TASKS: Sequence[tuple[str, Task, bytes | None]] = [
     ("not read", task(Replacement("def g", "def h"), gated=True), LF),
     (
         "read in part",
-        replace(
-            task(Replacement("def f", "def e"), gated=True),
-            glance=Shown(digest_bytes(LF), 5, whole=False),
-        ),
+        replace(task(Replacement("def f", "def e"), gated=True), glance=Shown(digest_bytes(LF), 5, whole=False)),
         LF,
     ),
     ("read", task(Replacement("def g", "def h"), gated=True, digest=digest_bytes(LF)), LF),
@@ -141,17 +130,13 @@ def test_what_goes_between_us_comes_out_as_it_went_in(
         (task(Replacement("a", "b"), path="/w/a.json"), 20_000, True),
     ],
 )
-def test_what_may_hold_up_the_interpreter_is_known_beforehand(
-    one: Task, size: int, light: bool
-) -> None:
+def test_what_may_hold_up_the_interpreter_is_known_beforehand(one: Task, size: int, light: bool) -> None:
     """The event loop stands still for as long as a single call of a thread takes."""
     assert one.is_light(b"a" * size) is light
     assert one.is_light(None) or not light
 
 
-async def test_a_large_change_is_not_worked_out_in_this_process(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_large_change_is_not_worked_out_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def here(*_: object) -> None:
         raise AssertionError("worked out here")
 
@@ -201,9 +186,7 @@ async def test_a_process_that_breaks_down_changes_nothing(monkeypatch: pytest.Mo
         assert found.code == "failed"
 
 
-async def test_a_process_that_cannot_be_started_is_an_error_of_the_system(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_process_that_cannot_be_started_is_an_error_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
     run_instead(monkeypatch, "/nowhere/python")
     with pytest.raises(OSError, match="nowhere"):
         await worked_out_soon(task(content="x" * 2 * LIGHT), None)

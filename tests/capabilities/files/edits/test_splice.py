@@ -56,9 +56,7 @@ _FEW_SIGNS = st.text('ab\n\r\t "\u201c', max_size=9)
 @example(text='\u201c\r\u201c\t " ', old='\r\r"', new=' b\r\n"\n', every=False)
 @example(text='x "', old='"\r\r\n', new="\r\nb", every=True)
 @given(text=_FEW_SIGNS, old=_FEW_SIGNS.filter(bool), new=_FEW_SIGNS, every=st.booleans())
-def test_letters_that_were_not_named_stay_wherever_lines_end(
-    text: str, old: str, new: str, *, every: bool
-) -> None:
+def test_letters_that_were_not_named_stay_wherever_lines_end(text: str, old: str, new: str, *, every: bool) -> None:
     change = edited(text.encode(), [Replacement(old, new, every)], "a.txt")
     if isinstance(change, Change):
         gone = Counter(old) if not every else Counter({letter: len(text) for letter in old})
@@ -91,9 +89,7 @@ def test_half_a_line_ending_is_not_taken_along(new: str, *, every: bool) -> None
 
 @pytest.mark.parametrize("every", [False, True])
 @pytest.mark.parametrize("ending", [b"\n", b"\r\n"])
-def test_a_last_line_that_is_not_ended_is_not_meant_where_an_ended_one_is(
-    ending: bytes, *, every: bool
-) -> None:
+def test_a_last_line_that_is_not_ended_is_not_meant_where_an_ended_one_is(ending: bytes, *, every: bool) -> None:
     after = changed(ending.join([b"a", b"b", b"a"]), "a\n", "c\n", every=every)
     assert after == ending.join([b"c", b"b", b"a"])
     assert changed(ending.join([b"b", b"a"]), "a\n", "c", every=every).endswith(b"c")
@@ -112,18 +108,7 @@ def test_very_many_places_take_no_memory_each() -> None:
 
 
 @pytest.mark.parametrize(
-    "encoding",
-    [
-        "utf-8",
-        "utf-8-sig",
-        "utf-16",
-        "utf-32",
-        "latin-1",
-        "cp1252",
-        "shift_jis",
-        "koi8-r",
-        "gb18030",
-    ],
+    "encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32", "latin-1", "cp1252", "shift_jis", "koi8-r", "gb18030"]
 )
 def test_the_encoding_of_a_file_stays(encoding: str, tmp_path: Path) -> None:
     words = {"shift_jis": "これは日本語です。", "koi8-r": "Привет, мир", "gb18030": "中文字符"}
@@ -177,9 +162,7 @@ def test_a_byte_order_mark_stays_and_none_is_added(mark: bytes) -> None:
     for content in ("c\n", "\ufeffc\n"):
         change = overwritten(mark + b"a\n", content, "a.txt")
         assert isinstance(change, Change)
-        assert (
-            change.after == (mark or (b"\xef\xbb\xbf" if content[0] == "\ufeff" else b"")) + b"c\n"
-        )
+        assert change.after == (mark or (b"\xef\xbb\xbf" if content[0] == "\ufeff" else b"")) + b"c\n"
 
 
 def test_a_replacement_that_would_make_a_file_too_large_is_refused() -> None:
@@ -207,13 +190,8 @@ def test_places_in_a_file_of_carriage_returns_are_told_by_their_line() -> None:
     assert refused.message.endswith("     1\ta\n     3\ta")
 
 
-@given(
-    st.lists(st.sampled_from([b"a\n", b"b\r\n", b"c  \n", b"\td\r\n", b"\xe9\n"]), max_size=12),
-    st.integers(0, 11),
-)
-def test_lines_around_a_replaced_one_stay_in_a_file_of_all_kinds_of_endings(
-    lines: list[bytes], at: int
-) -> None:
+@given(st.lists(st.sampled_from([b"a\n", b"b\r\n", b"c  \n", b"\td\r\n", b"\xe9\n"]), max_size=12), st.integers(0, 11))
+def test_lines_around_a_replaced_one_stay_in_a_file_of_all_kinds_of_endings(lines: list[bytes], at: int) -> None:
     at = min(at, len(lines))
     for ending in (b"\n", b"\r\n"):
         data = b"".join([*lines[:at], b"  here" + ending, *lines[at:]])

@@ -14,9 +14,7 @@ from indusagi.capabilities.files.edits.suggest import MOST_SHOWN, closest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PROGRAM = "".join(
-    f"def function_{n}(value):\n    total = value + {n}\n    return total\n\n" for n in range(200)
-)
+PROGRAM = "".join(f"def function_{n}(value):\n    total = value + {n}\n    return total\n\n" for n in range(200))
 
 
 def test_the_closest_block_is_shown_with_what_differs() -> None:
@@ -73,12 +71,7 @@ def _counted(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "x = 1\n" * 200_000,
-        "".join(f"x = {n}\n" for n in range(200_000)),
-        "y" * 5_000_000,
-        ("z" * 1_000 + "\n") * 5_000,
-    ],
+    ["x = 1\n" * 200_000, "".join(f"x = {n}\n" for n in range(200_000)), "y" * 5_000_000, ("z" * 1_000 + "\n") * 5_000],
 )
 def test_the_work_is_bounded_whatever_the_file(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hint, "_MOST_LINES", 10)  # the other half of the bound has a test below

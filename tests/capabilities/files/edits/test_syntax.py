@@ -23,18 +23,14 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("path", "former", "text", "where"), BROKEN)
-def test_an_error_that_a_change_brings_is_told(
-    path: str, former: str | None, text: str, where: str
-) -> None:
+def test_an_error_that_a_change_brings_is_told(path: str, former: str | None, text: str, where: str) -> None:
     wrong = broken_by(path, former, text)
     assert wrong is not None
     assert where in wrong
 
 
 @pytest.mark.parametrize(("path", "former", "text", "where"), BROKEN)
-def test_an_error_that_was_there_before_is_not(
-    path: str, former: str | None, text: str, where: str
-) -> None:
+def test_an_error_that_was_there_before_is_not(path: str, former: str | None, text: str, where: str) -> None:
     assert broken_by(path, text, text + " ") is None
     assert broken_by(path, text, former or "") is None or not former
 
@@ -85,12 +81,7 @@ def test_importing_the_tools_loads_no_parser_and_no_library() -> None:
         "print([name for name in heavy if name in sys.modules])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=20,
-        check=True,
-        env=unmeasured(),
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=True, env=unmeasured()
     )
     assert done.stdout.strip() == "[]"
 

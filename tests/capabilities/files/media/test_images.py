@@ -13,13 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from indusagi.capabilities.files.media.images import (
-    LONGEST_SIDE,
-    MOST_BYTES,
-    Picture,
-    fit_picture,
-    picture_size,
-)
+from indusagi.capabilities.files.media.images import LONGEST_SIDE, MOST_BYTES, Picture, fit_picture, picture_size
 from indusagi.capabilities.files.text.display import Unshown
 
 FORMATS = ["PNG", "JPEG", "GIF", "WebP", "BMP", "TIFF"]
@@ -42,10 +36,7 @@ def fitted(data: bytes, mime: str) -> Picture:
     found = fit_picture(data, mime)
     assert isinstance(found, Picture), found
     with Image.open(io.BytesIO(found.data)) as image:
-        assert (image.size, image.get_format_mimetype()) == (
-            (found.width, found.height),
-            found.mime,
-        )
+        assert (image.size, image.get_format_mimetype()) == ((found.width, found.height), found.mime)
     assert max(found.width, found.height) <= LONGEST_SIDE
     assert len(found.data) <= MOST_BYTES
     return found
@@ -79,9 +70,7 @@ def test_finding_e10_a_header_that_is_cut_has_its_own_size_or_none(kind: str) ->
 
 
 @given(
-    st.sampled_from(
-        [b"GIF89a", b"\xff\xd8\xff\xe0", b"RIFF....WEBPVP8 ", b"RIFF....WEBPxxxx", b""]
-    ),
+    st.sampled_from([b"GIF89a", b"\xff\xd8\xff\xe0", b"RIFF....WEBPVP8 ", b"RIFF....WEBPxxxx", b""]),
     st.binary(max_size=60),
 )
 def test_a_broken_header_has_no_size_or_a_possible_one(start: bytes, rest: bytes) -> None:
@@ -109,9 +98,7 @@ def test_what_does_not_fit_as_png_becomes_a_jpeg() -> None:
     assert fitted(noise((1_500, 1_500)), "image/png").mime == "image/jpeg"
 
 
-def test_what_is_still_too_large_is_made_smaller_once_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_still_too_large_is_made_smaller_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("indusagi.capabilities.files.media.images.MOST_BYTES", 60_000)
     found = fit_picture(noise((1_500, 1_500), mode="RGB"), "image/png")
     assert isinstance(found, Picture)
@@ -158,9 +145,7 @@ def test_a_picture_that_would_fill_the_memory_is_not_unpacked() -> None:
 
 @pytest.mark.parametrize("size", [(8_001, 8_001), (60_000, 60_000)])
 def test_nor_is_one_whose_size_only_pillow_can_read(size: tuple[int, int]) -> None:
-    header = struct.pack(
-        "<2sIHHIIiiHHIIiiII", b"BM", 200, 0, 0, 54, 40, *size, 1, 24, 0, 0, 0, 0, 0, 0
-    )
+    header = struct.pack("<2sIHHIIiiHHIIiiII", b"BM", 200, 0, 0, 54, 40, *size, 1, 24, 0, 0, 0, 0, 0, 0)
     found = fit_picture(header + bytes(100), "image/bmp")
     assert isinstance(found, Unshown)
     assert found.code == "too_large"
@@ -206,8 +191,7 @@ def _no_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_no_pillow")
 @pytest.mark.parametrize(
-    ("data", "mime"),
-    [(picture("PNG", (4_000, 10)), "image/png"), (picture("BMP", (10, 10)), "image/bmp")],
+    ("data", "mime"), [(picture("PNG", (4_000, 10)), "image/png"), (picture("BMP", (10, 10)), "image/bmp")]
 )
 def test_without_pillow_the_extra_is_named(data: bytes, mime: str) -> None:
     found = fit_picture(data, mime)

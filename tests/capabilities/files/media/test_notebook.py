@@ -20,12 +20,7 @@ PIXEL = base64.b64encode(b"\x89PNG some bytes").decode()
 
 
 def code(*outputs: JsonValue, source: JsonValue = "x = 1", count: JsonValue = 3) -> JsonObject:
-    return {
-        "cell_type": "code",
-        "source": source,
-        "outputs": list(outputs),
-        "execution_count": count,
-    }
+    return {"cell_type": "code", "source": source, "outputs": list(outputs), "execution_count": count}
 
 
 def lines(*cells: JsonObject) -> list[str]:
@@ -58,15 +53,7 @@ def test_cells_are_numbered_and_shown_with_their_source() -> None:
         ({"output_type": "stream", "name": "stdout", "text": ["a\n", "b"]}, ["a", "b"]),
         ({"output_type": "execute_result", "data": {"text/plain": "42"}}, ["42"]),
         ({"output_type": "display_data", "data": {"text/markdown": "*m*"}}, ["*m*"]),
-        (
-            {
-                "output_type": "error",
-                "ename": "E",
-                "evalue": "v",
-                "traceback": ["\x1b[31mT\x1b[0m"],
-            },
-            ["T"],
-        ),
+        ({"output_type": "error", "ename": "E", "evalue": "v", "traceback": ["\x1b[31mT\x1b[0m"]}, ["T"]),
         ({"output_type": "error", "ename": "E", "evalue": "v"}, ["E: v"]),
         ({"output_type": "pyout", "text": "old"}, ["old"]),
     ],
@@ -101,16 +88,12 @@ def test_a_notebook_of_version_3_is_read() -> None:
     assert len(found.pictures) == 1
 
 
-@pytest.mark.parametrize(
-    "output", [1, None, {"data": 5}, {"data": {"image/png": "abcde"}}, {"text": 7}, {}]
-)
+@pytest.mark.parametrize("output", [1, None, {"data": 5}, {"data": {"image/png": "abcde"}}, {"text": 7}, {}])
 def test_an_odd_output_is_passed_over(output: JsonValue) -> None:
     assert lines(code(output))[:2] == ["## cell 1: code, run as [3]", "x = 1"]
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"{", b"[]", b"{}", b"\xff", b"[" * 100_000, b'{"worksheets": 3}']
-)
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"{}", b"\xff", b"[" * 100_000, b'{"worksheets": 3}'])
 def test_what_is_no_notebook_is_none(data: bytes) -> None:
     assert read_notebook(data) is None
 

@@ -29,9 +29,7 @@ def figures(count: int) -> bytes:
         {
             "cell_type": "code",
             "source": f"plot({n})\ud800",
-            "outputs": [
-                {"data": {"image/png": base64.b64encode(b"%d" % n + bytes(20_000)).decode()}}
-            ],
+            "outputs": [{"data": {"image/png": base64.b64encode(b"%d" % n + bytes(20_000)).decode()}}],
         }
         for n in range(count)
     ]
@@ -40,12 +38,8 @@ def figures(count: int) -> bytes:
     return data
 
 
-@pytest.mark.parametrize(
-    "wanted", [ALL, Wanted(5, 2, 50_000), Wanted(-3, 2_000, 50_000), Wanted(1, 2_000, 40)]
-)
-async def test_a_page_is_the_same_wherever_it_is_made(
-    wanted: Wanted, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("wanted", [ALL, Wanted(5, 2, 50_000), Wanted(-3, 2_000, 50_000), Wanted(1, 2_000, 40)])
+async def test_a_page_is_the_same_wherever_it_is_made(wanted: Wanted, monkeypatch: pytest.MonkeyPatch) -> None:
     data = figures(12)
     apart = await notebook_page(data, wanted)
     monkeypatch.setattr(notebook_apart, "SMALL_BYTES", len(data))
@@ -55,9 +49,7 @@ async def test_a_page_is_the_same_wherever_it_is_made(
     assert len(apart.pictures) <= MOST_PICTURES
 
 
-async def test_a_large_notebook_is_not_parsed_in_this_process(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_large_notebook_is_not_parsed_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def here(*_: object) -> None:
         raise AssertionError("parsed here")
 
@@ -84,11 +76,7 @@ async def test_a_long_line_of_a_cell_is_cut() -> None:
         (sys.executable, "pass", "the process that reads it ended without an answer"),
         (sys.executable, "print('[1')", "the process that reads it ended without an answer"),
         (sys.executable, "import time; time.sleep(60)", "that took more than 0 seconds"),
-        (
-            "/no/such/python",
-            "",
-            "the process that reads it cannot be started: No such file or directory",
-        ),
+        ("/no/such/python", "", "the process that reads it cannot be started: No such file or directory"),
     ],
 )
 async def test_a_process_that_gives_no_page_is_told(
@@ -105,9 +93,7 @@ async def test_a_process_that_gives_no_page_is_told(
 
 
 @pytest.mark.parametrize("data", [figures(12), b"{}"])
-def test_the_process_answers_what_it_was_asked(
-    data: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_process_answers_what_it_was_asked(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     question, out = b"".join(notebook_worker.request(data, ALL)), io.BytesIO()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(question), encoding="utf-8"))
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding="utf-8"))

@@ -80,9 +80,7 @@ async def test_pdftotext_reads_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    "data",
-    [b"%PDF-1.4\n", b"%PDF-1.4\nnot one at all", THREE[: len(THREE) // 4]],
-    ids=["empty", "nonsense", "cut"],
+    "data", [b"%PDF-1.4\n", b"%PDF-1.4\nnot one at all", THREE[: len(THREE) // 4]], ids=["empty", "nonsense", "cut"]
 )
 async def test_a_damaged_document_is_refused(data: bytes) -> None:
     found = await pdf_pages(data, 1, 10)
@@ -123,9 +121,7 @@ async def test_a_reader_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.process
 @pytest.mark.parametrize("code", ["import os; os.abort()", "print('x')", "print('[1' * 9_000_000)"])
-async def test_a_reader_that_breaks_down_is_an_answer(
-    code: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_reader_that_breaks_down_is_an_answer(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     worker(monkeypatch, code)
     found = await pdf_pages(THREE + bytes(200_000), 1, 10)
     assert found == Unshown("the reader of PDF files broke down on it", "failed")
@@ -133,9 +129,7 @@ async def test_a_reader_that_breaks_down_is_an_answer(
 
 @pytest.mark.process
 @pytest.mark.parametrize(("trouble", "code"), [("missing", "unsupported"), ("password", "denied")])
-async def test_what_the_reader_cannot_do_is_said(
-    trouble: str, code: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_the_reader_cannot_do_is_said(trouble: str, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     worker(monkeypatch, f"say({{'trouble': '{trouble}'}})")
     found = await pdf_pages(THREE, 1, 10)
     assert isinstance(found, Unshown)
@@ -151,9 +145,7 @@ async def test_without_the_library_the_extra_is_named(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.process
-async def test_no_secret_of_the_environment_reaches_the_reader(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_no_secret_of_the_environment_reaches_the_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_API_KEY", "secret")
     worker(monkeypatch, "say({'pages': sorted(os.environ), 'total': 1})")
     found = await pdf_pages(THREE, 1, 10)
@@ -162,9 +154,7 @@ async def test_no_secret_of_the_environment_reaches_the_reader(
 
 
 @pytest.mark.process
-async def test_a_reader_that_cannot_be_started_is_an_answer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_reader_that_cannot_be_started_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     found = await pdf_pages(THREE, 1, 10)
     assert isinstance(found, Unshown)
@@ -194,9 +184,7 @@ class Limits:
 
 
 @pytest.mark.parametrize("refusing", [False, True])
-def test_the_reader_limits_itself_where_it_can(
-    refusing: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_reader_limits_itself_where_it_can(refusing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = Limits(refusing=refusing)
     monkeypatch.setattr(resource, "setrlimit", limits.setrlimit)
     answer = asked(THREE, monkeypatch)
@@ -204,9 +192,7 @@ def test_the_reader_limits_itself_where_it_can(
     assert len(limits.set) == (0 if refusing else 2)
 
 
-def test_pages_beyond_what_is_read_at_once_are_not_told_as_empty(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_pages_beyond_what_is_read_at_once_are_not_told_as_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "setrlimit", Limits().setrlimit)
     monkeypatch.setattr(pdf_worker, "MOST_CHARACTERS", 15)
     answer = asked(pdf("first page", "second page", "third page"), monkeypatch)

@@ -38,11 +38,7 @@ async def test_a_picture_is_the_same_wherever_it_is_made(cut: int | None) -> Non
 
 @pytest.mark.parametrize(
     ("size", "mime", "here"),
-    [
-        ((1_600, 20), "image/webp", False),
-        ((1_600, 10), "image/webp", True),
-        ((1_600, 20), "image/png", True),
-    ],
+    [((1_600, 20), "image/webp", False), ((1_600, 10), "image/webp", True), ((1_600, 20), "image/png", True)],
 )
 async def test_only_what_takes_long_in_one_call_is_not_unpacked_here(
     size: tuple[int, int], mime: str, *, here: bool, monkeypatch: pytest.MonkeyPatch
@@ -82,9 +78,7 @@ async def test_a_process_that_gives_no_picture_is_told(
 
 
 @pytest.mark.parametrize("data", [webp(), b"nothing"])
-def test_the_process_answers_what_it_was_asked(
-    data: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_process_answers_what_it_was_asked(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     question = b"".join(picture_worker.request(data, "image/webp"))
     out = io.BytesIO()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(question), encoding="utf-8"))

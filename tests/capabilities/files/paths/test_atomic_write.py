@@ -45,9 +45,7 @@ def little_room() -> Generator[None]:
 
 @pytest.mark.parametrize("names", [1, 2])
 @pytest.mark.parametrize("size", [0, 5, ROOM])
-def test_where_there_is_no_room_the_old_content_stays(
-    size: int, names: int, tmp_path: Path
-) -> None:
+def test_where_there_is_no_room_the_old_content_stays(size: int, names: int, tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"o" * size)
     if names > 1:
@@ -97,9 +95,7 @@ def left_unfinished(path: Path, data: bytes) -> Path:
 
 
 @pytest.mark.parametrize("name", ["a", "x" * 255, "\udcff"])
-def test_what_a_killed_process_leaves_is_cleared_away_by_the_next_write(
-    name: str, tmp_path: Path
-) -> None:
+def test_what_a_killed_process_leaves_is_cleared_away_by_the_next_write(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     put(path, b"old")
     left = left_unfinished(path, b"half")
@@ -123,9 +119,7 @@ def test_what_somebody_else_is_writing_is_left_alone(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_was_taken_for_left_behind_is_not_put_in_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_taken_for_left_behind_is_not_put_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process removes the file between its making and its locking."""
     path = tmp_path / "a"
     lock = fcntl.flock
@@ -143,9 +137,7 @@ def test_what_was_taken_for_left_behind_is_not_put_in_place(
 
 
 @pytest.mark.parametrize("stands", ["folder", "link", "pipe"])
-def test_whatever_stands_in_the_way_of_an_unfinished_file_it_is_written(
-    stands: str, tmp_path: Path
-) -> None:
+def test_whatever_stands_in_the_way_of_an_unfinished_file_it_is_written(stands: str, tmp_path: Path) -> None:
     path = tmp_path / "a"
     left = left_unfinished(path, b"half")
     left.unlink()
@@ -160,9 +152,7 @@ def test_whatever_stands_in_the_way_of_an_unfinished_file_it_is_written(
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_what_is_done_meanwhile_is_not_taken_for_left_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_done_meanwhile_is_not_taken_for_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process puts its file in place, and begins a second one, before it can be locked."""
     path = tmp_path / "a"
     left = left_unfinished(path, b"theirs")
@@ -184,20 +174,10 @@ def test_what_is_done_meanwhile_is_not_taken_for_left_behind(
 
 @pytest.mark.parametrize(
     ("trouble", "leftover", "names"),
-    [
-        (errno.ENOLCK, False, 1),
-        (errno.ENOLCK, True, 2),
-        (errno.EAGAIN, False, 2),
-        (errno.EAGAIN, True, 2),
-    ],
+    [(errno.ENOLCK, False, 1), (errno.ENOLCK, True, 2), (errno.EAGAIN, False, 2), (errno.EAGAIN, True, 2)],
 )
 def test_where_files_cannot_be_locked_they_are_written_all_the_same(
-    trouble: int,
-    names: int,
-    *,
-    leftover: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    trouble: int, names: int, *, leftover: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
         raise OSError(trouble, os.strerror(trouble))
@@ -214,9 +194,7 @@ def test_where_files_cannot_be_locked_they_are_written_all_the_same(
 
 @pytest.mark.parametrize("before", [b"", b"old", b"much longer than the other", b"same!"])
 @pytest.mark.parametrize("after", [b"", b"new", b"as long as it is wanted", b"SAME!"])
-def test_finding_d8_the_other_names_of_a_file_keep_their_content(
-    before: bytes, after: bytes, tmp_path: Path
-) -> None:
+def test_finding_d8_the_other_names_of_a_file_keep_their_content(before: bytes, after: bytes, tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(before)
     path.chmod(0o750)

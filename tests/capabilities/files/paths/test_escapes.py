@@ -76,9 +76,7 @@ async def test_r43_c3_c4_c7_a_path_that_leads_out_is_refused(outside: Path, tool
 
 
 @pytest.mark.parametrize("tool", ["ls", "grep", "find"])
-async def test_r43_what_goes_through_the_workspace_does_not_go_through_its_links(
-    outside: Path, tool: str
-) -> None:
+async def test_r43_what_goes_through_the_workspace_does_not_go_through_its_links(outside: Path, tool: str) -> None:
     box = box_of(context(outside.parent / "w"), *TOOLS)
     outcome = await call(box, tool, CALLS[tool])
     assert not outcome.is_error

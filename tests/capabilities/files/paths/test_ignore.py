@@ -48,17 +48,7 @@ ATOMS = [
         r"[",
         r"]",
     ],
-    *[
-        "[ab]",
-        "[!a]",
-        "[^b]",
-        "[a-c]",
-        "[[:upper:]]",
-        "[[:alpha:]]",
-        "[[:digit:][:space:]]",
-        "[[:foo:]]",
-        "[[:a]",
-    ],
+    *["[ab]", "[!a]", "[^b]", "[a-c]", "[[:upper:]]", "[[:alpha:]]", "[[:digit:][:space:]]", "[[:foo:]]", "[[:a]"],
     *[r"[]a]", r"[\]a]", r"[--a]", r"[b-a]", r"[a-\c]", r"[a", r"[a-"],
     *("[a\\", "\\", "\\ ", " ", "a b"),
 ]
@@ -206,9 +196,7 @@ RULES = [
 
 
 @pytest.mark.parametrize(("rules", "name", "is_dir", "ignored"), RULES)
-def test_what_a_rule_says_of_a_name(
-    rules: str, name: str, is_dir: bool, ignored: bool, tmp_path: Path
-) -> None:
+def test_what_a_rule_says_of_a_name(rules: str, name: str, is_dir: bool, ignored: bool, tmp_path: Path) -> None:
     (tmp_path / ".gitignore").write_bytes(rules.encode())
     assert IgnoreRules.load(str(tmp_path)).ignores(name, is_dir=is_dir) is ignored
 
@@ -216,15 +204,7 @@ def test_what_a_rule_says_of_a_name(
 @pytest.mark.parametrize(
     "rule",
     [
-        *(
-            b"*\xa9",
-            b"\xc3*",
-            b"\xa9",
-            b"*\xa9.txt",
-            b"*.t\xc3\xa9",
-            b"/sub/\xc3*",
-            b"sub/\xc3\xa9",
-        ),
+        *(b"*\xa9", b"\xc3*", b"\xa9", b"*\xa9.txt", b"*.t\xc3\xa9", b"/sub/\xc3*", b"sub/\xc3\xa9"),
         *(b"\xc3\xa9*", b"/sub/*\xa9", b"sub/**", b"**/\xc3\xa9", b"s*/\xc3\xa9", b"sub/\xe9[a]"),
     ],
 )
@@ -233,15 +213,7 @@ def test_half_a_letter_in_a_rule_is_taken_for_what_it_is(rule: bytes, tmp_path: 
     (tmp_path / ".gitignore").write_bytes(rule + b"\n")
     for folder in (tmp_path, tmp_path / "sub"):
         folder.mkdir(exist_ok=True)
-        for name in (
-            b"\xc3\xa9",
-            b"\xc3\xa9.txt",
-            b"\xc3",
-            b"\xa9",
-            b"a.t\xc3\xa9",
-            b"\xe9a",
-            b"plain",
-        ):
+        for name in (b"\xc3\xa9", b"\xc3\xa9.txt", b"\xc3", b"\xa9", b"a.t\xc3\xa9", b"\xe9a", b"plain"):
             (folder / os.fsdecode(name)).touch()
     assert by_us(tmp_path) == by_git(tmp_path)
 
@@ -252,11 +224,7 @@ def test_rules_of_directories_above_hold_up_to_the_repository(tmp_path: Path) ->
     (root / ".gitignore").write_text("*.b\n/sub/x\n", encoding="utf-8")
     (root / "sub").mkdir()
     rules = IgnoreRules.load(str(root / "sub"))
-    assert [rules.ignores(name, is_dir=False) for name in ("1.a", "1.b", "x")] == [
-        False,
-        True,
-        True,
-    ]
+    assert [rules.ignores(name, is_dir=False) for name in ("1.a", "1.b", "x")] == [False, True, True]
 
 
 def test_rules_hold_where_there_is_no_repository(tmp_path: Path) -> None:
@@ -278,10 +246,7 @@ def test_a_repository_inside_another_has_rules_of_its_own(tmp_path: Path) -> Non
 @pytest.mark.process
 @pytest.mark.parametrize("setting", ["default", "xdg", "named", "home"])
 def test_the_users_own_rules_are_the_weakest(
-    setting: str,
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    monkeypatch: pytest.MonkeyPatch,
+    setting: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path_factory.mktemp("user")
     monkeypatch.setenv("HOME", str(home))
@@ -304,9 +269,7 @@ def test_the_users_own_rules_are_the_weakest(
     assert by_us(root) == by_git(root) == {".gitignore", "1.user", "2.own", "1.x"}
 
 
-def test_without_a_home_there_are_no_rules_of_a_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_home_there_are_no_rules_of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOME")
     assert not IgnoreRules.load(str(tmp_path)).ignores("a", is_dir=False)
 
@@ -351,11 +314,7 @@ def test_a_hundred_thousand_plain_rules_are_one_look_up(tmp_path: Path) -> None:
     lines = "".join(f"name{number}\n" for number in range(60_000))
     (tmp_path / ".gitignore").write_text(lines, encoding="utf-8")
     rules = IgnoreRules.load(str(tmp_path))
-    assert [rules.ignores(f"name{number}", is_dir=False) for number in (0, 59_999, 60_000)] == [
-        True,
-        True,
-        False,
-    ]
+    assert [rules.ignores(f"name{number}", is_dir=False) for number in (0, 59_999, 60_000)] == [True, True, False]
     assert not rules.cut
 
 
@@ -388,8 +347,4 @@ def test_a_pattern_of_many_stars_is_tried_in_little_time() -> None:
 
 def test_a_rule_file_says_nothing_of_what_it_does_not_name() -> None:
     rules = RuleFile(b"*.a\n!b.a\n")
-    assert [rules.decide(name, name, is_dir=False) for name in (b"a.a", b"b.a", b"c")] == [
-        True,
-        False,
-        None,
-    ]
+    assert [rules.decide(name, name, is_dir=False) for name in (b"a.a", b"b.a", b"c")] == [True, False, None]

@@ -140,11 +140,7 @@ asyncio.run(main())
 
 def start_holder(path: str) -> subprocess.Popen[str]:
     holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, path],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=unmeasured(),
+        [sys.executable, "-c", HOLDER, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=unmeasured()
     )
     assert holder.stdout is not None
     assert holder.stdout.readline() == "None\n"
@@ -246,17 +242,13 @@ async def test_where_the_system_cannot_lock_work_goes_on_and_says_why(
         assert held.unshared == f"no lock among processes: {os.strerror(number)}"
 
 
-async def test_without_a_place_for_lock_files_work_goes_on_and_says_why(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_without_a_place_for_lock_files_work_goes_on_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "nowhere")
     async with file_lock("/a") as held:
         assert "no home directory" in (held.unshared or "")
 
 
-async def test_a_lock_file_that_cannot_be_removed_serves_the_next_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_lock_file_that_cannot_be_removed_serves_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(os, "unlink", refusing(errno.EACCES))
         async with file_lock("/a"):
@@ -266,9 +258,7 @@ async def test_a_lock_file_that_cannot_be_removed_serves_the_next_one(
         assert held.unshared is None
 
 
-async def test_a_lock_file_that_was_removed_meanwhile_is_made_anew(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_lock_file_that_was_removed_meanwhile_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     flock, left = fcntl.flock, [3]
 
     def lock(handle: int, operation: int) -> None:

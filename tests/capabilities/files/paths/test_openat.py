@@ -57,9 +57,7 @@ def test_elsewhere_nobody_asks_the_kernel(monkeypatch: pytest.MonkeyPatch) -> No
     assert beneath.openat2.__wrapped__() is None
 
 
-def test_a_directory_is_reached_through_directories_and_not_through_links(
-    way: str, tmp_path: Path
-) -> None:
+def test_a_directory_is_reached_through_directories_and_not_through_links(way: str, tmp_path: Path) -> None:
     (tmp_path / "a/b").mkdir(parents=True)
     (tmp_path / "a/link").symlink_to("b")
     (tmp_path / "a/file").touch()
@@ -158,11 +156,7 @@ def swapping(field: Field, name: str) -> Generator[None]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.repeats
@@ -228,9 +222,7 @@ def test_c4_no_listing_leads_out_while_links_are_swapped_in(field: Field) -> Non
                     assert os.listdir(folder.handle) == ["x"]
 
 
-def test_a_link_that_is_swapped_in_and_out_again_only_delays(
-    field: Field, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_link_that_is_swapped_in_and_out_again_only_delays(field: Field, monkeypatch: pytest.MonkeyPatch) -> None:
     left = [3]
     really = beneath.Spot.stat
 

@@ -71,21 +71,14 @@ DOORS = [*READS.values(), *WRITES.values()]
 
 
 def snapshot(folder: Path) -> dict[str, bytes | None]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
-        for path in folder.rglob("*")
-    }
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
 LEADING_OUT: dict[str, Callable[[World], str]] = {
     "c3 a name that begins with the root's": lambda w: f"{w.root}-evil/x",
     "c4 a link to a file": lambda w: link(w, "l", w.outside / "x"),
     "c4 a relative link": lambda w: link(w, "l", "../proj-evil/x"),
-    "c4 a chain of three": lambda w: (
-        link(w, "c", w.outside / "x"),
-        link(w, "b", "c"),
-        link(w, "a", "b"),
-    )[2],
+    "c4 a chain of three": lambda w: (link(w, "c", w.outside / "x"), link(w, "b", "c"), link(w, "a", "b"))[2],
     "c4 a link to a directory": lambda w: link(w, "d", w.outside) + "/x",
     "c4 a link to a directory, and up again": lambda w: link(w, "d", w.outside / "sub") + "/../x",
     "c4 a link to what does not exist": lambda w: link(w, "l", w.outside / "new"),
@@ -93,9 +86,7 @@ LEADING_OUT: dict[str, Callable[[World], str]] = {
     "c7 dots": lambda w: "../../.kube/config",
     "dots through a directory": lambda w: "sub/../../proj-evil/x",
     "dots through a missing one": lambda w: "none/../../proj-evil/x",
-    "dots behind a link that leads in a circle": lambda w: (
-        link(w, "loop", "loop") + "/../../proj-evil/x"
-    ),
+    "dots behind a link that leads in a circle": lambda w: link(w, "loop", "loop") + "/../../proj-evil/x",
     "an absolute path": lambda w: "/etc/passwd",
     "the root's own directory": lambda w: "..",
     "a magic link to the root": lambda w: link(w, "m", "/proc/self/root") + "/etc/passwd",
@@ -135,8 +126,7 @@ async def test_a_refusal_says_where_the_path_leads_and_what_to_do(world: World) 
     with pytest.raises(PathRefused) as caught:
         await world.fs.read_bytes(str(world.outside / "x"))
     assert caught.value.strerror == (
-        f"is outside the workspace {world.root} and may not be read."
-        " Use a path inside the workspace, or ask the user"
+        f"is outside the workspace {world.root} and may not be read. Use a path inside the workspace, or ask the user"
     )
 
 
@@ -154,9 +144,7 @@ async def test_a_link_that_leads_out_is_looked_at_and_removed_as_a_link(world: W
     assert (world.outside / "x").exists()
 
 
-async def test_nothing_outside_is_looked_at_or_removed_through_a_link_on_the_way(
-    world: World,
-) -> None:
+async def test_nothing_outside_is_looked_at_or_removed_through_a_link_on_the_way(world: World) -> None:
     link(world, "d", world.outside)
     before = snapshot(world.outside)
 
@@ -184,9 +172,7 @@ async def test_links_that_stay_inside_keep_working(world: World) -> None:
         assert folder.path == str(world.root / "sub")
 
 
-async def test_a_workspace_may_itself_be_reached_through_a_link(
-    world: World, tmp_path: Path
-) -> None:
+async def test_a_workspace_may_itself_be_reached_through_a_link(world: World, tmp_path: Path) -> None:
     (tmp_path / "short").symlink_to(world.root)
     fs = LocalFs(str(tmp_path / "short"), workspace_policy(str(tmp_path / "short")))
     assert await fs.read_bytes("x") == b"ours"
@@ -233,9 +219,7 @@ async def test_an_answer_that_was_too_long_can_be_read_where_it_is_kept(tmp_path
             await ctx.fs.stat(path)
 
 
-async def test_without_a_home_there_is_a_door_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_without_a_home_there_is_a_door_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "nowhere")
     ctx = make_local_context(tmp_path)
     await ctx.fs.write_file("a", b"x")
@@ -292,9 +276,7 @@ GIT_LIKE = [".git", ".GIT", ".Git", ".g\u200cit"]
         "sub/.INDUSVX/x",
     ],
 )
-async def test_c9_what_is_obeyed_later_is_not_written_even_before_it_exists(
-    world: World, path: str
-) -> None:
+async def test_c9_what_is_obeyed_later_is_not_written_even_before_it_exists(world: World, path: str) -> None:
     before = snapshot(world.root)
     for door in (*WRITES.values(), REMOVE):
         with pytest.raises(PathRefused, match="is protected") as caught:
@@ -328,9 +310,7 @@ async def test_c5_a_link_to_what_is_protected_is_as_protected(world: World) -> N
     assert await world.fs.read_bytes("notes.md") == b"{}"
 
 
-async def test_what_is_protected_stays_so_under_the_name_that_a_link_gives_it(
-    world: World,
-) -> None:
+async def test_what_is_protected_stays_so_under_the_name_that_a_link_gives_it(world: World) -> None:
     (world.root / "conf").mkdir()
     link(world, ".indusvx", "conf")
     for path in (".indusvx/mcp.json", "conf/mcp.json"):
@@ -349,15 +329,11 @@ async def test_a_workspace_inside_a_protected_name_can_be_worked_in(tmp_path: Pa
 
 def git(*arguments: str, cwd: Path) -> None:
     settings = ["-c", "user.name=t", "-c", "user.email=t@t", "-c", "protocol.file.allow=always"]
-    subprocess.run(
-        ["git", *settings, *arguments], cwd=cwd, check=True, capture_output=True, timeout=20
-    )
+    subprocess.run(["git", *settings, *arguments], cwd=cwd, check=True, capture_output=True, timeout=20)
 
 
 @pytest.mark.process
-async def test_the_records_of_a_repository_are_protected_wherever_git_keeps_them(
-    world: World,
-) -> None:
+async def test_the_records_of_a_repository_are_protected_wherever_git_keeps_them(world: World) -> None:
     git("init", "--separate-git-dir", "records", "apart", cwd=world.root)
     git("commit", "--allow-empty", "-m", "x", cwd=world.root / "apart")
     git("worktree", "add", "../tree", cwd=world.root / "apart")
@@ -377,30 +353,22 @@ async def test_the_records_of_a_repository_are_protected_wherever_git_keeps_them
         await world.fs.write_file(path, b"x")
 
 
-async def test_records_that_a_git_file_points_to_are_protected_before_they_are_there(
-    world: World,
-) -> None:
+async def test_records_that_a_git_file_points_to_are_protected_before_they_are_there(world: World) -> None:
     (world.root / ".git").write_text("gitdir: meta\n", encoding="utf-8")
     with pytest.raises(PathRefused, match="git's own records"):
         await world.fs.mkdir("meta/hooks")
     await world.fs.mkdir("metal")
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"nothing", b"gitdir: a\0b", b"\xff" * 9000, b"gitdir: ..", b"gitdir: ."]
-)
-async def test_a_git_file_that_points_nowhere_protects_only_itself(
-    world: World, content: bytes
-) -> None:
+@pytest.mark.parametrize("content", [b"", b"nothing", b"gitdir: a\0b", b"\xff" * 9000, b"gitdir: ..", b"gitdir: ."])
+async def test_a_git_file_that_points_nowhere_protects_only_itself(world: World, content: bytes) -> None:
     (world.root / ".git").write_bytes(content)
     await world.fs.write_file("sub/a", b"x")
     with pytest.raises(PathRefused):
         await world.fs.write_file(".git", b"x")
 
 
-async def test_a_git_file_that_is_a_pipe_or_closed_hangs_nobody(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_git_file_that_is_a_pipe_or_closed_hangs_nobody(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(world.root / ".git")
     await world.fs.write_file("a", b"x")
     assert (world.root / "a").read_bytes() == b"x"
@@ -435,9 +403,7 @@ IN_HOME = [
 
 
 @pytest.mark.parametrize("path", IN_HOME)
-async def test_in_the_home_directory_start_up_files_and_credentials_are_not_written(
-    path: str,
-) -> None:
+async def test_in_the_home_directory_start_up_files_and_credentials_are_not_written(path: str) -> None:
     home = os.environ["HOME"]
     fs = LocalFs(home, workspace_policy(home))
     with pytest.raises(PathRefused, match="is protected"):
@@ -458,9 +424,7 @@ async def test_a_start_up_file_that_a_link_moved_is_protected_where_it_lies() ->
     await fs.write_file("vimrc", b"x")
 
 
-async def test_the_configuration_directory_may_be_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_configuration_directory_may_be_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "conf"))
     fs = LocalFs(str(tmp_path), workspace_policy(str(tmp_path)))
     with pytest.raises(PathRefused, match="credentials of the user"):
@@ -482,17 +446,13 @@ async def test_whoever_has_asked_the_user_can_say_yes_to_one_path(world: World) 
     assert (world.outside / "x").read_bytes() == b"with consent"
     with pytest.raises(PathRefused):
         await fs.read_bytes("../proj-evil/sub/y")
-    assert asked[0] == PathRequest(
-        given="l", resolved=str(world.outside / "x"), writing=False, refusal="outside"
-    )
+    assert asked[0] == PathRequest(given="l", resolved=str(world.outside / "x"), writing=False, refusal="outside")
     with pytest.raises(PathRefused):
         await fs.write_file(".git/config", b"x")
     assert asked[-1].refusal == "protected"
 
 
-async def test_consent_to_a_protected_path_is_asked_for_apart_from_that_to_go_outside(
-    world: World,
-) -> None:
+async def test_consent_to_a_protected_path_is_asked_for_apart_from_that_to_go_outside(world: World) -> None:
     def permits(request: PathRequest) -> bool:
         return request.refusal == "outside"
 

@@ -27,9 +27,7 @@ OPEN = "sessions/one/tool-output/long.txt"
 
 
 @pytest.fixture(params=["usual", "moved"])
-def states(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> list[Path]:
+def states(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Make a home; a gateway that was not sent elsewhere has its records in the usual place."""
     home = tmp_path / "home"
     found = [home / ".local/state/indus"]
@@ -45,9 +43,7 @@ def states(
     return found
 
 
-async def test_the_file_door_does_not_open_our_own_secrets(
-    tmp_path: Path, states: list[Path]
-) -> None:
+async def test_the_file_door_does_not_open_our_own_secrets(tmp_path: Path, states: list[Path]) -> None:
     home = tmp_path / "home"
     fs = LocalFs(str(home), workspace_policy(str(home)))
     box = box_of(context(home), read_tool())

@@ -34,11 +34,7 @@ JAPANESE = "設定はファイルに保存されます。見つからない場�
 
 def iconv(data: bytes, encoding: str) -> str:
     done = subprocess.run(
-        ["iconv", "-f", encoding, "-t", "UTF-8"],
-        input=data,
-        capture_output=True,
-        check=True,
-        timeout=20,
+        ["iconv", "-f", encoding, "-t", "UTF-8"], input=data, capture_output=True, check=True, timeout=20
     )
     return done.stdout.decode("utf-8")
 
@@ -56,10 +52,7 @@ def test_the_way_back_gives_the_same_bytes_whatever_they_were(data: bytes) -> No
     assert encode(text, form) == data
 
 
-@given(
-    st.text(max_size=200),
-    st.sampled_from(["utf-8-sig", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"]),
-)
+@given(st.text(max_size=200), st.sampled_from(["utf-8-sig", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"]))
 def test_a_mark_tells_the_encoding_and_is_no_part_of_the_text(text: str, name: str) -> None:
     mark = "" if name == "utf-8-sig" else "\ufeff"
     try:
@@ -143,9 +136,7 @@ def test_an_encoding_with_two_ways_to_write_a_letter_is_not_used_where_one_would
     assert encode(text, form) == data
 
 
-@pytest.mark.parametrize(
-    "data", [b"\xff\xfea\0b", b"\0\0\xfe\xff\0\0\0a\0\0", b"\xff\xfe\0\0\xff\xff\xff\xff"]
-)
+@pytest.mark.parametrize("data", [b"\xff\xfea\0b", b"\0\0\xfe\xff\0\0\0a\0\0", b"\xff\xfe\0\0\xff\xff\xff\xff"])
 def test_a_wide_file_that_ends_inside_a_character_is_bytes(data: bytes) -> None:
     text, form = decode_lossless(data)
     assert form.encoding == "latin-1"
@@ -161,16 +152,9 @@ def test_half_a_surrogate_pair_in_utf_16_survives() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sample", "name"),
-    [
-        (b"caf\xe9", "latin-1"),
-        (b"\x93quoted\x94 \xa4\xa5\xa6 \x80", "cp1252"),
-        (b"\xe9", "latin-1"),
-    ],
+    ("sample", "name"), [(b"caf\xe9", "latin-1"), (b"\x93quoted\x94 \xa4\xa5\xa6 \x80", "cp1252"), (b"\xe9", "latin-1")]
 )
-def test_a_guess_is_an_encoding_that_python_knows_and_that_leaves_ascii_alone(
-    sample: bytes, name: str
-) -> None:
+def test_a_guess_is_an_encoding_that_python_knows_and_that_leaves_ascii_alone(sample: bytes, name: str) -> None:
     found = guess_encoding(sample)
     assert found in {name, "latin-1", "cp1252"}
     assert b"abc\r\n".decode(found) == "abc\r\n"
@@ -206,9 +190,7 @@ def test_a_guess_that_is_of_no_use_is_not_followed(
         (b"a\r\rb\n", "mixed", True, "\n"),
     ],
 )
-def test_the_form_knows_the_line_endings(
-    data: bytes, ending: LineEnding, final: bool, newline: str
-) -> None:
+def test_the_form_knows_the_line_endings(data: bytes, ending: LineEnding, final: bool, newline: str) -> None:
     form = decode_lossless(data)[1]
     assert (form.line_ending, form.final_newline, form.newline) == (ending, final, newline)
 
@@ -221,9 +203,7 @@ def test_line_endings_of_a_wide_file_are_characters_too() -> None:
 def test_text_that_the_encoding_cannot_hold_is_refused_by_name() -> None:
     form = decode_lossless(GERMAN.encode("latin-1"))[1]
     for refuse in (encode, encode_piece):
-        with pytest.raises(
-            OSError, match=r"'€' \(U\+20AC\) cannot be written in latin-1"
-        ) as caught:
+        with pytest.raises(OSError, match=r"'€' \(U\+20AC\) cannot be written in latin-1") as caught:
             refuse("5 €", form)
         assert caught.value.errno == errno.EILSEQ
 
@@ -247,9 +227,7 @@ def test_only_text_has_no_nul() -> None:
 
 def test_a_digest_is_that_of_sha256sum_in_one_piece_or_in_many() -> None:
     data = bytes(range(256)) * 5_000
-    done = subprocess.run(
-        ["sha256sum"], input=data, capture_output=True, check=True, timeout=20
-    ).stdout.decode()
+    done = subprocess.run(["sha256sum"], input=data, capture_output=True, check=True, timeout=20).stdout.decode()
     assert digest_bytes(data) == done.split()[0]
     pieces = new_digest()
     for start in range(0, len(data), 999):

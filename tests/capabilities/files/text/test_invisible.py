@@ -31,16 +31,7 @@ def test_r42_each_kind_is_named(text: str, said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "plain\ttext",
-        "日本語 العربية עברית",
-        "👩\u200d💻 family",
-        "a\x0cb",
-        "naïve “quotes”",
-        "tail\r",
-    ],
+    "text", ["", "plain\ttext", "日本語 العربية עברית", "👩\u200d💻 family", "a\x0cb", "naïve “quotes”", "tail\r"]
 )
 def test_ordinary_text_of_any_script_is_not_flagged(text: str) -> None:
     assert not hidden_in([(1, text)])

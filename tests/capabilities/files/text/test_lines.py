@@ -50,8 +50,7 @@ def shown(found: Scan) -> list[tuple[int, str]]:
 
 
 TEXTS = st.lists(
-    st.text(st.characters(blacklist_characters="\n\r\0", blacklist_categories=["Cs"]), max_size=12),
-    max_size=30,
+    st.text(st.characters(blacklist_characters="\n\r\0", blacklist_categories=["Cs"]), max_size=12), max_size=30
 )
 ENCODINGS = ["utf-8", "utf-8-sig", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"]
 
@@ -101,18 +100,13 @@ def bulky(seed: int, newline: bytes = b"\n") -> bytes:
 @pytest.mark.process
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("first", [1, 2, 4_321, 8_999, 9_000, -1, -2, -777, -9_000, -20_000])
-def test_sed_shows_the_same_lines_of_a_file_of_many_chunks(
-    seed: int, first: int, tmp_path: Path
-) -> None:
+def test_sed_shows_the_same_lines_of_a_file_of_many_chunks(seed: int, first: int, tmp_path: Path) -> None:
     data = bulky(seed)
     assert len(data) > 3 * CHUNK_BYTES
     (tmp_path / "f").write_bytes(data)
     start = first if first > 0 else max(1, 9_000 + first + 1)
     done = subprocess.run(
-        ["sed", "-n", f"{start},{start + 9}p", str(tmp_path / "f")],
-        capture_output=True,
-        check=True,
-        timeout=20,
+        ["sed", "-n", f"{start},{start + 9}p", str(tmp_path / "f")], capture_output=True, check=True, timeout=20
     )
     found = scanned(data, first, 10)
     assert [text for _, text in shown(found)] == done.stdout.decode().splitlines()
@@ -124,17 +118,12 @@ def test_sed_shows_the_same_lines_of_a_file_of_many_chunks(
 @pytest.mark.parametrize("ending", [b"\n", b"\r\n"])
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
 @pytest.mark.parametrize("first", [1, 3, -2])
-def test_returns_before_the_first_newline_end_no_line(
-    ending: bytes, encoding: str, first: int, tmp_path: Path
-) -> None:
+def test_returns_before_the_first_newline_end_no_line(ending: bytes, encoding: str, first: int, tmp_path: Path) -> None:
     text = b"10 %\r" * 100_000 + b"done" + ending + b"".join(b"%d" % n + ending for n in range(9))
     (tmp_path / "f").write_bytes(text)
     start = first if first > 0 else 10 + first + 1
     done = subprocess.run(
-        ["sed", "-n", f"{start},{start + 1}p", str(tmp_path / "f")],
-        capture_output=True,
-        check=True,
-        timeout=20,
+        ["sed", "-n", f"{start},{start + 1}p", str(tmp_path / "f")], capture_output=True, check=True, timeout=20
     )
     data = text.decode().encode(encoding)
     found = scanned(data, first, 2)
@@ -145,9 +134,7 @@ def test_returns_before_the_first_newline_end_no_line(
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
 @pytest.mark.parametrize("first", [2, -2])
-def test_returns_end_lines_where_no_newline_is_however_late_the_first_one_comes(
-    encoding: str, first: int
-) -> None:
+def test_returns_end_lines_where_no_newline_is_however_late_the_first_one_comes(encoding: str, first: int) -> None:
     data = ("x" * (HEAD_BYTES + 10) + "\rtwo\rthree").encode(encoding)
     found = scanned(data, first)
     assert shown(found) == [(2, "two"), (3, "three")]
@@ -167,9 +154,7 @@ def test_line_endings_across_chunks_are_counted_once(newline: bytes, first: int)
 
 
 @pytest.mark.parametrize("ending", [b"\r", b"\r\n"])
-def test_a_return_at_the_border_of_a_chunk_ends_a_line_if_no_newline_follows(
-    ending: bytes,
-) -> None:
+def test_a_return_at_the_border_of_a_chunk_ends_a_line_if_no_newline_follows(ending: bytes) -> None:
     border = CHUNK_BYTES + HEAD_BYTES
     data = b"a\r" * (HEAD_BYTES // 2 + 10)
     data += b"x" * (border - 1 - len(data)) + ending + b"y\rz\r"
@@ -182,9 +167,7 @@ def test_a_return_at_the_border_of_a_chunk_ends_a_line_if_no_newline_follows(
         assert shown(found)[1] == (2, "y\rz\r")
 
 
-@pytest.mark.parametrize(
-    "border", range(CHUNK_BYTES + HEAD_BYTES - 3, CHUNK_BYTES + HEAD_BYTES + 2)
-)
+@pytest.mark.parametrize("border", range(CHUNK_BYTES + HEAD_BYTES - 3, CHUNK_BYTES + HEAD_BYTES + 2))
 @pytest.mark.parametrize("odd", ["é".encode(), b"\r\n", "🙂".encode()])
 def test_what_falls_on_the_border_of_a_chunk_is_whole(border: int, odd: bytes) -> None:
     data = b"a\r\n" + b"x" * (border - 3) + odd + b"\r\nlast\r\n"

@@ -73,11 +73,7 @@ def test_a_type_is_known_by_its_magic(mime: str) -> None:
 def test_file_gives_the_same_type(mime: str, tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(SAMPLES[mime])
     done = subprocess.run(
-        ["file", "-b", "--mime-type", str(tmp_path / "x")],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=20,
+        ["file", "-b", "--mime-type", str(tmp_path / "x")], capture_output=True, text=True, check=True, timeout=20
     )
     assert done.stdout.strip() == mime
 
@@ -133,9 +129,7 @@ def test_valid_utf_8_without_nul_is_never_binary(text: str) -> None:
 
 
 @given(st.binary(), st.binary())
-def test_a_nul_makes_it_binary_unless_a_mark_says_that_letters_are_wide(
-    before: bytes, after: bytes
-) -> None:
+def test_a_nul_makes_it_binary_unless_a_mark_says_that_letters_are_wide(before: bytes, after: bytes) -> None:
     data = before + b"\0" + after
     assert is_binary(data) is not data.startswith((b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff"))
 

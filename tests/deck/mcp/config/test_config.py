@@ -13,12 +13,7 @@ from tests.support.strategies import json_values
 
 from indusagi.core.config_file import parse_json, read_config_file
 from indusagi.interop import SseServerConfig, StdioServerConfig, StreamableHttpServerConfig
-from induscode.deck.mcp.config import (
-    discover_mcp_config,
-    load_mcp_config,
-    read_rows,
-    resolve_rows,
-)
+from induscode.deck.mcp.config import discover_mcp_config, load_mcp_config, read_rows, resolve_rows
 from induscode.deck.mcp.config.dialects import DIALECTS, dialect_of
 from induscode.deck.mcp.config.expansion import Surroundings, Unresolved, expand
 from induscode.deck.mcp.config.rows import BadRow, Origin, server_row
@@ -73,10 +68,7 @@ def test_the_worked_example_of_the_documentation_is_read(tmp_path: Path) -> None
     )
     assert load_mcp_config(file) == [
         StdioServerConfig(
-            "github",
-            "npx",
-            ("-y", "@modelcontextprotocol/server-github"),
-            {"GITHUB_TOKEN": "your-github-token"},
+            "github", "npx", ("-y", "@modelcontextprotocol/server-github"), {"GITHUB_TOKEN": "your-github-token"}
         )
     ]
     assert "server 'remote'" in said(file)
@@ -84,13 +76,8 @@ def test_the_worked_example_of_the_documentation_is_read(tmp_path: Path) -> None
 
 
 def test_an_object_of_servers_means_the_same_as_a_list(tmp_path: Path) -> None:
-    listed = put(
-        tmp_path / "list.json",
-        {"servers": [{"name": "fs", "command": "node", "args": ["server.js"]}]},
-    )
-    keyed = put(
-        tmp_path / "object.json", {"servers": {"fs": {"command": "node", "args": ["server.js"]}}}
-    )
+    listed = put(tmp_path / "list.json", {"servers": [{"name": "fs", "command": "node", "args": ["server.js"]}]})
+    keyed = put(tmp_path / "object.json", {"servers": {"fs": {"command": "node", "args": ["server.js"]}}})
     assert load_mcp_config(listed) == load_mcp_config(keyed) != []
 
 
@@ -125,12 +112,7 @@ def test_a_bad_row_is_left_out_with_its_reason_and_the_others_stay(tmp_path: Pat
                 {"command": "nameless"},
                 {"name": "neither"},
                 7,
-                {
-                    "name": "good",
-                    "command": "x",
-                    "args": ["a", 1, None],
-                    "env": {"N": 5, "B": True, "L": [0]},
-                },
+                {"name": "good", "command": "x", "args": ["a", 1, None], "env": {"N": 5, "B": True, "L": [0]}},
             ]
         },
     )
@@ -164,20 +146,11 @@ def test_keys_of_ours_set_limits_filters_and_the_start(tmp_path: Path) -> None:
     }
     file = put(
         tmp_path / "mcp.json",
-        {
-            "servers": {
-                "x": row,
-                "y": {"command": "y", "tool_timeout_sec": 9, "lazy": True, "start": None},
-            }
-        },
+        {"servers": {"x": row, "y": {"command": "y", "tool_timeout_sec": 9, "lazy": True, "start": None}}},
     )
     x, y = discover_mcp_config(file).rows
     assert isinstance(x.config, StdioServerConfig)
-    assert (x.config.cwd, x.config.limits.call_idle_s, x.config.limits.connect_s) == (
-        "/srv",
-        5.0,
-        3.0,
-    )
+    assert (x.config.cwd, x.config.limits.call_idle_s, x.config.limits.connect_s) == ("/srv", 5.0, 3.0)
     assert (x.config.include_tools, x.config.exclude_tools) == (("a",), ("b",))
     assert (x.required, x.start, y.start) == (True, "lazy", "lazy")
     assert y.config.limits.call_idle_s == 9.0
@@ -231,9 +204,7 @@ def test_every_place_is_read_in_order_and_put_together(tmp_path: Path, home: Pat
     assert found.notes == ()
 
 
-def test_the_place_of_the_user_follows_xdg(
-    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_place_of_the_user_follows_xdg(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "elsewhere"))
     put(tmp_path / "elsewhere/indusvx/mcp.json", {"servers": {"x": {"command": "x"}}})
     put(home / ".config/indusvx/mcp.json", {"servers": {"y": {"command": "y"}}})
@@ -248,9 +219,7 @@ def test_a_server_of_the_user_is_never_replaced_by_a_projects(tmp_path: Path, ho
     (row,) = found.rows
     assert isinstance(row.config, StdioServerConfig)
     assert (row.config.command, row.origin.scope) == ("good", "user")
-    assert [note.message for note in found.notes] == [
-        f"left out: {row.origin.file} has a server of this name"
-    ] * 2
+    assert [note.message for note in found.notes] == [f"left out: {row.origin.file} has a server of this name"] * 2
 
 
 def test_equal_rows_of_two_files_are_one_and_need_no_note(tmp_path: Path, home: Path) -> None:
@@ -263,10 +232,7 @@ def test_equal_rows_of_two_files_are_one_and_need_no_note(tmp_path: Path, home: 
 
 
 def test_of_two_rows_of_one_name_in_one_file_the_last_counts(tmp_path: Path) -> None:
-    file = put(
-        tmp_path / "mcp.json",
-        {"servers": [{"name": "x", "command": "one"}, {"name": "x", "command": "two"}]},
-    )
+    file = put(tmp_path / "mcp.json", {"servers": [{"name": "x", "command": "one"}, {"name": "x", "command": "two"}]})
     (row,) = discover_mcp_config(file).rows
     assert isinstance(row.config, StdioServerConfig)
     assert row.config.command == "two"
@@ -386,9 +352,7 @@ def test_comments_and_trailing_commas_are_read_over() -> None:
       one */ "x": {"command": "a//b", "args": ["/* no comment */", "\\\\", "\\"",],},
       },
     }"""
-    assert parse_json(text).document == {
-        "servers": {"x": {"command": "a//b", "args": ["/* no comment */", "\\", '"']}}
-    }
+    assert parse_json(text).document == {"servers": {"x": {"command": "a//b", "args": ["/* no comment */", "\\", '"']}}}
 
 
 # -- dialects ---------------------------------------------------------------------------------
@@ -428,10 +392,7 @@ def read(tmp_path: Path, name: str, content: object) -> dict[str, object]:
         ),
         (
             ".claude.json",
-            {
-                "projects": {"/p": {"mcpServers": {"local": {"command": "y"}}}},
-                "mcpServers": {"x": STDIO},
-            },
+            {"projects": {"/p": {"mcpServers": {"local": {"command": "y"}}}}, "mcpServers": {"x": STDIO}},
             {
                 "dialect": "claude-code",
                 "x": StdioServerConfig("x", "x", ("a",), {"K": "v"}),
@@ -562,18 +523,13 @@ def test_a_foreign_configuration_is_read_as_its_owner_reads_it(
         ({"mcpServers": {}, "mcp": {}}, "gemini"),
     ],
 )
-def test_a_file_of_any_name_is_known_by_what_stands_in_it(
-    document: dict[str, JsonValue], dialect: str
-) -> None:
+def test_a_file_of_any_name_is_known_by_what_stands_in_it(document: dict[str, JsonValue], dialect: str) -> None:
     found = dialect_of("/somewhere/config.json", document)
     assert found is DIALECTS[dialect]
 
 
 def test_servers_that_gemini_does_not_allow_are_off(tmp_path: Path) -> None:
-    content = {
-        "mcpServers": {"a": {"command": "a"}, "b": {"command": "b"}, "c": 5},
-        "mcp": {"allowed": ["b"]},
-    }
+    content = {"mcpServers": {"a": {"command": "a"}, "b": {"command": "b"}, "c": 5}, "mcp": {"allowed": ["b"]}}
     file = put(tmp_path / ".gemini/settings.json", content)
     assert [config.id for config in load_mcp_config(file)] == ["b"]
 
@@ -611,9 +567,7 @@ HERE = Surroundings({"A": "1", "EMPTY": "", "HOME": "/h"}, "/work/project")
         ("braces", "{env:A}${A}", "1${A}"),
     ],
 )
-def test_a_variable_is_expanded_by_the_rule_of_its_dialect(
-    rule: Expansion, text: str, value: str
-) -> None:
+def test_a_variable_is_expanded_by_the_rule_of_its_dialect(rule: Expansion, text: str, value: str) -> None:
     assert expand(text, rule, HERE) == value
 
 
@@ -653,12 +607,7 @@ def test_consent_is_given_to_names_and_values_come_later(tmp_path: Path) -> None
         tmp_path / ".mcp.json",
         {
             "mcpServers": {
-                "x": {
-                    "command": "${BIN:-x}",
-                    "args": ["${A}"],
-                    "env": {"T": "${TOKEN}"},
-                    "cwd": "${DIR:-/d}",
-                },
+                "x": {"command": "${BIN:-x}", "args": ["${A}"], "env": {"T": "${TOKEN}"}, "cwd": "${DIR:-/d}"},
                 "r": {"url": "https://${HOST}/mcp", "headers": {"K": "${TOKEN}"}},
             }
         },
@@ -677,8 +626,7 @@ def test_consent_is_given_to_names_and_values_come_later(tmp_path: Path) -> None
 
 def test_variables_that_are_handed_on_by_name_get_their_values(tmp_path: Path) -> None:
     file = put(
-        tmp_path / ".codex/config.toml",
-        '[mcp_servers.x]\ncommand = "x"\nenv_vars = ["TOKEN", {name = "KEY"}]\n',
+        tmp_path / ".codex/config.toml", '[mcp_servers.x]\ncommand = "x"\nenv_vars = ["TOKEN", {name = "KEY"}]\n'
     )
     (row,) = discover_mcp_config(file).rows
     config = row.resolved({"TOKEN": "t", "KEY": "k", "OTHER": "o"})

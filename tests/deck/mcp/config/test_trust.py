@@ -28,9 +28,7 @@ FMT = StdioServerConfig("fmt", "npx", ("-y", "fmt"), {"TOKEN": "s3cret"}, cwd="/
 WEB = StreamableHttpServerConfig("web", "https://u:p@host:8443/mcp?key=s3cret", {"Auth": "s3cret"})
 
 
-def row_of(
-    file: str, config: ServerConfig, expansion: Expansion = "shell", secrets: tuple[str, ...] = ()
-) -> ServerRow:
+def row_of(file: str, config: ServerConfig, expansion: Expansion = "shell", secrets: tuple[str, ...] = ()) -> ServerRow:
     return ServerRow(config, Origin(file, "project", "indus"), expansion, secrets=secrets)
 
 
@@ -52,9 +50,7 @@ def test_r36_a_server_nobody_has_said_yes_to_is_unknown(store: TrustStore, file:
     assert not os.path.exists(store.path)
 
 
-def test_r38_a_yes_is_for_one_server_of_one_file(
-    store: TrustStore, file: str, tmp_path: Path
-) -> None:
+def test_r38_a_yes_is_for_one_server_of_one_file(store: TrustStore, file: str, tmp_path: Path) -> None:
     store.approve(row_of(file, FMT))
     assert store.consent(row_of(file, FMT)) == "trusted"
     assert store.consent(row_of(file, replace(FMT, id="other"))) == "unknown"
@@ -63,9 +59,7 @@ def test_r38_a_yes_is_for_one_server_of_one_file(
     assert store.consent(row_of(str(elsewhere), FMT)) == "unknown"
 
 
-def test_a_yes_follows_the_file_and_not_a_link_to_it(
-    store: TrustStore, file: str, tmp_path: Path
-) -> None:
+def test_a_yes_follows_the_file_and_not_a_link_to_it(store: TrustStore, file: str, tmp_path: Path) -> None:
     link = tmp_path / "link.json"
     link.symlink_to(file)
     store.approve(row_of(str(link), FMT))
@@ -140,9 +134,7 @@ def test_by_default_the_store_is_in_the_state_directory(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b"{}", b'{"salt": 5, "approved": {}}', b"\xff"])
-def test_a_damaged_store_is_no_consent_and_is_set_aside(
-    store: TrustStore, file: str, content: bytes
-) -> None:
+def test_a_damaged_store_is_no_consent_and_is_set_aside(store: TrustStore, file: str, content: bytes) -> None:
     store.approve(row_of(file, FMT))
     with open(store.path, "wb") as handle:
         handle.write(content)
@@ -153,9 +145,7 @@ def test_a_damaged_store_is_no_consent_and_is_set_aside(
     assert len(kept) == 1
 
 
-def test_a_link_in_the_place_of_the_store_is_not_followed(
-    store: TrustStore, file: str, tmp_path: Path
-) -> None:
+def test_a_link_in_the_place_of_the_store_is_not_followed(store: TrustStore, file: str, tmp_path: Path) -> None:
     store.approve(row_of(file, FMT))
     real = tmp_path / "real.json"
     os.rename(store.path, real)
@@ -213,9 +203,7 @@ def test_the_question_shows_everything_and_no_secret(store: TrustStore, file: st
     assert "s3cret" not in json.dumps([question.lines, web.lines])
 
 
-def test_the_question_names_what_changed_since_somebody_said_yes(
-    store: TrustStore, file: str
-) -> None:
+def test_the_question_names_what_changed_since_somebody_said_yes(store: TrustStore, file: str) -> None:
     store.approve(row_of(file, FMT))
     changed = replace(FMT, args=("-y", "evil"), env={"TOKEN": "x"})
     assert store.question(row_of(file, changed)).changed == ("argv", "env")
@@ -298,26 +286,14 @@ REMOTE = StreamableHttpServerConfig("web", "https://mcp.example/x", {"Accept": "
             "shell",
             'proxy: "http://${PROXY_PASSWORD}@proxy:1"',
         ),
-        (
-            StdioServerConfig("x", "npx", (), {"T": "l1teral$MY_TOKEN"}),
-            "dollar",
-            'variable: "T" "\\u2026$MY_TOKEN"',
-        ),
-        (
-            StdioServerConfig("x", "npx", (), {"T": "${env:MY_TOKEN}"}),
-            "editor",
-            'variable: "T" "${env:MY_TOKEN}"',
-        ),
+        (StdioServerConfig("x", "npx", (), {"T": "l1teral$MY_TOKEN"}), "dollar", 'variable: "T" "\\u2026$MY_TOKEN"'),
+        (StdioServerConfig("x", "npx", (), {"T": "${env:MY_TOKEN}"}), "editor", 'variable: "T" "${env:MY_TOKEN}"'),
         (
             StdioServerConfig("x", "npx", (), {"T": "{file:~/.ssh/id_ed25519}"}),
             "braces",
             'variable: "T" "{file:~/.ssh/id_ed25519}"',
         ),
-        (
-            StdioServerConfig("x", "npx", ("--token=${MY_TOKEN}",)),
-            "shell",
-            'argument: "--token=${MY_TOKEN}"',
-        ),
+        (StdioServerConfig("x", "npx", ("--token=${MY_TOKEN}",)), "shell", 'argument: "--token=${MY_TOKEN}"'),
     ],
 )
 def test_finding_d2_the_question_shows_references_as_written_and_no_literal(
@@ -374,8 +350,7 @@ def test_finding_d2_the_question_shows_references_as_written_and_no_literal(
         (
             replace(REMOTE, url="https://mcp.example:8443/?q=${DB_PASSWORD:-x}"),
             "shell",
-            "${DB_PASSWORD:-x} looks like a secret: mcp.example:8443 gets its value,"
-            " in the address.",
+            "${DB_PASSWORD:-x} looks like a secret: mcp.example:8443 gets its value, in the address.",
         ),
         (
             replace(REMOTE, url="https://${STRIPE_API_KEY}.evil.example/"),
@@ -414,9 +389,7 @@ def test_finding_d2_a_reference_that_looks_like_a_secret_is_named_with_who_gets_
     assert any(warned in one for one in warnings), warnings
 
 
-def test_finding_d2_a_variable_that_is_handed_on_is_shown_and_warned_of(
-    store: TrustStore, file: str
-) -> None:
+def test_finding_d2_a_variable_that_is_handed_on_is_shown_and_warned_of(store: TrustStore, file: str) -> None:
     row = row_of(file, FMT, secrets=("GITHUB_TOKEN", "EDITOR"))
     question = store.question(row)
     assert 'variable: "GITHUB_TOKEN" (handed on from your environment)' in question.lines
@@ -425,9 +398,7 @@ def test_finding_d2_a_variable_that_is_handed_on_is_shown_and_warned_of(
 
 
 @pytest.mark.parametrize("name", ["HOME", "PATH", "PWD", "USER", "LANG", "EDITOR", "PATTERN"])
-def test_finding_d2_an_ordinary_variable_is_shown_without_a_warning(
-    store: TrustStore, file: str, name: str
-) -> None:
+def test_finding_d2_an_ordinary_variable_is_shown_without_a_warning(store: TrustStore, file: str, name: str) -> None:
     config = StdioServerConfig("x", "npx", (f"${{{name}}}/x",))
     question = store.question(row_of(file, config))
     assert f'argument: "${{{name}}}/x"' in question.lines
@@ -441,9 +412,7 @@ def test_finding_d2_the_user_and_the_host_of_an_address_are_shown_without_a_warn
     assert store.question(row_of(file, config)).warnings == ()
 
 
-def test_finding_d2_a_literal_secret_in_a_default_stays_hidden(
-    store: TrustStore, file: str
-) -> None:
+def test_finding_d2_a_literal_secret_in_a_default_stays_hidden(store: TrustStore, file: str) -> None:
     key = "ghp_" + "a1" * 15
     config = replace(REMOTE, headers={"X": f"${{MY_TOKEN:-{key}}}"})
     question = store.question(row_of(file, config))
@@ -467,9 +436,7 @@ def test_finding_d2_consent_is_to_the_references_that_were_shown(
     assert store.consent(row_of(file, replace(REMOTE, **changed))) == "changed"
 
 
-def test_finding_d2_consent_ends_when_a_literal_becomes_a_reference(
-    store: TrustStore, file: str
-) -> None:
+def test_finding_d2_consent_ends_when_a_literal_becomes_a_reference(store: TrustStore, file: str) -> None:
     config = StdioServerConfig("x", "npx", ("$GITHUB_TOKEN",))
     store.approve(row_of(file, config, "shell"))
     assert store.consent(row_of(file, config, "dollar")) == "changed"
@@ -483,9 +450,7 @@ REFERENCE_PIECES = st.sampled_from(
 
 
 @given(st.lists(REFERENCE_PIECES, max_size=12).map("".join))
-def test_finding_d2_every_reference_of_an_address_is_shown_as_often_as_it_is_expanded(
-    tail: str,
-) -> None:
+def test_finding_d2_every_reference_of_an_address_is_shown_as_often_as_it_is_expanded(tail: str) -> None:
     url = f"https://host{tail}"
     shown = show_url(url, "shell")
     for reference in ("${A_TOKEN}", "${B_KEY:-d?f#@/}"):

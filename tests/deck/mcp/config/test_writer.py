@@ -111,9 +111,7 @@ def test_the_indentation_and_the_order_stay(tmp_path: Path, indent: str) -> None
         ('{"servers": {}, "n": 1e999}', "cannot be written again"),
     ],
 )
-def test_a_file_that_would_lose_something_is_left_as_it_is(
-    tmp_path: Path, text: str, said: str
-) -> None:
+def test_a_file_that_would_lose_something_is_left_as_it_is(tmp_path: Path, text: str, said: str) -> None:
     path = written(tmp_path / "mcp.json", text)
     with pytest.raises(BridgeFault, match=said):
         put(path)
@@ -160,9 +158,7 @@ def test_nothing_is_written_if_nothing_changed(tmp_path: Path) -> None:
     assert not os.path.exists(missing)
 
 
-def test_a_change_that_fails_half_way_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_change_that_fails_half_way_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path / "mcp.json", '{"servers": {}}')
 
     def full(*_: object) -> None:
@@ -210,9 +206,7 @@ def test_those_who_write_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
     assert sorted(read(path)["servers"]) == sorted(f"s{n}" for n in range(16))
 
 
-def test_a_lock_that_is_held_for_ever_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_that_is_held_for_ever_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "_LONGEST_WAIT_S", 0.05)
     handle = os.open(tmp_path, os.O_RDONLY)
     try:

@@ -87,9 +87,7 @@ async def files(tmp_path: Path) -> Files:
     return Files(store_file(tmp_path))
 
 
-async def test_finding_d1_a_flipped_bit_anywhere_hangs_no_operation(
-    tmp_path: Path, files: Files
-) -> None:
+async def test_finding_d1_a_flipped_bit_anywhere_hangs_no_operation(tmp_path: Path, files: Files) -> None:
     for place, flipped in flips_of(files.whole, 40):
         files.put(flipped)
         async with stored(tmp_path) as store:
@@ -104,9 +102,7 @@ def open_unsynced(path: str | None) -> sqlite3.Connection:
     return connection
 
 
-def test_finding_d1_a_flipped_bit_in_the_schema_costs_no_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_finding_d1_a_flipped_bit_in_the_schema_costs_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     anyio.run(filled, tmp_path, 30)
     monkeypatch.setattr(store_db, "opened", open_unsynced)
 
@@ -173,9 +169,7 @@ async def test_finding_d1_whatever_the_thread_raises_is_a_damaged_store(
     assert list(store_file(tmp_path).parent.glob("ledger.db.corrupt-*"))
 
 
-async def test_finding_d1_a_thread_that_ends_lets_nobody_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_finding_d1_a_thread_that_ends_lets_nobody_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise ImportError("no module named _sqlite3")
 
@@ -191,9 +185,7 @@ async def test_finding_d1_a_thread_that_ends_lets_nobody_wait(
         ]
         store.append(batch(1))
         await store.aclose()
-    assert ["ImportError: no module named _sqlite3" in note.message for note in store.notes] == [
-        True
-    ]
+    assert ["ImportError: no module named _sqlite3" in note.message for note in store.notes] == [True]
 
 
 async def test_finding_d1_a_question_already_asked_is_answered_when_the_thread_ends(

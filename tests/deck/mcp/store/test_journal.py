@@ -15,23 +15,13 @@ from tests.support.deck import AT, capability, ledger_of, request
 from tests.support.stores import asked, forge, outside, store_file, stored
 
 from indusagi.core.json import NotJson
-from indusagi.interop.protocol_bridge.contract import (
-    RemoteTool,
-    StdioServerConfig,
-    StreamableHttpServerConfig,
-)
+from indusagi.interop.protocol_bridge.contract import RemoteTool, StdioServerConfig, StreamableHttpServerConfig
 from indusagi.runtime.contract import ToolDescriptor
 from induscode.deck.mcp.capability import BridgeCapability
 from induscode.deck.mcp.ledger import BridgeLedger
 from induscode.deck.mcp.redaction import Redaction
 from induscode.deck.mcp.store import memory_store
-from induscode.deck.mcp.store.events import (
-    address_of,
-    deck_digest,
-    deck_text,
-    descriptor_of,
-    descriptor_text,
-)
+from induscode.deck.mcp.store.events import address_of, deck_digest, deck_text, descriptor_of, descriptor_text
 from induscode.deck.mcp.store.history import deck_at, stored_log
 from induscode.deck.mcp.store.journal import Journal
 
@@ -187,9 +177,7 @@ async def test_a_listing_is_written_down_when_it_is_another(tmp_path: Path) -> N
         assert [row.facts["tools"] for row in rows] == [["x", "y"]]
 
 
-async def test_a_descriptor_that_json_cannot_carry_is_refused_and_an_event_says_so(
-    tmp_path: Path,
-) -> None:
+async def test_a_descriptor_that_json_cannot_carry_is_refused_and_an_event_says_so(tmp_path: Path) -> None:
     plain = capability("a", "x")
     raw: JsonObject = {"name": "x", "n": float("inf")}
     odd = BridgeCapability.from_definition(plain.descriptor, plain.ref, raw)
@@ -248,9 +236,7 @@ async def test_a_deck_of_which_a_part_is_gone_says_so_instead_of_showing_the_res
         'replace(facts, \'"definition":"\', \'"definition":"0\')',
     ],
 )
-async def test_an_event_that_cannot_be_read_is_noted_and_the_others_stand(
-    tmp_path: Path, damage: str
-) -> None:
+async def test_an_event_that_cannot_be_read_is_noted_and_the_others_stand(tmp_path: Path, damage: str) -> None:
     async with stored(tmp_path) as store:
         journal = Journal(store)
         journal.keep(ledger_of(("a", "x"), ("a", "y")).log)
@@ -271,8 +257,7 @@ async def test_a_definition_that_is_none_is_noted(tmp_path: Path, text: str) -> 
         forge(
             path,
             f"INSERT INTO documents VALUES ('{address}', '{text}')",
-            f"UPDATE events SET facts = json_set(facts, '$.definition', '{address}') "
-            "WHERE op = 'enroll'",
+            f"UPDATE events SET facts = json_set(facts, '$.definition', '{address}') WHERE op = 'enroll'",
         )
         entries, notes = await stored_log(store, journal.run)
         assert (entries, len(notes)) == ((), 1)
@@ -290,9 +275,7 @@ SECRETS = [TOKEN, "fast", "headersecret", "querysecret", "pa%24sword", "pa$sword
 
 
 async def test_no_value_of_a_configuration_is_ever_in_the_file(tmp_path: Path) -> None:
-    said = "cannot reach https://ann:pa%24sword@example.org/mcp?key=querysecret#x: " + " ".join(
-        SECRETS
-    )
+    said = "cannot reach https://ann:pa%24sword@example.org/mcp?key=querysecret#x: " + " ".join(SECRETS)
     async with stored(tmp_path) as store:
         journal = Journal(store, [STDIO, HTTP])
         journal.note("fault", "a", "transport", said)

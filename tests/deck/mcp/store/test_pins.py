@@ -59,9 +59,7 @@ def grade(drift: Drift | None) -> str | None:
     return None if drift is None else str(drift.grade)
 
 
-async def test_a_definition_is_pinned_when_it_is_seen_first_and_compared_from_then_on(
-    tmp_path: Path,
-) -> None:
+async def test_a_definition_is_pinned_when_it_is_seen_first_and_compared_from_then_on(tmp_path: Path) -> None:
     async with stored(tmp_path) as store:
         pins = await open_pins(Journal(store, [SERVER]), [SERVER])
         assert [pins.check(X.ref, X.raw), pins.check(X.ref, X.raw)] == [None, None]
@@ -95,9 +93,7 @@ async def test_finding_c1_forms_that_were_approved_earlier_stay_approved(tmp_pat
         assert rows == []
 
 
-async def test_finding_c1_what_is_cosmetic_does_not_become_what_is_compared_with(
-    tmp_path: Path,
-) -> None:
+async def test_finding_c1_what_is_cosmetic_does_not_become_what_is_compared_with(tmp_path: Path) -> None:
     """Small steps that each look harmless do not add up to an approved definition."""
     async with stored(tmp_path) as store:
         pins = await open_pins(Journal(store, [SERVER]), [SERVER])
@@ -158,9 +154,7 @@ async def test_pins_that_are_only_read_pin_nothing(tmp_path: Path) -> None:
         assert await store.latest("pin") == before
 
 
-async def test_which_tools_were_disabled_is_read_back_as_far_as_it_makes_sense(
-    tmp_path: Path,
-) -> None:
+async def test_which_tools_were_disabled_is_read_back_as_far_as_it_makes_sense(tmp_path: Path) -> None:
     async with stored(tmp_path) as store:
         journal = Journal(store, [SERVER])
         one = DisabledTool(X.ref, "a__x", DriftGrade.ROUTING, ("description",))
@@ -172,24 +166,19 @@ async def test_which_tools_were_disabled_is_read_back_as_far_as_it_makes_sense(
         odd = '[1, {"tool": 2}, {"tool": "z", "grade": "odd", "name": 1, "fields": [1, "title"]}]'
         forge(
             store_file(tmp_path),
-            f"UPDATE events SET facts = json_set(facts, '$.disabled', json('{odd}')) "
-            "WHERE op = 'list'",
+            f"UPDATE events SET facts = json_set(facts, '$.disabled', json('{odd}')) WHERE op = 'list'",
         )
         ((found,),) = (await disabled_tools(store, [SERVER])).values()
         assert (found.ref.name, found.name, found.grade) == ("z", "a__z", DriftGrade.BREAKING)
         assert found.fields == ("title",)
 
 
-async def test_the_definitions_of_a_server_are_those_of_its_last_listing_in_its_order(
-    tmp_path: Path,
-) -> None:
+async def test_the_definitions_of_a_server_are_those_of_its_last_listing_in_its_order(tmp_path: Path) -> None:
     async with stored(tmp_path) as store:
         await seen(store, "y", "x", "z")
         await seen(store, "y", "x")
         found = await definitions_of(store, [SERVER])
-        assert {server: [one["name"] for one in rows] for server, rows in found.items()} == {
-            "a": ["y", "x"]
-        }
+        assert {server: [one["name"] for one in rows] for server, rows in found.items()} == {"a": ["y", "x"]}
         assert list(found["a"][1].items()) == list(X.raw.items())
         narrower = replace(SERVER, include_tools=["x"])
         assert await definitions_of(store, [narrower]) == {}
@@ -205,9 +194,7 @@ async def test_the_definitions_of_a_server_are_those_of_its_last_listing_in_its_
         "UPDATE events SET facts = json_set(facts, '$.server', 1)",
     ],
 )
-async def test_a_server_of_which_a_definition_is_gone_is_left_out(
-    tmp_path: Path, statement: str
-) -> None:
+async def test_a_server_of_which_a_definition_is_gone_is_left_out(tmp_path: Path, statement: str) -> None:
     async with stored(tmp_path) as store:
         await seen(store, "x", "y")
         forge(store_file(tmp_path), statement)
@@ -222,8 +209,7 @@ async def test_a_definition_that_is_no_object_is_none(tmp_path: Path) -> None:
             forge(
                 store_file(tmp_path),
                 f"INSERT INTO documents VALUES ('{address}', '{text}')",
-                f"UPDATE events SET facts = json_set(facts, '$.definition', '{address}') "
-                "WHERE op = 'pin'",
+                f"UPDATE events SET facts = json_set(facts, '$.definition', '{address}') WHERE op = 'pin'",
             )
             assert await definitions_of(store, [SERVER]) == {}
 
@@ -289,10 +275,7 @@ async def test_documents_go_with_the_last_row_that_needs_them(tmp_path: Path) ->
         before = asked(store_file(tmp_path), "SELECT count(*) FROM documents")
         assert await store.prune(Retention(runs=1), new.run) is not None
         # Two descriptors, a definition and two lists; then a descriptor and its list.
-        assert (before, asked(store_file(tmp_path), "SELECT count(*) FROM documents")) == (
-            [(5,)],
-            [(2,)],
-        )
+        assert (before, asked(store_file(tmp_path), "SELECT count(*) FROM documents")) == ([(5,)], [(2,)])
         assert await store.verify() == ()
 
 

@@ -82,9 +82,7 @@ async def test_finding_d5_a_pruned_ledger_is_recovered_from_where_it_begins(tmp_
 
 
 @pytest.mark.parametrize("removed", ["ledger.db", "ledger.db*"])
-async def test_finding_d5_a_removed_ledger_is_told_and_its_pins_hold(
-    tmp_path: Path, removed: str
-) -> None:
+async def test_finding_d5_a_removed_ledger_is_told_and_its_pins_hold(tmp_path: Path, removed: str) -> None:
     await filled(tmp_path, 5)
     for one in store_file(tmp_path).parent.glob(removed):
         one.unlink()
@@ -95,9 +93,7 @@ async def test_finding_d5_a_removed_ledger_is_told_and_its_pins_hold(
 
 
 @pytest.mark.parametrize("witness", [True, False])
-async def test_finding_d5_an_emptied_ledger_is_told_and_its_pins_hold(
-    tmp_path: Path, witness: bool
-) -> None:
+async def test_finding_d5_an_emptied_ledger_is_told_and_its_pins_hold(tmp_path: Path, witness: bool) -> None:
     await filled(tmp_path, 5)
     path = store_file(tmp_path)
     for side in path.parent.glob("ledger.db-*"):
@@ -137,9 +133,7 @@ async def test_finding_d5_pins_of_a_ledger_without_a_pins_file_are_copied(tmp_pa
         assert await pinned(store) == names(5)
 
 
-async def test_finding_d5_without_a_pins_file_pins_after_the_damage_are_taken_over(
-    tmp_path: Path,
-) -> None:
+async def test_finding_d5_without_a_pins_file_pins_after_the_damage_are_taken_over(tmp_path: Path) -> None:
     await filled(tmp_path, 9)
     pins_file(tmp_path).unlink()
     outside(store_file(tmp_path), "UPDATE events SET facts = '{' WHERE position = 4")
@@ -226,9 +220,7 @@ def lose(how: str) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("how", ["damaged", "emptied", "removed"])
-def test_finding_d5_a_changed_tool_stays_disabled_when_the_ledger_is_lost(
-    tmp_path: Path, how: str
-) -> None:
+def test_finding_d5_a_changed_tool_stays_disabled_when_the_ledger_is_lost(tmp_path: Path, how: str) -> None:
     server = Changing(tmp_path)
     configured(user_file(), {"s": server.row})
     assert run("mcp", "list", cwd=tmp_path).returncode == 0
@@ -252,9 +244,7 @@ def test_finding_d5_a_changed_tool_stays_disabled_when_the_ledger_is_lost(
     ],
     ids=" ".join,
 )  # fmt: skip
-def test_finding_d5_every_command_tells_of_a_lost_ledger(
-    tmp_path: Path, words: tuple[str, ...]
-) -> None:
+def test_finding_d5_every_command_tells_of_a_lost_ledger(tmp_path: Path, words: tuple[str, ...]) -> None:
     configured(user_file(), {"honest": row()})
     state = Path(store_path()).parent
     state.mkdir(parents=True, mode=0o700)
@@ -266,9 +256,7 @@ def test_finding_d5_every_command_tells_of_a_lost_ledger(
 
 
 @pytest.mark.process
-def test_finding_d5_with_a_lock_only_its_definitions_are_taken_for_new_tools(
-    tmp_path: Path,
-) -> None:
+def test_finding_d5_with_a_lock_only_its_definitions_are_taken_for_new_tools(tmp_path: Path) -> None:
     server = Changing(tmp_path)
     configured(project_file(tmp_path), {"s": server.row})
     assert run("mcp", "trust", "s", "--yes", cwd=tmp_path).returncode == 0

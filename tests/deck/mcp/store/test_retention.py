@@ -22,12 +22,7 @@ from induscode.deck.contract import BridgeFault
 from induscode.deck.mcp import enrolment as enrolment_module
 from induscode.deck.mcp.boot import BootPlan, boot_bridge
 from induscode.deck.mcp.enrolment import LONGEST_LOG
-from induscode.deck.mcp.ledger import (
-    BridgeEntry,
-    BridgeLedger,
-    EnrollRequest,
-    content_key_of,
-)
+from induscode.deck.mcp.ledger import BridgeEntry, BridgeLedger, EnrollRequest, content_key_of
 from induscode.deck.mcp.store import memory_store
 from induscode.deck.mcp.store.history import stored_log
 
@@ -116,10 +111,7 @@ STEPS = st.lists(
     max_size=25,
 )
 DEAD = [
-    content_key_of(capability(server, tool, version=version))
-    for server in "ab"
-    for tool in "xyz"
-    for version in (1, 2)
+    content_key_of(capability(server, tool, version=version)) for server in "ab" for tool in "xyz" for version in (1, 2)
 ]
 
 
@@ -228,18 +220,13 @@ async def test_5000_changes_of_a_server_leave_no_more_behind_than_a_few(tmp_path
             await until(lambda: enrolment.ledger.events <= LONGEST_LOG)
             held.append(entries_held() - before)
         assert max(held) < most
-        assert [one.ref for one in enrolment.ledger.live_capabilities()] == [
-            one.ref for one in listed
-        ]
+        assert [one.ref for one in enrolment.ledger.live_capabilities()] == [one.ref for one in listed]
         assert enrolment.ledger.next_seq - first == rounds * flips * flipped * 2
         # The store has all of it, and what it comes to is the deck.
         entries, notes = await stored_log(store, bridge.journal.run)
         assert notes == ()
         whole = BridgeLedger.from_log(entries)
-        assert (whole.events + 1, whole.snapshot) == (
-            enrolment.ledger.next_seq,
-            enrolment.ledger.snapshot,
-        )
+        assert (whole.events + 1, whole.snapshot) == (enrolment.ledger.next_seq, enrolment.ledger.snapshot)
 
 
 @pytest.mark.anyio
@@ -266,9 +253,7 @@ async def test_a_server_that_keeps_changing_is_followed_by_a_short_ledger(
 
 @pytest.mark.anyio
 @pytest.mark.process
-async def test_a_configuration_that_keeps_changing_leaves_nothing_of_servers_that_are_gone(
-    tmp_path: Path,
-) -> None:
+async def test_a_configuration_that_keeps_changing_leaves_nothing_of_servers_that_are_gone(tmp_path: Path) -> None:
     async with stored(tmp_path) as store, booted(store, honest(id="h")) as bridge:
         for number in range(30):
             passing = honest(id=f"p{number}")
@@ -295,9 +280,7 @@ def named(server: str, tools: Sequence[RemoteTool]) -> Sequence[RemoteTool]:
 
 @pytest.mark.anyio
 @pytest.mark.process
-async def test_a_tool_that_drifted_gets_its_place_back_also_when_the_past_is_gone(
-    tmp_path: Path,
-) -> None:
+async def test_a_tool_that_drifted_gets_its_place_back_also_when_the_past_is_gone(tmp_path: Path) -> None:
     async with stored(tmp_path) as store, booted(store, honest(id="h")) as bridge:
         enrolment, listed = enrolment_of(bridge), listed_by(bridge, "h")
         drifted = replace(listed[0], raw={**listed[0].raw, "description": "Something else."})
@@ -305,9 +288,7 @@ async def test_a_tool_that_drifted_gets_its_place_back_also_when_the_past_is_gon
         enrolment.compact(enrolment.ledger.next_seq)
         assert (enrolment.ledger.events, len(enrolment.quarantined)) == (0, 1)
         assert enrolment.approve(drifted.ref)
-        assert [one.ref for one in enrolment.ledger.live_capabilities()] == [
-            one.ref for one in listed
-        ]
+        assert [one.ref for one in enrolment.ledger.live_capabilities()] == [one.ref for one in listed]
 
 
 @pytest.mark.anyio

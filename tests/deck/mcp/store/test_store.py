@@ -28,21 +28,8 @@ from induscode.deck.mcp import store as stores
 from induscode.deck.mcp.store import ThreadedStore, memory_store, open_store
 from induscode.deck.mcp.store import fallback as store_keeper
 from induscode.deck.mcp.store import file as store_files
-from induscode.deck.mcp.store.database import (
-    APPLICATION,
-    MIGRATIONS,
-    DamagedStore,
-    ForeignStore,
-    migrate,
-    opened,
-)
-from induscode.deck.mcp.store.events import (
-    Batch,
-    Happening,
-    Retention,
-    address_of,
-    descriptor_text,
-)
+from induscode.deck.mcp.store.database import APPLICATION, MIGRATIONS, DamagedStore, ForeignStore, migrate, opened
+from induscode.deck.mcp.store.events import Batch, Happening, Retention, address_of, descriptor_text
 from induscode.deck.mcp.store.file import End, read_end, set_aside, store_path, write_end
 from induscode.deck.mcp.store.history import deck_at
 from induscode.deck.mcp.store.journal import Journal
@@ -120,9 +107,7 @@ async def test_the_last_word_on_a_subject_is_found(tmp_path: Path) -> None:
         assert await store.latest("list") == ()
 
 
-async def test_a_batch_that_cannot_be_made_is_noted_and_costs_the_others_nothing(
-    tmp_path: Path,
-) -> None:
+async def test_a_batch_that_cannot_be_made_is_noted_and_costs_the_others_nothing(tmp_path: Path) -> None:
     def broken() -> Batch:
         raise ValueError("no such thing")
 
@@ -180,9 +165,7 @@ async def test_a_question_that_fails_is_noted_and_the_store_goes_on(
         assert await store.flush()
 
 
-async def test_batches_that_nothing_takes_are_noted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_batches_that_nothing_takes_are_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise LookupError("nobody home")
 
@@ -262,9 +245,7 @@ async def test_processes_that_start_and_write_at_once_lose_nothing(tmp_path: Pat
 
 @pytest.mark.process
 @pytest.mark.parametrize("part", range(2))
-async def test_r53_a_killed_writer_loses_no_row_that_was_acknowledged(
-    tmp_path: Path, part: int
-) -> None:
+async def test_r53_a_killed_writer_loses_no_row_that_was_acknowledged(tmp_path: Path, part: int) -> None:
     path = store_file(tmp_path)
     acknowledged: dict[str, int] = {}
     with writer(path) as process:
@@ -385,9 +366,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("statements", DAMAGE.values(), ids=DAMAGE.keys())
-async def test_r53_any_damage_is_found_and_the_file_set_aside(
-    tmp_path: Path, statements: Sequence[str]
-) -> None:
+async def test_r53_any_damage_is_found_and_the_file_set_aside(tmp_path: Path, statements: Sequence[str]) -> None:
     await filled(tmp_path, 6)
     path = store_file(tmp_path)
     outside(path, *statements)
@@ -406,9 +385,7 @@ async def test_r53_any_damage_is_found_and_the_file_set_aside(
     async with stored(tmp_path) as store:
         assert (store.path, store.notes) == (str(path), ())
         assert len(await store.latest("pin")) == 7
-        assert [note.message for note in await store.verify()] == [
-            f"a damaged ledger was set aside as {aside}"
-        ]
+        assert [note.message for note in await store.verify()] == [f"a damaged ledger was set aside as {aside}"]
 
 
 async def test_r53_looking_alone_leaves_a_damaged_file_where_it_is(tmp_path: Path) -> None:
@@ -418,10 +395,7 @@ async def test_r53_looking_alone_leaves_a_damaged_file_where_it_is(tmp_path: Pat
     async with stored(tmp_path) as store:
         found = await store.verify()
         assert len(found) == 21
-        assert (found[0].message, found[-1].message) == (
-            "row 1 is not the one that was written",
-            "and 10 more",
-        )
+        assert (found[0].message, found[-1].message) == ("row 1 is not the one that was written", "and 10 more")
         assert store.path == str(path)
 
 
@@ -493,9 +467,7 @@ async def test_r53_damage_that_is_met_while_writing_costs_only_the_file(tmp_path
         assert ["set aside as" in note.message for note in await store.verify()] == [True]
 
 
-async def test_a_damaged_store_that_another_process_has_replaced_is_left_alone(
-    tmp_path: Path,
-) -> None:
+async def test_a_damaged_store_that_another_process_has_replaced_is_left_alone(tmp_path: Path) -> None:
     await filled(tmp_path, 6)
     path = store_file(tmp_path)
     async with stored(tmp_path) as store:
@@ -543,9 +515,7 @@ async def test_r54_a_full_disk_costs_the_file_and_nothing_else(tmp_path: Path) -
         assert not await store.flush()
         assert (store.path, len(store.notes)) == (None, 1)
         # Its own rows, those that were in the file included, and the pins of former runs.
-        assert [row.facts["tool"] for row in await store.rows("r1")] == [
-            f"t{number}" for number in range(1, 301)
-        ]
+        assert [row.facts["tool"] for row in await store.rows("r1")] == [f"t{number}" for number in range(1, 301)]
         assert len(await store.latest("pin")) == 300
         assert await store.verify() == ()
     async with stored(tmp_path) as store:
@@ -571,8 +541,7 @@ def unusable(tmp_path: Path, kind: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    "kind",
-    ["a directory", "a link", "a FIFO", "a folder that is a file", "a folder that is a link"],
+    "kind", ["a directory", "a link", "a FIFO", "a folder that is a file", "a folder that is a link"]
 )
 async def test_r54_a_place_that_cannot_be_used_is_left_alone(tmp_path: Path, kind: str) -> None:
     unusable(tmp_path, kind)
@@ -604,9 +573,7 @@ async def test_r54_a_file_that_cannot_be_read_midway_is_recovered(tmp_path: Path
         assert (store.path, len(store.notes)) == (str(store_file(tmp_path)), 1)
 
 
-async def test_r54_an_error_of_the_disk_costs_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_r54_an_error_of_the_disk_costs_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     await filled(tmp_path, 3)
     async with stored(tmp_path) as store:
 
@@ -623,9 +590,7 @@ async def test_r54_an_error_of_the_disk_costs_the_file(
     assert store_file(tmp_path).exists()
 
 
-async def test_a_store_that_cannot_be_set_aside_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_store_that_cannot_be_set_aside_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> str:
         raise PermissionError("not yours")
 
@@ -677,9 +642,7 @@ async def test_whoever_waits_for_a_disk_that_hangs_is_told_in_the_end(
         assert await store.flush()
 
 
-async def test_a_store_in_memory_that_fails_says_what_is_lost(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_store_in_memory_that_fails_says_what_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> End:
         raise sqlite3.OperationalError("out of memory")
 
@@ -743,9 +706,7 @@ async def test_a_run_whose_numbers_have_a_gap_is_out_of_order(tmp_path: Path) ->
         assert "row 2 is out of the order of its run" in found
 
 
-async def test_a_row_that_says_nothing_about_what_was_pruned_accounts_for_nothing(
-    tmp_path: Path,
-) -> None:
+async def test_a_row_that_says_nothing_about_what_was_pruned_accounts_for_nothing(tmp_path: Path) -> None:
     async with stored(tmp_path) as store:
         store.append(lambda: Batch((Happening("r1", AT, "prune", {"last": "x"}),)))
         store.append(lambda: Batch((Happening("r1", AT, "turn", {"turn": 1}),)))

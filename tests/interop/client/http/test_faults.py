@@ -143,9 +143,7 @@ async def refusal(config: ServerConfig) -> ProtocolFault:
     return caught.value
 
 
-async def failure(
-    endpoint: ServerEndpointImpl, arguments: dict[str, Any] | None = None
-) -> ProtocolFault:
+async def failure(endpoint: ServerEndpointImpl, arguments: dict[str, Any] | None = None) -> ProtocolFault:
     """Call in vain."""
     with pytest.raises(ProtocolFault) as caught:
         await endpoint.invoke("echo", {"text": "x", **(arguments or {})})
@@ -295,9 +293,7 @@ async def test_an_address_that_is_none_is_refused_before_anything_is_sent(url: s
     assert (fault.kind, fault.detail.reason) == ("transport", "malformed")
 
 
-@pytest.mark.parametrize(
-    "behaviour", [page(), mistyped(), mistyped(""), page(b"{oops", "application/json")]
-)
+@pytest.mark.parametrize("behaviour", [page(), mistyped(), mistyped(""), page(b"{oops", "application/json")])
 async def test_what_is_no_mcp_is_a_fault_of_the_protocol(behaviour: Behaviour) -> None:
     async with http_server(behaviour) as server:
         fault = await refusal(remote(server))
@@ -316,9 +312,7 @@ async def test_the_old_transport_wants_a_stream_of_events() -> None:
 
 @pytest.mark.parametrize("where", ["nothing", "headers", "body"])
 @pytest.mark.parametrize("era", ["modern", "legacy"])
-async def test_r28_one_of_twenty_calls_is_dropped_and_only_that_one_fails(
-    where: Any, era: str
-) -> None:
+async def test_r28_one_of_twenty_calls_is_dropped_and_only_that_one_fails(where: Any, era: str) -> None:
     dropped = sometimes(
         cut(where),
         on=lambda request: bool(request.arguments.get("drop")),
@@ -328,9 +322,7 @@ async def test_r28_one_of_twenty_calls_is_dropped_and_only_that_one_fails(
     async with http_server(together(20, dropped)) as server:
         async with opened(remote(server, limits=config_limits)) as endpoint:
             async with asyncio.TaskGroup() as tasks:
-                calls = [
-                    tasks.create_task(endpoint.invoke("echo", {"text": str(n)})) for n in range(19)
-                ]
+                calls = [tasks.create_task(endpoint.invoke("echo", {"text": str(n)})) for n in range(19)]
                 victim = tasks.create_task(failure(endpoint, {"drop": True}))
             texts = [call.result().content[0] for call in calls]
             assert texts == [{"type": "text", "text": str(n)} for n in range(19)]
@@ -494,8 +486,7 @@ def _everything(fault: BaseException | None) -> str:
 
 
 @pytest.mark.parametrize(
-    "behaviour",
-    [status(401), status(500), cut(), page(), redirect("http://127.0.0.2:9/x"), Modern()],
+    "behaviour", [status(401), status(500), cut(), page(), redirect("http://127.0.0.2:9/x"), Modern()]
 )
 async def test_r39_header_values_are_sent_and_never_shown(
     behaviour: Behaviour, caplog: pytest.LogCaptureFixture
@@ -545,12 +536,9 @@ async def _cancelled(endpoint: ServerEndpointImpl, token: CancelToken) -> Protoc
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("5", 5), ("99999999999", 3600), ("soon", None), ("Thu, 01 Jan 1970 00:00:00 GMT", 0)],
+    ("text", "seconds"), [("5", 5), ("99999999999", 3600), ("soon", None), ("Thu, 01 Jan 1970 00:00:00 GMT", 0)]
 )
-async def test_a_wish_to_be_left_alone_is_read_in_each_of_its_forms(
-    text: str, seconds: float | None
-) -> None:
+async def test_a_wish_to_be_left_alone_is_read_in_each_of_its_forms(text: str, seconds: float | None) -> None:
     async with http_server(status(429, retry_after=text)) as server:
         fault = await refusal(remote(server))
     assert fault.detail.retry_after_s == seconds

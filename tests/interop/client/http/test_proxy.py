@@ -19,11 +19,7 @@ from tests.support.opened import fault_of_opening, opened
 from tests.support.servers import FAST, SOON, remote
 
 from indusagi.interop.protocol_bridge.client.http import guard as _http
-from indusagi.interop.protocol_bridge.client.http.proxy import (
-    is_excepted,
-    is_this_machine,
-    proxy_for,
-)
+from indusagi.interop.protocol_bridge.client.http.proxy import is_excepted, is_this_machine, proxy_for
 from indusagi.interop.protocol_bridge.contract import (
     ProtocolFault,
     ServerLimits,
@@ -123,10 +119,7 @@ async def test_the_way_to_the_proxy_itself_may_be_tls(
     trusting.load_verify_locations(certificate)
     monkeypatch.setattr(_http, "_shared_tls", lambda: trusting)
     inner = tls if target == "https" else None
-    async with (
-        http_server(Modern(), tls=inner) as server,
-        http_proxy({HOST: server}, tls=tls) as proxy,
-    ):
+    async with http_server(Modern(), tls=inner) as server, http_proxy({HOST: server}, tls=tls) as proxy:
         given = proxy.url(scheme="https")
         async with opened(config(url=f"{target}://{HOST}/mcp", proxy=given)) as endpoint:
             assert await works(endpoint)
@@ -136,9 +129,7 @@ async def test_many_calls_at_once_go_through_it() -> None:
     async with http_server(Modern()) as server, http_proxy({HOST: server}) as proxy:
         async with opened(config(proxy=proxy.url())) as endpoint:
             async with asyncio.TaskGroup() as tasks:
-                calls = [
-                    tasks.create_task(endpoint.invoke("echo", {"text": str(n)})) for n in range(40)
-                ]
+                calls = [tasks.create_task(endpoint.invoke("echo", {"text": str(n)})) for n in range(40)]
     texts = [call.result().content[0] for call in calls]
     assert texts == [{"type": "text", "text": str(n)} for n in range(40)]
 
@@ -160,9 +151,7 @@ async def test_a_server_on_this_machine_is_never_reached_through_the_environment
         assert proxy.requests == []
 
 
-@pytest.mark.parametrize(
-    ("except_for", "proxy"), [(HOST, None), ("corp.test", None), ("*", None), ("", "")]
-)
+@pytest.mark.parametrize(("except_for", "proxy"), [(HOST, None), ("corp.test", None), ("*", None), ("", "")])
 async def test_a_server_that_is_to_be_reached_directly_is(
     except_for: str, proxy: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,17 +186,11 @@ async def test_a_server_that_is_to_be_reached_directly_is(
         ({"HTTP_PROXY": "http://p:1", "NO_PROXY": "10.0.0.0/8"}, "http://11.1.2.3/", "http://p:1"),
         ({"HTTP_PROXY": "http://p:1", "NO_PROXY": "[fd00::]/8"}, "http://[fd00::1]/", "http://p:1"),
         ({"HTTP_PROXY": "http://p:1", "NO_PROXY": "fd00::/8"}, "http://[fd00::1]/", None),
-        (
-            {"HTTP_PROXY": "http://p:1", "NO_PROXY": "[fd00::1]:8080"},
-            "http://[fd00::1]:8080/",
-            None,
-        ),
+        ({"HTTP_PROXY": "http://p:1", "NO_PROXY": "[fd00::1]:8080"}, "http://[fd00::1]:8080/", None),
         ({"HTTP_PROXY": "http://p:1", "NO_PROXY": ".test"}, "http://contest/", "http://p:1"),
     ],
 )
-def test_the_environment_is_read_as_others_read_it(
-    environ: dict[str, str], url: str, expected: str | None
-) -> None:
+def test_the_environment_is_read_as_others_read_it(environ: dict[str, str], url: str, expected: str | None) -> None:
     found = proxy_for(StreamableHttpServerConfig("it", url), httpx2.URL(url), environ)
     assert (None if found is None else str(found.url)) == expected
 
@@ -224,8 +207,7 @@ def test_this_machine_is_known_by_each_of_its_names(host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "host",
-    ["localhost.corp.test", "mylocalhost", "128.0.0.1", "fd00::1", "127.corp.test", "ümlaut"],
+    "host", ["localhost.corp.test", "mylocalhost", "128.0.0.1", "fd00::1", "127.corp.test", "ümlaut"]
 )
 def test_another_machine_is_not_taken_for_this_one(host: str) -> None:
     assert not is_this_machine(host)
@@ -238,9 +220,7 @@ ENTRIES = PARTS.map("".join)
 
 
 @given(NAMES, st.sampled_from([80, 81]), st.lists(ENTRIES, max_size=3))
-def test_exceptions_for_names_are_those_of_the_standard_library(
-    host: str, port: int, entries: list[str]
-) -> None:
+def test_exceptions_for_names_are_those_of_the_standard_library(host: str, port: int, entries: list[str]) -> None:
     rules = ", ".join(entries)
     # Any: it is documented, and its stubs do not know it.
     library: Any = urllib.request
@@ -319,9 +299,7 @@ async def test_a_proxy_that_wants_other_credentials_is_named_and_they_are_not(
         assert secret not in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("status", "reason"), [("403 Forbidden", "refused"), ("502 Bad Gateway", "upstream")]
-)
+@pytest.mark.parametrize(("status", "reason"), [("403 Forbidden", "refused"), ("502 Bad Gateway", "upstream")])
 async def test_a_proxy_that_makes_no_tunnel_is_named(status: str, reason: str) -> None:
     async with http_proxy(status=status) as proxy:
         fault = await fault_of_opening(config(url=f"https://{HOST}/mcp", proxy=proxy.url()))
@@ -354,8 +332,7 @@ async def test_a_proxy_that_never_answers_is_given_up(scheme: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "proxy",
-    ["socks5://p:1080", f"http://me:{PASSWORD}@", "http://p:99999", "ftp://p", "http://p:x"],
+    "proxy", ["socks5://p:1080", f"http://me:{PASSWORD}@", "http://p:99999", "ftp://p", "http://p:x"]
 )
 @pytest.mark.parametrize("configured", [True, False])
 async def test_what_is_no_proxy_is_refused_before_anything_is_sent(
@@ -369,9 +346,7 @@ async def test_what_is_no_proxy_is_refused_before_anything_is_sent(
     assert PASSWORD not in _everything(fault)
 
 
-async def test_a_configured_proxy_is_used_whatever_the_environment_says(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_configured_proxy_is_used_whatever_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
     async with http_server(Modern()) as server, http_proxy({"127.0.0.1": server}) as proxy:
         monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
         monkeypatch.setenv("NO_PROXY", "*")

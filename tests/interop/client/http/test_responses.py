@@ -15,11 +15,7 @@ from tests.support.http_peer import http_server
 from tests.support.servers import remote, remote_sse
 from tests.support.waiting import LIMIT_S
 
-from indusagi.interop.protocol_bridge.client.http.responses import (
-    EventFilter,
-    is_same_id,
-    judge_message,
-)
+from indusagi.interop.protocol_bridge.client.http.responses import EventFilter, is_same_id, judge_message
 from indusagi.interop.protocol_bridge.contract import ProtocolFault, ServerLimits
 from indusagi.interop.protocol_bridge.endpoint import create_server_endpoint
 
@@ -49,10 +45,7 @@ def on_call(honest: Behaviour, *frames: Any, events: bool, id_like: str = "") ->
             await honest(exchange)
             return
         asked = exchange.request.rpc["id"]
-        said = [
-            json.loads(json.dumps(frame).replace('"OWN"', id_like or json.dumps(asked)))
-            for frame in frames
-        ]
+        said = [json.loads(json.dumps(frame).replace('"OWN"', id_like or json.dumps(asked))) for frame in frames]
         if not events:
             await exchange.reply_json(said[0])
             return
@@ -90,9 +83,7 @@ async def test_finding_d9_an_answer_with_a_foreign_id_fails_the_call_at_once(
             assert "answered a request that was not asked" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "body", [[], [answer("OWN")], 5, "text", {"method": "x", "jsonrpc": "2.0"}]
-)
+@pytest.mark.parametrize("body", [[], [answer("OWN")], 5, "text", {"method": "x", "jsonrpc": "2.0"}])
 async def test_finding_d9_a_body_that_is_no_answer_fails_the_call_at_once(body: Any) -> None:
     async with calling(on_call(Legacy(), body, events=False)) as endpoint:
         with pytest.raises(ProtocolFault, match="not an answer") as caught:
@@ -101,9 +92,7 @@ async def test_finding_d9_a_body_that_is_no_answer_fails_the_call_at_once(body: 
 
 
 @pytest.mark.parametrize("era", [Legacy, Modern])
-async def test_finding_d9_the_own_answer_behind_a_foreign_one_is_taken(
-    era: type[Legacy | Modern],
-) -> None:
+async def test_finding_d9_the_own_answer_behind_a_foreign_one_is_taken(era: type[Legacy | Modern]) -> None:
     frames = (answer(999_999), answer("OWN", "mine"))
     async with calling(on_call(era(), *frames, events=True)) as endpoint:
         result = await endpoint.invoke("echo", {})
@@ -152,9 +141,7 @@ async def test_finding_d9_on_the_old_transport_a_foreign_answer_is_never_taken()
         (2, 1, False), (1, "1", False), ([1], 1, False), ("1.0", 1, False), (False, 0, False),
     ],
 )  # fmt: skip
-def test_finding_d9_ids_are_compared_by_value_and_kind(
-    given_id: object, asked: int | str, same: bool
-) -> None:
+def test_finding_d9_ids_are_compared_by_value_and_kind(given_id: object, asked: int | str, same: bool) -> None:
     assert is_same_id(given_id, asked) is same
     assert (judge_message(json.dumps(answer(given_id)).encode(), asked).kind == "own") is same
 
@@ -175,8 +162,7 @@ def test_finding_d9_a_stream_loses_foreign_answers_and_nothing_else(data: st.Dat
     line_end = data.draw(st.sampled_from([b"\n", b"\r\n", b"\r"]))
     ids = data.draw(st.lists(st.sampled_from([1, 2, "1", "2", None]), max_size=5))
     events = [
-        b"event: message%bdata: %b%b%b"
-        % (line_end, json.dumps(answer(i)).encode(), line_end, line_end)
+        b"event: message%bdata: %b%b%b" % (line_end, json.dumps(answer(i)).encode(), line_end, line_end)
         if i is not None
         else b": alive%bid: 3%b%b" % (line_end, line_end, line_end)
         for i in ids

@@ -36,9 +36,7 @@ def answering_get(code: int | None, then: Behaviour) -> Behaviour:
 
 @pytest.mark.parametrize("code", [400, 404, 405, 406, None])
 @pytest.mark.parametrize("era", [Legacy, Modern])
-async def test_finding_a11_the_present_transport_is_tried_next(
-    code: int | None, era: type[Legacy | Modern]
-) -> None:
+async def test_finding_a11_the_present_transport_is_tried_next(code: int | None, era: type[Legacy | Modern]) -> None:
     async with http_server(answering_get(code, era())) as server:
         endpoint = create_server_endpoint(SseServerConfig("a", server.url, limits=FAST))
         await endpoint.open()

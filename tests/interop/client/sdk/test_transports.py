@@ -159,10 +159,7 @@ class Honest:
 
 @asynccontextmanager
 async def _pair(server: Server[Any]) -> AsyncGenerator[Any]:
-    async with (
-        create_client_server_memory_streams() as (ours, (read, write)),
-        anyio.create_task_group() as tasks,
-    ):
+    async with create_client_server_memory_streams() as (ours, (read, write)), anyio.create_task_group() as tasks:
         options = server.create_initialization_options(NotificationOptions(tools_changed=True))
         tasks.start_soon(server.run, read, write, options)
         yield (*ours, "something more")
@@ -189,10 +186,7 @@ STDIO = StdioServerConfig("it", "never-started", limits=LIMITS)
 
 @asynccontextmanager
 async def opened(
-    way: str,
-    honest: Honest,
-    handlers: Handlers | None = None,
-    limits: ServerLimits = LIMITS,
+    way: str, honest: Honest, handlers: Handlers | None = None, limits: ServerLimits = LIMITS
 ) -> AsyncGenerator[ServerEndpointImpl]:
     """Connect to a server in one of the ways, and disconnect after the block."""
     server = honest.server
@@ -310,9 +304,7 @@ async def test_a_change_of_the_tools_is_noticed(way: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
-async def test_a_client_of_the_sdk_tells_changes_and_its_own_handler_hears_them_too(
-    mode: Any,
-) -> None:
+async def test_a_client_of_the_sdk_tells_changes_and_its_own_handler_hears_them_too(mode: Any) -> None:
     own: list[Any] = []
     heard: list[str] = []
 
@@ -321,9 +313,7 @@ async def test_a_client_of_the_sdk_tells_changes_and_its_own_handler_hears_them_
 
     client = Client(Honest().server, mode=mode, message_handler=handler)
     endpoint = create_server_endpoint(
-        STDIO,
-        lambda: client,
-        handlers=Handlers(on_notification=lambda method, _: heard.append(method)),
+        STDIO, lambda: client, handlers=Handlers(on_notification=lambda method, _: heard.append(method))
     )
     await endpoint.open()
     before = await endpoint.list_tools()
@@ -390,9 +380,7 @@ async def test_our_client_and_the_sdk_s_see_the_same(way: str) -> None:
 
 
 @pytest.mark.parametrize("era", ["modern", "legacy"])
-async def test_the_request_of_a_cancelled_call_is_let_go_also_where_json_was_awaited(
-    era: str,
-) -> None:
+async def test_the_request_of_a_cancelled_call_is_let_go_also_where_json_was_awaited(era: str) -> None:
     honest = Modern() if era == "modern" else Legacy()
     async with http_server(sometimes(silence, on="tools/call", then=honest)) as server:
         endpoint = create_server_endpoint(remote(server, limits=replace(LIMITS, close_s=0.1)))
@@ -465,9 +453,7 @@ async def test_a_session_whose_server_is_gone_ends_its_endpoint_at_the_next_call
             async def live() -> None:
                 async with anyio.create_task_group() as inner, read, write:
                     server = Honest().server
-                    inner.start_soon(
-                        server.run, read, write, server.create_initialization_options()
-                    )
+                    inner.start_soon(server.run, read, write, server.create_initialization_options())
                     await gone.wait()
                     inner.cancel_scope.cancel()
 
@@ -491,10 +477,7 @@ async def test_a_session_whose_server_is_gone_ends_its_endpoint_at_the_next_call
 
 async def test_marked_arguments_go_into_headers_and_a_wrong_mark_loses_the_tool() -> None:
     honest = Honest()
-    marked = {
-        "type": "object",
-        "properties": {"region": {"type": "string", "x-mcp-header": "Region"}},
-    }
+    marked = {"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}}
     wrong = {"type": "object", "properties": {"n": {"type": "number", "x-mcp-header": "N"}}}
     honest.tools = [_tool("echo") | {"inputSchema": marked}, _tool("bad") | {"inputSchema": wrong}]
     async with opened("http", honest) as endpoint:
@@ -553,9 +536,7 @@ async def test_a_notice_reaches_the_server_through_a_session() -> None:
     async def told(ctx: Context, params: object) -> None:
         heard.set()
 
-    honest.server.add_notification_handler(
-        "notifications/roots/list_changed", types.NotificationParams, told
-    )
+    honest.server.add_notification_handler("notifications/roots/list_changed", types.NotificationParams, told)
     async with opened("old session", honest) as endpoint:
         endpoint.notify("notifications/roots/list_changed")
         with anyio.fail_after(10):

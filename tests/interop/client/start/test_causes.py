@@ -163,43 +163,23 @@ FOLDER = "/home/u/.npm/_npx/3dfbf5a9eea4a1b3"
 @pytest.mark.parametrize(
     ("said", "manager", "command"),
     [
-        (
-            f"npm error code ENOTEMPTY\nnpm error path {FOLDER}/node_modules/a",
-            "npx",
-            "rm -rf " + FOLDER,
-        ),
-        (
-            f"npm error ECOMPROMISED Lock compromised: {FOLDER}/concurrency.lock",
-            "npx",
-            "rm -rf " + FOLDER,
-        ),
+        (f"npm error code ENOTEMPTY\nnpm error path {FOLDER}/node_modules/a", "npx", "rm -rf " + FOLDER),
+        (f"npm error ECOMPROMISED Lock compromised: {FOLDER}/concurrency.lock", "npx", "rm -rf " + FOLDER),
         (
             f"Error [ERR_MODULE_NOT_FOUND]: Cannot find package 'zod' imported from {FOLDER}/a.js",
             "npx",
             "rm -rf " + FOLDER,
         ),
-        (
-            f"Error: Cannot find module '{FOLDER}/node_modules/a/dist/index.js'",
-            None,
-            "rm -rf " + FOLDER,
-        ),
+        (f"Error: Cannot find module '{FOLDER}/node_modules/a/dist/index.js'", None, "rm -rf " + FOLDER),
         ("npm error code ECOMPROMISED\nnpm error Lock compromised", "npx", "_npx"),
         ("sh: 1: mcp-server-files: not found", "npx", "_npx"),
         ("npm warn tar TAR_ENTRY_ERROR ENOENT: no such file", "npx", "npm cache clean --force"),
         ("npm error code EINTEGRITY", "npm", "npm cache clean --force"),
         ("npm error zlib: unexpected end of file", "npx", "npm cache clean --force"),
-        (
-            "error: Failed to read from the distribution cache",
-            "uvx",
-            "uv cache clean mcp-server-time",
-        ),
+        ("error: Failed to read from the distribution cache", "uvx", "uv cache clean mcp-server-time"),
         ("error: Failed to open lock file `/home/u/.cache/uv/.lock`", "uv", "uv cache clean"),
         ("  Caused by: failed to extract archive: invalid Zip archive", "uvx", "uv cache clean"),
-        (
-            "zipfile.BadZipFile: File is not a zip file",
-            "pipx",
-            "pipx run --no-cache mcp-server-time",
-        ),
+        ("zipfile.BadZipFile: File is not a zip file", "pipx", "pipx run --no-cache mcp-server-time"),
         ("error: IntegrityCheckFailed extracting tarball", "bunx", "bun pm cache rm"),
         (" ERR_PNPM_TARBALL_INTEGRITY  Got unexpected checksum", "pnpm", "pnpm store prune"),
     ],

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from indusagi.interop.protocol_bridge.client.start.environment import (
-    child_environment,
-    find_withheld,
-    is_inherited,
-)
+from indusagi.interop.protocol_bridge.client.start.environment import child_environment, find_withheld, is_inherited
 
 
 @pytest.mark.parametrize(
@@ -49,9 +45,7 @@ from indusagi.interop.protocol_bridge.client.start.environment import (
         "DISPLAY",
     ],
 )
-def test_finding_b6_what_a_network_a_language_or_a_package_manager_needs_is_passed_on(
-    name: str,
-) -> None:
+def test_finding_b6_what_a_network_a_language_or_a_package_manager_needs_is_passed_on(name: str) -> None:
     assert child_environment({name: "x"}, {}) == {name: "x"}
 
 

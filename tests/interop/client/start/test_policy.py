@@ -6,13 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indusagi.interop import (
-    ServerLimits,
-    StartHistory,
-    StartPolicy,
-    StdioServerConfig,
-    StreamableHttpServerConfig,
-)
+from indusagi.interop import ServerLimits, StartHistory, StartPolicy, StdioServerConfig, StreamableHttpServerConfig
 from indusagi.interop.protocol_bridge.client.start.package_managers import find_package_manager
 
 POLICY = StartPolicy()
@@ -80,9 +74,7 @@ def config(*argv: str, connect_s: float | None = None) -> StdioServerConfig:
         (["bash", "-c", 'bash -c \'bash -c "bash -c \\"bash -c \\\\\\"x\\\\\\"\\""\''], None),
     ],
 )
-def test_finding_b1_a_package_manager_is_known_however_it_is_started(
-    argv: list[str], name: str | None
-) -> None:
+def test_finding_b1_a_package_manager_is_known_however_it_is_started(argv: list[str], name: str | None) -> None:
     found = find_package_manager(argv[0], argv[1:])
     assert (None if found is None else found.name) == name
 

@@ -45,21 +45,13 @@ UNSTATED = replace(FAST, connect_s=None)
 
 
 def package_manager(
-    folder: Path,
-    steps: int,
-    on_signal: str = "clean",
-    *,
-    name: str = "npx",
-    limits: ServerLimits = UNSTATED,
+    folder: Path, steps: int, on_signal: str = "clean", *, name: str = "npx", limits: ServerLimits = UNSTATED
 ) -> StdioServerConfig:
     """Configure a server behind a package manager that unpacks for so many tenths of a second."""
     program = folder / name
     script = SERVERS / "package_manager.py"
     command = [*PYTHON, str(SERVERS / "honest.py")]
-    program.write_text(
-        f'#!/bin/sh\nexec {" ".join(PYTHON)} {script} "$@"\n',
-        encoding="utf-8",
-    )
+    program.write_text(f'#!/bin/sh\nexec {" ".join(PYTHON)} {script} "$@"\n', encoding="utf-8")
     program.chmod(0o755)
     args = [str(folder / "cache"), str(steps), on_signal, *command]
     return StdioServerConfig("fetched", str(program), args, limits=limits)
@@ -69,11 +61,7 @@ def leftovers(folder: Path) -> list[str]:
     """List what a package manager leaves in its cache when it is killed."""
     cache = folder / "cache" / "_npx"
     folders = [*cache.iterdir()] if cache.exists() else []
-    return [
-        str(one)
-        for one in folders
-        if (one / "concurrency.lock").exists() or not (one / "whole").exists()
-    ]
+    return [str(one) for one in folders if (one / "concurrency.lock").exists() or not (one / "whole").exists()]
 
 
 def script(text: str, *, limits: ServerLimits = SOON) -> StdioServerConfig:
@@ -86,9 +74,7 @@ def script(text: str, *, limits: ServerLimits = SOON) -> StdioServerConfig:
 
 async def test_finding_b1_a_first_start_is_extended_while_it_shows_life(tmp_path: Path) -> None:
     policy = StartPolicy(first_s=1.2, later_s=0.1, package_manager_cap_s=60)
-    endpoint = create_server_endpoint(
-        package_manager(tmp_path, 40), policy=policy, history=StartHistory()
-    )
+    endpoint = create_server_endpoint(package_manager(tmp_path, 40), policy=policy, history=StartHistory())
     try:
         await endpoint.open()
         assert endpoint.phase is EndpointPhase.READY
@@ -124,9 +110,7 @@ async def test_finding_b1_standard_error_is_life_where_the_system_tells_nothing(
         f"import runpy; runpy.run_path({str(SERVERS / 'honest.py')!r}, run_name='__main__')\n"
     )
     policy = StartPolicy(first_s=0.8, cap_s=60)
-    endpoint = create_server_endpoint(
-        script(text, limits=UNSTATED), policy=policy, history=StartHistory()
-    )
+    endpoint = create_server_endpoint(script(text, limits=UNSTATED), policy=policy, history=StartHistory())
     try:
         await endpoint.open()
         assert endpoint.phase is EndpointPhase.READY
@@ -138,9 +122,7 @@ async def test_finding_b1_a_later_start_that_takes_too_long_makes_the_next_one_p
     history = StartHistory()
     mute = replace(fault("mute"), limits=UNSTATED)
     history.record_up(mute)
-    endpoint = create_server_endpoint(
-        mute, policy=StartPolicy(first_s=60, later_s=0.3), history=history
-    )
+    endpoint = create_server_endpoint(mute, policy=StartPolicy(first_s=60, later_s=0.3), history=history)
     with pytest.raises(ProtocolFault, match="the next start is given more time"):
         await endpoint.open()
     assert not history.was_up(mute)
@@ -150,10 +132,7 @@ async def test_finding_b1_a_slow_start_is_an_event_for_programs(tmp_path: Path) 
     heard: list[FleetEvent] = []
     config = BridgeConfig([package_manager(tmp_path, 4), honest(id="quick", limits=FAST)])
     fleet = await start_server_fleet(
-        config,
-        policy=StartPolicy(slow_s=0.25),
-        history=StartHistory(),
-        on_event=heard.append,
+        config, policy=StartPolicy(slow_s=0.25), history=StartHistory(), on_event=heard.append
     )
     try:
         slow = [one for one in heard if one.event == "slow_start" and one.server == "fetched"]
@@ -168,9 +147,7 @@ async def test_finding_b1_a_slow_start_is_an_event_for_programs(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("on_signal", ["clean", "finish"])
-async def test_finding_b1_a_package_manager_is_not_killed_while_it_unpacks(
-    tmp_path: Path, on_signal: str
-) -> None:
+async def test_finding_b1_a_package_manager_is_not_killed_while_it_unpacks(tmp_path: Path, on_signal: str) -> None:
     limits = replace(FAST, connect_s=0.7)
     failure = await fault_of_opening(package_manager(tmp_path, 30, on_signal, limits=limits))
     assert failure.kind == "timeout"
@@ -246,16 +223,12 @@ async def test_finding_c3_a_start_that_waits_does_not_hold_up_the_others() -> No
     async with anyio.create_task_group() as tasks:
         config = BridgeConfig([fault("mute", limits=limits), honest(limits=FAST)])
         tasks.start_soon(fleet.start, config)
-        await until(
-            lambda: bool(fleet.status()) and fleet.status()["honest"].phase is EndpointPhase.READY
-        )
+        await until(lambda: bool(fleet.status()) and fleet.status()["honest"].phase is EndpointPhase.READY)
         assert fleet.status()["mute"].phase is EndpointPhase.CONNECTING
         tasks.cancel_scope.cancel()
 
 
-async def test_finding_c3_a_call_starts_its_server_out_of_turn(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_finding_c3_a_call_starts_its_server_out_of_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pacing, "_LOOK_S", 60.0)
     fleet = ServerFleetImpl(pacer=StartPacer(1), supervision=QUICK)
     config = BridgeConfig([fault("mute", limits=replace(FAST, connect_s=30)), honest(limits=FAST)])
@@ -302,9 +275,7 @@ async def test_finding_b4_noise_of_a_server_that_works_is_a_note_with_its_first_
         assert "the first: 'INFO starting'" in str(note)
 
 
-async def test_finding_b4_what_was_written_before_the_link_is_read_is_quoted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_finding_b4_what_was_written_before_the_link_is_read_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
     # With many servers starting at once, a line arrives before the loop comes back to its start.
     spawn = connect.spawn_link
 
@@ -319,10 +290,7 @@ async def test_finding_b4_what_was_written_before_the_link_is_read_is_quoted(
 
 
 async def test_finding_b5_a_start_that_takes_too_long_tells_what_stands_on_standard_error() -> None:
-    text = (
-        "import sys; print('Error: no database at db:5432', file=sys.stderr, flush=True)\n"
-        "while True: input()"
-    )
+    text = "import sys; print('Error: no database at db:5432', file=sys.stderr, flush=True)\nwhile True: input()"
     failure = await fault_of_opening(script(text))
     assert failure.kind == "timeout"
     assert "(its stderr: Error: no database at db:5432)" in str(failure)
@@ -371,9 +339,7 @@ for line in sys.stdin:
         ('{"code": 7, "message": ""}', "an error without a message (code 7)"),
     ],
 )
-async def test_finding_c6_the_error_of_a_server_that_cannot_list_is_the_message(
-    error: str, said: str
-) -> None:
+async def test_finding_c6_the_error_of_a_server_that_cannot_list_is_the_message(error: str, said: str) -> None:
     text = REFUSING.replace("METHOD", "tools/list").replace("ERROR", error)
     async with opened(script(text, limits=FAST)) as endpoint:
         with pytest.raises(ProtocolFault) as caught:
@@ -401,10 +367,7 @@ async def test_finding_d10_a_server_that_answers_nothing_any_more_is_started_ane
         with pytest.raises(ProtocolFault):
             await endpoint.invoke("fault", {})
         await until(
-            lambda: (
-                fleet.status()["block"].restarts > 0
-                and fleet.status()["block"].phase is EndpointPhase.READY
-            )
+            lambda: fleet.status()["block"].restarts > 0 and fleet.status()["block"].phase is EndpointPhase.READY
         )
         assert endpoint.phase is EndpointPhase.FAULTED
         assert "answers nothing any more" in str(endpoint.status().fault)
@@ -427,9 +390,7 @@ for _ in range(200):
 
 
 @pytest.mark.parametrize("writing", [False, True])
-async def test_finding_d10_a_server_that_stops_reading_with_a_full_pipe_is_faulted(
-    writing: bool,
-) -> None:
+async def test_finding_d10_a_server_that_stops_reading_with_a_full_pipe_is_faulted(writing: bool) -> None:
     said = "print('tick', file=sys.stderr, flush=True)" if writing else "pass"
     text = SHAKES_HANDS_ONLY.replace("WRITING", said)
     # One that still writes may be at work: it has the time that a call may take in all.

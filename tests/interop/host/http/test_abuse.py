@@ -131,9 +131,7 @@ HALF = b"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nX: "
 REFUSED = b"POST /mcp HTTP/1.1\r\nHost: a\r\nContent-Length: 9999\r\n\r\n"
 
 
-@pytest.mark.parametrize(
-    ("begun", "answer"), [(b"", b""), (HALF, b"HTTP/1.1 408 ")], ids=["nothing", "half"]
-)
+@pytest.mark.parametrize(("begun", "answer"), [(b"", b""), (HALF, b"HTTP/1.1 408 ")], ids=["nothing", "half"])
 async def test_a_client_whose_headers_do_not_come_is_given_up(begun: bytes, answer: bytes) -> None:
     """Once something was asked there is an answer to it."""
     async with serving(head_s=0.05) as http:
@@ -146,9 +144,7 @@ async def test_a_client_whose_headers_do_not_come_is_given_up(begun: bytes, answ
     [(HALF, b" 408 ", {"late": 1}), (REFUSED, b" 421 ", {})],
     ids=["headers", "the body of what was refused already"],
 )
-async def test_a_client_that_drips_is_given_up(
-    begun: bytes, status: bytes, dropped: dict[str, int]
-) -> None:
+async def test_a_client_that_drips_is_given_up(begun: bytes, status: bytes, dropped: dict[str, int]) -> None:
     """Each drop comes in time; the request as a whole does not."""
     async with serving(head_s=0.3) as http:
         reader, writer = await asyncio.open_connection("127.0.0.1", http.port)
@@ -236,9 +232,7 @@ LARGE = 3_000_000
 async def large(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
     """Answer with a picture: texts are kept short."""
     await asyncio.sleep(0.1)
-    return ToolResult(
-        [JsonContentBlock({"type": "image", "data": "x" * LARGE, "mimeType": "image/png"})]
-    )
+    return ToolResult([JsonContentBlock({"type": "image", "data": "x" * LARGE, "mimeType": "image/png"})])
 
 
 def deaf_client(http: Http, frame: Any, session: str, room: int = 4096) -> socket.socket:
@@ -351,9 +345,7 @@ async def test_an_initialize_that_nobody_would_be_answered_takes_no_place() -> N
 
 
 @pytest.mark.parametrize("era", ["modern", "legacy"])
-async def test_a_client_that_takes_no_events_waits_for_its_json_however_long_it_takes(
-    era: str,
-) -> None:
+async def test_a_client_that_takes_no_events_waits_for_its_json_however_long_it_takes(era: str) -> None:
     async with serving(ping_s=0.01) as http, anyio.create_task_group() as tasks:
         frame = call("hang")
         if era == "modern":

@@ -109,9 +109,7 @@ FRAMINGS: list[tuple[int, list[str]]] = [
 
 
 @pytest.mark.parametrize(("status", "lines"), FRAMINGS, ids=lambda value: str(value)[:40])
-async def test_finding_d11_a_head_that_can_be_read_two_ways_is_answered_at_once(
-    status: int, lines: list[str]
-) -> None:
+async def test_finding_d11_a_head_that_can_be_read_two_ways_is_answered_at_once(status: int, lines: list[str]) -> None:
     """Nothing is waited for: the limits of time are far away."""
     async with serving(head_s=600, body_s=600) as raw:
         answer = await raw.send(raw.head(*lines))
@@ -127,9 +125,7 @@ async def test_finding_d11_a_version_with_other_framing_is_refused() -> None:
 
 
 @given(before=st.integers(0, 3), zeros=st.integers(0, 30), size=st.integers(0, 10**30))
-def test_finding_d11_one_number_is_read_whatever_its_length(
-    before: int, zeros: int, size: int
-) -> None:
+def test_finding_d11_one_number_is_read_whatever_its_length(before: int, zeros: int, size: int) -> None:
     value = b" " * before + b"0" * zeros + str(size).encode()
     fault = check_head(b"POST / HTTP/1.1\r\nContent-Length:%b\r\n\r\n" % value, LIMIT)
     expected = HeadFault(413, f"the body has more than {LIMIT:,} bytes") if size > LIMIT else None
@@ -179,9 +175,7 @@ async def test_finding_d11_chunks_that_are_mostly_framing_are_refused() -> None:
 
 
 @pytest.mark.parametrize("size", [b"ffffffffffffffffff", b"1000001", b"7fffffff;name=value"])
-async def test_finding_d11_a_chunk_that_announces_too_much_is_refused_before_its_data(
-    size: bytes,
-) -> None:
+async def test_finding_d11_a_chunk_that_announces_too_much_is_refused_before_its_data(size: bytes) -> None:
     async with serving(head_s=600, body_s=600) as raw:
         assert status_of(await raw.send(raw.head(CHUNKED) + size + b"\r\n")) == 413
 
@@ -298,9 +292,7 @@ async def test_finding_d11_each_limit_names_when_to_try_again(settings: dict[str
         raw.bench.let_go.set()
 
 
-async def test_finding_d11_refused_clients_that_stay_are_hung_up_on_in_the_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_finding_d11_refused_clients_that_stay_are_hung_up_on_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("indusagi.interop.protocol_bridge.host.http.connection.LINGERING", 2)
     async with serving() as raw:
         clients: list[socket.socket] = []
@@ -351,9 +343,7 @@ def test_finding_d11_the_limit_of_open_files_is_raised_to_what_is_needed(
     assert ran.stdout.split() == told.split()
 
 
-def test_finding_d11_a_limit_that_cannot_be_raised_is_kept_to(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_finding_d11_a_limit_that_cannot_be_raised_is_kept_to(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise ValueError("not here")
 

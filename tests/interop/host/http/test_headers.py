@@ -56,9 +56,7 @@ def theirs(lines: Lines, frame: dict[str, Any], schema: Any = None) -> tuple[int
 
 # -- the routing headers --------------------------------------------------------------------
 
-METHODS = st.sampled_from(
-    ["tools/call", "prompts/get", "resources/read", "tools/list", "server/discover", "", "x"]
-)
+METHODS = st.sampled_from(["tools/call", "prompts/get", "resources/read", "tools/list", "server/discover", "", "x"])
 NAMES = st.sampled_from(["tool", "grüße", " tool", "", "=?base64?dG9vbA==?=", "file:///a b"])
 ODD = st.one_of(st.none(), st.integers(), st.booleans(), st.lists(st.integers(), max_size=1))
 VERSIONS = st.sampled_from([VERSION, "2031-01-01", "2025-11-25", ""])
@@ -69,10 +67,7 @@ def some(**values: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries({}, optional=values)
 
 
-STAMPS: dict[str, st.SearchStrategy[Any]] = {
-    VERSION_KEY: st.one_of(VERSIONS, ODD),
-    CAPABILITIES_KEY: ODD,
-}
+STAMPS: dict[str, st.SearchStrategy[Any]] = {VERSION_KEY: st.one_of(VERSIONS, ODD), CAPABILITIES_KEY: ODD}
 METAS = st.one_of(some(**STAMPS), ODD)
 SAID = st.one_of(NAMES, NAMES.map(wrapped), VISIBLE, VISIBLE.map(lambda text: f"=?base64?{text}?="))
 
@@ -80,12 +75,7 @@ SAID = st.one_of(NAMES, NAMES.map(wrapped), VISIBLE, VISIBLE.map(lambda text: f"
 @st.composite
 def routed(draw: st.DrawFn) -> tuple[Lines, dict[str, Any]]:
     """Draw a request that says the same twice, and spoil it in a place or two."""
-    wrong = draw(
-        st.sets(
-            st.sampled_from(["version", "method", "name", "body", "stamp", "twice", "gone"]),
-            max_size=2,
-        )
-    )
+    wrong = draw(st.sets(st.sampled_from(["version", "method", "name", "body", "stamp", "twice", "gone"]), max_size=2))
     method, version, name = draw(METHODS), draw(VERSIONS), draw(NAMES)
     headers = {
         "mcp-protocol-version": draw(VERSIONS) if "version" in wrong else version,
@@ -133,9 +123,7 @@ def test_whatever_a_thing_is_called_its_name_can_be_repeated(method: str, name: 
     assert verdict(lines, frame) == (-32020, 400)
 
 
-@pytest.mark.parametrize(
-    "said", ["=?base64?grüße?=", "=?base64?_w==?=", "=?base64?YR==?=", "=?base64?/w==?="]
-)
+@pytest.mark.parametrize("said", ["=?base64?grüße?=", "=?base64?_w==?=", "=?base64?YR==?=", "=?base64?/w==?="])
 def test_a_wrapper_around_no_text_says_nothing(said: str) -> None:
     assert unwrapped(said) is None
     frame = {"method": "tools/call", "params": {"name": said, "_meta": STAMP}}
@@ -203,9 +191,7 @@ VALUES = st.one_of(
     st.just([1]),
 )
 HEADS = st.one_of(
-    st.sampled_from(
-        ["42", "42.0", "42.50", "042", "-0", "4e1", "1e+22", "9007199254740993", "true", "True"]
-    ),
+    st.sampled_from(["42", "42.0", "42.50", "042", "-0", "4e1", "1e+22", "9007199254740993", "true", "True"]),
     st.sampled_from(["9" * 5_000, "north", "", wrapped("grün"), wrapped("42"), "=?base64?YR==?="]),
     st.integers(-3, 50).map(str),
 )
@@ -268,9 +254,7 @@ def test_arguments_and_their_headers_agree_as_for_the_sdk(
 
 
 @given(marked_schemas(), ARGUMENTS)
-def test_what_a_client_of_the_sdk_repeats_is_taken(
-    schema: dict[str, Any], arguments: dict[str, Any]
-) -> None:
+def test_what_a_client_of_the_sdk_repeats_is_taken(schema: dict[str, Any], arguments: dict[str, Any]) -> None:
     assert verdict([*CALLED, *repeated(schema, arguments)], call(arguments), schema) is None
 
 
@@ -386,12 +370,7 @@ HEAVY = {"mcp", "mcp_types", "pydantic", "httpx", "httpx2", "starlette", "jsonsc
 @pytest.mark.process
 def test_a_host_behind_http_loads_a_server_and_nothing_of_the_sdk() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", SERVED],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=25,
-        env=unmeasured(),
+        [sys.executable, "-c", SERVED], capture_output=True, text=True, check=False, timeout=25, env=unmeasured()
     )
     assert done.returncode == 0, done.stderr
     loaded = set(json.loads(done.stdout.splitlines()[-1]))

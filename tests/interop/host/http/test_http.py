@@ -21,12 +21,7 @@ from tests.support.waiting import until
 
 from indusagi.core.app_dirs import state_dir
 from indusagi.interop import HttpSettings, ProtocolFault
-from indusagi.interop.protocol_bridge.host.http.auth import (
-    TOKEN_FILE,
-    is_loopback,
-    kept_token,
-    make_doors,
-)
+from indusagi.interop.protocol_bridge.host.http.auth import TOKEN_FILE, is_loopback, kept_token, make_doors
 from indusagi.runtime.contract import ToolProgress
 
 if TYPE_CHECKING:
@@ -43,11 +38,7 @@ INITIALIZE: dict[str, Any] = {
     "jsonrpc": "2.0",
     "id": 1,
     "method": "initialize",
-    "params": {
-        "protocolVersion": "2025-11-25",
-        "capabilities": {},
-        "clientInfo": {"name": "raw", "version": "1"},
-    },
+    "params": {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}},
 }
 STAMP: dict[str, Any] = {
     "io.modelcontextprotocol/protocolVersion": "2026-07-28",
@@ -122,9 +113,7 @@ async def serving(**settings: Any) -> AsyncGenerator[Http]:
     ],
     ids=str,
 )
-async def test_r51_c2_a_stranger_does_not_reach_a_handler(
-    bind: str, headers: dict[str, str], status: int
-) -> None:
+async def test_r51_c2_a_stranger_does_not_reach_a_handler(bind: str, headers: dict[str, str], status: int) -> None:
     async with serving(host=bind) as http:
         sent = {k: v.encode() for k, v in {**BOTH, **KNOWN, **headers}.items()}
         for method, path in (("POST", "/mcp"), ("GET", "/health"), ("OPTIONS", "/mcp")):
@@ -184,11 +173,7 @@ async def test_the_names_of_this_machine_are_let_in(name: str) -> None:
 
 
 def test_the_doors_know_the_names_they_are_given_and_no_others() -> None:
-    settings = HttpSettings(
-        host="0.0.0.0",
-        allowed_hosts=["Tools.example"],
-        allowed_origins=["https://app.example"],
-    )
+    settings = HttpSettings(host="0.0.0.0", allowed_hosts=["Tools.example"], allowed_origins=["https://app.example"])
     doors = make_doors(settings, ["t"], 80)
     assert doors.hosts == {
         "127.0.0.1", "localhost", "[::1]", "127.0.0.1:80", "localhost:80", "[::1]:80",
@@ -201,8 +186,7 @@ def test_the_doors_know_the_names_they_are_given_and_no_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "alone"),
-    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("box", False)],
+    ("host", "alone"), [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("box", False)]
 )
 def test_an_address_of_this_machine_alone_is_told_from_others(host: str, alone: bool) -> None:
     assert is_loopback(host) == alone
@@ -249,9 +233,7 @@ def test_a_token_that_others_can_read_or_that_is_none_is_not_used() -> None:
         ({"host": "203.0.113.7"}, "cannot listen"),
     ],
 )
-async def test_a_host_that_cannot_start_is_a_transport_fault(
-    settings: dict[str, Any], why: str
-) -> None:
+async def test_a_host_that_cannot_start_is_a_transport_fault(settings: dict[str, Any], why: str) -> None:
     with pytest.raises(ProtocolFault, match=why) as caught:
         async with serving(**settings):
             raise AssertionError
@@ -273,9 +255,7 @@ async def test_the_token_can_be_switched_off_on_this_machine() -> None:
         assert evil.status_code == 421
 
 
-async def test_c27_the_token_of_a_client_goes_nowhere(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_c27_the_token_of_a_client_goes_nowhere(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(0)
     async with serving() as http:
         got = await http.modern("tools/call", name="env", arguments={})
@@ -444,9 +424,7 @@ async def test_what_is_not_understood_is_refused(headers: dict[str, str], status
         ("POST", "/messages", None, 404),
     ],
 )
-async def test_what_is_not_there_is_told(
-    method: str, path: str, version: str | None, status: int
-) -> None:
+async def test_what_is_not_there_is_told(method: str, path: str, version: str | None, status: int) -> None:
     async with serving() as http:
         headers = KNOWN if version is None else {**KNOWN, "mcp-protocol-version": version}
         assert (await http.client.request(method, path, headers=headers)).status_code == status
@@ -454,12 +432,7 @@ async def test_what_is_not_there_is_told(
 
 async def test_what_headers_and_body_say_must_agree() -> None:
     async with serving() as http:
-        frame: dict[str, Any] = {
-            "jsonrpc": "2.0",
-            "id": 5,
-            "method": "tools/list",
-            "params": {"_meta": STAMP},
-        }
+        frame: dict[str, Any] = {"jsonrpc": "2.0", "id": 5, "method": "tools/list", "params": {"_meta": STAMP}}
         for headers, code in (
             ({"mcp_method": "tools/call"}, -32020),
             ({"mcp_method": "tools/list", "mcp_protocol_version": "2031-01-01"}, -32020),
@@ -478,12 +451,7 @@ async def test_what_headers_and_body_say_must_agree() -> None:
 
 async def test_headers_that_come_twice_are_refused() -> None:
     async with serving() as http:
-        frame: dict[str, Any] = {
-            "jsonrpc": "2.0",
-            "id": 5,
-            "method": "tools/list",
-            "params": {"_meta": STAMP},
-        }
+        frame: dict[str, Any] = {"jsonrpc": "2.0", "id": 5, "method": "tools/list", "params": {"_meta": STAMP}}
         for name in ("mcp-method", "mcp-param-region"):
             headers = [*BOTH.items(), *KNOWN.items(), ("mcp-protocol-version", "2026-07-28")]
             headers += [(name, "tools/list"), (name, "tools/list")]
@@ -549,12 +517,7 @@ async def test_r52_a_client_that_vanishes_has_its_call_cancelled(era: str) -> No
             headers["mcp-name"] = "hang"
         else:
             headers["mcp-session-id"] = await http.session()
-        frame: dict[str, Any] = {
-            "jsonrpc": "2.0",
-            "id": 5,
-            "method": "tools/call",
-            "params": params,
-        }
+        frame: dict[str, Any] = {"jsonrpc": "2.0", "id": 5, "method": "tools/call", "params": params}
         _, writer = await asyncio.open_connection("127.0.0.1", http.port)
         writer.write(http.request(frame, headers))
         await http.bench.began.wait()
@@ -610,12 +573,8 @@ async def test_an_older_client_that_cancels_is_told_that_nothing_will_come() -> 
         assert answers[0].json()["error"]["code"] == -32800
 
 
-@pytest.mark.parametrize(
-    ("settings", "status"), [({"requests": 2}, 503), ({"requests_each": 2}, 429)]
-)
-async def test_r52_there_is_a_limit_to_requests_at_once(
-    settings: dict[str, int], status: int
-) -> None:
+@pytest.mark.parametrize(("settings", "status"), [({"requests": 2}, 503), ({"requests_each": 2}, 429)])
+async def test_r52_there_is_a_limit_to_requests_at_once(settings: dict[str, int], status: int) -> None:
     async with serving(**settings) as http:
         async with anyio.create_task_group() as tasks:
             for _ in range(2):

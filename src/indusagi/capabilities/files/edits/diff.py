@@ -93,9 +93,7 @@ def compare(old: bytes, new: bytes) -> LineDiff:
     return LineDiff(old.count(b"\n", 0, start), before, after, list(_blocks(before, after)))
 
 
-def patch_of(
-    diff: LineDiff, name: str, *, created: bool = False, most: int | None = None
-) -> tuple[bytes, bool]:
+def patch_of(diff: LineDiff, name: str, *, created: bool = False, most: int | None = None) -> tuple[bytes, bool]:
     """Write a unified diff that `git apply` and `patch -p1` take.
 
     Args:
@@ -235,10 +233,7 @@ def _searched(old: Sequence[bytes], new: Sequence[bytes], block: Block) -> Itera
     for tag, start, end, new_start, new_end in matcher.get_opcodes():
         if tag != "equal":
             yield Block(
-                block.old_start + start,
-                block.old_start + end,
-                block.new_start + new_start,
-                block.new_start + new_end,
+                block.old_start + start, block.old_start + end, block.new_start + new_start, block.new_start + new_end
             )
 
 
@@ -276,11 +271,7 @@ def _quoted(name: str) -> bytes:
         return raw
     escapes = {7: "a", 8: "b", 9: "t", 10: "n", 11: "v", 12: "f", 13: "r", 34: '"', 92: "\\"}
     written = "".join(
-        f"\\{escapes[byte]}"
-        if byte in escapes
-        else chr(byte)
-        if 0x20 <= byte < 0x7F
-        else f"\\{byte:03o}"
+        f"\\{escapes[byte]}" if byte in escapes else chr(byte) if 0x20 <= byte < 0x7F else f"\\{byte:03o}"
         for byte in raw
     )
     return f'"{written}"'.encode("ascii")

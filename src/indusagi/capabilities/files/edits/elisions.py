@@ -24,9 +24,7 @@ _KEPT = (
     r"(?:unchanged|unmodified|untouched|omitted|(?:the )?same(?: as before)?|as (?:it )?(?:is|was)"
     r"|as before|as above|not shown|here|below|above|continues|stays|remains)"
 )
-_END = (
-    rf"(?:\s+(?:is|are|was|were|goes|go|stays?|remains?|kept|left)){{0,2}}(?:\s+(?P<kept>{_KEPT}))?"
-)
+_END = rf"(?:\s+(?:is|are|was|were|goes|go|stays?|remains?|kept|left)){{0,2}}(?:\s+(?P<kept>{_KEPT}))?"
 _SAID = re.compile(
     rf"(?:keep\s+)?(?:all\s+|and\s+|the\s+|your\s+|my\s+){{0,3}}"
     rf"(?:(?:rest|remainder)(?:\s+of\s+{_SOME}{_THING})?"
@@ -58,9 +56,7 @@ def omissions(text: str, former: str, path: str) -> list[tuple[int, str]]:
     """
     leaders = _PROSE_LEADERS if path.lower().endswith(_PROSE) else _LEADERS
     # Nothing is given back that a `++` has taken: a line may be one long row of signs.
-    comment = re.compile(
-        rf"^[ \t]*+(?:{leaders})[ \t]*+(?P<said>[^\n]{{3,{_LONGEST_LINE}}})$", re.I | re.M
-    )
+    comment = re.compile(rf"^[ \t]*+(?:{leaders})[ \t]*+(?P<said>[^\n]{{3,{_LONGEST_LINE}}})$", re.I | re.M)
     found = [
         match
         for start, end in _parts_that_differ(text, former)

@@ -101,9 +101,7 @@ def overwritten(before: bytes | None, content: str, path: str) -> Change | Refus
     return Change(before, after, former, text, form, _guess_note(form, text))
 
 
-def edited(
-    before: bytes, edits: Sequence[Replacement], path: str, *, exactly: bool = False
-) -> Change | Refused:
+def edited(before: bytes, edits: Sequence[Replacement], path: str, *, exactly: bool = False) -> Change | Refused:
     """Work out what a file becomes when texts in it are replaced, one after the other, or none.
 
     Args:
@@ -156,9 +154,7 @@ def stale(data: bytes, code: str, message: str) -> Refused:
             f"repeat the call if it is still right.\n{first_lines(text)}"
         )
     else:
-        said = (
-            f"{message}; read it first. It has {len(data):,} bytes and begins:\n{first_lines(text)}"
-        )
+        said = f"{message}; read it first. It has {len(data):,} bytes and begins:\n{first_lines(text)}"
     return Refused(code, said, facts, Shown(digest_bytes(data), lines, whole))
 
 
@@ -202,11 +198,7 @@ class _Edit:
         count = len(places.spans)
         indented = any(span.lines for span in places.spans)
         return self._too_large(edit, count) or _Done(
-            splice(self._text, places, edit.old, edit.new),
-            places.rung,
-            count,
-            indented,
-            edit is not self._edit,
+            splice(self._text, places, edit.old, edit.new), places.rung, count, indented, edit is not self._edit
         )
 
     def _everywhere(self) -> _Done | Refused | None:
@@ -282,9 +274,7 @@ class _Edit:
             parts.append("Nothing in the file is like it. Read the file again.")
         else:
             facts = {"closestLine": near.line, "alike": near.alike}
-            parts.append(
-                f"Closest at line {near.line} (- oldText, + the file; · space, → tab):\n{near.view}"
-            )
+            parts.append(f"Closest at line {near.line} (- oldText, + the file; · space, → tab):\n{near.view}")
         return Refused("no_match", "\n".join(parts), facts)
 
 

@@ -12,15 +12,7 @@ from typing import TYPE_CHECKING
 
 from indusagi.capabilities.files.edits.diff import compare, patch_of
 from indusagi.capabilities.files.edits.excerpt import excerpt, showable
-from indusagi.capabilities.files.edits.plan import (
-    LARGEST_FILE,
-    Change,
-    Refused,
-    Shown,
-    edited,
-    overwritten,
-    stale,
-)
+from indusagi.capabilities.files.edits.plan import LARGEST_FILE, Change, Refused, Shown, edited, overwritten, stale
 from indusagi.capabilities.files.edits.syntax import broken_by, takes_long
 from indusagi.capabilities.files.text.codec import digest_bytes
 from indusagi.core.paths import is_within, parts_below

@@ -73,11 +73,7 @@ class _Kept:
     """What of a place in a file stays when its lines are replaced."""
 
     def __init__(
-        self,
-        contents: Sequence[str],
-        endings: Sequence[str],
-        old_lines: Sequence[str],
-        new_lines: Sequence[str],
+        self, contents: Sequence[str], endings: Sequence[str], old_lines: Sequence[str], new_lines: Sequence[str]
     ) -> None:
         self._contents = contents
         self._endings = endings

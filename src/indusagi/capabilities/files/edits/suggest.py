@@ -66,8 +66,7 @@ def _starts(lines: Sequence[str], sought: Sequence[str]) -> list[int]:
     # A long line tells more than a short one, and one of its kind more than a repeated one.
     counts = Counter(sought)
     order = sorted(
-        (at for at, line in enumerate(sought) if line),
-        key=lambda at: (counts[sought[at]] > 1, -len(sought[at]), at),
+        (at for at, line in enumerate(sought) if line), key=lambda at: (counts[sought[at]] > 1, -len(sought[at]), at)
     )
     for at in order[:_ANCHORS]:
         for found in _alike(keys, sought[at]):
@@ -93,9 +92,7 @@ def _alike(keys: Sequence[str], anchor: str) -> list[int]:
     found: list[tuple[float, int]] = []
     for start in range(0, len(texts), _AT_ONCE):
         part = texts[start : start + _AT_ONCE]
-        alike = process.extract(
-            anchor, part, scorer=fuzz.ratio, limit=_CANDIDATES, score_cutoff=_ALIKE
-        )
+        alike = process.extract(anchor, part, scorer=fuzz.ratio, limit=_CANDIDATES, score_cutoff=_ALIKE)
         found.extend((-score, chosen[key]) for key, score, _ in alike)
     return [at for _, at in sorted(found)[:_CANDIDATES]]
 

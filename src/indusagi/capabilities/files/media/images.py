@@ -129,9 +129,7 @@ def _is_small(data: bytes, size: tuple[int, int]) -> bool:
 
 def _too_large(size: tuple[int, int]) -> Unshown:
     width, height = size
-    why = (
-        f"it says that it has {width:,} by {height:,} pixels; {MOST_PIXELS:,} at most are unpacked"
-    )
+    why = f"it says that it has {width:,} by {height:,} pixels; {MOST_PIXELS:,} at most are unpacked"
     return Unshown(why, "too_large")
 
 
@@ -155,9 +153,7 @@ def _opaque(image: Image) -> Image:
     import PIL.Image  # noqa: PLC0415 — loaded by whoever opened the picture
 
     above = image.convert("RGBA")
-    return PIL.Image.alpha_composite(PIL.Image.new("RGBA", above.size, "white"), above).convert(
-        "RGB"
-    )
+    return PIL.Image.alpha_composite(PIL.Image.new("RGBA", above.size, "white"), above).convert("RGB")
 
 
 def _saved(image: Image, kind: str, **options: int) -> bytes:

@@ -8,12 +8,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from indusagi.capabilities.files.media.notebook import (
-    NotebookPage,
-    NotebookPicture,
-    page_of,
-    read_notebook,
-)
+from indusagi.capabilities.files.media.notebook import NotebookPage, NotebookPicture, page_of, read_notebook
 from indusagi.capabilities.files.text.lines import Wanted
 from indusagi.capabilities.worker.message import packed, unpacked
 
@@ -38,9 +33,7 @@ def answer(pieces: Sequence[bytes]) -> NotebookPage | None:
         return None
     facts: dict[str, Any] = {**given}
     places = facts.pop("pictures")
-    pictures = [
-        NotebookPicture(line, mime, data) for (line, mime), data in zip(places, parts, strict=True)
-    ]
+    pictures = [NotebookPicture(line, mime, data) for (line, mime), data in zip(places, parts, strict=True)]
     return NotebookPage(**facts, pictures=pictures)
 
 

@@ -37,9 +37,7 @@ _WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 _SPECIAL_BITS = stat.S_ISUID | stat.S_ISGID
 _KEPT_ATTRIBUTES = ("user.", "system.posix_acl_access", "security.selinux")
 """Not `security.capability`: the system too takes it from a file that is written to."""
-_NO_ROOM_FOR_A_NEW_ONE = frozenset(
-    {errno.EACCES, errno.EPERM, errno.EROFS, errno.EXDEV, errno.EBUSY}
-)
+_NO_ROOM_FOR_A_NEW_ONE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EXDEV, errno.EBUSY})
 """What the system says when a directory is closed, or a file alone is mounted into it."""
 _BUSY = frozenset({errno.EAGAIN, errno.EACCES})
 """What `flock` says of a lock that somebody else holds."""
@@ -105,10 +103,7 @@ def _require_writable(spot: Spot, former: os.stat_result) -> None:
         PermissionError: Nobody may write to it.
     """
     if former.st_mode & _WRITABLE or os.access(
-        spot.name,
-        os.W_OK,
-        dir_fd=spot.folder,
-        effective_ids=os.access in os.supports_effective_ids,
+        spot.name, os.W_OK, dir_fd=spot.folder, effective_ids=os.access in os.supports_effective_ids
     ):
         return
     message = "the file is read-only. Ask the user to make it writable"

@@ -215,9 +215,7 @@ class IgnoreRules(NamedTuple):
             chain.append(here)
         rules = _with(_of_repository(here), _read(here, RULE_FILE, _FILE_BYTES))
         for path in reversed(chain[:-1]):
-            rules = _with(
-                _child(rules, os.path.basename(path)), _read(path, RULE_FILE, _FILE_BYTES)
-            )
+            rules = _with(_child(rules, os.path.basename(path)), _read(path, RULE_FILE, _FILE_BYTES))
         return rules
 
     def below(self, name: str, folder: str | int, names: Container[str]) -> IgnoreRules:
@@ -237,9 +235,7 @@ class IgnoreRules(NamedTuple):
     def ignores(self, name: str, *, is_dir: bool) -> bool:
         """Tell whether a name in this directory is ignored; a link is never a directory."""
         for rules, start in reversed(self.levels):
-            if not (
-                name in rules.names or name.endswith(rules.ends) or name.startswith(rules.begins)
-            ):
+            if not (name in rules.names or name.endswith(rules.ends) or name.startswith(rules.begins)):
                 continue
             raw = name.encode("utf-8", "surrogateescape")
             path = self.path[start:] + raw if rules.by_path else raw

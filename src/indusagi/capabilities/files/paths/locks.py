@@ -98,9 +98,7 @@ def _turn_of(path: str) -> _Turn:
 
 def _waited_too_long(path: str, wait_s: float, who: str) -> TimeoutError:
     return TimeoutError(
-        errno.ETIMEDOUT,
-        f"{who} has been changing it for more than {wait_s:g} seconds; try again later",
-        path,
+        errno.ETIMEDOUT, f"{who} has been changing it for more than {wait_s:g} seconds; try again later", path
     )
 
 

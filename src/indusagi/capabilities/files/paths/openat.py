@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
 # Enough to stand in a directory and reach for a name; Linux needs no right to list it for that.
-_STAND = (os.O_PATH if sys.platform == "linux" else os.O_RDONLY) | (
-    os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-)
+_STAND = (os.O_PATH if sys.platform == "linux" else os.O_RDONLY) | (os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 _OPENAT2 = 437
 _RESOLVE = 0x02 | 0x04 | 0x08
 """No magic links, no links at all, and beneath the directory one starts from."""
@@ -210,11 +208,7 @@ def _kernel_way() -> Way:
     import ctypes  # noqa: PLC0415 — only a door that is used pays
 
     class How(ctypes.Structure):
-        _fields_ = [
-            ("flags", ctypes.c_uint64),
-            ("mode", ctypes.c_uint64),
-            ("resolve", ctypes.c_uint64),
-        ]
+        _fields_ = [("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64)]
 
     call = ctypes.CDLL(None, use_errno=True).syscall
     call.restype = ctypes.c_long

@@ -93,9 +93,7 @@ class PathPolicy:
         raise PathRefused(given, resolved, "outside", self._outside(given, resolved, writing))
 
     def _permitted(self, given: str, resolved: str, refusal: Refusal, *, writing: bool) -> bool:
-        return self.permits(
-            PathRequest(given=given, resolved=resolved, writing=writing, refusal=refusal)
-        )
+        return self.permits(PathRequest(given=given, resolved=resolved, writing=writing, refusal=refusal))
 
     def _outside(self, given: str, resolved: str, writing: bool) -> str:
         act = "written" if writing else "read"
@@ -107,10 +105,7 @@ class PathPolicy:
 
 def _protected(given: str, resolved: str, why: str, act: str) -> str:
     remedy = "make this change" if act == "write" else "show it"
-    return (
-        f"{_where(given, resolved)}is protected ({why}): tools do not {act} there."
-        f" Ask the user to {remedy}"
-    )
+    return f"{_where(given, resolved)}is protected ({why}): tools do not {act} there. Ask the user to {remedy}"
 
 
 def _where(given: str, resolved: str) -> str:

@@ -84,11 +84,7 @@ class Protected:
 
         Nothing is looked at unless the directory is a home, or holds one.
         """
-        called = [
-            place
-            for place, reason in self.places.items()
-            if reason == _SECRET and is_within(place, base)
-        ]
+        called = [place for place, reason in self.places.items() if reason == _SECRET and is_within(place, base)]
         if not called:
             return ()
         rows = dict.fromkeys(called, _SECRET)
@@ -117,16 +113,10 @@ def usual_protection() -> Protected:
     home = os.path.expanduser("~")
     if os.path.isabs(home):
         config = os.environ.get("XDG_CONFIG_HOME", "")
-        for folder, rows in (
-            (home, _IN_HOME),
-            (os.path.join(home, ".config"), _IN_CONFIG),
-            (config, _IN_CONFIG),
-        ):
+        for folder, rows in ((home, _IN_HOME), (os.path.join(home, ".config"), _IN_CONFIG), (config, _IN_CONFIG)):
             if os.path.isabs(folder):
                 places |= {
-                    os.path.join(folder, name): reason
-                    for reason, names in rows.items()
-                    for name in names.split()
+                    os.path.join(folder, name): reason for reason, names in rows.items() for name in names.split()
                 }
     for state in _states(home):
         places[state] = _OURS

@@ -98,9 +98,7 @@ class Scan:
     """How many lines end in CRLF, for a file in which only some do."""
 
 
-def scan(
-    file: BinaryIO, head: bytes, size: int, wanted: Wanted, stopped: Callable[[], bool]
-) -> Scan:
+def scan(file: BinaryIO, head: bytes, size: int, wanted: Wanted, stopped: Callable[[], bool]) -> Scan:
     """Read a text file to its end, unless it is too large for that.
 
     Args:
@@ -121,12 +119,7 @@ def scan(
 
 
 def _scanned(
-    whole: Whole,
-    file: BinaryIO,
-    head: bytes,
-    size: int,
-    wanted: Wanted,
-    stopped: Callable[[], bool],
+    whole: Whole, file: BinaryIO, head: bytes, size: int, wanted: Wanted, stopped: Callable[[], bool]
 ) -> Scan | None:
     """Go through the file; None if its lines turn out to end in something else than was thought."""
     picker = _Picker(wanted) if wanted.first > 0 else None
@@ -173,9 +166,7 @@ def _chunks(first: bytes, file: BinaryIO, stopped: Callable[[], bool]) -> Iterat
         chunk = file.read(CHUNK_BYTES) if done <= SCAN_LIMIT_BYTES else b""
 
 
-def _from_the_end(
-    file: BinaryIO, whole: Whole, wanted: Wanted, stopped: Callable[[], bool]
-) -> _Picker:
+def _from_the_end(file: BinaryIO, whole: Whole, wanted: Wanted, stopped: Callable[[], bool]) -> _Picker:
     """Pick lines that are counted from the end, starting at the last chunk before them."""
     first = max(1, whole.total + wanted.first + 1)
     start, line = len(whole.bom), 1

@@ -16,15 +16,7 @@ from anyio import to_thread
 from indusagi.capabilities.budget import STANDARD_BYTES, STANDARD_LINES
 from indusagi.capabilities.coercion import lenient
 from indusagi.capabilities.context import ToolContext
-from indusagi.capabilities.files.look import (
-    WHOLE_BYTES,
-    Binary,
-    Loaded,
-    Look,
-    Oversized,
-    is_called_notebook,
-    look,
-)
+from indusagi.capabilities.files.look import WHOLE_BYTES, Binary, Loaded, Look, Oversized, is_called_notebook, look
 from indusagi.capabilities.files.media.notebook import NotebookPage
 from indusagi.capabilities.files.media.notebook_apart import notebook_page
 from indusagi.capabilities.files.media.pdf import DEFAULT_PAGES, MOST_PAGES
@@ -47,24 +39,12 @@ _ALIASES = {**PATH_ALIASES, "line": "offset", "start_line": "offset", "startLine
 _PARAMETERS: JsonSchema = {
     "type": "object",
     "properties": {
-        "path": {
-            "type": "string",
-            "minLength": 1,
-            "description": "Absolute, or relative to the workspace.",
-        },
-        "offset": {
-            "type": "integer",
-            "description": "First line, from 1; negative: from the end.",
-        },
-        "limit": {
-            "type": "integer",
-            "minimum": 1,
-            "description": "How many lines.",
-        },
+        "path": {"type": "string", "minLength": 1, "description": "Absolute, or relative to the workspace."},
+        "offset": {"type": "integer", "description": "First line, from 1; negative: from the end."},
+        "limit": {"type": "integer", "minimum": 1, "description": "How many lines."},
         "pages": {
             "type": "string",
-            "description": f"Of a PDF: '3' or '3-5', {MOST_PAGES} at most; "
-            f"default: the first {DEFAULT_PAGES}.",
+            "description": f"Of a PDF: '3' or '3-5', {MOST_PAGES} at most; default: the first {DEFAULT_PAGES}.",
         },
     },
     "required": ["path"],
@@ -167,11 +147,7 @@ def _number(arguments: JsonObject, name: str, default: int) -> int:
 
 
 async def _show(
-    seen: Look | Cells | NoCells,
-    arguments: JsonObject,
-    name: str,
-    resolved: str,
-    ctx: ToolContext,
+    seen: Look | Cells | NoCells, arguments: JsonObject, name: str, resolved: str, ctx: ToolContext
 ) -> ToolResult:
     """Answer with what was found, and remember it if it could be shown."""
     known: dict[str, JsonValue] = {"path": resolved}
@@ -208,10 +184,7 @@ def _remember(result: ToolResult, resolved: str, digest: str | None, ctx: ToolCo
 
 
 def _refused(seen: Binary, name: str, known: dict[str, JsonValue]) -> ToolResult:
-    lines = [
-        f"{name} is not text: {seen.type.name}, {seen.size:,} bytes.",
-        f"It begins with: {hex_of(seen.head)}",
-    ]
+    lines = [f"{name} is not text: {seen.type.name}, {seen.size:,} bytes.", f"It begins with: {hex_of(seen.head)}"]
     if seen.type.mime == "text/plain":
         lines.append("Convert it with iconv to read it.")
     facts: dict[str, JsonValue] = {**known, "type": seen.type.mime, "bytes": seen.size}

@@ -46,9 +46,7 @@ async def show_picture(seen: Loaded, name: str, known: dict[str, JsonValue]) -> 
     return ToolResult((TextContentBlock(said + "]"), _block(picture)), details=facts)
 
 
-async def show_pdf(
-    seen: Loaded, name: str, pages: str | None, known: dict[str, JsonValue]
-) -> ToolResult:
+async def show_pdf(seen: Loaded, name: str, pages: str | None, known: dict[str, JsonValue]) -> ToolResult:
     """Answer with the text of some pages."""
     wanted = page_range(pages)
     if isinstance(wanted, Unshown):
@@ -79,16 +77,11 @@ def _pdf_text(found: PdfPages, last: int) -> str:
     if hidden:
         lines.insert(0, f"[hidden characters: {', '.join(str(kind) for kind in hidden)}]")
     after = f"next pages='{last + 1}-{min(last + MOST_PAGES, found.total)}'"
-    lines.append(
-        f"[pages {found.first}-{last} of {found.total}; "
-        f"{after if last < found.total else 'end of file'}]"
-    )
+    lines.append(f"[pages {found.first}-{last} of {found.total}; {after if last < found.total else 'end of file'}]")
     return "\n".join(lines)
 
 
-async def show_notebook(
-    page: NotebookPage, name: str, wanted: Wanted, known: dict[str, JsonValue]
-) -> ToolResult:
+async def show_notebook(page: NotebookPage, name: str, wanted: Wanted, known: dict[str, JsonValue]) -> ToolResult:
     """Answer with lines of a notebook, and with the pictures among them."""
     total = page.total
     facts: dict[str, JsonValue] = {**known, "kind": "notebook", "cells": page.cells}

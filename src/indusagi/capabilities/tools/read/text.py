@@ -51,9 +51,7 @@ def fitting(lines: Iterable[tuple[int, str]], most_bytes: int) -> NumberedLines:
     return NumberedLines(taken)
 
 
-def show_lines(
-    scan: Scan, wanted: Wanted, name: str, known: dict[str, JsonValue], *, note: str = ""
-) -> ToolResult:
+def show_lines(scan: Scan, wanted: Wanted, name: str, known: dict[str, JsonValue], *, note: str = "") -> ToolResult:
     """Answer with the lines that were found; a note stands above them."""
     known = {**known, "kind": "text", **_facts(scan)}
     if not scan.lines:
@@ -62,9 +60,7 @@ def show_lines(
     if nul is not None:
         why = f"line {nul} of {name} holds NUL characters and is not text; other lines may be"
         return ToolResult.error(why, code="binary", **known)
-    shown = fitting(
-        ((line.number, line.shown(scan.form)) for line in scan.lines), wanted.most_bytes
-    )
+    shown = fitting(((line.number, line.shown(scan.form)) for line in scan.lines), wanted.most_bytes)
     at_end = shown.last == scan.total
     parts = [_head(scan, shown, note), str(shown), _tail(scan, shown, at_end=at_end)]
     following = None if at_end else shown.last + 1
@@ -88,10 +84,7 @@ def _nothing(scan: Scan, wanted: Wanted, name: str, known: dict[str, JsonValue])
         but = " but for a byte order mark" if scan.form.bom else ""
         return ToolResult.text(f"[{name} is empty{but}]", **known)
     if scan.total is None:
-        why = (
-            f"{name} is too large to look for these lines: read it from the start, "
-            "or use tail or sed in a shell"
-        )
+        why = f"{name} is too large to look for these lines: read it from the start, or use tail or sed in a shell"
         return ToolResult.error(why, code="too_large", **known)
     lines = "1 line" if scan.total == 1 else f"{scan.total:,} lines"
     # Nothing was shown, so nothing is to be remembered as seen.
@@ -123,11 +116,7 @@ def _form_notes(form: TextForm, crlf: int, total: int | None) -> Iterable[str]:
 
 
 def _tail(scan: Scan, shown: NumberedLines, *, at_end: bool) -> str:
-    which = (
-        f"line {shown.first}"
-        if shown.first == shown.last
-        else (f"lines {shown.first}-{shown.last}")
-    )
+    which = f"line {shown.first}" if shown.first == shown.last else (f"lines {shown.first}-{shown.last}")
     if scan.total is None:
         return f"[{which}; the file is too large to count its lines; next offset={shown.last + 1}]"
     if not at_end:

@@ -39,10 +39,7 @@ def client_info() -> JsonObject:
 
 @asynccontextmanager
 async def open_peer(
-    config: ServerConfig,
-    handlers: Handlers,
-    injected: InjectedTransport | None,
-    watch: StartWatch,
+    config: ServerConfig, handlers: Handlers, injected: InjectedTransport | None, watch: StartWatch
 ) -> AsyncGenerator[Peer]:
     """Connect to the server of a configuration, and disconnect when the block is left.
 
@@ -64,9 +61,7 @@ async def open_peer(
 
 
 @asynccontextmanager
-async def open_link(
-    config: ServerConfig, version: Callable[[], str | None]
-) -> AsyncGenerator[Link]:
+async def open_link(config: ServerConfig, version: Callable[[], str | None]) -> AsyncGenerator[Link]:
     """Reach the server of a configuration without a word to it, and let it go at the end.
 
     `version` gives what a handshake has agreed on, once there was one.
@@ -97,16 +92,12 @@ def _loaded_sdk():
 
 
 @asynccontextmanager
-async def _stdio_peer(
-    config: StdioServerConfig, handlers: Handlers, watch: StartWatch
-) -> AsyncGenerator[Peer]:
+async def _stdio_peer(config: StdioServerConfig, handlers: Handlers, watch: StartWatch) -> AsyncGenerator[Peer]:
     digest = start_digest(config)
     known = _eras.get(digest)
     async with AsyncExitStack() as stack:
         try:
-            peer = await stack.enter_async_context(
-                _spawned(config, handlers, known or "modern", watch)
-            )
+            peer = await stack.enter_async_context(_spawned(config, handlers, known or "modern", watch))
         except WireClosed:
             if known is not None:
                 raise

@@ -10,18 +10,8 @@ from indusagi.core.faults import describe_error
 from indusagi.core.text import clean_text, cut_text
 from indusagi.interop.protocol_bridge.client.start.causes import find_cause
 from indusagi.interop.protocol_bridge.client.start.watch import StartedProcess, StartTimeout
-from indusagi.interop.protocol_bridge.contract import (
-    FaultDetail,
-    FaultKind,
-    ProtocolFault,
-    ServerConfig,
-)
-from indusagi.interop.protocol_bridge.rpc.connection import (
-    BadAnswer,
-    RpcError,
-    WireClosed,
-    WireTimeout,
-)
+from indusagi.interop.protocol_bridge.contract import FaultDetail, FaultKind, ProtocolFault, ServerConfig
+from indusagi.interop.protocol_bridge.rpc.connection import BadAnswer, RpcError, WireClosed, WireTimeout
 from indusagi.interop.protocol_bridge.rpc.errors import VersionMismatch
 
 _SHOWN_CHARACTERS = 2_000
@@ -42,12 +32,7 @@ class Site(Enum):
 
 
 def classify(
-    exc: BaseException,
-    config: ServerConfig,
-    site: Site,
-    *,
-    subject: str = "",
-    process: StartedProcess | None = None,
+    exc: BaseException, config: ServerConfig, site: Site, *, subject: str = "", process: StartedProcess | None = None
 ) -> ProtocolFault:
     """Make a fault of an exception; one that is a fault already stays what it is.
 

@@ -13,12 +13,7 @@ from indusagi.core.invisible import clean_json
 from indusagi.core.json import JsonObject, is_json_object
 from indusagi.interop.protocol_bridge.client.tools import ArgumentSpelling
 from indusagi.interop.protocol_bridge.rpc.codec import Unwritable, prepare
-from indusagi.interop.protocol_bridge.rpc.connection import (
-    INVALID_PARAMS,
-    METHOD_NOT_FOUND,
-    RpcError,
-    WireTimeout,
-)
+from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, METHOD_NOT_FOUND, RpcError, WireTimeout
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -45,11 +40,7 @@ class Handlers:
 
     def by_method(self) -> dict[str, Handler]:
         """Map the method a server calls to whoever answers it."""
-        table = {
-            "elicitation/create": self.elicit,
-            "sampling/createMessage": self.sample,
-            "roots/list": self.roots,
-        }
+        table = {"elicitation/create": self.elicit, "sampling/createMessage": self.sample, "roots/list": self.roots}
         return {method: handler for method, handler in table.items() if handler is not None}
 
     def capabilities(self) -> JsonObject:

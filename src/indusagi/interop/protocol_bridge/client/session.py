@@ -17,14 +17,7 @@ from functools import partial
 from typing import Literal, TypeAlias
 
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
-from indusagi.interop.protocol_bridge.client.handlers import (
-    DOUBT_S,
-    Handlers,
-    InFlight,
-    Place,
-    calling,
-    on_behalf,
-)
+from indusagi.interop.protocol_bridge.client.handlers import DOUBT_S, Handlers, InFlight, Place, calling, on_behalf
 from indusagi.interop.protocol_bridge.contract import ServerLimits
 from indusagi.interop.protocol_bridge.rpc.codec import Unwritable
 from indusagi.interop.protocol_bridge.rpc.connection import (
@@ -177,9 +170,7 @@ class Peer:
                 # Our first question made it choose the modern protocol: ask again in that way.
                 return await self._discover()
         # The refusal of the old handshake tells more than that of a method it may not know.
-        raise (
-            discover.exception() if names_versions(discover.exception()) else initialize.exception()
-        )  # type: ignore[misc]
+        raise (discover.exception() if names_versions(discover.exception()) else initialize.exception())  # type: ignore[misc]
 
     async def _discover(self) -> ServerFacts:
         try:
@@ -231,12 +222,7 @@ class Peer:
     ) -> Asking:
         """Ask anything of the server, stamped as its era wants it."""
         return self.wire.request(
-            method,
-            self._stamped(params),
-            idle_s=idle_s,
-            hard_s=hard_s,
-            on_progress=on_progress,
-            request_id=request_id,
+            method, self._stamped(params), idle_s=idle_s, hard_s=hard_s, on_progress=on_progress, request_id=request_id
         )
 
     async def pages(self, method: str, key: str) -> Sequence[JsonValue]:
@@ -272,13 +258,7 @@ class Peer:
         if note not in self.notes and said not in self.notes:
             self.notes.append(said)
 
-    def call_tool(
-        self,
-        name: str,
-        arguments: JsonObject,
-        *,
-        on_progress: OnProgress | None = None,
-    ) -> Asking:
+    def call_tool(self, name: str, arguments: JsonObject, *, on_progress: OnProgress | None = None) -> Asking:
         """Call a tool, and answer what it asks on the way if somebody is there to do so.
 
         Raises:
@@ -288,9 +268,7 @@ class Peer:
         call: JsonObject = {"name": name, "arguments": arguments}
         return self.with_input("tools/call", call, on_progress=on_progress)
 
-    async def with_input(
-        self, method: str, params: JsonObject, *, on_progress: OnProgress | None = None
-    ) -> JsonObject:
+    async def with_input(self, method: str, params: JsonObject, *, on_progress: OnProgress | None = None) -> JsonObject:
         """Ask something that may come back with questions, and go on until it is answered."""
         with self._in_flight.call() as place:
             if place.caller is not None:
@@ -310,9 +288,7 @@ class Peer:
             raise BadAnswer(f"{method} answered with a result of type {kind!r}")
         return answer
 
-    def _ask(
-        self, place: Place, method: str, on_progress: OnProgress | None, params: JsonObject
-    ) -> Asking:
+    def _ask(self, place: Place, method: str, on_progress: OnProgress | None, params: JsonObject) -> Asking:
         limits = self._limits
         place.identity = next(self.wire.ids)
         return self.request(
@@ -346,9 +322,7 @@ class Peer:
         for key, question in questions.items():
             asked = question if isinstance(question, dict) else {}
             params = asked.get("params")
-            answers[key] = await self._requested(
-                str(asked.get("method")), params if isinstance(params, dict) else {}
-            )
+            answers[key] = await self._requested(str(asked.get("method")), params if isinstance(params, dict) else {})
         return answers
 
     async def listen(self, **notices: JsonValue) -> None:

@@ -115,9 +115,7 @@ class StdioLink:
 
     # -- for the wire -----------------------------------------------------------------------
 
-    def attach(
-        self, on_frame: Callable[[bytes | JsonValue], None], on_end: Callable[[LinkEnd], None]
-    ) -> None:
+    def attach(self, on_frame: Callable[[bytes | JsonValue], None], on_end: Callable[[LinkEnd], None]) -> None:
         """Deliver what comes, also what came before; `on_end` is called once."""
         self._on_frame, self._on_end = on_frame, on_end
         early, self._early = self._early, []
@@ -348,9 +346,7 @@ class StdioLink:
             await self.child.end(max(self._limits.close_s, _GENTLE_IDLE_S), gentle=True)
             return
         # One that has broken off already is not waited for.
-        await self.child.end(
-            self._limits.close_s if self._end is None else self._limits.close_s / 4
-        )
+        await self.child.end(self._limits.close_s if self._end is None else self._limits.close_s / 4)
 
 
 def _signal_name(number: int) -> str:

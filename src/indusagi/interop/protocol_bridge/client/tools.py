@@ -74,10 +74,7 @@ def _belongs_to_earlier(ref: RemoteToolRef, servers: Sequence[str]) -> bool:
 def spells_longer_server(ref: RemoteToolRef, servers: Iterable[str]) -> bool:
     """Tell whether the joined name of a tool is also one of a server with a longer id."""
     qualified = qualify_tool_name(ref)
-    return any(
-        len(server) > len(ref.server) and qualified.startswith(server + QUALIFIER)
-        for server in servers
-    )
+    return any(len(server) > len(ref.server) and qualified.startswith(server + QUALIFIER) for server in servers)
 
 
 _BRANCHES = ("anyOf", "oneOf", "allOf")
@@ -117,8 +114,7 @@ def _refuse_equal(names: Iterable[str]) -> None:
         if other != name or (name and not shown):
             said = cut_text(show_unseen(name)[0], _SHOWN_CHARACTERS)
             raise AmbiguousDefinition(
-                f"{said!r} cannot be told from another name or value, or from nothing, "
-                "without its invisible characters"
+                f"{said!r} cannot be told from another name or value, or from nothing, without its invisible characters"
             )
 
 
@@ -141,9 +137,7 @@ def _escape_patterns(row: JsonObject) -> JsonObject:
         if isinstance(pattern, str):
             level["pattern"] = _escape_unseen(pattern)
         if isinstance(patterns, dict):
-            level["patternProperties"] = {
-                _escape_unseen(key): value for key, value in patterns.items()
-            }
+            level["patternProperties"] = {_escape_unseen(key): value for key, value in patterns.items()}
     return copy
 
 
@@ -256,9 +250,7 @@ class ViewNote(DefinitionNote):
     """Where what a model is shown says less than the definition, which clients may get whole."""
 
 
-def read_tools(
-    rows: Sequence[JsonValue], config: ServerConfig
-) -> tuple[tuple[RemoteTool, ...], tuple[Note, ...]]:
+def read_tools(rows: Sequence[JsonValue], config: ServerConfig) -> tuple[tuple[RemoteTool, ...], tuple[Note, ...]]:
     """Turn the rows of a listing into tools, and say what was left out or changed."""
     reader = _Reader(config)
     for number, row in enumerate(rows, start=1):
@@ -280,11 +272,7 @@ class _Reader:
         self.notes.append(Note(f"server {self._config.id!r}, {subject}", message))
 
     def note_definition(
-        self,
-        name: str,
-        subject: str,
-        message: str,
-        kind: type[DefinitionNote] = DefinitionNote,
+        self, name: str, subject: str, message: str, kind: type[DefinitionNote] = DefinitionNote
     ) -> None:
         owner, ref = f"server {self._config.id!r}, {subject}", RemoteToolRef(self._config.id, name)
         self.notes.append(kind(owner, message, tool=ref))
@@ -318,9 +306,7 @@ class _Reader:
         included = self._config.include_tools
         return name not in self._config.exclude_tools and (included is None or name in included)
 
-    def _describe(
-        self, name: str, subject: str, shown: JsonObject, schema: JsonObject | None
-    ) -> ToolDescriptor:
+    def _describe(self, name: str, subject: str, shown: JsonObject, schema: JsonObject | None) -> ToolDescriptor:
         view = model_view({"type": "object"} if schema is None else schema)
         for place in view.widened:
             said = f"its parameters are shown wider than they are: {place}"

@@ -17,9 +17,7 @@ from indusagi.interop.protocol_bridge.host.catalog import BoxSource, Catalog, Re
 from indusagi.interop.protocol_bridge.host.client_requests import Parking
 from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits
 from indusagi.interop.protocol_bridge.host.http.settings import HttpHost, HttpSettings
-from indusagi.interop.protocol_bridge.host.server import (
-    RunningProviderHost as RunningProviderHost,
-)
+from indusagi.interop.protocol_bridge.host.server import RunningProviderHost as RunningProviderHost
 from indusagi.interop.protocol_bridge.host.server import ServingHost
 from indusagi.interop.protocol_bridge.host.session import HostClient
 
@@ -45,13 +43,7 @@ class ProviderHostInfo:
 class ProviderHost(ServingHost):
     """A box of tools that MCP clients can list and call. Make it with `create_provider_host`."""
 
-    def __init__(
-        self,
-        box: BoxSource,
-        info: ProviderHostInfo,
-        limits: HostLimits,
-        ready: Ready | None = None,
-    ) -> None:
+    def __init__(self, box: BoxSource, info: ProviderHostInfo, limits: HostLimits, ready: Ready | None = None) -> None:
         super().__init__(limits)
         self.info = info
         self.catalog = Catalog(box, info.as_json(), ready)

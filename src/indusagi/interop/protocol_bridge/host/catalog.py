@@ -104,8 +104,7 @@ def passed_on_row(name: str, definition: Mapping[str, JsonValue]) -> JsonObject:
         row["annotations"] = {
             key: value
             for key, value in hints.items()
-            if isinstance(value, str if key == "title" else bool)
-            or not (key == "title" or key.endswith("Hint"))
+            if isinstance(value, str if key == "title" else bool) or not (key == "title" or key.endswith("Hint"))
         }
     icons = row.get("icons")
     if isinstance(icons, list):

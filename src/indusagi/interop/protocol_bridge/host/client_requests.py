@@ -14,13 +14,7 @@ from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import describe_error
 from indusagi.core.tasks import Owner
 from indusagi.interop.protocol_bridge.client.handlers import HOPS, NOBODY
-from indusagi.interop.protocol_bridge.rpc.connection import (
-    INVALID_PARAMS,
-    BadAnswer,
-    RpcError,
-    WireClosed,
-    WireTimeout,
-)
+from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, BadAnswer, RpcError, WireClosed, WireTimeout
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -56,9 +50,7 @@ def hops_of(meta: JsonObject) -> int:
 class LegacyCaller:
     """An older client, asked on the way to the answer of one of its requests."""
 
-    def __init__(
-        self, request: HostRequest, client: Conversation, capabilities: JsonObject, hops: int
-    ) -> None:
+    def __init__(self, request: HostRequest, client: Conversation, capabilities: JsonObject, hops: int) -> None:
         self.client = client
         self.capabilities = capabilities
         self.hops = hops
@@ -77,14 +69,7 @@ class ParkedCall:
 
     client = None  # each call has its own ear: the request that comes next
 
-    def __init__(
-        self,
-        name: str,
-        capabilities: JsonObject,
-        hops: int,
-        sink_of: SinkOf,
-        owner: bytes = b"",
-    ) -> None:
+    def __init__(self, name: str, capabilities: JsonObject, hops: int, sink_of: SinkOf, owner: bytes = b"") -> None:
         self.name = name
         self.owner = owner
         """Who alone may go on with it."""
@@ -146,9 +131,7 @@ class ParkedCall:
     async def following(self, request: HostRequest) -> JsonObject | None:
         """Wait for the result on behalf of a request; None: there are questions first."""
         self._sink = self._sink_of(request)
-        forget = request.cancel.on_cancel(
-            lambda: void(self.cancel.cancel(request.cancel.reason or "cancelled"))
-        )
+        forget = request.cancel.on_cancel(lambda: void(self.cancel.cancel(request.cancel.reason or "cancelled")))
         try:
             while self._result is None and not self._questions:
                 self._stirred.clear()
@@ -232,11 +215,7 @@ class Parking:
         late = asyncio.get_running_loop().call_later(self._round_s, self._expired, state)
         self._parked[state] = (call, late)
         questions = call.questions()
-        return {
-            "resultType": "input_required",
-            "inputRequests": questions,
-            "requestState": state,
-        }
+        return {"resultType": "input_required", "inputRequests": questions, "requestState": state}
 
     def _expired(self, state: str) -> None:
         call, _ = self._parked.pop(state)

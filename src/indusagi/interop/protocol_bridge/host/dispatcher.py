@@ -12,12 +12,7 @@ from indusagi.core.cancel import CancelToken
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.interop.protocol_bridge.host.pending_requests import Questions, closed
 from indusagi.interop.protocol_bridge.rpc.codec import Prepared, read_frame
-from indusagi.interop.protocol_bridge.rpc.connection import (
-    INTERNAL_ERROR,
-    PARSE_ERROR,
-    RequestId,
-    RpcError,
-)
+from indusagi.interop.protocol_bridge.rpc.connection import INTERNAL_ERROR, PARSE_ERROR, RequestId, RpcError
 from indusagi.interop.protocol_bridge.rpc.limits import Slots
 
 if TYPE_CHECKING:
@@ -119,9 +114,7 @@ class HostRequest:
         if not self.settled:
             self.carrier.send({"jsonrpc": "2.0", "method": method, "params": params})
 
-    async def ask(
-        self, method: str, params: JsonObject | None = None, *, within_s: float
-    ) -> JsonObject:
+    async def ask(self, method: str, params: JsonObject | None = None, *, within_s: float) -> JsonObject:
         """Ask its client something on the way to the answer.
 
         Raises:
@@ -275,9 +268,7 @@ class Conversation:
         on_settled: Callable[[], None] | None = None,
     ) -> None:
         """Take a request; its answer goes to its carrier."""
-        request = HostRequest(
-            identity, method, params, carrier, self._questions, on_settled=on_settled
-        )
+        request = HostRequest(identity, method, params, carrier, self._questions, on_settled=on_settled)
         if self._closing:
             request.settle(_error(identity, BUSY, "the host is stopping"))
             return
@@ -361,9 +352,7 @@ class Conversation:
 
     # -- asking in turn ---------------------------------------------------------------------
 
-    def ask(
-        self, method: str, params: JsonObject | None, carrier: Carrier, *, within_s: float
-    ) -> Work:
+    def ask(self, method: str, params: JsonObject | None, carrier: Carrier, *, within_s: float) -> Work:
         """Ask the client something that belongs to no request; as `HostRequest.ask` otherwise."""
         return self._questions.ask(method, params, carrier, within_s)
 
@@ -427,9 +416,7 @@ def _failure(request: HostRequest, exc: Exception) -> JsonObject:
     return _error(request.identity, INTERNAL_ERROR, "internal error")
 
 
-def _error(
-    identity: RequestId | None, code: int, message: str, data: JsonValue = None
-) -> JsonObject:
+def _error(identity: RequestId | None, code: int, message: str, data: JsonValue = None) -> JsonObject:
     error: JsonObject = {"code": code, "message": message}
     if data is not None:
         error["data"] = data

@@ -53,9 +53,7 @@ class Questions:
         self._open: dict[str, asyncio.Future[JsonObject]] = {}
         self._ids = (f"{os.urandom(_CHANCE).hex()}-{number}" for number in itertools.count(1))
 
-    async def ask(
-        self, method: str, params: JsonObject | None, carrier: Asked, within_s: float
-    ) -> JsonObject:
+    async def ask(self, method: str, params: JsonObject | None, carrier: Asked, within_s: float) -> JsonObject:
         """Ask, and wait for the answer; a client that nobody waits for any more is told so.
 
         Raises:

@@ -40,9 +40,7 @@ class HostLink(Protocol):
         """Whether there is anybody at the other end."""
         ...
 
-    def attach(
-        self, on_frame: Callable[[bytes | JsonValue], None], on_end: Callable[[LinkEnd], None]
-    ) -> None:
+    def attach(self, on_frame: Callable[[bytes | JsonValue], None], on_end: Callable[[LinkEnd], None]) -> None:
         """Deliver what comes; `on_end` is called once."""
         ...
 
@@ -194,10 +192,7 @@ def _is_pair(transport: object) -> bool:
 def _check(transport: object) -> None:
     if _is_pair(transport) or (hasattr(transport, "attach") and hasattr(transport, "send")):
         return
-    message = (
-        f"a host cannot serve over {type(transport).__name__}: "
-        "it needs a pair of streams (read, write) or a link"
-    )
+    message = f"a host cannot serve over {type(transport).__name__}: it needs a pair of streams (read, write) or a link"
     raise ProtocolFault("transport", message, detail=FaultDetail(reason="malformed"))
 
 
@@ -208,9 +203,7 @@ async def _linked(transport: HostTransport) -> AsyncGenerator[HostLink]:
             yield transport
         finally:
             if isinstance(transport, PairedLink):
-                transport.finish(
-                    "was stopped"
-                )  # else the client at its other end would wait for ever
+                transport.finish("was stopped")  # else the client at its other end would wait for ever
         return
     streams = await asyncio.to_thread(_loaded_streams)
     async with streams.host_streams((transport[0], transport[1])) as link:

@@ -16,18 +16,9 @@ from indusagi.interop.protocol_bridge.client.handlers import CAPABILITIES, calli
 from indusagi.interop.protocol_bridge.client.session import LEGACY_VERSIONS, MODERN_VERSIONS
 from indusagi.interop.protocol_bridge.content import to_blocks
 from indusagi.interop.protocol_bridge.host.catalog import SERVER_INFO, Prepared
-from indusagi.interop.protocol_bridge.host.client_requests import (
-    LegacyCaller,
-    ParkedCall,
-    Parking,
-    hops_of,
-)
+from indusagi.interop.protocol_bridge.host.client_requests import LegacyCaller, ParkedCall, Parking, hops_of
 from indusagi.interop.protocol_bridge.host.dispatcher import Conversation
-from indusagi.interop.protocol_bridge.rpc.connection import (
-    INVALID_PARAMS,
-    METHOD_NOT_FOUND,
-    RpcError,
-)
+from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, METHOD_NOT_FOUND, RpcError
 from indusagi.interop.protocol_bridge.rpc.errors import UNSUPPORTED_VERSION
 from indusagi.runtime.contract import ToolCall, ToolResult
 
@@ -38,12 +29,7 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.client.handlers import Caller
     from indusagi.interop.protocol_bridge.host.catalog import Catalog
-    from indusagi.interop.protocol_bridge.host.dispatcher import (
-        Carrier,
-        HostLimits,
-        HostRequest,
-        Work,
-    )
+    from indusagi.interop.protocol_bridge.host.dispatcher import Carrier, HostLimits, HostRequest, Work
     from indusagi.runtime.contract import ProgressSink, ToolProgress
 
     Answering: TypeAlias = Callable[[HostRequest], JsonObject | Work]
@@ -238,12 +224,7 @@ class HostClient:
         return answer
 
     async def _answer(
-        self,
-        request: HostRequest,
-        call: ToolCall,
-        caller: Caller,
-        cancel: CancelToken,
-        sink: ProgressSink | None,
+        self, request: HostRequest, call: ToolCall, caller: Caller, cancel: CancelToken, sink: ProgressSink | None
     ) -> JsonObject:
         calling.set(caller)
         try:

@@ -118,9 +118,7 @@ class StandardStreams:
 
     # -- for the conversation ---------------------------------------------------------------
 
-    def attach(
-        self, on_frame: Callable[[bytes | JsonValue], None], on_end: Callable[[LinkEnd], None]
-    ) -> None:
+    def attach(self, on_frame: Callable[[bytes | JsonValue], None], on_end: Callable[[LinkEnd], None]) -> None:
         """Deliver what comes, also what came before; `on_end` is called once."""
         self._on_frame, self._on_end = on_frame, on_end
         early, self._early = self._early, []

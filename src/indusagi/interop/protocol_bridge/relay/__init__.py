@@ -27,9 +27,7 @@ _STOP_S = 2.5
 class RelayHost(ServingHost):
     """A server that clients reach through us. Make it with `create_relay_host`."""
 
-    def __init__(
-        self, config: ServerConfig, limits: HostLimits, rules: Supervision | None = None
-    ) -> None:
+    def __init__(self, config: ServerConfig, limits: HostLimits, rules: Supervision | None = None) -> None:
         super().__init__(limits)
         self.lines = Lines(config, limits.upstreams)
         self._rules = rules
@@ -67,10 +65,7 @@ class RelayHost(ServingHost):
 
 
 def create_relay_host(
-    config: ServerConfig,
-    *,
-    limits: HostLimits | None = None,
-    supervision: Supervision | None = None,
+    config: ServerConfig, *, limits: HostLimits | None = None, supervision: Supervision | None = None
 ) -> RelayHost:
     """Make a host that hands everything on to one server, and back, unchanged."""
     return RelayHost(config, limits or HostLimits(stop_s=_STOP_S), supervision)

@@ -16,12 +16,7 @@ from typing import TYPE_CHECKING
 
 from indusagi.interop.protocol_bridge.host.dispatcher import NO_PARAMS, Conversation
 from indusagi.interop.protocol_bridge.relay.shared import VERSION
-from indusagi.interop.protocol_bridge.relay.upstream import (
-    CANCELLED,
-    PROGRESS,
-    UNAVAILABLE,
-    Channel,
-)
+from indusagi.interop.protocol_bridge.relay.upstream import CANCELLED, PROGRESS, UNAVAILABLE, Channel
 from indusagi.interop.protocol_bridge.rpc.codec import read_exact, weight
 from indusagi.interop.protocol_bridge.rpc.connection import RpcError
 
@@ -49,18 +44,11 @@ class RelayClient:
     """Hands on what one client says, and what it is told."""
 
     def __init__(
-        self,
-        lines: Lines,
-        pace: Pace,
-        limits: HostLimits,
-        schemas: ToolSchemas,
-        shared: SharedLine | None = None,
+        self, lines: Lines, pace: Pace, limits: HostLimits, schemas: ToolSchemas, shared: SharedLine | None = None
     ) -> None:
         self.version: str | None = None
         """What the handshake has agreed on; None before one."""
-        self.conversation = Conversation(
-            self._serve, self._noticed, limits, on_answer=self._answered, read=read_exact
-        )
+        self.conversation = Conversation(self._serve, self._noticed, limits, on_answer=self._answered, read=read_exact)
         self._channel = Channel(lines, pace, self._received)
         self._schemas = schemas
         self._shared = shared

@@ -13,12 +13,7 @@ import itertools
 from typing import TYPE_CHECKING
 
 from indusagi.interop.protocol_bridge.client.handlers import DOUBT_S
-from indusagi.interop.protocol_bridge.relay.upstream import (
-    PROGRESS,
-    SUBSCRIPTION,
-    Channel,
-    Complaints,
-)
+from indusagi.interop.protocol_bridge.relay.upstream import PROGRESS, SUBSCRIPTION, Channel, Complaints
 from indusagi.interop.protocol_bridge.rpc.codec import prepare
 from indusagi.interop.protocol_bridge.rpc.connection import METHOD_NOT_FOUND, RpcError
 

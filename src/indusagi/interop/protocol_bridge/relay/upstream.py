@@ -452,9 +452,7 @@ class Channel:
             self.line = self._lines.open(self._on_frame, self._ended, self._pace, greeting)
         return self.line
 
-    def hand_on(
-        self, request: HostRequest, identity: RequestId, params: JsonObject | None = None
-    ) -> Relayed:
+    def hand_on(self, request: HostRequest, identity: RequestId, params: JsonObject | None = None) -> Relayed:
         """Hand a request on, as it is or with other params; the connection is there.
 
         Raises:

@@ -19,9 +19,7 @@ _AROUND = 256
 """What a frame takes besides what it carries."""
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _HALF = re.compile("[\ud800-\udfff]")
-_ANSWER = re.compile(
-    rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d{1,15})\s*,\s*"(?:result|error)"'
-)
+_ANSWER = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d{1,15})\s*,\s*"(?:result|error)"')
 """How an answer begins, as everybody writes it: its id is known even if the rest cannot be read."""
 
 
@@ -199,6 +197,4 @@ def _no_such_number(name: str) -> None:
 
 
 _DECODER = json.JSONDecoder(parse_constant=_no_such_number)
-_ENCODER = json.JSONEncoder(
-    ensure_ascii=False, separators=(",", ":"), check_circular=False, allow_nan=False
-)
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False, allow_nan=False)

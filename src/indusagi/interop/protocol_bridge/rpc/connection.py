@@ -20,12 +20,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.interop.protocol_bridge.contract import FaultDetail
-from indusagi.interop.protocol_bridge.rpc.codec import (
-    answered_id,
-    find_answers,
-    followed,
-    read_frame,
-)
+from indusagi.interop.protocol_bridge.rpc.codec import answered_id, find_answers, followed, read_frame
 from indusagi.interop.protocol_bridge.rpc.limits import Alarm, Slots, before
 
 _log = logging.getLogger(__name__)
@@ -83,9 +78,7 @@ class WireClosed(Exception):
 class Link(Protocol):
     """Carries frames to one peer and back."""
 
-    def attach(
-        self, on_frame: Callable[[bytes | JsonValue], None], on_end: Callable[[LinkEnd], None]
-    ) -> None:
+    def attach(self, on_frame: Callable[[bytes | JsonValue], None], on_end: Callable[[LinkEnd], None]) -> None:
         """Deliver what comes, also what came before; `on_end` is called once."""
         ...
 
@@ -191,12 +184,7 @@ class Wire:
             raise WireTimeout(f"{method} was not answered within {limit}") from None
 
     async def _ask(
-        self,
-        identity: RequestId,
-        method: str,
-        params: JsonObject | None,
-        waiting: _Waiting,
-        cancellable: bool,
+        self, identity: RequestId, method: str, params: JsonObject | None, waiting: _Waiting, cancellable: bool
     ) -> JsonObject:
         if self.ended.done():
             raise WireClosed(self.ended.result())
@@ -400,9 +388,7 @@ class Wire:
         self._inbound.pop(identity, None)
         self._postpone()
 
-    async def _answer(
-        self, identity: RequestId, on_request: OnRequest, method: str, params: JsonObject
-    ) -> None:
+    async def _answer(self, identity: RequestId, on_request: OnRequest, method: str, params: JsonObject) -> None:
         try:
             result = await on_request(method, params)
             self._link.send({"jsonrpc": "2.0", "id": identity, "result": result})

@@ -39,9 +39,7 @@ class QueuedLink:
 
     # -- for the wire -----------------------------------------------------------------------
 
-    def attach(
-        self, on_frame: Callable[[bytes | JsonValue], None], on_end: Callable[[LinkEnd], None]
-    ) -> None:
+    def attach(self, on_frame: Callable[[bytes | JsonValue], None], on_end: Callable[[LinkEnd], None]) -> None:
         """Deliver what comes; the carriers start only after this."""
         self._on_frame, self._on_end = on_frame, on_end
         if self._end is not None:

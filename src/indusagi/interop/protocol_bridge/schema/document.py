@@ -42,16 +42,7 @@ _SCHEMAS = frozenset(
         "unevaluatedProperties",
     }
 )
-_MAPS = frozenset(
-    {
-        "$defs",
-        "definitions",
-        "dependencies",
-        "dependentSchemas",
-        "patternProperties",
-        "properties",
-    }
-)
+_MAPS = frozenset({"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"})
 SCHEMA_KEYWORDS = _SCHEMAS | _MAPS
 """Keywords whose value is a schema, or a list or a map of schemas."""
 REFERENCES = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
@@ -157,9 +148,7 @@ class SchemaDocument:
         return names
 
 
-def _walk(
-    values: Iterable[object], below: Callable[[object], Iterable[object]]
-) -> Iterator[AnyObject]:
+def _walk(values: Iterable[object], below: Callable[[object], Iterable[object]]) -> Iterator[AnyObject]:
     """Visit every dict that can be reached, each once."""
     pending, seen = list(values), set[int]()
     while pending:

@@ -8,12 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeGuard, cast
 
 from indusagi.core.json import JsonObject, JsonValue
-from indusagi.interop.protocol_bridge.schema.document import (
-    REFERENCES,
-    SCHEMA_KEYWORDS,
-    Look,
-    SchemaDocument,
-)
+from indusagi.interop.protocol_bridge.schema.document import REFERENCES, SCHEMA_KEYWORDS, Look, SchemaDocument
 from indusagi.interop.protocol_bridge.schema.normalize import (
     KNOWN_TYPES,
     NOT_SHOWN,
@@ -186,12 +181,7 @@ _IN_PLACE = ("allOf", "anyOf", "oneOf")
 _LISTS = frozenset({*_IN_PLACE, "prefixItems"})
 _NOT_AT_TOP = frozenset({*_IN_PLACE, "not", "enum"})
 """Two large providers refuse every tool of a request if one has these at the top."""
-_WRITTEN_BESIDE = {
-    "properties": "object",
-    "required": "object",
-    "additionalProperties": "object",
-    "items": "array",
-}
+_WRITTEN_BESIDE = {"properties": "object", "required": "object", "additionalProperties": "object", "items": "array"}
 """What is reshaped beside which type, by `normalize_schema` too."""
 _UNEVALUATED = frozenset({"unevaluatedItems", "unevaluatedProperties"})
 _LEANS_ON = {
@@ -429,9 +419,7 @@ def _is_simple(source: object) -> TypeGuard[AnyObject]:
     if not is_dict(source) or known_type(source) in _NOT_SIMPLE:
         return False
     words = [value for key, value in source.items() if key in _SIMPLE]
-    return len(words) == len(source) and all(
-        isinstance(text, str) and len(text) <= MAX_BYTES for text in words
-    )
+    return len(words) == len(source) and all(isinstance(text, str) and len(text) <= MAX_BYTES for text in words)
 
 
 def _only_part(rest: AnyObject) -> AnyObject | None:

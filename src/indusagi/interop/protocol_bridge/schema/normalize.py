@@ -205,9 +205,7 @@ def copy_json(root: object) -> JsonValue:
     return frame[0]
 
 
-def _opened(
-    source: object,
-) -> tuple[dict[object, JsonValue], Iterable[tuple[object, object]]] | None:
+def _opened(source: object) -> tuple[dict[object, JsonValue], Iterable[tuple[object, object]]] | None:
     """Make a place for each child, so that the order is kept; None: not a container.
 
     A list is passed off as a dict here: both take a value at a step.

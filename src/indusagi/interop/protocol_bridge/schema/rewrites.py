@@ -20,20 +20,9 @@ ANNOTATIONS = frozenset({"title", "description", "default"})
 """What a model reads and a validator does not."""
 
 _OF_STRINGS = frozenset({"format", "maxLength", "minLength", "pattern"})
-_OF_NUMBERS = frozenset(
-    {"exclusiveMaximum", "exclusiveMinimum", "format", "maximum", "minimum", "multipleOf"}
-)
+_OF_NUMBERS = frozenset({"exclusiveMaximum", "exclusiveMinimum", "format", "maximum", "minimum", "multipleOf"})
 _OF_ARRAYS = frozenset(
-    {
-        "contains",
-        "items",
-        "maxContains",
-        "maxItems",
-        "minContains",
-        "minItems",
-        "prefixItems",
-        "uniqueItems",
-    }
+    {"contains", "items", "maxContains", "maxItems", "minContains", "minItems", "prefixItems", "uniqueItems"}
 )
 _OF_OBJECTS = frozenset(
     {
@@ -82,10 +71,7 @@ def with_one_type(level: AnyObject) -> AnyObject:
         return {**level, "type": types[0]} if "type" in level else {"type": types[0], **level}
     if not types or KNOWN_TYPES - {"integer"} <= set(types):
         return {key: value for key, value in level.items() if key != "type"}
-    branches = [
-        {"type": name, **{k: v for k, v in level.items() if k in _OWN.get(name, ())}}
-        for name in types
-    ]
+    branches = [{"type": name, **{k: v for k, v in level.items() if k in _OWN.get(name, ())}} for name in types]
     return with_union({k: v for k, v in level.items() if k not in _OWNED}, "type", branches)
 
 
@@ -93,8 +79,7 @@ def with_union(level: AnyObject, keyword: str, branches: Sequence[object]) -> An
     """Replace a keyword by `anyOf`, or by one more part of `allOf` where there is an `anyOf`."""
     if "anyOf" not in level:
         return {
-            "anyOf" if key == keyword else key: branches if key == keyword else value
-            for key, value in level.items()
+            "anyOf" if key == keyword else key: branches if key == keyword else value for key, value in level.items()
         }
     rest = {key: value for key, value in level.items() if key != keyword}
     return with_part(rest, {"anyOf": branches})
@@ -121,13 +106,7 @@ def _without_tuple(level: AnyObject) -> AnyObject:
     return out
 
 
-_TYPE_OF: dict[type, str] = {
-    str: "string",
-    bool: "boolean",
-    int: "integer",
-    float: "number",
-    type(None): "null",
-}
+_TYPE_OF: dict[type, str] = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
 
 
 def _implied_type(level: AnyObject) -> str | None:
@@ -219,9 +198,7 @@ def _union(choices: Sequence[object], text: Callable[[object], str | None]) -> o
     constants = [_constants(choice) for choice in distinct]
     if all(constants):
         flat = [constant for group in constants for constant in group]
-        return {
-            "enum": list({text(constant) or id(constant): constant for constant in flat}.values())
-        }
+        return {"enum": list({text(constant) or id(constant): constant for constant in flat}.values())}
     return {"anyOf": distinct}
 
 

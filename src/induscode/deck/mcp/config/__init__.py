@@ -12,14 +12,7 @@ from indusagi.core.notes import Note
 from indusagi.interop.protocol_bridge.contract import ServerConfig
 from induscode.deck.mcp.config.dialects import Dialect, dialect_of
 from induscode.deck.mcp.config.expansion import Unresolved
-from induscode.deck.mcp.config.rows import (
-    BadRow,
-    Origin,
-    Scope,
-    ServerRow,
-    is_switched_off,
-    server_row,
-)
+from induscode.deck.mcp.config.rows import BadRow, Origin, Scope, ServerRow, is_switched_off, server_row
 
 _SWITCHED_OFF = "switched off in its file"
 _EXAMPLE = 'it needs {"mcpServers": {"NAME": {"command": "…"}}}, see docs/mcp-servers.md'
@@ -181,16 +174,11 @@ def read_rows(path: str, scope: Scope) -> tuple[Sequence[ServerRow], Sequence[No
     found = read_config_file(path)
     if found.trouble is not None:
         return (), (Note(f"file {path}", f"skipped: {found.trouble}", "correct it"),)
-    notes = [
-        Note(f"file {path}", f"the key {key!r} stands there twice; the last one counts")
-        for key in found.repeated
-    ]
+    notes = [Note(f"file {path}", f"the key {key!r} stands there twice; the last one counts") for key in found.repeated]
     document = found.document
     dialect = dialect_of(path, document) if is_json_object(document) else None
     if dialect is None or not is_json_object(document):
-        notes.append(
-            Note(f"file {path}", "skipped: it names no servers", "see docs/mcp-servers.md")
-        )
+        notes.append(Note(f"file {path}", "skipped: it names no servers", "see docs/mcp-servers.md"))
         return (), notes
     rows: dict[str, ServerRow] = {}
     origin = Origin(os.path.abspath(path), scope, dialect.name)
@@ -199,20 +187,13 @@ def read_rows(path: str, scope: Scope) -> tuple[Sequence[ServerRow], Sequence[No
         if row is None:
             continue
         if row.id in rows and rows[row.id] != row:
-            notes.append(
-                Note(f"server {row.id!r} of {origin}", "it stands there twice; the last one counts")
-            )
+            notes.append(Note(f"server {row.id!r} of {origin}", "it stands there twice; the last one counts"))
         rows[row.id] = row
     return tuple(rows.values()), notes
 
 
 def _row(
-    number: int,
-    identity: str,
-    fields: JsonValue,
-    origin: Origin,
-    dialect: Dialect,
-    notes: list[Note],
+    number: int, identity: str, fields: JsonValue, origin: Origin, dialect: Dialect, notes: list[Note]
 ) -> ServerRow | None:
     owner = f"server {identity!r} of {origin}" if identity else f"row {number} of {origin}"
     if not is_json_object(fields):

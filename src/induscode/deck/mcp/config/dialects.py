@@ -103,9 +103,7 @@ def codex(document: JsonObject) -> Iterator[Draft]:
     yield from _converted(_under(document, "mcp_servers"), _codex_row)
 
 
-def _converted(
-    servers: JsonObject | None, convert: Callable[[JsonObject], JsonObject]
-) -> Iterator[Draft]:
+def _converted(servers: JsonObject | None, convert: Callable[[JsonObject], JsonObject]) -> Iterator[Draft]:
     for name, row, _ in _rows(servers):
         yield Draft(name, convert(row) if is_json_object(row) else row)
 

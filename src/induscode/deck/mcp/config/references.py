@@ -119,9 +119,7 @@ def _url_references(url: str, rule: Expansion, place: str) -> Iterator[Reference
     user, _, _ = (_split_url(marked)["authority"] or "").rpartition("@")
     first, colon, password = user.partition(":")
     credentials = {
-        references[ord(char) - _FIRST_MARK]
-        for char in (password if colon else first)
-        if ord(char) in _MARKS
+        references[ord(char) - _FIRST_MARK] for char in (password if colon else first) if ord(char) in _MARKS
     }
     for one in _references(url, rule, place, url_host(url, rule)):
         yield replace(one, looks_secret=True) if hide_shapes(one.written) in credentials else one
@@ -206,9 +204,7 @@ def _has_mark(text: str) -> bool:
 
 
 def _unmark(text: str, references: Sequence[str]) -> str:
-    return "".join(
-        references[ord(char) - _FIRST_MARK] if ord(char) in _MARKS else char for char in text
-    )
+    return "".join(references[ord(char) - _FIRST_MARK] if ord(char) in _MARKS else char for char in text)
 
 
 def _keep_marks(text: str) -> str:

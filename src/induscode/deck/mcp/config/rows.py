@@ -132,9 +132,7 @@ def is_switched_off(row: JsonObject) -> bool:
     return row.get("enabled") is False or row.get("disabled") is True
 
 
-def server_row(
-    identity: str, row: JsonObject, origin: Origin, *, expansion: Expansion = "none"
-) -> ServerRow:
+def server_row(identity: str, row: JsonObject, origin: Origin, *, expansion: Expansion = "none") -> ServerRow:
     """Make a server of the fields that every dialect comes down to.
 
     Raises:

@@ -17,12 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from indusagi.core.app_dirs import (
-    make_private_dir,
-    read_small_file,
-    replace_private_file,
-    state_dir,
-)
+from indusagi.core.app_dirs import make_private_dir, read_small_file, replace_private_file, state_dir
 from indusagi.core.clock import iso_utc, now_ms
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
@@ -62,13 +57,7 @@ def server_facts(config: ServerConfig) -> JsonObject:
             "env": dict(config.env),
         }
     headers: list[JsonValue] = [*sorted(config.headers)]
-    return {
-        "id": config.id,
-        "transport": config.kind,
-        "url": config.url,
-        "headers": headers,
-        "proxy": config.proxy,
-    }
+    return {"id": config.id, "transport": config.kind, "url": config.url, "headers": headers, "proxy": config.proxy}
 
 
 def consent_facts(row: ServerRow) -> JsonObject:
@@ -147,9 +136,7 @@ class TrustStore:
         file = row.origin.file
         facts = consent_facts(row)
         with _changing(self.path) as store:
-            parts: JsonObject = {
-                name: _digest(value, store.salt) for name, value in facts.items() if name != "id"
-            }
+            parts: JsonObject = {name: _digest(value, store.salt) for name, value in facts.items() if name != "id"}
             store.rows[_row_key(file, row.id)] = {
                 "file": os.path.realpath(file),
                 "server": row.id,
@@ -176,9 +163,7 @@ class TrustStore:
         changed = tuple(
             name
             for name, value in facts.items()
-            if is_json_object(parts)
-            and name != "id"
-            and parts.get(name) != _digest(value, store.salt)
+            if is_json_object(parts) and name != "id" and parts.get(name) != _digest(value, store.salt)
         )
         file = os.path.realpath(row.origin.file)
         return Question(row.id, file, tuple(_lines(row)), _warnings(row), changed)

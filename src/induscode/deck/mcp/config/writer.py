@@ -157,9 +157,7 @@ def _document(path: str) -> tuple[JsonObject, str]:
     if found.repeated:
         raise BridgeFault(f"{path}: the key {found.repeated[0]!r} stands there twice: take one out")
     if not _is_plain(text):
-        raise BridgeFault(
-            f"{path} has comments or trailing commas, which would be lost: change it by hand"
-        )
+        raise BridgeFault(f"{path} has comments or trailing commas, which would be lost: change it by hand")
     if not is_json_object(found.document):
         raise BridgeFault(f"{path} holds no JSON object: correct it first")
     return found.document, text
@@ -203,9 +201,7 @@ def _write(path: str, text: str, *, private: bool) -> None:
         raise
 
 
-def change_row(
-    path: str, name: str, change: Callable[[JsonObject], JsonObject], *, private: bool
-) -> bool:
+def change_row(path: str, name: str, change: Callable[[JsonObject], JsonObject], *, private: bool) -> bool:
     """Change one row of a file, and tell whether there was one to change.
 
     Raises:

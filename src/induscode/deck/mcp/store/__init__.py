@@ -170,9 +170,7 @@ class ThreadedStore:
     async def verify(self, *, set_aside: bool = False) -> Sequence[Note]:
         """Look at everything, and list what is damaged; nothing if it is as it was written."""
         unread = (Note("the ledger", "it could not be checked: its thread does not answer"),)
-        return await self._ask(
-            lambda keeper: keeper.verify(set_aside=set_aside), unread, wait_s=VERIFY_S
-        )
+        return await self._ask(lambda keeper: keeper.verify(set_aside=set_aside), unread, wait_s=VERIFY_S)
 
     async def prune(self, keep: Retention, own_run: str) -> Pruned | None:
         """Take out old runs, and leave a record of it; None if there are none."""
@@ -187,9 +185,7 @@ class ThreadedStore:
         with anyio.move_on_after(wait_s, shield=True):
             await anyio.to_thread.run_sync(self._join, wait_s)
 
-    async def _ask(
-        self, question: Callable[[Keeper], T], otherwise: T, *, wait_s: float | None = None
-    ) -> T:
+    async def _ask(self, question: Callable[[Keeper], T], otherwise: T, *, wait_s: float | None = None) -> T:
         """Have the thread answer a question; `otherwise` if it fails, has ended or is too late."""
         if self._closed:
             raise RuntimeError("the store is closed")

@@ -107,9 +107,7 @@ def writing(connection: sqlite3.Connection) -> Generator[None]:
         raise
 
 
-def migrate(
-    connection: sqlite3.Connection, steps: Sequence[Sequence[str]] = MIGRATIONS
-) -> tuple[int, int]:
+def migrate(connection: sqlite3.Connection, steps: Sequence[Sequence[str]] = MIGRATIONS) -> tuple[int, int]:
     """Bring the tables to the present version in one step; tell the versions before and after.
 
     Raises:
@@ -162,9 +160,7 @@ class LedgerDb:
         with writing(self.connection):
             end = self.end("head")
             for batch in batches:
-                self.connection.executemany(
-                    "INSERT OR IGNORE INTO documents VALUES (?, ?)", batch.documents.items()
-                )
+                self.connection.executemany("INSERT OR IGNORE INTO documents VALUES (?, ?)", batch.documents.items())
                 for happening in batch.happenings:
                     end = self.write(happening, end, seqs)
             self.set_end("head", end)
@@ -179,38 +175,24 @@ class LedgerDb:
             asked = "SELECT max(seq) FROM events WHERE run = ?"
             seqs[run] = self.connection.execute(asked, (run,)).fetchone()[0] or 0
         seqs[run] += 1
-        cells = (
-            run,
-            seqs[run],
-            happening.at,
-            happening.op,
-            happening.subject,
-            facts_text(happening.facts),
-        )
+        cells = (run, seqs[run], happening.at, happening.op, happening.subject, facts_text(happening.facts))
         digest = chained(end.digest, position, cells)
-        self.connection.execute(
-            "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (position, *cells, digest)
-        )
+        self.connection.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (position, *cells, digest))
         if happening.subject:
             self.connection.execute(
-                "INSERT OR REPLACE INTO latest VALUES (?, ?, ?)",
-                (happening.op, happening.subject, position),
+                "INSERT OR REPLACE INTO latest VALUES (?, ?, ?)", (happening.op, happening.subject, position)
             )
         return End(position, digest)
 
     def set_end(self, name: str, end: End) -> None:
         """Write down where the chain begins or ends."""
-        self.connection.execute(
-            "INSERT OR REPLACE INTO ends VALUES (?, ?, ?)", (name, end.position, end.digest)
-        )
+        self.connection.execute("INSERT OR REPLACE INTO ends VALUES (?, ?, ?)", (name, end.position, end.digest))
 
     # -- reading ----------------------------------------------------------------------------
 
     def end(self, name: str) -> End:
         """Tell where the chain ends (`head`), or which row stood before the first (`base`)."""
-        found = self.connection.execute(
-            "SELECT position, digest FROM ends WHERE name = ?", (name,)
-        ).fetchone()
+        found = self.connection.execute("SELECT position, digest FROM ends WHERE name = ?", (name,)).fetchone()
         if found is None:
             raise DamagedStore(f"it does not say where its {name} is")
         _check_types(found, _END_TYPES)
@@ -247,10 +229,7 @@ class LedgerDb:
 
     def runs(self) -> Sequence[RunFacts]:
         """List the runs, in the order in which they began."""
-        asked = (
-            "SELECT run, min(at), count(*), min(position) FROM events "
-            "GROUP BY run ORDER BY min(position)"
-        )
+        asked = "SELECT run, min(at), count(*), min(position) FROM events GROUP BY run ORDER BY min(position)"
         runs = self.connection.execute(asked).fetchall()
         for found in runs:
             _check_types(found, _RUN_TYPES)

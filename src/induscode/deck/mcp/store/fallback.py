@@ -319,9 +319,7 @@ class Keeper:
             self._fall_back(DamagedStore(found[0]))
         owner = f"the ledger {path!r}"
         before = [
-            Note(
-                owner, f"a damaged ledger was set aside as {one}", "remove it when it is done with"
-            )
+            Note(owner, f"a damaged ledger was set aside as {one}", "remove it when it is done with")
             for one in store_file.files_aside(path)
         ]
         before += [
@@ -338,10 +336,7 @@ def _restored_pins(found: PinsFile, reason: str) -> Batch:
 def _about_pins(found: PinsFile) -> str:
     """Say what became of the pins of a ledger that lost rows."""
     if found.missing:
-        return (
-            "The definitions of tools that were approved are not known: "
-            "every tool is taken as it is now"
-        )
+        return "The definitions of tools that were approved are not known: every tool is taken as it is now"
     kept = f"The definitions of {len(found.pins):,} tools that were approved are kept"
     return f"{kept}, {found.damaged:,} are lost" if found.damaged else kept
 
@@ -371,10 +366,7 @@ def _adopted(file: LedgerDb) -> Batch:
     documents = file.documents(needed)
     manifests = [documents.get(str(row.facts.get("manifest"))) for row in rows if row.op == "turn"]
     documents.update(file.documents(one for text in manifests if text for one in _listed(text)))
-    return Batch(
-        [Happening(row.run, row.at, cast("RowOp", row.op), row.facts, row.subject) for row in rows],
-        documents,
-    )
+    return Batch([Happening(row.run, row.at, cast("RowOp", row.op), row.facts, row.subject) for row in rows], documents)
 
 
 def _listed(manifest: str) -> list[str]:

@@ -15,13 +15,7 @@ from induscode.deck.contract import DeckFault
 from induscode.deck.mcp.capability import BridgeCapability
 from induscode.deck.mcp.keys import BridgeKey
 from induscode.deck.mcp.ledger import BridgeEntry, BridgeLedger, BridgeOp
-from induscode.deck.mcp.store.events import (
-    address_of,
-    descriptor_of,
-    joined,
-    needed_documents,
-    texts_of,
-)
+from induscode.deck.mcp.store.events import address_of, descriptor_of, joined, needed_documents, texts_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,9 +49,7 @@ async def stored_log(store: LedgerStore, run: str) -> tuple[Sequence[BridgeEntry
     return await _entries(store, await store.rows(run))
 
 
-async def deck_at(
-    store: LedgerStore, run: str, *, turn: int | None = None, at: str | None = None
-) -> DeckRecord | None:
+async def deck_at(store: LedgerStore, run: str, *, turn: int | None = None, at: str | None = None) -> DeckRecord | None:
     """Tell what the deck was at a turn, or at a moment; at the end if neither is given.
 
     None: there is no such run, or it had no such turn, or had not begun by then.
@@ -79,11 +71,7 @@ async def deck_at(
 
 
 async def _shown(
-    store: LedgerStore,
-    row: Row,
-    at: str,
-    live: Sequence[BridgeCapability],
-    notes: Sequence[Note],
+    store: LedgerStore, row: Row, at: str, live: Sequence[BridgeCapability], notes: Sequence[Note]
 ) -> DeckRecord:
     number, digest = row.facts.get("turn"), row.facts.get("deck")
     assert isinstance(number, int)
@@ -103,13 +91,9 @@ async def _shown(
     return DeckRecord(row.run, number, at, digest, None, (), live, told)
 
 
-async def _entries(
-    store: LedgerStore, rows: Sequence[Row]
-) -> tuple[Sequence[BridgeEntry], Sequence[Note]]:
+async def _entries(store: LedgerStore, rows: Sequence[Row]) -> tuple[Sequence[BridgeEntry], Sequence[Note]]:
     events = [row for row in rows if row.op in {"enroll", "retire"}]
-    documents = await store.documents(
-        one for row in events for one in needed_documents(row.op, row.facts)
-    )
+    documents = await store.documents(one for row in events for one in needed_documents(row.op, row.facts))
     return await anyio.to_thread.run_sync(_Reader(documents).entries, events)
 
 

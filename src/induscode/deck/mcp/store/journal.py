@@ -16,14 +16,7 @@ from indusagi.core.json import NotJson, compact_json
 from induscode.deck.mcp.config.trust import server_identity
 from induscode.deck.mcp.enrolment import iso_now
 from induscode.deck.mcp.redaction import Redaction
-from induscode.deck.mcp.store.events import (
-    Batch,
-    Happening,
-    address_of,
-    descriptor_text,
-    joined,
-    subject_of,
-)
+from induscode.deck.mcp.store.events import Batch, Happening, address_of, descriptor_text, joined, subject_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -89,9 +82,7 @@ class Journal:
                 known.pop(server, None)
 
     def knows(
-        self,
-        listings: Mapping[str, Sequence[str]],
-        disabled: Mapping[str, Sequence[DisabledTool]] | None = None,
+        self, listings: Mapping[str, Sequence[str]], disabled: Mapping[str, Sequence[DisabledTool]] | None = None
     ) -> None:
         """Take for known which tools servers had when they were seen last."""
         for server, names in listings.items():
@@ -106,11 +97,7 @@ class Journal:
     def note(self, op: JournalOp, server: str, subject: str, detail: str) -> None:
         """Write down something else that happened at a server."""
         clean = self._redaction.clean
-        facts: JsonObject = {
-            "server": server,
-            "subject": clean(subject),
-            "detail": clean(detail)[:_LONGEST_DETAIL],
-        }
+        facts: JsonObject = {"server": server, "subject": clean(subject), "detail": clean(detail)[:_LONGEST_DETAIL]}
         identity = self._identities.get(server)
         # What decides how long the next start may take: it was up, or it took too long.
         if identity is not None and (op == "ready" or (op == "fault" and subject == "timeout")):
@@ -118,9 +105,7 @@ class Journal:
         else:
             self._happened(op, facts)
 
-    def listed(
-        self, server: str, tools: Sequence[RemoteTool], disabled: Sequence[DisabledTool]
-    ) -> None:
+    def listed(self, server: str, tools: Sequence[RemoteTool], disabled: Sequence[DisabledTool]) -> None:
         """Write down which tools of a server are in the deck, or disabled, unless that is known."""
         names = tuple(tool.ref.name for tool in tools)
         identity = self._identities.get(server)
@@ -136,25 +121,13 @@ class Journal:
         }
         if disabled:
             facts["disabled"] = [
-                {
-                    "tool": one.ref.name,
-                    "name": one.name,
-                    "grade": str(one.grade),
-                    "fields": [*one.fields],
-                }
+                {"tool": one.ref.name, "name": one.name, "grade": str(one.grade), "fields": [*one.fields]}
                 for one in disabled
             ]
         self._happened("list", facts, subject_of(identity, server))
 
     def pinned(
-        self,
-        server: str,
-        tool: str,
-        pin: str,
-        raw: JsonObject,
-        canonical: str | None = None,
-        *,
-        further: bool = False,
+        self, server: str, tool: str, pin: str, raw: JsonObject, canonical: str | None = None, *, further: bool = False
     ) -> None:
         """Write down a definition of a tool that holds from now on; a `further` one is added."""
         identity = self._identities.get(server)
@@ -197,10 +170,7 @@ class Journal:
 
     def _entries(self, entries: Sequence[BridgeEntry]) -> Batch:
         papers = _Papers(self._redaction)
-        happenings = [
-            Happening(self.run, entry.at, entry.op.value, _entry_facts(entry, papers))
-            for entry in entries
-        ]
+        happenings = [Happening(self.run, entry.at, entry.op.value, _entry_facts(entry, papers)) for entry in entries]
         return Batch(happenings, papers.kept)
 
     def _pin(self, at: str, subject: str, facts: JsonObject, raw: JsonObject) -> Batch:
@@ -220,10 +190,7 @@ class Journal:
 def filter_of(config: ServerConfig) -> JsonObject:
     """Give which of its tools a server is to show: a list that was made under another is none."""
     include = config.include_tools
-    return {
-        "include": None if include is None else [*include],
-        "exclude": [*config.exclude_tools],
-    }
+    return {"include": None if include is None else [*include], "exclude": [*config.exclude_tools]}
 
 
 class _Papers:

@@ -76,9 +76,7 @@ class StorePins:
         self._locked: Mapping[RemoteToolRef, JsonObject] = {}
         self.learn(identities, rows, documents or {})
 
-    def learn(
-        self, identities: Mapping[str, str], rows: Iterable[Row], documents: Mapping[str, str]
-    ) -> None:
+    def learn(self, identities: Mapping[str, str], rows: Iterable[Row], documents: Mapping[str, str]) -> None:
         """Take the forms of servers from rows of the store, in place of those that they had."""
         self._forms = {key: kept for key, kept in self._forms.items() if key[0] not in identities}
         for row in rows:
@@ -171,9 +169,7 @@ def identities_of(servers: Iterable[ServerConfig]) -> Mapping[str, str]:
     return {config.id: server_identity(config) for config in servers}
 
 
-async def definitions_of(
-    store: LedgerStore, servers: Iterable[ServerConfig]
-) -> Mapping[str, Sequence[JsonObject]]:
+async def definitions_of(store: LedgerStore, servers: Iterable[ServerConfig]) -> Mapping[str, Sequence[JsonObject]]:
     """Read, for each server that was seen before, the definitions its deck had then.
 
     They are the pinned ones, in the server's order. A server of which one is missing or damaged is
@@ -184,8 +180,7 @@ async def definitions_of(
     listings = {
         server: texts_of(row.facts.get("tools"))
         for row in await store.latest("list")
-        if (server := _server(row, identities)) is not None
-        and row.facts.get("filter") == filter_of(configs[server])
+        if (server := _server(row, identities)) is not None and row.facts.get("filter") == filter_of(configs[server])
     }
     pins = {
         (server, str(row.facts.get("tool"))): str(row.facts.get("definition"))
@@ -202,9 +197,7 @@ async def definitions_of(
     return found
 
 
-async def disabled_tools(
-    store: LedgerStore, servers: Iterable[ServerConfig]
-) -> Mapping[str, Sequence[DisabledTool]]:
+async def disabled_tools(store: LedgerStore, servers: Iterable[ServerConfig]) -> Mapping[str, Sequence[DisabledTool]]:
     """Read, for each server that was seen before, which of its tools were disabled then."""
     configs = {config.id: config for config in servers}
     identities = {server: server_identity(config) for server, config in configs.items()}

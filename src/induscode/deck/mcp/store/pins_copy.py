@@ -131,12 +131,7 @@ def pins_of(batches: Iterable[Batch]) -> list[Pin]:
 
 def _line_of(pin: Pin) -> bytes:
     content = [pin.subject, pin.facts, dict(pin.documents)]
-    line = {
-        "subject": pin.subject,
-        "facts": pin.facts,
-        "documents": content[2],
-        "sum": _checksum(content),
-    }
+    line = {"subject": pin.subject, "facts": pin.facts, "documents": content[2], "sum": _checksum(content)}
     return json.dumps(line, separators=(",", ":")).encode("ascii") + b"\n"
 
 

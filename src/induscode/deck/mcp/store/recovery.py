@@ -26,15 +26,7 @@ from indusagi.core.app_dirs import create_private_file
 from indusagi.core.clock import iso_utc, now_ms
 from indusagi.core.ids import new_ulid
 from induscode.deck.mcp.store.database import DamagedStore, LedgerDb, check_row, read_facts, writing
-from induscode.deck.mcp.store.events import (
-    GENESIS,
-    Batch,
-    Happening,
-    address_of,
-    chained,
-    needed_documents,
-    texts_of,
-)
+from induscode.deck.mcp.store.events import GENESIS, Batch, Happening, address_of, chained, needed_documents, texts_of
 from induscode.deck.mcp.store.file import End
 from induscode.deck.mcp.store.pins_copy import PIN, Pin
 
@@ -108,9 +100,7 @@ def salvage(path: str) -> Salvage:
     return best
 
 
-def write_recovered(
-    fresh: str, found: Salvage, pins: Mapping[str, Pin], known: End | None, reason: str
-) -> Recovered:
+def write_recovered(fresh: str, found: Salvage, pins: Mapping[str, Pin], known: End | None, reason: str) -> Recovered:
     """Write a ledger that goes on where a damaged one is still valid.
 
     Raises:
@@ -121,9 +111,7 @@ def write_recovered(
     try:
         latest = _write_rows(db, found)
         restored = [
-            pin
-            for subject, pin in {**found.tail_pins, **pins}.items()
-            if latest.get((PIN, subject)) != pin.facts
+            pin for subject, pin in {**found.tail_pins, **pins}.items() if latest.get((PIN, subject)) != pin.facts
         ]
         last = found.rows[-1][0] if found.rows else found.base.position
         facts: JsonObject = {
@@ -140,9 +128,7 @@ def write_recovered(
         db.close()
 
 
-def recovery_batch(
-    restored: Sequence[Pin], facts: JsonObject, missing: Iterable[str] = ()
-) -> Batch:
+def recovery_batch(restored: Sequence[Pin], facts: JsonObject, missing: Iterable[str] = ()) -> Batch:
     """Make the rows that say what was recovered, and that restore pins."""
     documents = {address: text for pin in restored for address, text in pin.documents.items()}
     needed = {one for pin in restored for one in needed_documents(PIN, pin.facts)}
@@ -164,9 +150,7 @@ def _write_rows(db: LedgerDb, found: Salvage) -> dict[tuple[str, str], JsonObjec
     with writing(db.connection):
         db.connection.executemany("INSERT INTO events VALUES (?,?,?,?,?,?,?,?)", found.rows)
         db.connection.executemany("INSERT INTO documents VALUES (?,?)", found.documents.items())
-        db.connection.executemany(
-            "INSERT INTO latest VALUES (?,?,?)", [(*key, one[0]) for key, one in latest.items()]
-        )
+        db.connection.executemany("INSERT INTO latest VALUES (?,?,?)", [(*key, one[0]) for key, one in latest.items()])
         db.set_end("base", found.base)
         db.set_end("head", end)
     return {key: read_facts(facts, position) for key, (position, facts) in latest.items()}
@@ -301,9 +285,7 @@ def _readable_documents(connection: sqlite3.Connection, found: Salvage) -> dict[
         take(connection.execute("SELECT address, text FROM documents"))
         return documents
     wanted = {one for cells in found.rows for one in _needed(cells)}
-    wanted.update(
-        one for pin in found.tail_pins.values() for one in needed_documents(PIN, pin.facts)
-    )
+    wanted.update(one for pin in found.tail_pins.values() for one in needed_documents(PIN, pin.facts))
     for address in wanted - documents.keys():
         with suppress(Exception):
             asked = "SELECT address, text FROM documents WHERE address = ?"

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 _DAY_MS = 86_400_000
 
 
-def prune(
-    db: LedgerDb, keep: Retention, own_run: str, now: Callable[[], int] = now_ms
-) -> tuple[Pruned, End] | None:
+def prune(db: LedgerDb, keep: Retention, own_run: str, now: Callable[[], int] = now_ms) -> tuple[Pruned, End] | None:
     """Take out old runs, never the caller's own; None if there are none."""
     at_ms = now()
     with writing(db.connection):
@@ -46,17 +44,11 @@ def _cut(db: LedgerDb, keep: Retention, own_run: str, oldest: str) -> int:
     """Give the position of the first row that stays."""
     runs = db.runs()
     recent = {run.run for run in runs[max(0, len(runs) - keep.runs) :]}
-    stay = [
-        run.first
-        for run in runs
-        if run.run == own_run or (run.run in recent and run.began >= oldest)
-    ]
+    stay = [run.first for run in runs if run.run == own_run or (run.run in recent and run.began >= oldest)]
     return min(stay, default=db.end("head").position + 1)
 
 
-def _replaced(
-    db: LedgerDb, base: End, cut: int, seqs: dict[str, int], own_run: str, at: str
-) -> tuple[Pruned, End]:
+def _replaced(db: LedgerDb, base: End, cut: int, seqs: dict[str, int], own_run: str, at: str) -> tuple[Pruned, End]:
     connection = db.connection
     asked = "SELECT count(*), count(DISTINCT run), min(at), max(at) FROM events WHERE position < ?"
     rows, runs, first_at, last_at = connection.execute(asked, (cut,)).fetchone()

@@ -11,13 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from induscode.deck.mcp.store.database import DamagedStore, read_facts
-from induscode.deck.mcp.store.events import (
-    address_of,
-    chained,
-    needed_documents,
-    texts_of,
-    withheld,
-)
+from induscode.deck.mcp.store.events import address_of, chained, needed_documents, texts_of, withheld
 from induscode.deck.mcp.store.file import End
 
 if TYPE_CHECKING:
@@ -132,10 +126,7 @@ class _Check:
 
     def _chain(self) -> None:
         previous = self._db.end("base")
-        asked = (
-            "SELECT position, run, seq, at, op, subject, facts, digest "
-            "FROM events ORDER BY position"
-        )
+        asked = "SELECT position, run, seq, at, op, subject, facts, digest FROM events ORDER BY position"
         for position, *cells, digest in self._db.connection.execute(asked):
             if position != previous.position + 1:
                 between = f"{previous.position + 1} to {position - 1}"
@@ -196,8 +187,7 @@ class _Check:
 
     def _last_words(self) -> None:
         kept = {
-            (op, subject): position
-            for op, subject, position in self._db.connection.execute("SELECT * FROM latest")
+            (op, subject): position for op, subject, position in self._db.connection.execute("SELECT * FROM latest")
         }
         for op, subject in self._latest.keys() ^ kept.keys():
             self._found.append(f"the index of {op} is wrong about {subject}")

@@ -72,9 +72,7 @@ _CATEGORY_OF_STATUS: dict[int, Category] = {
 }
 
 
-def make_status_error(
-    model: str, status: int, body: str, headers: Mapping[str, str]
-) -> failures.ModelHTTPError:
+def make_status_error(model: str, status: int, body: str, headers: Mapping[str, str]) -> failures.ModelHTTPError:
     """Make the exception for an answer with an error status."""
     value = parse_body(body)
     if status < 400:
@@ -99,9 +97,7 @@ def make_stream_error(model: str, error: object) -> failures.ModelAPIError:
     if status is None and code is not None and code.isdigit() and 400 <= int(code) < 600:
         status = int(code)  # OpenRouter and llama.cpp give the status as the code
     if status is None:
-        return failures.ModelAPIError(
-            model, _find_message(body) or str(error), body=body, in_stream=True
-        )
+        return failures.ModelAPIError(model, _find_message(body) or str(error), body=body, in_stream=True)
     return failures.ModelHTTPError.for_category(
         _find_category(status, code, kind, _find_message(body)),
         status_code=status,
@@ -145,10 +141,7 @@ def _find_codes(body: object) -> tuple[str | None, str | None]:
     if not is_json_object(error):
         return None, None
     code, kind = error.get("code"), error.get("type")
-    return (
-        str(code) if isinstance(code, str | int) else None,
-        kind if isinstance(kind, str) else None,
-    )
+    return (str(code) if isinstance(code, str | int) else None, kind if isinstance(kind, str) else None)
 
 
 def _find_message(body: object) -> str:
@@ -157,9 +150,7 @@ def _find_message(body: object) -> str:
     return message if isinstance(message, str) else ""
 
 
-def _find_category(
-    status: int, code: str | None, kind: str | None, message: str
-) -> Category | None:
+def _find_category(status: int, code: str | None, kind: str | None, message: str) -> Category | None:
     codes, words = {code, kind}, message.lower()
     if codes & _QUOTA_CODES:
         return failures.ModelQuotaExceededError

@@ -30,9 +30,7 @@ REASONING_FIELDS = ("reasoning_content", "reasoning")
 THINKING_TAGS = ("<think>", "</think>")
 
 
-def write_messages(
-    messages: Sequence[ModelMessage], instructions: Sequence[str], system: str
-) -> list[dict[str, Any]]:
+def write_messages(messages: Sequence[ModelMessage], instructions: Sequence[str], system: str) -> list[dict[str, Any]]:
     """Write a conversation, with the instructions of this request before it.
 
     What a model thought goes back in the field that it came in, to the server that it came from;
@@ -50,11 +48,7 @@ def write_messages(
 
 def write_tool(tool: ToolDefinition) -> dict[str, Any]:
     """Write the definition of a tool."""
-    function = {
-        "name": tool.name,
-        "description": tool.description or "",
-        "parameters": tool.parameters_json_schema,
-    }
+    function = {"name": tool.name, "description": tool.description or "", "parameters": tool.parameters_json_schema}
     return {"type": "function", "function": function}
 
 

@@ -33,12 +33,7 @@ _FIRST_DELAY_S = 0.5
 _LONGEST_DELAY_S = 60.0
 _RETRIED = {408, 409, 429}
 """And 5xx: https://platform.openai.com/docs/guides/error-codes says to send these again."""
-_FINAL = (
-    httpx2.ReadTimeout,
-    httpx2.WriteTimeout,
-    httpx2.UnsupportedProtocol,
-    httpx2.LocalProtocolError,
-)
+_FINAL = (httpx2.ReadTimeout, httpx2.WriteTimeout, httpx2.UnsupportedProtocol, httpx2.LocalProtocolError)
 """Errors that come again, or only after a very long time."""
 
 
@@ -46,13 +41,7 @@ class ChatModel(Model[httpx2.AsyncClient]):
     """One model of one server. Enter it before the first request; it holds the connections."""
 
     def __init__(
-        self,
-        name: str,
-        *,
-        system: str,
-        base_url: str,
-        headers: Mapping[str, str],
-        profile: ModelProfile,
+        self, name: str, *, system: str, base_url: str, headers: Mapping[str, str], profile: ModelProfile
     ) -> None:
         """Take a model's name, the name of its provider, and the address of the API."""
         super().__init__(profile=profile)
@@ -109,9 +98,7 @@ class ChatModel(Model[httpx2.AsyncClient]):
         _, asked = self.prepare_request(model_settings, model_request_parameters)
         instructions = self._get_instruction_parts(messages, asked) or []
         body: dict[str, Any] = {
-            "messages": write_messages(
-                messages, [part.content for part in instructions], self._system
-            ),
+            "messages": write_messages(messages, [part.content for part in instructions], self._system),
             "model": self._name,
             "stream": True,
             "stream_options": {"include_usage": True},

@@ -15,11 +15,7 @@ from pydantic_ai.usage import RequestUsage
 
 from indusagi.core.clock import now_ms
 from indusagi.core.json import is_json_object
-from induscode.session.model_loop.chat.errors import (
-    make_connection_error,
-    make_stream_error,
-    parse_body,
-)
+from induscode.session.model_loop.chat.errors import make_connection_error, make_stream_error, parse_body
 from induscode.session.model_loop.chat.messages import REASONING_FIELDS, THINKING_TAGS
 
 if TYPE_CHECKING:
@@ -122,10 +118,7 @@ class ChatStream(StreamedResponse):
     def _take_thought(self, name: str, thought: str) -> Iterator[ModelResponseStreamEvent]:
         self._end_text()
         yield from self._parts_manager.handle_thinking_delta(
-            vendor_part_id=(name, self.segment),
-            id=name,
-            content=thought,
-            provider_name=self.system,
+            vendor_part_id=(name, self.segment), id=name, content=thought, provider_name=self.system
         )
 
     def _take_text(self, text: str) -> Iterator[ModelResponseStreamEvent]:

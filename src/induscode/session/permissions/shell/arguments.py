@@ -22,9 +22,7 @@ from induscode.session.permissions.shell.words import Word
 _UNKNOWN_PROGRAM = Program()
 _PLAIN_OPERAND = re.compile(r"(?![-+@])(?!/(?:dev|proc)/)[\w./:@,+%~^-]+")
 _VERSIONED = re.compile(r"(python|pypy|lua|perl|ruby|php)[0-9.]+w?")
-_FED_FILE = re.compile(
-    r"/(?:dev|proc)/.*|(?:.*/)?(?:stdin|fd/[0-9]+|[0-9]+)|\+.*|[a-z][a-z0-9+.-]+:.*"
-)
+_FED_FILE = re.compile(r"/(?:dev|proc)/.*|(?:.*/)?(?:stdin|fd/[0-9]+|[0-9]+)|\+.*|[a-z][a-z0-9+.-]+:.*")
 """What is text as code: files that a command is fed, URLs. A shell takes `+x` for an option."""
 _PRINTS_VARIABLE = re.compile(r"%[-+ #0-9.*']*[hlLjzt]*n")
 """`%n` of bash's printf sets a variable."""
@@ -76,9 +74,7 @@ def find_program(name: str) -> Program | None:
     return PROGRAMS.get(versioned[1]) if versioned else found
 
 
-def find_problem(
-    words: Sequence[Word], named: frozenset[int] = frozenset(), *, fed: bool = False
-) -> Problem | None:
+def find_problem(words: Sequence[Word], named: frozenset[int] = frozenset(), *, fed: bool = False) -> Problem | None:
     """Say what about the arguments of a command is asked about; None if they are harmless.
 
     Args:
@@ -118,9 +114,7 @@ def _asks_version(words: Sequence[Word]) -> bool:
 class _Reading:
     """One look at the words of a command, as its program will read them."""
 
-    def __init__(
-        self, name: str, program: Program, words: Sequence[Word], named: frozenset[int]
-    ) -> None:
+    def __init__(self, name: str, program: Program, words: Sequence[Word], named: frozenset[int]) -> None:
         self.name = name
         self.program = program
         self.words = words
@@ -242,9 +236,7 @@ class _Reading:
         if sub is None:
             if first in self.named:
                 sub = _UNKNOWN_PROGRAM
-                return _Reading(f"{self.name} {rest[0].shown}", sub, rest, named).check_unknown(
-                    fed=False
-                )
+                return _Reading(f"{self.name} {rest[0].shown}", sub, rest, named).check_unknown(fed=False)
             return Problem(f"{self.name} {rest[0].shown} is not a known command of {self.name}")
         return _Reading(f"{self.name} {rest[0].shown}", sub, rest, named).check()
 
@@ -303,9 +295,7 @@ class _Reading:
     def _take_named(self, text: str) -> None:
         """Take an option that the rule names, with its value if it is known to have one."""
         name = text.lstrip("-")
-        takes = _listed_options(self.program.long).get(name) or _listed_options(
-            self.program.words
-        ).get(name)
+        takes = _listed_options(self.program.long).get(name) or _listed_options(self.program.words).get(name)
         if takes or (len(name) == 1 and name in self.program.values):
             self._take_value(text)
 

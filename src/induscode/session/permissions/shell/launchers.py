@@ -59,8 +59,7 @@ MOVERS = frozenset({"cd", "pushd", "popd"})
 COPIERS = names("alias cat cp dd hash install ln mv rsync tee")
 """What they are given may be a program that gets another name, or is written elsewhere."""
 VARIABLE_SETTERS = names(
-    "read mapfile readarray getopts let wait eval source . unset declare typeset local readonly"
-    " export printf"
+    "read mapfile readarray getopts let wait eval source . unset declare typeset local readonly export printf"
 )
 """Builtins that give variables values in ways that are not followed."""
 
@@ -90,9 +89,7 @@ def reads_commands(words: Sequence[Word]) -> bool:
     name, *arguments = (base_name(word.shown) for word in words)
     operands = [text for text in arguments if not text.startswith("-")]
     if name in {"xargs", "parallel"}:
-        return not operands or any(
-            text in RUNNERS or text in SHELLS or text in WRAPPERS for text in operands
-        )
+        return not operands or any(text in RUNNERS or text in SHELLS or text in WRAPPERS for text in operands)
     return name in RUNNERS or (name in SHELLS and not operands)
 
 

@@ -14,12 +14,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from induscode.session.permissions.shell.arguments import (
-    Problem,
-    find_problem,
-    find_program,
-    starts_commands,
-)
+from induscode.session.permissions.shell.arguments import Problem, find_problem, find_program, starts_commands
 from induscode.session.permissions.shell.launchers import (
     COPIERS,
     MOVERS,
@@ -89,10 +84,7 @@ _HARMLESS_VARIABLES = re.compile(
     r"|RUST_BACKTRACE|RUST_LOG|PYTHONUNBUFFERED|PYTHONDONTWRITEBYTECODE"
 )
 _OWN_VARIABLES = re.compile(r"(?!npm_)(?![a-z0-9_]*proxy)[a-z_][a-z0-9_]*")
-_ONE_LINE = names(
-    "command redirected_statement file_redirect negated_command variable_assignment"
-    " variable_assignments"
-)
+_ONE_LINE = names("command redirected_statement file_redirect negated_command variable_assignment variable_assignments")
 _BROKEN_WORD = re.compile(rb"(?<!\\)\s")
 _SEPARATORS = re.compile(r"[\s;&|<>(){}`$,]+")
 _ANY_TEXT = re.compile(r"[\s;&|<>`$(){}]")
@@ -101,9 +93,7 @@ _QUOTED_COMMAND = re.compile(r"\$\(|`")
 """In a text that is quoted: run if bash evaluates the text as an index of an array."""
 _TEXTS = ("raw_string", "ansi_c_string", "string", "concatenation", "word")
 _AWK_RUNS = re.compile(r"system|getline|\||@")
-_SED_RUNS = re.compile(
-    r"(?:^|[;{}\n/,0-9$!\s])e(?:\s|$)|/[gpiImMw0-9]*e[gpiImMw0-9]*\s*(?:[;}\n]|$)"
-)
+_SED_RUNS = re.compile(r"(?:^|[;{}\n/,0-9$!\s])e(?:\s|$)|/[gpiImMw0-9]*e[gpiImMw0-9]*\s*(?:[;}\n]|$)")
 
 
 def parse_command(text: str) -> Script:
@@ -250,8 +240,7 @@ class _Reader:
         if node.type == "expansion":
             return not plain_expansion(node) and "=" in source(node)
         return node.type in {"unset_command", "arithmetic_expansion", "c_style_for_statement"} or (
-            node.type == "declaration_command"
-            and any(child.type == "word" for child in node.named_children)
+            node.type == "declaration_command" and any(child.type == "word" for child in node.named_children)
         )
 
     def _look_at(self, node: Node, data: bytes) -> None:
@@ -264,10 +253,7 @@ class _Reader:
         if node.type == "word" and _BROKEN_WORD.search(node.text or b""):
             self.flaws.append("a word goes over the end of a line")
             self._suspect_words(source(node))
-        if node.type == "comment" and data[: node.start_byte].rstrip(b" \t")[-1:] not in {
-            b"",
-            b"\n",
-        }:
+        if node.type == "comment" and data[: node.start_byte].rstrip(b" \t")[-1:] not in {b"", b"\n"}:
             self.flaws.append("a comment stands behind something")
 
     # -- what stands in the tree ------------------------------------------------------------
@@ -440,12 +426,7 @@ class _Reader:
         if why is not None:
             self.flaws.append(why)
         problem = find_problem(words, fed=fed)
-        if (
-            name in RUNNERS
-            or name in SHELLS
-            or name in WRAPPERS
-            or (name == "find" and problem is not None)
-        ):
+        if name in RUNNERS or name in SHELLS or name in WRAPPERS or (name == "find" and problem is not None):
             self._suspect(words[1:])
         elif problem is not None or why is not None or starts_commands(name):
             self._take_arguments(words[1:])
@@ -571,9 +552,7 @@ class _Reader:
         if moved and relative:
             self.flaws.append("it writes or reads a file after it has changed the directory")
         if moved and any(_is_relative(command.words[0].shown) for command in self.commands):
-            self.flaws.append(
-                "it runs a file by a relative path after it has changed the directory"
-            )
+            self.flaws.append("it runs a file by a relative path after it has changed the directory")
         if any(redirect.target.text is None for redirect in self.redirects):
             self.flaws.append("only the shell knows which file it is connected to")
         written = {_plain_path(r.target.shown) for r in self.redirects if r.writes}

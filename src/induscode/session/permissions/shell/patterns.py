@@ -58,9 +58,7 @@ def match_command(specifier: str, command: Command) -> frozenset[int] | None:
     pairs = list(zip(pattern, command.words, strict=False))
     if not all(word.text is not None and _fits(part, word.text) for part, word in pairs):
         return None
-    return frozenset(
-        at for at, (part, word) in enumerate(pairs) if "*" not in part and not word.glob
-    )
+    return frozenset(at for at, (part, word) in enumerate(pairs) if "*" not in part and not word.glob)
 
 
 def allow_problem(specifier: str | None, command: Command) -> Problem | None:
@@ -176,9 +174,7 @@ def _in_order(parts: Sequence[str], words: Sequence[Word]) -> Match:
         reached = _reachable(places, words)
         hole = hole or any(words[place].text is None for place in reached)
         places = {
-            place + 1
-            for place in reached
-            if any(_fits(part, guess, fold=True) for guess in words[place].guesses)
+            place + 1 for place in reached if any(_fits(part, guess, fold=True) for guess in words[place].guesses)
         }
         if not places:
             return Match.MAYBE if hole else Match.NO

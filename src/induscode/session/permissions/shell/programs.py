@@ -208,16 +208,8 @@ _MYPY = Program(flags="pm", long="""check-untyped-defs follow-imports= ignore-mi
     no-error-summary no-incremental pretty show-error-codes strict version warn-unreachable""",
     argument_files=True)  # fmt: skip
 _BLACK = Program(flags="qv", values="l", long="check diff line-length= quiet verbose version")
-_UNITTEST = Program(
-    flags="bcfqv", values="kpst", value_patterns={"-p": INSIDE, "-s": INSIDE, "-t": INSIDE}
-)
-_MODULES = {
-    "black": _BLACK,
-    "mypy": _MYPY,
-    "pytest": _PYTEST,
-    "ruff": _RUFF,
-    "unittest": _UNITTEST,
-}
+_UNITTEST = Program(flags="bcfqv", values="kpst", value_patterns={"-p": INSIDE, "-s": INSIDE, "-t": INSIDE})
+_MODULES = {"black": _BLACK, "mypy": _MYPY, "pytest": _PYTEST, "ruff": _RUFF, "unittest": _UNITTEST}
 _PIP_INSTALL = Program(
     flags="qvU",
     values="er",
@@ -251,9 +243,7 @@ _ENVIRONMENT = Program(flags="qvV", long="quiet verbose version", subcommands={
         operand=_REGISTERED))})  # fmt: skip
 _NPM_RUN = Program(flags="s", long="silent if-present workspaces")
 _NPM_INSTALL = Program(
-    flags="DEPS",
-    long="ignore-scripts no-audit no-fund omit= save save-dev save-exact",
-    operand=PACKAGE,
+    flags="DEPS", long="ignore-scripts no-audit no-fund omit= save save-dev save-exact", operand=PACKAGE
 )
 _NPM = Program(
     flags="sv",
@@ -287,22 +277,14 @@ _CARGO = Program(
         profile= quiet release test= tests verbose workspace exclude=""",
     acts="--config -Z --target-dir --manifest-path --out-dir --artifact-dir --fix -C",
 )
-_CARGO_TREE = Program(
-    flags="ideq", values="ep", long="depth= duplicates edges= invert= package= workspace"
-)
+_CARGO_TREE = Program(flags="ideq", values="ep", long="depth= duplicates edges= invert= package= workspace")
 _GO = Program(
     words="v race short json cover run= bench= count= timeout= failfast list= n x p= tags= m",
     acts="-exec -toolexec -o -C -overlay -modfile -ldflags -gcflags -asmflags -vettool"
     " -coverprofile -cpuprofile -memprofile -outputdir -trace -blockprofile -mutexprofile -pkgdir"
     " -work",
 )
-_SHELL = Program(
-    flags="euxvn",
-    long="version",
-    options_first=True,
-    check="script",
-    acts="-c -s --rcfile -i -l",
-)
+_SHELL = Program(flags="euxvn", long="version", options_first=True, check="script", acts="-c -s --rcfile -i -l")
 
 
 def _language(flags: str = "", long: str = "", **more: str) -> Program:

@@ -34,10 +34,7 @@ class Mishap:
 
 
 def mishap(
-    said: str,
-    reason: FaultReason | None,
-    http_status: int | None = None,
-    retry_after_s: float | None = None,
+    said: str, reason: FaultReason | None, http_status: int | None = None, retry_after_s: float | None = None
 ) -> Mishap:
     """Make a mishap in few words."""
     detail = FaultDetail(reason=reason, http_status=http_status, retry_after_s=retry_after_s)

@@ -38,22 +38,14 @@ from indusagi.interop.protocol_bridge.client.http.failures import (
     suspicion,
 )
 from indusagi.interop.protocol_bridge.client.http.proxy import proxy_for
-from indusagi.interop.protocol_bridge.client.http.responses import (
-    EventFilter,
-    judge_message,
-    name_answer,
-)
+from indusagi.interop.protocol_bridge.client.http.responses import EventFilter, judge_message, name_answer
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
 from indusagi.interop.protocol_bridge.rpc.connection import PARSE_ERROR
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 
-    from indusagi.interop.protocol_bridge.contract import (
-        ServerLimits,
-        SseServerConfig,
-        StreamableHttpServerConfig,
-    )
+    from indusagi.interop.protocol_bridge.contract import ServerLimits, SseServerConfig, StreamableHttpServerConfig
     from indusagi.interop.protocol_bridge.rpc.connection import RequestId
 
 
@@ -73,11 +65,7 @@ class Guard(httpx2.AsyncBaseTransport):
     """Stands between an HTTP client and the network, for one server."""
 
     def __init__(
-        self,
-        inner: httpx2.AsyncBaseTransport,
-        address: httpx2.URL,
-        limits: ServerLimits,
-        via: str | None = None,
+        self, inner: httpx2.AsyncBaseTransport, address: httpx2.URL, limits: ServerLimits, via: str | None = None
     ) -> None:
         self.via = via
         """The origin of the proxy between us and the server."""
@@ -89,9 +77,7 @@ class Guard(httpx2.AsyncBaseTransport):
         self._origin = origin_of(address)
         self._limits = limits
         self._mishaps: collections.OrderedDict[RequestId, Mishap] = collections.OrderedDict()
-        self._by_task: weakref.WeakKeyDictionary[asyncio.Task[Any], Journey] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._by_task: weakref.WeakKeyDictionary[asyncio.Task[Any], Journey] = weakref.WeakKeyDictionary()
         self._by_id: weakref.WeakValueDictionary[RequestId, Journey] = weakref.WeakValueDictionary()
 
     # -- what is known of a request ---------------------------------------------------------
@@ -172,9 +158,7 @@ class Guard(httpx2.AsyncBaseTransport):
 
     # -- responses --------------------------------------------------------------------------
 
-    async def _judged(
-        self, request: httpx2.Request, response: httpx2.Response, journey: Journey
-    ) -> httpx2.Response:
+    async def _judged(self, request: httpx2.Request, response: httpx2.Response, journey: Journey) -> httpx2.Response:
         coding = response.headers.get("content-encoding", "identity").strip().lower()
         length = response.headers.get("content-length", "")
         if coding not in {"", "identity"}:
@@ -188,9 +172,7 @@ class Guard(httpx2.AsyncBaseTransport):
             return await self._rejected(request, response, journey)
         self.note(journey.identity, suspicion(request, response, asks=journey.identity is not None))
         kind = content_type(response)
-        watched = _Watched(
-            response, self, journey, self._limits.frame_bytes, events=kind == "text/event-stream"
-        )
+        watched = _Watched(response, self, journey, self._limits.frame_bytes, events=kind == "text/event-stream")
         stream: httpx2.AsyncByteStream = watched
         headers = response.headers
         if journey.identity is not None and response.status_code == HTTPStatus.OK:
@@ -204,13 +186,9 @@ class Guard(httpx2.AsyncBaseTransport):
                 headers = httpx2.Headers(headers)
                 # Another body may take its place.
                 headers.pop("content-length", None)
-        return httpx2.Response(
-            response.status_code, headers=headers, stream=stream, extensions=response.extensions
-        )
+        return httpx2.Response(response.status_code, headers=headers, stream=stream, extensions=response.extensions)
 
-    async def _rejected(
-        self, request: httpx2.Request, response: httpx2.Response, journey: Journey
-    ) -> httpx2.Response:
+    async def _rejected(self, request: httpx2.Request, response: httpx2.Response, journey: Journey) -> httpx2.Response:
         body = await self._error_body(response)
         found = by_status(response, self.via)
         known = response.status_code != HTTPStatus.NOT_FOUND or _SESSION not in request.headers
@@ -240,9 +218,7 @@ class Guard(httpx2.AsyncBaseTransport):
             await response.aclose()
         return body
 
-    def _refusal(
-        self, journey: Journey, what: Mishap, status: int = HTTPStatus.BAD_GATEWAY
-    ) -> httpx2.Response:
+    def _refusal(self, journey: Journey, what: Mishap, status: int = HTTPStatus.BAD_GATEWAY) -> httpx2.Response:
         """Answer in the server's place; the SDK passes the error on to whoever asked."""
         self.note(journey.identity, what)
         error = {"code": -32000, "message": f"it {what.said}"}
@@ -267,15 +243,7 @@ class Guard(httpx2.AsyncBaseTransport):
 class _Watched(httpx2.AsyncByteStream):
     """The body of a response, counted: as a whole, or event by event."""
 
-    def __init__(
-        self,
-        response: httpx2.Response,
-        guard: Guard,
-        journey: Journey,
-        cap: int,
-        *,
-        events: bool,
-    ) -> None:
+    def __init__(self, response: httpx2.Response, guard: Guard, journey: Journey, cap: int, *, events: bool) -> None:
         self._inner = cast("httpx2.AsyncByteStream", response.stream)
         self._guard = guard
         self._journey = journey

@@ -18,10 +18,7 @@ from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from indusagi.interop.protocol_bridge.contract import (
-        SseServerConfig,
-        StreamableHttpServerConfig,
-    )
+    from indusagi.interop.protocol_bridge.contract import SseServerConfig, StreamableHttpServerConfig
 
 _Number: TypeAlias = "ipaddress.IPv4Address | ipaddress.IPv6Address"
 
@@ -30,9 +27,7 @@ _LAST_PORT = 65_535
 
 
 def proxy_for(
-    config: SseServerConfig | StreamableHttpServerConfig,
-    address: httpx2.URL,
-    environ: Mapping[str, str],
+    config: SseServerConfig | StreamableHttpServerConfig, address: httpx2.URL, environ: Mapping[str, str]
 ) -> httpx2.Proxy | None:
     """Give the proxy through which a server is reached; None: it is reached directly.
 

@@ -27,10 +27,7 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.client.http.guard import Guard, GuardedClient
-    from indusagi.interop.protocol_bridge.contract import (
-        SseServerConfig,
-        StreamableHttpServerConfig,
-    )
+    from indusagi.interop.protocol_bridge.contract import SseServerConfig, StreamableHttpServerConfig
     from indusagi.interop.protocol_bridge.rpc.connection import RequestId
 
 _TURN_EVENTS = 16
@@ -40,9 +37,7 @@ _STREAM = "events"
 
 
 @asynccontextmanager
-async def sse_link(
-    config: SseServerConfig | StreamableHttpServerConfig,
-) -> AsyncGenerator[SseLink]:
+async def sse_link(config: SseServerConfig | StreamableHttpServerConfig) -> AsyncGenerator[SseLink]:
     """Open the stream of events of a server, and close it when the block is left."""
     async with guarded_client(config) as (client, guard), anyio.create_task_group() as tasks:
         link = SseLink(config.url, client, guard)

@@ -26,10 +26,7 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.client.session import Peer
-    from indusagi.interop.protocol_bridge.contract import (
-        SseServerConfig,
-        StreamableHttpServerConfig,
-    )
+    from indusagi.interop.protocol_bridge.contract import SseServerConfig, StreamableHttpServerConfig
     from indusagi.interop.protocol_bridge.rpc.connection import Link
 
 

@@ -14,13 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio
 from mcp.client.subscriptions import SubscriptionLost, listen
 from mcp.shared.exceptions import MCPError
-from mcp_types import (
-    CONNECTION_CLOSED,
-    ClientNotification,
-    Notification,
-    ProgressNotification,
-    Request,
-)
+from mcp_types import CONNECTION_CLOSED, ClientNotification, Notification, ProgressNotification, Request
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import TypeAdapter, ValidationError
 

@@ -21,11 +21,7 @@ from mcp.shared.memory import create_client_server_memory_streams
 from indusagi.interop.protocol_bridge.client.http.guard import guarded_client
 from indusagi.interop.protocol_bridge.client.http.sse import sse_link
 from indusagi.interop.protocol_bridge.client.memory import is_link, linked_peer
-from indusagi.interop.protocol_bridge.client.sdk.session import (
-    SessionLink,
-    overheard,
-    session_facts,
-)
+from indusagi.interop.protocol_bridge.client.sdk.session import SessionLink, overheard, session_facts
 from indusagi.interop.protocol_bridge.client.sdk.streams import HttpStamp, StreamLink
 from indusagi.interop.protocol_bridge.client.session import Peer
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
@@ -40,11 +36,7 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.client.http.guard import Guard
     from indusagi.interop.protocol_bridge.client.sdk.session import Ear
     from indusagi.interop.protocol_bridge.client.sdk.streams import Streams
-    from indusagi.interop.protocol_bridge.contract import (
-        ServerConfig,
-        SseServerConfig,
-        StreamableHttpServerConfig,
-    )
+    from indusagi.interop.protocol_bridge.contract import ServerConfig, SseServerConfig, StreamableHttpServerConfig
 
 RemoteConfig: TypeAlias = "SseServerConfig | StreamableHttpServerConfig"
 
@@ -62,9 +54,7 @@ _LET_GO = FaultDetail(reason="closed")
 
 
 @asynccontextmanager
-async def remote_peer(
-    config: RemoteConfig, handlers: Handlers, client_info: JsonObject
-) -> AsyncGenerator[Peer]:
+async def remote_peer(config: RemoteConfig, handlers: Handlers, client_info: JsonObject) -> AsyncGenerator[Peer]:
     """Connect to a server behind an address; the caller sets the deadline.
 
     A server that refuses the present transport outright is asked in the old one as well.
@@ -78,10 +68,7 @@ async def remote_peer(
 
 
 async def _either(
-    config: StreamableHttpServerConfig,
-    handlers: Handlers,
-    client_info: JsonObject,
-    stack: AsyncExitStack,
+    config: StreamableHttpServerConfig, handlers: Handlers, client_info: JsonObject, stack: AsyncExitStack
 ) -> Peer:
     try:
         return await stack.enter_async_context(_http_peer(config, handlers, client_info))
@@ -134,9 +121,7 @@ def _may_be_present(exc: Exception) -> bool:
 
 
 @asynccontextmanager
-async def _http_peer(
-    config: RemoteConfig, handlers: Handlers, client_info: JsonObject
-) -> AsyncGenerator[Peer]:
+async def _http_peer(config: RemoteConfig, handlers: Handlers, client_info: JsonObject) -> AsyncGenerator[Peer]:
     async with guarded_client(config) as (client, guard):
         # The guard counts the bytes of each event; the SDK's own cap knows no configuration.
         transport = streamable_http_client(config.url, http_client=client, max_sse_event_size=None)
@@ -147,10 +132,7 @@ async def _http_peer(
 
 @asynccontextmanager
 async def _sse_peer(
-    config: RemoteConfig,
-    handlers: Handlers,
-    client_info: JsonObject,
-    opened_s: float | None = None,
+    config: RemoteConfig, handlers: Handlers, client_info: JsonObject, opened_s: float | None = None
 ) -> AsyncGenerator[Peer]:
     failure: Exception | None = None
     async with sse_link(config) as link:
@@ -269,10 +251,7 @@ async def _lent(streams: Streams) -> AsyncGenerator[Streams]:
 @asynccontextmanager
 async def _served(server: Server[Any]) -> AsyncGenerator[Streams]:
     """Run a server in this process, in a task of this block."""
-    async with (
-        create_client_server_memory_streams() as (ours, theirs),
-        anyio.create_task_group() as tasks,
-    ):
+    async with create_client_server_memory_streams() as (ours, theirs), anyio.create_task_group() as tasks:
 
         async def run() -> None:
             options = server.create_initialization_options(NotificationOptions(tools_changed=True))
@@ -295,11 +274,7 @@ async def _served(server: Server[Any]) -> AsyncGenerator[Streams]:
 
 @asynccontextmanager
 async def _session_peer(
-    session: ClientSession,
-    config: ServerConfig,
-    handlers: Handlers,
-    client_info: JsonObject,
-    ear: Ear | None,
+    session: ClientSession, config: ServerConfig, handlers: Handlers, client_info: JsonObject, ear: Ear | None
 ) -> AsyncGenerator[Peer]:
     if session.protocol_version is None:
         await session.initialize()

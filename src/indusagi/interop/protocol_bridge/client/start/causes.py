@@ -192,9 +192,7 @@ _OTHERS = {
 }
 
 
-def find_cache_damage(
-    lines: Sequence[str], manager: str | None, package: str = ""
-) -> CacheDamage | None:
+def find_cache_damage(lines: Sequence[str], manager: str | None, package: str = "") -> CacheDamage | None:
     """Recognise the damaged cache of a package manager by what it wrote."""
     text = "\n".join(clean_text(line)[0] for line in lines)
     if manager in {"npx", "npm", None} and (found := _npx_damage(text, manager)) is not None:

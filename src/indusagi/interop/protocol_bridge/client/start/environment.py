@@ -64,7 +64,7 @@ _RELEVANT = re.compile(
     r"(NODE|NPM|PYTHON|PIP|UV|JAVA|JDK|GO|CARGO|RUST|DENO|BUN|DOCKER|PODMAN|DOTNET|RUBY|GEM|AWS|AZURE"
     r"|GCP|GOOGLE|KUBE\w*|GITHUB|GH|GITLAB|SLACK|NOTION|LINEAR|JIRA|ATLASSIAN|SENTRY|STRIPE|BRAVE"
     r"|TAVILY|EXA|FIRECRAWL|OPENAI|ANTHROPIC|HF|PG\w*|POSTGRES\w*|MYSQL|REDIS|MONGO\w*|DATABASE"
-    r"|SSL|TLS|CA|PROXY|LD|DYLD)(_\w+)?|\w+_(API_KEY|TOKEN|PROXY|CA|CERT|CERTS|URL|HOST|DSN)",
+    r"|SSL|TLS|CA|PROXY|LD|DYLD)(_\w+)?|\w+_(API_KEY|TOKEN|PROXY|CA|CERT|CERTS|URL|HOST|DSN)"
 )
 """Names that servers and their runtimes look at."""
 
@@ -74,9 +74,7 @@ def is_inherited(name: str, value: str = "") -> bool:
     upper = name.upper()
     setting = _NPM.fullmatch(name)
     known = (
-        upper in _NAMES
-        or upper.startswith(_PREFIXES)
-        or (setting is not None and setting[1].lower() in _NPM_SETTINGS)
+        upper in _NAMES or upper.startswith(_PREFIXES) or (setting is not None and setting[1].lower() in _NPM_SETTINGS)
     )
     return known and (upper in _NAMES or upper in _HARMLESS or not is_secret(name, value))
 
@@ -87,9 +85,7 @@ def child_environment(ours: Mapping[str, str], declared: Mapping[str, str]) -> d
     return {**inherited, **declared}
 
 
-def find_withheld(
-    ours: Mapping[str, str], declared: Mapping[str, str], said: str = ""
-) -> list[str]:
+def find_withheld(ours: Mapping[str, str], declared: Mapping[str, str], said: str = "") -> list[str]:
     """Name variables of ours that a server was not given and that look relevant to it.
 
     Those that it mentions itself in what it `said` come first: they are most likely the cause.

@@ -177,9 +177,7 @@ class _Turn:
             turns.release()
 
 
-async def _hold_while_computing(
-    turn: _Turn, cpu_seconds: Callable[[], Awaitable[float | None]]
-) -> None:
+async def _hold_while_computing(turn: _Turn, cpu_seconds: Callable[[], Awaitable[float | None]]) -> None:
     """Give a turn back as soon as the process waits for something else than a core."""
     now = asyncio.get_running_loop().time
     begun, used = now(), 0.0

@@ -17,20 +17,9 @@ import anyio
 from indusagi.core.json import compact_json, is_json_object
 from indusagi.interop.protocol_bridge.client.session import LEGACY_VERSIONS
 from indusagi.interop.protocol_bridge.host.dispatcher import BUSY, NO_PARAMS, is_request_id
-from indusagi.interop.protocol_bridge.host.http.auth import (
-    HEALTH,
-    OLD_MESSAGES,
-    OLD_STREAM,
-    Quota,
-    come_in,
-)
+from indusagi.interop.protocol_bridge.host.http.auth import HEALTH, OLD_MESSAGES, OLD_STREAM, Quota, come_in
 from indusagi.interop.protocol_bridge.host.http.batch import answer_batch, object_to_batch
-from indusagi.interop.protocol_bridge.host.http.connection import (
-    ANNOUNCED,
-    CROWDED,
-    RECEIVED,
-    WELCOME,
-)
+from indusagi.interop.protocol_bridge.host.http.connection import ANNOUNCED, CROWDED, RECEIVED, WELCOME
 from indusagi.interop.protocol_bridge.host.http.headers import (
     STATUSES,
     VERSION_HEADER,
@@ -38,15 +27,7 @@ from indusagi.interop.protocol_bridge.host.http.headers import (
     object_to,
     object_to_version,
 )
-from indusagi.interop.protocol_bridge.host.http.request import (
-    AWAY,
-    EVENTS,
-    JSON,
-    Outbox,
-    Refused,
-    Request,
-    cancelled,
-)
+from indusagi.interop.protocol_bridge.host.http.request import AWAY, EVENTS, JSON, Outbox, Refused, Request, cancelled
 from indusagi.interop.protocol_bridge.host.http.sessions import Sessions
 from indusagi.interop.protocol_bridge.rpc.codec import read_exact
 from indusagi.interop.protocol_bridge.rpc.connection import METHOD_NOT_FOUND, PARSE_ERROR
@@ -59,11 +40,7 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.host.http.auth import Doors
     from indusagi.interop.protocol_bridge.host.http.request import Headers, Receive, Scope, Send
     from indusagi.interop.protocol_bridge.host.http.sessions import HttpSession
-    from indusagi.interop.protocol_bridge.host.http.settings import (
-        HttpSettings,
-        NewClient,
-        SchemaOf,
-    )
+    from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings, NewClient, SchemaOf
     from indusagi.interop.protocol_bridge.rpc.connection import RequestId
 
 _SESSION = "mcp-session-id"
@@ -330,9 +307,7 @@ class HostApp:
                 await self._written(request, outbox)
             tasks.cancel_scope.cancel()
 
-    async def _pour(
-        self, request: Request, outbox: Outbox, headers: Headers, endpoint: bytes = b""
-    ) -> None:
+    async def _pour(self, request: Request, outbox: Outbox, headers: Headers, endpoint: bytes = b"") -> None:
         """Write a standing stream until one of the two ends it."""
 
         async def watch() -> None:

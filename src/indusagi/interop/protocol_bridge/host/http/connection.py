@@ -140,9 +140,7 @@ class LingeringTransport:
 class HostConnection(H11Protocol):
     """One connection."""
 
-    def __init__(
-        self, connections: Connections, **given: Any
-    ) -> None:  # Any: the server's own affair
+    def __init__(self, connections: Connections, **given: Any) -> None:  # Any: the server's own affair
         super().__init__(**given)
         self.logger = _QUIET
         self.app_state = {

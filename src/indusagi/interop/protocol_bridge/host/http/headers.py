@@ -96,9 +96,7 @@ class _Marked:
     kind: str
 
 
-def object_to(
-    lines: Sequence[tuple[str, str]], frame: JsonObject, schema_of: SchemaOf
-) -> Objection | None:
+def object_to(lines: Sequence[tuple[str, str]], frame: JsonObject, schema_of: SchemaOf) -> Objection | None:
     """Compare the header lines of a request, names in lower case, with its body."""
     twice = _said_twice(lines)
     if twice is not None:
@@ -115,9 +113,7 @@ def object_to(
     other = _other_words(headers, frame, params, version)
     if other is not None:
         return Objection(MISMATCH, f"the header {other} does not say what the body says")
-    return object_to_version(str(version)) or _object_to_arguments(
-        headers, frame["method"], params, schema_of
-    )
+    return object_to_version(str(version)) or _object_to_arguments(headers, frame["method"], params, schema_of)
 
 
 def object_to_version(version: str) -> Objection | None:
@@ -139,9 +135,7 @@ def _said_twice(lines: Sequence[tuple[str, str]]) -> str | None:
     return None
 
 
-def _other_words(
-    headers: Mapping[str, str], frame: JsonObject, params: JsonObject, version: JsonValue
-) -> str | None:
+def _other_words(headers: Mapping[str, str], frame: JsonObject, params: JsonObject, version: JsonValue) -> str | None:
     """Find a header by which a request would be routed elsewhere than its body belongs."""
     if version is None or headers.get(VERSION_HEADER) != version:
         return VERSION_HEADER

@@ -51,11 +51,7 @@ class Refused(Exception):
     """A request that is answered with an HTTP status and no more."""
 
     def __init__(
-        self,
-        status: int,
-        message: str,
-        code: int = INVALID_REQUEST,
-        headers: Mapping[str, str] | None = None,
+        self, status: int, message: str, code: int = INVALID_REQUEST, headers: Mapping[str, str] | None = None
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -68,12 +64,7 @@ class Request:
     """What came: method, path, headers, and the body once it is read."""
 
     def __init__(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        received: Callable[[], int],
-        announced: Callable[[], int],
+        self, scope: Scope, receive: Receive, send: Send, received: Callable[[], int], announced: Callable[[], int]
     ) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
@@ -136,9 +127,7 @@ class Request:
         while (await self._receive())["type"] != "http.disconnect":
             continue
 
-    async def respond(
-        self, status: int, body: bytes = b"", headers: Headers = (), kind: bytes = JSON
-    ) -> None:
+    async def respond(self, status: int, body: bytes = b"", headers: Headers = (), kind: bytes = JSON) -> None:
         """Answer in one piece."""
         typed = [(b"content-type", kind)] if body else []
         length = (b"content-length", str(len(body)).encode())

@@ -14,21 +14,13 @@ import uvicorn
 
 from indusagi.interop.protocol_bridge.host.http.app import HostApp
 from indusagi.interop.protocol_bridge.host.http.auth import make_doors
-from indusagi.interop.protocol_bridge.host.http.connection import (
-    LINGERING,
-    Connections,
-    HostConnection,
-)
+from indusagi.interop.protocol_bridge.host.http.connection import LINGERING, Connections, HostConnection
 from indusagi.interop.protocol_bridge.host.http.framing import HEAD_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator, Sequence
 
-    from indusagi.interop.protocol_bridge.host.http.settings import (
-        HttpSettings,
-        NewClient,
-        SchemaOf,
-    )
+    from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings, NewClient, SchemaOf
 
 _ACCEPTED = 128
 """So many connections are accepted in one turn of the event loop."""
