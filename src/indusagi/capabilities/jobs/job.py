@@ -76,10 +76,7 @@ class JobStream:
 
     def told(self, *, lines: int | None, since_last: bool) -> Lines:
         """Give lines, and remember which were given."""
-        if lines is not None:
-            found = self.ring.last(lines)
-        else:
-            found = self.ring.after(self.cursor if since_last else 0)
+        found = self.ring.last(lines) if lines is not None else self.ring.after(self.cursor if since_last else 0)
         self.cursor = found.last
         return found
 

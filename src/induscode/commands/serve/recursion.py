@@ -217,10 +217,7 @@ def starts_a_gateway(argv: Sequence[str]) -> bool:
     """Tell whether a command line is `indus serve`, by itself or behind what starts programs."""
     words = [*_words(argv)]
     launched = os.path.basename(argv[0]).startswith(_LAUNCHERS)
-    for at in range(len(words) if launched else 1):
-        if _is_program(words, at) and "serve" in words[at + 1 :]:
-            return True
-    return False
+    return any(_is_program(words, at) and "serve" in words[at + 1 :] for at in range(len(words) if launched else 1))
 
 
 def is_a_gateway(argv: Sequence[str]) -> bool:

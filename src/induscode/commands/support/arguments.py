@@ -37,10 +37,7 @@ def read_arguments(words: Sequence[str], given: JsonObject, schema: JsonSchema) 
     named: JsonObject = {}
     for word in words:
         key, raw, text = _split(word)
-        if raw:
-            value = _json(text, f"the value of {key!r}")
-        else:
-            value = _value(key, text, _property(schema, key))
+        value = _json(text, f"the value of {key!r}") if raw else _value(key, text, _property(schema, key))
         _put(named, key, value, schema)
     return {**given, **named}
 
