@@ -24,7 +24,7 @@ setup:  ## make or update .venv
 
 demo: setup  ## show what the project does
 	@.venv/bin/indus --version
-	@.venv/bin/python docs_src/demo.py
+	@.venv/bin/python examples/demo/demo.py
 
 test: setup lint types arrows unit  ## run every check
 
@@ -82,4 +82,4 @@ lock: setup  ## write the locks anew (scripts/lock --upgrade takes newer version
 clean:  ## remove all that was made here
 	rm -rf .venv .bench .outside .coverage .coverage.* .hypothesis .pytest_cache .ruff_cache
 	rm -rf .import_linter_cache build dist
-	find src tests bench docs_src scripts outside -name __pycache__ -prune -exec rm -rf {} +
+	find src tests bench examples scripts outside -name __pycache__ -prune -exec rm -rf {} +

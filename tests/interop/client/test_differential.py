@@ -25,7 +25,7 @@ SERVERS = {
     "old": honest("--version", "2024-11-05"),
     "paged": honest("--pages", 3, "--tools", 20),
     "drip": fault("drip"),
-    "notes": StdioServerConfig("notes", sys.executable, (str(ROOT / "docs_src/notes_server.py"),)),
+    "notes": StdioServerConfig("notes", sys.executable, (str(ROOT / "examples/notes_server.py"),)),
 }
 CALLS: list[tuple[str, JsonObject]] = [
     ("echo", {"text": "héllo \U0001f642"}),

@@ -1,4 +1,4 @@
-"""A tiny MCP server without any library; its answer has a text, a picture and a resource."""
+"""A small MCP server without any library; its result has a text, an image and a resource."""
 
 import json
 import sys
@@ -32,6 +32,6 @@ for line in sys.stdin:
     message = json.loads(line)
     if "id" in message:
         result = answer(message["method"])
-        error = {"code": -32601, "message": f"{message['method']} is not known"}
+        error = {"code": -32601, "message": f"{message['method']} is unknown"}
         reply = {"result": result} if result is not None else {"error": error}
         print(json.dumps({"jsonrpc": "2.0", "id": message["id"], **reply}), flush=True)

@@ -1,7 +1,7 @@
-"""What `make demo` shows: a model, three servers (one is broken), and every tool in one deck.
+"""The program behind `make demo`: a model, three servers (one is broken), every tool in one deck.
 
-The model is a script and everything runs on this machine, in a folder that is gone afterwards. The
-program is the real one.
+The model is scripted, so no key and no network are needed. Everything runs on this machine, in a
+temporary directory. The `indus` program is the real one.
 """
 
 import json
@@ -14,21 +14,22 @@ from pathlib import Path
 from scripted_model import scripted_model
 
 HERE = Path(__file__).resolve().parent
+EXAMPLES = HERE.parent
 INDUS = Path(sys.executable).with_name("indus")
 SERVERS = {
-    "notes": {"command": sys.executable, "args": [str(HERE / "notes_server.py")]},
+    "notes": {"command": sys.executable, "args": [str(EXAMPLES / "notes_server.py")]},
     "gallery": {"command": sys.executable, "args": [str(HERE / "gallery_server.py")]},
-    "broken": {"command": sys.executable, "args": ["-c", "import sys; sys.exit('the database is not there')"]},
+    "broken": {"command": sys.executable, "args": ["-c", "import sys; sys.exit('cannot open the database')"]},
 }
 SCRIPT = (
     [("read", {"path": "todo.txt"}), ("gallery__show", {})],
     [("notes__add", {"text": "water the plants"})],
-    "The list has two things, the gallery has twenty rooms, and the note is kept.",
+    "The list has two items, the gallery has twenty rooms, and the note is saved.",
 )
 
 
 def indus(folder, first, second, *more):
-    """Run the program as a person would, with a home of its own."""
+    """Run the program as a user would, with its own home directory."""
     home = str(folder / "home")
     environment = {"HOME": home, "PATH": os.environ["PATH"], "NO_COLOR": "1"}
     print(f"\n$ indus {first} {second!r}{' …' if more else ''}")
@@ -40,23 +41,23 @@ def indus(folder, first, second, *more):
     return done.returncode
 
 
-def reached(asked):
-    """Say what has reached the model in the answers of its tools."""
-    parts = [part for message in asked[-1]["messages"] for part in parts_of(message["content"])]
+def print_received(requests):
+    """Print what the model received in the results of its tools."""
+    parts = [part for message in requests[-1]["messages"] for part in parts_of(message["content"])]
     texts = "\n".join(part["text"] for part in parts if part["type"] == "text")
     rooms = sum(f"room {number}: picture {number}" in texts for number in range(1, 21))
     pictures = sum(part["type"] == "image_url" for part in parts)
-    print(f"\n# what reached the model: {rooms} lines, {pictures} picture, ", end="")
+    print(f"\n# the model received: {rooms} lines, {pictures} image, ", end="")
     print(f"{texts.count('Do not touch.')} resource, {texts.count('water')} line of the file")
 
 
-def left_running():
-    """Count the servers of this demo that are still there."""
+def count_servers():
+    """Count the servers of this demo that are still running."""
     try:
-        listed = subprocess.run(["ps", "-A", "-o", "args="], text=True, capture_output=True).stdout
+        processes = subprocess.run(["ps", "-A", "-o", "args="], text=True, capture_output=True).stdout
     except OSError:
-        return "unknown, there is no ps"
-    return sum("_server.py" in line and str(HERE) in line for line in listed.splitlines())
+        return "unknown (ps is not installed)"
+    return sum("_server.py" in line and str(EXAMPLES) in line for line in processes.splitlines())
 
 
 def parts_of(content):
@@ -68,15 +69,15 @@ def main(folder):
     (folder / "home").mkdir()
     (folder / "work" / "todo.txt").write_text("water the plants\nfeed the cat\n", encoding="utf-8")
     (folder / "work" / "servers.json").write_text(json.dumps({"servers": SERVERS}), encoding="utf-8")
-    question = "What is on my list, and what is in the gallery? Note the first thing."
-    with scripted_model(*SCRIPT) as (address, asked):
+    question = "What is on my list, and what is in the gallery? Note the first item."
+    with scripted_model(*SCRIPT) as (url, requests):
         code = indus(
             folder, "-p", question, "--mcp", "servers.json", "--allow", "gallery__*",
-            "--allow", "notes__*", "--base-url", address, "--model", "script",
+            "--allow", "notes__*", "--base-url", url, "--model", "script",
         )  # fmt: skip
-        reached(asked)
+        print_received(requests)
     timeline = indus(folder, "ledger", "timeline")
-    print(f"\n# servers left running: {left_running()}")
+    print(f"\n# servers left running: {count_servers()}")
     return code or timeline
 
 

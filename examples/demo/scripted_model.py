@@ -1,7 +1,7 @@
-"""A model that follows a script, behind the streaming protocol that local models speak.
+"""A scripted model behind the streaming Chat Completions protocol.
 
-It is what the demo asks instead of a real one: no key, no network. Each request takes the next step
-of the script and is kept, so that one can see what has reached the model.
+The demo uses it in place of a real model. Each request receives the next step of the script and is
+recorded, so that the demo can show what the model received.
 """
 
 import json
@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 def chunks(step):
-    """Give one step as the pieces of a stream: some text, or a call of tools."""
+    """Yield one step as the deltas of a stream: text, or tool calls."""
     if isinstance(step, str):
         for word in step.split(" "):
             yield {"content": f"{word} "}
@@ -24,14 +24,14 @@ def chunks(step):
 
 @contextmanager
 def scripted_model(*script):
-    """Serve a model on this machine; gives its address and the list of what it was asked."""
-    asked = []
+    """Serve a model on loopback; yield its URL and the list of the requests it received."""
+    requests = []
     steps = iter(script)
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
-            asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            step = next(steps, "I have nothing more to say.")
+            requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            step = next(steps, "The script has ended.")
             self.send_response(200)
             self.send_header("Content-Type", "text/event-stream")
             self.end_headers()
@@ -46,13 +46,13 @@ def scripted_model(*script):
             self.wfile.write(b"data: " + json.dumps({**body, "choices": [choice]}).encode() + b"\n\n")
 
         def log_message(self, format, *args):
-            """Say nothing: the demo does."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}/v1", asked
+        yield f"http://127.0.0.1:{server.server_port}/v1", requests
     finally:
         server.shutdown()
         thread.join()

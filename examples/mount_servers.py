@@ -1,3 +1,5 @@
+"""Mount several MCP servers; one of them is broken, and the others work."""
+
 import asyncio
 import sys
 from pathlib import Path
@@ -28,3 +30,8 @@ async def main() -> None:
 
 
 asyncio.run(main())
+# Prints:
+# notes__add - Add a note.
+# False 1 note(s)
+# notes ready 1 None
+# broken faulted 0 server 'broken': the command 'no-such-server' was not found: check its spelling and PATH

@@ -1,3 +1,5 @@
+"""Drive one endpoint by hand: open, list, call, meet a fault, close."""
+
 import asyncio
 import sys
 from pathlib import Path
@@ -27,10 +29,15 @@ async def main() -> None:
     except Exception as exc:
         if not is_protocol_fault(exc):
             raise
-        print("fault:", exc.kind, "-", exc)
+        print("fault:", exc.kind, exc.detail.rpc_code)
     finally:
         await endpoint.close()
     print(endpoint.phase)
 
 
 asyncio.run(main())
+# Prints:
+# notes__add -> add
+# False ({'type': 'text', 'text': '1 note(s)'},)
+# fault: tool_error -32601
+# closed

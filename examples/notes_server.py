@@ -1,4 +1,4 @@
-"""A tiny MCP server without any library: what the examples in this folder talk to."""
+"""A small MCP server without any library, used by the examples in this folder."""
 
 import json
 import sys
@@ -30,6 +30,7 @@ for line in sys.stdin:
     message = json.loads(line)
     if "id" in message:
         result = answer(message["method"], message.get("params"))
-        error = {"code": -32601, "message": f"{message['method']} is not known"}
+        name = message.get("params", {}).get("name", message["method"])
+        error = {"code": -32601, "message": f"unknown tool or method {name!r}"}
         reply = {"result": result} if result is not None else {"error": error}
         print(json.dumps({"jsonrpc": "2.0", "id": message["id"], **reply}), flush=True)

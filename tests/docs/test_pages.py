@@ -1,0 +1,73 @@
+"""The pages show the examples that run, and every link leads to a file."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from tests.support.scripts import ROOT, run
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
+
+
+def read_blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
+
+
+def read_example(name: str) -> tuple[str, str]:
+    """Read the program of an example and what it prints."""
+    source = (ROOT / f"examples/{name}.py").read_text(encoding="utf-8")
+    program, _, comment = source.partition("# Prints:\n")
+    output = "".join(line.removeprefix("# ") for line in comment.splitlines(keepends=True))
+    return program, output
+
+
+def run_demo() -> str:
+    command = [sys.executable, "examples/demo/demo.py"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=25)
+    return done.stdout
+
+
+def test_the_readme_shows_the_first_example() -> None:
+    program, _ = read_example("first_tool")
+    (shown,) = read_blocks(README, "python")
+    assert shown == program.partition("\n\n")[2]
+
+
+@pytest.mark.process
+def test_the_readme_shows_what_the_demo_prints_and_the_home_directory_stays_empty() -> None:
+    (shown,) = read_blocks(README, "text")
+    assert shown in run_demo()
+    assert list(Path.home().iterdir()) == []
+
+
+@pytest.mark.process
+def test_the_page_on_the_command_shows_what_bad_input_gets() -> None:
+    page = (ROOT / "docs/command.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"\$ indus (--cwd nowhere)\n(.*?)```", page, re.DOTALL)
+    assert run(*shown[0].split(), cwd=ROOT / "docs").stderr == shown[1]
+
+
+def test_the_readme_is_short() -> None:
+    assert 75 <= len(README.splitlines()) <= 200
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_between_the_pages_leads_somewhere(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("name", ["mount_servers", "mcp_client", "test_greeter"])
+def test_the_page_on_servers_shows_its_examples_and_what_they_print(name: str) -> None:
+    page = (ROOT / "docs/mcp-servers.md").read_text(encoding="utf-8")
+    program, output = read_example(name)
+    shown = [*read_blocks(page, "python"), *read_blocks(page, "text")]
+    assert any(block in program or textwrap.indent(block, "    ") in program for block in shown)
+    assert not output or output in page
