@@ -679,14 +679,14 @@ async def test_a_caller_that_is_cancelled_while_a_folder_is_opened_leaves_nothin
     fs: Fs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
-    really = beneath.Spot.open_folder
+    really = beneath.DirFdPath.open_folder
 
-    def slowly(spot: beneath.Spot) -> int:
+    def slowly(spot: beneath.DirFdPath) -> int:
         begun.set()
         go_on.wait(10)
         return really(spot)
 
-    monkeypatch.setattr(beneath.Spot, "open_folder", slowly)
+    monkeypatch.setattr(beneath.DirFdPath, "open_folder", slowly)
     task = asyncio.ensure_future(fs.folder("."))  # noqa: TID251 — a caller that knows no scopes
     await anyio.to_thread.run_sync(begun.wait, 10)
     task.cancel()

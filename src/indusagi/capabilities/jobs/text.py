@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities.budget import OutputBudget, clip
-from indusagi.capabilities.files.text.invisible import hidden_in
+from indusagi.capabilities.files.text.invisible import find_invisible
 from indusagi.capabilities.sandbox.capture import KEPT_HEAD_BYTES, KEPT_TAIL_BYTES
 from indusagi.runtime.contract import Keep
 
@@ -84,7 +84,7 @@ def hidden_note(text: str, first: int = 1) -> Sequence[str]:
         text: What is shown.
         first: The number of its first line.
     """
-    hidden = hidden_in(enumerate(text.split("\n"), first))
+    hidden = find_invisible(enumerate(text.split("\n"), first))
     return [f"hidden characters: {', '.join(map(str, hidden))}"] if hidden else []
 
 

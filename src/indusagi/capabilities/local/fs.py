@@ -22,14 +22,14 @@ from typing import BinaryIO, TypeVar
 
 from anyio import to_thread
 
-from indusagi.capabilities.files.paths.atomic_write import naming, put_file, require_regular
+from indusagi.capabilities.files.paths.atomic_write import errors_naming, require_regular_file, write_atomically
 from indusagi.capabilities.files.paths.openat import (
-    LinkInTheWay,
-    Spot,
+    DirFdPath,
+    SymlinkError,
     make_directories,
+    open_at,
     open_directory,
     real_path,
-    spot_at,
 )
 from indusagi.capabilities.files.paths.policy import PathPolicy
 from indusagi.capabilities.ports import DirEntry, FileKind, FileStat, Folder, WorkT
@@ -81,7 +81,7 @@ class LocalFs:
 
     async def stat(self, path: str, *, follow: bool = True) -> FileStat:
         """Look at a path; a dangling link is not found unless `follow` is off."""
-        look = Spot.stat if follow else Spot.lstat
+        look = DirFdPath.stat if follow else DirFdPath.lstat
         found = await to_thread.run_sync(partial(self._at, path, look, follow=follow))
         return FileStat(
             kind=_kind(found.st_mode), size=found.st_size, mode=stat.S_IMODE(found.st_mode), mtime_ns=found.st_mtime_ns
@@ -150,7 +150,7 @@ class LocalFs:
         except UnicodeEncodeError as exc:
             message = f"half a surrogate pair at character {exc.start} is not text"
             raise OSError(errno.EILSEQ, message, path) from exc
-        put = partial(put_file, data=content, given=path)
+        put = partial(write_atomically, data=content, given=path)
         await _to_the_end(partial(self._at, path, put, writing=True))
 
     async def mkdir(self, path: str) -> None:
@@ -186,18 +186,18 @@ class LocalFs:
         for _ in range(_ATTEMPTS - 1):
             try:
                 return self._once(path, work, **how)
-            except LinkInTheWay:
+            except SymlinkError:
                 continue
         return self._once(path, work, **how)
 
     def _once(self, path: str, work: Callable[[_Place], T], **how: bool) -> T:
         place = self._place(path, **how)
-        with naming(place.path):
+        with errors_naming(place.path):
             return work(place)
 
-    def _at(self, path: str, work: Callable[[Spot], T], **how: bool) -> T:
+    def _at(self, path: str, work: Callable[[DirFdPath], T], **how: bool) -> T:
         def there(place: _Place) -> T:
-            with spot_at(place.base, place.parts, place.path) as spot:
+            with open_at(place.base, place.parts, place.path) as spot:
                 return work(spot)
 
         return self._anew(path, there, **how)
@@ -205,13 +205,13 @@ class LocalFs:
     def _open(self, path: str) -> int:
         """Open a regular file to read in."""
 
-        def opened(spot: Spot) -> int:
+        def opened(spot: DirFdPath) -> int:
             # Opening a pipe, even for a moment, would break it for a writer who waits at the
             # other end. Should there be one by now all the same: nobody waits for its writer.
-            require_regular(spot.stat(), path, spot.path)
+            require_regular_file(spot.stat(), path, spot.path)
             handle = spot.open(os.O_RDONLY)
             try:
-                require_regular(os.fstat(handle), path, spot.path)
+                require_regular_file(os.fstat(handle), path, spot.path)
             except OSError:
                 os.close(handle)
                 raise
@@ -298,7 +298,7 @@ def _kind(mode: int) -> FileKind:
     return FileKind.SYMLINK if stat.S_ISLNK(mode) else FileKind.OTHER
 
 
-def _list(spot: Spot) -> tuple[DirEntry, ...]:
+def _list(spot: DirFdPath) -> tuple[DirEntry, ...]:
     handle = spot.open_folder()
     try:
         with os.scandir(handle) as entries:
@@ -327,7 +327,7 @@ def _entry_kind(entry: os.DirEntry[str]) -> FileKind:
     return FileKind.FILE if entry.is_file(follow_symlinks=False) else FileKind.OTHER
 
 
-def _remove(spot: Spot) -> None:
+def _remove(spot: DirFdPath) -> None:
     if stat.S_ISDIR(spot.lstat().st_mode):
         os.rmdir(spot.name, dir_fd=spot.folder)
     else:

@@ -19,7 +19,7 @@ from base64 import b64encode
 from dataclasses import asdict
 from typing import TYPE_CHECKING, BinaryIO
 
-from indusagi.capabilities.files.paths.globs import glob_regex
+from indusagi.capabilities.files.paths.globs import compile_glob
 from indusagi.capabilities.files.paths.ignore import IgnoreRules, RuleFile
 from indusagi.capabilities.search.braces import TooManyAlternatives, expand_braces
 from indusagi.capabilities.search.dialect import holds_in_whole, python_regex
@@ -99,7 +99,7 @@ class Choice:
         self._globs = RuleFile(os.fsencode("\n".join(globs))) if globs else None
         self._only_named = any(not glob.startswith("!") for glob in globs)
         types = file_types().get(search.type or "", [])
-        self._types = [regex for regex in map(glob_regex, types) if regex is not None]
+        self._types = [regex for regex in map(compile_glob, types) if regex is not None]
         self._no_ignore = search.no_ignore
         self._secrets = frozenset(search.secrets)
 

@@ -11,7 +11,7 @@ from threading import Event, Lock
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from indusagi.capabilities.files.paths.globs import glob_regex
+from indusagi.capabilities.files.paths.globs import compile_glob
 from indusagi.capabilities.files.paths.ignore import IgnoreRules
 from indusagi.capabilities.search.braces import expand_braces
 from indusagi.capabilities.search.request import path_key
@@ -66,7 +66,7 @@ class Query:
         """
         if not self.is_glob:
             return self._holding(self.text.lower())
-        regexes = [regex for regex in map(glob_regex, expand_braces(self.text)) if regex]
+        regexes = [regex for regex in map(compile_glob, expand_braces(self.text)) if regex]
         by_path = self.by_path
 
         def matching(listing: Listing) -> list[str]:

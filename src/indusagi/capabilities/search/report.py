@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from indusagi.capabilities.files.text.display import joined, shown_name
-from indusagi.capabilities.files.text.invisible import hidden_in
+from indusagi.capabilities.files.text.display import format_path, join_path
+from indusagi.capabilities.files.text.invisible import find_invisible
 from indusagi.capabilities.search.ends import with_any_end
 from indusagi.capabilities.search.records import Counts, Matches
 from indusagi.capabilities.search.request import MAX_FILE_BYTES, Mode, path_key
@@ -46,7 +46,7 @@ class Asked:
 
     def name(self, path: str) -> str:
         """Give the name under which the user knows a file."""
-        return self.file or joined(self.base, shown_name(path))
+        return self.file or join_path(self.base, format_path(path))
 
 
 def failure(found: Found, search: Search) -> ToolResult | None:
@@ -178,7 +178,7 @@ def _nothing(asked: Asked, found: Found, ignored: Sequence[str]) -> str:
     said += _without_files(asked) if searched == 0 else ""
     left_out = ["binary files", f"files over {MAX_FILE_BYTES // _MIB} MiB"]
     if ignored:
-        names = ", ".join(joined(asked.base, shown_name(name)) for name in ignored)
+        names = ", ".join(join_path(asked.base, format_path(name)) for name in ignored)
         left_out.insert(0, f"what ignore rules exclude ({names}, …; noIgnore: true includes it)")
     return f"{said}. Not searched: {', '.join(left_out)}."
 
@@ -188,7 +188,7 @@ def _without_files(asked: Asked) -> str:
     glob = asked.search.glob
     if glob is None:
         return ""
-    shown = shown_name(glob)
+    shown = format_path(glob)
     several = f"; several are written as {{{shown}}}" if "," in glob and "{" not in glob else ""
     return f": no file in {asked.base} is like {shown}{several}"
 
@@ -209,7 +209,7 @@ def _notices(asked: Asked, found: Found, body: Sequence[str]) -> Iterator[str]:
         if reader.too_long:
             names = _some(asked, sorted(set(reader.too_long), key=path_key))
             yield f"[Lines of more than 1 MiB match and are not shown: {names}.]"
-    hidden = hidden_in(enumerate(body, 1))
+    hidden = find_invisible(enumerate(body, 1))
     if hidden:
         yield f"[Below, counted from the next line: {'; '.join(map(str, hidden))}.]"
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
-from indusagi.capabilities.files.paths.protected import usual_protection
-from indusagi.capabilities.files.text.display import joined, shown_name
+from indusagi.capabilities.files.paths.protected import default_protected_paths
+from indusagi.capabilities.files.text.display import format_path, join_path
 from indusagi.capabilities.ports import PathRefused
 from indusagi.core.paths import is_within, parts_below
 
@@ -29,7 +29,7 @@ async def secrets_below(fs: Fs, folder: str, root: str) -> tuple[str, ...]:
         root: The working directory, likewise.
     """
     closed: list[str] = []
-    protection = usual_protection()
+    protection = default_protected_paths()
     if not any(is_within(place, base) for place in protection.places for base in (folder, root)):
         return ()
     for place in await to_thread.run_sync(_there, folder, root):
@@ -43,12 +43,12 @@ async def secrets_below(fs: Fs, folder: str, root: str) -> tuple[str, ...]:
 def notice(secrets: Sequence[str], base: str) -> Iterator[str]:
     """Say what was not looked into, if anything, as seen from where the user stands."""
     if secrets:
-        names = ", ".join(joined(base, shown_name(path)) for path in secrets)
+        names = ", ".join(join_path(base, format_path(path)) for path in secrets)
         kept = "credentials, or what indus keeps for itself"
         yield f"[Not looked into, for there are {kept}: {names}.]"
 
 
 def _there(folder: str, root: str) -> Sequence[str]:
-    protection = usual_protection()
+    protection = default_protected_paths()
     places = {*protection.hidden_below(folder), *protection.hidden_below(root)}
     return sorted(place for place in places if place != folder and is_within(place, folder) and os.path.lexists(place))

@@ -19,7 +19,7 @@ from anyio import to_thread
 from indusagi.capabilities.coercion import lenient
 from indusagi.capabilities.context import PerContext, ToolContext
 from indusagi.capabilities.files.text.codec import digest_bytes
-from indusagi.capabilities.files.text.display import shown_name
+from indusagi.capabilities.files.text.display import format_path
 from indusagi.capabilities.jobs.exit_codes import benign_exit
 from indusagi.capabilities.jobs.foreground import Watch, lasting_survivors
 from indusagi.capabilities.jobs.job import Job, how, told_code
@@ -259,7 +259,7 @@ async def _folder(arguments: JsonObject, ctx: ToolContext, session: _Session, re
         try:
             return await start_folder(session.cwd, ctx)
         except OSError:
-            report.notes.append(f"{shown_name(session.cwd)} is gone: started in {ctx.cwd}")
+            report.notes.append(f"{format_path(session.cwd)} is gone: started in {ctx.cwd}")
             session.cwd = None
     return await start_folder(path_given(arguments, "cwd"), ctx)
 
@@ -373,7 +373,7 @@ class _Call:
             self._report.details["cwd"] = final
             return
         session.cwd = None
-        shown = shown_name(final)
+        shown = format_path(final)
         self._report.notes.append(f"ended in {shown}, which is not in the workspace: the next command starts in {root}")
 
     async def _keep_survivors(self) -> bool:

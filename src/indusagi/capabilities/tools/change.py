@@ -18,7 +18,7 @@ from indusagi.capabilities.files.edits.plan import LARGEST_FILE, Refused, Shown
 from indusagi.capabilities.files.edits.request import Task
 from indusagi.capabilities.files.edits.task_apart import worked_out_soon
 from indusagi.capabilities.files.paths.locks import file_lock
-from indusagi.capabilities.files.text.display import shown_name, shown_place
+from indusagi.capabilities.files.text.display import format_path, format_path_below
 from indusagi.capabilities.tools.paths import path_trouble
 from indusagi.core.text import kinds_of_unseen
 from indusagi.runtime.contract import ToolResult
@@ -60,10 +60,10 @@ async def change_file(
             )
             made = await _made(ctx, task, dry_run=dry_run)
     except TimeoutError as exc:
-        return ToolResult.error(f"{shown_name(path)}: {exc.strerror}", code="timeout")
+        return ToolResult.error(f"{format_path(path)}: {exc.strerror}", code="timeout")
     except OSError as exc:
         return path_trouble(exc, path)
-    shown = await to_thread.run_sync(shown_place, resolved, ctx.cwd)
+    shown = await to_thread.run_sync(format_path_below, resolved, ctx.cwd)
     if isinstance(made, Refused):
         return ToolResult.error(showable(f"{shown}: {made.message}"), code=made.code, path=resolved, **made.facts)
     if held.unshared is not None:

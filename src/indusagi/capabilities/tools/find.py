@@ -11,7 +11,7 @@ from anyio import to_thread
 
 from indusagi.capabilities.coercion import lenient
 from indusagi.capabilities.context import ToolContext
-from indusagi.capabilities.files.text.display import joined, shown_name, shown_place
+from indusagi.capabilities.files.text.display import format_path, format_path_below, join_path
 from indusagi.capabilities.ports import FileKind, Folder
 from indusagi.capabilities.search.braces import TooManyAlternatives
 from indusagi.capabilities.search.leaves import KnownLeaves
@@ -19,7 +19,7 @@ from indusagi.capabilities.search.names import TIME_LIMIT_S, Kind, Lent, Names, 
 from indusagi.capabilities.search.secrets import notice, secrets_below
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
 from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given, path_trouble
-from indusagi.capabilities.tools.read.folder import not_there
+from indusagi.capabilities.tools.read.folder import report_missing_path
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.text import counted
 from indusagi.runtime.contract import JsonSchema, ToolResult
@@ -93,17 +93,17 @@ async def _run(arguments: JsonObject, ctx: ToolContext, leaves: KnownLeaves) -> 
         message = f"A query has 1 to {_LONGEST_QUERY:,} characters and no NUL; * finds everything."
         return ToolResult.error(message, code="invalid_pattern")
     folder, rest = split_query(text)
-    path = joined(path_given(arguments), folder) if folder else path_given(arguments)
+    path = join_path(path_given(arguments), folder) if folder else path_given(arguments)
     query = _query(arguments, rest, by_path="/" in text.rstrip("/"))
     try:
         root = await ctx.fs.resolve(".")
         with await ctx.fs.folder(path) as opened:
             query = replace(query, secrets=await secrets_below(ctx.fs, opened.path, root))
             names = await _walked(opened, query, leaves)
-            base = shown_place(opened.path, root)
+            base = format_path_below(opened.path, root)
         await _add_named(names, query, ctx, path)
     except FileNotFoundError as exc:
-        return await not_there(exc, path, ctx)
+        return await report_missing_path(exc, path, ctx)
     except OSError as exc:
         return path_trouble(exc, path)
     except TooManyAlternatives as exc:
@@ -155,7 +155,7 @@ def _report(names: Names, query: Query, base: str, limit: int) -> ToolResult:
     head = f"{total:,} found" if total else f"Nothing found among {names.looked_at:,} names"
     if len(page) < total:
         head += f", the first {len(page):,} are shown: narrow the query, or raise limit"
-    lines = [joined(base, shown_name(path)) for path in page]
+    lines = [join_path(base, format_path(path)) for path in page]
     notices = [*notice(query.secrets, base), *_notices(names, query)]
     details: dict[str, JsonValue] = {
         "total": total,

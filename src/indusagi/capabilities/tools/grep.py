@@ -13,9 +13,9 @@ from anyio import to_thread
 from indusagi.capabilities.arguments import near
 from indusagi.capabilities.coercion import lenient
 from indusagi.capabilities.context import ToolContext
-from indusagi.capabilities.files.paths.globs import glob_regex
+from indusagi.capabilities.files.paths.globs import compile_glob
 from indusagi.capabilities.files.paths.ignore import IgnoreRules
-from indusagi.capabilities.files.text.display import shown_name, shown_place
+from indusagi.capabilities.files.text.display import format_path, format_path_below
 from indusagi.capabilities.ports import FileKind
 from indusagi.capabilities.search.records import Matches
 from indusagi.capabilities.search.report import Asked, failure, report
@@ -26,7 +26,7 @@ from indusagi.capabilities.search.target import Target, opened_target
 from indusagi.capabilities.search.walk import Walk
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
 from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given, path_trouble
-from indusagi.capabilities.tools.read.folder import not_there
+from indusagi.capabilities.tools.read.folder import report_missing_path
 from indusagi.core.json import JsonObject
 from indusagi.runtime.contract import JsonSchema, ToolResult
 
@@ -172,7 +172,7 @@ def grep_tool(engine: Engine | None = None) -> DefinedTool:
         except FileNotFoundError as exc:
             if _SEVERAL.search(path):
                 return _one_path(path)
-            return await not_there(exc, path, ctx)
+            return await report_missing_path(exc, path, ctx)
         except OSError as exc:
             return path_trouble(exc, path)
 
@@ -192,7 +192,7 @@ def grep_tool(engine: Engine | None = None) -> DefinedTool:
 
 def _one_path(path: str) -> ToolResult:
     message = (
-        f"{shown_name(path)} does not exist: path is one directory or file; "
+        f"{format_path(path)} does not exist: path is one directory or file; "
         "glob chooses among the files in it, as *.py or {src,tests}/** do"
     )
     return ToolResult.error(message, code="not_found")
@@ -267,7 +267,7 @@ async def _answer(arguments: JsonObject, search: Search, target: Target, seeker:
         # To ripgrep, a file that a glob names is of the right type whatever it is.
         if search.glob is not None and not target.is_file:
             accepts = _named_like(types[search.type])
-    shown = shown_place(target.shown, root)
+    shown = format_path_below(target.shown, root)
     asked = Asked(
         search,
         shown,
@@ -298,7 +298,7 @@ def _unknown_type(name: str, types: dict[str, list[str]]) -> ToolResult:
 
 
 def _named_like(patterns: list[str]) -> Callable[[str], bool]:
-    regexes = [regex for regex in map(glob_regex, patterns) if regex is not None]
+    regexes = [regex for regex in map(compile_glob, patterns) if regex is not None]
 
     def accepts(path: str) -> bool:
         name = os.path.basename(path)

@@ -14,13 +14,13 @@ from anyio import to_thread
 
 from indusagi.capabilities.coercion import lenient
 from indusagi.capabilities.context import ToolContext
-from indusagi.capabilities.files.paths.globs import glob_regex
+from indusagi.capabilities.files.paths.globs import compile_glob
 from indusagi.capabilities.files.paths.ignore import REPOSITORY, RULE_FILE, IgnoreRules
-from indusagi.capabilities.files.text.display import shown_name
+from indusagi.capabilities.files.text.display import format_path
 from indusagi.capabilities.ports import FileKind, FileStat, PathRefused
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
 from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given, path_trouble
-from indusagi.capabilities.tools.read.folder import not_there
+from indusagi.capabilities.tools.read.folder import report_missing_path
 from indusagi.core.json import JsonObject
 from indusagi.core.paths import is_within, parts_below
 from indusagi.runtime.contract import JsonSchema, ToolResult
@@ -81,11 +81,11 @@ def _lines(level: Level, indent: str) -> Iterator[str]:
 
 def _line(branch: Branch) -> str:
     entry = branch.entry
-    line = shown_name(entry.name)
+    line = format_path(entry.name)
     if entry.kind is FileKind.DIRECTORY:
         line += "/"
     elif entry.kind is FileKind.SYMLINK:
-        line += f" -> {shown_name(entry.target or '?')}"
+        line += f" -> {format_path(entry.target or '?')}"
         line += "/" if branch.leads_to_folder else ""
     elif entry.kind is FileKind.OTHER:
         line += " (special)"
@@ -257,7 +257,7 @@ def _compiled(pattern: str) -> tuple[re.Pattern[str] | None, bool, bool]:
     text = pattern.removeprefix("./")
     folders = text.endswith("/")
     text = text.rstrip("/")
-    return glob_regex(text.removeprefix("/")), "/" in text, folders
+    return compile_glob(text.removeprefix("/")), "/" in text, folders
 
 
 def _is_folder(entry: DirEntry) -> bool:
@@ -363,8 +363,8 @@ async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
         found = await ctx.fs.stat(path)
         resolved = await ctx.fs.resolve(path)
     except OSError as exc:
-        return await not_there(exc, path, ctx)
-    name = shown_name(await _name(resolved, ctx))
+        return await report_missing_path(exc, path, ctx)
+    name = format_path(await _name(resolved, ctx))
     if found.kind is not FileKind.DIRECTORY:
         return _one(found, name, resolved)
     depth = arguments.get("depth")

@@ -6,7 +6,7 @@ import errno
 import os
 from urllib.parse import unquote
 
-from indusagi.capabilities.files.text.display import shown_name
+from indusagi.capabilities.files.text.display import format_path
 from indusagi.capabilities.ports import PathRefused
 from indusagi.core.json import JsonObject
 from indusagi.runtime.contract import ToolResult
@@ -52,7 +52,7 @@ def _addressed(rest: str) -> str:
 
 def path_trouble(exc: OSError, path: str) -> ToolResult:
     """Answer for a path at which nothing could be done: what, why, and under which code."""
-    shown = shown_name(path)
+    shown = format_path(path)
     if isinstance(exc, PathRefused):
         return ToolResult.error(f"{shown}: {exc.strerror}", code="denied", refusal=exc.refusal)
     code = _CODES.get(exc.errno or 0, "failed")

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from indusagi.capabilities.files.text.codec import short_words
+from indusagi.capabilities.files.text.codec import shorten_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,5 +105,5 @@ def _piecewise(data: bytes, charset: str, errors: str, *, whole: bool) -> str:
 def _guess(data: bytes) -> str:
     import chardet  # noqa: PLC0415 — large tables, for pages that say nothing
 
-    guess = chardet.detect(short_words(data[:_SNIFFED]))["encoding"]
+    guess = chardet.detect(shorten_words(data[:_SNIFFED]))["encoding"]
     return (guess and _known(guess)) or "cp1252"

@@ -6,29 +6,29 @@ from typing import TYPE_CHECKING, Final
 
 from anyio import to_thread
 
-from indusagi.capabilities.files.media.pdf import MOST_PAGES, pdf_pages
-from indusagi.capabilities.files.media.picture_apart import fit_picture_soon
-from indusagi.capabilities.files.text.display import Unshown
+from indusagi.capabilities.files.media.pdf import MOST_PAGES, read_pdf_pages
+from indusagi.capabilities.files.media.picture_apart import fit_image
+from indusagi.capabilities.files.text.display import ReadFailure
 from indusagi.capabilities.web.layout import laid_open
 from indusagi.capabilities.web.page import TextPage, written_out
 
 if TYPE_CHECKING:
-    from indusagi.capabilities.files.media.images import Picture
+    from indusagi.capabilities.files.media.images import EncodedImage
     from indusagi.capabilities.files.media.pdf import PdfPages
     from indusagi.capabilities.web.page import BytesPage
 
 PDF: Final = "application/pdf"
 
 
-async def picture_of(page: BytesPage) -> Picture | Unshown:
+async def picture_of(page: BytesPage) -> EncodedImage | ReadFailure:
     """Make a picture small enough for a model, or say why that cannot be."""
-    return await fit_picture_soon(page.data, page.kind)
+    return await fit_image(page.data, page.kind)
 
 
-async def text_of(page: BytesPage) -> TextPage | Unshown:
+async def text_of(page: BytesPage) -> TextPage | ReadFailure:
     """Take the text out of the first pages of a PDF file, or say why that cannot be."""
-    found = await pdf_pages(page.data, 1, MOST_PAGES)
-    if isinstance(found, Unshown):
+    found = await read_pdf_pages(page.data, 1, MOST_PAGES)
+    if isinstance(found, ReadFailure):
         return found
     return await to_thread.run_sync(_as_text, found, abandon_on_cancel=True)
 

@@ -13,7 +13,7 @@ from anyio import current_time, to_thread
 
 from indusagi.capabilities.budget import OutputBudget, clip
 from indusagi.capabilities.context import PerContext
-from indusagi.capabilities.files.text.display import Unshown
+from indusagi.capabilities.files.text.display import ReadFailure
 from indusagi.capabilities.ports import WebSettings, WebTrouble
 from indusagi.capabilities.web.cache import PageCache
 from indusagi.capabilities.web.client import Elsewhere, WebClient
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from indusagi.capabilities.context import ToolContext
-    from indusagi.capabilities.files.media.images import Picture
+    from indusagi.capabilities.files.media.images import EncodedImage
     from indusagi.capabilities.overflow import SessionDir
     from indusagi.capabilities.web.body import Cut
     from indusagi.capabilities.web.client import Fetched
@@ -195,7 +195,7 @@ async def _shown(
     head, shown = _head(facts), None
     if page.is_image:
         shown = await picture_of(page)
-        if not isinstance(shown, Unshown):
+        if not isinstance(shown, ReadFailure):
             return _picture(shown, head, facts)
     elif page.kind == PDF and facts["format"] in {"markdown", "text"}:
         shown = await text_of(page)
@@ -210,7 +210,7 @@ async def _shown(
     return ToolResult.text(f"{head}\nIt is not shown: {why}. It was saved as {path}", **facts)
 
 
-def _picture(picture: Picture, head: str, facts: dict[str, JsonValue]) -> ToolResult:
+def _picture(picture: EncodedImage, head: str, facts: dict[str, JsonValue]) -> ToolResult:
     if (picture.width, picture.height) != picture.former:
         width, height = picture.former
         head += f", {width} by {height} pixels; shown as {picture.width} by {picture.height}"

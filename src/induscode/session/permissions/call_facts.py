@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 from anyio import to_thread
 
-from indusagi.capabilities.files.paths.protected import usual_protection
+from indusagi.capabilities.files.paths.protected import default_protected_paths
 from indusagi.capabilities.ports import PathRefused, SandboxState
 from indusagi.capabilities.tool import DefinedTool
 from indusagi.capabilities.tools.paths import path_given
@@ -225,7 +225,7 @@ async def _looked_up(ctx: ToolContext, given: str, *, writing: bool) -> PathFact
         refusal = exc.refusal
         if refusal == "outside" and writing:
             # The door says the first reason only; the second is the one that counts.
-            why = await to_thread.run_sync(usual_protection().why, exc.resolved, os.sep)
+            why = await to_thread.run_sync(default_protected_paths().why, exc.resolved, os.sep)
             refusal = cast("Refusal", "protected") if why else refusal
         return replace(fact, resolved=exc.resolved, refusal=refusal)
     except OSError as exc:

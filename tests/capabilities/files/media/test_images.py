@@ -13,8 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from indusagi.capabilities.files.media.images import LONGEST_SIDE, MOST_BYTES, Picture, fit_picture, picture_size
-from indusagi.capabilities.files.text.display import Unshown
+from indusagi.capabilities.files.media.images import (
+    LONGEST_SIDE,
+    MOST_BYTES,
+    EncodedImage,
+    fit_image_sync,
+    read_image_size,
+)
+from indusagi.capabilities.files.text.display import ReadFailure
 
 FORMATS = ["PNG", "JPEG", "GIF", "WebP", "BMP", "TIFF"]
 
@@ -32,9 +38,9 @@ def noise(size: tuple[int, int], kind: str = "PNG", mode: str = "L") -> bytes:
     return out.getvalue()
 
 
-def fitted(data: bytes, mime: str) -> Picture:
-    found = fit_picture(data, mime)
-    assert isinstance(found, Picture), found
+def fitted(data: bytes, mime: str) -> EncodedImage:
+    found = fit_image_sync(data, mime)
+    assert isinstance(found, EncodedImage), found
     with Image.open(io.BytesIO(found.data)) as image:
         assert (image.size, image.get_format_mimetype()) == ((found.width, found.height), found.mime)
     assert max(found.width, found.height) <= LONGEST_SIDE
@@ -58,13 +64,13 @@ def fitted(data: bytes, mime: str) -> Picture:
 def test_the_size_in_the_header_is_the_one_that_pillow_reads(
     kind: str, options: dict[str, object], size: tuple[int, int]
 ) -> None:
-    assert picture_size(picture(kind, size, **options)) == size
+    assert read_image_size(picture(kind, size, **options)) == size
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WebP"])
 def test_finding_e10_a_header_that_is_cut_has_its_own_size_or_none(kind: str) -> None:
     data = picture(kind, (300, 200))[:700]
-    sizes = [picture_size(data[:end]) for end in range(len(data))]
+    sizes = [read_image_size(data[:end]) for end in range(len(data))]
     first = sizes.index((300, 200))
     assert sizes == [None] * first + [(300, 200)] * (len(sizes) - first)
 
@@ -74,7 +80,7 @@ def test_finding_e10_a_header_that_is_cut_has_its_own_size_or_none(kind: str) ->
     st.binary(max_size=60),
 )
 def test_a_broken_header_has_no_size_or_a_possible_one(start: bytes, rest: bytes) -> None:
-    size = picture_size(start + rest)
+    size = read_image_size(start + rest)
     assert size is None or (len(start) >= 4 and 0 <= min(size) <= max(size) <= 2**32)
 
 
@@ -100,8 +106,8 @@ def test_what_does_not_fit_as_png_becomes_a_jpeg() -> None:
 
 def test_what_is_still_too_large_is_made_smaller_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("indusagi.capabilities.files.media.images.MOST_BYTES", 60_000)
-    found = fit_picture(noise((1_500, 1_500), mode="RGB"), "image/png")
-    assert isinstance(found, Picture)
+    found = fit_image_sync(noise((1_500, 1_500), mode="RGB"), "image/png")
+    assert isinstance(found, EncodedImage)
     assert len(found.data) <= 60_000
     assert found.width < 1_500
 
@@ -137,8 +143,8 @@ def bomb(width: int, height: int) -> bytes:
 
 
 def test_a_picture_that_would_fill_the_memory_is_not_unpacked() -> None:
-    found = fit_picture(bomb(60_000, 60_000), "image/png")
-    assert isinstance(found, Unshown)
+    found = fit_image_sync(bomb(60_000, 60_000), "image/png")
+    assert isinstance(found, ReadFailure)
     assert found.code == "too_large"
     assert "60,000 by 60,000" in found.why
 
@@ -146,8 +152,8 @@ def test_a_picture_that_would_fill_the_memory_is_not_unpacked() -> None:
 @pytest.mark.parametrize("size", [(8_001, 8_001), (60_000, 60_000)])
 def test_nor_is_one_whose_size_only_pillow_can_read(size: tuple[int, int]) -> None:
     header = struct.pack("<2sIHHIIiiHHIIiiII", b"BM", 200, 0, 0, 54, 40, *size, 1, 24, 0, 0, 0, 0, 0, 0)
-    found = fit_picture(header + bytes(100), "image/bmp")
-    assert isinstance(found, Unshown)
+    found = fit_image_sync(header + bytes(100), "image/bmp")
+    assert isinstance(found, ReadFailure)
     assert found.code == "too_large"
 
 
@@ -166,11 +172,11 @@ def test_nor_is_one_whose_size_only_pillow_can_read(size: tuple[int, int]) -> No
     ids=["cut", "short", "nonsense", "start", "nowhere", "small", "header", "nothing"],
 )
 def test_a_damaged_picture_is_refused(data: bytes) -> None:
-    found = fit_picture(data, "image/png")
-    assert isinstance(found, Unshown)
+    found = fit_image_sync(data, "image/png")
+    assert isinstance(found, ReadFailure)
     assert found.code == "failed"
     assert "damaged" in found.why
-    assert found == fit_picture(data, "image/png"), "the same words every time"
+    assert found == fit_image_sync(data, "image/png"), "the same words every time"
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WebP"])
@@ -178,8 +184,8 @@ def test_a_small_picture_that_was_cut_off_is_not_passed_on(kind: str) -> None:
     out = io.BytesIO()
     Image.effect_noise((200, 200), 90).convert("RGB").save(out, kind)
     data = out.getvalue()
-    assert picture_size(data[: len(data) // 2]) == (200, 200)
-    assert isinstance(fit_picture(data[: len(data) // 2], f"image/{kind.lower()}"), Unshown)
+    assert read_image_size(data[: len(data) // 2]) == (200, 200)
+    assert isinstance(fit_image_sync(data[: len(data) // 2], f"image/{kind.lower()}"), ReadFailure)
 
 
 @pytest.fixture
@@ -194,8 +200,8 @@ def _no_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
     ("data", "mime"), [(picture("PNG", (4_000, 10)), "image/png"), (picture("BMP", (10, 10)), "image/bmp")]
 )
 def test_without_pillow_the_extra_is_named(data: bytes, mime: str) -> None:
-    found = fit_picture(data, mime)
-    assert isinstance(found, Unshown)
+    found = fit_image_sync(data, mime)
+    assert isinstance(found, ReadFailure)
     assert found.code == "unsupported"
     assert "indus-deck[documents]" in found.why
 
@@ -205,6 +211,6 @@ SMALL = picture("PNG", (10, 10))
 
 @pytest.mark.usefixtures("_no_pillow")
 def test_without_pillow_a_small_picture_is_shown_all_the_same() -> None:
-    found = fit_picture(SMALL, "image/png")
-    assert isinstance(found, Picture)
+    found = fit_image_sync(SMALL, "image/png")
+    assert isinstance(found, EncodedImage)
     assert found.data is SMALL

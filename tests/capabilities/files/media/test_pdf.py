@@ -15,8 +15,8 @@ from tests.support.documents import pdf
 
 from indusagi.capabilities.files.media import pdf as module
 from indusagi.capabilities.files.media import pdf_worker
-from indusagi.capabilities.files.media.pdf import PdfPages, page_range, pdf_pages
-from indusagi.capabilities.files.text.display import Unshown
+from indusagi.capabilities.files.media.pdf import PdfPages, parse_page_range, read_pdf_pages
+from indusagi.capabilities.files.text.display import ReadFailure
 from indusagi.capabilities.worker.message import unpacked
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ THREE = pdf("first page", "", "third page")
     ],
 )
 def test_pages_are_understood(given: str | None, pages: tuple[int, int]) -> None:
-    assert page_range(given) == pages
+    assert parse_page_range(given) == pages
 
 
 @pytest.mark.parametrize(
@@ -56,16 +56,16 @@ def test_pages_are_understood(given: str | None, pages: tuple[int, int]) -> None
     ],
 )
 def test_pages_that_cannot_be_meant_are_refused(given: str, code: str) -> None:
-    found = page_range(given)
-    assert isinstance(found, Unshown)
+    found = parse_page_range(given)
+    assert isinstance(found, ReadFailure)
     assert found.code == code
 
 
 @pytest.mark.process
 async def test_the_text_of_pages_is_read() -> None:
-    assert await pdf_pages(THREE, 1, 10) == PdfPages(1, ["first page", "", "third page"], 3)
-    assert await pdf_pages(THREE, 3, 3) == PdfPages(3, ["third page"], 3)
-    assert await pdf_pages(THREE, 7, 9) == PdfPages(7, [], 3)
+    assert await read_pdf_pages(THREE, 1, 10) == PdfPages(1, ["first page", "", "third page"], 3)
+    assert await read_pdf_pages(THREE, 3, 3) == PdfPages(3, ["third page"], 3)
+    assert await read_pdf_pages(THREE, 7, 9) == PdfPages(7, [], 3)
 
 
 @pytest.mark.process
@@ -73,7 +73,7 @@ async def test_the_text_of_pages_is_read() -> None:
 async def test_pdftotext_reads_the_same(tmp_path: Path) -> None:
     (tmp_path / "a.pdf").write_bytes(THREE)
     done = await anyio.run_process(["pdftotext", str(tmp_path / "a.pdf"), "-"])
-    found = await pdf_pages(THREE, 1, 10)
+    found = await read_pdf_pages(THREE, 1, 10)
     assert isinstance(found, PdfPages)
     assert [page.strip() for page in done.stdout.decode().split("\f")[:-1]] == list(found.texts)
 
@@ -83,14 +83,14 @@ async def test_pdftotext_reads_the_same(tmp_path: Path) -> None:
     "data", [b"%PDF-1.4\n", b"%PDF-1.4\nnot one at all", THREE[: len(THREE) // 4]], ids=["empty", "nonsense", "cut"]
 )
 async def test_a_damaged_document_is_refused(data: bytes) -> None:
-    found = await pdf_pages(data, 1, 10)
-    assert found == Unshown("the document is damaged", "failed")
+    found = await read_pdf_pages(data, 1, 10)
+    assert found == ReadFailure("the document is damaged", "failed")
 
 
 @pytest.mark.process
 async def test_a_document_whose_pages_lead_in_a_circle_ends() -> None:
     loop = THREE.replace(b"/Kids [4 0 R", b"/Kids [2 0 R").replace(b"/Count 3", b"/Count 9")
-    assert isinstance(await pdf_pages(loop, 1, 10), (PdfPages, Unshown))
+    assert isinstance(await read_pdf_pages(loop, 1, 10), (PdfPages, ReadFailure))
 
 
 SAY = """
@@ -114,8 +114,8 @@ def worker(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
 async def test_a_reader_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     worker(monkeypatch, "import signal\nwhile True: signal.pause()")
     monkeypatch.setattr(module, "DEADLINE_S", 0.2)
-    found = await pdf_pages(THREE, 1, 10)
-    assert isinstance(found, Unshown)
+    found = await read_pdf_pages(THREE, 1, 10)
+    assert isinstance(found, ReadFailure)
     assert found.code == "timeout"
 
 
@@ -123,24 +123,24 @@ async def test_a_reader_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("code", ["import os; os.abort()", "print('x')", "print('[1' * 9_000_000)"])
 async def test_a_reader_that_breaks_down_is_an_answer(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     worker(monkeypatch, code)
-    found = await pdf_pages(THREE + bytes(200_000), 1, 10)
-    assert found == Unshown("the reader of PDF files broke down on it", "failed")
+    found = await read_pdf_pages(THREE + bytes(200_000), 1, 10)
+    assert found == ReadFailure("the reader of PDF files broke down on it", "failed")
 
 
 @pytest.mark.process
 @pytest.mark.parametrize(("trouble", "code"), [("missing", "unsupported"), ("password", "denied")])
 async def test_what_the_reader_cannot_do_is_said(trouble: str, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     worker(monkeypatch, f"say({{'trouble': '{trouble}'}})")
-    found = await pdf_pages(THREE, 1, 10)
-    assert isinstance(found, Unshown)
+    found = await read_pdf_pages(THREE, 1, 10)
+    assert isinstance(found, ReadFailure)
     assert found.code == code
 
 
 @pytest.mark.process
 async def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     worker(monkeypatch, "say({'trouble': 'missing'})")
-    found = await pdf_pages(THREE, 1, 10)
-    assert isinstance(found, Unshown)
+    found = await read_pdf_pages(THREE, 1, 10)
+    assert isinstance(found, ReadFailure)
     assert "indus-deck[documents]" in found.why
 
 
@@ -148,7 +148,7 @@ async def test_without_the_library_the_extra_is_named(monkeypatch: pytest.Monkey
 async def test_no_secret_of_the_environment_reaches_the_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_API_KEY", "secret")
     worker(monkeypatch, "say({'pages': sorted(os.environ), 'total': 1})")
-    found = await pdf_pages(THREE, 1, 10)
+    found = await read_pdf_pages(THREE, 1, 10)
     assert isinstance(found, PdfPages)
     assert "SOME_API_KEY" not in found.texts
 
@@ -156,8 +156,8 @@ async def test_no_secret_of_the_environment_reaches_the_reader(monkeypatch: pyte
 @pytest.mark.process
 async def test_a_reader_that_cannot_be_started_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    found = await pdf_pages(THREE, 1, 10)
-    assert isinstance(found, Unshown)
+    found = await read_pdf_pages(THREE, 1, 10)
+    assert isinstance(found, ReadFailure)
     assert found.code == "spawn"
 
 

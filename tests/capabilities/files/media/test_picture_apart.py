@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from indusagi.capabilities.files.media import picture_apart, picture_worker
-from indusagi.capabilities.files.media.images import Picture, fit_picture
-from indusagi.capabilities.files.media.picture_apart import fit_picture_soon
-from indusagi.capabilities.files.text.display import Unshown
+from indusagi.capabilities.files.media.images import EncodedImage, fit_image_sync
+from indusagi.capabilities.files.media.picture_apart import fit_image
+from indusagi.capabilities.files.text.display import ReadFailure
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
 
@@ -31,9 +31,9 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("cut", [None, -20])
 async def test_a_picture_is_the_same_wherever_it_is_made(cut: int | None) -> None:
     data = webp()[:cut]
-    apart = await fit_picture_soon(data, "image/webp")
-    assert apart == fit_picture(data, "image/webp")
-    assert isinstance(apart, Unshown if cut else Picture)
+    apart = await fit_image(data, "image/webp")
+    assert apart == fit_image_sync(data, "image/webp")
+    assert isinstance(apart, ReadFailure if cut else EncodedImage)
 
 
 @pytest.mark.parametrize(
@@ -45,12 +45,12 @@ async def test_only_what_takes_long_in_one_call_is_not_unpacked_here(
 ) -> None:
     called: list[str] = []
 
-    def spy(data: bytes, mime: str) -> Picture | Unshown:
+    def spy(data: bytes, mime: str) -> EncodedImage | ReadFailure:
         called.append(mime)
-        return fit_picture(data, mime)
+        return fit_image_sync(data, mime)
 
-    monkeypatch.setattr(picture_apart, "fit_picture", spy)
-    assert isinstance(await fit_picture_soon(webp(size), mime), Picture)
+    monkeypatch.setattr(picture_apart, "fit_image_sync", spy)
+    assert isinstance(await fit_image(webp(size), mime), EncodedImage)
     assert bool(called) is here
 
 
@@ -72,8 +72,8 @@ async def test_a_process_that_gives_no_picture_is_told(
     if kind == "timeout":
         monkeypatch.setattr(picture_apart, "DEADLINE_S", 0.1)
     with anyio.fail_after(20):
-        found = await fit_picture_soon(webp(), "image/webp")
-    assert isinstance(found, Unshown)
+        found = await fit_image(webp(), "image/webp")
+    assert isinstance(found, ReadFailure)
     assert (found.code, why in found.why) == (kind, True)
 
 
@@ -84,4 +84,4 @@ def test_the_process_answers_what_it_was_asked(data: bytes, monkeypatch: pytest.
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(question), encoding="utf-8"))
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding="utf-8"))
     assert picture_worker.main() == 0
-    assert picture_worker.answer([out.getvalue()]) == fit_picture(data, "image/webp")
+    assert picture_worker.answer([out.getvalue()]) == fit_image_sync(data, "image/webp")

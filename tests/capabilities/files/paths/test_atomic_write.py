@@ -15,8 +15,8 @@ import pytest
 from tests.support.scripts import unmeasured
 
 from indusagi.capabilities.files.paths import atomic_write as placing
-from indusagi.capabilities.files.paths.atomic_write import put_file
-from indusagi.capabilities.files.paths.openat import spot_at
+from indusagi.capabilities.files.paths.atomic_write import write_atomically
+from indusagi.capabilities.files.paths.openat import open_at
 from indusagi.capabilities.ports import PathRefused
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ ROOM = 64 * 1024
 
 def put(path: Path, data: bytes) -> None:
     """Write a file the way the door does."""
-    with spot_at(str(path.parent), [path.name], str(path)) as spot:
-        put_file(spot, data, str(path))
+    with open_at(str(path.parent), [path.name], str(path)) as spot:
+        write_atomically(spot, data, str(path))
 
 
 @contextmanager
@@ -252,8 +252,8 @@ def test_a_read_only_file_is_left_alone_under_all_its_names(
 def test_a_read_only_file_is_not_replaced_in_a_folder_that_is_open() -> None:
     script = """
 import os, pathlib, tempfile
-from indusagi.capabilities.files.paths.openat import spot_at
-from indusagi.capabilities.files.paths.atomic_write import put_file
+from indusagi.capabilities.files.paths.openat import open_at
+from indusagi.capabilities.files.paths.atomic_write import write_atomically
 
 with tempfile.TemporaryDirectory() as folder:
     os.chmod(folder, 0o777)
@@ -264,8 +264,8 @@ with tempfile.TemporaryDirectory() as folder:
         os.chown(path, owner, 65534)
         os.seteuid(65534)
         try:
-            with spot_at(folder, ["a"], str(path)) as spot:
-                put_file(spot, b"new", str(path))
+            with open_at(folder, ["a"], str(path)) as spot:
+                write_atomically(spot, b"new", str(path))
         except PermissionError as exc:
             print(exc.strerror, os.listdir(folder))
         os.seteuid(0)

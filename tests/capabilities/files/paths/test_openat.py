@@ -13,7 +13,7 @@ import pytest
 from tests.support.scripts import unmeasured
 
 from indusagi.capabilities.files.paths import openat as beneath
-from indusagi.capabilities.files.paths.openat import LinkInTheWay, open_directory, spot_at
+from indusagi.capabilities.files.paths.openat import SymlinkError, open_at, open_directory
 from indusagi.capabilities.files.paths.policy import workspace_policy
 from indusagi.capabilities.local.fs import LocalFs
 from indusagi.capabilities.ports import PathRefused
@@ -68,7 +68,7 @@ def test_a_directory_is_reached_through_directories_and_not_through_links(way: s
         finally:
             os.close(handle)
     for parts in (["a", "link"], ["a", "link", "c"]):
-        with pytest.raises(LinkInTheWay):
+        with pytest.raises(SymlinkError):
             open_directory(str(tmp_path), parts)
     with pytest.raises(NotADirectoryError):
         open_directory(str(tmp_path), ["a", "file"])
@@ -86,16 +86,16 @@ def test_a_base_that_became_a_link_is_not_followed(way: str, tmp_path: Path) -> 
 def test_dots_do_not_lead_out_of_the_base(tmp_path: Path) -> None:
     if beneath.openat2() is None:
         pytest.skip("this kernel has no openat2")
-    with pytest.raises(LinkInTheWay):
+    with pytest.raises(SymlinkError):
         open_directory(str(tmp_path), [".."])
 
 
 def test_a_link_is_neither_looked_through_nor_opened(way: str, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
-    with spot_at(str(tmp_path), ["link"], "link") as spot:
+    with open_at(str(tmp_path), ["link"], "link") as spot:
         assert spot.lstat().st_mode & 0o170000 == 0o120000
         for look in (spot.stat, lambda: spot.open(os.O_RDONLY), spot.open_folder):
-            with pytest.raises(LinkInTheWay):
+            with pytest.raises(SymlinkError):
                 look()
 
 
@@ -172,7 +172,7 @@ def test_c4_no_read_leads_out_while_links_are_swapped_in(field: Field, path: str
                 got = type(exc)
             seen[got] = seen.get(got, 0) + 1
     assert b"secret" not in seen
-    assert seen.keys() <= {b"ours", PathRefused, FileNotFoundError, LinkInTheWay}
+    assert seen.keys() <= {b"ours", PathRefused, FileNotFoundError, SymlinkError}
 
 
 @pytest.mark.repeats
@@ -182,16 +182,16 @@ def test_c4_no_write_lands_outside_while_links_are_swapped_in(field: Field, path
     before = contents(field.outside)
     with swapping(field, path[0]):
         for _ in range(TRIES // 10):
-            with suppress(PathRefused, FileNotFoundError, NotADirectoryError, LinkInTheWay):
+            with suppress(PathRefused, FileNotFoundError, NotADirectoryError, SymlinkError):
                 field.fs._at(path, _put, writing=True)
     assert contents(field.outside) == before
     assert sorted(os.listdir(field.outside / "d")) == ["x"]
 
 
-def _put(spot: beneath.Spot) -> None:
-    from indusagi.capabilities.files.paths.atomic_write import put_file  # noqa: PLC0415 — beside its use
+def _put(spot: beneath.DirFdPath) -> None:
+    from indusagi.capabilities.files.paths.atomic_write import write_atomically  # noqa: PLC0415 — beside its use
 
-    put_file(spot, b"evil", spot.path)
+    write_atomically(spot, b"evil", spot.path)
 
 
 @pytest.mark.repeats
@@ -200,15 +200,15 @@ def test_c4_nothing_is_made_or_removed_outside_while_links_are_swapped_in(field:
     before = contents(field.outside)
     with swapping(field, "d"):
         for number in range(TRIES // 10):
-            with suppress(PathRefused, FileNotFoundError, NotADirectoryError, LinkInTheWay):
+            with suppress(PathRefused, FileNotFoundError, NotADirectoryError, SymlinkError):
                 field.fs._make(f"d/{number}/deep")
-            with suppress(PathRefused, FileNotFoundError, LinkInTheWay):
+            with suppress(PathRefused, FileNotFoundError, SymlinkError):
                 field.fs._at("d/x", _unlinked, writing=True, follow=False)
     assert contents(field.outside) == before
     assert sorted(os.listdir(field.outside / "d")) == ["x"]
 
 
-def _unlinked(spot: beneath.Spot) -> None:
+def _unlinked(spot: beneath.DirFdPath) -> None:
     os.unlink(spot.name, dir_fd=spot.folder)
 
 
@@ -217,22 +217,22 @@ def test_c4_no_listing_leads_out_while_links_are_swapped_in(field: Field) -> Non
     (field.outside / "d/secret").touch()
     with swapping(field, "d"):
         for _ in range(TRIES // 10):
-            with suppress(PathRefused, FileNotFoundError, LinkInTheWay):
+            with suppress(PathRefused, FileNotFoundError, SymlinkError):
                 with field.fs._open_folder("d") as folder:
                     assert os.listdir(folder.handle) == ["x"]
 
 
 def test_a_link_that_is_swapped_in_and_out_again_only_delays(field: Field, monkeypatch: pytest.MonkeyPatch) -> None:
     left = [3]
-    really = beneath.Spot.stat
+    really = beneath.DirFdPath.stat
 
-    def swapped(spot: beneath.Spot) -> os.stat_result:
+    def swapped(spot: beneath.DirFdPath) -> os.stat_result:
         if left[0]:
             left[0] -= 1
-            raise LinkInTheWay(spot.path)
+            raise SymlinkError(spot.path)
         return really(spot)
 
-    monkeypatch.setattr(beneath.Spot, "stat", swapped)
+    monkeypatch.setattr(beneath.DirFdPath, "stat", swapped)
     assert field.fs._read("f", 0, None) == b"ours"
     left[0] = 100
     with pytest.raises(OSError, match="symbolic links") as caught:

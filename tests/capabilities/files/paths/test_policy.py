@@ -16,7 +16,7 @@ from tests.support.tools import box_of, call, context, returning
 from indusagi.capabilities.budget import OutputBudget
 from indusagi.capabilities.files.paths import openat as beneath
 from indusagi.capabilities.files.paths.policy import PathPolicy, PathRequest, workspace_policy
-from indusagi.capabilities.files.paths.protected import Protected
+from indusagi.capabilities.files.paths.protected import ProtectedPaths
 from indusagi.capabilities.local import make_local_context
 from indusagi.capabilities.local.fs import LocalFs
 from indusagi.capabilities.ports import PathRefused
@@ -484,7 +484,7 @@ async def test_the_workspace_itself_is_not_removed(world: World) -> None:
 
 
 def test_nothing_is_protected_unless_it_is_said() -> None:
-    assert Protected().why("/w/.git/config", "/w") is None
+    assert ProtectedPaths().why("/w/.git/config", "/w") is None
 
 
 PARTS = st.sampled_from(["a", "b", "f", "l1", "l2", "..", ".", "none"])

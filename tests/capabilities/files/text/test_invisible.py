@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from indusagi.capabilities.files.text.invisible import hidden_in
+from indusagi.capabilities.files.text.invisible import find_invisible
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from indusagi.capabilities.files.text.invisible import hidden_in
     ],
 )
 def test_r42_each_kind_is_named(text: str, said: str) -> None:
-    (found, *_) = hidden_in([(7, text)])
+    (found, *_) = find_invisible([(7, text)])
     assert said in str(found)
 
 
@@ -34,12 +34,12 @@ def test_r42_each_kind_is_named(text: str, said: str) -> None:
     "text", ["", "plain\ttext", "日本語 العربية עברית", "👩\u200d💻 family", "a\x0cb", "naïve “quotes”", "tail\r"]
 )
 def test_ordinary_text_of_any_script_is_not_flagged(text: str) -> None:
-    assert not hidden_in([(1, text)])
+    assert not find_invisible([(1, text)])
 
 
 def test_the_first_line_and_the_number_of_each_kind_are_told() -> None:
     lines = [(1, "a"), (2, "\u202ex\u200b"), (3, "\u202e\x1b[0m"), (4, "\u202e")]
-    assert [str(kind) for kind in hidden_in(lines)] == [
+    assert [str(kind) for kind in find_invisible(lines)] == [
         "terminal escape sequences in line 3",
         "3 text direction controls first in line 2",
         "invisible characters in line 2",

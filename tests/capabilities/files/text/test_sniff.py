@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from indusagi.capabilities.files.text.sniff import hex_of, is_binary, sniff
+from indusagi.capabilities.files.text.sniff import format_hex, is_binary, sniff
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -135,5 +135,5 @@ def test_a_nul_makes_it_binary_unless_a_mark_says_that_letters_are_wide(before: 
 
 
 def test_no_more_than_64_bytes_are_shown() -> None:
-    assert hex_of(b"\x00\xff") == "00 ff"
-    assert len(hex_of(bytes(1000)).split()) == 64
+    assert format_hex(b"\x00\xff") == "00 ff"
+    assert len(format_hex(bytes(1000)).split()) == 64

@@ -14,7 +14,7 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from indusagi.capabilities.files.text.display import DOCUMENTS, Unshown
+from indusagi.capabilities.files.text.display import DOCUMENTS, ReadFailure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +33,7 @@ _NO_SIZE = frozenset({0xC4, 0xC8, 0xCC})
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class EncodedImage:
     """A picture for a model."""
 
     data: bytes
@@ -44,12 +44,12 @@ class Picture:
     """What it measured before it was made smaller."""
 
 
-def fit_picture(data: bytes, mime: str) -> Picture | Unshown:
+def fit_image_sync(data: bytes, mime: str) -> EncodedImage | ReadFailure:
     """Make a picture small enough for a model; for a thread, since this can take a second."""
-    size = picture_size(data)
-    passed_on: Picture | None = None
+    size = read_image_size(data)
+    passed_on: EncodedImage | None = None
     if size is not None and mime in _PASSED_ON and _is_small(data, size):
-        passed_on = Picture(data, mime, *size, former=size)
+        passed_on = EncodedImage(data, mime, *size, former=size)
     elif size is not None and math.prod(size) > MOST_PIXELS:
         return _too_large(size)
     try:
@@ -69,21 +69,21 @@ def fit_picture(data: bytes, mime: str) -> Picture | Unshown:
             small = PIL.ImageOps.exif_transpose(image)
         return _encoded(small, former, as_png=mime != "image/jpeg")
     except (PIL.Image.DecompressionBombError, PIL.Image.DecompressionBombWarning) as exc:
-        return Unshown(str(exc), "too_large")
+        return ReadFailure(str(exc), "too_large")
     except PIL.UnidentifiedImageError:
         # Its words name an object of ours, and nothing of the file's.
-        return Unshown("the picture is damaged, or of a kind that is not known here", "failed")
+        return ReadFailure("the picture is damaged, or of a kind that is not known here", "failed")
     except Exception as exc:  # noqa: BLE001 — boundary: decoders that are fed with anything at all
-        return Unshown(f"the picture is damaged: {exc}", "failed")
+        return ReadFailure(f"the picture is damaged: {exc}", "failed")
 
 
-def _without_pillow(*, known: bool) -> Unshown:
+def _without_pillow(*, known: bool) -> ReadFailure:
     fits = f"{LONGEST_SIDE:,} pixels a side and {MOST_BYTES // 1000} kB are shown as they are"
     what = f"only pictures up to {fits}" if known else "it must be converted to be shown"
-    return Unshown(f"{what}; for others, {DOCUMENTS}", "unsupported")
+    return ReadFailure(f"{what}; for others, {DOCUMENTS}", "unsupported")
 
 
-def picture_size(data: bytes) -> tuple[int, int] | None:
+def read_image_size(data: bytes) -> tuple[int, int] | None:
     """Read width and height of a PNG, GIF, JPEG or WebP from its header."""
     try:
         if data.startswith(b"\x89PNG") and data[12:16] == b"IHDR":
@@ -127,24 +127,24 @@ def _is_small(data: bytes, size: tuple[int, int]) -> bool:
     return len(data) <= MOST_BYTES and min(size) > 0 and max(size) <= LONGEST_SIDE
 
 
-def _too_large(size: tuple[int, int]) -> Unshown:
+def _too_large(size: tuple[int, int]) -> ReadFailure:
     width, height = size
     why = f"it says that it has {width:,} by {height:,} pixels; {MOST_PIXELS:,} at most are unpacked"
-    return Unshown(why, "too_large")
+    return ReadFailure(why, "too_large")
 
 
-def _encoded(image: Image, former: tuple[int, int], *, as_png: bool) -> Picture:
+def _encoded(image: Image, former: tuple[int, int], *, as_png: bool) -> EncodedImage:
     """Make it smaller until its file is small enough: first in quality, then in size."""
     for side in (LONGEST_SIDE, LONGEST_SIDE // 2, LONGEST_SIDE // 4):
         image.thumbnail((side, side))
         if as_png:
             data = _saved(image.convert("RGBA"), "PNG", optimize=True)
             if len(data) <= MOST_BYTES:
-                return Picture(data, "image/png", *image.size, former=former)
+                return EncodedImage(data, "image/png", *image.size, former=former)
         for quality in _QUALITIES:
             data = _saved(_opaque(image), "JPEG", quality=quality)
             if len(data) <= MOST_BYTES:
-                return Picture(data, "image/jpeg", *image.size, former=former)
+                return EncodedImage(data, "image/jpeg", *image.size, former=former)
     raise ValueError("it cannot be made small enough")  # pragma: no cover — 392 pixels always can
 
 

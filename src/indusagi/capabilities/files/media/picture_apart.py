@@ -12,32 +12,32 @@ from typing import TYPE_CHECKING
 from anyio import to_thread
 
 from indusagi.capabilities.files.media import picture_worker
-from indusagi.capabilities.files.media.images import fit_picture, picture_size
+from indusagi.capabilities.files.media.images import fit_image_sync, read_image_size
 from indusagi.capabilities.files.media.picture_worker import answer, request
-from indusagi.capabilities.files.text.display import Unshown
+from indusagi.capabilities.files.text.display import ReadFailure
 from indusagi.capabilities.worker.client import asked
 from indusagi.capabilities.worker.interpreter import library_of, own_python
 
 if TYPE_CHECKING:
-    from indusagi.capabilities.files.media.images import Picture
+    from indusagi.capabilities.files.media.images import EncodedImage
 
 LARGE_PIXELS = 2_000_000
 """Up to this the call takes a hundredth of a second or two."""
 DEADLINE_S = 30.0
 
 
-async def fit_picture_soon(data: bytes, mime: str) -> Picture | Unshown:
+async def fit_image(data: bytes, mime: str) -> EncodedImage | ReadFailure:
     """Make a picture small enough for a model, or say why that cannot be."""
-    size = picture_size(data) if mime == "image/webp" else None
+    size = read_image_size(data) if mime == "image/webp" else None
     if size is None or math.prod(size) <= LARGE_PIXELS:
-        return await to_thread.run_sync(fit_picture, data, mime, abandon_on_cancel=True)
+        return await to_thread.run_sync(fit_image_sync, data, mime, abandon_on_cancel=True)
     library = await to_thread.run_sync(library_of, "PIL")
     argv = own_python(picture_worker.__name__, library=library)
     try:
         pieces = await asked(argv, request(data, mime), DEADLINE_S)
     except TimeoutError:
-        return Unshown(f"it could not be unpacked in {DEADLINE_S:.0f} seconds", "timeout")
+        return ReadFailure(f"it could not be unpacked in {DEADLINE_S:.0f} seconds", "timeout")
     except OSError as exc:
         why = f"the process that unpacks it cannot be started: {exc.strerror or exc}"
-        return Unshown(why, "spawn")
+        return ReadFailure(why, "spawn")
     return answer(pieces)

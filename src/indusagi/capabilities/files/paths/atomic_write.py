@@ -24,14 +24,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from indusagi.capabilities.files.paths.openat import LinkInTheWay
+from indusagi.capabilities.files.paths.openat import SymlinkError
 from indusagi.capabilities.ports import PathRefused
 from indusagi.core.ids import new_ulid
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from indusagi.capabilities.files.paths.openat import Spot
+    from indusagi.capabilities.files.paths.openat import DirFdPath
 
 _WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 _SPECIAL_BITS = stat.S_ISUID | stat.S_ISGID
@@ -45,7 +45,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a directory"}
 
 
-def require_regular(found: os.stat_result, given: str, resolved: str) -> None:
+def require_regular_file(found: os.stat_result, given: str, resolved: str) -> None:
     """Refuse what is no regular file.
 
     Raises:
@@ -60,11 +60,11 @@ def require_regular(found: os.stat_result, given: str, resolved: str) -> None:
         raise PathRefused(given, resolved, "special", why)
 
 
-def put_file(spot: Spot, data: bytes, given: str) -> None:
+def write_atomically(spot: DirFdPath, data: bytes, given: str) -> None:
     """Write a file, be it there or not.
 
     Raises:
-        LinkInTheWay: A link stands there.
+        SymlinkError: A link stands there.
         PathRefused: It has other names, and its directory takes no new file.
         PermissionError: The file is read-only, or its directory is closed.
     """
@@ -73,7 +73,7 @@ def put_file(spot: Spot, data: bytes, given: str) -> None:
     except FileNotFoundError:
         _replace(spot, data, None)
         return
-    require_regular(former, given, spot.path)
+    require_regular_file(former, given, spot.path)
     _require_writable(spot, former)
     try:
         _replace(spot, data, former)
@@ -84,19 +84,19 @@ def put_file(spot: Spot, data: bytes, given: str) -> None:
 
 
 @contextmanager
-def naming(path: str) -> Generator[None]:
+def errors_naming(path: str) -> Generator[None]:
     """Let a failure name the file that was meant, not one the caller never heard of."""
     try:
         yield
     except PathRefused:
         raise
-    except LinkInTheWay as exc:
-        raise LinkInTheWay(path) from exc
+    except SymlinkError as exc:
+        raise SymlinkError(path) from exc
     except OSError as exc:
         raise OSError(exc.errno, exc.strerror, path) from exc
 
 
-def _require_writable(spot: Spot, former: os.stat_result) -> None:
+def _require_writable(spot: DirFdPath, former: os.stat_result) -> None:
     """Refuse a file that is marked read-only, though another could be put in its place.
 
     Raises:
@@ -110,11 +110,11 @@ def _require_writable(spot: Spot, former: os.stat_result) -> None:
     raise PermissionError(errno.EACCES, message, spot.path)
 
 
-def _overwrite(spot: Spot, data: bytes, given: str) -> None:
+def _overwrite(spot: DirFdPath, data: bytes, given: str) -> None:
     handle = spot.open(os.O_WRONLY)
     try:
         former = os.fstat(handle)
-        require_regular(former, given, spot.path)
+        require_regular_file(former, given, spot.path)
         if former.st_nlink > 1:
             why = (
                 "has other names (hard links), whose content would change too, and its directory "
@@ -148,7 +148,7 @@ def _put(handle: int, data: bytes, at: int) -> None:
         left, at = left[written:], at + written
 
 
-def _replace(spot: Spot, data: bytes, former: os.stat_result | None) -> None:
+def _replace(spot: DirFdPath, data: bytes, former: os.stat_result | None) -> None:
     # Nobody may read in it while it is written who may not read the file that it becomes.
     first_mode = 0o666 if former is None else former.st_mode & 0o600
     temporary, handle = _begun(spot, first_mode)
@@ -166,7 +166,7 @@ def _replace(spot: Spot, data: bytes, former: os.stat_result | None) -> None:
             raise
 
 
-def _begun(spot: Spot, mode: int) -> tuple[str, int]:
+def _begun(spot: DirFdPath, mode: int) -> tuple[str, int]:
     """Make the file that is to be written and put in its place: its name, and a handle."""
     usual = f".indus-{hashlib.sha256(os.fsencode(spot.name)).hexdigest()[:26]}.tmp"
     for _ in range(2):
@@ -180,7 +180,7 @@ def _begun(spot: Spot, mode: int) -> tuple[str, int]:
     return other, os.open(other, _NEW, mode, dir_fd=spot.folder)
 
 
-def _claimed(spot: Spot, name: str, mode: int) -> int | None:
+def _claimed(spot: DirFdPath, name: str, mode: int) -> int | None:
     """Make an unfinished file and lock it; None if there is one, or it was taken for abandoned."""
     try:
         handle = os.open(name, _NEW, mode, dir_fd=spot.folder)
@@ -192,7 +192,7 @@ def _claimed(spot: Spot, name: str, mode: int) -> int | None:
     return None
 
 
-def _cleared(spot: Spot, name: str) -> bool:
+def _cleared(spot: DirFdPath, name: str) -> bool:
     """Remove an unfinished file that nobody is writing any more; tell whether it is gone."""
     left = replace(spot, name=name)
     try:
@@ -220,7 +220,7 @@ def _is_free(handle: int) -> bool:
     return True
 
 
-def _take_after(handle: int, spot: Spot, former: os.stat_result) -> None:
+def _take_after(handle: int, spot: DirFdPath, former: os.stat_result) -> None:
     """Give a new file the owner, attributes and mode of the one that it replaces.
 
     In this order: a change of the owner takes bits from the mode, and an access list changes it.
@@ -239,7 +239,7 @@ def _keep_owner(handle: int, former: os.stat_result) -> None:
             os.fchown(handle, -1, former.st_gid)
 
 
-def _keep_attributes(handle: int, spot: Spot) -> None:
+def _keep_attributes(handle: int, spot: DirFdPath) -> None:
     if sys.platform != "linux":
         return
     # No call for attributes takes a directory and a name; the file itself may not be readable.

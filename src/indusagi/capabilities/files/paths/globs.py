@@ -33,7 +33,7 @@ class _Hopeless(Exception):
 _STAR, _DIRECTORIES, _ANYTHING = r"[^/]*", r"(?:[^/]*/)*", r".*"
 
 
-def glob_regex(glob: str) -> re.Pattern[str] | None:
+def compile_glob(glob: str) -> re.Pattern[str] | None:
     """Compile a pattern of git's for a path; None if it can match nothing.
 
     `*` and `?` stay inside a name, `**` stands for any directories. What stands between two stars,

@@ -13,7 +13,7 @@ import re
 import stat
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from indusagi.capabilities.files.paths.globs import glob_regex
+from indusagi.capabilities.files.paths.globs import compile_glob
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
@@ -59,7 +59,7 @@ class _Glob:
         """Tell whether it matches a name or, if it holds a slash, a path."""
         # One character for each byte: to git a letter of two bytes is two characters.
         if self._regex is False:
-            self._regex = glob_regex(self.text.decode("latin-1"))
+            self._regex = compile_glob(self.text.decode("latin-1"))
         return self._regex is not None and self._regex.match(subject.decode("latin-1")) is not None
 
 

@@ -30,7 +30,7 @@ _ASTRAY = frozenset({errno.ELOOP, errno.EXDEV, errno.EAGAIN})
 """What `openat2` says of a link, of a way out, and of a directory that moved under its feet."""
 
 
-class LinkInTheWay(OSError):
+class SymlinkError(OSError):
     """A link stands where none was when the path was resolved, or links lead round in a circle."""
 
     def __init__(self, path: str) -> None:
@@ -41,16 +41,16 @@ def real_path(path: str) -> str:
     """Give the absolute path that this one leads to, as far as it exists.
 
     Raises:
-        LinkInTheWay: A link was replaced while it was looked at, or the chain has no end.
+        SymlinkError: A link was replaced while it was looked at, or the chain has no end.
     """
     try:
         return os.path.realpath(path)
     except (OSError, RecursionError) as exc:
-        raise LinkInTheWay(path) from exc
+        raise SymlinkError(path) from exc
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class DirFdPath:
     """A name in a directory that is held open; `.` for the directory itself."""
 
     folder: int
@@ -66,32 +66,32 @@ class Spot:
         """Look at what stands there.
 
         Raises:
-            LinkInTheWay: It is a link.
+            SymlinkError: It is a link.
         """
         found = self.lstat()
         if stat.S_ISLNK(found.st_mode):
-            raise LinkInTheWay(self.path)
+            raise SymlinkError(self.path)
         return found
 
     def open(self, flags: int) -> int:
         """Open what stands there.
 
         Raises:
-            LinkInTheWay: It is a link.
+            SymlinkError: It is a link.
         """
         flags |= os.O_NOFOLLOW | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC
         try:
             return os.open(self.name, flags, dir_fd=self.folder)
         except OSError as exc:
             if exc.errno == errno.ELOOP:
-                raise LinkInTheWay(self.path) from exc
+                raise SymlinkError(self.path) from exc
             raise
 
     def open_folder(self) -> int:
         """Open the directory that stands there, to list it.
 
         Raises:
-            LinkInTheWay: It is a link.
+            SymlinkError: It is a link.
         """
         try:
             return self.open(os.O_RDONLY | os.O_DIRECTORY)
@@ -103,22 +103,22 @@ class Spot:
         """Make sure that what was no directory a moment ago is one thing and stays it.
 
         Raises:
-            LinkInTheWay: It was a link: it still is one, or a directory stands there again.
+            SymlinkError: It was a link: it still is one, or a directory stands there again.
         """
         if stat.S_ISDIR(self.stat().st_mode):
-            raise LinkInTheWay(self.path)
+            raise SymlinkError(self.path)
 
 
 @contextmanager
-def spot_at(base: str, parts: Sequence[str], path: str) -> Generator[Spot]:
+def open_at(base: str, parts: Sequence[str], path: str) -> Generator[DirFdPath]:
     """Stand in front of the last of `parts`, with its directory held open.
 
     Raises:
-        LinkInTheWay: One of the directories on the way is a link.
+        SymlinkError: One of the directories on the way is a link.
     """
     folder = open_directory(base, parts[:-1])
     try:
-        yield Spot(folder, parts[-1] if parts else os.curdir, path)
+        yield DirFdPath(folder, parts[-1] if parts else os.curdir, path)
     finally:
         os.close(folder)
 
@@ -127,7 +127,7 @@ def open_directory(base: str, parts: Sequence[str]) -> int:
     """Open a directory to stand in; the base itself without parts.
 
     Raises:
-        LinkInTheWay: One of the directories on the way is a link.
+        SymlinkError: One of the directories on the way is a link.
     """
     way = openat2() if parts else None
     if way is None:
@@ -143,7 +143,7 @@ def make_directories(base: str, parts: Sequence[str]) -> None:
     """Make a directory and those missing on the way to it.
 
     Raises:
-        LinkInTheWay: One of the directories on the way is a link.
+        SymlinkError: One of the directories on the way is a link.
     """
     os.close(_walk(base, parts, _make_and_enter))
 
@@ -164,7 +164,7 @@ def _enter(folder: int, name: str) -> int:
         return os.open(name, _STAND, dir_fd=folder)
     except OSError as exc:
         if exc.errno in {errno.ELOOP, errno.ENOTDIR}:
-            Spot(folder, name, name).require_file()
+            DirFdPath(folder, name, name).require_file()
         raise
 
 
@@ -227,7 +227,7 @@ def _kernel_way() -> Way:
             return handle
         number = ctypes.get_errno()
         if number in _ASTRAY:
-            raise LinkInTheWay(path)
+            raise SymlinkError(path)
         raise OSError(number, os.strerror(number), path)
 
     return way

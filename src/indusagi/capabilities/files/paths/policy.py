@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from indusagi.capabilities.files.paths.openat import real_path
-from indusagi.capabilities.files.paths.protected import Protected, usual_protection
-from indusagi.capabilities.files.text.display import shown_name
+from indusagi.capabilities.files.paths.protected import ProtectedPaths, default_protected_paths
+from indusagi.capabilities.files.text.display import format_path
 from indusagi.capabilities.ports import PathRefused, Refusal
 from indusagi.core.app_dirs import state_dir
 from indusagi.core.paths import is_within
@@ -47,7 +47,7 @@ class PathPolicy:
     """What may be read and written; the workspace comes first."""
     read_roots: tuple[str, ...] = ()
     """What may be read besides."""
-    protected: Protected = field(default_factory=Protected)
+    protected: ProtectedPaths = field(default_factory=ProtectedPaths)
     """What in the roots is not to be written to; credentials are not to be read either."""
     permits: Permits = _nobody_permits
     """Says yes to a path that would be refused as outside or protected. It is called in a thread,
@@ -98,7 +98,7 @@ class PathPolicy:
     def _outside(self, given: str, resolved: str, writing: bool) -> str:
         act = "written" if writing else "read"
         return (
-            f"{_where(given, resolved)}is outside the workspace {shown_name(self.roots[0])} and may"
+            f"{_where(given, resolved)}is outside the workspace {format_path(self.roots[0])} and may"
             f" not be {act}. Use a path inside the workspace, or ask the user"
         )
 
@@ -110,7 +110,7 @@ def _protected(given: str, resolved: str, why: str, act: str) -> str:
 
 def _where(given: str, resolved: str) -> str:
     """Begin the sentence: where the path leads, unless that is what was given."""
-    return "" if given == resolved else f"leads to {shown_name(resolved)}, which "
+    return "" if given == resolved else f"leads to {format_path(resolved)}, which "
 
 
 def workspace_policy(root: str) -> PathPolicy:
@@ -123,4 +123,4 @@ def workspace_policy(root: str) -> PathPolicy:
         read_roots = (os.path.join(state_dir(), "sessions"),)
     except OSError:
         read_roots = ()
-    return PathPolicy(roots=(root,), read_roots=read_roots, protected=usual_protection())
+    return PathPolicy(roots=(root,), read_roots=read_roots, protected=default_protected_paths())

@@ -59,7 +59,7 @@ def _no_rows() -> Mapping[str, str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Protected:
+class ProtectedPaths:
     """What is protected, and why, in words that end a sentence."""
 
     names: Mapping[str, str] = field(default_factory=_no_rows)
@@ -107,7 +107,7 @@ def _under_all_names(rows: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str
             yield real(really), reason
 
 
-def usual_protection() -> Protected:
+def default_protected_paths() -> ProtectedPaths:
     """Give what is protected for this user; nothing is looked at but the environment."""
     places: dict[str, str] = {}
     home = os.path.expanduser("~")
@@ -121,7 +121,7 @@ def usual_protection() -> Protected:
     for state in _states(home):
         places[state] = _OURS
         places |= {os.path.join(state, name): _SECRET for name in _IN_STATE.split()}
-    return Protected(names=_PROTECTED_NAMES, places=places)
+    return ProtectedPaths(names=_PROTECTED_NAMES, places=places)
 
 
 def _states(home: str) -> Iterator[str]:

@@ -172,7 +172,7 @@ def guess_encoding(sample: bytes, valid_before: int = 0) -> str:
 
     has_controls = len(sample) != len(sample.translate(None, _CONTROLS))
     western = "cp1252" if has_controls else "latin-1"
-    guess = chardet.detect(short_words(sample))
+    guess = chardet.detect(shorten_words(sample))
     name = guess["encoding"]
     if name is None or guess["confidence"] < _SURE or not _is_usable(name):
         return western
@@ -182,7 +182,7 @@ def guess_encoding(sample: bytes, valid_before: int = 0) -> str:
     return western if same else _WIDER.get(found, found)
 
 
-def short_words(sample: bytes) -> bytes:
+def shorten_words(sample: bytes) -> bytes:
     """Cut long words short, for chardet.
 
     It looks for words in time that is quadratic in their length, and nobody else runs meanwhile.

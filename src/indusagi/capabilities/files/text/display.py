@@ -31,7 +31,7 @@ def has_gutter(text: str) -> bool:
     return any(_NUMBERED.match(line) for line in text.split("\n"))
 
 
-def shown_name(path: str) -> str:
+def format_path(path: str) -> str:
     """Give a path on one line, without what nobody sees, with bytes that are no text spelt out."""
     if path.isascii() and path.isprintable():  # as most are
         return path
@@ -43,16 +43,16 @@ def shown_name(path: str) -> str:
     return f"{cleaned} (hidden characters left out)" if unseen else cleaned
 
 
-def joined(base: str, path: str) -> str:
+def join_path(base: str, path: str) -> str:
     """Put a path behind the one of the directory it lies in, which may be the current one."""
     return path if base == "." else os.path.join(base, path)
 
 
-def shown_place(resolved: str, root: str) -> str:
+def format_path_below(resolved: str, root: str) -> str:
     """Give the name under which the user knows a path: relative where it lies in `root`."""
     if resolved == root:
         return "."
-    return shown_name(resolved.removeprefix(root.rstrip("/") + "/"))
+    return format_path(resolved.removeprefix(root.rstrip("/") + "/"))
 
 
 DOCUMENTS = "install the extra `documents`: pip install 'indus-deck[documents]'"
@@ -60,7 +60,7 @@ DOCUMENTS = "install the extra `documents`: pip install 'indus-deck[documents]'"
 
 
 @dataclass(frozen=True, slots=True)
-class Unshown:
+class ReadFailure:
     """Why it cannot be shown."""
 
     why: str

@@ -24,7 +24,7 @@ _KINDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Hidden:
+class InvisibleCharacters:
     """One kind of such characters."""
 
     kind: str
@@ -38,7 +38,7 @@ class Hidden:
         return f"{times}{_KINDS[self.kind]} {place} {self.unit} {self.first}"
 
 
-def hidden_in(parts: Iterable[tuple[int, str]], unit: str = "line") -> Sequence[Hidden]:
+def find_invisible(parts: Iterable[tuple[int, str]], unit: str = "line") -> Sequence[InvisibleCharacters]:
     """List the kinds of hidden characters in numbered lines, or pages, in a fixed order."""
     counts: dict[str, int] = {}
     first: dict[str, int] = {}
@@ -49,4 +49,4 @@ def hidden_in(parts: Iterable[tuple[int, str]], unit: str = "line") -> Sequence[
         for kind in kinds_of_unseen(text.replace("\f", "")):
             counts[kind] = counts.get(kind, 0) + 1
             first.setdefault(kind, number)
-    return tuple(Hidden(kind, counts[kind], first[kind], unit) for kind in _KINDS if kind in counts)
+    return tuple(InvisibleCharacters(kind, counts[kind], first[kind], unit) for kind in _KINDS if kind in counts)

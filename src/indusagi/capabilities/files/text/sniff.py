@@ -111,7 +111,7 @@ def is_binary(head: bytes) -> bool:
     return controls * _ODD_SHARE > len(head) and not _is_utf_8(head)
 
 
-def hex_of(head: bytes) -> str:
+def format_hex(head: bytes) -> str:
     """Show how a file begins: 64 bytes at most, in hexadecimal digits."""
     return head[:HEX_BYTES].hex(" ")
 

@@ -20,13 +20,13 @@ from indusagi.capabilities.files.look import WHOLE_BYTES, Binary, Loaded, Look, 
 from indusagi.capabilities.files.media.notebook import NotebookPage
 from indusagi.capabilities.files.media.notebook_apart import notebook_page
 from indusagi.capabilities.files.media.pdf import DEFAULT_PAGES, MOST_PAGES
-from indusagi.capabilities.files.text.display import shown_name, shown_place
+from indusagi.capabilities.files.text.display import format_path, format_path_below
 from indusagi.capabilities.files.text.lines import Scan, Wanted
-from indusagi.capabilities.files.text.sniff import hex_of
+from indusagi.capabilities.files.text.sniff import format_hex
 from indusagi.capabilities.ports import FileKind
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
 from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given, path_trouble
-from indusagi.capabilities.tools.read.folder import folder_listing, not_there
+from indusagi.capabilities.tools.read.folder import folder_listing, report_missing_path
 from indusagi.capabilities.tools.read.media import show_notebook, show_pdf, show_picture
 from indusagi.capabilities.tools.read.text import show_lines
 from indusagi.core.json import JsonObject, JsonValue
@@ -96,14 +96,14 @@ async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
     try:
         found = await ctx.fs.stat(path)
     except OSError as exc:
-        return await not_there(exc, path, ctx)
+        return await report_missing_path(exc, path, ctx)
     try:
         if found.kind is FileKind.DIRECTORY:
             return await folder_listing(path, ctx)
         if found.kind is not FileKind.FILE:
             return _special(path)
         resolved = await ctx.fs.resolve(path)
-        name = await to_thread.run_sync(shown_place, resolved, ctx.cwd)
+        name = await to_thread.run_sync(format_path_below, resolved, ctx.cwd)
         seen = await _look(path, found.size, _wanted(arguments, ctx), ctx)
     except OSError as exc:
         return path_trouble(exc, path)
@@ -184,7 +184,7 @@ def _remember(result: ToolResult, resolved: str, digest: str | None, ctx: ToolCo
 
 
 def _refused(seen: Binary, name: str, known: dict[str, JsonValue]) -> ToolResult:
-    lines = [f"{name} is not text: {seen.type.name}, {seen.size:,} bytes.", f"It begins with: {hex_of(seen.head)}"]
+    lines = [f"{name} is not text: {seen.type.name}, {seen.size:,} bytes.", f"It begins with: {format_hex(seen.head)}"]
     if seen.type.mime == "text/plain":
         lines.append("Convert it with iconv to read it.")
     facts: dict[str, JsonValue] = {**known, "type": seen.type.mime, "bytes": seen.size}
@@ -193,4 +193,4 @@ def _refused(seen: Binary, name: str, known: dict[str, JsonValue]) -> ToolResult
 
 def _special(path: str) -> ToolResult:
     what = "a pipe, a socket or a device; only regular files and directories are read"
-    return ToolResult.error(f"{shown_name(path)} is {what}", code="denied", refusal="special")
+    return ToolResult.error(f"{format_path(path)} is {what}", code="denied", refusal="special")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
-from indusagi.capabilities.files.text.display import shown_name
+from indusagi.capabilities.files.text.display import format_path
 from indusagi.capabilities.ports import FileKind
 from indusagi.capabilities.tools.paths import path_trouble
 from indusagi.runtime.contract import ToolResult
@@ -30,9 +30,9 @@ _NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 async def folder_listing(path: str, ctx: ToolContext) -> ToolResult:
     """List a directory, the first of its entries if there are many."""
     entries = await ctx.fs.readdir(path)
-    name = shown_name(path)
+    name = format_path(path)
     listed = entries[:MOST_ENTRIES]
-    shown = [shown_name(entry.name) + _MARKS.get(entry.kind, "") for entry in listed]
+    shown = [format_path(entry.name) + _MARKS.get(entry.kind, "") for entry in listed]
     more = len(entries) - MOST_ENTRIES
     lines = [
         f"[{name} is a directory; {_entries(len(entries))}]",
@@ -47,11 +47,11 @@ def _entries(count: int) -> str:
     return "1 entry" if count == 1 else f"{count:,} entries"
 
 
-async def not_there(exc: OSError, path: str, ctx: ToolContext) -> ToolResult:
+async def report_missing_path(exc: OSError, path: str, ctx: ToolContext) -> ToolResult:
     """Answer for a path that cannot be looked at; for a missing one, with names like it."""
     if exc.errno not in _NOT_THERE:
         return path_trouble(exc, path)
-    name = shown_name(path)
+    name = format_path(path)
     folder, last = os.path.split(path.rstrip("/"))
     entries = await _entries_of(folder or ".", ctx)
     if entries is None:
@@ -60,7 +60,7 @@ async def not_there(exc: OSError, path: str, ctx: ToolContext) -> ToolResult:
     if any(entry.name == last for entry in entries):
         return ToolResult.error(f"{name} is a link that leads nowhere", code="not_found")
     near = await to_thread.run_sync(near_names, last, entries)
-    paths: list[JsonValue] = [shown_name(os.path.join(folder, other)) for other in near]
+    paths: list[JsonValue] = [format_path(os.path.join(folder, other)) for other in near]
     if name in paths:
         why = f"{name}: the file that is shown so has a name that is no text; rename it with bash"
         return ToolResult.error(why, code="encoding", near=paths)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
-from indusagi.capabilities.files.media.pdf import MOST_PAGES, page_range, pdf_pages
-from indusagi.capabilities.files.media.picture_apart import fit_picture_soon
-from indusagi.capabilities.files.text.display import Unshown
-from indusagi.capabilities.files.text.invisible import hidden_in
+from indusagi.capabilities.files.media.pdf import MOST_PAGES, parse_page_range, read_pdf_pages
+from indusagi.capabilities.files.media.picture_apart import fit_image
+from indusagi.capabilities.files.text.display import ReadFailure
+from indusagi.capabilities.files.text.invisible import find_invisible
 from indusagi.capabilities.tools.read.text import fitting
 from indusagi.runtime.content import JsonContentBlock, TextContentBlock
 from indusagi.runtime.contract import ToolResult
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from indusagi.capabilities.files.look import Loaded
-    from indusagi.capabilities.files.media.images import Picture
+    from indusagi.capabilities.files.media.images import EncodedImage
     from indusagi.capabilities.files.media.notebook import NotebookPage
     from indusagi.capabilities.files.media.pdf import PdfPages
     from indusagi.capabilities.files.text.lines import Wanted
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 async def show_picture(seen: Loaded, name: str, known: dict[str, JsonValue]) -> ToolResult:
     """Answer with a picture, and a line about it."""
-    picture = await fit_picture_soon(seen.data, seen.mime)
-    if isinstance(picture, Unshown):
+    picture = await fit_image(seen.data, seen.mime)
+    if isinstance(picture, ReadFailure):
         return _unshown(picture, name, known)
     width, height = picture.former
     said = f"[{name}: {seen.mime}, {width} by {height} pixels, {len(seen.data):,} bytes"
@@ -48,15 +48,15 @@ async def show_picture(seen: Loaded, name: str, known: dict[str, JsonValue]) -> 
 
 async def show_pdf(seen: Loaded, name: str, pages: str | None, known: dict[str, JsonValue]) -> ToolResult:
     """Answer with the text of some pages."""
-    wanted = page_range(pages)
-    if isinstance(wanted, Unshown):
+    wanted = parse_page_range(pages)
+    if isinstance(wanted, ReadFailure):
         return _unshown(wanted, name, known)
-    found = await pdf_pages(seen.data, *wanted)
-    if isinstance(found, Unshown):
+    found = await read_pdf_pages(seen.data, *wanted)
+    if isinstance(found, ReadFailure):
         return _unshown(found, name, known)
     if not found.texts:
         has = "1 page" if found.total == 1 else f"{found.total} pages"
-        return _unshown(Unshown(f"the document has only {has}", "not_found"), name, known)
+        return _unshown(ReadFailure(f"the document has only {has}", "not_found"), name, known)
     last = found.first + len(found.texts) - 1
     facts: dict[str, JsonValue] = {
         **known,
@@ -73,7 +73,7 @@ def _pdf_text(found: PdfPages, last: int) -> str:
     lines: list[str] = []
     for number, text in pages:
         lines += [f"--- page {number} ---", text or "[no text on this page]"]
-    hidden = hidden_in(pages, "page")
+    hidden = find_invisible(pages, "page")
     if hidden:
         lines.insert(0, f"[hidden characters: {', '.join(str(kind) for kind in hidden)}]")
     after = f"next pages='{last + 1}-{min(last + MOST_PAGES, found.total)}'"
@@ -89,21 +89,21 @@ async def show_notebook(page: NotebookPage, name: str, wanted: Wanted, known: di
         return ToolResult.text(f"[{name}: a notebook without cells]", **facts)
     if not page.lines:
         why = f"offset {page.first:,} is past the end: as text the notebook has {total:,} lines"
-        return _unshown(Unshown(why, "not_found"), name, facts)
+        return _unshown(ReadFailure(why, "not_found"), name, facts)
     chosen = enumerate(page.lines, start=page.first)
     shown = fitting(((number, _sound(text)) for number, text in chosen), wanted.most_bytes)
     pictures = [picture for picture in page.pictures if picture.line <= shown.last]
-    fitted = [await fit_picture_soon(picture.data, picture.mime) for picture in pictures]
+    fitted = [await fit_image(picture.data, picture.mime) for picture in pictures]
     end = "end of file" if shown.last == total else f"next offset={shown.last + 1}"
     text = "\n".join(
         (
-            _notebook_head(name, page.cells, hidden_in(shown.lines)),
+            _notebook_head(name, page.cells, find_invisible(shown.lines)),
             str(shown),
             f"[lines {shown.first}-{shown.last} of {total}; {end}]",
         )
     )
     # One that cannot be shown is still named in its line of the text.
-    shown_pictures = [_block(picture) for picture in fitted if not isinstance(picture, Unshown)]
+    shown_pictures = [_block(picture) for picture in fitted if not isinstance(picture, ReadFailure)]
     return ToolResult((TextContentBlock(text), *shown_pictures), details=facts)
 
 
@@ -113,12 +113,12 @@ def _notebook_head(name: str, count: int, hidden: Sequence[object]) -> str:
     return f"[{name}: a notebook of {cells}, shown as text; the file itself is JSON{careful}]"
 
 
-def _block(picture: Picture) -> JsonContentBlock:
+def _block(picture: EncodedImage) -> JsonContentBlock:
     data = base64.b64encode(picture.data).decode("ascii")
     return JsonContentBlock({"type": "image", "data": data, "mimeType": picture.mime})
 
 
-def _unshown(found: Unshown, name: str, known: dict[str, JsonValue]) -> ToolResult:
+def _unshown(found: ReadFailure, name: str, known: dict[str, JsonValue]) -> ToolResult:
     return ToolResult.error(f"{name}: {found.why}", code=found.code, **known)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from indusagi.capabilities.files.text.invisible import hidden_in
+from indusagi.capabilities.files.text.invisible import find_invisible
 from indusagi.runtime.contract import ToolResult
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _nothing(scan: Scan, wanted: Wanted, name: str, known: dict[str, JsonValue])
 def _head(scan: Scan, shown: NumberedLines, note: str) -> str:
     notes = [note] if note else []
     notes.extend(_form_notes(scan.form, scan.crlf, scan.total))
-    hidden = hidden_in(shown.lines)
+    hidden = find_invisible(shown.lines)
     if hidden:
         notes.append("hidden characters: " + ", ".join(str(kind) for kind in hidden))
     return f"[{'; '.join(notes)}]" if notes else ""
