@@ -1,7 +1,7 @@
 # Recipes use relative paths only: the clone's own path may hold spaces.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types arrows unit format bench soak gate-fuzz scoreboard interop conformance clients coldstart lock clean
+.PHONY: help setup demo test lint types arrows unit format docs bench soak gate-fuzz scoreboard interop conformance clients coldstart lock clean
 # The steps of `test` run in the order given, also under -j.
 .NOTPARALLEL:
 
@@ -48,6 +48,9 @@ unit: setup  ## run the tests and measure their coverage
 	@.venv/bin/coverage combine -q
 	@.venv/bin/coverage report
 
+docs: setup  ## build the documentation into site/
+	@sh scripts/docs
+
 format: setup  ## format, and mend what can be mended
 	@.venv/bin/ruff format
 	@.venv/bin/ruff check --fix
@@ -80,6 +83,6 @@ lock: setup  ## write the locks anew (scripts/lock --upgrade takes newer version
 	@sh scripts/lock
 
 clean:  ## remove all that was made here
-	rm -rf .venv .bench .outside .coverage .coverage.* .hypothesis .pytest_cache .ruff_cache
+	rm -rf .venv .docs site .bench .outside .coverage .coverage.* .hypothesis .pytest_cache .ruff_cache
 	rm -rf .import_linter_cache build dist
 	find src tests bench examples scripts outside -name __pycache__ -prune -exec rm -rf {} +
