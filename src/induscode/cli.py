@@ -53,7 +53,7 @@ if _REPLACED is not None:
     )
 
 from indusagi import __version__  # noqa: E402 — after the check
-from induscode.terminal import complain, drop, tell  # noqa: E402 — after the check
+from induscode.terminal import print_line, print_status, redirect_to_null  # noqa: E402 — after the check
 
 _STANDARD_OUTPUT = 1
 
@@ -68,24 +68,24 @@ def main() -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BrokenPipeError:  # the reader left, as `head` does
-        drop(_STANDARD_OUTPUT)
+        redirect_to_null(_STANDARD_OUTPUT)
         return 128 + signal.SIGPIPE
     except OSError as exc:
-        drop(_STANDARD_OUTPUT)
+        redirect_to_null(_STANDARD_OUTPUT)
         said = exc.strerror or str(exc)
-        complain(f"{exc.filename}: {said}" if exc.filename else said)
+        print_status(f"{exc.filename}: {said}" if exc.filename else said)
         return _FAILED
     return code
 
 
 def _run(arguments: list[str]) -> int:
     if arguments in (["--version"], ["-V"]):
-        tell(f"indus {__version__}")
+        print_line(f"indus {__version__}")
         return 0
     if arguments[:1] == ["serve"]:
-        from induscode.commands.serve.signals import hear_early  # noqa: PLC0415 — for this alone
+        from induscode.commands.serve.signals import install_early_handlers  # noqa: PLC0415 — for this alone
 
-        hear_early()  # whoever starts a gateway may signal it while the rest is being loaded
+        install_early_handlers()  # whoever starts a gateway may signal it while the rest is being loaded
     from induscode.program import run  # noqa: PLC0415 — brings click, which the version can spare
 
     return run(arguments)
@@ -96,7 +96,7 @@ def _warn_of_other_distributions() -> None:
     if others:
         names = " and ".join(others)
         said = f"{names} of PyPI is installed beside indus-deck and has files of the same names"
-        complain(f"{said}: whichever was installed last has replaced the other's. {_REMEDY}")
+        print_status(f"{said}: whichever was installed last has replaced the other's. {_REMEDY}")
 
 
 def _write_anything() -> None:

@@ -62,7 +62,9 @@ def stdout_console() -> Console | None:
     return console_for(sys.stdout)
 
 
-def print_table(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]) -> None:
+def print_rich_table(
+    console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]
+) -> None:
     """Print a table that fits the width of the terminal: the last column is wrapped.
 
     Where too little room is left for the last column, each row is printed as a record instead: a

@@ -12,8 +12,8 @@ from indusagi import __version__
 from indusagi.core.faults import CoreError
 from induscode.commands import COMPLETE_VARIABLE
 from induscode.launch.flags import FlagGroup, flag_specs
-from induscode.launch.options import GroupedOption, given_flags, invocation_from, option_of, refuse_unused_flags
-from induscode.terminal import complain, is_interactive, printable, tell
+from induscode.launch.options import GroupedOption, invocation_from, list_given_flags, option_of, refuse_unused_flags
+from induscode.terminal import is_interactive, print_line, print_status, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,7 +49,7 @@ def run(arguments: Sequence[str]) -> int:
         return complete(_indus)
     try:
         # Not by click's own `main`, which turns a broken pipe into a plain failure.
-        with _indus.make_context("indus", list(arguments), obj=complain) as context:
+        with _indus.make_context("indus", list(arguments), obj=print_status) as context:
             return _code(_indus.invoke(context))
     except click.exceptions.Exit as exc:  # how click ends after the help
         return exc.exit_code
@@ -57,10 +57,10 @@ def run(arguments: Sequence[str]) -> int:
         message = exc.format_message()
         stop = "" if message.endswith((".", "?", ")")) else "."
         named = exc.ctx.command_path if isinstance(exc, click.UsageError) and exc.ctx else "indus"
-        complain(f"{message}{stop} See '{named} --help'.")
+        print_status(f"{message}{stop} See '{named} --help'.")
         return exc.exit_code
     except CoreError as exc:
-        complain(str(exc))
+        print_status(str(exc))
         return 1
 
 
@@ -129,7 +129,7 @@ def _indus(context: click.Context, **_: object) -> int:
     """Every tool a model may call, in one deck."""
     if context.invoked_subcommand is not None:
         return 0
-    unused = [name for name in given_flags(context) if name != "--cwd"]
+    unused = [name for name in list_given_flags(context) if name != "--cwd"]
     if unused and context.params["print"] is None:
         said = f"{unused[0]} needs a prompt ({_PROMPT}) or a command that takes it"
         raise click.UsageError(said, context)
@@ -139,7 +139,7 @@ def _indus(context: click.Context, **_: object) -> int:
     if not is_interactive():
         raise click.UsageError(f"There is no terminal: give a prompt ({_PROMPT}) or a command", context)
     # A directory's name may hold line ends: made visible here, it cannot forge a line.
-    tell(_OVERVIEW.format(version=__version__, cwd=printable(invocation.cwd)))
+    print_line(_OVERVIEW.format(version=__version__, cwd=printable(invocation.cwd)))
     return 0
 
 

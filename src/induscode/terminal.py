@@ -31,7 +31,7 @@ def is_interactive() -> bool:
     return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
 
 
-def complain(message: str) -> None:
+def print_status(message: str) -> None:
     """Put one line on standard error; when nobody can be told, that is no trouble of its own."""
     # Started with it closed, Python has no standard error at all, and `print` would take the other.
     if sys.stderr is None:
@@ -41,22 +41,22 @@ def complain(message: str) -> None:
         if not print_error(sys.stderr, line):
             print(f"indus: {line}", file=sys.stderr)  # noqa: T201 — standard error is for people
     except OSError:
-        drop(_STANDARD_ERROR)
+        redirect_to_null(_STANDARD_ERROR)
 
 
-def tell(text: str) -> None:
+def print_line(text: str) -> None:
     """Put text on standard output, line by line; only a newline ends a line."""
     for line in text.split("\n"):
         print(printable(line))  # noqa: T201 — the answer of a command goes to standard output
 
 
-def tell_text(text: str) -> None:
+def print_text(text: str) -> None:
     """Put a text of several lines on standard output; Windows' ends of lines are ends of lines."""
     shown = visible(text.replace("\r\n", "\n"))
     print(shown, end="" if shown.endswith("\n") else "\n")  # noqa: T201 — see tell
 
 
-def drop(descriptor: int) -> None:
+def redirect_to_null(descriptor: int) -> None:
     """Send what is still to be written nowhere: at exit, Python would try and fail once more."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, descriptor)

@@ -11,7 +11,7 @@ from tests.support.servers import HONEST_TOOLS, diary, honest
 from tests.support.waiting import until
 
 from indusagi.runtime import ToolCall
-from induscode.boot.runners import UnusableConfig, canon_tool_name, load_mcp_capabilities, plan_servers, select_tools
+from induscode.boot.runners import ConfigPathError, canon_tool_name, load_mcp_capabilities, plan_servers, select_tools
 from induscode.boot.session import open_session
 from induscode.deck import DeckContext, Profile
 from induscode.deck.contract import UnknownCapability
@@ -107,7 +107,7 @@ def test_several_files_are_one_plan_and_of_one_name_the_first_counts(work: Path)
 
 
 def test_a_path_that_leads_nowhere_is_an_error(work: Path) -> None:
-    with pytest.raises(UnusableConfig, match=r"--mcp typo\.json: there is no such file"):
+    with pytest.raises(ConfigPathError, match=r"--mcp typo\.json: there is no such file"):
         plan_servers(Invocation(cwd=str(work), mcp=("typo.json",)))
 
 

@@ -263,7 +263,7 @@ class TestWithinTheProcess:
     def test_only_a_newline_ends_a_line_and_nothing_else_reaches_the_terminal(
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        terminal.tell("one\x1b[31m\r\u2028\ntwo\x0b")
+        terminal.print_line("one\x1b[31m\r\u2028\ntwo\x0b")
         assert capsys.readouterr().out == "one\\x1b[31m\\r\\u2028\ntwo\\x0b\n"
 
 

@@ -14,7 +14,7 @@ import pytest
 from indusagi.core.config_file import read_config_file
 from induscode import program
 from induscode.clients.entry import CLIENTS, Address, Entry, is_own_row
-from induscode.clients.install import CannotInstall, client_file, plan_install, plan_uninstall
+from induscode.clients.install import InstallError, client_file, plan_install, plan_uninstall
 
 pytestmark = pytest.mark.usefixtures("_started_as_indus")
 _NAMES = [name for name in CLIENTS if name != "claude"]
@@ -176,24 +176,24 @@ def test_a_file_with_other_bytes_or_shapes_is_not_changed(tmp_path: Path) -> Non
     path = tmp_path / "x.json"
     cursor = CLIENTS["cursor"]
     path.write_bytes(b'{"a": "\xff"}')
-    with pytest.raises(CannotInstall, match="not UTF-8"):
+    with pytest.raises(InstallError, match="not UTF-8"):
         plan_install(cursor, _ENTRY, str(path))
     path.write_text('{"mcpServers": []}', encoding="utf-8")
-    with pytest.raises(CannotInstall, match="mcpServers is not an object"):
+    with pytest.raises(InstallError, match="mcpServers is not an object"):
         plan_install(cursor, _ENTRY, str(path))
     path.write_text('{"mcpServers": {}, "mcpServers": {}}', encoding="utf-8")
-    with pytest.raises(CannotInstall, match="twice"):
+    with pytest.raises(InstallError, match="twice"):
         plan_install(cursor, _ENTRY, str(path))
     path.unlink()
     path.mkdir()
-    with pytest.raises(CannotInstall, match="cannot be read"):
+    with pytest.raises(InstallError, match="cannot be read"):
         plan_install(cursor, _ENTRY, str(path))
 
 
 def test_a_table_that_is_written_inline_is_not_changed(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text('mcp_servers = { other = { command = "x" } }\n', encoding="utf-8")
-    with pytest.raises(CannotInstall, match="paste what --print-config codex prints"):
+    with pytest.raises(InstallError, match="paste what --print-config codex prints"):
         plan_install(CLIENTS["codex"], _ENTRY, str(path))
 
 
@@ -230,7 +230,7 @@ def test_a_file_that_changes_meanwhile_is_not_overwritten(tmp_path: Path) -> Non
     path = tmp_path / "x.json"
     change = plan_install(CLIENTS["cursor"], _ENTRY, str(path))
     path.write_text("{}", encoding="utf-8")
-    with pytest.raises(CannotInstall, match="changed meanwhile"):
+    with pytest.raises(InstallError, match="changed meanwhile"):
         change.apply()
     assert path.read_text("utf-8") == "{}"
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from indusagi.core.config_file import parse_json
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
-from induscode.clients.jsonc import BadJsonc, append_item, remove_item, remove_member, set_member
+from induscode.clients.jsonc import JsoncError, append_item, remove_item, remove_member, set_member
 
 _ROW: JsonObject = {"command": "indus", "args": ["serve"]}
 
@@ -77,7 +77,7 @@ def test_items_are_appended_and_removed() -> None:
     assert remove_item(more, "inputs", 1) == text
     assert _read(append_item("{}", "inputs", 1)) == {"inputs": [1]}
     assert remove_item("{}", "inputs", 0) == "{}"
-    with pytest.raises(BadJsonc, match="not a list"):
+    with pytest.raises(JsoncError, match="not a list"):
         append_item('{"inputs": {}}', "inputs", 1)
 
 
@@ -85,17 +85,17 @@ def test_items_are_appended_and_removed() -> None:
     "text", ["{", '{"a"', '{"a" 1}', '{"a": 1 "b": 2}', "{} x", '{"a": /* }', '{"a": }', "{1: 2}", '"x']
 )
 def test_what_is_invalid_is_refused(text: str) -> None:
-    with pytest.raises(BadJsonc, match="line 1 column"):
+    with pytest.raises(JsoncError, match="line 1 column"):
         set_member(text, ["s"], 1)
 
 
 def test_what_cannot_be_edited_is_refused() -> None:
     for text in ('{"s": 3}', "[]"):
-        with pytest.raises(BadJsonc, match="is not an object"):
+        with pytest.raises(JsoncError, match="is not an object"):
             set_member(text, ["s", "a"], 1)
-    with pytest.raises(BadJsonc, match="twice"):
+    with pytest.raises(JsoncError, match="twice"):
         set_member('{"s": {}, "s": {}}', ["s", "a"], 1)
-    with pytest.raises(BadJsonc, match="nested too deeply"):
+    with pytest.raises(JsoncError, match="nested too deeply"):
         set_member("[" * 300 + "]" * 300, ["s"], 1)
 
 

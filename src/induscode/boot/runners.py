@@ -39,7 +39,7 @@ _PROJECT_FILES = (".indusvx/mcp.json", ".mcp.json")
 _NOT_SOON_S = 3_600.0
 
 
-class UnusableConfig(ValueError):
+class ConfigPathError(ValueError):
     """A file or directory after `--mcp` that is absent or of which nothing can be used."""
 
 
@@ -157,14 +157,14 @@ def _configured(invocation: Invocation) -> DiscoveredConfig:
             parts.append(discover_mcp_config(path))
             if not parts[-1].files:
                 looked = " and ".join(os.path.join(given, one) for one in _PROJECT_FILES)
-                raise UnusableConfig(f"--mcp {given}: no servers are configured there ({looked})")
+                raise ConfigPathError(f"--mcp {given}: no servers are configured there ({looked})")
         elif os.path.lexists(path):
             try:
                 parts.append(read_named_rows(path))
             except UnusableFile as exc:
-                raise UnusableConfig(f"--mcp {exc}") from exc
+                raise ConfigPathError(f"--mcp {exc}") from exc
         else:
-            raise UnusableConfig(f"--mcp {given}: there is no such file or directory")
+            raise ConfigPathError(f"--mcp {given}: there is no such file or directory")
     rows: dict[str, ServerRow] = {}
     notes = [note for part in parts for note in part.notes]
     for row in (row for part in parts for row in part.rows):
@@ -217,7 +217,7 @@ class McpCapabilities:
             return ()
         return self.booted.attached.enrolment.disabled
 
-    def listed_notes(self) -> Sequence[Note]:
+    def list_enrolment_notes(self) -> Sequence[Note]:
         """Say what is kept out of the deck by what servers have listed so far."""
         if self.booted is None or self.booted.attached.enrolment is None:
             return ()
@@ -269,10 +269,10 @@ class McpCapabilities:
 
 
 @dataclass(frozen=True, slots=True)
-class Lasting:
+class ReloadOptions:
     """For a run whose servers may be others while it lasts, and which waits for none of them."""
 
-    dress: Callable[[ServerConfig], ServerConfig] | None = None
+    decorate_config: Callable[[ServerConfig], ServerConfig] | None = None
     """What a server is started with, besides what its row says."""
 
 
@@ -305,14 +305,14 @@ async def attach_servers(
     handlers: Handlers | None = None,
     wait: bool = True,
     once: bool = False,
-    lasting: Lasting | None = None,
+    reload_options: ReloadOptions | None = None,
 ) -> McpCapabilities:
     """Attach the servers of a plan; those that are `lazy` wait for a call if they are known.
 
     None: those whose rows say so. With `once` a server that fails is not started again: whoever
     only looks wants to see the first failure.
     """
-    if not plan.rows and lasting is None:
+    if not plan.rows and reload_options is None:
         return McpCapabilities(notes=plan.notes, plan=plan)
     from anyio import CancelScope  # noqa: PLC0415 — loaded wherever a loop runs
 
@@ -323,7 +323,7 @@ async def attach_servers(
     supervision = Supervision(first_s=_NOT_SOON_S, longest_s=_NOT_SOON_S) if once else None
     booted = await boot_bridge(
         store,
-        boot_plan_of(plan, lazy=lazy, lasting=lasting),
+        boot_plan_of(plan, lazy=lazy, reload_options=reload_options),
         supervision=supervision,
         handlers=handlers,
         on_event=StartAnnouncer(),
@@ -340,7 +340,7 @@ async def attach_servers(
     ledger = attached.enrolment.ledger if attached.enrolment is not None else attached.ledger
     # What servers listed after they came up may have disabled tools.
     listed = attached.enrolment.notes if attached.enrolment is not None else ()
-    remarks = _definition_notes(booted) if lasting is None else ()
+    remarks = _definition_notes(booted) if reload_options is None else ()
     notes = tuple(dict.fromkeys((*plan.notes, *attached.notes, *listed, *remarks)))
     return McpCapabilities(ledger.live_capabilities(), attached.fleet, notes, plan, booted)
 
@@ -354,7 +354,9 @@ def _definition_notes(booted: BootedBridge) -> Sequence[Note]:
     return [note for note in remarks if isinstance(note, DefinitionNote)]
 
 
-def boot_plan_of(plan: ServerPlan, *, lazy: Collection[str] | None = None, lasting: Lasting | None = None) -> BootPlan:
+def boot_plan_of(
+    plan: ServerPlan, *, lazy: Collection[str] | None = None, reload_options: ReloadOptions | None = None
+) -> BootPlan:
     """Say which servers of a plan there are, and when each of them is started."""
     from induscode.deck.mcp.boot import BootPlan  # noqa: PLC0415 — for those with servers
 
@@ -364,9 +366,9 @@ def boot_plan_of(plan: ServerPlan, *, lazy: Collection[str] | None = None, lasti
         (*plan.configs.values(), *unresolved),
         lazy=asleep,
         untrusted=[row.id for row in plan.untrusted],
-        wait_for_new=lasting is None,
+        wait_for_new=reload_options is None,
         locked=plan.locked,
         configured=plan.configured,
-        lasting=lasting is not None,
-        dress=None if lasting is None else lasting.dress,
+        reloadable=reload_options is not None,
+        decorate_config=None if reload_options is None else reload_options.decorate_config,
     )

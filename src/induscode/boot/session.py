@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from indusagi.core.notes import Note
     from indusagi.interop.protocol_bridge.client.handlers import Handlers
-    from induscode.boot.runners import Lasting, ServerPlan
+    from induscode.boot.runners import ReloadOptions, ServerPlan
     from induscode.deck.contract import Capability
     from induscode.deck.mcp.store import LedgerStore
     from induscode.deck.toolbox import DeckToolBox
@@ -76,7 +76,7 @@ async def open_session(
     wrap: Callable[[Capability], Capability] | None = None,
     plan: ServerPlan | None = None,
     wait: bool = True,
-    lasting: Lasting | None = None,
+    reload_options: ReloadOptions | None = None,
     handlers: Handlers | None = None,
     plan_mode: bool = False,
 ) -> AsyncGenerator[Session]:
@@ -112,7 +112,9 @@ async def open_session(
             mcp = await load_mcp_capabilities(invocation, store, handlers=handlers, wait=wait)
         else:
             lazy = tuple(plan.configs)
-            mcp = await attach_servers(plan, store, lazy=lazy, handlers=handlers, wait=wait, lasting=lasting)
+            mcp = await attach_servers(
+                plan, store, lazy=lazy, handlers=handlers, wait=wait, reload_options=reload_options
+            )
         stack.push_async_callback(mcp.aclose)
         if native is None:
             # In a thread: servers that are not waited for start while cards are loaded.

@@ -7,7 +7,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from indusagi.interop.protocol_bridge.contract import EndpointPhase
-from induscode.terminal import complain
+from induscode.terminal import print_status
 
 if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.contract import SlowStart
@@ -42,7 +42,7 @@ def show_slow_start(server: str, slow: SlowStart) -> None:
 
 def _print_on_terminal(line: str) -> None:
     if sys.stderr is not None and sys.stderr.isatty():
-        complain(line)
+        print_status(line)
 
 
 def describe_slow_start(server: str, slow: SlowStart) -> str:

@@ -22,7 +22,7 @@ from indusagi.core.config_file import parse_json
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from induscode.clients.entry import Client, Entry, is_own_row, toml_table
-from induscode.clients.jsonc import BadJsonc, append_item, remove_item, remove_member, set_member
+from induscode.clients.jsonc import JsoncError, append_item, remove_item, remove_member, set_member
 from induscode.clients.places import config_places
 from induscode.clients.toml import remove_table, set_table
 
@@ -30,7 +30,7 @@ _LARGEST_BYTES = 16 * 1024 * 1024
 _BOM = "\ufeff"
 
 
-class CannotInstall(Exception):
+class InstallError(Exception):
     """A file that is not changed, and why."""
 
 
@@ -63,7 +63,7 @@ class Change:
             OSError: It cannot be written.
         """
         if _read(self.path) != self.before:
-            raise CannotInstall(f"{self.path} was changed meanwhile: try again")
+            raise InstallError(f"{self.path} was changed meanwhile: try again")
         backup = None
         mode = 0o600
         if self.before is not None:
@@ -100,7 +100,7 @@ def plan_install(client: Client, entry: Entry, path: str) -> Change:
         return Change(path, before, before or "")
     if present is not None and not is_own_row(present, url, entry.name):
         said = f"{path} has another server {entry.name!r}: choose a name with --name"
-        raise CannotInstall(said)
+        raise InstallError(said)
     expected = deepcopy(document)
     _servers(client, expected, make=True)[entry.name] = row
     text = (before or "").removeprefix(_BOM)
@@ -113,8 +113,8 @@ def plan_install(client: Client, entry: Entry, path: str) -> Change:
                 if not _has_inputs(document, [asked]):
                     after = append_item(after, "inputs", asked)
                     cast("list[JsonValue]", expected.setdefault("inputs", [])).append(asked)
-    except BadJsonc as exc:
-        raise CannotInstall(f"{path}: {exc}: correct it first") from exc
+    except JsoncError as exc:
+        raise InstallError(f"{path}: {exc}: correct it first") from exc
     return _checked(client, path, before, after, expected)
 
 
@@ -130,7 +130,7 @@ def plan_uninstall(client: Client, name: str, path: str, url: str | None = None)
     if before is None or present is None:
         return Change(path, before, before or "")
     if not is_own_row(present, url, name):
-        raise CannotInstall(f"{path}: the server {name!r} is not one of ours: remove it by hand")
+        raise InstallError(f"{path}: the server {name!r} is not one of ours: remove it by hand")
     expected = deepcopy(document)
     servers = _servers(client, expected)
     del servers[name]
@@ -172,7 +172,7 @@ def _servers(client: Client, document: JsonObject, *, make: bool = False) -> Jso
             break
         found = found.setdefault(key, {}) if make else found.get(key, {})
     if not is_json_object(found):
-        raise CannotInstall(f"{'.'.join(client.keys)} is not an object: correct it first")
+        raise InstallError(f"{'.'.join(client.keys)} is not an object: correct it first")
     return found
 
 
@@ -180,11 +180,11 @@ def _checked(client: Client, path: str, before: str | None, after: str, expected
     """Accept an edit only if the text now means what it should."""
     try:
         found = _parse(client, path, after)
-    except CannotInstall:
+    except InstallError:
         found = None
     if found != expected:
         by_hand = f"paste what --print-config {client.program} prints"
-        raise CannotInstall(f"{path} is written in a way that cannot be edited here: {by_hand}")
+        raise InstallError(f"{path} is written in a way that cannot be edited here: {by_hand}")
     mark = _BOM if (before or "").startswith(_BOM) else ""
     return Change(path, before, mark + after)
 
@@ -195,14 +195,14 @@ def _parse(client: Client, path: str, text: str) -> JsonObject:
         try:
             return cast("JsonObject", tomllib.loads(text))
         except ValueError as exc:
-            raise CannotInstall(f"{path}: invalid TOML: {exc}: correct it first") from exc
+            raise InstallError(f"{path}: invalid TOML: {exc}: correct it first") from exc
     if not text.strip():
         return {}
     found = parse_json(text)
     if found.trouble is not None:
-        raise CannotInstall(f"{path}: {found.trouble}: correct it first")
+        raise InstallError(f"{path}: {found.trouble}: correct it first")
     if not is_json_object(found.document):
-        raise CannotInstall(f"{path} is not an object: correct it first")
+        raise InstallError(f"{path} is not an object: correct it first")
     return found.document
 
 
@@ -212,9 +212,9 @@ def _read(path: str) -> str | None:
     except FileNotFoundError:
         return None
     except OSError as exc:
-        raise CannotInstall(f"{path} cannot be read: {exc.strerror or exc}") from exc
+        raise InstallError(f"{path} cannot be read: {exc.strerror or exc}") from exc
     except UnicodeDecodeError as exc:
-        raise CannotInstall(f"{path} is not UTF-8 at byte {exc.start}: correct it first") from exc
+        raise InstallError(f"{path} is not UTF-8 at byte {exc.start}: correct it first") from exc
 
 
 def _backup_path(path: str) -> str:

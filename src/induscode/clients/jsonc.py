@@ -20,7 +20,7 @@ _LINE_END = re.compile(r"[ \t]*\r?\n")
 _INDENT = re.compile(r"\n([ \t]+)\S")
 
 
-class BadJsonc(ValueError):
+class JsoncError(ValueError):
     """A text that cannot be edited, and why."""
 
 
@@ -56,7 +56,7 @@ def set_member(text: str, path: Sequence[str], value: JsonValue) -> str:
     node = _parse(text)
     for depth, key in enumerate(path):
         if not node.is_object:
-            raise BadJsonc(f"{'.'.join(path[:depth]) or 'the file'} is not an object")
+            raise JsoncError(f"{'.'.join(path[:depth]) or 'the file'} is not an object")
         found = _member(node, key)
         if found is None:
             for above in reversed(path[depth + 1 :]):
@@ -76,7 +76,7 @@ def append_item(text: str, key: str, value: JsonValue) -> str:
     if found is None:
         return set_member(text, [key], [value])
     if text[found.value.start] != "[":
-        raise BadJsonc(f"{key} is not a list")
+        raise JsoncError(f"{key} is not a list")
     return _insert(text, found.value, "", value)
 
 
@@ -169,14 +169,14 @@ def _line_indent(text: str, at: int) -> str:
 def _member(node: _Node, key: str) -> _Child | None:
     found = [child for child in node.children if child.key == key]
     if len(found) > 1:
-        raise BadJsonc(f"the key {key!r} stands there twice")
+        raise JsoncError(f"the key {key!r} stands there twice")
     return found[0] if found else None
 
 
 def _parse(text: str) -> _Node:
     node = _value(text, _skip(text, 0), 0)
     if _skip(text, node.end) != len(text):
-        raise BadJsonc(f"invalid JSON: {_place(text, node.end)}")
+        raise JsoncError(f"invalid JSON: {_place(text, node.end)}")
     return node
 
 
@@ -184,7 +184,7 @@ def _value(text: str, at: int, depth: int) -> _Node:
     node = _Node(at)
     opening = text[at : at + 1]
     if depth > _DEEPEST:
-        raise BadJsonc("invalid JSON: nested too deeply")
+        raise JsoncError("invalid JSON: nested too deeply")
     if opening == '"':
         node.end = _string_end(text, at)
     elif opening and opening in "{[":
@@ -193,7 +193,7 @@ def _value(text: str, at: int, depth: int) -> _Node:
     else:
         found = _PLAIN.match(text, at)
         if found is None:
-            raise BadJsonc(f"invalid JSON: {_place(text, at)}")
+            raise JsoncError(f"invalid JSON: {_place(text, at)}")
         node.end = found.end()
     return node
 
@@ -208,7 +208,7 @@ def _children(text: str, node: _Node, depth: int) -> int:
             key = str(json.loads(text[at:end]))
             at = _skip(text, end)
             if text[at : at + 1] != ":":
-                raise BadJsonc(f"invalid JSON: {_place(text, at)}")
+                raise JsoncError(f"invalid JSON: {_place(text, at)}")
             at = _skip(text, at + 1)
         child = _Child(start, key, _value(text, at, depth + 1))
         node.children.append(child)
@@ -217,7 +217,7 @@ def _children(text: str, node: _Node, depth: int) -> int:
             child.comma = at
             at = _skip(text, at + 1)
         elif text[at : at + 1] != closing:
-            raise BadJsonc(f"invalid JSON: {_place(text, at)}")
+            raise JsoncError(f"invalid JSON: {_place(text, at)}")
     return at + 1
 
 
@@ -242,14 +242,14 @@ def _comment_end(text: str, at: int) -> int:
         return end - 1 if text[end - 1 : end] == "\r" else end
     found = text.find("*/", at + 2)
     if found < 0:
-        raise BadJsonc(f"invalid JSON: {_place(text, at)}")
+        raise JsoncError(f"invalid JSON: {_place(text, at)}")
     return found + 2
 
 
 def _string_end(text: str, at: int) -> int:
     found = _STRING.match(text, at)
     if found is None:
-        raise BadJsonc(f"invalid JSON: {_place(text, at)}")
+        raise JsoncError(f"invalid JSON: {_place(text, at)}")
     return found.end()
 
 

@@ -30,7 +30,7 @@ def plan_ad_hoc_server(context: click.Context, line: str | None, url: str | None
         click.UsageError: There is not exactly one of them, or it cannot be a server.
     """
     from induscode.boot.runners import ServerPlan  # noqa: PLC0415 — brings the deck
-    from induscode.commands.mcp.add import checked_row, server_fields  # noqa: PLC0415 — for this option
+    from induscode.commands.mcp.add import parse_server_row, server_fields  # noqa: PLC0415 — for this option
     from induscode.deck.mcp.config import resolve_rows  # noqa: PLC0415 — as above
 
     if (line is None) == (url is None):
@@ -40,7 +40,7 @@ def plan_ad_hoc_server(context: click.Context, line: str | None, url: str | None
         raise click.UsageError("--stdio and --url name the server: --mcp has no effect", context)
     target = _split_command(context, line) if line is not None else [url or ""]
     fields = server_fields(target, headers)
-    row = checked_row(_make_id(target), fields, os.path.abspath("."), "user")
+    row = parse_server_row(_make_id(target), fields, os.path.abspath("."), "user")
     configs, notes = resolve_rows([row], os.environ)
     return ServerPlan((row,), configs, {row.id: "trusted"}, notes)
 

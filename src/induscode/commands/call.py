@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from induscode.commands.ad_hoc import plan_ad_hoc_server
-from induscode.commands.support.groups import unknown
+from induscode.commands.support.groups import build_unknown_name
 from induscode.commands.support.names import complete_tool
-from induscode.commands.support.output import mention, write_json
-from induscode.commands.support.runner import as_usage, opened_store, planned, run_told
+from induscode.commands.support.output import print_notes, write_json
+from induscode.commands.support.runner import load_plan, opened_store, run_with_signals, usage_errors
 from induscode.launch.options import flags, invocation_from
-from induscode.terminal import complain
+from induscode.terminal import print_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -84,14 +84,14 @@ def command(
     Exit codes: 0 answered, 1 the tool answered with an error, 2 a call that makes no sense, 3 its
     server failed or is not there, or the tool is disabled: see indus mcp diff.
     """
-    from induscode.commands.support.arguments import BadArgument, read_object  # noqa: PLC0415 — not for the help
+    from induscode.commands.support.arguments import ArgumentError, read_object  # noqa: PLC0415 — not for the help
 
     invocation = invocation_from(context)
     call = _Call(context, invocation, tool, arguments, output, save)
     try:
         # Before there is a loop: standard input is waited for, and an interrupt must end that.
         call.given = {} if whole is None else read_object(whole)
-    except BadArgument as exc:
+    except ArgumentError as exc:
         raise click.UsageError(str(exc), context) from exc
     line, url, headers = ad_hoc["line"], ad_hoc["url"], ad_hoc["header"]
     if line is not None or url is not None or headers:
@@ -103,10 +103,10 @@ def command(
     call.wrap = _gate(invocation.cwd)
 
     async def work(token: CancelToken) -> int:
-        with as_usage():
+        with usage_errors():
             return await call.made(token)
 
-    return run_told(work)
+    return run_with_signals(work)
 
 
 class _Call:
@@ -155,7 +155,7 @@ class _Call:
                 session = await stack.enter_async_context(
                     open_session(self._invocation, plan=plan, wrap=self.wrap, profile=profile)
                 )
-                mention(note for note in session.store.notes if note not in self._told)
+                print_notes(note for note in session.store.notes if note not in self._told)
                 opened = session, await self._card(session)
             if opened is None:
                 return 0
@@ -173,9 +173,9 @@ class _Call:
         from induscode.deck.catalog import has_capability  # noqa: PLC0415 — brings the cards
 
         if not has_capability(self.tool):
-            return planned(self._invocation)
+            return load_plan(self._invocation)
         if self._invocation.mcp:  # named by hand: it is checked even if no server is needed
-            planned(self._invocation)
+            load_plan(self._invocation)
         return None
 
     async def _narrowed(self, plan: ServerPlan) -> ServerPlan:
@@ -220,26 +220,26 @@ class _Call:
             return self._missing_ad_hoc(session, self.ad_hoc, why)
         said = f"there is no tool {self.tool!r}"
         if why and self._likely:
-            complain(f"{said}: {'; '.join(why)}")
+            print_status(f"{said}: {'; '.join(why)}")
             return FAULT
         for reason in why:
-            complain(reason)
+            print_status(reason)
         from induscode.deck.catalog import cards_for_profile  # noqa: PLC0415 — brings the cards
         from induscode.deck.contract import Profile  # noqa: PLC0415 — as above
 
         names = [str(card.id) for card in cards_for_profile(Profile.ALL)]
         names += [card.name for card in session.deck().tools()]
-        raise unknown(said, self.tool, names, self._context)
+        raise build_unknown_name(said, self.tool, names, self._context)
 
     def _missing_ad_hoc(self, session: Session, server: str, why: Sequence[str]) -> int:
         """Say why the server on the command line lacks the tool, without the id made for it."""
         if why:
-            complain("; ".join(one.replace(f"server {server!r}", "the server") for one in why))
+            print_status("; ".join(one.replace(f"server {server!r}", "the server") for one in why))
             return FAULT
         prefix = f"{server}__"
         names = [card.name.removeprefix(prefix) for card in session.deck().tools()]
         name = self.tool.removeprefix(prefix)
-        raise unknown(f"the server has no tool {name!r}", name, names, self._context)
+        raise build_unknown_name(f"the server has no tool {name!r}", name, names, self._context)
 
     # -- calling it -------------------------------------------------------------------------
 
@@ -248,7 +248,7 @@ class _Call:
         from indusagi.core.ids import new_ulid  # noqa: PLC0415 — as above
         from indusagi.runtime.contract import ToolCall  # noqa: PLC0415 — as above
         from induscode.commands.support.arguments import (  # noqa: PLC0415 — as above
-            BadArgument,
+            ArgumentError,
             check_arguments,
             describe_parameters,
             read_arguments,
@@ -263,7 +263,7 @@ class _Call:
             arguments = read_arguments(self._words, self.given, schema)
             if self.plan is not None:  # native tools check their arguments themselves
                 await check_arguments(arguments, card.parameters)
-        except BadArgument as exc:
+        except ArgumentError as exc:
             said = f"{card.name}: {exc}. It takes: {describe_parameters(card.parameters)}"
             raise click.UsageError(said, self._context) from exc
         deck = session.deck()
@@ -285,9 +285,9 @@ class _Call:
         if code not in {MISUSED, FAULT} and self._save is not None:
             try:
                 for path in save_blocks(outcome.content, self._save, self.tool):
-                    complain(f"saved {path}")
+                    print_status(f"saved {path}")
             except OSError as exc:
-                complain(f"--save {self._save}: {exc.strerror or exc}")
+                print_status(f"--save {self._save}: {exc.strerror or exc}")
                 code = code or ANSWERED_WITH_ERROR
         if self._output == "json":
             write_json(outcome_json(outcome))
@@ -296,12 +296,12 @@ class _Call:
             said = " ".join(map(block_text, outcome.content))
             if code == MISUSED and card is not None:
                 said += f". It takes: {describe_parameters(card.parameters)}"
-            complain(said)
+            print_status(said)
             return code
         show_blocks(outcome.content, raw=self._output == "raw")
         if outcome.is_error:
             said = outcome.details.get("code", "its own")
-            complain(f"{self.tool} answered with an error ({said})")
+            print_status(f"{self.tool} answered with an error ({said})")
         return code
 
 
@@ -323,7 +323,7 @@ def _gate(cwd: str) -> Callable[[Capability], Capability]:
 
     store = RuleStore()
     rules, notes = standing_rules(store, cwd)
-    mention(notes)
+    print_notes(notes)
     gate = Gate(rules, asker=_WhoTyped(), store=store)
     return lambda card: GatedCard(card, gate)
 
@@ -379,7 +379,7 @@ def _progress(name: str) -> Callable[[ToolProgress], None]:
             return
         last = monotonic()
         total = "" if progress.total is None else f"/{progress.total:g}"
-        complain(f"{name}: {progress.done:g}{total} {progress.message}")
+        print_status(f"{name}: {progress.done:g}{total} {progress.message}")
 
     return told
 

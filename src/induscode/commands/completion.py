@@ -8,7 +8,7 @@ import click
 from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete, shell_complete
 
 from induscode.commands import COMPLETE_VARIABLE
-from induscode.terminal import tell
+from induscode.terminal import print_line
 
 _NAME = "indus"
 _SHELLS: dict[str, type[ShellComplete]] = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
@@ -28,7 +28,7 @@ def command(context: click.Context, shell: str) -> int:
     """Print the completion script of a shell."""
     made = _SHELLS[shell](context.find_root().command, {}, _NAME, COMPLETE_VARIABLE)
     # Not by its own `source`, which starts a bash to ask for its version.
-    tell(made.source_template % made.source_vars())
+    print_line(made.source_template % made.source_vars())
     return 0
 
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import click
 
 from indusagi.core.text import counted
-from induscode.commands.support.groups import CommandGroup, Lazy, unknown
-from induscode.commands.support.output import as_json, mention, table, write_json
-from induscode.commands.support.runner import opened_store, run_loop
+from induscode.commands.support.groups import CommandGroup, Lazy, build_unknown_name
+from induscode.commands.support.output import as_json, print_notes, print_table, write_json
+from induscode.commands.support.runner import opened_store, run_until_signal
 from induscode.console import format_age, shortest_prefix, stdout_console
-from induscode.terminal import complain, tell, tell_text
+from induscode.terminal import print_line, print_status, print_text
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -50,7 +50,7 @@ def _with_store(work: Callable[[ThreadedStore], Awaitable[int]]) -> int:
         async with opened_store() as store:
             return await work(store)
 
-    return run_loop(opened)
+    return run_until_signal(opened)
 
 
 async def _run_named(store: ThreadedStore, given: str) -> RunFacts:
@@ -67,7 +67,7 @@ async def _run_named(store: ThreadedStore, given: str) -> RunFacts:
     if found:
         said = f"{len(found)} runs begin with {given!r}: give more of the name"
         raise click.UsageError(said, click.get_current_context(silent=True))
-    raise unknown(f"There is no run {given!r}: 'indus ledger' lists them", given, ())
+    raise build_unknown_name(f"There is no run {given!r}: 'indus ledger' lists them", given, ())
 
 
 # -- timeline and show ------------------------------------------------------------------------
@@ -89,14 +89,14 @@ def timeline(*, run: str | None, server: str | None, limit: int, as_json: bool) 
         if as_json:
             write_json({"rows": [_as_json(row) for row in rows]})
         elif not rows:
-            tell("Nothing has happened yet.")
+            print_line("Nothing has happened yet.")
         else:
             times, names = _times_and_runs(rows)
             cells = [
                 (time, name, row.op, _subject(row), _said(row))
                 for row, time, name in zip(rows, times, names, strict=True)
             ]
-            table(("AT", "RUN", "EVENT", "SUBJECT", "DETAIL"), cells)
+            print_table(("AT", "RUN", "EVENT", "SUBJECT", "DETAIL"), cells)
         return 0
 
     return _with_store(work)
@@ -182,18 +182,18 @@ def show(key: str, *, as_json: bool) -> int:
         found = [row for row in rows if _is_about(row, key)]
         if not found:
             names = {str(row.facts.get("name", "")) for row in rows} - {""}
-            raise unknown(f"The ledger has nothing about {key!r}", key, sorted(names))
+            raise build_unknown_name(f"The ledger has nothing about {key!r}", key, sorted(names))
         wanted = {one for row in found for one in needed_documents(row.op, row.facts)}
         documents = dict(await store.documents(wanted))
         if as_json:
             write_json({"rows": [_as_json(row) for row in found], "documents": documents})
             return 0
         for row in found:
-            tell(f"{row.position}  {row.at}  {row.run}  {row.op}  {_subject(row)}  {_said(row)}")
+            print_line(f"{row.position}  {row.at}  {row.run}  {row.op}  {_subject(row)}  {_said(row)}")
         for address, text in documents.items():
-            tell("")
-            tell(f"{address}:")
-            tell_text(text)
+            print_line("")
+            print_line(f"{address}:")
+            print_text(text)
         return 0
 
     return _with_store(work)
@@ -281,7 +281,7 @@ def turn(number: int, *, run: str | None, as_json: bool) -> int:
 
 
 def _show_deck(record: DeckRecord, *, as_json: bool) -> int:
-    mention(record.notes)
+    print_notes(record.notes)
     enrolled: list[JsonObject] = [
         {"name": one.name, "server": one.ref.server, "tool": one.ref.name, "pin": one.pin}
         for one in record.capabilities
@@ -299,14 +299,14 @@ def _show_deck(record: DeckRecord, *, as_json: bool) -> int:
             }
         )
         return 0
-    tell(f"run {record.run}, turn {record.turn}, up to {record.at}")
+    print_line(f"run {record.run}, turn {record.turn}, up to {record.at}")
     if record.turn:
-        tell(f"deck {record.digest}: a model was shown {counted(len(record.descriptors), 'tool')}")
+        print_line(f"deck {record.digest}: a model was shown {counted(len(record.descriptors), 'tool')}")
     for one in record.descriptors:
-        tell(f"  {one.name}")
-    tell(f"enrolled from servers: {len(enrolled)}")
+        print_line(f"  {one.name}")
+    print_line(f"enrolled from servers: {len(enrolled)}")
     for row in enrolled:
-        tell(f"  {row['name']} ({row['server']}/{row['tool']}, pin {str(row['pin'])[:12]})")
+        print_line(f"  {row['name']} ({row['server']}/{row['tool']}, pin {str(row['pin'])[:12]})")
     return 0
 
 
@@ -325,9 +325,9 @@ def verify(*, as_json: bool) -> int:
         if as_json:
             write_json({"file": store.path, "rows": rows, "damage": damage})
         elif not damage:
-            tell(f"{store.path}: all {rows} rows are as they were written")
+            print_line(f"{store.path}: all {rows} rows are as they were written")
         for one in damage[len(store.notes) :]:
-            complain(one)
+            print_status(one)
         return _DAMAGED if damage else 0
 
     return _with_store(work)

@@ -9,7 +9,7 @@ import click
 
 from indusagi.capabilities.web.providers import SEARXNG_VARIABLE
 from induscode.commands.support.groups import CommandGroup, Lazy
-from induscode.commands.support.output import as_json, mention, table, write_json
+from induscode.commands.support.output import as_json, print_notes, print_table, write_json
 from induscode.launch.options import cwd_from, flags
 from induscode.launch.settings import (
     SEARCH_SEARXNG_URL,
@@ -20,7 +20,7 @@ from induscode.launch.settings import (
     settings_schema,
     user_settings_path,
 )
-from induscode.terminal import complain, tell
+from induscode.terminal import print_line, print_status
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
@@ -54,13 +54,13 @@ def show(context: click.Context, *, as_json: bool, **_: object) -> int:
         settings = load_settings(cwd_from(context), os.environ)
     except BadSetting as exc:
         raise click.UsageError(str(exc), context) from exc
-    mention(settings.notes)
+    print_notes(settings.notes)
     rows = [_row(settings, key) for key in SETTINGS]
     if as_json:
         write_json({"settings": [*rows], "notes": [str(note) for note in settings.notes]})
         return 0
     cells = [[row["key"], _shown(row["value"]), row["origin"]] for row in rows]
-    table(("SETTING", "VALUE", "ORIGIN"), cells)
+    print_table(("SETTING", "VALUE", "ORIGIN"), cells)
     return 0
 
 
@@ -92,7 +92,7 @@ def _shown(value: JsonValue) -> str:
 @click.pass_context
 def path(context: click.Context, *, project: bool, **_: object) -> int:
     """Print the path of the user's file, whether it is there or not."""
-    tell(project_settings_path(cwd_from(context)) if project else user_settings_path(os.environ))
+    print_line(project_settings_path(cwd_from(context)) if project else user_settings_path(os.environ))
     return 0
 
 
@@ -104,11 +104,11 @@ def check(context: click.Context, **_: object) -> int:
     try:
         settings = load_settings(cwd_from(context), os.environ)
     except BadSetting as exc:
-        complain(str(exc))
+        print_status(str(exc))
         return _WRONG
-    mention(settings.notes)
+    print_notes(settings.notes)
     if not settings.notes:
-        tell("The settings are right.")
+        print_line("The settings are right.")
     return _WRONG if settings.notes else 0
 
 

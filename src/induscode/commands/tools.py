@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from induscode.commands.support.groups import CommandGroup, Lazy, unknown
+from induscode.commands.support.groups import CommandGroup, Lazy, build_unknown_name
 from induscode.commands.support.names import complete_tool
-from induscode.commands.support.output import as_json, mention, table, write_json
-from induscode.commands.support.runner import run_loop
+from induscode.commands.support.output import as_json, print_notes, print_table, write_json
+from induscode.commands.support.runner import run_until_signal
 from induscode.console import stdout_console
 from induscode.launch.options import flags, invocation_from
 from induscode.launch.profiles import profile_name
-from induscode.terminal import complain, tell, tell_text
+from induscode.terminal import print_line, print_status, print_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,7 +58,7 @@ def _listing(context: click.Context, *, no_check: bool) -> Listing:
         found.append(await list_tools(invocation, check=not no_check))
         return 0
 
-    code = run_loop(look)
+    code = run_until_signal(look)
     if not found:
         raise click.exceptions.Exit(code)
     return found[0]
@@ -75,20 +75,20 @@ def list_(context: click.Context, *, as_json: bool, no_check: bool, **_: object)
     The cost is what a model is told about the tool, in tokens of four bytes.
     """
     listing = _listing(context, no_check=no_check)
-    mention(listing.news)
+    print_notes(listing.news)
     if as_json:
         write_json(_as_json(listing.tools, listing))
         return 0
     _show_tools(listing.tools)
-    tell("")
+    print_line("")
     costs = _costs(listing)
     rows = [(cost["name"], cost["state"], cost["tools"], cost["tokens"]) for cost in costs]
     total = ("all", "", len(listing.tools), sum(one.tokens for one in listing.tools))
-    table(("SOURCE", "STATE", "TOOLS", "TOKENS"), [*rows, total])
+    print_table(("SOURCE", "STATE", "TOOLS", "TOKENS"), [*rows, total])
     if listing.disabled:
-        tell("")
+        print_line("")
         off = [(one.name, one.ref.server, one.grade, one.approve_command) for one in listing.disabled]
-        table(("DISABLED", "SOURCE", "CHANGE", "APPROVE IT WITH"), off)
+        print_table(("DISABLED", "SOURCE", "CHANGE", "APPROVE IT WITH"), off)
     return 0
 
 
@@ -96,11 +96,11 @@ def _show_tools(tools: Sequence[ListedTool]) -> None:
     heads = ("NAME", "SOURCE", "PROFILE", "TOKENS")
     rows = [(one.name, one.source, profile_name(one.profiles) or "-", one.tokens) for one in tools]
     if stdout_console() is None:
-        table(heads, rows)
+        print_table(heads, rows)
         return
     about = [_describe(one) for one in tools]
     described = [(*row, text) for row, text in zip(rows, about, strict=True)]
-    table((*heads, "DESCRIPTION"), described)
+    print_table((*heads, "DESCRIPTION"), described)
 
 
 def _describe(tool: ListedTool) -> str:
@@ -152,9 +152,9 @@ def show(context: click.Context, name: str, *, as_json: bool, no_check: bool, **
         off = next((one for one in listing.disabled if name in {one.name, one.ref.name}), None)
         if off is not None:
             raise click.UsageError(f"{off.name} is {off.reason}; {off.remedy}", context)
-        mention(listing.news)
+        print_notes(listing.news)
         names = [one.name for one in listing.tools]
-        raise unknown(f"There is no tool {name!r}", name, names, context)
+        raise build_unknown_name(f"There is no tool {name!r}", name, names, context)
     one = found[0]
     said = one.descriptor
     facts: JsonObject = {
@@ -167,11 +167,11 @@ def show(context: click.Context, name: str, *, as_json: bool, no_check: bool, **
     if as_json:
         write_json(facts)
         return 0
-    tell(f"{one.name} ({said.title or one.name})")
-    tell(f"source: {one.source}, profile: {profile_name(one.profiles) or 'none'}")
-    tell(f"read-only: {'yes' if one.read_only else 'no'}, tokens: {one.tokens}")
-    tell_text(f"\n{said.description}\n")
-    tell_text(json.dumps(facts["parameters"], indent=2))
+    print_line(f"{one.name} ({said.title or one.name})")
+    print_line(f"source: {one.source}, profile: {profile_name(one.profiles) or 'none'}")
+    print_line(f"read-only: {'yes' if one.read_only else 'no'}, tokens: {one.tokens}")
+    print_text(f"\n{said.description}\n")
+    print_text(json.dumps(facts["parameters"], indent=2))
     return 0
 
 
@@ -189,13 +189,13 @@ def search(context: click.Context, words: tuple[str, ...], *, as_json: bool, no_
     listing = _listing(context, no_check=no_check)
     ranked = [(rank, one) for one in listing.tools if (rank := _rank(one, words))]
     found = [one for _, one in sorted(ranked, key=lambda pair: -pair[0])]
-    mention(listing.news)
+    print_notes(listing.news)
     if as_json:
         write_json({"tools": [one.as_json() for one in found]})
     elif found:
         _show_tools(found)
     else:
-        complain(f"no tool has all of these in what is said of it: {' '.join(words)}")
+        print_status(f"no tool has all of these in what is said of it: {' '.join(words)}")
     return 0 if found else _NOTHING_FOUND
 
 

@@ -65,7 +65,7 @@ def flags(*names: str) -> Callable[[click.Command], click.Command]:
     return add
 
 
-def given_flags(context: click.Context) -> tuple[str, ...]:
+def list_given_flags(context: click.Context) -> tuple[str, ...]:
     """List the flags of the table that stand on the command line of one level, in table order."""
     return tuple(
         spec.name
@@ -86,7 +86,7 @@ def refuse_unused_flags(context: click.Context, command: click.Command) -> None:
         return
     taken = {option.name for option in command.params if isinstance(option, GroupedOption)}
     keys = {spec.name: spec.key for spec in flag_specs()}
-    for name in given_flags(context.find_root()):
+    for name in list_given_flags(context.find_root()):
         if keys[name] not in taken:
             path = f"{context.command_path} {command.name}"
             raise click.UsageError(f"'{path}' does not take {name}", context)

@@ -26,7 +26,7 @@ from indusagi.core.faults import CoreError
 from indusagi.core.ids import new_ulid
 from indusagi.core.signals import ending_signals
 from indusagi.core.tasks import Owner
-from induscode.boot.runners import UnusableConfig, check_named_configs
+from induscode.boot.runners import ConfigPathError, check_named_configs
 from induscode.boot.session import open_session
 from induscode.deck.contract import BackendFault, UnknownCapability
 from induscode.session.exits import ExitCode, signal_code
@@ -40,7 +40,7 @@ from induscode.session.question import Question
 from induscode.session.resources import make_handles
 from induscode.session.system_prompt import Briefing, project_words
 from induscode.session.transcript import NoConversation, Transcript, open_transcript
-from induscode.terminal import complain, drop
+from induscode.terminal import print_status, redirect_to_null
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 _CLOSING_S = 5.0
 """How long everything may take to close once the program was told to end."""
 _STANDARD_OUTPUT = 1
-_MISTAKES = (BadAddress, BadPrompt, BadRule, NoConversation, UnusableConfig, UnknownCapability, BackendFault)
+_MISTAKES = (BadAddress, BadPrompt, BadRule, NoConversation, ConfigPathError, UnknownCapability, BackendFault)
 
 
 def run_headless(invocation: Invocation, guarding: Guarding | None = None) -> int:
@@ -71,7 +71,7 @@ def run_headless(invocation: Invocation, guarding: Guarding | None = None) -> in
     except KeyboardInterrupt:
         code = int(ExitCode.INTERRUPTED)
     if code == ExitCode.READER_LEFT:
-        drop(_STANDARD_OUTPUT)
+        redirect_to_null(_STANDARD_OUTPUT)
     if page.stuck:
         # A thread hangs in a write that nobody reads, and would keep the interpreter from ending.
         os._exit(code)
@@ -109,13 +109,13 @@ async def headless(
     except BrokenPipeError:
         code = int(ExitCode.READER_LEFT)
     except _MISTAKES as exc:
-        complain(str(exc))
+        print_status(str(exc))
         code = int(ExitCode.USAGE)
     except NoModel as exc:
-        complain(str(exc))
+        print_status(str(exc))
         code = int(ExitCode.MODEL)
     except (CoreError, OSError) as exc:
-        complain(str(exc))
+        print_status(str(exc))
         code = int(ExitCode.FAILED)
     return signal_code(cancel.reason or "") if cancel.cancelled else code
 

@@ -16,7 +16,7 @@ import anyio
 from anyio import to_thread
 
 from induscode.session.events import TextDelta, ToolAdvanced, ToolAnswered, ToolCalled
-from induscode.terminal import complain
+from induscode.terminal import print_status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -148,18 +148,18 @@ class TextReporter:
     async def opened(self, opening: Opening) -> None:
         """Say what was left out, on standard error."""
         for note in opening.notes:
-            complain(note)
+            print_status(note)
 
     async def event(self, event: Event) -> None:
         """Write the model's words; everything else is for whoever watches."""
         if isinstance(event, TextDelta):
             await self._words(event)
         elif isinstance(event, ToolAnswered) and event.code == "denied":
-            complain(event.text)
+            print_status(event.text)
         elif isinstance(event, ToolCalled) and self.chatty:
-            complain(f"calling {event.name}")
+            print_status(f"calling {event.name}")
         elif isinstance(event, ToolAdvanced) and self.chatty:
-            complain(f"{event.name}: {_share(event)} {event.message}")
+            print_status(f"{event.name}: {_share(event)} {event.message}")
 
     async def _words(self, event: TextDelta) -> None:
         text = _OBEYED.sub("", event.text)
@@ -175,7 +175,7 @@ class TextReporter:
             self._open = False
             await self.page.write("\n")
         if closing.ended.said:
-            complain(closing.ended.said)
+            print_status(closing.ended.said)
 
 
 @dataclass(slots=True)
@@ -187,7 +187,7 @@ class JsonReporter:
     async def opened(self, opening: Opening) -> None:
         """Say what was left out, on standard error too: a program may not look at it."""
         for note in opening.notes:
-            complain(note)
+            print_status(note)
 
     async def event(self, event: Event) -> None:
         """Say nothing until the end."""
@@ -206,7 +206,7 @@ class StreamReporter:
     async def opened(self, opening: Opening) -> None:
         """Write the first line."""
         for note in opening.notes:
-            complain(note)
+            print_status(note)
         await self.page.write(_line(opening.as_json()))
 
     async def event(self, event: Event) -> None:

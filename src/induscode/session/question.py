@@ -14,7 +14,7 @@ from induscode.session.events import Ended, ToolAnswered, Usage
 from induscode.session.exits import ExitCode, signal_code
 from induscode.session.output import Closing, Opening
 from induscode.session.plan import RequestBudget, RunPlan
-from induscode.terminal import complain
+from induscode.terminal import print_status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,7 +63,7 @@ class Question:
 
     def _notes(self) -> list[str]:
         said = [self.choice.note] if self.choice.note else []
-        said.extend(str(note) for note in (*self.session.notes, *self.session.mcp.listed_notes()))
+        said.extend(str(note) for note in (*self.session.notes, *self.session.mcp.list_enrolment_notes()))
         for name, status in self.session.mcp.status().items():
             if status.fault is not None:
                 fault = str(status.fault)
@@ -142,7 +142,7 @@ class Question:
 
     def _remark(self, said: str) -> None:
         self.notes.append(said)
-        complain(said)
+        print_status(said)
 
     async def _closed(self, ended: Ended, code: int, usage: Usage | None = None) -> None:
         for said in self._notes():

@@ -15,8 +15,8 @@ from tests.support.scripts import command
 from tests.support.servers import HONEST_TOOLS, diary
 from tests.support.waiting import LIMIT_S, is_alive
 
-from induscode.commands.serve.reload import Watch
-from induscode.commands.serve.signals import Told
+from induscode.commands.serve.reload import FileWatch
+from induscode.commands.serve.signals import SignalState
 from induscode.deck.mcp.config.trust import TrustStore
 
 if TYPE_CHECKING:
@@ -297,7 +297,7 @@ def test_a_signal_while_servers_come_up_ends_it_too(tmp_path: Path) -> None:
 # -- watching ---------------------------------------------------------------------------------
 
 
-class Scripted(Watch):
+class Scripted(FileWatch):
     """Sees what it was told to see."""
 
     script: list[object]
@@ -309,7 +309,7 @@ class Scripted(Watch):
 async def test_a_file_that_is_being_written_is_left_alone_until_it_is_quiet() -> None:
     Scripted.script = [1, 2, 3, 4, 4, 5]
     watch = Scripted(())
-    told = Told()
+    told = SignalState()
     assert await watch.changed(told) is False
     assert Scripted.script == [5]
     assert await watch.changed(told) is False
@@ -323,7 +323,7 @@ def test_without_a_home_there_is_no_consent_to_watch(monkeypatch: pytest.MonkeyP
         raise OSError("there is no home directory")
 
     monkeypatch.setattr(TrustStore, "path", property(homeless))
-    assert Watch(())._seen() == ()
+    assert FileWatch(())._seen() == ()
 
 
 def test_a_person_who_starts_it_is_told_who_should(tmp_path: Path) -> None:

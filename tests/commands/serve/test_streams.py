@@ -24,8 +24,8 @@ from induscode.commands.serve import signals as serve_early
 from induscode.commands.serve import signals as serve_signals
 from induscode.commands.serve import stderr as serve_errors
 from induscode.commands.serve.recursion import kill_all_below, look
-from induscode.commands.serve.signals import hear_early, serving_signals, was_hung_up
-from induscode.commands.serve.stderr import Aside, last_words, never_blocking
+from induscode.commands.serve.signals import install_early_handlers, serving_signals, take_pending_reload
+from induscode.commands.serve.stderr import NonBlockingStderr, flush_stderr, non_blocking_stderr
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -76,9 +76,9 @@ def _json(frame: object) -> str:
 
 
 @contextmanager
-def _pipe() -> Generator[tuple[int, Aside]]:
+def _pipe() -> Generator[tuple[int, NonBlockingStderr]]:
     reading, writing = os.pipe()
-    aside = Aside(writing, "ascii")
+    aside = NonBlockingStderr(writing, "ascii")
     try:
         yield reading, aside
     finally:
@@ -146,27 +146,27 @@ def test_standard_error_is_given_back_when_all_was_read(monkeypatch: pytest.Monk
     reading, writing = os.pipe()
     with open(writing, "w", encoding="utf-8") as usual:
         monkeypatch.setattr(sys, "stderr", usual)
-        with never_blocking():
+        with non_blocking_stderr():
             assert sys.stderr is not usual
             sys.stderr.write("said\n")
-            last_words(LIMIT_S)
+            flush_stderr(LIMIT_S)
         assert sys.stderr is usual
         assert os.read(reading, 100) == b"said\n"
-        with never_blocking():
+        with non_blocking_stderr():
             for _ in range(200):
                 sys.stderr.write(f"{LINE}\n")
             aside = sys.stderr
         assert sys.stderr is aside, "what is said later would wait as well"
         reader = threading.Thread(target=_read_all, args=(reading,))
         reader.start()
-        assert isinstance(aside, Aside)
+        assert isinstance(aside, NonBlockingStderr)
         assert aside.out_within(LIMIT_S)
         aside.end()
     reader.join(LIMIT_S)
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    with never_blocking():
+    with non_blocking_stderr():
         assert isinstance(sys.stderr, io.StringIO)
-        last_words(0)
+        flush_stderr(0)
 
 
 def _read_all(descriptor: int) -> None:
@@ -244,20 +244,20 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> Generator[list[int]]:
 def test_a_hangup_before_it_serves_is_remembered_once(exits: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     there = [True, False]
     monkeypatch.setattr(serve_early, "has_terminal", lambda: there[0])
-    hear_early()
-    assert not was_hung_up()
+    install_early_handlers()
+    assert not take_pending_reload()
     os.kill(os.getpid(), signal.SIGHUP)
-    assert was_hung_up()
-    assert not was_hung_up()
+    assert take_pending_reload()
+    assert not take_pending_reload()
     assert exits == []
     there.pop(0)
     os.kill(os.getpid(), signal.SIGHUP)
     assert exits == [128 + signal.SIGHUP], "the terminal is gone"
-    was_hung_up()
+    take_pending_reload()
 
 
 def test_an_end_before_it_serves_has_the_code_of_its_signal(exits: list[int]) -> None:
-    hear_early()
+    install_early_handlers()
     for number in (signal.SIGTERM, signal.SIGINT):
         os.kill(os.getpid(), number)
     assert exits == [0, 130]
@@ -288,7 +288,7 @@ async def test_the_second_signal_ends_what_was_started_and_then_us(
 
 
 async def test_a_hangup_from_before_is_heard_when_it_serves(exits: list[int]) -> None:
-    hear_early()
+    install_early_handlers()
     os.kill(os.getpid(), signal.SIGHUP)
     async with serving_signals() as told:
         assert told.again.is_set()
@@ -331,11 +331,11 @@ import os, sys, time
 sys.argv = ["indus", *{words!r}]
 from induscode.cli import main
 import induscode.commands.support.runner as running
-def planned(invocation, real=running.planned):
+def load_plan(invocation, real=running.load_plan):
     open({held!r}, "w").close()
     while os.path.exists({held!r}):
         time.sleep(0.01)
     return real(invocation)
-running.planned = planned
+running.load_plan = load_plan
 sys.exit(main())
 """

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from induscode.commands.support.arguments import BadArgument, read_arguments
+from induscode.commands.support.arguments import ArgumentError, read_arguments
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
@@ -88,12 +88,12 @@ def test_a_value_is_read_by_its_schema(words: list[str], expected: JsonValue) ->
     ],
 )
 def test_a_value_that_does_not_fit_is_told(words: list[str], said: str) -> None:
-    with pytest.raises(BadArgument, match=said.replace("[", r"\[")):
+    with pytest.raises(ArgumentError, match=said.replace("[", r"\[")):
         read_arguments(words, {}, SCHEMA)
 
 
 def test_a_key_that_a_tool_does_not_take_is_told_with_the_nearest_one() -> None:
-    with pytest.raises(BadArgument, match=r"no argument 'cuont' \(did you mean 'count'\?\)$"):
+    with pytest.raises(ArgumentError, match=r"no argument 'cuont' \(did you mean 'count'\?\)$"):
         read_arguments(["cuont=1"], {}, STRICT)
-    with pytest.raises(BadArgument, match=r"no argument 'a'$"):
+    with pytest.raises(ArgumentError, match=r"no argument 'a'$"):
         read_arguments(["a=1"], {}, {"type": "object", "additionalProperties": False})

@@ -15,13 +15,13 @@ import click
 
 from indusagi.core.json import is_json_object
 from indusagi.core.text import counted
-from induscode.commands.support.output import mention
-from induscode.commands.support.runner import opened_store, planned, run_loop
+from induscode.commands.support.output import print_notes
+from induscode.commands.support.runner import load_plan, opened_store, run_until_signal
 from induscode.commands.support.servers import scope_option
 from induscode.deck.mcp.config.rows import BadRow, Origin, server_row
 from induscode.deck.mcp.config.writer import changing, own_file
 from induscode.launch.options import flags, invocation_from
-from induscode.terminal import complain, tell
+from induscode.terminal import print_line, print_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -126,19 +126,19 @@ def _add_server(
 ) -> int:
     cwd = invocation_from(context).cwd
     path = own_file(scope, cwd)
-    row = checked_row(name, fields, path, scope)
+    row = parse_server_row(name, fields, path, scope)
     with changing(path, private=scope == "user") as config:
         if name in config.rows() and not replace:
             said = f"{path} has a server {name!r}: give another name, or --replace"
             raise click.UsageError(said, context)
         config.put(name, fields)
-    tell(f"Added server {name!r} to {path}")
+    print_line(f"Added server {name!r} to {path}")
     if scope == "project":
         consent(row)
     warn(row, scope)
     stronger = _in_force(cwd, name, path)
     if stronger is not None:
-        complain(f"{stronger} has a server {name!r} as well, and that one is used")
+        print_status(f"{stronger} has a server {name!r} as well, and that one is used")
     elif check:
         return try_server(invocation_from(context), name)
     return 0
@@ -146,7 +146,7 @@ def _add_server(
 
 def try_server(invocation: Invocation, name: str) -> int:
     """Start a server once and tell how it is; 0 also if it fails, since it was added."""
-    plan = planned(invocation).narrowed([name])
+    plan = load_plan(invocation).narrowed([name])
 
     async def start(_: CancelToken) -> int:
         from time import monotonic  # noqa: PLC0415 — for this alone
@@ -161,19 +161,19 @@ def try_server(invocation: Invocation, name: str) -> int:
                 status = mcp.status()[name]
             finally:
                 await mcp.aclose()
-            mention(store.notes)
+            print_notes(store.notes)
         if status.fault is None:
             tools = counted(status.tool_count, "tool")
-            tell(f"Server {name!r}: {status.phase}, {tools}, {took_s:.1f} s")
-            mention(note for note in mcp.notes if note in status.notes)
+            print_line(f"Server {name!r}: {status.phase}, {tools}, {took_s:.1f} s")
+            print_notes(note for note in mcp.notes if note in status.notes)
         else:
-            complain(f"{status.fault}. The server stays added: indus mcp doctor {name}")
+            print_status(f"{status.fault}. The server stays added: indus mcp doctor {name}")
         return 0
 
     if name not in plan.configs:  # a variable of it has no value, which a note says
-        mention(plan.notes)
+        print_notes(plan.notes)
         return 0
-    return run_loop(start)
+    return run_until_signal(start)
 
 
 def consent(row: ServerRow) -> None:
@@ -181,7 +181,7 @@ def consent(row: ServerRow) -> None:
     from induscode.deck.mcp.config.trust import TrustStore  # noqa: PLC0415 — for servers of a project
 
     TrustStore().approve(row)
-    tell(f"You have consented to {row.id!r} as it is; everybody else is asked: indus mcp trust")
+    print_line(f"You have consented to {row.id!r} as it is; everybody else is asked: indus mcp trust")
 
 
 def is_server_name(name: str) -> bool:
@@ -189,7 +189,7 @@ def is_server_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-def checked_row(name: str, fields: JsonObject, path: str, scope: Scope) -> ServerRow:
+def parse_server_row(name: str, fields: JsonObject, path: str, scope: Scope) -> ServerRow:
     """Make the row, as it will be read.
 
     Raises:
@@ -204,7 +204,7 @@ def checked_row(name: str, fields: JsonObject, path: str, scope: Scope) -> Serve
     except BadRow as exc:
         raise click.UsageError(f"Server {name!r}: {exc}", context) from exc
     for remark in row.remarks:
-        complain(f"server {name!r}: {remark}")
+        print_status(f"server {name!r}: {remark}")
     return row
 
 
@@ -217,10 +217,10 @@ def warn(row: ServerRow, scope: Scope) -> None:
     plain = [one for one, value in secrets.items() if not _REFERENCE.search(value)]
     if scope == "project" and plain:
         said = f"the value of {', '.join(plain)} stands in a file of the project"
-        complain(f"{said}: write ${{VARIABLE}} to take it from the environment")
+        print_status(f"{said}: write ${{VARIABLE}} to take it from the environment")
     if isinstance(config, StdioServerConfig):
         if not _REFERENCE.search(config.command) and shutil.which(config.command) is None:
-            complain(f"the command {config.command!r} is not on PATH: indus mcp doctor {row.id}")
+            print_status(f"the command {config.command!r} is not on PATH: indus mcp doctor {row.id}")
 
 
 # -- from the words of the command ------------------------------------------------------------

@@ -11,7 +11,7 @@ from induscode.commands.support.servers import own_place_of, scope_option
 from induscode.deck.mcp.config.rows import is_switched_off
 from induscode.deck.mcp.config.writer import change_row, changing
 from induscode.launch.options import flags, invocation_from
-from induscode.terminal import tell
+from induscode.terminal import print_line
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
@@ -31,7 +31,7 @@ def remove(context: click.Context, name: str, *, scope: str | None, **_: object)
         config.remove(name)
     if whose == "project":
         TrustStore().revoke(path, name)
-    tell(f"Removed server {name!r} from {path}")
+    print_line(f"Removed server {name!r} from {path}")
     return 0
 
 
@@ -65,5 +65,5 @@ def _switched(context: click.Context, name: str, scope: str | None, *, on: bool)
         return kept if on else {**kept, "enabled": False}
 
     change_row(path, name, switch, private=whose == "user")
-    tell(f"Server {name!r} of {path} is switched {'on' if on else 'off'}")
+    print_line(f"Server {name!r} of {path} is switched {'on' if on else 'off'}")
     return 0

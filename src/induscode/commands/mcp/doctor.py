@@ -13,11 +13,11 @@ from indusagi.interop.protocol_bridge.contract import ProtocolFault, StdioServer
 from induscode.boot.starting import show_slow_start
 from induscode.commands.mcp.remedies import advise
 from induscode.commands.support.names import complete_server
-from induscode.commands.support.output import as_json, mention, write_json
-from induscode.commands.support.runner import opened_store, planned, run_loop
-from induscode.commands.support.servers import find_row, reference_facts, secret_warnings, shown_url, transport_of
+from induscode.commands.support.output import as_json, print_notes, write_json
+from induscode.commands.support.runner import load_plan, opened_store, run_until_signal
+from induscode.commands.support.servers import find_row, format_url, reference_facts, secret_warnings, transport_of
 from induscode.launch.options import flags, invocation_from
-from induscode.terminal import complain, tell
+from induscode.terminal import print_line, print_status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -102,7 +102,7 @@ def doctor(context: click.Context, name: str | None, *, as_json: bool, end_lefto
     from indusagi.capabilities.receipts import leftover_jobs  # noqa: PLC0415 — only here
     from induscode.launch.installation import check_installation  # noqa: PLC0415 — only here
 
-    plan = planned(invocation_from(context))
+    plan = load_plan(invocation_from(context))
     if name is not None:
         plan = plan.narrowed([find_row(plan, name).id])
     found = [_begun(row, plan) for row in plan.rows]
@@ -122,12 +122,12 @@ def doctor(context: click.Context, name: str | None, *, as_json: bool, end_lefto
                     tasks.start_soon(_examine, one, config, pins, history)
         return 0
 
-    code = run_loop(work) if plan.configs else 0
+    code = run_until_signal(work) if plan.configs else 0
     if code:
         return code
     leftovers = leftover_jobs() if name is None else []
     installation = check_installation() if name is None else ()
-    mention(installation)
+    print_notes(installation)
     _report(plan, found, leftovers, as_json=as_json)
     if end_leftovers:
         leftovers = _ended(leftovers)
@@ -154,7 +154,7 @@ def _begun(row: ServerRow, plan: ServerPlan) -> _Findings:
 def _target(row: ServerRow, config: ServerConfig) -> str:
     """Say where a server is: its address as written, or the file that its command leads to."""
     if not isinstance(config, StdioServerConfig):
-        return shown_url(row)
+        return format_url(row)
     path = shutil.which(config.command)
     if path is None and config.cwd is not None:
         path = shutil.which(os.path.join(config.cwd, config.command))
@@ -250,38 +250,38 @@ def _report(plan: ServerPlan, found: Sequence[_Findings], leftovers: Sequence[Re
         jobs: list[JsonObject] = [{"pid": one.pid, "command": one.command, "cwd": one.cwd} for one in leftovers]
         write_json({"servers": [one.as_json() for one in found], "leftovers": jobs})
         return
-    mention(note for note in plan.notes if not note.message.startswith("not started"))
+    print_notes(note for note in plan.notes if not note.message.startswith("not started"))
     if not found:
-        tell("No servers are configured. Add one: indus mcp add NAME -- COMMAND ARGUMENTS")
+        print_line("No servers are configured. Add one: indus mcp add NAME -- COMMAND ARGUMENTS")
     for one in found:
         _tell_findings(one)
     for job in leftovers:
-        tell(f"left running by a run that is gone: process {job.pid}, {job.command}")
+        print_line(f"left running by a run that is gone: process {job.pid}, {job.command}")
     if leftovers:
-        tell("  what to do: indus mcp doctor --end-leftovers")
+        print_line("  what to do: indus mcp doctor --end-leftovers")
 
 
 def _tell_findings(one: _Findings) -> None:
-    tell(f"{one.name} ({one.transport}, {one.file})")
-    tell(f"  trust: {one.trust}")
-    tell(f"  {'command' if one.transport == 'stdio' else 'address'}: {one.target}")
+    print_line(f"{one.name} ({one.transport}, {one.file})")
+    print_line(f"  trust: {one.trust}")
+    print_line(f"  {'command' if one.transport == 'stdio' else 'address'}: {one.target}")
     for warning in one.warnings:
-        tell(f"  WARNING: {warning}")
-    tell(f"  handshake: {one.handshake}")
+        print_line(f"  WARNING: {warning}")
+    print_line(f"  handshake: {one.handshake}")
     if one.handshake == "done":
-        tell(f"  protocol: {one.version} ({one.era}), server: {one.server or 'says no name'}")
-        tell(f"  tools: {'not listed' if one.tools is None else one.tools}")
-        tell(f"  latency: {one.latency_ms} ms")
+        print_line(f"  protocol: {one.version} ({one.era}), server: {one.server or 'says no name'}")
+        print_line(f"  tools: {'not listed' if one.tools is None else one.tools}")
+        print_line(f"  latency: {one.latency_ms} ms")
     for line in one.stderr:
-        tell(f"  stderr: {line}")
+        print_line(f"  stderr: {line}")
     for note in one.notes:
-        tell(f"  note: {note}")
+        print_line(f"  note: {note}")
     for tool in one.disabled:
-        tell(f"  tool {tool.ref.name!r}: {tool.reason}; approve it: {tool.approve_command}")
+        print_line(f"  tool {tool.ref.name!r}: {tool.reason}; approve it: {tool.approve_command}")
     if one.fault is not None:
-        tell(f"  fault: {one.fault}")
+        print_line(f"  fault: {one.fault}")
     if one.remedy is not None:
-        tell(f"  what to do: {one.remedy}")
+        print_line(f"  what to do: {one.remedy}")
 
 
 def _ended(leftovers: Sequence[Receipt]) -> list[Receipt]:
@@ -290,9 +290,9 @@ def _ended(leftovers: Sequence[Receipt]) -> list[Receipt]:
     left: list[Receipt] = []
     for job in leftovers:
         if end_leftover(job):
-            tell(f"ended: process {job.pid}")
+            print_line(f"ended: process {job.pid}")
         else:
-            complain(f"process {job.pid} could not be ended")
+            print_status(f"process {job.pid} could not be ended")
             left.append(job)
     return left
 
@@ -319,11 +319,11 @@ def logs(context: click.Context, name: str, *, as_json: bool, limit: int, **_: o
         async with opened_store() as store:
             rows.extend(await _entries(store, name, limit))
         if not rows:
-            find_row(planned(invocation_from(context)), name)
+            find_row(load_plan(invocation_from(context)), name)
         _show_entries(name, rows, as_json=as_json)
         return 0
 
-    return run_loop(work)
+    return run_until_signal(work)
 
 
 async def _entries(store: ThreadedStore, name: str, limit: int) -> Sequence[Row]:
@@ -353,6 +353,6 @@ def _show_entries(name: str, rows: Sequence[Row], *, as_json: bool) -> None:
         return
     for entry in entries:
         for line in str(entry["detail"]).split("\n"):
-            tell(f"{entry['at']}  {entry['event']}  {entry['subject']}  {line}".rstrip())
+            print_line(f"{entry['at']}  {entry['event']}  {entry['subject']}  {line}".rstrip())
     if not entries:
-        tell(f"Nothing has happened at server {name!r} yet.")
+        print_line(f"Nothing has happened at server {name!r} yet.")

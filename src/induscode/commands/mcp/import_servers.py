@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from induscode.clients.places import PROGRAMS
-from induscode.commands.mcp.add import checked_row, consent, is_server_name
+from induscode.commands.mcp.add import consent, is_server_name, parse_server_row
 from induscode.commands.support.foreign import discover_foreign, read_foreign
-from induscode.commands.support.output import as_json, ask, mention, somebody_is_there, table, write_json
+from induscode.commands.support.output import as_json, can_ask_user, confirm, print_notes, print_table, write_json
 from induscode.commands.support.servers import scope_option, transport_of
 from induscode.deck.mcp.config.trust import TrustStore
 from induscode.deck.mcp.config.writer import changing, own_file, read_own
 from induscode.deck.mcp.drift import same_json
 from induscode.deck.mcp.redaction import Redaction
 from induscode.launch.options import flags, invocation_from
-from induscode.terminal import complain, tell
+from induscode.terminal import print_line, print_status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -90,7 +90,7 @@ def command(
     whose = cast("Scope", scope or "user")
     path = own_file(whose, cwd)
     servers, notes = _found(context, sources, cwd)
-    mention(notes)
+    print_notes(notes)
     candidates = _compared(servers, read_own(path).rows())
     if as_json:
         write_json({"file": path, "servers": [one.as_json() for one in candidates]})
@@ -145,7 +145,7 @@ def _compared(servers: Iterable[ForeignServer], ours: Mapping[str, JsonObject]) 
 
 def _show(candidates: Sequence[_Candidate]) -> None:
     if not candidates:
-        tell("No servers were found.")
+        print_line("No servers were found.")
         return
     rows = [
         (
@@ -158,26 +158,26 @@ def _show(candidates: Sequence[_Candidate]) -> None:
         )
         for one in candidates
     ]
-    table(("NAME", "SOURCE", "TRANSPORT", "SECRETS", "CONFLICT", "FILE"), rows)
+    print_table(("NAME", "SOURCE", "TRANSPORT", "SECRETS", "CONFLICT", "FILE"), rows)
 
 
 def _agreed(server: ForeignServer, *, yes: bool) -> bool:
     """Ask about a server that came with the project."""
     if server.origin.scope != "project" or yes:
         return True
-    if not somebody_is_there():
+    if not can_ask_user():
         said = "not copied: it came with the project, and nobody is there to be asked"
-        complain(f"server {server.name!r} of {server.origin}: {said} (--yes copies it)")
+        print_status(f"server {server.name!r} of {server.origin}: {said} (--yes copies it)")
         return False
     question = TrustStore().question(server.row)
-    tell(f"Server {question.server} of {question.file}")
+    print_line(f"Server {question.server} of {question.file}")
     for line in (*question.lines, *(f"WARNING: {one}" for one in question.warnings)):
-        tell(f"  {line}")
-    return ask(f"Copy server {question.server}?")
+        print_line(f"  {line}")
+    return confirm(f"Copy server {question.server}?")
 
 
 def _copied(path: str, whose: Scope, servers: Sequence[ForeignServer], *, quiet: bool) -> None:
-    rows = {one.name: checked_row(one.name, one.fields, path, whose) for one in servers}
+    rows = {one.name: parse_server_row(one.name, one.fields, path, whose) for one in servers}
     with changing(path, private=whose == "user") as config:
         # Somebody may have added one of the same name meanwhile.
         new = [server for server in servers if server.name not in config.rows()]
@@ -185,6 +185,6 @@ def _copied(path: str, whose: Scope, servers: Sequence[ForeignServer], *, quiet:
             config.put(server.name, server.fields)
     for server in new:
         if not quiet:
-            tell(f"Added server {server.name!r} to {path}")
+            print_line(f"Added server {server.name!r} to {path}")
         if whose == "project":
             consent(rows[server.name])

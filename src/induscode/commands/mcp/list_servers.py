@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 import click
 
 from induscode.commands.support.names import complete_server
-from induscode.commands.support.output import as_json, mention, table, write_json
-from induscode.commands.support.runner import opened_store, planned, run_loop
+from induscode.commands.support.output import as_json, print_notes, print_table, write_json
+from induscode.commands.support.runner import load_plan, opened_store, run_until_signal
 from induscode.commands.support.servers import (
     config_facts,
     find_row,
+    find_switched_off,
     reference_facts,
     secret_warnings,
-    switched_off,
     transport_of,
 )
 from induscode.launch.options import flags, invocation_from
-from induscode.terminal import tell
+from induscode.terminal import print_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -53,7 +53,7 @@ def list_(context: click.Context, *, as_json: bool, no_check: bool, **_: object)
     of them fail: the list says which, and why.
     """
     invocation = invocation_from(context)
-    plan = planned(invocation)
+    plan = load_plan(invocation)
     status: dict[str, EndpointStatus] = {}
     tools: dict[str, int] = {}
     disabled: dict[str, Sequence[DisabledTool]] = {}
@@ -73,12 +73,12 @@ def list_(context: click.Context, *, as_json: bool, no_check: bool, **_: object)
             disabled.update(await _disabled(plan, store))
         return 0
 
-    code = run_loop(look) if plan.configs else 0
+    code = run_until_signal(look) if plan.configs else 0
     if code:
         return code
     rows = [_row(row, plan, status.get(row.id), tools, disabled.get(row.id, ())) for row in plan.rows]
     rows += _off(invocation)
-    mention(note for note in plan.notes if _is_news(note.message))
+    print_notes(note for note in plan.notes if _is_news(note.message))
     _shown(rows, as_json=as_json)
     return 0
 
@@ -182,7 +182,7 @@ def _off(invocation: Invocation) -> list[JsonObject]:
             "message": f"switched off: indus mcp enable {one.name}",
             "disabled": [],
         }
-        for one in switched_off(invocation)
+        for one in find_switched_off(invocation)
     ]
 
 
@@ -190,11 +190,11 @@ def _shown(rows: Sequence[JsonObject], *, as_json: bool) -> None:
     if as_json:
         write_json({"servers": rows})
     elif not rows:
-        tell("No servers are configured. Add one: indus mcp add NAME -- COMMAND ARGUMENTS")
+        print_line("No servers are configured. Add one: indus mcp add NAME -- COMMAND ARGUMENTS")
     else:
         keys = ("name", "transport", "phase", "tools", "scope", "message")
         cells = [["-" if row[key] is None else row[key] for key in keys] for row in rows]
-        table(tuple(key.upper() for key in keys), cells)
+        print_table(tuple(key.upper() for key in keys), cells)
 
 
 @flags("--mcp", "--cwd")
@@ -208,7 +208,7 @@ def get(context: click.Context, name: str, *, as_json: bool, **_: object) -> int
     References such as ${TOKEN} are shown as written; other values of variables and headers are not.
     """
     invocation = invocation_from(context)
-    plan = planned(invocation)
+    plan = load_plan(invocation)
     off = next((one for one in _off(invocation) if one["name"] == name), None)
     if off is not None and name not in {row.id for row in plan.rows}:
         facts = off
@@ -224,13 +224,13 @@ def get(context: click.Context, name: str, *, as_json: bool, **_: object) -> int
     for key, value in facts.items():
         if key == "references" and isinstance(value, list):
             for one in value:
-                tell(f"reference: {_reference_line(one)}")
+                print_line(f"reference: {_reference_line(one)}")
         elif key == "disabled" and isinstance(value, list):
             for one in value:
-                tell(f"disabled: {_disabled_line(one)}")
+                print_line(f"disabled: {_disabled_line(one)}")
         elif value not in (None, "", []):
             shown = ", ".join(map(_text, value)) if isinstance(value, list) else _text(value)
-            tell(f"{key}: {shown}")
+            print_line(f"{key}: {shown}")
     return 0
 
 
@@ -257,7 +257,7 @@ def _known(plan: ServerPlan, name: str) -> tuple[int | None, Sequence[DisabledTo
         return 0
 
     if name in plan.configs:
-        run_loop(look)
+        run_until_signal(look)
     return tools.get(name), disabled.get(name, ())
 
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import click
 
 from indusagi.core.text import counted
-from induscode.commands.support.catalog import fault_note
-from induscode.commands.support.groups import unknown
+from induscode.commands.support.catalog import build_fault_note
+from induscode.commands.support.groups import build_unknown_name
 from induscode.commands.support.names import complete_server
-from induscode.commands.support.output import as_json, mention, write_json
-from induscode.commands.support.runner import opened_store, planned, run_loop
+from induscode.commands.support.output import as_json, print_notes, write_json
+from induscode.commands.support.runner import load_plan, opened_store, run_until_signal
 from induscode.commands.support.servers import find_row
 from induscode.launch.options import flags, invocation_from
-from induscode.terminal import complain, tell, tell_text
+from induscode.terminal import print_line, print_status, print_text
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -48,9 +48,11 @@ async def _connected(plan: ServerPlan) -> AsyncGenerator[McpCapabilities]:
 
 def _failed(mcp: McpCapabilities) -> bool:
     """Say which servers are not there, and tell whether there are any."""
-    faults = [fault_note(server, status.fault) for server, status in mcp.status().items() if status.fault is not None]
+    faults = [
+        build_fault_note(server, status.fault) for server, status in mcp.status().items() if status.fault is not None
+    ]
     left_out = [note for note in mcp.plan.notes if note.message.startswith("not started")]
-    mention((*faults, *left_out))
+    print_notes((*faults, *left_out))
     return bool(faults or left_out)
 
 
@@ -78,7 +80,7 @@ def lock(context: click.Context, *, check: bool, as_json: bool, **_: object) -> 
     from induscode.deck.mcp.lock import LOCK_NAME  # noqa: PLC0415 — for those who lock
 
     invocation = invocation_from(context)
-    plan = planned(invocation)
+    plan = load_plan(invocation)
     plan = plan.narrowed([row.id for row in plan.rows if row.origin.scope != "user"])
     if not plan.rows:
         said = "The project has no servers of its own: indus mcp add -s project NAME …, or --mcp FILE"
@@ -88,11 +90,11 @@ def lock(context: click.Context, *, check: bool, as_json: bool, **_: object) -> 
     async def work(_: CancelToken) -> int:
         async with _connected(plan) as mcp:
             if _failed(mcp):
-                complain("the lock would be incomplete: nothing was " + _done(check=check))
+                print_status("the lock would be incomplete: nothing was " + _done(check=check))
                 return _FAULT
             return _checked(path, mcp, as_json=as_json) if check else _locked(path, mcp, as_json)
 
-    return run_loop(work)
+    return run_until_signal(work)
 
 
 def _done(*, check: bool) -> str:
@@ -104,8 +106,8 @@ def _locked(path: str, mcp: McpCapabilities, as_json: bool) -> int:
 
     waiting = _enrolment(mcp).notes
     if waiting:
-        mention(waiting)
-        complain("nothing was written: these tools wait for approval")
+        print_notes(waiting)
+        print_status("nothing was written: these tools wait for approval")
         return _DIFFERENT
     ledger = mcp.ledger
     assert ledger is not None
@@ -114,7 +116,7 @@ def _locked(path: str, mcp: McpCapabilities, as_json: bool) -> int:
     if as_json:
         write_json({"file": path, "tools": len(tools)})
     else:
-        tell(f"Wrote the definitions of {counted(len(tools), 'tool')} to {path}")
+        print_line(f"Wrote the definitions of {counted(len(tools), 'tool')} to {path}")
     return 0
 
 
@@ -130,7 +132,7 @@ def _checked(path: str, mcp: McpCapabilities, *, as_json: bool) -> int:
     drifts = compare_definitions(read_lock(path), present)
     _show_drifts(drifts, as_json=as_json)
     if not drifts and not as_json:
-        tell(f"{counted(len(present), 'tool is', 'tools are')} as {path} has them")
+        print_line(f"{counted(len(present), 'tool is', 'tools are')} as {path} has them")
     return _DIFFERENT if any(one.disables for one in drifts) else 0
 
 
@@ -150,8 +152,8 @@ def _show_drifts(drifts: Sequence[Drift], *, as_json: bool) -> None:
         write_json({"drifts": rows})
         return
     for one in drifts:
-        tell(f"{one.ref.server}/{one.ref.name}: {one.grade} ({', '.join(one.fields)})")
-        tell_text(one.diff())
+        print_line(f"{one.ref.server}/{one.ref.name}: {one.grade} ({', '.join(one.fields)})")
+        print_text(one.diff())
 
 
 # -- diff and approve -------------------------------------------------------------------------
@@ -179,14 +181,14 @@ def diff(context: click.Context, server: str | None, *, as_json: bool, **_: obje
         if failed:
             return _FAULT
         if not drifts and not as_json:
-            tell("Every tool is as it was approved.")
+            print_line("Every tool is as it was approved.")
         return 0
 
-    return run_loop(work)
+    return run_until_signal(work)
 
 
 def _wanted(context: click.Context, server: str | None) -> ServerPlan:
-    plan = planned(invocation_from(context))
+    plan = load_plan(invocation_from(context))
     if server is not None:
         return plan.narrowed([find_row(plan, server).id])
     if not plan.rows:
@@ -212,12 +214,12 @@ def approve(context: click.Context, server: str, tool: str | None, **_: object) 
             wanted = [ref for ref in waiting if tool in {None, ref.name}]
             if tool is not None and not wanted:
                 names = [ref.name for ref in waiting]
-                raise unknown(f"No tool {tool!r} of {server!r} waits for approval", tool, names)
+                raise build_unknown_name(f"No tool {tool!r} of {server!r} waits for approval", tool, names)
             for ref in wanted:
                 enrolment.approve(ref)
-                tell(f"{ref.server}/{ref.name}: approved as it is now")
+                print_line(f"{ref.server}/{ref.name}: approved as it is now")
         if not wanted:
-            tell(f"No tool of {server!r} waits for approval.")
+            print_line(f"No tool of {server!r} waits for approval.")
         return 0
 
-    return run_loop(work)
+    return run_until_signal(work)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import click
 
 from induscode.commands.support.names import complete_server
-from induscode.commands.support.output import ask, mention, somebody_is_there
-from induscode.commands.support.runner import planned
-from induscode.commands.support.servers import find_row, no_server
+from induscode.commands.support.output import can_ask_user, confirm, print_notes
+from induscode.commands.support.runner import load_plan
+from induscode.commands.support.servers import build_unknown_server, find_row
 from induscode.deck.mcp.config.trust import TrustStore
 from induscode.deck.mcp.config.writer import own_file
 from induscode.launch.options import flags, invocation_from
-from induscode.terminal import complain, tell
+from induscode.terminal import print_line, print_status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,15 +38,15 @@ def trust(context: click.Context, names: tuple[str, ...], *, yes: bool, **_: obj
 
     Exit code 1 if one of them was declined.
     """
-    plan = planned(invocation_from(context))
+    plan = load_plan(invocation_from(context))
     rows = _asked_about(plan, names)
     if yes and not names:
         raise click.UsageError("--yes takes the names of the servers it is said to", context)
     if not rows:
-        mention(note for note in plan.notes if note.message.startswith("skipped"))
-        tell("There is no server of this project that waits for consent.")
+        print_notes(note for note in plan.notes if note.message.startswith("skipped"))
+        print_line("There is no server of this project that waits for consent.")
         return 0
-    if not yes and not somebody_is_there():
+    if not yes and not can_ask_user():
         waiting = " ".join(row.id for row in rows)
         said = f"Nobody is there to be asked: look at the file, then indus mcp trust --yes {waiting}"
         raise click.UsageError(said, context)
@@ -61,25 +61,25 @@ def _asked_about(plan: ServerPlan, names: Sequence[str]) -> list[ServerRow]:
     rows = [find_row(plan, name) for name in dict.fromkeys(names)]
     for row in rows:
         if row.origin.scope != "project":
-            tell(f"{row.id}: stands in {row.origin.file}, which is yours: it needs no consent")
+            print_line(f"{row.id}: stands in {row.origin.file}, which is yours: it needs no consent")
     return [row for row in rows if row.origin.scope == "project"]
 
 
 def _consented(store: TrustStore, row: ServerRow, *, yes: bool) -> bool:
     """Show all that a server is, and take the answer for exactly that."""
     question = store.question(row)
-    tell(f"Server {question.server} of {question.file}")
+    print_line(f"Server {question.server} of {question.file}")
     for line in question.lines:
-        tell(f"  {line}")
+        print_line(f"  {line}")
     for name in question.changed:
-        tell(f"  CHANGED since it was consented to: {name}")
+        print_line(f"  CHANGED since it was consented to: {name}")
     for warning in question.warnings:
-        tell(f"  WARNING: {warning}")
-    if not yes and not ask(f"Start server {question.server} from now on?"):
-        tell(f"{row.id}: not trusted")
+        print_line(f"  WARNING: {warning}")
+    if not yes and not confirm(f"Start server {question.server} from now on?"):
+        print_line(f"{row.id}: not trusted")
         return False
     store.approve(row)
-    tell(f"{row.id}: trusted as it is")
+    print_line(f"{row.id}: trusted as it is")
     return True
 
 
@@ -90,7 +90,7 @@ def _consented(store: TrustStore, row: ServerRow, *, yes: bool) -> bool:
 def untrust(context: click.Context, names: tuple[str, ...], **_: object) -> int:
     """Take the consent back to the servers that are named, or to all of the project."""
     invocation = invocation_from(context)
-    plan = planned(invocation)
+    plan = load_plan(invocation)
     ours = [row for row in plan.rows if row.origin.scope == "project"]
     store = TrustStore()
     # A server that stands in no file any more may still be consented to.
@@ -98,9 +98,9 @@ def untrust(context: click.Context, names: tuple[str, ...], **_: object) -> int:
     for name in names or [row.id for row in ours]:
         revoked = [store.revoke(file, name) for file in files]
         if any(revoked):
-            tell(f"{name}: no longer trusted")
+            print_line(f"{name}: no longer trusted")
         elif name in {row.id for row in plan.rows}:
-            complain(f"{name}: nobody had consented to it")
+            print_status(f"{name}: nobody had consented to it")
         else:
-            raise no_server(name, [row.id for row in ours])
+            raise build_unknown_server(name, [row.id for row in ours])
     return 0

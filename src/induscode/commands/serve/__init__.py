@@ -212,9 +212,9 @@ def command(
         from induscode.commands.serve.client_config import uninstall_entry  # noqa: PLC0415 — as above
 
         return uninstall_entry(context, options, uninstall, dry_run=dry_run)
-    from induscode.commands.serve.signals import hear_early  # noqa: PLC0415 — for this alone
+    from induscode.commands.serve.signals import install_early_handlers  # noqa: PLC0415 — for this alone
 
-    hear_early()
+    install_early_handlers()
     from induscode.commands.serve.run import run_serve  # noqa: PLC0415 — brings the bridge
 
     return run_serve(invocation, options)

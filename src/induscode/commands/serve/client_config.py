@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import click
 
 from induscode.clients.entry import CLIENTS, TOKEN_VARIABLE, Address, Entry, own_command
-from induscode.clients.install import CannotInstall, client_file, plan_install, plan_uninstall
+from induscode.clients.install import InstallError, client_file, plan_install, plan_uninstall
 from induscode.commands.serve import LIMIT_FLAGS, given_anywhere, was_given
 from induscode.commands.serve.recursion import EVERYWHERE
 from induscode.launch.options import invocation_from
 from induscode.session.exits import ExitCode
-from induscode.terminal import complain, tell
+from induscode.terminal import print_line, print_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,11 +32,11 @@ def print_entry(context: click.Context, options: ServeOptions, client: str) -> i
     """
     entry = _entry(context, options, client, "--print-config")
     print(CLIENTS[client].write(entry))  # noqa: T201 — the answer of the command, as it is
-    complain(f"this belongs into {CLIENTS[client].place}")
-    complain(f"or: indus serve {' '.join(map(quote, [*_words(context), '--install', client]))}")
+    print_status(f"this belongs into {CLIENTS[client].place}")
+    print_status(f"or: indus serve {' '.join(map(quote, [*_words(context), '--install', client]))}")
     add = CLIENTS[client].add_command
     if add is not None:
-        complain(f"or: {' '.join(map(quote, add(entry)))}")
+        print_status(f"or: {' '.join(map(quote, add(entry)))}")
     _mention_gateway(entry, client)
     return 0
 
@@ -56,7 +56,7 @@ def install_entry(context: click.Context, options: ServeOptions, client: str, *,
         dry_run=dry_run,
     )
     if code == 0 and not dry_run:
-        complain(f"{CLIENTS[client].title} has it after its next start")
+        print_status(f"{CLIENTS[client].title} has it after its next start")
         _mention_gateway(entry, client)
     return code
 
@@ -78,14 +78,14 @@ def _carry_out(plan: Callable[[], Change], done: str, unchanged: str, *, dry_run
     try:
         change = plan()
         if change.is_empty:
-            tell(unchanged)
+            print_line(unchanged)
         elif dry_run:
-            tell(change.diff())
+            print_line(change.diff())
         else:
             backup = change.apply()
-            tell(done if backup is None else f"{done} (before: {backup})")
-    except CannotInstall as exc:
-        complain(str(exc))
+            print_line(done if backup is None else f"{done} (before: {backup})")
+    except InstallError as exc:
+        print_status(str(exc))
         return int(ExitCode.FAILED)
     return 0
 
@@ -109,9 +109,9 @@ def _mention_gateway(entry: Entry, client: str) -> None:
     """Say what a client needs that does not start the gateway itself."""
     if entry.address is None:
         return
-    complain(f"the gateway must run: {' '.join(map(quote, entry.command))}")
+    print_status(f"the gateway must run: {' '.join(map(quote, entry.command))}")
     if entry.address.with_token and client != "vscode":
-        complain(f"set {TOKEN_VARIABLE} to the token that the gateway shows when it is made")
+        print_status(f"set {TOKEN_VARIABLE} to the token that the gateway shows when it is made")
 
 
 def _address(context: click.Context, settings: HttpSettings, flag: str) -> Address:

@@ -15,13 +15,13 @@ from indusagi.core.text import clean_text
 from indusagi.interop.protocol_bridge.client.tools import ViewNote
 from indusagi.interop.protocol_bridge.contract import EndpointPhase
 from indusagi.runtime.contract import ToolOutcome
-from induscode.boot.runners import UnusableConfig, boot_plan_of, plan_servers
+from induscode.boot.runners import ConfigPathError, boot_plan_of, plan_servers
 from induscode.commands.serve.recursion import without_ourselves
 from induscode.commands.serve.reload import troubles, unreadable
-from induscode.commands.support.catalog import fault_note
+from induscode.commands.support.catalog import build_fault_note
 from induscode.deck.mcp.enrolment import refuse_disabled
 from induscode.deck.provision import ToolDeck
-from induscode.terminal import complain
+from induscode.terminal import print_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.fleet import FleetEvent
     from indusagi.interop.protocol_bridge.host import ProviderHost
     from indusagi.runtime.contract import ProgressSink, ToolCall, ToolDescriptor, ToolResult
-    from induscode.boot.runners import Lasting, ServerPlan
+    from induscode.boot.runners import ReloadOptions, ServerPlan
     from induscode.boot.session import Session
     from induscode.commands.serve import Schemas
     from induscode.commands.serve.permissions import ServingGate
     from induscode.commands.serve.recursion import GatewayInfo, Listening
-    from induscode.commands.serve.reload import Agreed, Watch
-    from induscode.commands.serve.signals import Told
+    from induscode.commands.serve.reload import ConsentedRows, FileWatch
+    from induscode.commands.serve.signals import SignalState
     from induscode.deck.mcp.boot import Changed
     from induscode.deck.mcp.ledger import BridgeLedger
     from induscode.deck.toolbox import DeckToolBox
@@ -117,14 +117,14 @@ class GatewayBox:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Frame:
+class GatewayContext:
     """What stays the same about a gateway, whatever becomes of its servers."""
 
     info: GatewayInfo
-    lasting: Lasting
+    reload_options: ReloadOptions
     listening: Listening | None
-    agreed: Agreed
-    watch: Watch | None
+    agreed: ConsentedRows
+    watch: FileWatch | None
     """None where no files are looked at."""
     files: Sequence[str]
     schemas: Schemas = "raw"
@@ -133,7 +133,7 @@ class Frame:
 class Gateway:
     """The deck that is served, and the servers behind it."""
 
-    def __init__(self, session: Session, plan: ServerPlan, frame: Frame, gate: ServingGate) -> None:
+    def __init__(self, session: Session, plan: ServerPlan, frame: GatewayContext, gate: ServingGate) -> None:
         self.session = session
         self.plan = plan
         self._frame = frame
@@ -227,7 +227,7 @@ class Gateway:
         with anyio.move_on_after(limit_s):
             await self._booted.wake(required)
 
-    async def follow(self, host: ProviderHost, told: Told) -> None:
+    async def follow(self, host: ProviderHost, told: SignalState) -> None:
         """Keep what clients are told in step with the servers, and these with their files."""
         async with anyio.create_task_group() as tasks:
             leave = self._fleet.follow(lambda event: self._heard(event, tasks))
@@ -265,7 +265,7 @@ class Gateway:
             self._ourselves[server] = config
             self._box = None
             self._moved.set()
-            complain(f"server {server!r} is this gateway itself, and was closed")
+            print_status(f"server {server!r} is this gateway itself, and was closed")
             tasks.start_soon(self._fleet.stop, server)
 
     async def _announce(self, host: ProviderHost) -> None:
@@ -279,7 +279,7 @@ class Gateway:
 
     # -- when files change ------------------------------------------------------------------
 
-    async def _reread(self, watch: Watch, told: Told, tasks: TaskGroup) -> None:
+    async def _reread(self, watch: FileWatch, told: SignalState, tasks: TaskGroup) -> None:
         while True:
             forced = await watch.changed(told)
             plan = await self._planned(forced=forced)
@@ -292,8 +292,8 @@ class Gateway:
             return None
         try:
             plan = await to_thread.run_sync(plan_servers, self.session.invocation)
-        except UnusableConfig as exc:
-            complain(f"{exc}; the servers stay as they were")
+        except ConfigPathError as exc:
+            print_status(f"{exc}; the servers stay as they were")
             return None
         if self._are_broken(unreadable(self.plan, plan)):
             return None
@@ -314,13 +314,13 @@ class Gateway:
             plan = plan.narrowed([row.id for row in plan.rows if row.id not in ours])
         order = [row.id for row in self.plan.rows]
         self.plan = plan
-        changed = await self._booted.change(boot_plan_of(plan, lasting=self._frame.lasting))
+        changed = await self._booted.change(boot_plan_of(plan, reload_options=self._frame.reload_options))
         self._mention(plan.notes)
         if changed or order != [row.id for row in plan.rows]:
             self._box = None
             self._moved.set()
         if changed:
-            complain(f"the configuration has changed: {_told(changed, plan)}")
+            print_status(f"the configuration has changed: {_told(changed, plan)}")
         tasks.start_soon(self._booted.wake, changed.started)
 
     # -- telling ----------------------------------------------------------------------------
@@ -347,7 +347,7 @@ class Gateway:
 
     def _mention_fault(self, server: str, status: EndpointStatus) -> None:
         if status.fault is not None:
-            self._mention([fault_note(server, status.fault)])
+            self._mention([build_fault_note(server, status.fault)])
 
     def _mention(self, notes: Iterable[Note], key: Callable[[Note], str] = str) -> None:
         """Put notes on standard error, each once."""
@@ -356,7 +356,7 @@ class Gateway:
         for note in notes:
             if key(note) not in self._said:
                 self._said.add(key(note))
-                complain(str(note))
+                print_status(str(note))
 
 
 def _uncounted(note: Note) -> str:

@@ -8,7 +8,7 @@ import click
 
 from induscode.commands.serve.recursion import marked
 from induscode.commands.support.servers import find_row
-from induscode.terminal import complain
+from induscode.terminal import print_status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +23,7 @@ _REMEDIES = {
 }
 
 
-def relayed_server(plan: ServerPlan, name: str, above: Sequence[str]) -> ServerConfig | None:
+def find_relay_server(plan: ServerPlan, name: str, above: Sequence[str]) -> ServerConfig | None:
     """Find the one server; None, and a word about it, if it must not be started.
 
     It is told below which rows it stands, those `above` and its own.
@@ -37,6 +37,6 @@ def relayed_server(plan: ServerPlan, name: str, above: Sequence[str]) -> ServerC
     row = find_row(plan, name)
     state = plan.state_of(row)
     if state != "startable":
-        complain(f"server {name!r} is not started: {_REMEDIES[state].format(name)}")
+        print_status(f"server {name!r} is not started: {_REMEDIES[state].format(name)}")
         return None
     return marked(above, plan.configs[name])

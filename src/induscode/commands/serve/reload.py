@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from indusagi.core.config_file import ConfigFile
     from induscode.boot.runners import ServerPlan
-    from induscode.commands.serve.signals import Told
+    from induscode.commands.serve.signals import SignalState
     from induscode.deck.mcp.config.rows import ServerRow
     from induscode.launch.invocation import Invocation
 
@@ -67,14 +67,14 @@ def unreadable(present: ServerPlan, plan: ServerPlan) -> Sequence[Note]:
     ]
 
 
-class Watch:
+class FileWatch:
     """Waits for a change of files, or for somebody who wants them read."""
 
     def __init__(self, files: Sequence[str]) -> None:
         self._files = (*files, *_trust_file())
         self._last = self._seen()
 
-    async def changed(self, told: Told) -> bool:
+    async def changed(self, told: SignalState) -> bool:
         """Wait until the files are others than before; True if they are to be read in any case."""
         while True:
             with anyio.move_on_after(_POLL_S):
@@ -115,7 +115,7 @@ def _trust_file() -> Sequence[str]:
         return ()  # nobody has a home: nothing is trusted either
 
 
-class Agreed:
+class ConsentedRows:
     """The rows of files named on the command line, as they were when they were named.
 
     To name a file is consent to it as it is. A file outside of the workspace is the user's own, and

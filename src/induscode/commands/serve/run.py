@@ -16,9 +16,9 @@ from indusagi.capabilities.registry import ToolRegistry
 from indusagi.interop.protocol_bridge.bridge import inert_context
 from indusagi.interop.protocol_bridge.contract import ProtocolFault
 from indusagi.interop.protocol_bridge.host import create_provider_host
-from induscode.boot.runners import Lasting
+from induscode.boot.runners import ReloadOptions
 from induscode.boot.session import open_session
-from induscode.commands.serve.gateway import FIRST_S, Frame, Gateway
+from induscode.commands.serve.gateway import FIRST_S, Gateway, GatewayContext
 from induscode.commands.serve.permissions import serving_gate
 from induscode.commands.serve.recursion import (
     EVERYWHERE,
@@ -30,16 +30,16 @@ from induscode.commands.serve.recursion import (
     stripped_loop,
     without_ourselves,
 )
-from induscode.commands.serve.reload import Agreed, Watch, config_files
+from induscode.commands.serve.reload import ConsentedRows, FileWatch, config_files
 from induscode.commands.serve.signals import serving_signals
-from induscode.commands.serve.stderr import never_blocking
-from induscode.commands.support.output import somebody_is_there
-from induscode.commands.support.runner import as_usage, planned
+from induscode.commands.serve.stderr import non_blocking_stderr
+from induscode.commands.support.output import can_ask_user
+from induscode.commands.support.runner import load_plan, usage_errors
 from induscode.deck.contract import Profile
 from induscode.launch.profiles import PROFILES
 from induscode.session.exits import ExitCode
 from induscode.session.permissions.setup import BadRule
-from induscode.terminal import complain
+from induscode.terminal import print_status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from indusagi.runtime.contract import ToolBox
     from induscode.boot.runners import ServerPlan
     from induscode.commands.serve import ServeOptions
-    from induscode.commands.serve.signals import Told
+    from induscode.commands.serve.signals import SignalState
     from induscode.launch.invocation import Invocation
 
 
@@ -74,15 +74,15 @@ def run_serve(invocation: Invocation, options: ServeOptions) -> int:
     Raises:
         click.UsageError: What was given makes no sense.
     """
-    with never_blocking():
+    with non_blocking_stderr():
         return _run(invocation, options)
 
 
 def _run(invocation: Invocation, options: ServeOptions) -> int:
     files = () if invocation.no_mcp else config_files(invocation)
     # Before the files are read: what changes while they are is a change.
-    watch = Watch(files) if files else None
-    read = planned(invocation)
+    watch = FileWatch(files) if files else None
+    read = load_plan(invocation)
     listening = _listening(options.settings)
     plan = without_ourselves(read, listening)
     above = ancestry(os.environ)
@@ -90,19 +90,19 @@ def _run(invocation: Invocation, options: ServeOptions) -> int:
         return _relay(invocation, plan, options, above)
     why = refusal(plan, above) or stripped_loop(invocation, os.environ)
     if why is not None:
-        complain(why)
+        print_status(why)
         return int(ExitCode.USAGE)
-    frame = Frame(
+    frame = GatewayContext(
         info=GatewayInfo(options.name, __version__),
-        lasting=Lasting(partial(marked, above)),
+        reload_options=ReloadOptions(partial(marked, above)),
         listening=listening,
-        agreed=Agreed(invocation.cwd, read),
+        agreed=ConsentedRows(invocation.cwd, read),
         watch=watch,
         files=files,
         schemas=options.schemas,
     )
     try:
-        with as_usage():
+        with usage_errors():
             return anyio.run(_gateway, invocation, options, plan, frame)
     except BadRule as exc:
         raise click.UsageError(str(exc), click.get_current_context(silent=True)) from exc
@@ -115,7 +115,7 @@ def _listening(settings: HttpSettings | None) -> Listening | None:
 # -- the gateway ------------------------------------------------------------------------------
 
 
-async def _gateway(invocation: Invocation, options: ServeOptions, plan: ServerPlan, frame: Frame) -> int:
+async def _gateway(invocation: Invocation, options: ServeOptions, plan: ServerPlan, frame: GatewayContext) -> int:
     gateways: list[Gateway] = []
     up, ready = anyio.Event(), anyio.Event()
 
@@ -157,7 +157,12 @@ async def _gateway(invocation: Invocation, options: ServeOptions, plan: ServerPl
 
 
 async def _open_gateway(
-    stack: AsyncExitStack, invocation: Invocation, options: ServeOptions, plan: ServerPlan, frame: Frame, told: Told
+    stack: AsyncExitStack,
+    invocation: Invocation,
+    options: ServeOptions,
+    plan: ServerPlan,
+    frame: GatewayContext,
+    told: SignalState,
 ) -> Gateway | None:
     """Open what is served; None if it was told to end meanwhile. The stack closes it in peace."""
     from indusagi.interop.protocol_bridge.client.handlers import asking_handlers  # noqa: PLC0415 — with the bridge
@@ -168,7 +173,12 @@ async def _open_gateway(
     with told.end.guard():
         session = await stack.enter_async_context(
             open_session(
-                invocation, profile=profile, plan=plan, wait=False, lasting=frame.lasting, handlers=asking_handlers()
+                invocation,
+                profile=profile,
+                plan=plan,
+                wait=False,
+                reload_options=frame.reload_options,
+                handlers=asking_handlers(),
             )
         )
         # In a thread, and after the servers were started: it takes as long as they do.
@@ -178,7 +188,7 @@ async def _open_gateway(
 
 
 async def _follow_servers(
-    gateway: Gateway, host: ProviderHost, told: Told, up: anyio.Event, ready: anyio.Event
+    gateway: Gateway, host: ProviderHost, told: SignalState, up: anyio.Event, ready: anyio.Event
 ) -> Sequence[int]:
     """Have the first servers up and follow all of them; clients are met meanwhile.
 
@@ -190,7 +200,7 @@ async def _follow_servers(
     missing = _tell_missing(gateway)
     if missing:
         return missing
-    complain(gateway.summary())
+    print_status(gateway.summary())
     ready.set()
     await gateway.follow(host, told)
     return ()
@@ -201,18 +211,18 @@ def _tell_missing(gateway: Gateway) -> Sequence[int]:
     missing = gateway.session.mcp.missing()
     if not missing:
         return ()
-    complain(f"required and not ready: {', '.join(missing)}")
+    print_status(f"required and not ready: {', '.join(missing)}")
     return (int(ExitCode.SERVER_MISSING),)
 
 
 def _tell_streams(settings: HttpSettings | None, what: str) -> None:
     if settings is None:
-        complain(f"serving over standard input and output {what}")
-        if somebody_is_there():
-            complain("an MCP client is meant to start this: see indus serve --install")
+        print_status(f"serving over standard input and output {what}")
+        if can_ask_user():
+            print_status("an MCP client is meant to start this: see indus serve --install")
 
 
-async def _fronted(host: Host, settings: HttpSettings | None, told: Told, what: str, up: anyio.Event) -> int:
+async def _fronted(host: Host, settings: HttpSettings | None, told: SignalState, what: str, up: anyio.Event) -> int:
     """Serve over the one way or the other until it is over; `up` is set as soon as it serves."""
     try:
         if settings is None:
@@ -224,42 +234,42 @@ async def _fronted(host: Host, settings: HttpSettings | None, told: Told, what: 
             up.set()
             await told.end.wait()
     except ProtocolFault as fault:
-        complain(str(fault))
+        print_status(str(fault))
         return int(ExitCode.FAILED)
     return 0
 
 
 def _tell_address(serving: HttpHost, settings: HttpSettings, what: str) -> None:
-    complain(f"serving at {serving.url} {what}")
+    print_status(f"serving at {serving.url} {what}")
     if settings.host in EVERYWHERE and not settings.allowed_hosts:
-        complain("whoever comes from elsewhere needs --allowed-host NAME:PORT")
+        print_status("whoever comes from elsewhere needs --allowed-host NAME:PORT")
     if serving.connections < settings.connections:
         limit = f"--max-connections {settings.connections:,}: {serving.connections:,} are taken"
-        complain(f"{limit}, since the system allows too few open files (see ulimit -Hn)")
+        print_status(f"{limit}, since the system allows too few open files (see ulimit -Hn)")
     if settings.sse:
-        complain(f"for old clients: {serving.url.removesuffix(settings.path)}/sse")
+        print_status(f"for old clients: {serving.url.removesuffix(settings.path)}/sse")
     if serving.token_path is None:
-        complain("no token is asked: every program of this machine can call these tools")
+        print_status("no token is asked: every program of this machine can call these tools")
     elif serving.token_is_new:
-        complain(f"token (shown once; it is kept in {serving.token_path}): {serving.token}")
+        print_status(f"token (shown once; it is kept in {serving.token_path}): {serving.token}")
     else:
-        complain(f"token: in {serving.token_path}")
+        print_status(f"token: in {serving.token_path}")
 
 
 # -- one server, passed through ---------------------------------------------------------------
 
 
 def _relay(invocation: Invocation, plan: ServerPlan, options: ServeOptions, above: Sequence[str]) -> int:
-    from induscode.commands.serve.relay import relayed_server  # noqa: PLC0415 — for a relay
+    from induscode.commands.serve.relay import find_relay_server  # noqa: PLC0415 — for a relay
 
     name = options.transparent
     assert name is not None
-    config = relayed_server(plan, name, above)
+    config = find_relay_server(plan, name, above)
     if config is None:
         return int(ExitCode.SERVER_MISSING)
     why = refusal(plan.narrowed([name]), above) or stripped_loop(invocation, os.environ)
     if why is not None:
-        complain(why)
+        print_status(why)
         return int(ExitCode.USAGE)
     return anyio.run(_relayed, config, options)
 

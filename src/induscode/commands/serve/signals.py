@@ -17,7 +17,7 @@ import anyio
 from indusagi.core.cancel import CancelToken
 from indusagi.core.process.child import GENTLE_S
 from induscode.commands.serve.recursion import kill_all_below
-from induscode.commands.serve.stderr import last_words
+from induscode.commands.serve.stderr import flush_stderr
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -29,7 +29,7 @@ _hung_up: list[int] = []
 """Signals to read files anew that nobody has acted upon."""
 
 
-def hear_early() -> None:
+def install_early_handlers() -> None:
     """Take SIGTERM and SIGINT as an end, and remember a SIGHUP. Only for the main thread."""
     had_terminal = has_terminal()
 
@@ -43,7 +43,7 @@ def hear_early() -> None:
     signal.signal(signal.SIGHUP, again)
 
 
-def was_hung_up() -> bool:
+def take_pending_reload() -> bool:
     """Tell whether there was a SIGHUP that nobody has asked about."""
     there = bool(_hung_up)
     _hung_up.clear()
@@ -70,7 +70,7 @@ _LAST_WORDS_S = 0.1
 
 
 @dataclass(slots=True)
-class Told:
+class SignalState:
     """What the signals have said."""
 
     end: CancelToken = field(default_factory=CancelToken)
@@ -88,7 +88,7 @@ class Told:
 
 
 @asynccontextmanager
-async def serving_signals() -> AsyncGenerator[Told]:
+async def serving_signals() -> AsyncGenerator[SignalState]:
     """Hear SIGINT and SIGTERM as an end, and SIGHUP as a wish to read the files anew.
 
     A SIGHUP because the terminal is gone is an end as well. A second signal ends the process at
@@ -96,7 +96,7 @@ async def serving_signals() -> AsyncGenerator[Told]:
     """
     from asyncio import get_running_loop  # noqa: PLC0415 — loaded wherever a loop runs
 
-    loop, told = get_running_loop(), Told()
+    loop, told = get_running_loop(), SignalState()
     had_terminal = has_terminal()
 
     def ended(number: signal.Signals) -> None:
@@ -114,18 +114,18 @@ async def serving_signals() -> AsyncGenerator[Told]:
     loop.add_signal_handler(signal.SIGHUP, hung_up)
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, ended, number)
-    if was_hung_up():
+    if take_pending_reload():
         told.again.set()
     try:
         yield told
     finally:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.remove_signal_handler(number)
-        hear_early()
+        install_early_handlers()
 
 
 def _end_at_once(code: int) -> None:
     """End this process and all it has started; the kernel ends only what it has started itself."""
     kill_all_below()
-    last_words(_LAST_WORDS_S)
+    flush_stderr(_LAST_WORDS_S)
     os._exit(code)

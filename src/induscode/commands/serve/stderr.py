@@ -25,7 +25,7 @@ _LAST_S = 0.5
 """How long the end waits for the last lines to be read."""
 
 
-class Aside(io.TextIOBase):
+class NonBlockingStderr(io.TextIOBase):
     """A stream of lines that another thread writes to a descriptor."""
 
     def __init__(self, descriptor: int, encoding: str) -> None:
@@ -120,7 +120,7 @@ class Aside(io.TextIOBase):
 
 
 @contextmanager
-def never_blocking() -> Generator[None]:
+def non_blocking_stderr() -> Generator[None]:
     """Let nothing that is written to standard error wait for its reader, inside of the block.
 
     It stays so afterwards if there is something that nobody has read.
@@ -130,7 +130,7 @@ def never_blocking() -> Generator[None]:
         yield  # closed from the start, or a test that collects it
         return
     usual.flush()
-    aside = Aside(usual.fileno(), usual.encoding)
+    aside = NonBlockingStderr(usual.fileno(), usual.encoding)
     sys.stderr = aside
     try:
         yield
@@ -140,7 +140,7 @@ def never_blocking() -> Generator[None]:
             aside.end()
 
 
-def last_words(seconds: float) -> None:
+def flush_stderr(seconds: float) -> None:
     """Wait a moment for what was said to be out."""
-    if isinstance(sys.stderr, Aside):
+    if isinstance(sys.stderr, NonBlockingStderr):
         sys.stderr.out_within(seconds)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from indusagi.core.json import compact_json, is_json_object
 from indusagi.core.text import cut_text
-from induscode.terminal import complain, tell, tell_text
+from induscode.terminal import print_line, print_status, print_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,14 +67,14 @@ def show_blocks(blocks: Sequence[ToolContentBlock], *, raw: bool) -> None:
         elif raw:
             sys.stdout.write(block.text)
         else:
-            tell_text(block.text)
+            print_text(block.text)
 
 
 def _show_value(value: JsonValue) -> None:
-    tell(summarize_block(value))
+    print_line(summarize_block(value))
     text = _facts(value).get("text")
     if isinstance(text, str):
-        tell_text(text)
+        print_text(text)
 
 
 def block_text(block: ToolContentBlock) -> str:
@@ -150,7 +150,7 @@ def _content(facts: JsonObject) -> bytes | None:
     try:
         return base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError):
-        complain("a block was not saved: its data is not valid base64")
+        print_status("a block was not saved: its data is not valid base64")
         return None
 
 

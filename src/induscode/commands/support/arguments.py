@@ -24,7 +24,7 @@ _CHUNK_BYTES = 64 * 1024
 _STEP_S = 0.2
 
 
-class BadArgument(ValueError):
+class ArgumentError(ValueError):
     """Words that do not say what the arguments are."""
 
 
@@ -56,7 +56,7 @@ async def check_arguments(arguments: JsonObject, schema: JsonSchema) -> None:
     except Exception:  # noqa: BLE001 — boundary: a stranger's schema breaks the validator in many ways
         return
     if problems:
-        raise BadArgument("; ".join(problems))
+        raise ArgumentError("; ".join(problems))
 
 
 def describe_parameters(schema: JsonSchema) -> str:
@@ -77,7 +77,7 @@ def _split(word: str) -> tuple[str, bool, str]:
     raw = key.endswith(":")
     key = key.removesuffix(":")
     if not equals or not key:
-        raise BadArgument(f"{word!r} is no key=value (or key:=JSON)")
+        raise ArgumentError(f"{word!r} is no key=value (or key:=JSON)")
     return key, raw, text
 
 
@@ -88,7 +88,7 @@ def _put(named: JsonObject, key: str, value: JsonValue, schema: JsonSchema) -> N
         return
     known = named[key]
     if "array" not in _types(_property(schema, key) or {}) or not isinstance(known, list):
-        raise BadArgument(f"{key!r} is given twice, and is no list")
+        raise ArgumentError(f"{key!r} is given twice, and is no list")
     named[key] = [*known, *(value if isinstance(value, list) else [value])]
 
 
@@ -106,7 +106,7 @@ def _property(schema: JsonSchema, key: str) -> JsonObject | None:
     if key not in known and schema.get("additionalProperties") is False:
         meant = near(key, known)
         hint = f" (did you mean {meant!r}?)" if meant else ""
-        raise BadArgument(f"there is no argument {key!r}{hint}")
+        raise ArgumentError(f"there is no argument {key!r}{hint}")
     return None
 
 
@@ -132,7 +132,7 @@ def _value(key: str, text: str, schema: JsonObject | None) -> JsonValue:
         except (KeyError, ValueError):
             continue
     said = " or ".join(types)
-    raise BadArgument(f"{key!r} must be {said}, not {text!r}")
+    raise ArgumentError(f"{key!r} must be {said}, not {text!r}")
 
 
 def _number(_key: str, text: str, _schema: JsonObject) -> JsonValue:
@@ -194,7 +194,7 @@ def read_object(whole: str) -> JsonObject:
     text, where = _text(whole)
     found = _json(text, where)
     if not is_json_object(found):
-        raise BadArgument(f"{where} must be a JSON object")
+        raise ArgumentError(f"{where} must be a JSON object")
     return found
 
 
@@ -207,9 +207,9 @@ def _text(whole: str) -> tuple[str, str]:
         data = _piped() if whole == "-" else read_small_file(whole[1:], _LARGEST_BYTES)
         return data.decode("utf-8"), where
     except OSError as exc:
-        raise BadArgument(f"{where}: {exc.strerror or exc}") from exc
+        raise ArgumentError(f"{where}: {exc.strerror or exc}") from exc
     except UnicodeDecodeError as exc:
-        raise BadArgument(f"{where} is not UTF-8 at byte {exc.start}") from exc
+        raise ArgumentError(f"{where} is not UTF-8 at byte {exc.start}") from exc
 
 
 def _piped() -> bytes:
@@ -234,7 +234,7 @@ def _json(text: str, where: str) -> JsonValue:
     try:
         found: JsonValue = json.loads(text, parse_constant=_refused)
     except (ValueError, RecursionError) as exc:
-        raise BadArgument(f"{where} is invalid JSON: {exc}") from exc
+        raise ArgumentError(f"{where} is invalid JSON: {exc}") from exc
     return found
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from indusagi.core.json import compact_json
 from indusagi.core.notes import Note
 from induscode.boot.runners import attach_servers, select_tools
-from induscode.commands.support.runner import as_usage, opened_store, planned
+from induscode.commands.support.runner import load_plan, opened_store, usage_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -111,7 +111,7 @@ def native_tools(invocation: Invocation) -> list[ListedTool]:
     context = DeckContext(invocation.cwd)
     profiles = {card.id: tuple(map(str, card.profiles)) for card in capability_cards()}
     built: list[Capability] = [card.build(context) for card in capability_cards()]
-    with as_usage():
+    with usage_errors():
         deck = select_tools(ToolDeck(built, base_context(context)), invocation.tools)
     names: dict[str, tuple[str, ...]] = {str(one): found for one, found in profiles.items()}
     # In a session there is a model for `task`, and a plan mode.
@@ -132,7 +132,7 @@ async def list_tools(invocation: Invocation, *, check: bool) -> Listing:
         click.UsageError: A path or a name that was given does not exist.
     """
     native = native_tools(invocation)
-    plan = planned(invocation)
+    plan = load_plan(invocation)
     if not plan.rows:
         return Listing(native, plan, notes=plan.notes)
     async with opened_store(tell_notes=False) as store:
@@ -177,7 +177,7 @@ def _unseen(server: str) -> Note:
     return Note(f"server {server!r}", said, "leave out --no-check")
 
 
-def fault_note(server: str, fault: ProtocolFault) -> Note:
+def build_fault_note(server: str, fault: ProtocolFault) -> Note:
     """Tell a fault, and who knows more about it."""
     owner = f"server {server!r}"
     return Note(owner, str(fault).removeprefix(f"{owner}: "), f"indus mcp doctor {server}")
@@ -187,7 +187,9 @@ async def _asked(plan: ServerPlan, store: LedgerStore) -> Listing:
     mcp = await attach_servers(plan, store)
     try:
         faults = [
-            fault_note(server, status.fault) for server, status in mcp.status().items() if status.fault is not None
+            build_fault_note(server, status.fault)
+            for server, status in mcp.status().items()
+            if status.fault is not None
         ]
         states = {server: "faulted" if status.fault is not None else "asked" for server, status in mcp.status().items()}
     finally:

@@ -36,7 +36,7 @@ _EDITOR = re.compile(r"\$\{([A-Za-z]+)(?::([^}]*))?\}")
 _BRACES = re.compile(r"\{(env|file):([^}]*)\}")
 
 
-class Unsayable(ValueError):
+class UntranslatableError(ValueError):
     """Something that our own file has no words for."""
 
 
@@ -79,7 +79,7 @@ def read_foreign(
             continue
         try:
             servers.append(_taken(draft.name, draft.fields, origin, dialect))
-        except (BadRow, Unsayable) as exc:
+        except (BadRow, UntranslatableError) as exc:
             notes.append(Note(f"server {draft.name!r} of {origin}", f"left out: {exc}"))
     for project, number in elsewhere.items():
         count = "1 server is" if number == 1 else f"{number} servers are"
@@ -139,7 +139,7 @@ def _translator(rule: str, folder: str) -> Callable[[str], str]:
 def _literal(text: str) -> str:
     """Accept a text that has no variable in it, in our way of writing one."""
     if _OURS.search(text):
-        raise Unsayable("it has ${…} in it, which would be taken for a variable")
+        raise UntranslatableError("it has ${…} in it, which would be taken for a variable")
     return text
 
 
@@ -155,12 +155,12 @@ def _editor_word(kind: str, name: str | None, folder: str) -> str:
     if kind == "pathSeparator":
         return os.sep
     what = f"the input {name!r}, which an editor asks for" if kind == "input" else f"${{{kind}}}"
-    raise Unsayable(f"it needs {what}")
+    raise UntranslatableError(f"it needs {what}")
 
 
 def _brace_word(found: re.Match[str]) -> str:
     if found[1] == "file":
-        raise Unsayable(f"it needs the content of the file {found[2]!r}")
+        raise UntranslatableError(f"it needs the content of the file {found[2]!r}")
     return f"${{{found[2]}}}"
 
 

@@ -63,13 +63,15 @@ class CommandGroup(click.Group):
             click.UsageError: There is none, or it does not take a flag that was given.
         """
         if args and args[0] not in self.table:
-            raise unknown(f"There is no command {args[0]!r}", args[0], tuple(self.table), ctx)
+            raise build_unknown_name(f"There is no command {args[0]!r}", args[0], tuple(self.table), ctx)
         found = super().resolve_command(ctx, args)
         refuse_unused_flags(ctx, cast("click.Command", found[1]))
         return found
 
 
-def unknown(said: str, name: str, names: Sequence[str], ctx: click.Context | None = None) -> click.UsageError:
+def build_unknown_name(
+    said: str, name: str, names: Sequence[str], ctx: click.Context | None = None
+) -> click.UsageError:
     """Make the error of a name that nobody has, with the one that was probably meant."""
     from indusagi.capabilities.arguments import near  # noqa: PLC0415 — for a mistyped name
 

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 def complete_server(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """List the configured servers whose name begins so."""
-    from induscode.commands.support.runner import planned  # noqa: PLC0415 — for a completion only
-    from induscode.commands.support.servers import switched_off  # noqa: PLC0415 — for a completion only
+    from induscode.commands.support.runner import load_plan  # noqa: PLC0415 — for a completion only
+    from induscode.commands.support.servers import find_switched_off  # noqa: PLC0415 — for a completion only
 
     def list_names(invocation: Invocation) -> Iterable[tuple[str, str]]:
-        for row in planned(invocation).rows:
+        for row in load_plan(invocation).rows:
             yield row.id, row.origin.scope
-        for one in switched_off(invocation):
+        for one in find_switched_off(invocation):
             yield one.name, "disabled"
 
     return _items(context, list_names, incomplete)
@@ -37,7 +37,7 @@ def complete_server(context: click.Context, _parameter: click.Parameter, incompl
 def complete_tool(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """List the native tools and the known tools of servers whose name begins so."""
     from induscode.commands.support.catalog import Listing, list_tools  # noqa: PLC0415 — brings the deck
-    from induscode.commands.support.runner import run_loop  # noqa: PLC0415 — for a completion only
+    from induscode.commands.support.runner import run_until_signal  # noqa: PLC0415 — for a completion only
 
     def list_names(invocation: Invocation) -> Iterable[tuple[str, str]]:
         listings: list[Listing] = []
@@ -46,7 +46,7 @@ def complete_tool(context: click.Context, _parameter: click.Parameter, incomplet
             listings.append(await list_tools(invocation, check=False))
             return 0
 
-        run_loop(look)
+        run_until_signal(look)
         for listing in listings:
             for tool in listing.tools:
                 yield tool.name, tool.descriptor.description.partition("\n")[0]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from induscode.console import print_table, stdout_console
-from induscode.terminal import complain, printable, tell
+from induscode.console import print_rich_table, stdout_console
+from induscode.terminal import print_line, print_status, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -22,12 +22,12 @@ _GAP = "  "
 as_json = click.option("--json", "as_json", is_flag=True, help="Write JSON.")
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+def print_table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Put a table on standard output, numbers at the right; on a terminal it fits the width."""
     cells = [[printable(str(cell)) for cell in row] for row in rows]
     numbers = [bool(rows) and all(isinstance(row[at], int) for row in rows) for at in range(len(heads))]
     if (console := stdout_console()) is not None:
-        print_table(console, heads, cells, numbers)
+        print_rich_table(console, heads, cells, numbers)
         return
     widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
     for line in (list(heads), *cells):
@@ -35,7 +35,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
             cell.rjust(width) if number else cell.ljust(width)
             for cell, width, number in zip(line, widths, numbers, strict=True)
         ]
-        tell(_GAP.join(parts).rstrip())
+        print_line(_GAP.join(parts).rstrip())
 
 
 def write_json(value: JsonLike, *, indent: int | None = 2) -> None:
@@ -43,18 +43,18 @@ def write_json(value: JsonLike, *, indent: int | None = 2) -> None:
     print(json.dumps(value, indent=indent))  # noqa: T201 — the answer of a command
 
 
-def mention(notes: Iterable[Note]) -> None:
+def print_notes(notes: Iterable[Note]) -> None:
     """Put notes on standard error, a line each."""
     for note in notes:
-        complain(str(note))
+        print_status(str(note))
 
 
-def ask(question: str) -> bool:
+def confirm(question: str) -> bool:
     """Ask the person at the terminal; whatever is not a yes is a no."""
     print(printable(question), end=" [y/N] ", flush=True)  # noqa: T201 — a question to a person
     return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
 
-def somebody_is_there() -> bool:
+def can_ask_user() -> bool:
     """Tell whether there is a person to ask."""
     return sys.stdin is not None and sys.stdin.isatty()

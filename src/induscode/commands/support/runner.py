@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from induscode.launch.invocation import Invocation
 
 
-def run_loop(work: Callable[[CancelToken], Awaitable[int]]) -> int:
+def run_until_signal(work: Callable[[CancelToken], Awaitable[int]]) -> int:
     """Run `work` to its end, or until a signal stops it; give the exit code."""
 
     async def stopped(token: CancelToken) -> int:
@@ -24,10 +24,10 @@ def run_loop(work: Callable[[CancelToken], Awaitable[int]]) -> int:
             return await work(token)
         return 0
 
-    return run_told(stopped)
+    return run_with_signals(stopped)
 
 
-def run_told(work: Callable[[CancelToken], Awaitable[int]]) -> int:
+def run_with_signals(work: Callable[[CancelToken], Awaitable[int]]) -> int:
     """Run `work`, which is told by the token of a signal and ends by itself; give the exit code."""
     import anyio  # noqa: PLC0415 — for commands that need a loop
 
@@ -44,23 +44,23 @@ async def _signalled(work: Callable[[CancelToken], Awaitable[int]]) -> int:
 
 
 @contextmanager
-def as_usage() -> Generator[None]:
+def usage_errors() -> Generator[None]:
     """Tell what a person mistyped as such.
 
     Raises:
         click.UsageError: A path or a name that was given does not exist.
     """
-    from induscode.boot.runners import UnusableConfig  # noqa: PLC0415 — for those with servers
+    from induscode.boot.runners import ConfigPathError  # noqa: PLC0415 — for those with servers
     from induscode.deck.contract import BackendFault, UnknownCapability  # noqa: PLC0415 — as above
 
     try:
         yield
-    except (UnusableConfig, UnknownCapability, BackendFault) as exc:
+    except (ConfigPathError, UnknownCapability, BackendFault) as exc:
         context = click.get_current_context(silent=True)
         raise click.UsageError(str(exc), context) from exc
 
 
-def planned(invocation: Invocation) -> ServerPlan:
+def load_plan(invocation: Invocation) -> ServerPlan:
     """Find out which servers there are, without starting any.
 
     Raises:
@@ -68,7 +68,7 @@ def planned(invocation: Invocation) -> ServerPlan:
     """
     from induscode.boot.runners import plan_servers  # noqa: PLC0415 — for those with servers
 
-    with as_usage():
+    with usage_errors():
         return plan_servers(invocation)
 
 
@@ -79,15 +79,15 @@ async def opened_store(*, tell_notes: bool = True) -> AsyncGenerator[ThreadedSto
     What is wrong with it goes to standard error, so that every command that looks into a damaged
     or lost ledger says so; without `tell_notes` the caller does that.
     """
-    from induscode.commands.support.output import mention  # noqa: PLC0415 — not for a session
+    from induscode.commands.support.output import print_notes  # noqa: PLC0415 — not for a session
     from induscode.deck.mcp.store import open_store  # noqa: PLC0415 — for those who look into it
 
     store = await open_store()
     told = store.notes if tell_notes else ()
-    mention(told)
+    print_notes(told)
     try:
         yield store
     finally:
         await store.aclose()
         if tell_notes:
-            mention(note for note in store.notes if note not in told)
+            print_notes(note for note in store.notes if note not in told)

@@ -11,7 +11,7 @@ import click
 from indusagi.core.config_file import read_config_file
 from indusagi.core.json import is_json_object
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
-from induscode.commands.support.groups import unknown
+from induscode.commands.support.groups import build_unknown_name
 from induscode.deck.mcp.config import conventional_places, read_rows
 from induscode.deck.mcp.config.dialects import dialect_of
 from induscode.deck.mcp.config.rows import is_switched_off
@@ -49,17 +49,17 @@ def find_row(plan: ServerPlan, name: str) -> ServerRow:
     for row in plan.rows:
         if row.id == name:
             return row
-    raise no_server(name, [row.id for row in plan.rows])
+    raise build_unknown_server(name, [row.id for row in plan.rows])
 
 
-def no_server(name: str, names: Sequence[str]) -> click.UsageError:
+def build_unknown_server(name: str, names: Sequence[str]) -> click.UsageError:
     """Make the error of a server that is not configured."""
     if names:
-        return unknown(f"There is no server {name!r} (there are: {', '.join(names)})", name, names)
-    return unknown(f"There is no server {name!r}, and no other: 'indus mcp add' adds one", name, ())
+        return build_unknown_name(f"There is no server {name!r} (there are: {', '.join(names)})", name, names)
+    return build_unknown_name(f"There is no server {name!r}, and no other: 'indus mcp add' adds one", name, ())
 
 
-def switched_off(invocation: Invocation) -> Sequence[SwitchedOff]:
+def find_switched_off(invocation: Invocation) -> Sequence[SwitchedOff]:
     """List the rows that are switched off in the files that are looked at."""
     found: list[SwitchedOff] = []
     for path, scope in _places(invocation):
@@ -115,7 +115,7 @@ def own_place_of(cwd: str, name: str, scope: str | None) -> tuple[str, Scope]:
     if elsewhere is not None and scope is None:
         said = f"{name!r} stands in {elsewhere}, which is not written by indus: change it there"
         raise click.UsageError(said, context)
-    raise no_server(name, [one for path, _ in places for one in read_own(path).rows()])
+    raise build_unknown_server(name, [one for path, _ in places for one in read_own(path).rows()])
 
 
 def _elsewhere(cwd: str, name: str) -> str | None:
@@ -140,7 +140,7 @@ def config_facts(row: ServerRow) -> JsonObject:
     if isinstance(config, StdioServerConfig):
         shown = {"command": config.command, "args": [*config.args], "cwd": config.cwd, "env": [*config.env]}
     else:
-        shown = {"url": shown_url(row), "headers": [*config.headers]}
+        shown = {"url": format_url(row), "headers": [*config.headers]}
     include = config.include_tools
     return {
         **shown,
@@ -151,7 +151,7 @@ def config_facts(row: ServerRow) -> JsonObject:
     }
 
 
-def shown_url(row: ServerRow) -> str:
+def format_url(row: ServerRow) -> str:
     """Show the address of a row: where it leads, references as written, secrets hidden."""
     from induscode.deck.mcp.config.references import show_url  # noqa: PLC0415 — for those who show one
 

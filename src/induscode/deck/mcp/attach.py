@@ -65,7 +65,7 @@ async def attach_bridge_capabilities(
     disabled: Mapping[str, Sequence[DisabledTool]] | None = None,
     supervision: Supervision | None = None,
     handlers: Handlers | None = None,
-    lasting: bool = False,
+    reloadable: bool = False,
     history: StartHistory | None = None,
     on_event: Callable[[FleetEvent], None] | None = None,
     servers: Sequence[str] = (),
@@ -82,7 +82,7 @@ async def attach_bridge_capabilities(
     that are configured, in their order: names of tools depend on them.
     """
     config, fault = _check_config(config)
-    if not config.servers and not lasting:
+    if not config.servers and not reloadable:
         return AttachResult(ledger, None, None, 0, fault)
     fleet = ServerFleetImpl(supervision=supervision, handlers=handlers, history=history)
     if on_event is not None:

@@ -53,9 +53,9 @@ class BootPlan:
     wait_for_new: bool = True
     """Whether to wait until servers that were never seen have come up or failed."""
     retention: Retention = field(default_factory=Retention)
-    lasting: bool = False
+    reloadable: bool = False
     """Whether servers may be added later: then there is a fleet also without any."""
-    dress: Callable[[ServerConfig], ServerConfig] | None = None
+    decorate_config: Callable[[ServerConfig], ServerConfig] | None = None
     """What a server is started with, where that is more than its pins and the books know."""
 
     locked: Mapping[RemoteToolRef, JsonObject] = field(default_factory=dict["RemoteToolRef", "JsonObject"])
@@ -63,9 +63,9 @@ class BootPlan:
     configured: Sequence[str] = ()
     """The ids of all servers that are configured, in order: names of tools depend on them."""
 
-    def dressed(self, config: ServerConfig) -> ServerConfig:
+    def decorate(self, config: ServerConfig) -> ServerConfig:
         """Give what a server is started with."""
-        return config if self.dress is None else self.dress(config)
+        return config if self.decorate_config is None else self.decorate_config(config)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +134,10 @@ class BootedBridge:
         fresh = [wanted[one][0] for one in (*replaced, *added) if wanted[one][1]]
         known, disabled = await self._introduced(fresh)
         for config in await find_seen_up(self.journal.store, fresh):
-            fleet.history.record_up(plan.dressed(config))
+            fleet.history.record_up(plan.decorate(config))
         for server in (*replaced, *added):
             config, trusted = self._present[server] = wanted[server]
-            await fleet.add(plan.dressed(config), waiting="asleep" if trusted else "untrusted")
+            await fleet.add(plan.decorate(config), waiting="asleep" if trusted else "untrusted")
             if server in known:
                 enrolment.take_tools(server, known[server], disabled.get(server, ()))
         enrolment.know_servers(plan.configured)
@@ -231,10 +231,10 @@ async def boot_bridge(
     pins.lock(plan.locked)
     history = StartHistory()
     for config in await find_seen_up(store, trusted):
-        history.record_up(plan.dressed(config))
+        history.record_up(plan.decorate(config))
     attached = await attach_bridge_capabilities(
         ledger or BridgeLedger.empty(),
-        BridgeConfig([plan.dressed(one) for one in plan.servers]),
+        BridgeConfig([plan.decorate(one) for one in plan.servers]),
         pins=pins,
         sink=books,
         waiting=waiting,
@@ -242,7 +242,7 @@ async def boot_bridge(
         disabled=disabled,
         supervision=supervision,
         handlers=handlers,
-        lasting=plan.lasting,
+        reloadable=plan.reloadable,
         history=history,
         on_event=on_event,
         servers=plan.configured,

@@ -176,7 +176,7 @@ def test_compacting_again_and_again_is_compacting_once(
 
 @asynccontextmanager
 async def booted(store: LedgerStore, *servers: ServerConfig) -> AsyncGenerator[BootedBridge]:
-    bridge = await boot_bridge(store, BootPlan(servers, lasting=True), supervision=QUICK)
+    bridge = await boot_bridge(store, BootPlan(servers, reloadable=True), supervision=QUICK)
     try:
         await bridge.settled()
         yield bridge
@@ -257,9 +257,9 @@ async def test_a_configuration_that_keeps_changing_leaves_nothing_of_servers_tha
     async with stored(tmp_path) as store, booted(store, honest(id="h")) as bridge:
         for number in range(30):
             passing = honest(id=f"p{number}")
-            await bridge.change(BootPlan([honest(id="h"), passing], lasting=True))
+            await bridge.change(BootPlan([honest(id="h"), passing], reloadable=True))
             enrolment_of(bridge).take_tools(passing.id, named(passing.id, listed_by(bridge, "h")))
-        await bridge.change(BootPlan([honest(id="h")], lasting=True))
+        await bridge.change(BootPlan([honest(id="h")], reloadable=True))
         enrolment, journal = enrolment_of(bridge), bridge.journal
         await until(lambda: enrolment.ledger.events <= LONGEST_LOG)
         assert len(enrolment.ledger.live_capabilities()) == len(HONEST_TOOLS)
