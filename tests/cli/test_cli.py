@@ -248,12 +248,12 @@ class TestWithinTheProcess:
 
     def test_an_interrupt_is_130(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(program, "is_interactive", lambda: True)
-        monkeypatch.setattr(program, "tell", _interrupted)
+        monkeypatch.setattr(program, "print_line", _interrupted)
         monkeypatch.setattr("sys.argv", ["indus"])
         assert cli.main() == 130
 
     def test_an_interrupt_of_the_fast_path_is_130(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(cli, "tell", _interrupted)
+        monkeypatch.setattr(cli, "print_line", _interrupted)
         monkeypatch.setattr("sys.argv", ["indus", "--version"])
         assert cli.main() == 130
 

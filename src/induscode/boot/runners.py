@@ -105,7 +105,7 @@ def plan_servers(invocation: Invocation, trust: TrustStore | None = None) -> Ser
     """Find out which servers a run has. Nothing is started, and no name is looked up.
 
     Raises:
-        UnusableConfig: A path that was given leads nowhere.
+        ConfigPathError: A path that was given leads nowhere.
     """
     if invocation.no_tools or invocation.no_mcp:
         return ServerPlan()
@@ -141,7 +141,7 @@ def check_named_configs(invocation: Invocation) -> None:
     """Read what `--mcp` names before anything else is done.
 
     Raises:
-        UnusableConfig: A path leads nowhere, or nothing there can be used.
+        ConfigPathError: A path leads nowhere, or nothing there can be used.
     """
     if invocation.mcp:
         _configured(invocation)
@@ -289,7 +289,7 @@ async def load_mcp_capabilities(
     With `wait` it returns when every server that is started has come up or failed.
 
     Raises:
-        UnusableConfig: A path that was given leads nowhere.
+        ConfigPathError: A path that was given leads nowhere.
     """
     from anyio import to_thread  # noqa: PLC0415 — loaded wherever a loop runs
 

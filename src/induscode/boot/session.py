@@ -91,7 +91,7 @@ async def open_session(
     Raises:
         BackendFault: A native tool that was asked for can do nothing here.
         UnknownCapability: A native tool that was asked for is none.
-        UnusableConfig: A path after `--mcp` leads nowhere.
+        ConfigPathError: A path after `--mcp` leads nowhere.
     """
     from induscode.deck.mcp.store import open_store  # noqa: PLC0415 — for those who open one
 

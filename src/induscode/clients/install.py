@@ -59,7 +59,7 @@ class Change:
         """Write the file, and give the path of the copy of what was there before.
 
         Raises:
-            CannotInstall: The file was changed meanwhile.
+            InstallError: The file was changed meanwhile.
             OSError: It cannot be written.
         """
         if _read(self.path) != self.before:
@@ -89,7 +89,7 @@ def plan_install(client: Client, entry: Entry, path: str) -> Change:
     """Plan to put an entry into a client's file, in the place of an older one of ours.
 
     Raises:
-        CannotInstall: The file cannot be read or edited, or has another server of this name.
+        InstallError: The file cannot be read or edited, or has another server of this name.
     """
     before = _read(path)
     document = _parse(client, path, before or "")
@@ -122,7 +122,7 @@ def plan_uninstall(client: Client, name: str, path: str, url: str | None = None)
     """Plan to take an entry of ours out of a client's file; without one nothing changes.
 
     Raises:
-        CannotInstall: The file cannot be read or edited, or its server of this name is another.
+        InstallError: The file cannot be read or edited, or its server of this name is another.
     """
     before = _read(path)
     document = _parse(client, path, before or "")

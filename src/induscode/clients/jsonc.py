@@ -49,7 +49,7 @@ def set_member(text: str, path: Sequence[str], value: JsonValue) -> str:
     """Set the member at a path of keys; objects on the way are made if they are not there.
 
     Raises:
-        BadJsonc: The text is invalid, or something on the way is not an object.
+        JsoncError: The text is invalid, or something on the way is not an object.
     """
     if not text.strip():
         text = "{}\n"
@@ -70,7 +70,7 @@ def append_item(text: str, key: str, value: JsonValue) -> str:
     """Put an item at the end of the list under a key of the root; the list is made if needed.
 
     Raises:
-        BadJsonc: The text is invalid, or something else stands under the key.
+        JsoncError: The text is invalid, or something else stands under the key.
     """
     found = _member(_parse(text), key) if text.strip() else None
     if found is None:
@@ -84,7 +84,7 @@ def remove_member(text: str, path: Sequence[str]) -> str:
     """Remove the member at a path; a text without it stays as it is.
 
     Raises:
-        BadJsonc: The text is invalid.
+        JsoncError: The text is invalid.
     """
     node = _parse(text)
     for key in path[:-1]:
@@ -100,7 +100,7 @@ def remove_item(text: str, key: str, index: int) -> str:
     """Remove an item of the list under a key of the root.
 
     Raises:
-        BadJsonc: The text is invalid.
+        JsoncError: The text is invalid.
     """
     found = _member(_parse(text), key)
     if found is None or index >= len(found.value.children):

@@ -32,7 +32,7 @@ def read_arguments(words: Sequence[str], given: JsonObject, schema: JsonSchema) 
     """Put together the object that is given and what the words add to it.
 
     Raises:
-        BadArgument: A word is no `key=value`, or a value does not fit.
+        ArgumentError: A word is no `key=value`, or a value does not fit.
     """
     named: JsonObject = {}
     for word in words:
@@ -49,7 +49,7 @@ async def check_arguments(arguments: JsonObject, schema: JsonSchema) -> None:
     would take. A schema that cannot be used for the comparison refuses nothing.
 
     Raises:
-        BadArgument: The arguments do not fit.
+        ArgumentError: The arguments do not fit.
     """
     try:
         problems = await ArgumentChecker(schema).check(arguments)
@@ -96,7 +96,7 @@ def _property(schema: JsonSchema, key: str) -> JsonObject | None:
     """Find what a schema says of a key; None if it says nothing and takes anything.
 
     Raises:
-        BadArgument: It takes no such key.
+        ArgumentError: It takes no such key.
     """
     properties = schema.get("properties")
     known = properties if is_json_object(properties) else {}
@@ -189,7 +189,7 @@ def read_object(whole: str) -> JsonObject:
     """Read the object of `--json`; it may wait for standard input, so not in an event loop.
 
     Raises:
-        BadArgument: It cannot be read, or is none.
+        ArgumentError: It cannot be read, or is none.
     """
     text, where = _text(whole)
     found = _json(text, where)
