@@ -104,7 +104,7 @@ class Subject:
     async def _grow(self, arguments: JsonObject, ctx: ToolContext) -> JsonLike:
         self._grown += 1
         self._add(f"grown_{self._grown}", _answering(ToolResult.text("here I am")))
-        self.host.changed()
+        self.host.refresh_tools()
         return "the list of tools has changed"
 
 

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from indusagi.interop import HostLimits
-from indusagi.interop.protocol_bridge.host.dispatcher import Conversation
+from indusagi.interop.protocol_bridge.host.dispatcher import RequestDispatcher
 from indusagi.interop.protocol_bridge.host.http import open_http
 from indusagi.interop.protocol_bridge.host.server import RunningProviderHost
 from indusagi.interop.protocol_bridge.host.stdio import standard_streams
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonObject
     from indusagi.interop import HttpHost, HttpSettings
-    from indusagi.interop.protocol_bridge.host.dispatcher import Carrier, HostRequest, Work
+    from indusagi.interop.protocol_bridge.host.dispatcher import HostRequest, PendingResult, ResponseChannel
 
 FORM: JsonObject = {
     "mode": "form",
@@ -42,15 +42,15 @@ class AskingClient:
 
     def __init__(self, limits: HostLimits | None = None) -> None:
         self.version: str | None = None
-        self.outlet: Carrier | None = None
-        self.conversation = Conversation(self._serve, None, limits)
+        self.notification_channel: ResponseChannel | None = None
+        self.dispatcher = RequestDispatcher(self._serve, None, limits)
         self.failures: list[Exception] = []
         self.within_s = 20.0
 
     async def close(self, reason: str) -> None:
-        await self.conversation.finish(reason)
+        await self.dispatcher.finish(reason)
 
-    def _serve(self, request: HostRequest) -> JsonObject | Work:
+    def _serve(self, request: HostRequest) -> JsonObject | PendingResult:
         if request.method == "initialize":
             self.version = "2025-11-25"
             return {
@@ -68,8 +68,8 @@ class AskingClient:
     async def _ask(self, request: HostRequest, method: str, *, unasked: bool) -> JsonObject:
         try:
             if unasked:
-                assert self.outlet is not None
-                asking = self.conversation.ask(method, ASKED[method], self.outlet, within_s=self.within_s)
+                assert self.notification_channel is not None
+                asking = self.dispatcher.ask(method, ASKED[method], self.notification_channel, within_s=self.within_s)
             else:
                 asking = request.ask(method, ASKED[method], within_s=self.within_s)
             return {"content": [], "structuredContent": await asking}
@@ -84,11 +84,11 @@ async def asking_http(
 ) -> AsyncGenerator[HttpHost]:
     """Serve over HTTP; every client it makes is kept in a list."""
 
-    def new_client(_: bytes) -> AskingClient:
+    def new_session(_: bytes) -> AskingClient:
         clients.append(AskingClient(limits))
         return clients[-1]
 
-    async with open_http(new_client, lambda name: None, settings) as serving:
+    async with open_http(new_session, lambda name: None, settings) as serving:
         yield serving
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from indusagi.interop import ProviderHost
 
 CHILD = ROOT / "tests" / "support" / "host_child.py"
-WAYS = [f"{carrier}-{era}" for carrier in ("memory", "stdio", "http") for era in ("modern", "legacy")] + ["sse-legacy"]
+WAYS = [f"{channel}-{era}" for channel in ("memory", "stdio", "http") for era in ("modern", "legacy")] + ["sse-legacy"]
 TOKEN = "t" * 64
 
 
@@ -41,12 +41,12 @@ async def memory(host: ProviderHost) -> AsyncGenerator[Any]:
 @asynccontextmanager
 async def client_of(host: ProviderHost, way: str, **options: Any) -> AsyncGenerator[Client]:
     """Connect a client of the SDK to a host; over stdio the host is a process of its own."""
-    carrier, _, era = way.partition("-")
+    channel, _, era = way.partition("-")
     mode = "auto" if era == "modern" else "legacy"
     async with AsyncExitStack() as stack:
-        if carrier == "memory":
+        if channel == "memory":
             transport = memory(host)
-        elif carrier == "stdio":
+        elif channel == "stdio":
             parameters = StdioServerParameters(command=sys.executable, args=[str(CHILD)], env={"PYTHONPATH": str(ROOT)})
             quiet = stack.enter_context(open("/dev/null", "w", encoding="utf-8"))  # noqa: ASYNC230, SIM115
             transport = stdio_client(parameters, errlog=quiet)
@@ -54,7 +54,7 @@ async def client_of(host: ProviderHost, way: str, **options: Any) -> AsyncGenera
             settings = HttpSettings(tokens=[TOKEN], sse=True)
             serving = await stack.enter_async_context(host.serve_http(settings))
             headers = {"authorization": f"Bearer {TOKEN}"}
-            if carrier == "sse":
+            if channel == "sse":
                 transport = sse_client(serving.url.replace("/mcp", "/sse"), headers=headers)
             else:
                 http = await stack.enter_async_context(httpx2.AsyncClient(headers=headers))

@@ -32,9 +32,9 @@ class MemoryLink:
     def __init__(self) -> None:
         self.sent: list[JsonObject] = []
         self.details: dict[RequestId, FaultDetail] = {}
-        self.room = asyncio.Event()
+        self.writable = asyncio.Event()
         """Cleared, the link takes no more."""
-        self.room.set()
+        self.writable.set()
         self._ended = False
         self._stirred = asyncio.Event()
         self._on_frame: Callable[[bytes | JsonValue], None] | None = None
@@ -70,7 +70,7 @@ class MemoryLink:
         assert self._on_end is not None
         end = LinkEnd(message, FaultDetail(reason=reason))
         self._ended = True
-        self.room.set()
+        self.writable.set()
         self._on_end(end)
         return end
 

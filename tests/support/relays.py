@@ -75,7 +75,7 @@ class Front:
     def write(self, frame: Any) -> None:
         self._say(frame if isinstance(frame, bytes) else json.dumps(frame).encode())
 
-    async def following(self) -> bytes:
+    async def next_frame(self) -> bytes:
         """Give what is heard next."""
         with anyio.fail_after(LIMIT_S):
             while self._read >= len(self.heard):
@@ -89,7 +89,7 @@ class Front:
         self.say(method, params, identity)
         heard: list[bytes] = []
         while True:
-            heard.append(await self.following())
+            heard.append(await self.next_frame())
             frame = json.loads(heard[-1])
             if "method" in frame and "id" in frame:
                 self.write({"jsonrpc": "2.0", "id": frame["id"], "result": FORM})
@@ -200,7 +200,7 @@ class HttpFront(Front):
         """Leaving one breaks off the request of that id."""
         self.by_request: dict[Any, list[Any]] = {}
         """What was heard on the stream of each request; `standing`: on the standing one."""
-        self.standing = False
+        self.stream_is_open = False
         self._client, self._url, self._tasks = client, url, tasks
 
     async def stream_of(self, identity: Any) -> Any:
@@ -246,7 +246,7 @@ class HttpFront(Front):
             headers = {"accept": "text/event-stream", **self.session}
             with anyio.CancelScope() as self.scopes["standing"]:
                 async with self._client.stream("GET", self._url, headers=headers) as answer:
-                    self.standing = True
+                    self.stream_is_open = True
                     await self._take(answer, "standing")
 
         self._tasks.start_soon(stream)

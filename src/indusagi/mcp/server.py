@@ -73,7 +73,7 @@ class MCPServer:
 
     def notify_changed(self) -> bool:
         """Look at the box again, and tell every client if its tools have changed."""
-        return self._host.changed()
+        return self._host.refresh_tools()
 
 
 def _make_box(tools: Iterable[DefinedTool], context: ToolContext | None) -> ToolBox:

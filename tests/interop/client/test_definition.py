@@ -24,7 +24,7 @@ from indusagi.interop.protocol_bridge.client.tools import (
     read_tools,
 )
 from indusagi.interop.protocol_bridge.content import read_result, to_tool_result
-from indusagi.interop.protocol_bridge.host.catalog import make_listing
+from indusagi.interop.protocol_bridge.host.catalog import build_listing
 from indusagi.runtime.content import TextContentBlock
 from indusagi.runtime.contract import ToolCall
 
@@ -70,7 +70,7 @@ def test_finding_d4_no_definition_shows_a_model_or_a_client_what_cannot_be_seen(
             cast("JsonObject", shown.output_schema),
         ]
         assert is_clean(seen)
-    listing = make_listing(descriptors, {"name": "n"})
+    listing = build_listing(descriptors, {"name": "n"})
     for page in (listing.legacy, listing.modern):
         assert is_clean(cast("JsonValue", json.loads(page.encoded)))
 

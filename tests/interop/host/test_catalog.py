@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.host_tools import Bench
 
-from indusagi.interop.protocol_bridge.host.catalog import Catalog, Prepared, make_listing, tool_row
+from indusagi.interop.protocol_bridge.host.catalog import Catalog, Prepared, build_listing, build_tool_row
 from indusagi.interop.protocol_bridge.rpc.codec import write_frame
 from indusagi.runtime.contract import ToolDescriptor
 
@@ -24,7 +24,7 @@ def test_a_row_holds_what_the_descriptor_holds_in_the_same_order() -> None:
     descriptor = ToolDescriptor(
         "t", "d", frozen, title="T", annotations={"readOnlyHint": True}, output_schema={"type": "object"}
     )
-    assert json.dumps(tool_row(descriptor)) == json.dumps(
+    assert json.dumps(build_tool_row(descriptor)) == json.dumps(
         {
             "name": "t",
             "title": "T",
@@ -37,7 +37,7 @@ def test_a_row_holds_what_the_descriptor_holds_in_the_same_order() -> None:
 
 
 def test_a_schema_without_a_type_gets_the_one_that_clients_demand() -> None:
-    assert tool_row(ToolDescriptor("t", "", {"properties": {}})) == {
+    assert build_tool_row(ToolDescriptor("t", "", {"properties": {}})) == {
         "name": "t",
         "description": "",
         "inputSchema": {"properties": {}, "type": "object"},
@@ -55,7 +55,7 @@ def _deep() -> Any:
 def test_a_tool_that_json_cannot_carry_is_left_out_and_the_others_stay(broken: Any) -> None:
     bad = ToolDescriptor("bad", "", {"type": "object", "x": broken})
     good = ToolDescriptor("good", "", {"type": "object"})
-    listing = make_listing([bad, good], INFO)
+    listing = build_listing([bad, good], INFO)
     assert list(listing.schemas) == ["good"]
     assert [row["name"] for row in json.loads(listing.modern.encoded)["tools"]] == ["good"]
 
@@ -63,7 +63,7 @@ def test_a_tool_that_json_cannot_carry_is_left_out_and_the_others_stay(broken: A
 @given(identity=st.integers() | st.text(max_size=20), names=st.lists(st.text(max_size=5)))
 def test_the_prepared_bytes_say_what_the_value_says(identity: int | str, names: list[str]) -> None:
     tools = [ToolDescriptor(name, name, {"type": "object"}) for name in names]
-    for result in (make_listing(tools, INFO).legacy, make_listing(tools, INFO).modern):
+    for result in (build_listing(tools, INFO).legacy, build_listing(tools, INFO).modern):
         frame: Any = {"jsonrpc": "2.0", "id": identity, "result": result}
         plain: Any = {**frame, "result": dict(result)}
         assert json.loads(write_frame(frame)) == json.loads(write_frame(plain))
@@ -78,11 +78,11 @@ def test_the_listing_is_made_once_until_the_tools_change() -> None:
     assert isinstance(first.legacy, Prepared)
     told: list[str] = []
     forget = catalog.listen(lambda: told.append("changed"))
-    assert not catalog.changed()
+    assert not catalog.refresh()
     bench.add("late", bench._echo)
-    assert catalog.changed()
+    assert catalog.refresh()
     forget()
     bench.add("later", bench._echo)
-    assert catalog.changed()
+    assert catalog.refresh()
     assert told == ["changed"]
     assert [*catalog.listing().schemas][-2:] == ["late", "later"]

@@ -31,7 +31,7 @@ from indusagi.interop import (
     mount_protocol_bridge,
 )
 from indusagi.interop.protocol_bridge.client.handlers import HOPS, InFlight, asking_handlers, calling
-from indusagi.interop.protocol_bridge.host.client_requests import MAX_HOPS, ParkedCall, Parking
+from indusagi.interop.protocol_bridge.host.client_requests import MAX_HOPS, SuspendedCall, SuspendedCalls
 from indusagi.interop.protocol_bridge.rpc.connection import RpcError
 
 if TYPE_CHECKING:
@@ -386,42 +386,42 @@ def request_like() -> Any:
     return Request()
 
 
-def parked(name: str = "a") -> ParkedCall:
-    return ParkedCall(name, {"elicitation": {}}, 0, lambda _: None)
+def parked(name: str = "a") -> SuspendedCall:
+    return SuspendedCall(name, {"elicitation": {}}, 0, lambda _: None)
 
 
-async def asking(call: ParkedCall) -> JsonObject:
+async def asking(call: SuspendedCall) -> JsonObject:
     with call.cancel.guard():
         return await call.ask("elicitation/create", {})
     return {"cancelled": call.cancel.reason}
 
 
 async def test_a_client_that_never_answers_has_its_call_cancelled() -> None:
-    parking, call = Parking(round_s=0.01), parked()
-    told = await parking.begin(request_like(), call, asking)
+    suspended, call = SuspendedCalls(round_s=0.01), parked()
+    told = await suspended.begin(request_like(), call, asking)
     assert told["resultType"] == "input_required"
     await until(lambda: call.cancel.cancelled)
     request = request_like()
     request.params = {"requestState": told["requestState"]}
     with pytest.raises(RpcError, match="waited for too long"):
-        await parking.resume(request, "a")
+        await suspended.resume(request, "a")
 
 
 async def test_there_is_room_for_so_many_parked_calls() -> None:
-    parking = Parking(calls=1)
-    await parking.begin(request_like(), parked(), asking)
+    suspended = SuspendedCalls(calls=1)
+    await suspended.begin(request_like(), parked(), asking)
     with pytest.raises(RpcError, match="too many"):
-        await parking.begin(request_like(), parked(), asking)
-    await parking.close()
+        await suspended.begin(request_like(), parked(), asking)
+    await suspended.close()
 
 
 async def test_each_owner_has_its_own_room_for_parked_calls() -> None:
-    parking = Parking(calls=1)
-    mine = ParkedCall("a", {"elicitation": {}}, 0, lambda _: None, b"me")
-    await parking.begin(request_like(), parked(), asking)
-    told = await parking.begin(request_like(), mine, asking)
+    suspended = SuspendedCalls(calls=1)
+    mine = SuspendedCall("a", {"elicitation": {}}, 0, lambda _: None, b"me")
+    await suspended.begin(request_like(), parked(), asking)
+    told = await suspended.begin(request_like(), mine, asking)
     assert told["resultType"] == "input_required"
-    await parking.close()
+    await suspended.close()
 
 
 class Bearer:
@@ -471,40 +471,40 @@ async def test_a_state_is_of_use_to_nobody_but_the_token_it_was_given_to() -> No
 
 
 async def test_a_host_that_ends_leaves_no_parked_call_behind() -> None:
-    parking, ended = Parking(), asyncio.Event()
+    suspended, ended = SuspendedCalls(), asyncio.Event()
 
-    async def running(call: ParkedCall) -> JsonObject:
+    async def running(call: SuspendedCall) -> JsonObject:
         try:
             return await asking(call)
         finally:
             ended.set()
 
-    await parking.begin(request_like(), parked(), running)
-    await parking.close()
+    await suspended.begin(request_like(), parked(), running)
+    await suspended.close()
     assert ended.is_set()
 
 
 async def test_a_request_that_is_cancelled_cancels_its_call() -> None:
-    parking, call, request = Parking(), parked(), request_like()
+    suspended, call, request = SuspendedCalls(), parked(), request_like()
     began = asyncio.Event()
 
-    async def running(call: ParkedCall) -> JsonObject:
+    async def running(call: SuspendedCall) -> JsonObject:
         began.set()
         return {"reason": await call.cancel.wait()}
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(parking.begin, request, call, running)
+        tasks.start_soon(suspended.begin, request, call, running)
         await began.wait()
         request.cancel.cancel("enough")
     assert call.cancel.reason == "enough"
 
 
 async def test_a_call_that_breaks_is_told_to_whoever_waits() -> None:
-    async def running(call: ParkedCall) -> JsonObject:
+    async def running(call: SuspendedCall) -> JsonObject:
         raise RpcError(-7, "broken")
 
     with pytest.raises(RpcError, match="broken"):
-        await Parking().begin(request_like(), parked(), running)
+        await SuspendedCalls().begin(request_like(), parked(), running)
 
 
 # -- numbers that JSON does not have --------------------------------------------------------
@@ -557,7 +557,7 @@ async def test_every_gateway_counts_itself(mode: str) -> None:
     endpoint = create_server_endpoint(honest(), session, handlers=asking_handlers())
     await endpoint.open()
     try:
-        calling.set(ParkedCall("a", {"elicitation": {}, "roots": {}}, 2, lambda _: None))
+        calling.set(SuspendedCall("a", {"elicitation": {}, "roots": {}}, 2, lambda _: None))
         await endpoint.invoke("x", {})
         calling.set(None)
         await endpoint.invoke("x", {})

@@ -342,12 +342,12 @@ async def test_progress_that_json_cannot_tell_is_left_out() -> None:
 
 async def test_progress_does_not_pile_up_for_a_client_that_does_not_read() -> None:
     async with raw_client(create_provider_host(Bench().box())) as client:
-        client.theirs.room.clear()
+        client.theirs.writable.clear()
         client.ask(1, "tools/call", modern(name="steps", _meta={"progressToken": "p"}))
         client.ask(2, "server/discover", modern())
         await settled()
         assert client.heard == []
-        client.theirs.room.set()
+        client.theirs.writable.set()
         assert len(await client.hears(2)) == 2
 
 
@@ -355,12 +355,12 @@ async def test_a_call_keeps_its_place_until_its_answer_is_taken() -> None:
     bench = Bench()
     host = create_provider_host(bench.box(), limits=HostLimits(calls=2))
     async with raw_client(host) as client:
-        client.theirs.room.clear()
+        client.theirs.writable.clear()
         for identity in range(6):
             client.ask(identity, "tools/call", modern(name="echo"))
         await settled()
         assert bench.seen["echo"] == 2
-        client.theirs.room.set()
+        client.theirs.writable.set()
         assert {frame["id"] for frame in await client.hears(6)} == {*range(6)}  # type: ignore[arg-type]
 
 
@@ -369,19 +369,19 @@ async def test_what_a_client_does_not_read_has_a_limit() -> None:
     host = create_provider_host(bench.box(), limits=HostLimits(unread_bytes=1_500))
     long = {"text": "x" * 1_000}
     async with raw_client(host) as client:
-        client.theirs.room.clear()
+        client.theirs.writable.clear()
         client.ask(1, "tools/call", modern(name="echo", arguments=long))
         await settled()
         client.ask(2, "tools/call", modern(name="echo", arguments=long))
         (refused,) = await client.hears()
         assert refused["id"] == 2
         assert "bytes was dropped" in str(refused["error"])
-        client.theirs.room.set()
+        client.theirs.writable.set()
         assert "result" in (await client.hears(2))[1]
-        client.theirs.room.clear()
+        client.theirs.writable.clear()
         client.ask(3, "tools/call", modern(name="echo", arguments=long))
         await settled()
-        client.theirs.room.set()
+        client.theirs.writable.set()
         assert "result" in (await client.hears(3))[2]
 
 
@@ -466,7 +466,7 @@ async def test_a_subscription_is_acknowledged_told_and_ended_in_good_order() -> 
         assert first["params"] == {"_meta": meta, "notifications": {"toolsListChanged": True}}
         assert await client.answer(1, "tools/list", modern())
         bench.add("late", bench._echo)
-        assert host.changed()
+        assert host.refresh_tools()
         await client.hears(3)
         assert client.heard[2]["params"] == {"_meta": meta}
         assert client.running is not None
@@ -483,7 +483,7 @@ async def test_a_client_hears_nothing_it_did_not_ask_for() -> None:
         assert (await quiet.hears())[0]["params"]["notifications"] == {}  # type: ignore[index]
         await other.initialize()
         bench.add("late", bench._echo)
-        assert host.changed()
+        assert host.refresh_tools()
         assert await quiet.answer(2, "server/discover", modern())
         assert not [f for f in quiet.heard if f.get("method") == "notifications/tools/list_changed"]
         await until(lambda: other.heard[-1].get("method") == "notifications/tools/list_changed")
@@ -568,7 +568,7 @@ async def test_a_second_handshake_is_taken_and_nobody_is_told_twice() -> None:
         await client.initialize()
         assert await client.answer("again", "initialize", {"protocolVersion": "2024-11-05"})
         bench.add("late", bench._echo)
-        host.changed()
+        host.refresh_tools()
         await client.hears(3)
         await settled()
         assert [f.get("method") for f in client.heard[2:]] == ["notifications/tools/list_changed"]
@@ -576,8 +576,8 @@ async def test_a_second_handshake_is_taken_and_nobody_is_told_twice() -> None:
 
 async def test_a_link_that_fails_at_the_start_is_a_transport_fault() -> None:
     class Unusable:
-        room = asyncio.Event()
-        hears = True
+        writable = asyncio.Event()
+        accepts_notifications = True
 
         def attach(self, on_frame: Any, on_end: Any) -> None:
             raise OSError("no such wire")

@@ -184,12 +184,12 @@ async def test_an_older_client_is_told_that_the_tools_have_changed(way: str) -> 
     host = host_of(bench)
     async with client_of(host, way, message_handler=heard) as client:
         before = len((await client.list_tools()).tools)
-        assert not host.changed()
+        assert not host.refresh_tools()
         bench.add("late", bench._echo)
         if way == "http-legacy":  # its stream opens by itself, when it pleases
             await until(lambda: told.is_set() or _grown(bench, host))
         else:
-            assert host.changed()
+            assert host.refresh_tools()
         with anyio.fail_after(10):
             await told.wait()
         assert len((await client.list_tools()).tools) > before
@@ -197,7 +197,7 @@ async def test_an_older_client_is_told_that_the_tools_have_changed(way: str) -> 
 
 def _grown(bench: Bench, host: Any) -> bool:
     bench.add(f"late_{bench.asked}", bench._echo)
-    host.changed()
+    host.refresh_tools()
     return False
 
 
@@ -210,7 +210,7 @@ async def test_a_newer_client_hears_of_changes_on_its_subscription(way: str) -> 
         with anyio.fail_after(10):
             async with client.listen(tools_list_changed=True) as changes:
                 bench.add("late", bench._echo)
-                assert host.changed()
+                assert host.refresh_tools()
                 async for _ in changes:
                     break
         assert len((await client.list_tools(cache_mode="refresh")).tools) == before + 1

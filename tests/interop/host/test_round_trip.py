@@ -27,7 +27,7 @@ from indusagi.interop import (
     mount_protocol_bridge,
 )
 from indusagi.interop.protocol_bridge.content import to_blocks
-from indusagi.interop.protocol_bridge.host.catalog import SERVER_INFO, tool_row
+from indusagi.interop.protocol_bridge.host.catalog import SERVER_INFO, build_tool_row
 from indusagi.runtime.contract import ToolCall
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ async def test_what_our_bridge_finds_and_calls_is_what_the_box_holds_and_answers
         assert endpoint.facts.era == ("legacy" if way == "sse" else "modern")
         listed = {tool.ref.name: tool.raw for tool in await endpoint.list_tools()}
         for descriptor in box.descriptors():
-            row = tool_row(descriptor)
+            row = build_tool_row(descriptor)
             if way == "sse" and descriptor.name == "rows":
                 row.pop("outputSchema")
             assert json.dumps(listed[descriptor.name]) == json.dumps(row)
@@ -133,7 +133,7 @@ def sdk_server(bench: Bench) -> Server[Any]:
     async def listed(ctx: ServerRequestContext[Any, Any], params: Any) -> types.ListToolsResult:
         # With a tool whose result is no object, the SDK would show older clients no list at all.
         named = [one for one in box.descriptors() if one.name != "rows"]
-        return types.ListToolsResult(tools=[types.Tool.model_validate(tool_row(one)) for one in named])
+        return types.ListToolsResult(tools=[types.Tool.model_validate(build_tool_row(one)) for one in named])
 
     async def called(ctx: ServerRequestContext[Any, Any], params: Any) -> types.CallToolResult:
         if params.name not in box.tools:

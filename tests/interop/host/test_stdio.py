@@ -23,7 +23,7 @@ from tests.support.waiting import LIMIT_S
 
 from indusagi.core.process.child import Child
 from indusagi.interop.protocol_bridge.host import stdio as host_stdio
-from indusagi.interop.protocol_bridge.host.stdio import LineCutter, StandardStreams
+from indusagi.interop.protocol_bridge.host.stdio import LineSplitter, StdioHostTransport
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -218,11 +218,11 @@ def _check_answers(out: bytes) -> None:
 
 
 @asynccontextmanager
-async def piped() -> AsyncGenerator[tuple[StandardStreams, int, int]]:
+async def piped() -> AsyncGenerator[tuple[StdioHostTransport, int, int]]:
     """Give a link over two pipes, and the client's ends of them."""
     source, theirs_in = os.pipe()
     theirs_out, sink = os.pipe()
-    link = StandardStreams(source, sink, 1024)
+    link = StdioHostTransport(source, sink, 1024)
     await link.open()
     try:
         yield link, theirs_in, theirs_out
@@ -260,10 +260,10 @@ async def test_a_client_that_reads_nothing_does_not_keep_the_host(monkeypatch: p
         for _ in range(64):
             link.send({"x": "y" * 65_536})
         await asyncio.sleep(0)
-        assert not link.room.is_set()
+        assert not link.writable.is_set()
         with anyio.fail_after(LIMIT_S):
             await link.close()
-        assert link.room.is_set()
+        assert link.writable.is_set()
 
 
 async def test_many_lines_at_once_are_taken_in_several_turns() -> None:
@@ -298,7 +298,7 @@ async def test_a_client_that_closes_its_end_has_gone_away() -> None:
 @given(lines=st.lists(st.binary(max_size=12).map(lambda line: line.replace(b"\n", b""))), cut=st.integers(1, 7))
 def test_lines_are_the_same_however_they_arrive(lines: list[bytes], cut: int) -> None:
     found: list[bytes] = []
-    cutter = LineCutter(found.append, 8)
+    cutter = LineSplitter(found.append, 8)
     data = b"".join(line + b"\n" for line in lines)
     for start in range(0, len(data), cut):
         cutter.feed(data[start : start + cut])

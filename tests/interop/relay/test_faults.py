@@ -326,8 +326,8 @@ async def test_c27_the_token_of_the_front_never_goes_to_the_server() -> None:
 
 
 @pytest.mark.parametrize("kind", ["streamable_http", "sse"])
-@pytest.mark.parametrize("carrier", ["memory", "http"])
-async def test_a_server_behind_an_address_is_relayed_as_well(kind: str, carrier: str) -> None:
+@pytest.mark.parametrize("channel", ["memory", "http"])
+async def test_a_server_behind_an_address_is_relayed_as_well(kind: str, channel: str) -> None:
     behind = create_provider_host(Bench().box)
     settings = HttpSettings(without_token=True, sse=True)
     async with behind.serve_http(settings) as serving:
@@ -336,9 +336,9 @@ async def test_a_server_behind_an_address_is_relayed_as_well(kind: str, carrier:
             config = SseServerConfig("there", serving.url.replace("/mcp", "/sse"))
         host = create_relay_host(config)
         async with anyio.create_task_group():
-            opening: Any = front_of(host) if carrier == "memory" else http_fronts(host)
+            opening: Any = front_of(host) if channel == "memory" else http_fronts(host)
             async with opening as given:
-                front = given if carrier == "memory" else given[0]
+                front = given if channel == "memory" else given[0]
                 await front.hello()
                 listed = await front.ask("tools/list", {}, 2)
                 assert "echo" in [tool["name"] for tool in listed["result"]["tools"]]
@@ -353,7 +353,7 @@ async def test_a_server_behind_an_address_is_relayed_as_well(kind: str, carrier:
                     modern = await front.ask("tools/list", stamped(), 5)
                     assert modern["result"]["resultType"] == "complete"
                     headed = {"name": "headed", "arguments": {"region": "here"}}
-                    if carrier == "memory":
+                    if channel == "memory":
                         assert "result" in await front.ask("tools/call", stamped(headed), 6)
 
 

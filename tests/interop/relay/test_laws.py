@@ -15,8 +15,8 @@ from tests.support.relays import ordered
 from indusagi.core.invisible import clean_json
 from indusagi.interop import StdioServerConfig, linked_pair
 from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits
-from indusagi.interop.protocol_bridge.relay.session import RelayClient
-from indusagi.interop.protocol_bridge.relay.upstream import Lines, Pace, ToolSchemas
+from indusagi.interop.protocol_bridge.relay.session import RelaySession
+from indusagi.interop.protocol_bridge.relay.upstream import ReconnectBackoff, ToolSchemas, UpstreamPool
 from indusagi.interop.protocol_bridge.rpc.codec import Prepared, Unwritable, read_exact, read_frame, write_frame
 
 if TYPE_CHECKING:
@@ -132,12 +132,12 @@ async def test_any_request_and_any_result_pass_equal_and_in_order(params: Any, r
     heard: list[Any] = []
     ours.attach(heard.append, lambda end: None)
     link = MemoryLink()
-    lines = Lines(StdioServerConfig("behind", "none"), 1)
-    client = RelayClient(lines, Pace(), HostLimits(), ToolSchemas())
+    lines = UpstreamPool(StdioServerConfig("behind", "none"), 1)
+    client = RelaySession(lines, ReconnectBackoff(), HostLimits(), ToolSchemas())
     client._channel.line = _Line(client, link)  # type: ignore[assignment] — a line without a process
-    client.outlet = theirs
+    client.notification_channel = theirs
     asked = {"jsonrpc": "2.0", "id": "a", "method": "x/y", "params": params}
-    client.conversation.receive(written(asked, style), theirs)
+    client.dispatcher.receive(written(asked, style), theirs)
     link.say(written({"result": result, "id": "a", "jsonrpc": "2.0"}, style))
     await settled()
     [sent], [answer] = link.sent, heard
@@ -153,7 +153,7 @@ class _Line:
 
     has_room = True
 
-    def __init__(self, client: RelayClient, link: MemoryLink) -> None:
+    def __init__(self, client: RelaySession, link: MemoryLink) -> None:
         self._link = link
         link.attach(lambda data: client._received(read_exact(data)), lambda end: None)  # type: ignore[arg-type]
 

@@ -158,8 +158,8 @@ async def _rooted(_: object) -> types.ListRootsResult:
 
 async def sdk_client(stack: AsyncExitStack, way: str, config: StdioServerConfig) -> Client:
     host = create_relay_host(config)
-    carrier, _, mode = way.partition("-")
-    if carrier == "memory":
+    channel, _, mode = way.partition("-")
+    if channel == "memory":
         ours, theirs = await stack.enter_async_context(create_client_server_memory_streams())
         running = await host.connect(theirs)
         stack.push_async_callback(running.cancel)
@@ -170,7 +170,7 @@ async def sdk_client(stack: AsyncExitStack, way: str, config: StdioServerConfig)
         headers = {"authorization": f"Bearer {TOKEN}"}
         http = await stack.enter_async_context(httpx2.AsyncClient(headers=headers))
         transport = streamable_http_client(serving.url, http_client=http)
-        if carrier == "sse":
+        if channel == "sse":
             transport = sse_client(serving.url.replace("/mcp", "/sse"), headers=headers)
     client = Client(
         transport,
@@ -194,14 +194,14 @@ class _Lent:
 
 
 @pytest.mark.parametrize(
-    ("carrier", "mode", "era"),
+    ("channel", "mode", "era"),
     [
         *itertools.product(["memory", "http"], ["auto"], ["legacy", "modern", "both"]),
         *itertools.product(["memory", "http", "sse"], ["legacy"], ["legacy", "both"]),
     ],
 )
-async def test_a_client_of_the_sdk_finds_its_era_and_all_there_is(carrier: str, mode: str, era: str) -> None:
-    way = f"{carrier}-{mode}"
+async def test_a_client_of_the_sdk_finds_its_era_and_all_there_is(channel: str, mode: str, era: str) -> None:
+    way = f"{channel}-{mode}"
     async with AsyncExitStack() as stack:
         client = await sdk_client(stack, way, honest("--era", era))
         modern = era != "legacy" and way.endswith("auto")
@@ -247,11 +247,11 @@ async def test_the_words_of_the_client_come_as_they_are(tmp_path: Any) -> None:
     odd = b'{"z":1e400,"a":0.10000000000000000001,"n":12345678901234567890123,"z":"\\ud83d"}'
     async with process(sys.executable, str(CHILD), sys.executable, str(script)) as front:
         front.write(b'{"jsonrpc":"2.0","id":1,"method":"x/y"}')
-        assert json.loads(await front.following())["result"]["line"].strip() == (
+        assert json.loads(await front.next_frame())["result"]["line"].strip() == (
             '{"jsonrpc":"2.0","id":1,"method":"x/y"}'
         )
         front.write(b' {"params" : %b, "id":"2", "method":"x/y","jsonrpc":"2.0"} ' % odd)
-        line = json.loads(await front.following())["result"]["line"]
+        line = json.loads(await front.next_frame())["result"]["line"]
         assert line.strip().encode().endswith(b'"params":%b}' % odd)
 
 

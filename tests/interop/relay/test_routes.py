@@ -82,7 +82,7 @@ async def opened(front: HttpFront, behind: Behind) -> None:
 async def streams(front: HttpFront) -> None:
     """Open the standing stream, and wait until it stands."""
     front.listen()
-    await until(lambda: front.standing)
+    await until(lambda: front.stream_is_open)
 
 
 def call(front: Any, identity: Any, **meta: Any) -> None:
@@ -267,7 +267,7 @@ async def test_whatever_the_server_calls_a_result_is_passed_on(behind: Behind, r
         await behind.heard("x/y")
         behind.link.say(b"noise", "noise", {"neither": 1}, {"id": "a"}, None)
         behind.link.answer("a", result)
-        answer = json.loads(await front.following())
+        answer = json.loads(await front.next_frame())
         assert answer == {"jsonrpc": "2.0", "id": "a", "result": result}
 
 
@@ -279,7 +279,7 @@ async def test_an_error_is_passed_on_with_all_that_is_in_it(behind: Behind) -> N
             await behind.heard("x/y")
             behind.link.sent.clear()
             behind.link.say({"jsonrpc": "2.0", "id": 1, "error": error})
-            assert json.loads(await front.following())["error"] == error
+            assert json.loads(await front.next_frame())["error"] == error
 
 
 async def test_an_answer_that_cannot_be_read_is_told_to_the_one_who_waits(behind: Behind) -> None:
@@ -287,7 +287,7 @@ async def test_an_answer_that_cannot_be_read_is_told_to_the_one_who_waits(behind
         front.say("x/y", {}, 1)
         await behind.heard("x/y")
         behind.link.say(b'{"jsonrpc":"2.0","id":1,"result":{"a":NaN}}')
-        answer = json.loads(await front.following())
+        answer = json.loads(await front.next_frame())
         assert "server 'behind': its answer cannot be read" in answer["error"]["message"]
 
 
@@ -299,12 +299,12 @@ async def test_notices_to_a_client_that_does_not_read_are_dropped_in_the_end(
         front.say("x/y", {}, 1)
         await behind.heard("x/y")
         caplog.set_level(logging.DEBUG)
-        front.link.other.room.clear()
+        front.link.other.writable.clear()
         for number in range(1_100):
             behind.notify("notifications/message", {"n": number})
         behind.ask("q", "roots/list")
         assert "reads nothing" in json.dumps(behind.link.replies())
-        front.link.other.room.set()
+        front.link.other.writable.set()
         behind.notify("notifications/message", {"n": "last"})
         behind.link.answer(1, {})
         await front.hears(lambda frame: frame.get("id") == 1)
@@ -342,7 +342,7 @@ async def test_clients_that_share_a_connection_get_their_own_answers(behind: Beh
             behind.notify("notifications/progress", step)
             behind.link.answer(asked["id"], {"for": asked["id"]})
         for front in fronts:
-            step, answer = await front.following(), await front.following()
+            step, answer = await front.next_frame(), await front.next_frame()
             assert json.loads(step)["params"]["progressToken"] == "same"
             assert json.loads(step)["params"]["progress"] == json.loads(answer)["result"]["for"]
             assert json.loads(answer)["id"] == "same"
@@ -431,14 +431,14 @@ async def test_words_for_the_log_reach_the_only_one_who_asked_for_them(behind: B
         modern_call(front, 1, **{LOG_LEVEL: "debug"})
         asked = await behind.heard("tools/call")
         behind.notify("notifications/message", {"data": "x"})
-        assert json.loads(await front.following())["params"] == {"data": "x"}
+        assert json.loads(await front.next_frame())["params"] == {"data": "x"}
         behind.link.answer(asked["id"], {})
-        await front.following()
+        await front.next_frame()
         modern_call(front, 2)
         asked = await behind.heard("tools/call", 2)
         behind.notify("notifications/message", {"data": "not asked for"})
         behind.link.answer(asked["id"], {})
-        assert json.loads(await front.following())["id"] == 2
+        assert json.loads(await front.next_frame())["id"] == 2
 
 
 async def test_after_a_cancelled_call_it_is_not_clear_who_speaks(
@@ -457,7 +457,7 @@ async def test_after_a_cancelled_call_it_is_not_clear_who_speaks(
         await LoopTime(monkeypatch).passes(6)
         behind.notify("notifications/message", {"data": "of the second"})
         behind.link.answer(asked["id"], {})
-        assert json.loads(await front.following())["params"] == {"data": "of the second"}
+        assert json.loads(await front.next_frame())["params"] == {"data": "of the second"}
 
 
 async def test_a_subscription_is_known_to_each_side_by_its_own_name(behind: Behind) -> None:
@@ -473,7 +473,7 @@ async def test_a_subscription_is_known_to_each_side_by_its_own_name(behind: Behi
             behind.link.say({"id": "nobody", "result": {}})
             behind.link.answer(name, {"resultType": "complete", "_meta": meta})
         for front in fronts:
-            told, over = await front.following(), await front.following()
+            told, over = await front.next_frame(), await front.next_frame()
             assert json.loads(told)["params"]["_meta"] == {"first": 1, SUBSCRIPTION: "mine", "last": 2}
             assert list(json.loads(told)["params"]["_meta"]) == ["first", SUBSCRIPTION, "last"]
             assert json.loads(over)["result"]["_meta"][SUBSCRIPTION] == "mine"
@@ -519,7 +519,7 @@ async def front_settled(front: Any, behind: Behind) -> None:
     front.say("ping", None, 2)
     await behind.heard("ping")
     behind.link.answer(2, {})
-    await front.following()
+    await front.next_frame()
 
 
 async def test_a_header_that_a_tool_wants_is_checked_once_the_tool_was_listed(behind: Behind) -> None:
@@ -587,12 +587,12 @@ async def test_a_server_that_takes_nothing_is_not_given_more(behind: Behind) -> 
     async with front_of(host) as front:
         front.say("x/y", {}, 1)
         await behind.heard("x/y")
-        behind.link.room.clear()
+        behind.link.writable.clear()
         front.say("x/y", {}, 2)
         front.say("x/y", {}, 3)
         refused = await front.hears(lambda frame: frame.get("id") == 3)
         assert "takes nothing more" in refused["error"]["message"]
-        behind.link.room.set()
+        behind.link.writable.set()
         front.say("x/y", {}, 4)
         refused = await front.hears(lambda frame: frame.get("id") == 4)
         assert refused["error"]["message"] == "too many requests at once"
@@ -606,7 +606,7 @@ async def test_what_a_server_does_not_read_is_bounded(behind: Behind, caplog: py
     async with front_of(create_relay_host(CONFIG)) as front:
         front.say("x/y", {}, 1)
         await behind.heard("x/y")
-        behind.link.room.clear()
+        behind.link.writable.clear()
         for _ in range(100):
             front.say("notifications/x", LARGE)
         front.say("x/y", {}, 2)
@@ -615,7 +615,7 @@ async def test_what_a_server_does_not_read_is_bounded(behind: Behind, caplog: py
         assert len(behind.asked("notifications/x")) < 10
         told = [record for record in caplog.records if "reads nothing" in record.getMessage()]
         assert len(told) == 2  # the first time and the tenth
-        behind.link.room.set()
+        behind.link.writable.set()
         front.say("notifications/x", {})
         front.say("x/y", {}, 3)
         await behind.heard("x/y", 2)
@@ -652,10 +652,10 @@ async def test_large_words_to_a_client_that_does_not_read_are_few(behind: Behind
     async with front_of(create_relay_host(CONFIG)) as front:
         front.say("x/y", {}, 1)
         await behind.heard("x/y")
-        front.link.other.room.clear()
+        front.link.other.writable.clear()
         for _ in range(100):
             behind.link.say(large.encode())
-        front.link.other.room.set()
+        front.link.other.writable.set()
         behind.link.answer(1, {})
         await front.hears(lambda frame: frame.get("id") == 1)
         assert len(front.heard) < 12
@@ -685,7 +685,7 @@ async def test_a_server_that_was_started_anew_knows_what_the_last_one_knew(behin
         front.say("initialize", HELLO, 0)
         await behind.heard("initialize")
         behind.link.answer(0, {"protocolVersion": "2025-11-25"})
-        await front.following()
+        await front.next_frame()
         for number, (method, params) in enumerate(
             [
                 ("logging/setLevel", {"level": "error"}),
@@ -699,11 +699,11 @@ async def test_a_server_that_was_started_anew_knows_what_the_last_one_knew(behin
             front.say(method, params, number)
             await until(lambda m=method, n=number: behind.link.sent[-1].get("id") == n)
             behind.link.answer(number, {})
-            await front.following()
+            await front.next_frame()
         front.say("x/y", {}, 8)
         await behind.heard("x/y")
         behind.link.end("exited with code 1")
-        lost = json.loads(await front.following())
+        lost = json.loads(await front.next_frame())
         assert lost["id"] == 8
         assert "server 'behind'" in lost["error"]["message"]
         assert "exited with code 1" in lost["error"]["message"]
@@ -725,7 +725,7 @@ async def test_a_server_that_was_started_anew_knows_what_the_last_one_knew(behin
         ]
         behind.link.answer(behind.link.sent[2]["id"], {})
         behind.link.answer(9, {"again": True})
-        assert json.loads(await front.following())["result"] == {"again": True}
+        assert json.loads(await front.next_frame())["result"] == {"again": True}
 
 
 async def test_a_shared_connection_that_broke_is_made_anew_by_the_next(behind: Behind) -> None:
@@ -758,6 +758,6 @@ async def test_words_after_the_end_are_not_heard(behind: Behind, caplog: pytest.
         link = behind.link
         link.end("went away")
         link.say({"jsonrpc": "2.0", "method": "notifications/message"})
-        await front.following()
+        await front.next_frame()
         await asyncio.sleep(0)
         assert len(front.heard) == 1

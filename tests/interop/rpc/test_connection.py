@@ -430,13 +430,13 @@ async def test_waiting_for_a_free_slot_counts(monkeypatch: pytest.MonkeyPatch) -
 async def test_a_link_that_takes_nothing_cannot_outlast_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     link, time = MemoryLink(), LoopTime(monkeypatch)
     wire = Wire(link)
-    link.room.clear()
+    link.writable.clear()
     async with asyncio.TaskGroup() as tasks:
         asked = ask(tasks, wire)
         await time.passes(LONG_S)
         assert isinstance(await asked, WireTimeout)
         assert link.heard("m") == []
-        link.room.set()
+        link.writable.set()
         again = ask(tasks, wire, "again")
         (sent,) = await link.hears("again")
         link.answer(sent["id"], GOOD)
@@ -446,7 +446,7 @@ async def test_a_link_that_takes_nothing_cannot_outlast_the_deadline(monkeypatch
 async def test_what_was_never_sent_is_not_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     link, time = MemoryLink(), LoopTime(monkeypatch)
     wire = Wire(link)
-    link.room.clear()
+    link.writable.clear()
     async with asyncio.TaskGroup() as tasks:
         asked = ask(tasks, wire)
         await time.passes(LONG_S)
@@ -519,7 +519,7 @@ async def test_when_the_link_ends_everybody_learns_it_and_so_does_who_comes_late
 async def test_who_waits_for_the_link_to_take_more_learns_of_its_end_too() -> None:
     link = MemoryLink()
     wire = Wire(link)
-    link.room.clear()
+    link.writable.clear()
     async with asyncio.TaskGroup() as tasks:
         asked = ask(tasks, wire)
         await settled()

@@ -273,7 +273,7 @@ class Gateway:
             await self._moved.wait()
             await anyio.sleep(_TOGETHER_S)
             self._moved = anyio.Event()
-            host.changed()
+            host.refresh_tools()
             self._mention(self._enrolment.notes)
             self._mention_remarks()
 

@@ -194,9 +194,9 @@ async def test_a_call_that_takes_long_is_not_late() -> None:
 
 
 async def test_strangers_who_only_connect_do_not_keep_others_out() -> None:
-    async with serving(strangers=3, ping_s=0.01) as http:
+    async with serving(unauthenticated=3, ping_s=0.01) as http:
         session = await http.session()
-        strangers: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        unauthenticated: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
         answers: list[str] = []
 
         async def ask() -> None:
@@ -208,9 +208,9 @@ async def test_strangers_who_only_connect_do_not_keep_others_out() -> None:
             for _ in range(6):
                 reader, writer = await asyncio.open_connection("127.0.0.1", http.port)
                 writer.write(HALF)
-                strangers.append((reader, writer))
+                unauthenticated.append((reader, writer))
             with anyio.fail_after(20):
-                for reader, _ in strangers[:3]:
+                for reader, _ in unauthenticated[:3]:
                     refused = await reader.read()
                     assert refused.startswith(b"HTTP/1.1 503 ")
                     assert b"retry-after: 1" in refused
@@ -218,8 +218,8 @@ async def test_strangers_who_only_connect_do_not_keep_others_out() -> None:
             assert (await http.health())["dropped"] == {"crowded": 4}
             http.bench.let_go.set()
         assert "let go" in answers[0]
-        assert not any(reader.at_eof() for reader, _ in strangers[4:])
-        for _, writer in strangers:
+        assert not any(reader.at_eof() for reader, _ in unauthenticated[4:])
+        for _, writer in unauthenticated:
             writer.transport.abort()
 
 

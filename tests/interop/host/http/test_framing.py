@@ -240,7 +240,7 @@ async def test_finding_d11_a_thousand_requests_in_flight_are_all_answered() -> N
 
 
 async def test_finding_d11_beyond_the_limits_every_request_gets_a_status() -> None:
-    limits = {"connections": 60, "strangers": 40, "requests": 30, "requests_each": 20}
+    limits = {"connections": 60, "unauthenticated": 40, "requests": 30, "requests_each": 20}
     count = 300
     answers: list[bytes] = []
     async with serving(**limits) as raw:
@@ -363,7 +363,7 @@ def test_finding_d11_a_limit_that_cannot_be_raised_is_kept_to(monkeypatch: pytes
 def test_finding_d11_the_server_is_one_whose_internals_are_known() -> None:
     """`_host_line` subclasses uvicorn's HTTP/1.1 protocol, which is no public interface.
 
-    A newer one: read `uvicorn/protocols/http/h11_impl.py`, compare what `HostConnection` overrides
+    A newer one: read `uvicorn/protocols/http/h11_impl.py`, compare what `HttpConnection` overrides
     (connection_made, data_received, handle_events, eof_received, send_400_response, shutdown) and
     relies on (cycle, conn, flow), run this file, and raise the bound in pyproject.toml.
     """

@@ -14,30 +14,30 @@ from hypothesis import strategies as st
 from mcp.shared import inbound
 from tests.support.scripts import unmeasured
 
-from indusagi.interop.protocol_bridge.host.http.headers import STATUSES, object_to, unwrapped
+from indusagi.interop.protocol_bridge.host.http.headers import STATUSES, check_headers, decode_header_value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from indusagi.interop.protocol_bridge.host.http.headers import Objection
+    from indusagi.interop.protocol_bridge.host.http.headers import RequestProblem
 
 VERSION = "2026-07-28"
 VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
 CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"
 STAMP: dict[str, Any] = {VERSION_KEY: VERSION, CAPABILITIES_KEY: {}}
-Lines = list[tuple[str, str]]
+UpstreamPool = list[tuple[str, str]]
 
 
 def wrapped(text: str) -> str:
     return f"=?base64?{base64.b64encode(text.encode()).decode()}?="
 
 
-def verdict(lines: Lines, frame: dict[str, Any], schema: Any = None) -> tuple[int, int] | None:
-    found = object_to(lines, frame, lambda name: schema if name == "tool" else None)
+def verdict(lines: UpstreamPool, frame: dict[str, Any], schema: Any = None) -> tuple[int, int] | None:
+    found = check_headers(lines, frame, lambda name: schema if name == "tool" else None)
     return None if found is None else (found.code, found.status)
 
 
-def theirs(lines: Lines, frame: dict[str, Any], schema: Any = None) -> tuple[int, int] | None:
+def theirs(lines: UpstreamPool, frame: dict[str, Any], schema: Any = None) -> tuple[int, int] | None:
     """Have the SDK say what it thinks, in the order in which its own server asks."""
     found: Any = None
     if inbound.find_duplicated_routing_header(lines) is not None:
@@ -73,7 +73,7 @@ SAID = st.one_of(NAMES, NAMES.map(wrapped), VISIBLE, VISIBLE.map(lambda text: f"
 
 
 @st.composite
-def routed(draw: st.DrawFn) -> tuple[Lines, dict[str, Any]]:
+def routed(draw: st.DrawFn) -> tuple[UpstreamPool, dict[str, Any]]:
     """Draw a request that says the same twice, and spoil it in a place or two."""
     wrong = draw(st.sets(st.sampled_from(["version", "method", "name", "body", "stamp", "twice", "gone"]), max_size=2))
     method, version, name = draw(METHODS), draw(VERSIONS), draw(NAMES)
@@ -89,20 +89,20 @@ def routed(draw: st.DrawFn) -> tuple[Lines, dict[str, Any]]:
         params = draw(st.one_of(st.none(), some(_meta=METAS), some(_meta=st.just(STAMP), name=ODD)))
     if "gone" in wrong:
         del headers[draw(st.sampled_from(sorted(headers)))]
-    lines: Lines = [*headers.items(), ("accept", "a"), ("accept", "b")]
+    lines: UpstreamPool = [*headers.items(), ("accept", "a"), ("accept", "b")]
     if "twice" in wrong:
         lines.append(draw(st.sampled_from(lines)))
     frame: dict[str, Any] = {"jsonrpc": "2.0", "id": 1, "method": method}
     return lines, frame if params is None else {**frame, "params": params}
 
 
-def readable(lines: Lines) -> bool:
+def readable(lines: UpstreamPool) -> bool:
     """Tell whether the SDK can judge it: what is no ASCII inside of a wrapper makes it fail."""
     return not any(v.startswith("=?base64?") and not v.isascii() for _, v in lines)
 
 
 @given(routed())
-def test_requests_are_routed_as_by_the_sdk(request: tuple[Lines, dict[str, Any]]) -> None:
+def test_requests_are_routed_as_by_the_sdk(request: tuple[UpstreamPool, dict[str, Any]]) -> None:
     lines, frame = request
     if readable(lines):
         assert verdict(lines, frame) == theirs(lines, frame)
@@ -125,7 +125,7 @@ def test_whatever_a_thing_is_called_its_name_can_be_repeated(method: str, name: 
 
 @pytest.mark.parametrize("said", ["=?base64?grüße?=", "=?base64?_w==?=", "=?base64?YR==?=", "=?base64?/w==?="])
 def test_a_wrapper_around_no_text_says_nothing(said: str) -> None:
-    assert unwrapped(said) is None
+    assert decode_header_value(said) is None
     frame = {"method": "tools/call", "params": {"name": said, "_meta": STAMP}}
     lines = [("mcp-protocol-version", VERSION), ("mcp-method", "tools/call"), ("mcp-name", said)]
     assert verdict(lines, frame) == (-32020, 400)
@@ -137,7 +137,7 @@ def test_a_wrapper_around_no_text_says_nothing(said: str) -> None:
 @example("=?BASE64?YQ==?=")
 def test_wrapped_words_are_read_as_by_the_sdk(said: str) -> None:
     if said.isascii():
-        assert unwrapped(said) == inbound.decode_header_value(said)
+        assert decode_header_value(said) == inbound.decode_header_value(said)
 
 
 def test_errors_are_told_with_the_statuses_of_the_sdk() -> None:
@@ -150,7 +150,7 @@ def test_a_version_that_is_not_spoken_is_told_with_those_that_are() -> None:
         "params": {"_meta": {VERSION_KEY: "2031-01-01", CAPABILITIES_KEY: {}}},
     }
     lines = [("mcp-protocol-version", "2031-01-01"), ("mcp-method", "tools/list")]
-    found = object_to(lines, frame, lambda _: None)
+    found = check_headers(lines, frame, lambda _: None)
     sdk = inbound.classify_inbound_request(frame, headers=dict(lines))
     assert found is not None
     assert isinstance(sdk, inbound.InboundLadderRejection)
@@ -167,7 +167,7 @@ def test_a_version_that_is_not_spoken_is_told_with_those_that_are() -> None:
     ],
 )
 def test_what_a_stamp_lacks_is_named(meta: Any, named: Sequence[str]) -> None:
-    found = object_to([], {"method": "tools/list", "params": {"_meta": meta}}, lambda _: None)
+    found = check_headers([], {"method": "tools/list", "params": {"_meta": meta}}, lambda _: None)
     assert found is not None
     assert found.code == -32602
     for key in (VERSION_KEY, CAPABILITIES_KEY):
@@ -221,7 +221,7 @@ def marked_schemas(draw: st.DrawFn) -> dict[str, Any]:
     return {"type": "object", "properties": {name: place(1) for name in names}}
 
 
-def repeated(schema: dict[str, Any], arguments: dict[str, Any]) -> Lines:
+def repeated(schema: dict[str, Any], arguments: dict[str, Any]) -> UpstreamPool:
     """Repeat arguments as a client of the SDK does."""
     if inbound.find_invalid_x_mcp_header(schema) is not None:
         return []
@@ -312,7 +312,7 @@ def test_a_header_that_comes_twice_is_refused_even_if_it_says_the_same(name: str
     assert verdict(lines, call({}), {}) == (-32020, 400)
 
 
-def said_of(found: Objection | None) -> str:
+def said_of(found: RequestProblem | None) -> str:
     assert found is not None
     return found.message
 
@@ -330,7 +330,7 @@ def test_a_refusal_names_the_header_and_the_argument(value: Any, said: Any, why:
     place = {"type": "string", "x-mcp-header": "Region"}
     schema: Any = {"properties": {"where": {"properties": {"region": place}}}}
     lines = CALLED if said is None else [*CALLED, ("mcp-param-region", said)]
-    found = object_to(lines, call({"where": {"region": value}}), lambda _: schema)
+    found = check_headers(lines, call({"where": {"region": value}}), lambda _: schema)
     told = said_of(found)
     assert "mcp-param-region" in told
     assert "'where.region'" in told

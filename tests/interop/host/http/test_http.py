@@ -21,7 +21,7 @@ from tests.support.waiting import until
 
 from indusagi.core.app_dirs import state_dir
 from indusagi.interop import HttpSettings, ProtocolFault
-from indusagi.interop.protocol_bridge.host.http.auth import TOKEN_FILE, is_loopback, kept_token, make_doors
+from indusagi.interop.protocol_bridge.host.http.auth import TOKEN_FILE, build_access_policy, is_loopback, load_token
 from indusagi.runtime.contract import ToolProgress
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ async def serving(**settings: Any) -> AsyncGenerator[Http]:
             yield Http(host.port, bench, client)
 
 
-# -- R51, C2: the doors ---------------------------------------------------------------------
+# -- R51, C2: the policy ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bind", ["127.0.0.1", "0.0.0.0"])
@@ -174,15 +174,15 @@ async def test_the_names_of_this_machine_are_let_in(name: str) -> None:
 
 def test_the_doors_know_the_names_they_are_given_and_no_others() -> None:
     settings = HttpSettings(host="0.0.0.0", allowed_hosts=["Tools.example"], allowed_origins=["https://app.example"])
-    doors = make_doors(settings, ["t"], 80)
-    assert doors.hosts == {
+    policy = build_access_policy(settings, ["t"], 80)
+    assert policy.hosts == {
         "127.0.0.1", "localhost", "[::1]", "127.0.0.1:80", "localhost:80", "[::1]:80",
         "tools.example",
     }  # fmt: skip
-    assert "https://app.example" in doors.origins
-    assert "fe80::1" not in make_doors(HttpSettings(host="::"), [], 1).hosts
-    assert "[fe80::1]:1" in make_doors(HttpSettings(host="fe80::1"), [], 1).hosts
-    assert "box:1" in make_doors(HttpSettings(host="Box"), [], 1).hosts
+    assert "https://app.example" in policy.origins
+    assert "fe80::1" not in build_access_policy(HttpSettings(host="::"), [], 1).hosts
+    assert "[fe80::1]:1" in build_access_policy(HttpSettings(host="fe80::1"), [], 1).hosts
+    assert "box:1" in build_access_policy(HttpSettings(host="Box"), [], 1).hosts
 
 
 @pytest.mark.parametrize(
@@ -213,15 +213,15 @@ async def test_the_token_is_made_once_and_only_its_user_can_read_it() -> None:
 
 
 def test_a_token_that_others_can_read_or_that_is_none_is_not_used() -> None:
-    kept = kept_token()
+    kept = load_token()
     os.chmod(kept.path, 0o644)
     with pytest.raises(PermissionError, match="others may read"):
-        kept_token()
+        load_token()
     os.chmod(kept.path, 0o600)
     with open(kept.path, "w", encoding="ascii") as file:
         file.write("short")
     with pytest.raises(ValueError, match="no token"):
-        kept_token()
+        load_token()
 
 
 @pytest.mark.parametrize(
@@ -645,4 +645,4 @@ def test_a_state_directory_of_somebody_else_is_not_used(tmp_path: Path, monkeypa
     (tmp_path / "indus").symlink_to(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     with pytest.raises(PermissionError):
-        kept_token()
+        load_token()

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio
 
 from indusagi.interop import HttpSettings
-from indusagi.interop.protocol_bridge.host.http.request import Outbox
-from indusagi.interop.protocol_bridge.host.http.sessions import HttpSession, Sessions
+from indusagi.interop.protocol_bridge.host.http.request import ResponseQueue
+from indusagi.interop.protocol_bridge.host.http.sessions import HttpSession, HttpSessions
 
 if TYPE_CHECKING:
-    from indusagi.interop.protocol_bridge.host.dispatcher import Served
+    from indusagi.interop.protocol_bridge.host.dispatcher import ServerSession
 
 
 SPARE_S = 1_000.0
@@ -32,16 +32,16 @@ class Client:
         await self.let_go.wait()
 
 
-def sessions_of(**settings: Any) -> Sessions:
+def sessions_of(**settings: Any) -> HttpSessions:
     chosen = HttpSettings(spare_s=SPARE_S, **settings)
-    return Sessions(lambda _owner: cast("Served", Client()), chosen)
+    return HttpSessions(lambda _owner: cast("ServerSession", Client()), chosen)
 
 
 def client_of(session: HttpSession) -> Client:
     return cast("Client", session.client)
 
 
-async def opened(sessions: Sessions) -> HttpSession:
+async def opened(sessions: HttpSessions) -> HttpSession:
     session = await sessions.admit(b"")
     assert session is not None
     return session
@@ -77,7 +77,7 @@ async def test_a_session_that_is_used_does_not_give_way_and_is_idle_only_from_th
         assert await sessions.admit(b"") is None
     assert await sessions.admit(b"") is None
     left_alone(session)
-    session.stream = Outbox()
+    session.stream = ResponseQueue()
     assert await sessions.admit(b"") is None
     session.stream = None
     assert await sessions.admit(b"") is not None

@@ -25,8 +25,8 @@ class PairedLink:
     """One end of a pair; what is sent here arrives there, in the next turn of the loop."""
 
     def __init__(self) -> None:
-        self.room = asyncio.Event()
-        self.room.set()
+        self.writable = asyncio.Event()
+        self.writable.set()
         self.other = self
         self._arrived: deque[JsonObject] = deque()
         self._on_frame: Callable[[bytes | JsonValue], None] | None = None
@@ -41,7 +41,7 @@ class PairedLink:
             on_end(self._end)
 
     @property
-    def hears(self) -> bool:
+    def accepts_notifications(self) -> bool:
         """Whether there is anybody at the other end."""
         return self._end is None
 

@@ -87,7 +87,7 @@ class StdioLink:
 
     def __init__(self, server: str, limits: ServerLimits, *, downloads: bool = False) -> None:
         self.child = Child(self)
-        self.room = self.child.writable
+        self.writable = self.child.writable
         self._server = server
         self._limits = limits
         self._parts: list[bytes] = []

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 
 from indusagi.core.json import JsonObject
 from indusagi.interop.protocol_bridge.host.catalog import BoxSource, Catalog, Ready
-from indusagi.interop.protocol_bridge.host.client_requests import Parking
+from indusagi.interop.protocol_bridge.host.client_requests import SuspendedCalls
 from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits
 from indusagi.interop.protocol_bridge.host.http.settings import HttpHost, HttpSettings
 from indusagi.interop.protocol_bridge.host.server import RunningProviderHost as RunningProviderHost
 from indusagi.interop.protocol_bridge.host.server import ServingHost
-from indusagi.interop.protocol_bridge.host.session import HostClient
+from indusagi.interop.protocol_bridge.host.session import HostSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +48,13 @@ class ProviderHost(ServingHost):
         self.info = info
         self.catalog = Catalog(box, info.as_json(), ready)
 
-    def changed(self) -> bool:
+    def refresh_tools(self) -> bool:
         """Look at the box again, and tell every client if its tools are others than before."""
-        return self.catalog.changed()
+        return self.catalog.refresh()
 
-    def new_client(self, parking: Parking | None = None, owner: bytes = b"") -> HostClient:
+    def new_session(self, suspended: SuspendedCalls | None = None, owner: bytes = b"") -> HostSession:
         """Make what answers one client; its calls may wait for it elsewhere than with it."""
-        return HostClient(self.catalog, self.limits, self.info.instructions, parking, owner)
+        return HostSession(self.catalog, self.limits, self.info.instructions, suspended, owner)
 
     @asynccontextmanager
     async def serve_http(self, settings: HttpSettings | None = None) -> AsyncGenerator[HttpHost]:
@@ -67,16 +67,16 @@ class ProviderHost(ServingHost):
 
         schemas = self.catalog
         # Over HTTP a client of the newer protocol is one request long; a call may take several.
-        parking = Parking()
+        suspended = SuspendedCalls()
         try:
             async with open_http(
-                lambda owner: self.new_client(parking, owner),
+                lambda owner: self.new_session(suspended, owner),
                 lambda name: schemas.listing().schemas.get(name),
                 settings,
             ) as serving:
                 yield serving
         finally:
-            await parking.close()
+            await suspended.close()
 
 
 def create_provider_host(
@@ -88,7 +88,7 @@ def create_provider_host(
 ) -> ProviderHost:
     """Make a host over a box, or over a function that gives the present one.
 
-    Whoever changes the tools says so with `ProviderHost.changed`. Clients are met at once; those
+    Whoever changes the tools says so with `ProviderHost.refresh_tools`. Clients are met at once; those
     who ask for tools wait until `ready` is set.
     """
     return ProviderHost(box, info or ProviderHostInfo(), limits or HostLimits(), ready)

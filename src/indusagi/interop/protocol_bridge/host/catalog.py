@@ -20,7 +20,7 @@ SERVER_INFO = "io.modelcontextprotocol/serverInfo"
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class ToolListing:
     """The tools of a box at one moment, in its order."""
 
     schemas: Mapping[str, JsonObject]
@@ -29,13 +29,13 @@ class Listing:
     modern: Prepared
 
 
-def make_listing(descriptors: Sequence[ToolDescriptor], server_info: JsonObject) -> Listing:
+def build_listing(descriptors: Sequence[ToolDescriptor], server_info: JsonObject) -> ToolListing:
     """Write the rows of a listing for both eras; one that is no JSON is left out and logged."""
     legacy, modern = _Rows(), _Rows()
     schemas: dict[str, JsonObject] = {}
     for descriptor in descriptors:
         try:
-            row = tool_row(descriptor)
+            row = build_tool_row(descriptor)
             before = _as_before(row)
             text = compact_json(row)
             modern.add(row, text)
@@ -45,7 +45,7 @@ def make_listing(descriptors: Sequence[ToolDescriptor], server_info: JsonObject)
             _log.warning("tool %r cannot be listed: %s", descriptor.name, exc)
     hints: JsonObject = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
     stamp: JsonObject = {"_meta": {SERVER_INFO: server_info}}
-    return Listing(schemas, legacy.prepared({}), modern.prepared({**hints, **stamp}))
+    return ToolListing(schemas, legacy.prepared({}), modern.prepared({**hints, **stamp}))
 
 
 class _Rows:
@@ -63,13 +63,13 @@ class _Rows:
         return Prepared({"tools": self._rows, **rest}, text.encode())
 
 
-def tool_row(descriptor: ToolDescriptor) -> JsonObject:
+def build_tool_row(descriptor: ToolDescriptor) -> JsonObject:
     """Write a descriptor as a row of the protocol.
 
     A remote tool is passed on as its server defines it, under the name it has here.
     """
     if descriptor.definition is not None:
-        return passed_on_row(descriptor.name, descriptor.definition)
+        return build_remote_row(descriptor.name, descriptor.definition)
     parameters = _plain(descriptor.parameters)
     # The one thing that the protocol demands of this schema, and that clients check.
     schema = parameters if parameters.get("type") == "object" else {**parameters, "type": "object"}
@@ -85,7 +85,7 @@ def tool_row(descriptor: ToolDescriptor) -> JsonObject:
     return row
 
 
-def passed_on_row(name: str, definition: Mapping[str, JsonValue]) -> JsonObject:
+def build_remote_row(name: str, definition: Mapping[str, JsonValue]) -> JsonObject:
     """Write the definition of a remote tool as a row of the protocol.
 
     Every field is kept, but for those whose type the protocol does not allow: one of them would
@@ -186,7 +186,7 @@ class Catalog:
         self.ready = ready
         """Set once the box holds what a first client should see."""
         self._source = box
-        self._listing: Listing | None = None
+        self._listing: ToolListing | None = None
         self._listeners: dict[object, Callable[[], None]] = {}
 
     def box(self) -> ToolBox:
@@ -195,11 +195,11 @@ class Catalog:
             return cast("ToolBox", self._source)
         return cast("Callable[[], ToolBox]", self._source)()
 
-    def listing(self) -> Listing:
+    def listing(self) -> ToolListing:
         """Give the present listing; it is made once, and not kept before the box is ready."""
         if self._listing is not None:
             return self._listing
-        listing = make_listing(self.box().descriptors(), self.server_info)
+        listing = build_listing(self.box().descriptors(), self.server_info)
         if self.ready is None or self.ready.is_set():
             self._listing = listing
         return listing
@@ -211,10 +211,10 @@ class Catalog:
         box = self.box()
         return isinstance(box, AnswersUnlisted) and box.answers_unlisted(name)
 
-    def changed(self) -> bool:
+    def refresh(self) -> bool:
         """Look at the box again, and tell those who listen; False if all is as it was."""
         before = self._listing
-        self._listing = make_listing(self.box().descriptors(), self.server_info)
+        self._listing = build_listing(self.box().descriptors(), self.server_info)
         if before is not None and before.modern.encoded == self._listing.modern.encoded:
             return False
         for listener in [*self._listeners.values()]:

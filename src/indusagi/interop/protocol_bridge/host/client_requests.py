@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from indusagi.core.json import JsonObject
-    from indusagi.interop.protocol_bridge.host.dispatcher import Conversation, HostRequest
+    from indusagi.interop.protocol_bridge.host.dispatcher import HostRequest, RequestDispatcher
     from indusagi.runtime.contract import ProgressSink, ToolProgress
 
-    Running: TypeAlias = Callable[["ParkedCall"], Awaitable[JsonObject]]
+    Running: TypeAlias = Callable[["SuspendedCall"], Awaitable[JsonObject]]
 
     SinkOf: TypeAlias = Callable[[HostRequest], ProgressSink | None]
 
@@ -33,7 +33,7 @@ ANSWER_S = 300.0
 MAX_HOPS = 8
 
 
-def hops_of(meta: JsonObject) -> int:
+def read_hops(meta: JsonObject) -> int:
     """Say through how many gateways a request came.
 
     Raises:
@@ -50,7 +50,7 @@ def hops_of(meta: JsonObject) -> int:
 class LegacyCaller:
     """An older client, asked on the way to the answer of one of its requests."""
 
-    def __init__(self, request: HostRequest, client: Conversation, capabilities: JsonObject, hops: int) -> None:
+    def __init__(self, request: HostRequest, client: RequestDispatcher, capabilities: JsonObject, hops: int) -> None:
         self.client = client
         self.capabilities = capabilities
         self.hops = hops
@@ -64,7 +64,7 @@ class LegacyCaller:
             raise RpcError(NOBODY, f"the client did not answer: {describe_error(exc)}") from exc
 
 
-class ParkedCall:
+class SuspendedCall:
     """One call, from its first request to its last; the `Caller` behind it."""
 
     client = None  # each call has its own ear: the request that comes next
@@ -128,7 +128,7 @@ class ParkedCall:
                     said = f"the answer to question {key} is no object"
                     found[1].set_exception(RpcError(INVALID_PARAMS, said))
 
-    async def following(self, request: HostRequest) -> JsonObject | None:
+    async def wait_for_result(self, request: HostRequest) -> JsonObject | None:
         """Wait for the result on behalf of a request; None: there are questions first."""
         self._sink = self._sink_of(request)
         forget = request.cancel.on_cancel(lambda: void(self.cancel.cancel(request.cancel.reason or "cancelled")))
@@ -164,16 +164,16 @@ _CALLS = 64
 _BUSY = -32000
 
 
-class Parking:
+class SuspendedCalls:
     """The calls of a host that may have questions."""
 
     def __init__(self, calls: int = _CALLS, round_s: float = ANSWER_S) -> None:
         self._limit = calls
         self._round_s = round_s
-        self._running: set[ParkedCall] = set()
-        self._parked: dict[str, tuple[ParkedCall, asyncio.TimerHandle]] = {}
+        self._running: set[SuspendedCall] = set()
+        self._suspended: dict[str, tuple[SuspendedCall, asyncio.TimerHandle]] = {}
 
-    async def begin(self, request: HostRequest, call: ParkedCall, running: Running) -> JsonObject:
+    async def begin(self, request: HostRequest, call: SuspendedCall, running: Running) -> JsonObject:
         """Run a call until it has a result or questions.
 
         Raises:
@@ -188,7 +188,7 @@ class Parking:
     def _taken(self, owner: bytes) -> int:
         # Each has its own places: one that leaves calls unanswered keeps nobody else from calling.
         running = sum(call.owner == owner for call in self._running)
-        return max(running, sum(call.owner == owner for call, _ in self._parked.values()))
+        return max(running, sum(call.owner == owner for call, _ in self._suspended.values()))
 
     async def resume(self, request: HostRequest, name: str, owner: bytes = b"") -> JsonObject:
         """Go on with the call that a request of its owner brings the answers for.
@@ -197,35 +197,35 @@ class Parking:
             RpcError: No call waits for them.
         """
         state, answers = request.params.get("requestState"), request.params.get("inputResponses")
-        found = self._parked.get(state) if isinstance(state, str) else None
+        found = self._suspended.get(state) if isinstance(state, str) else None
         if found is None or (found[0].name, found[0].owner) != (name, owner):
             said = "no call waits under this requestState: it has ended, or waited for too long"
             raise RpcError(INVALID_PARAMS, said)
-        del self._parked[str(state)]
+        del self._suspended[str(state)]
         call, alarm = found
         alarm.cancel()
         call.answer(answers if isinstance(answers, dict) else {})
         return await self._round(request, call)
 
-    async def _round(self, request: HostRequest, call: ParkedCall) -> JsonObject:
-        result = await call.following(request)
+    async def _round(self, request: HostRequest, call: SuspendedCall) -> JsonObject:
+        result = await call.wait_for_result(request)
         if result is not None:
             return result
         state = secrets.token_urlsafe(32)
         late = asyncio.get_running_loop().call_later(self._round_s, self._expired, state)
-        self._parked[state] = (call, late)
+        self._suspended[state] = (call, late)
         questions = call.questions()
         return {"resultType": "input_required", "inputRequests": questions, "requestState": state}
 
     def _expired(self, state: str) -> None:
-        call, _ = self._parked.pop(state)
+        call, _ = self._suspended.pop(state)
         call.cancel.cancel(f"the client did not answer within {self._round_s:g} s")
 
     async def close(self) -> None:
         """Cancel every call, and see it end."""
-        for _, alarm in self._parked.values():
+        for _, alarm in self._suspended.values():
             alarm.cancel()
-        self._parked.clear()
+        self._suspended.clear()
         for call in [*self._running]:
             call.cancel.cancel("the host was stopped")
         for call in [*self._running]:

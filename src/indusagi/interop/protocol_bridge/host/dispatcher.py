@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeGuard
 
 from indusagi.core.cancel import CancelToken
 from indusagi.core.json import JsonObject, JsonValue
-from indusagi.interop.protocol_bridge.host.pending_requests import Questions, closed
+from indusagi.interop.protocol_bridge.host.pending_requests import OutgoingRequests, closed
 from indusagi.interop.protocol_bridge.rpc.codec import Prepared, read_frame
 from indusagi.interop.protocol_bridge.rpc.connection import INTERNAL_ERROR, PARSE_ERROR, RequestId, RpcError
 from indusagi.interop.protocol_bridge.rpc.limits import Slots
@@ -23,7 +23,7 @@ NO_PARAMS: JsonObject = {}
 """What stands for the params of a message that has none."""
 
 
-class Work(Protocol):
+class PendingResult(Protocol):
     """Gives a result when it is awaited; a coroutine, mostly."""
 
     def __await__(self) -> Generator[object, None, JsonObject]:
@@ -46,9 +46,9 @@ class HostLimits:
     listeners: int = 16
     """Standing requests to hear of changes."""
     asks: int = 64
-    """Questions of ours that it has not answered."""
+    """OutgoingRequests of ours that it has not answered."""
     upstreams: int = 17
-    """Connections to the server behind a relay: one for each session, and one that is shared."""
+    """ConnectionTracker to the server behind a relay: one for each session, and one that is shared."""
     frame_bytes: int = 16 * 1024 * 1024
     unread_bytes: int = 128 * 1024 * 1024
     """Of answers that wait for a client to read those before; larger ones become an error."""
@@ -58,7 +58,7 @@ class HostLimits:
     """How long calls may finish when the host is stopped, before they are cancelled."""
 
 
-class Refusal(Exception):
+class ForwardedError(Exception):
     """An error that is answered as it stands."""
 
     def __init__(self, error: JsonValue) -> None:
@@ -66,16 +66,16 @@ class Refusal(Exception):
         self.error = error
 
 
-class Carrier(Protocol):
+class ResponseChannel(Protocol):
     """Takes what is said to a client."""
 
     @property
-    def room(self) -> asyncio.Event:
+    def writable(self) -> asyncio.Event:
         """Set while it can take more."""
         ...
 
     @property
-    def hears(self) -> bool:
+    def accepts_notifications(self) -> bool:
         """Whether the client would read more here than the answer it waits for."""
         ...
 
@@ -91,10 +91,10 @@ class HostRequest:
     identity: RequestId
     method: str
     params: JsonObject
-    carrier: Carrier
-    questions: Questions
+    channel: ResponseChannel
+    questions: OutgoingRequests
     cancel: CancelToken = field(default_factory=CancelToken)
-    standing: bool = False
+    is_subscription: bool = False
     """It stays for as long as the client likes, and takes nobody's place."""
     elsewhere: bool = False
     """Somebody else works on it: it waits in no line of ours."""
@@ -112,7 +112,7 @@ class HostRequest:
     def tell(self, method: str, params: JsonObject) -> None:
         """Say something on the way to the answer; nothing is said after it."""
         if not self.settled:
-            self.carrier.send({"jsonrpc": "2.0", "method": method, "params": params})
+            self.channel.send({"jsonrpc": "2.0", "method": method, "params": params})
 
     async def ask(self, method: str, params: JsonObject | None = None, *, within_s: float) -> JsonObject:
         """Ask its client something on the way to the answer.
@@ -124,7 +124,7 @@ class HostRequest:
             WireClosed: It is gone, hears nothing here, or wants no answer any more.
         """
         with self.cancel.guard():
-            return await self.questions.ask(method, params, self.carrier, within_s)
+            return await self.questions.ask(method, params, self.channel, within_s)
         raise closed("the request was cancelled")
 
     def settle(self, frame: JsonObject | None = None) -> None:
@@ -132,13 +132,13 @@ class HostRequest:
         if self.settled:
             return
         if frame is not None and (self.released or not self.cancel.cancelled):
-            self.carrier.send(frame)
+            self.channel.send(frame)
         self.settled = True
         if self.on_settled is not None:
             self.on_settled()
 
 
-Serve: TypeAlias = Callable[[HostRequest], JsonObject | Work]
+Serve: TypeAlias = Callable[[HostRequest], JsonObject | PendingResult]
 """Answers at once, or says what has to be awaited; what it refuses it raises as `RpcError`."""
 OnNotice: TypeAlias = Callable[[str, JsonObject], None]
 Reader: TypeAlias = Callable[[bytes], JsonValue]
@@ -153,11 +153,11 @@ _PARTS = 100
 """So many a batch may have: all of them are taken in one turn of the loop."""
 
 
-class Served(Protocol):
+class ServerSession(Protocol):
     """One client, as those who carry its requests see it."""
 
     @property
-    def conversation(self) -> Conversation:
+    def dispatcher(self) -> RequestDispatcher:
         """Takes what it asks."""
         ...
 
@@ -167,19 +167,19 @@ class Served(Protocol):
         ...
 
     @property
-    def outlet(self) -> Carrier | None:
+    def notification_channel(self) -> ResponseChannel | None:
         """Takes what it is told unasked, while there is a way to tell it."""
         ...
 
-    @outlet.setter
-    def outlet(self, outlet: Carrier | None) -> None: ...
+    @notification_channel.setter
+    def notification_channel(self, notification_channel: ResponseChannel | None) -> None: ...
 
     async def close(self, reason: str) -> None:
         """End everything it has asked for."""
         ...
 
 
-class Conversation:
+class RequestDispatcher:
     """What one client has asked for, until it is answered, cancelled or gone."""
 
     def __init__(
@@ -197,7 +197,7 @@ class Conversation:
         self._read = read
         self._limits = limits or HostLimits()
         self._slots = Slots(self._limits.calls)
-        self._questions = Questions(self._limits.asks)
+        self._questions = OutgoingRequests(self._limits.asks)
         self._open: dict[RequestId, HostRequest] = {}
         self._tasks: dict[HostRequest, asyncio.Task[None]] = {}
         self._standing = 0
@@ -206,27 +206,27 @@ class Conversation:
 
     # -- what comes -------------------------------------------------------------------------
 
-    def receive(self, data: bytes | JsonValue, carrier: Carrier) -> None:
+    def receive(self, data: bytes | JsonValue, channel: ResponseChannel) -> None:
         """Take what came over a link, whatever it is."""
         if isinstance(data, bytes):
             try:
                 data = self._read(data)
             except (ValueError, RecursionError):
-                _refuse(carrier, None, PARSE_ERROR, "the message is no JSON that can be read")
+                _refuse(channel, None, PARSE_ERROR, "the message is no JSON that can be read")
                 return
         # Batches belong to one old revision; each part is taken as if it had come alone.
         parts = data if isinstance(data, list) and data else [data]
         if len(parts) > _PARTS:
             said = f"a batch may have {_PARTS} parts, and this one has {len(parts):,}"
-            _refuse(carrier, None, INVALID_REQUEST, said)
+            _refuse(channel, None, INVALID_REQUEST, said)
             return
         frames = [part for part in parts if isinstance(part, dict)]
         for frame in frames:
-            self._frame(frame, carrier)
+            self._frame(frame, channel)
         if len(frames) < len(parts):
-            _refuse(carrier, None, INVALID_REQUEST, _NO_REQUEST)
+            _refuse(channel, None, INVALID_REQUEST, _NO_REQUEST)
 
-    def _frame(self, frame: JsonObject, carrier: Carrier) -> None:
+    def _frame(self, frame: JsonObject, channel: ResponseChannel) -> None:
         if "method" not in frame and ("result" in frame or "error" in frame):
             self._questions.answered(frame)
             if self._on_answer is not None:
@@ -234,7 +234,7 @@ class Conversation:
             return
         method = frame.get("method")
         if not isinstance(method, str):
-            _refuse(carrier, None, INVALID_REQUEST, _NO_REQUEST)
+            _refuse(channel, None, INVALID_REQUEST, _NO_REQUEST)
             return
         given = frame.get("params")
         params = given if isinstance(given, dict) else NO_PARAMS
@@ -243,11 +243,11 @@ class Conversation:
             return
         identity = frame["id"]
         if not is_request_id(identity):
-            _refuse(carrier, None, INVALID_REQUEST, "the id must be a text or a whole number")
+            _refuse(channel, None, INVALID_REQUEST, "the id must be a text or a whole number")
         elif given is not None and not isinstance(given, dict):
-            _refuse(carrier, identity, INVALID_REQUEST, "params must be an object")
+            _refuse(channel, identity, INVALID_REQUEST, "params must be an object")
         else:
-            self.request(identity, method, params, carrier)
+            self.request(identity, method, params, channel)
 
     def notice(self, method: str, params: JsonObject) -> None:
         """Take a notification."""
@@ -264,11 +264,11 @@ class Conversation:
         identity: RequestId,
         method: str,
         params: JsonObject,
-        carrier: Carrier,
+        channel: ResponseChannel,
         on_settled: Callable[[], None] | None = None,
     ) -> None:
-        """Take a request; its answer goes to its carrier."""
-        request = HostRequest(identity, method, params, carrier, self._questions, on_settled=on_settled)
+        """Take a request; its answer goes to its channel."""
+        request = HostRequest(identity, method, params, channel, self._questions, on_settled=on_settled)
         if self._closing:
             request.settle(_error(identity, BUSY, "the host is stopping"))
             return
@@ -282,13 +282,13 @@ class Conversation:
             return
         if not isinstance(given, dict):
             self._start(request, given)
-        elif carrier.room.is_set():
+        elif channel.writable.is_set():
             request.settle({"jsonrpc": "2.0", "id": identity, "result": given})
         else:
             self._start(request, _known(given))
 
-    def _start(self, request: HostRequest, work: Work) -> None:
-        if request.standing:
+    def _start(self, request: HostRequest, work: PendingResult) -> None:
+        if request.is_subscription:
             full = self._standing >= self._limits.listeners
         else:
             full = len(self._tasks) - self._standing >= self._limits.waiting
@@ -296,31 +296,31 @@ class Conversation:
             work.close()
             request.settle(_error(request.identity, BUSY, "too many requests at once"))
             return
-        # Owned by this conversation: kept until it is done, ended by finish().
+        # Owned by this dispatcher: kept until it is done, ended by finish().
         task = asyncio.create_task(self._run(request, work))  # noqa: TID251
         self._open[request.identity] = request
         self._tasks[request] = task
-        self._standing += request.standing
+        self._standing += request.is_subscription
 
         def done(_: object) -> None:
             work.close()  # of one that was cancelled before it began
             self._open.pop(request.identity, None)
             self._tasks.pop(request, None)
-            self._standing -= request.standing
+            self._standing -= request.is_subscription
             request.settle()
 
         task.add_done_callback(done)
 
-    async def _run(self, request: HostRequest, work: Work) -> None:
+    async def _run(self, request: HostRequest, work: PendingResult) -> None:
         try:
-            if request.standing or request.elsewhere:
+            if request.is_subscription or request.elsewhere:
                 await self._hand_over(request, await work)
             else:
                 await self._in_turn(request, work)
         except Exception as exc:  # noqa: BLE001 — boundary: whatever it is, the client is answered
             request.settle(_failure(request, exc))
 
-    async def _in_turn(self, request: HostRequest, work: Work) -> None:
+    async def _in_turn(self, request: HostRequest, work: PendingResult) -> None:
         if not self._slots.take():
             with request.cancel.guard() as waiting:
                 await self._slots.wait()
@@ -335,7 +335,7 @@ class Conversation:
 
     async def _hand_over(self, request: HostRequest, result: JsonObject) -> None:
         """Answer as soon as there is room; what waits for a client to read has a limit."""
-        room = request.carrier.room
+        room = request.channel.writable
         if not room.is_set():
             size = len(result.encoded) if isinstance(result, Prepared) else 0
             if self._unread + size > self._limits.unread_bytes:
@@ -352,9 +352,11 @@ class Conversation:
 
     # -- asking in turn ---------------------------------------------------------------------
 
-    def ask(self, method: str, params: JsonObject | None, carrier: Carrier, *, within_s: float) -> Work:
+    def ask(
+        self, method: str, params: JsonObject | None, channel: ResponseChannel, *, within_s: float
+    ) -> PendingResult:
         """Ask the client something that belongs to no request; as `HostRequest.ask` otherwise."""
-        return self._questions.ask(method, params, carrier, within_s)
+        return self._questions.ask(method, params, channel, within_s)
 
     # -- the end ----------------------------------------------------------------------------
 
@@ -373,13 +375,13 @@ class Conversation:
         """Take nothing more, and let those who listen go, with an answer."""
         self._closing = True
         for request in [*self._tasks]:
-            if request.standing:
+            if request.is_subscription:
                 request.released = True
                 request.cancel.cancel(reason)
 
     async def drained(self, within_s: float) -> bool:
         """Wait until every request but the standing ones is answered; False if it takes longer."""
-        tasks = [task for request, task in self._tasks.items() if not request.standing]
+        tasks = [task for request, task in self._tasks.items() if not request.is_subscription]
         if tasks:
             await asyncio.wait(tasks, timeout=within_s)
         return all(task.done() for task in tasks)
@@ -407,7 +409,7 @@ async def _known(result: JsonObject) -> JsonObject:
 
 
 def _failure(request: HostRequest, exc: Exception) -> JsonObject:
-    if isinstance(exc, Refusal):
+    if isinstance(exc, ForwardedError):
         return {"jsonrpc": "2.0", "id": request.identity, "error": exc.error}
     if isinstance(exc, RpcError):
         return _error(request.identity, exc.code, exc.message, exc.data)
@@ -423,5 +425,5 @@ def _error(identity: RequestId | None, code: int, message: str, data: JsonValue 
     return {"jsonrpc": "2.0", "id": identity, "error": error}
 
 
-def _refuse(carrier: Carrier, identity: RequestId | None, code: int, message: str) -> None:
-    carrier.send(_error(identity, code, message))
+def _refuse(channel: ResponseChannel, identity: RequestId | None, code: int, message: str) -> None:
+    channel.send(_error(identity, code, message))

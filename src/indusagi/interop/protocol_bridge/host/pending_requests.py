@@ -45,7 +45,7 @@ _BUSY = -32000
 _CHANCE = 12
 
 
-class Questions:
+class OutgoingRequests:
     """The open questions to one client."""
 
     def __init__(self, limit: int) -> None:
@@ -53,16 +53,16 @@ class Questions:
         self._open: dict[str, asyncio.Future[JsonObject]] = {}
         self._ids = (f"{os.urandom(_CHANCE).hex()}-{number}" for number in itertools.count(1))
 
-    async def ask(self, method: str, params: JsonObject | None, carrier: Asked, within_s: float) -> JsonObject:
+    async def ask(self, method: str, params: JsonObject | None, channel: Asked, within_s: float) -> JsonObject:
         """Ask, and wait for the answer; a client that nobody waits for any more is told so.
 
         Raises:
             RpcError: The client refused, or there are too many questions.
             BadAnswer: It answered with something else than an object.
             WireTimeout: It did not answer in time.
-            WireClosed: It is gone, or hears nothing on this carrier.
+            WireClosed: It is gone, or hears nothing on this channel.
         """
-        if not carrier.hears:
+        if not channel.accepts_notifications:
             raise closed("cannot be asked: it reads nothing but answers")
         if len(self._open) >= self._limit:
             raise RpcError(_BUSY, "the client has too many questions to answer")
@@ -71,13 +71,13 @@ class Questions:
         self._open[identity] = answer
         frame: JsonObject = {"jsonrpc": "2.0", "id": identity, "method": method}
         try:
-            carrier.send(frame if params is None else {**frame, "params": params})
+            channel.send(frame if params is None else {**frame, "params": params})
             await before(asyncio.get_running_loop().time() + within_s, answer)
         except TimeoutError:
-            _withdraw(carrier, identity)
+            _withdraw(channel, identity)
             raise WireTimeout(f"{method} was not answered within {within_s:g} s") from None
         except asyncio.CancelledError:
-            _withdraw(carrier, identity)
+            _withdraw(channel, identity)
             raise
         finally:
             self._open.pop(identity, None)
@@ -125,7 +125,7 @@ def refusal(error: JsonValue) -> RpcError | BadAnswer:
     )
 
 
-def _withdraw(carrier: Asked, identity: str) -> None:
+def _withdraw(channel: Asked, identity: str) -> None:
     params: JsonObject = {"requestId": identity, "reason": "no longer wanted"}
     notice: JsonObject = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
-    carrier.send(notice)
+    channel.send(notice)

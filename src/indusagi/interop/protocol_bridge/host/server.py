@@ -20,23 +20,23 @@ from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.tasks import Owner
 from indusagi.interop.protocol_bridge.client.memory import PairedLink
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
-from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits, Served
-from indusagi.interop.protocol_bridge.host.stdio import StandardStreams, standard_streams
+from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits, ServerSession
+from indusagi.interop.protocol_bridge.host.stdio import StdioHostTransport, standard_streams
 from indusagi.interop.protocol_bridge.rpc.connection import LinkEnd
 
 _STOPPED = "the host was stopped"
 
 
-class HostLink(Protocol):
+class ServerTransport(Protocol):
     """Carries frames between a host and one client."""
 
     @property
-    def room(self) -> asyncio.Event:
+    def writable(self) -> asyncio.Event:
         """Set while it can take more."""
         ...
 
     @property
-    def hears(self) -> bool:
+    def accepts_notifications(self) -> bool:
         """Whether there is anybody at the other end."""
         ...
 
@@ -50,17 +50,17 @@ class HostLink(Protocol):
 
 
 # Any: the streams belong to a package that is not loaded for their names.
-HostTransport: TypeAlias = HostLink | tuple[Any, Any]
+HostTransport: TypeAlias = ServerTransport | tuple[Any, Any]
 """A link of ours, or a `(read, write)` pair of the SDK's streams."""
 
 _live: set[RunningProviderHost] = set()
-"""Connections live until they end, held or not; a task that nobody refers to may be collected."""
+"""ConnectionTracker live until they end, held or not; a task that nobody refers to may be collected."""
 
 
 class RunningProviderHost:
     """One client that is being served."""
 
-    def __init__(self, client: Served, limits: HostLimits) -> None:
+    def __init__(self, client: ServerSession, limits: HostLimits) -> None:
         self.client = client
         self._limits = limits
         self._owner = Owner("provider host")
@@ -78,8 +78,8 @@ class RunningProviderHost:
 
     async def stop(self) -> None:
         """Let what runs finish within the limit, cancel the rest, and end the connection."""
-        self.client.conversation.release(_STOPPED)
-        await self.client.conversation.drained(self._limits.stop_s)
+        self.client.dispatcher.release(_STOPPED)
+        await self.client.dispatcher.drained(self._limits.stop_s)
         await self.cancel()
 
     async def start(self, transport: HostTransport) -> None:
@@ -106,23 +106,23 @@ class RunningProviderHost:
             started.set()
             _live.discard(self)
 
-    async def _serve(self, link: HostLink, started: asyncio.Event) -> None:
+    async def _serve(self, link: ServerTransport, started: asyncio.Event) -> None:
         def ended(end: LinkEnd) -> None:
             self._over.set()
 
-        self.client.outlet = link
+        self.client.notification_channel = link
 
         def arrived(data: bytes | JsonValue) -> None:
             # What comes after the end has no owner any more: it would be worked on for ever.
             if not self._over.is_set():
-                self.client.conversation.receive(data, link)
+                self.client.dispatcher.receive(data, link)
 
         link.attach(arrived, ended)
         started.set()
         try:
             await self._over.wait()
         finally:
-            self.client.outlet = None
+            self.client.notification_channel = None
             with anyio.CancelScope(shield=True):
                 await self.client.close("the client went away")
 
@@ -134,7 +134,7 @@ class ServingHost(ABC):
         self.limits = limits
 
     @abstractmethod
-    def new_client(self) -> Served:
+    def new_session(self) -> ServerSession:
         """Make what answers one client."""
 
     async def connect(self, transport: HostTransport) -> RunningProviderHost:
@@ -144,7 +144,7 @@ class ServingHost(ABC):
             ProtocolFault: It is no transport (kind `transport`).
         """
         _check(transport)
-        running = RunningProviderHost(self.new_client(), self.limits)
+        running = RunningProviderHost(self.new_session(), self.limits)
         await running.start(transport)
         return running
 
@@ -170,10 +170,10 @@ class ServingHost(ABC):
             said = f"standard output: {link.trouble.strerror or link.trouble}"
             raise ProtocolFault("transport", said, link.trouble)
 
-    async def _last_words(self, link: StandardStreams, running: RunningProviderHost) -> None:
+    async def _last_words(self, link: StdioHostTransport, running: RunningProviderHost) -> None:
         """Let calls finish for a moment when a client has nothing more to say."""
         await link.input_ended.wait()
-        await running.client.conversation.drained(self.limits.linger_s)
+        await running.client.dispatcher.drained(self.limits.linger_s)
         await running.cancel()
 
 
@@ -197,7 +197,7 @@ def _check(transport: object) -> None:
 
 
 @asynccontextmanager
-async def _linked(transport: HostTransport) -> AsyncGenerator[HostLink]:
+async def _linked(transport: HostTransport) -> AsyncGenerator[ServerTransport]:
     if not isinstance(transport, tuple):
         try:
             yield transport

@@ -16,8 +16,8 @@ from indusagi.interop.protocol_bridge.client.handlers import CAPABILITIES, calli
 from indusagi.interop.protocol_bridge.client.session import LEGACY_VERSIONS, MODERN_VERSIONS
 from indusagi.interop.protocol_bridge.content import to_blocks
 from indusagi.interop.protocol_bridge.host.catalog import SERVER_INFO, Prepared
-from indusagi.interop.protocol_bridge.host.client_requests import LegacyCaller, ParkedCall, Parking, hops_of
-from indusagi.interop.protocol_bridge.host.dispatcher import Conversation
+from indusagi.interop.protocol_bridge.host.client_requests import LegacyCaller, SuspendedCall, SuspendedCalls, read_hops
+from indusagi.interop.protocol_bridge.host.dispatcher import RequestDispatcher
 from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, METHOD_NOT_FOUND, RpcError
 from indusagi.interop.protocol_bridge.rpc.errors import UNSUPPORTED_VERSION
 from indusagi.runtime.contract import ToolCall, ToolResult
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.client.handlers import Caller
     from indusagi.interop.protocol_bridge.host.catalog import Catalog
-    from indusagi.interop.protocol_bridge.host.dispatcher import Carrier, HostLimits, HostRequest, Work
+    from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits, HostRequest, PendingResult, ResponseChannel
     from indusagi.runtime.contract import ProgressSink, ToolProgress
 
-    Answering: TypeAlias = Callable[[HostRequest], JsonObject | Work]
+    Answering: TypeAlias = Callable[[HostRequest], JsonObject | PendingResult]
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
 TOOLS_CHANGED = "notifications/tools/list_changed"
 
 
-class HostClient:
+class HostSession:
     """Answers one client from a catalog."""
 
     def __init__(
@@ -49,18 +49,18 @@ class HostClient:
         catalog: Catalog,
         limits: HostLimits,
         instructions: str | None,
-        parking: Parking | None = None,
+        suspended: SuspendedCalls | None = None,
         owner: bytes = b"",
     ) -> None:
         self.version: str | None = None
         """What the handshake has agreed on; None before one, and for the newer protocol."""
-        self.outlet: Carrier | None = None
+        self.notification_channel: ResponseChannel | None = None
         """Takes what an older client is told unasked, while there is a way to tell it."""
-        self.conversation = Conversation(self._serve, self._noticed, limits)
+        self.dispatcher = RequestDispatcher(self._serve, self._noticed, limits)
         self.capabilities: JsonObject = {}
         """What an older client said it can be asked."""
-        self._parking = parking or Parking()
-        self._parks_alone = parking is None
+        self._suspended = suspended or SuspendedCalls()
+        self._owns_suspended = suspended is None
         self._owner = owner
         self._catalog = catalog
         self._instructions = instructions
@@ -83,9 +83,9 @@ class HostClient:
         """End everything this client has asked for."""
         if self._forget is not None:
             self._forget()
-        await self.conversation.finish(reason)
-        if self._parks_alone:
-            await self._parking.close()
+        await self.dispatcher.finish(reason)
+        if self._owns_suspended:
+            await self._suspended.close()
 
     def _when_ready(self, answering: Answering) -> Answering:
         """Let whoever asks for tools wait until there are those that should be."""
@@ -106,7 +106,7 @@ class HostClient:
 
     # -- which era --------------------------------------------------------------------------
 
-    def _serve(self, request: HostRequest) -> JsonObject | Work:
+    def _serve(self, request: HostRequest) -> JsonObject | PendingResult:
         if VERSION in request.meta and request.method != "initialize":
             check_stamp(request.meta)
             answering = self._modern.get(request.method)
@@ -143,8 +143,8 @@ class HostClient:
         }
 
     def _announce(self) -> None:
-        if self.outlet is not None:
-            self.outlet.send({"jsonrpc": "2.0", "method": TOOLS_CHANGED})
+        if self.notification_channel is not None:
+            self.notification_channel.send({"jsonrpc": "2.0", "method": TOOLS_CHANGED})
 
     def _discover(self, request: HostRequest) -> JsonObject:
         return {
@@ -182,16 +182,16 @@ class HostClient:
                 forget()
         return {"resultType": "complete", "_meta": {**meta, **self._stamp()}}
 
-    def _listen(self, request: HostRequest) -> Work:
+    def _listen(self, request: HostRequest) -> PendingResult:
         wanted = request.params.get("notifications")
         if not isinstance(wanted, dict):
             raise RpcError(INVALID_PARAMS, "subscriptions/listen must name its notifications")
-        request.standing = True
+        request.is_subscription = True
         return self._stay(request, wanted.get("toolsListChanged") is True)
 
     # -- calling ----------------------------------------------------------------------------
 
-    def _call(self, request: HostRequest) -> Work:
+    def _call(self, request: HostRequest) -> PendingResult:
         name, arguments = request.params.get("name"), request.params.get("arguments")
         if not isinstance(name, str):
             raise RpcError(INVALID_PARAMS, "tools/call must name a tool")
@@ -199,24 +199,24 @@ class HostClient:
             raise RpcError(INVALID_PARAMS, f"the arguments of {name!r} must be an object")
         if not self._catalog.may_call(name):
             raise RpcError(INVALID_PARAMS, f"there is no tool named {name!r}")
-        hops = hops_of(request.meta)
+        hops = read_hops(request.meta)
         call = ToolCall(str(request.identity), name, arguments or {})
         if VERSION not in request.meta:
-            caller = LegacyCaller(request, self.conversation, self.capabilities, hops)
+            caller = LegacyCaller(request, self.dispatcher, self.capabilities, hops)
             return self._answer(request, call, caller, request.cancel, _sink(request))
         able = request.meta[CAPABILITIES]
         if "requestState" in request.params:
-            return self._stamped(self._parking.resume(request, name, self._owner))
-        parked = ParkedCall(name, able if isinstance(able, dict) else {}, hops, _sink, self._owner)
+            return self._stamped(self._suspended.resume(request, name, self._owner))
+        parked = SuspendedCall(name, able if isinstance(able, dict) else {}, hops, _sink, self._owner)
         if not parked.capabilities:
             return self._answer(request, call, parked, request.cancel, _sink(request))
 
-        def running(parked: ParkedCall) -> Work:
+        def running(parked: SuspendedCall) -> PendingResult:
             return self._answer(request, call, parked, parked.cancel, parked.progressed)
 
-        return self._stamped(self._parking.begin(request, parked, running))
+        return self._stamped(self._suspended.begin(request, parked, running))
 
-    async def _stamped(self, rounds: Work) -> JsonObject:
+    async def _stamped(self, rounds: PendingResult) -> JsonObject:
         """Say of questions too who has them."""
         answer = await rounds
         if answer.get("resultType") == "input_required":
@@ -232,7 +232,7 @@ class HostClient:
             outcome = await runner.run(call, cancel, on_progress=sink)
             return self._result(request, outcome.result)
         except Exception as exc:  # noqa: BLE001 — boundary: a box of somebody's that breaks its word
-            _log.error("tool %r failed outside of its own doors", call.name, exc_info=exc)
+            _log.error("tool %r failed outside of its own policy", call.name, exc_info=exc)
             said = f"{call.name} failed inside of the host; its log says more."
             return self._result(request, ToolResult.error(said, code="failed"))
 
@@ -286,7 +286,7 @@ def _progress(request: HostRequest, token: JsonValue) -> ProgressSink:
     def tell(progress: ToolProgress) -> None:
         nonlocal last
         # A client that does not read is not told of each step: steps are not to pile up.
-        if not last < progress.done < math.inf or not request.carrier.room.is_set():
+        if not last < progress.done < math.inf or not request.channel.writable.is_set():
             return
         last = progress.done
         notice: JsonObject = {"progressToken": token, "progress": progress.done}

@@ -37,7 +37,7 @@ _FLUSH_S = 1.0
 """How long the last words may take to be read."""
 
 
-class LineCutter:
+class LineSplitter:
     """Cuts bytes into lines in linear time; one that is too long is dropped as a whole."""
 
     def __init__(self, on_line: Callable[[bytes], None], limit: int) -> None:
@@ -90,12 +90,12 @@ class _Room(asyncio.Event):
         self._on_set()
 
 
-class StandardStreams:
+class StdioHostTransport:
     """A link over two descriptors, which it closes."""
 
     def __init__(self, source: int, sink: int, frame_bytes: int) -> None:
         self._source, self._sink = source, sink
-        self._cutter = LineCutter(self._line, frame_bytes)
+        self._cutter = LineSplitter(self._line, frame_bytes)
         self._early: list[bytes] = []
         self._outgoing: list[bytes] = []
         self._outgoing_bytes = 0
@@ -109,14 +109,14 @@ class StandardStreams:
         self._reader: PipeReader | None = None
         self._writer: asyncio.WriteTransport | None = None
         self._written = asyncio.Event()
-        self.room = _Room(self._go_on)
-        self.room.set()
+        self.writable = _Room(self._go_on)
+        self.writable.set()
         self.trouble: OSError | None = None
         """Why nothing more can be written."""
         self.input_ended = asyncio.Event()
         """The client has said its last word; it may still listen."""
 
-    # -- for the conversation ---------------------------------------------------------------
+    # -- for the dispatcher ---------------------------------------------------------------
 
     def attach(self, on_frame: Callable[[bytes | JsonValue], None], on_end: Callable[[LinkEnd], None]) -> None:
         """Deliver what comes, also what came before; `on_end` is called once."""
@@ -128,7 +128,7 @@ class StandardStreams:
             on_end(self._end)
 
     @property
-    def hears(self) -> bool:
+    def accepts_notifications(self) -> bool:
         """Whether somebody reads."""
         return self._end is None
 
@@ -166,7 +166,7 @@ class StandardStreams:
         """Start reading."""
         loop = asyncio.get_running_loop()
         if _can_be_watched(self._sink):
-            writer = PipeWriter(self.room, self._nobody_reads)
+            writer = PipeWriter(self.writable, self._nobody_reads)
             pipe = open(self._sink, "wb", buffering=0, closefd=False)  # noqa: SIM115, ASYNC230 — wraps a descriptor, opens nothing
             self._writer, _ = await loop.connect_write_pipe(lambda: writer, pipe)
         if _can_be_watched(self._source):
@@ -181,7 +181,7 @@ class StandardStreams:
             while data := await asyncio.to_thread(os.read, self._source, _PIECE_BYTES):
                 self._fed(data)
                 while self._rest or self._unread:
-                    await (self.room.wait() if self._unread else asyncio.sleep(0))
+                    await (self.writable.wait() if self._unread else asyncio.sleep(0))
             self._input_over()
 
     async def close(self) -> None:
@@ -205,7 +205,7 @@ class StandardStreams:
     @property
     def _unread(self) -> bool:
         """Whether the client has much to read before it is listened to."""
-        if self._writer is None or self.room.is_set() or self._leaving:
+        if self._writer is None or self.writable.is_set() or self._leaving:
             return False
         return self._writer.get_write_buffer_size() > _UNREAD_BYTES
 
@@ -254,7 +254,7 @@ class StandardStreams:
             self.input_ended.set()
 
     def _nobody_reads(self) -> None:
-        self.room.set()
+        self.writable.set()
         self._written.set()
         self.finish("the client stopped reading")
 
@@ -269,7 +269,7 @@ class StandardStreams:
 
 
 @asynccontextmanager
-async def standard_streams(frame_bytes: int) -> AsyncGenerator[StandardStreams]:
+async def standard_streams(frame_bytes: int) -> AsyncGenerator[StdioHostTransport]:
     """Take standard input and output for a link, and give them back at the end.
 
     Raises:
@@ -277,7 +277,7 @@ async def standard_streams(frame_bytes: int) -> AsyncGenerator[StandardStreams]:
     """
     source, sink = _taken()
     try:
-        link = StandardStreams(source, sink, frame_bytes)
+        link = StdioHostTransport(source, sink, frame_bytes)
         await link.open()
         try:
             yield link

@@ -16,9 +16,9 @@ from indusagi.interop.protocol_bridge.contract import ServerConfig
 from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits
 from indusagi.interop.protocol_bridge.host.http.settings import HttpHost, HttpSettings
 from indusagi.interop.protocol_bridge.host.server import ServingHost
-from indusagi.interop.protocol_bridge.relay.session import RelayClient
-from indusagi.interop.protocol_bridge.relay.shared import SharedLine
-from indusagi.interop.protocol_bridge.relay.upstream import Lines, Pace, ToolSchemas
+from indusagi.interop.protocol_bridge.relay.session import RelaySession
+from indusagi.interop.protocol_bridge.relay.shared import SharedUpstream
+from indusagi.interop.protocol_bridge.relay.upstream import ReconnectBackoff, ToolSchemas, UpstreamPool
 
 _STOP_S = 2.5
 """Calls, and then the server behind them, have five seconds together."""
@@ -29,14 +29,14 @@ class RelayHost(ServingHost):
 
     def __init__(self, config: ServerConfig, limits: HostLimits, rules: Supervision | None = None) -> None:
         super().__init__(limits)
-        self.lines = Lines(config, limits.upstreams)
+        self.lines = UpstreamPool(config, limits.upstreams)
         self._rules = rules
-        self._pace = Pace(rules)
+        self._backoff = ReconnectBackoff(rules)
         self._schemas = ToolSchemas()
 
-    def new_client(self) -> RelayClient:
+    def new_session(self) -> RelaySession:
         """Make what hands on the words of one client, over a connection of its own."""
-        return RelayClient(self.lines, self._pace, self.limits, self._schemas)
+        return RelaySession(self.lines, self._backoff, self.limits, self._schemas)
 
     @asynccontextmanager
     async def serve_http(self, settings: HttpSettings | None = None) -> AsyncGenerator[HttpHost]:
@@ -52,13 +52,13 @@ class RelayHost(ServingHost):
         chosen = replace(chosen, stop_s=min(chosen.stop_s, self.limits.stop_s))
         lines, schemas = self.lines, self._schemas
         # Apart: a server that breaks at a question of the newer protocol may serve the older well.
-        shared = SharedLine(lines, Pace(self._rules), schemas)
+        shared = SharedUpstream(lines, ReconnectBackoff(self._rules), schemas)
 
-        def new_client(_: bytes) -> RelayClient:
-            return RelayClient(lines, self._pace, self.limits, schemas, shared)
+        def new_session(_: bytes) -> RelaySession:
+            return RelaySession(lines, self._backoff, self.limits, schemas, shared)
 
         try:
-            async with open_http(new_client, schemas.of, chosen) as serving:
+            async with open_http(new_session, schemas.of, chosen) as serving:
                 yield serving
         finally:
             await shared.close()

@@ -14,17 +14,22 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING
 
-from indusagi.interop.protocol_bridge.host.dispatcher import NO_PARAMS, Conversation
+from indusagi.interop.protocol_bridge.host.dispatcher import NO_PARAMS, RequestDispatcher
 from indusagi.interop.protocol_bridge.relay.shared import VERSION
-from indusagi.interop.protocol_bridge.relay.upstream import CANCELLED, PROGRESS, UNAVAILABLE, Channel
+from indusagi.interop.protocol_bridge.relay.upstream import CANCELLED, PROGRESS, UNAVAILABLE, RequestForwarder
 from indusagi.interop.protocol_bridge.rpc.codec import read_exact, weight
 from indusagi.interop.protocol_bridge.rpc.connection import RpcError
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.protocol_bridge.host.dispatcher import Carrier, HostLimits, HostRequest
-    from indusagi.interop.protocol_bridge.relay.shared import SharedLine
-    from indusagi.interop.protocol_bridge.relay.upstream import Lines, Pace, Relayed, ToolSchemas
+    from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits, HostRequest, ResponseChannel
+    from indusagi.interop.protocol_bridge.relay.shared import SharedUpstream
+    from indusagi.interop.protocol_bridge.relay.upstream import (
+        ReconnectBackoff,
+        RelayedRequest,
+        ToolSchemas,
+        UpstreamPool,
+    )
     from indusagi.interop.protocol_bridge.rpc.connection import RequestId
 
 _log = logging.getLogger(__name__)
@@ -40,50 +45,57 @@ _REMEMBERED = 1_000
 _greetings = itertools.count(1)
 
 
-class RelayClient:
+class RelaySession:
     """Hands on what one client says, and what it is told."""
 
     def __init__(
-        self, lines: Lines, pace: Pace, limits: HostLimits, schemas: ToolSchemas, shared: SharedLine | None = None
+        self,
+        lines: UpstreamPool,
+        backoff: ReconnectBackoff,
+        limits: HostLimits,
+        schemas: ToolSchemas,
+        shared: SharedUpstream | None = None,
     ) -> None:
         self.version: str | None = None
         """What the handshake has agreed on; None before one."""
-        self.conversation = Conversation(self._serve, self._noticed, limits, on_answer=self._answered, read=read_exact)
-        self._channel = Channel(lines, pace, self._received)
+        self.dispatcher = RequestDispatcher(
+            self._serve, self._noticed, limits, on_answer=self._answered, read=read_exact
+        )
+        self._channel = RequestForwarder(lines, backoff, self._received)
         self._schemas = schemas
         self._shared = shared
         self._limits = limits
-        self._outlet: Carrier | None = None
-        self._asked: dict[RequestId, Carrier | None] = {}
+        self._notification_channel: ResponseChannel | None = None
+        self._asked: dict[RequestId, ResponseChannel | None] = {}
         """What the server has asked, and where it was put to the client."""
         self._kept: deque[JsonObject] = deque()
         self._kept_bytes = 0
         self._unread = 0
         self._unread_bytes = 0
-        self._greeting: Relayed | None = None
+        self._greeting: RelayedRequest | None = None
         self._settings: dict[JsonValue, JsonObject] = {}
         """What the server was told to remember, by what it is about."""
 
     @property
-    def outlet(self) -> Carrier | None:
+    def notification_channel(self) -> ResponseChannel | None:
         """Takes what it is told unasked, while there is a way to tell it."""
-        return self._outlet
+        return self._notification_channel
 
-    @outlet.setter
-    def outlet(self, outlet: Carrier | None) -> None:
-        self._outlet = outlet
+    @notification_channel.setter
+    def notification_channel(self, notification_channel: ResponseChannel | None) -> None:
+        self._notification_channel = notification_channel
         kept, self._kept, self._kept_bytes = self._kept, deque(), 0
         for frame in kept:
             self._tell(frame)
 
     async def close(self, reason: str) -> None:
         """End everything this client has asked for, and its connection."""
-        await self.conversation.finish(reason)
+        await self.dispatcher.finish(reason)
         await self._channel.close()
 
     # -- what the client says ---------------------------------------------------------------
 
-    def _serve(self, request: HostRequest) -> Relayed:
+    def _serve(self, request: HostRequest) -> RelayedRequest:
         if self._shared is not None and VERSION in request.meta and request.method != "initialize":
             return self._shared.ask(request)
         channel = self._channel
@@ -166,9 +178,9 @@ class RelayClient:
     # -- which way to the client ------------------------------------------------------------
 
     def _tell(self, frame: JsonObject) -> None:
-        carrier, identity = self._way(frame), frame.get("id")
+        channel, identity = self._way(frame), frame.get("id")
         asks = isinstance(identity, (int, str))
-        if not self._takes(carrier, weight(frame)):
+        if not self._takes(channel, weight(frame)):
             if asks:
                 self._refuse(identity, "the client reads nothing at the moment")
             return
@@ -176,18 +188,18 @@ class RelayClient:
             if len(self._asked) >= self._limits.asks:
                 # A server may give up a question without a word: those must not add up.
                 del self._asked[next(iter(self._asked))]
-            self._asked[identity] = carrier
-        if carrier is None:
+            self._asked[identity] = channel
+        if channel is None:
             self._kept.append(frame)
             self._kept_bytes += weight(frame)
         else:
-            carrier.send(frame)
+            channel.send(frame)
 
-    def _takes(self, carrier: Carrier | None, size: int) -> bool:
+    def _takes(self, channel: ResponseChannel | None, size: int) -> bool:
         """Tell whether there is room for one more; what nobody reads is not to pile up."""
-        if carrier is None:
+        if channel is None:
             taken = len(self._kept) < _KEPT and self._kept_bytes + size <= _UNREAD_BYTES
-        elif carrier.room.is_set():
+        elif channel.writable.is_set():
             self._unread = self._unread_bytes = 0
             taken = True
         else:
@@ -198,24 +210,24 @@ class RelayClient:
             _log.debug("a client reads nothing: what it is told is dropped")
         return taken
 
-    def _way(self, frame: JsonObject) -> Carrier | None:
+    def _way(self, frame: JsonObject) -> ResponseChannel | None:
         method, params = frame.get("method"), frame.get("params")
         given = params if isinstance(params, dict) else {}
         if method == PROGRESS:
             token = given.get("progressToken")
             for relayed in reversed(self._channel.open.values()):
-                if relayed.token == token and relayed.request.carrier.hears:
-                    return relayed.request.carrier
+                if relayed.token == token and relayed.request.channel.accepts_notifications:
+                    return relayed.request.channel
         if method == CANCELLED:
             identity = given.get("requestId")
             asked = self._asked.pop(identity, None) if isinstance(identity, (int, str)) else None
-            if asked is not None and asked.hears:
+            if asked is not None and asked.accepts_notifications:
                 return asked
-        calls = [relayed.request.carrier for relayed in reversed(self._channel.open.values())]
+        calls = [relayed.request.channel for relayed in reversed(self._channel.open.values())]
         # News concern no call: a client that has a standing stream expects them there.
         news = isinstance(method, str) and method.endswith(("list_changed", "resources/updated"))
-        ways = [self._outlet, *calls] if news else [*calls, self._outlet]
-        return next((way for way in ways if way is not None and way.hears), None)
+        ways = [self._notification_channel, *calls] if news else [*calls, self._notification_channel]
+        return next((way for way in ways if way is not None and way.accepts_notifications), None)
 
 
 def _subject(params: JsonObject) -> str:

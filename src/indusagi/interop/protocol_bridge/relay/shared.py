@@ -13,14 +13,19 @@ import itertools
 from typing import TYPE_CHECKING
 
 from indusagi.interop.protocol_bridge.client.handlers import DOUBT_S
-from indusagi.interop.protocol_bridge.relay.upstream import PROGRESS, SUBSCRIPTION, Channel, Complaints
+from indusagi.interop.protocol_bridge.relay.upstream import PROGRESS, SUBSCRIPTION, RateLimitedLog, RequestForwarder
 from indusagi.interop.protocol_bridge.rpc.codec import prepare
 from indusagi.interop.protocol_bridge.rpc.connection import METHOD_NOT_FOUND, RpcError
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.host.dispatcher import HostRequest
-    from indusagi.interop.protocol_bridge.relay.upstream import Lines, Pace, Relayed, ToolSchemas
+    from indusagi.interop.protocol_bridge.relay.upstream import (
+        ReconnectBackoff,
+        RelayedRequest,
+        ToolSchemas,
+        UpstreamPool,
+    )
     from indusagi.interop.protocol_bridge.rpc.connection import RequestId
 
 VERSION = "io.modelcontextprotocol/protocolVersion"
@@ -30,16 +35,16 @@ _INVALID_PARAMS = -32602
 _TOO_LARGE = "it holds a number that is too large to be written again"
 
 
-class SharedLine:
+class SharedUpstream:
     """Hands on requests of many clients over one connection."""
 
-    def __init__(self, lines: Lines, pace: Pace, schemas: ToolSchemas) -> None:
-        self._complaints = Complaints(lines.config.id)
+    def __init__(self, lines: UpstreamPool, backoff: ReconnectBackoff, schemas: ToolSchemas) -> None:
+        self._warnings = RateLimitedLog(lines.config.id)
         self._schemas = schemas
-        self._channel = Channel(lines, pace, self._received)
+        self._channel = RequestForwarder(lines, backoff, self._received)
         self._ids = itertools.count(1)
 
-    def ask(self, request: HostRequest) -> Relayed:
+    def ask(self, request: HostRequest) -> RelayedRequest:
         """Hand a request on.
 
         Raises:
@@ -69,7 +74,7 @@ class SharedLine:
             else:
                 self._notice(frame, method)
         except ValueError:
-            self._complaints.add(f"says something that is dropped: {_TOO_LARGE}")
+            self._warnings.add(f"says something that is dropped: {_TOO_LARGE}")
 
     def _resolve(self, frame: JsonObject) -> None:
         relayed = self._channel.answered(frame)
@@ -79,12 +84,12 @@ class SharedLine:
         if isinstance(result, dict):
             if relayed.request.method == "tools/list":
                 self._schemas.learn(result)
-            if relayed.request.standing:
+            if relayed.request.is_subscription:
                 frame = {**frame, "result": _renamed(result, relayed)}
         relayed.answered(frame)
 
     def _refuse(self, identity: RequestId, method: str) -> None:
-        self._complaints.add(f"asks without saying whom, and is refused: {method}")
+        self._warnings.add(f"asks without saying whom, and is refused: {method}")
         said = f"{method} cannot be passed on: several clients share this connection"
         error: JsonObject = {"code": METHOD_NOT_FOUND, "message": said}
         self._channel.send({"jsonrpc": "2.0", "id": identity, "error": error})
@@ -94,15 +99,15 @@ class SharedLine:
         params = given if isinstance(given, dict) else {}
         relayed = self._meant(method, params)
         if relayed is None:
-            self._complaints.add(f"says something to nobody, which is dropped: {method}")
+            self._warnings.add(f"says something to nobody, which is dropped: {method}")
             return
         request = relayed.request
-        if method in {PROGRESS, _MESSAGE} and not request.carrier.room.is_set():
+        if method in {PROGRESS, _MESSAGE} and not request.channel.writable.is_set():
             return  # to a client that does not read, steps are not to pile up
         if not request.settled:
-            request.carrier.send({**frame, "params": _addressed(params, relayed)})
+            request.channel.send({**frame, "params": _addressed(params, relayed)})
 
-    def _meant(self, method: str, params: JsonObject) -> Relayed | None:
+    def _meant(self, method: str, params: JsonObject) -> RelayedRequest | None:
         if method == PROGRESS:
             found = self._channel.find(params.get("progressToken"))
             return found if found is not None and found.token is not None else None
@@ -110,11 +115,11 @@ class SharedLine:
         named = meta.get(SUBSCRIPTION) if isinstance(meta, dict) else None
         if named is not None:
             found = self._channel.find(named)
-            return found if found is not None and found.request.standing else None
+            return found if found is not None and found.request.is_subscription else None
         return self._only_one() if method == _MESSAGE else None
 
-    def _only_one(self) -> Relayed | None:
-        calls = [one for one in self._channel.open.values() if not one.request.standing]
+    def _only_one(self) -> RelayedRequest | None:
+        calls = [one for one in self._channel.open.values() if not one.request.is_subscription]
         clear_s = asyncio.get_running_loop().time() - self._channel.withdrawn_at
         if len(calls) != 1 or clear_s < DOUBT_S:
             return None
@@ -128,14 +133,14 @@ def _with_token(request: HostRequest, identity: RequestId) -> JsonObject | None:
     return prepare({**request.params, "_meta": {**request.meta, "progressToken": identity}})
 
 
-def _addressed(params: JsonObject, relayed: Relayed) -> JsonObject:
+def _addressed(params: JsonObject, relayed: RelayedRequest) -> JsonObject:
     """Write a notice in the words of its client."""
     if "progressToken" in params and relayed.token is not None:
         return prepare({**params, "progressToken": relayed.token})
-    return _renamed(params, relayed) if relayed.request.standing else params
+    return _renamed(params, relayed) if relayed.request.is_subscription else params
 
 
-def _renamed(value: JsonObject, relayed: Relayed) -> JsonObject:
+def _renamed(value: JsonObject, relayed: RelayedRequest) -> JsonObject:
     """Call a subscription what its client calls it."""
     meta = value.get("_meta")
     if not isinstance(meta, dict) or SUBSCRIPTION not in meta:

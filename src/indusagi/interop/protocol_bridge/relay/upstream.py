@@ -22,7 +22,7 @@ from indusagi.interop.protocol_bridge.client.connect import open_link
 from indusagi.interop.protocol_bridge.client.faults import Site, classify
 from indusagi.interop.protocol_bridge.client.start.causes import find_cause
 from indusagi.interop.protocol_bridge.client.supervision import Record, Supervision
-from indusagi.interop.protocol_bridge.host.dispatcher import NO_PARAMS, Refusal
+from indusagi.interop.protocol_bridge.host.dispatcher import NO_PARAMS, ForwardedError
 from indusagi.interop.protocol_bridge.rpc.codec import answered_id, read_exact, weight
 from indusagi.interop.protocol_bridge.rpc.connection import INTERNAL_ERROR, RpcError, WireClosed
 
@@ -47,7 +47,7 @@ _KINDS = 20
 _SHOWN = 120
 
 
-class Complaints:
+class RateLimitedLog:
     """What is said of a server in the log: each kind at its first, 10th, 100th time and so on."""
 
     def __init__(self, server: str) -> None:
@@ -67,8 +67,8 @@ class Complaints:
             _log.warning("server %r %s%s", self._server, kind, times)
 
 
-class Line:
-    """One life of a connection. Made by `Lines.open`."""
+class UpstreamConnection:
+    """One life of a connection. Made by `UpstreamPool.open`."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Line:
         self._greeting = [*greeting]
         self._waiting: list[JsonObject] = []
         self._unread = 0
-        self._complaints = Complaints(config.id)
+        self._warnings = RateLimitedLog(config.id)
         self._link: Link | None = None
         self._ready = False
         self._over = asyncio.Event()
@@ -100,15 +100,15 @@ class Line:
     @property
     def has_room(self) -> bool:
         """Whether the server takes what is sent to it."""
-        return self._link is None or self._link.room.is_set()
+        return self._link is None or self._link.writable.is_set()
 
     # -- its life ---------------------------------------------------------------------------
 
-    def start(self, after: Callable[[Line], None]) -> None:
+    def start(self, after: Callable[[UpstreamConnection], None]) -> None:
         """Begin; `after` is called when all of it is gone."""
         self._owner.start(self._live(after))
 
-    async def _live(self, after: Callable[[Line], None]) -> None:
+    async def _live(self, after: Callable[[UpstreamConnection], None]) -> None:
         try:
             async with open_link(self._config, lambda: self.version) as link:
                 self._link = link
@@ -154,10 +154,10 @@ class Line:
 
     def send(self, frame: JsonObject) -> bool:
         """Hand a frame to the server, as soon as there is a way; False if it takes no more."""
-        if self._ready and self._link is not None and self._link.room.is_set():
+        if self._ready and self._link is not None and self._link.writable.is_set():
             self._unread = 0
         elif self._unread > _UNREAD_BYTES:
-            self._complaints.add("reads nothing: what it is told is dropped")
+            self._warnings.add("reads nothing: what it is told is dropped")
             return False
         else:
             self._unread += weight(frame)
@@ -179,13 +179,13 @@ class Line:
             if isinstance(frame, dict):
                 self._frame(frame)
             elif frame is not None:
-                self._complaints.add("said something that is no message")
+                self._warnings.add("said something that is no message")
 
     def _parsed(self, line: bytes) -> JsonValue:
         try:
             return read_exact(line)
         except (ValueError, RecursionError) as exc:
-            self._complaints.add("said something that cannot be read")
+            self._warnings.add("said something that cannot be read")
             identity = answered_id(line)
             if identity is None:
                 return None
@@ -212,7 +212,7 @@ class Line:
         return {**error, "message": f"server {self._config.id!r}: {error.get('message')}"}
 
 
-class Pace:
+class ReconnectBackoff:
     """How soon a connection may be made after one that broke."""
 
     def __init__(self, rules: Supervision | None = None) -> None:
@@ -243,34 +243,34 @@ class Pace:
         self._fault = fault
 
 
-class Lines:
+class UpstreamPool:
     """The connections to one server: so many at once, and no more."""
 
     def __init__(self, config: ServerConfig, limit: int) -> None:
         hasty = replace(config.limits, close_s=min(config.limits.close_s, _CLOSE_S))
         self.config: ServerConfig = replace(config, limits=hasty)
         self._limit = limit
-        self._open: set[Line] = set()
+        self._open: set[UpstreamConnection] = set()
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def __contains__(self, line: Line) -> bool:
+    def __contains__(self, line: UpstreamConnection) -> bool:
         return line in self._open
 
     def open(
         self,
         on_frame: Callable[[JsonObject], None],
         on_end: Callable[[str], None],
-        pace: Pace,
+        backoff: ReconnectBackoff,
         greeting: Sequence[JsonObject] = (),
-    ) -> Line:
+    ) -> UpstreamConnection:
         """Begin a connection.
 
         Raises:
             RpcError: There are too many, or the last one broke a moment ago.
         """
-        pace.check()
+        backoff.check()
         if len(self._open) >= self._limit:
             said = (
                 f"server {self.config.id!r}: {self._limit} clients have a connection of their own, "
@@ -279,10 +279,10 @@ class Lines:
             raise RpcError(UNAVAILABLE, said)
 
         def ended(fault: ProtocolFault) -> None:
-            pace.failed(fault, line.up_s)
+            backoff.failed(fault, line.up_s)
             on_end(str(fault))
 
-        line = Line(self.config, on_frame, ended, greeting)
+        line = UpstreamConnection(self.config, on_frame, ended, greeting)
         self._open.add(line)
         line.start(self._open.discard)
         return line
@@ -324,15 +324,15 @@ CANCELLED = "notifications/cancelled"
 PROGRESS = "notifications/progress"
 
 
-class Relayed:
-    """Gives the answer of the server when it is awaited; work of a conversation."""
+class RelayedRequest:
+    """Gives the answer of the server when it is awaited; work of a dispatcher."""
 
     def __init__(
         self,
         request: HostRequest,
         identity: RequestId,
-        on_withdrawn: Callable[[Relayed], None],
-        on_closed: Callable[[Relayed], None],
+        on_withdrawn: Callable[[RelayedRequest], None],
+        on_closed: Callable[[RelayedRequest], None],
     ) -> None:
         self.request = request
         self.identity = identity
@@ -345,10 +345,10 @@ class Relayed:
         self._answer: asyncio.Future[JsonObject] = self._loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
         self._forget = request.cancel.on_cancel(self._cancelled)
-        request.standing = request.method == LISTEN
+        request.is_subscription = request.method == LISTEN
         request.elsewhere = True
 
-    # -- for the conversation ---------------------------------------------------------------
+    # -- for the dispatcher ---------------------------------------------------------------
 
     def __await__(self) -> Generator[object, None, JsonObject]:
         return self._answer.__await__()
@@ -403,7 +403,7 @@ class Relayed:
             # Servers answer with all kinds of things: what it is, is for the client to judge.
             self._answer.set_result(cast("JsonObject", frame["result"]))
         else:
-            self._answer.set_exception(Refusal(frame["error"]))
+            self._answer.set_exception(ForwardedError(frame["error"]))
 
     def failed(self, said: str) -> None:
         """Say that no answer will come."""
@@ -425,22 +425,22 @@ _DISCOVER = "server/discover"
 _LONGEST_NUMBER = 15
 
 
-class Channel:
+class RequestForwarder:
     """Hands requests on, and finds them again when something comes back."""
 
-    def __init__(self, lines: Lines, pace: Pace, on_frame: Callable[[JsonObject], None]) -> None:
-        self.open: dict[RequestId, Relayed] = {}
+    def __init__(self, lines: UpstreamPool, backoff: ReconnectBackoff, on_frame: Callable[[JsonObject], None]) -> None:
+        self.open: dict[RequestId, RelayedRequest] = {}
         """By the ids under which the server knows them, the newest last."""
-        self.line: Line | None = None
+        self.line: UpstreamConnection | None = None
         self.withdrawn_at = float("-inf")
         """When a request was withdrawn last, by the clock of the loop."""
         self._lines = lines
-        self._pace = pace
+        self._backoff = backoff
         self._on_frame = on_frame
-        self._spent: list[Line] = []
+        self._spent: list[UpstreamConnection] = []
         self._over = False
 
-    def ready(self, greeting: Sequence[JsonObject] = ()) -> Line:
+    def ready(self, greeting: Sequence[JsonObject] = ()) -> UpstreamConnection:
         """Give the connection; if there is none, begin one with a greeting.
 
         Raises:
@@ -449,16 +449,16 @@ class Channel:
         if self._over:
             raise RpcError(UNAVAILABLE, "the relay has ended")
         if self.line is None:
-            self.line = self._lines.open(self._on_frame, self._ended, self._pace, greeting)
+            self.line = self._lines.open(self._on_frame, self._ended, self._backoff, greeting)
         return self.line
 
-    def hand_on(self, request: HostRequest, identity: RequestId, params: JsonObject | None = None) -> Relayed:
+    def hand_on(self, request: HostRequest, identity: RequestId, params: JsonObject | None = None) -> RelayedRequest:
         """Hand a request on, as it is or with other params; the connection is there.
 
         Raises:
             RpcError: The server reads nothing, and much waits for it already.
         """
-        relayed = Relayed(request, identity, self._withdrawn, self._closed)
+        relayed = RelayedRequest(request, identity, self._withdrawn, self._closed)
         self.open[identity] = relayed
         if request.method == _DISCOVER:
             # A server of the older protocol may stay silent: its client shall not wait for ever.
@@ -475,7 +475,7 @@ class Channel:
         """Say something to the server, if there is one; False if it takes no more."""
         return self.line is None or self.line.send(frame)
 
-    def find(self, identity: JsonValue) -> Relayed | None:
+    def find(self, identity: JsonValue) -> RelayedRequest | None:
         """Find a request, also where a number comes back as `1.0` or `"1"`."""
         if isinstance(identity, float) and identity.is_integer():
             identity = int(identity)
@@ -486,7 +486,7 @@ class Channel:
             return self.open.get(int(identity))
         return found
 
-    def answered(self, frame: JsonObject) -> Relayed | None:
+    def answered(self, frame: JsonObject) -> RelayedRequest | None:
         """Find the request that a frame answers."""
         is_answer = "result" in frame or "error" in frame
         return self.find(frame.get("id")) if is_answer else None
@@ -501,13 +501,13 @@ class Channel:
         for line in ending:
             await line.close()
 
-    def _withdrawn(self, relayed: Relayed) -> None:
+    def _withdrawn(self, relayed: RelayedRequest) -> None:
         self.withdrawn_at = asyncio.get_running_loop().time()
         # Both protocols forbid to cancel the first request.
         if relayed.request.method != "initialize":
             self.send(relayed.withdrawal())
 
-    def _closed(self, relayed: Relayed) -> None:
+    def _closed(self, relayed: RelayedRequest) -> None:
         self.open.pop(relayed.identity, None)
 
     def _ended(self, said: str) -> None:

@@ -87,7 +87,7 @@ class Link(Protocol):
         ...
 
     @property
-    def room(self) -> asyncio.Event:
+    def writable(self) -> asyncio.Event:
         """Set while the link can take more."""
         ...
 
@@ -196,7 +196,7 @@ class Wire:
         answer = waiting.answer
         self._waiting[identity] = waiting
         try:
-            room = self._link.room
+            room = self._link.writable
             if not room.is_set():
                 await before(waiting.due, room.wait())
             self._link.send(frame)

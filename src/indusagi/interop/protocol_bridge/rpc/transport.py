@@ -31,8 +31,8 @@ class QueuedLink:
     def __init__(self) -> None:
         self._line: collections.deque[JsonObject] = collections.deque()
         self._stirred = asyncio.Event()
-        self.room = asyncio.Event()
-        self.room.set()
+        self.writable = asyncio.Event()
+        self.writable.set()
         self._on_frame: Callable[[bytes | JsonValue], None] | None = None
         self._on_end: Callable[[LinkEnd], None] | None = None
         self._end: LinkEnd | None = None
@@ -52,7 +52,7 @@ class QueuedLink:
         self._line.append(frame)
         self._stirred.set()
         if len(self._line) >= _LINE:
-            self.room.clear()
+            self.writable.clear()
 
     # -- for the carrier --------------------------------------------------------------------
 
@@ -63,7 +63,7 @@ class QueuedLink:
             await self._stirred.wait()
         frame = self._line.popleft()
         if len(self._line) < _LINE:
-            self.room.set()
+            self.writable.set()
         return frame
 
     def deliver(self, frame: bytes | JsonValue) -> None:
@@ -81,7 +81,7 @@ class QueuedLink:
         if self._end is None:
             self._end = LinkEnd(message, detail)
             self._line.clear()
-            self.room.set()
+            self.writable.set()
             if self._on_end is not None:
                 self._on_end(self._end)
         return self._end

@@ -226,7 +226,7 @@ class HostStreamLink(StreamLink):
         self._said.set()
 
     @property
-    def hears(self) -> bool:
+    def accepts_notifications(self) -> bool:
         """Whether there is anybody at the other end."""
         return self._end is None
 

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING
 
 from indusagi.core.faults import describe_error
 from indusagi.interop.protocol_bridge.contract import ProtocolFault
-from indusagi.interop.protocol_bridge.host.http.auth import LEAST_TOKEN, is_loopback, kept_token
+from indusagi.interop.protocol_bridge.host.http.auth import LEAST_TOKEN, is_loopback, load_token
 from indusagi.interop.protocol_bridge.host.http.settings import HttpHost, HttpSettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from indusagi.interop.protocol_bridge.host.http.auth import KeptToken
-    from indusagi.interop.protocol_bridge.host.http.settings import NewClient, SchemaOf
+    from indusagi.interop.protocol_bridge.host.http.auth import StoredToken
+    from indusagi.interop.protocol_bridge.host.http.settings import FindSchema, NewSession
 
 
 @asynccontextmanager
 async def open_http(
-    new_client: NewClient, schema_of: SchemaOf, settings: HttpSettings | None = None
+    new_session: NewSession, find_schema: FindSchema, settings: HttpSettings | None = None
 ) -> AsyncGenerator[HttpHost]:
     """Listen until the block is left; calls that run then may finish for a while.
 
@@ -37,7 +37,7 @@ async def open_http(
         try:
             tokens, kept = await asyncio.to_thread(_tokens, chosen)
             server = await asyncio.to_thread(_loaded_server)
-            opening = server.serve_app(new_client, schema_of, chosen, tokens)
+            opening = server.serve_app(new_session, find_schema, chosen, tokens)
             port, connections = await stack.enter_async_context(opening)
         except (OSError, ValueError) as exc:
             said = f"the host cannot listen on {chosen.host}:{chosen.port}: {describe_error(exc)}"
@@ -50,13 +50,13 @@ async def open_http(
         yield host
 
 
-def _tokens(settings: HttpSettings) -> tuple[tuple[str, ...], KeptToken | None]:
+def _tokens(settings: HttpSettings) -> tuple[tuple[str, ...], StoredToken | None]:
     if settings.without_token:
         if not is_loopback(settings.host):
             raise ValueError("without a token only an address of this machine alone is allowed")
         return (), None
     if settings.tokens is None:
-        kept = kept_token()
+        kept = load_token()
         return (kept.token,), kept
     if not settings.tokens or any(len(token) < LEAST_TOKEN for token in settings.tokens):
         raise ValueError(f"a token needs {LEAST_TOKEN} characters or more")

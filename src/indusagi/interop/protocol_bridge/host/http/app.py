@@ -1,4 +1,4 @@
-"""What an HTTP request to a host goes through: the doors, then its era, then the conversation.
+"""What an HTTP request to a host goes through: the policy, then its era, then the dispatcher.
 
 Both eras share one path. A request that names a version of the older protocol, or none, belongs to
 a session; any other stands alone, and its headers must agree with its body. Whoever goes away while
@@ -17,18 +17,26 @@ import anyio
 from indusagi.core.json import compact_json, is_json_object
 from indusagi.interop.protocol_bridge.client.session import LEGACY_VERSIONS
 from indusagi.interop.protocol_bridge.host.dispatcher import BUSY, NO_PARAMS, is_request_id
-from indusagi.interop.protocol_bridge.host.http.auth import HEALTH, OLD_MESSAGES, OLD_STREAM, Quota, come_in
+from indusagi.interop.protocol_bridge.host.http.auth import HEALTH, OLD_MESSAGES, OLD_STREAM, Quota, authorize
 from indusagi.interop.protocol_bridge.host.http.batch import answer_batch, object_to_batch
-from indusagi.interop.protocol_bridge.host.http.connection import ANNOUNCED, CROWDED, RECEIVED, WELCOME
+from indusagi.interop.protocol_bridge.host.http.connection import ANNOUNCED, CROWDED, ON_AUTHENTICATED, RECEIVED
 from indusagi.interop.protocol_bridge.host.http.headers import (
     STATUSES,
     VERSION_HEADER,
-    Objection,
-    object_to,
-    object_to_version,
+    RequestProblem,
+    check_headers,
+    check_version,
 )
-from indusagi.interop.protocol_bridge.host.http.request import AWAY, EVENTS, JSON, Outbox, Refused, Request, cancelled
-from indusagi.interop.protocol_bridge.host.http.sessions import Sessions
+from indusagi.interop.protocol_bridge.host.http.request import (
+    AWAY,
+    EVENTS,
+    JSON,
+    HttpRefusal,
+    Request,
+    ResponseQueue,
+    cancelled,
+)
+from indusagi.interop.protocol_bridge.host.http.sessions import HttpSessions
 from indusagi.interop.protocol_bridge.rpc.codec import read_exact
 from indusagi.interop.protocol_bridge.rpc.connection import METHOD_NOT_FOUND, PARSE_ERROR
 
@@ -36,11 +44,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.protocol_bridge.host.dispatcher import Served
-    from indusagi.interop.protocol_bridge.host.http.auth import Doors
+    from indusagi.interop.protocol_bridge.host.dispatcher import ServerSession
+    from indusagi.interop.protocol_bridge.host.http.auth import AccessPolicy
     from indusagi.interop.protocol_bridge.host.http.request import Headers, Receive, Scope, Send
     from indusagi.interop.protocol_bridge.host.http.sessions import HttpSession
-    from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings, NewClient, SchemaOf
+    from indusagi.interop.protocol_bridge.host.http.settings import FindSchema, HttpSettings, NewSession
     from indusagi.interop.protocol_bridge.rpc.connection import RequestId
 
 _SESSION = "mcp-session-id"
@@ -53,23 +61,23 @@ class HostApp:
 
     def __init__(
         self,
-        new_client: NewClient,
-        schema_of: SchemaOf,
+        new_session: NewSession,
+        find_schema: FindSchema,
         settings: HttpSettings,
-        doors: Doors,
+        policy: AccessPolicy,
         dropped: Mapping[str, int],
     ) -> None:
-        self.sessions = Sessions(new_client, settings)
-        self._new_client = new_client
-        self._schema_of = schema_of
+        self.sessions = HttpSessions(new_session, settings)
+        self._new_client = new_session
+        self._schema_of = find_schema
         self._settings = settings
-        self._doors = doors
+        self._policy = policy
         self._stopping = False
-        self._alone: set[Served] = set()
+        self._alone: set[ServerSession] = set()
         """Clients of the newer protocol, one for each request."""
         self._quota = Quota(settings)
         self._dropped = dropped
-        """Connections that were given up, by reason."""
+        """ConnectionTracker that were given up, by reason."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request (ASGI)."""
@@ -79,13 +87,13 @@ class HostApp:
         request = Request(scope, receive, send, state[RECEIVED], state[ANNOUNCED])
         try:
             if state[CROWDED]():
-                raise Refused(503, "there are too many connections", BUSY, _LATER)
-            come_in(request, self._doors)
-            state[WELCOME]()
+                raise HttpRefusal(503, "there are too many connections", BUSY, _LATER)
+            authorize(request, self._policy)
+            state[ON_AUTHENTICATED]()
             if self._stopping:
-                raise Refused(503, "the host is stopping", BUSY, _LATER)
+                raise HttpRefusal(503, "the host is stopping", BUSY, _LATER)
             await self._route(request)
-        except Refused as refused:
+        except HttpRefusal as refused:
             await request.refuse(refused)
 
     async def _route(self, request: Request) -> None:
@@ -117,12 +125,12 @@ class HostApp:
     async def _sent(self, request: Request) -> JsonValue:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != JSON.decode():
-            raise Refused(415, "the content type must be application/json")
+            raise HttpRefusal(415, "the content type must be application/json")
         body = await request.body(self._settings.body_bytes, self._settings.body_s)
         try:
             return read_exact(body)
         except (ValueError, RecursionError):
-            raise Refused(400, "the body is no JSON that can be read", PARSE_ERROR) from None
+            raise HttpRefusal(400, "the body is no JSON that can be read", PARSE_ERROR) from None
 
     # -- the older protocol -----------------------------------------------------------------
 
@@ -141,16 +149,16 @@ class HostApp:
     def _session(self, request: Request) -> HttpSession:
         identity = request.headers.get(_SESSION)
         if identity is None:
-            raise Refused(400, "the header Mcp-Session-Id is missing: send initialize first")
+            raise HttpRefusal(400, "the header Mcp-Session-Id is missing: send initialize first")
         session = self.sessions.find(identity, request.owner)
         if session is None:
-            raise Refused(404, "there is no such session: send initialize again")
+            raise HttpRefusal(404, "there is no such session: send initialize again")
         return session
 
     async def _legacy_post(self, request: Request) -> None:
         streamed = request.accepts(EVENTS)
         if not streamed and not request.accepts(JSON):
-            raise Refused(406, "the answer is application/json or text/event-stream")
+            raise HttpRefusal(406, "the answer is application/json or text/event-stream")
         sent = await self._sent(request)
         if isinstance(sent, list):
             await self._legacy_batch(request, sent)
@@ -159,18 +167,18 @@ class HostApp:
         opening = frame.get("method") == "initialize" and _SESSION not in request.headers
         if opening and "id" not in frame:
             # Nobody would be told the id of the session: it could only take a place.
-            raise Refused(400, "initialize must be a request: it has no id")
+            raise HttpRefusal(400, "initialize must be a request: it has no id")
         session = await self._admitted(request) if opening else self._session(request)
         if "id" not in frame or "method" not in frame:
-            session.client.conversation.receive(frame, Outbox())
+            session.client.dispatcher.receive(frame, ResponseQueue())
             await request.respond(202)
             return
         whose = request.owner + session.id.encode()
         try:
             with self.sessions.using(session), self._quota.request(whose):
                 named = [(_SESSION.encode(), session.id.encode())]
-                outbox = Outbox(only_answers=not streamed)
-                await self._exchange(request, session.client, frame, outbox, named, _NO_STATUS)
+                queue = ResponseQueue(only_answers=not streamed)
+                await self._exchange(request, session.client, frame, queue, named, _NO_STATUS)
         finally:
             if session.client.version is None:
                 # It was opened for a handshake that failed.
@@ -187,33 +195,33 @@ class HostApp:
                 places.enter_context(self._quota.request(whose))
             for frame in frames:
                 if "id" not in frame or "method" not in frame:
-                    session.client.conversation.receive(frame, Outbox())
+                    session.client.dispatcher.receive(frame, ResponseQueue())
             if not asked:
                 await request.respond(202)
                 return
             named = [(_SESSION.encode(), session.id.encode())]
-            await answer_batch(request, session.client.conversation, asked, named)
+            await answer_batch(request, session.client.dispatcher, asked, named)
 
     async def _admitted(self, request: Request) -> HttpSession:
         session = await self.sessions.admit(request.owner)
         if session is None:
             wait = {"retry-after": str(math.ceil(self._settings.spare_s) or 1)}
-            raise Refused(503, "there are too many sessions", BUSY, wait)
+            raise HttpRefusal(503, "there are too many sessions", BUSY, wait)
         return session
 
     async def _legacy_stream(self, request: Request) -> None:
         if not request.accepts(EVENTS):
-            raise Refused(406, "the answer is text/event-stream")
+            raise HttpRefusal(406, "the answer is text/event-stream")
         session = self._session(request)
         if session.stream is not None:
-            raise Refused(409, "this session has its stream already")
-        session.stream = session.client.outlet = outbox = Outbox()
+            raise HttpRefusal(409, "this session has its stream already")
+        session.stream = session.client.notification_channel = queue = ResponseQueue()
         try:
             with self.sessions.using(session), self._quota.stream():
                 named = [(_SESSION.encode(), session.id.encode())]
-                await self._pour(request, outbox, named)
+                await self._stream_events(request, queue, named)
         finally:
-            session.stream = session.client.outlet = None
+            session.stream = session.client.notification_channel = None
 
     # -- the newer protocol -----------------------------------------------------------------
 
@@ -221,30 +229,30 @@ class HostApp:
         if request.method != "POST":
             raise _method_refusal("POST")
         if not request.accepts(JSON):
-            raise Refused(406, "the answer is application/json or text/event-stream")
+            raise HttpRefusal(406, "the answer is application/json or text/event-stream")
         frame = await self._frame(request)
         if "id" not in frame or "method" not in frame:
-            unspoken = object_to_version(version)
+            unspoken = check_version(version)
             if unspoken is not None:
-                raise Refused(unspoken.status, unspoken.message, unspoken.code)
+                raise HttpRefusal(unspoken.status, unspoken.message, unspoken.code)
             await request.respond(202)
             return
         listens = frame["method"] == "subscriptions/listen"
         if listens and not request.accepts(EVENTS):
-            raise Refused(406, "the answer is text/event-stream")
-        objection = object_to(request.lines, frame, self._schema_of)
+            raise HttpRefusal(406, "the answer is text/event-stream")
+        objection = check_headers(request.lines, frame, self._schema_of)
         if objection is None and frame["method"] == "initialize":
             gone = "there is no handshake in this version of the protocol"
-            objection = Objection(METHOD_NOT_FOUND, gone)
+            objection = RequestProblem(METHOD_NOT_FOUND, gone)
         if objection is not None:
             await _reject(request, objection, frame["id"])
             return
         client = self._new_client(request.owner)
         self._alone.add(client)
-        outbox = Outbox(only_answers=not request.accepts(EVENTS))
+        queue = ResponseQueue(only_answers=not request.accepts(EVENTS))
         try:
             with self._quota.stream() if listens else self._quota.request(request.owner):
-                await self._exchange(request, client, frame, outbox, (), STATUSES)
+                await self._exchange(request, client, frame, queue, (), STATUSES)
         finally:
             self._alone.discard(client)
             with anyio.CancelScope(shield=True):
@@ -254,11 +262,11 @@ class HostApp:
 
     async def _old_stream(self, request: Request) -> None:
         session = await self._admitted(request)
-        session.stream = session.client.outlet = outbox = Outbox()
+        session.stream = session.client.notification_channel = queue = ResponseQueue()
         try:
             with self._quota.stream():
                 place = f"{OLD_MESSAGES}?session_id={session.id}".encode()
-                await self._pour(request, outbox, (), place)
+                await self._stream_events(request, queue, (), place)
         finally:
             with anyio.CancelScope(shield=True):
                 await self.sessions.drop(session, AWAY)
@@ -267,9 +275,9 @@ class HostApp:
         identity = parse_qs(request.query.decode("latin-1")).get("session_id", [""])[0]
         session = self.sessions.find(identity, request.owner)
         if session is None or session.stream is None:
-            raise Refused(404, "there is no such session")
+            raise HttpRefusal(404, "there is no such session")
         frame = await self._frame(request)
-        session.client.conversation.receive(frame, session.stream)
+        session.client.dispatcher.receive(frame, session.stream)
         await request.respond(202)
 
     # -- answering --------------------------------------------------------------------------
@@ -277,9 +285,9 @@ class HostApp:
     async def _exchange(
         self,
         request: Request,
-        client: Served,
+        client: ServerSession,
         frame: JsonObject,
-        outbox: Outbox,
+        queue: ResponseQueue,
         headers: Headers,
         statuses: Mapping[int, int],
     ) -> None:
@@ -290,40 +298,42 @@ class HostApp:
 
         async def watch() -> None:
             await request.gone()
-            client.conversation.cancel(identity, AWAY)
-            outbox.end()
+            client.dispatcher.cancel(identity, AWAY)
+            queue.end()
 
         async with anyio.create_task_group() as tasks:
-            client.conversation.request(identity, method, given, outbox, outbox.end)
-            if not outbox.ended:
+            client.dispatcher.request(identity, method, given, queue, queue.end)
+            if not queue.ended:
                 tasks.start_soon(watch)
-            if outbox.ended or await outbox.settled(self._settings.ping_s):
+            if queue.ended or await queue.settled(self._settings.ping_s):
                 # The answer itself is not kept while it is being read.
-                body = await outbox.following(0) or compact_json(cancelled(identity)).encode()
-                status = 200 if outbox.error is None else statuses.get(outbox.error, 200)
+                body = await queue.next_frame(0) or compact_json(cancelled(identity)).encode()
+                status = 200 if queue.error is None else statuses.get(queue.error, 200)
                 await request.respond(status, body, headers)
             else:
                 await request.begin_events(headers)
-                await self._written(request, outbox)
+                await self._written(request, queue)
             tasks.cancel_scope.cancel()
 
-    async def _pour(self, request: Request, outbox: Outbox, headers: Headers, endpoint: bytes = b"") -> None:
+    async def _stream_events(
+        self, request: Request, queue: ResponseQueue, headers: Headers, endpoint: bytes = b""
+    ) -> None:
         """Write a standing stream until one of the two ends it."""
 
         async def watch() -> None:
             await request.gone()
-            outbox.end()
+            queue.end()
 
         async with anyio.create_task_group() as tasks:
             await request.begin_events(headers)
             await request.event(endpoint, b"endpoint")
             tasks.start_soon(watch)
-            await self._written(request, outbox)
+            await self._written(request, queue)
             tasks.cancel_scope.cancel()
 
-    async def _written(self, request: Request, outbox: Outbox) -> None:
+    async def _written(self, request: Request, queue: ResponseQueue) -> None:
         """Write events until they end; whoever does not take them is hung up on, and gone."""
-        while (data := await outbox.following(self._settings.ping_s)) is not None:
+        while (data := await queue.next_frame(self._settings.ping_s)) is not None:
             await request.event(data)
         await request.end()
 
@@ -333,12 +343,12 @@ class HostApp:
         """Take nothing more, let calls finish within the limit, and cancel the rest."""
         self._stopping = True
         for client in self._alone:
-            client.conversation.release(reason)
+            client.dispatcher.release(reason)
         with anyio.move_on_after(self._settings.stop_s):
-            await self._quota.calm()
+            await self._quota.wait_idle()
             await self.sessions.drained()
         for client in [*self._alone]:
-            client.conversation.gone(reason)
+            client.dispatcher.gone(reason)
         await self.sessions.close(reason)
 
 
@@ -347,24 +357,24 @@ def _require_method(request: Request, method: str) -> None:
         raise _method_refusal(method)
 
 
-def _method_refusal(allowed: str) -> Refused:
+def _method_refusal(allowed: str) -> HttpRefusal:
     """Name what is allowed, as https://www.rfc-editor.org/rfc/rfc9110#section-15.5.6 wants it."""
-    return Refused(405, f"only {allowed}", headers={"allow": allowed})
+    return HttpRefusal(405, f"only {allowed}", headers={"allow": allowed})
 
 
 def _checked(frame: JsonValue) -> JsonObject:
     if not is_json_object(frame) or frame.get("jsonrpc") != "2.0":
-        raise Refused(400, "the body must be one JSON-RPC message")
+        raise HttpRefusal(400, "the body must be one JSON-RPC message")
     if "id" in frame and "method" in frame:
         params = frame.get("params")
         if not is_request_id(frame["id"]) or not isinstance(frame["method"], str):
-            raise Refused(400, "the request has no id that can be answered")
+            raise HttpRefusal(400, "the request has no id that can be answered")
         if params is not None and not is_json_object(params):
-            raise Refused(400, "params must be an object")
+            raise HttpRefusal(400, "params must be an object")
     return frame
 
 
-async def _reject(request: Request, objection: Objection, identity: JsonValue) -> None:
+async def _reject(request: Request, objection: RequestProblem, identity: JsonValue) -> None:
     error: JsonObject = {"code": objection.code, "message": objection.message}
     if objection.data is not None:
         error["data"] = objection.data

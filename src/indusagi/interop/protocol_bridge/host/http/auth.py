@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from indusagi.core.app_dirs import create_private_file, make_private_dir, read_small_file, state_dir
 from indusagi.interop.protocol_bridge.host.dispatcher import BUSY
-from indusagi.interop.protocol_bridge.host.http.request import Refused
+from indusagi.interop.protocol_bridge.host.http.request import HttpRefusal
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -38,7 +38,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
 @dataclass(frozen=True, slots=True)
-class Doors:
+class AccessPolicy:
     """What a request must show."""
 
     tokens: tuple[bytes, ...] = field(repr=False)
@@ -64,7 +64,7 @@ def _address(host: str) -> IPv4Address | IPv6Address | None:
         return None
 
 
-def make_doors(settings: HttpSettings, tokens: Sequence[str], port: int) -> Doors:
+def build_access_policy(settings: HttpSettings, tokens: Sequence[str], port: int) -> AccessPolicy:
     """Say under which names and from which pages a host on that port takes requests."""
     names = [*_LOOPBACK]
     address = _address(settings.host)
@@ -80,11 +80,11 @@ def make_doors(settings: HttpSettings, tokens: Sequence[str], port: int) -> Door
     if settings.sse:
         paths |= {OLD_STREAM, OLD_MESSAGES}
     shown = tuple(token.encode() for token in tokens)
-    return Doors(shown, frozenset(hosts), frozenset(origins), frozenset(paths))
+    return AccessPolicy(shown, frozenset(hosts), frozenset(origins), frozenset(paths))
 
 
 @dataclass(frozen=True, slots=True)
-class KeptToken:
+class StoredToken:
     """A token in a file that only its user can read."""
 
     token: str = field(repr=False)
@@ -92,7 +92,7 @@ class KeptToken:
     is_new: bool
 
 
-def kept_token() -> KeptToken:
+def load_token() -> StoredToken:
     """Give the token of this user; one is made if there is none.
 
     Raises:
@@ -104,10 +104,10 @@ def kept_token() -> KeptToken:
     try:
         handle = create_private_file(place)
     except FileExistsError:
-        return KeptToken(_known_token(place), place, is_new=False)
+        return StoredToken(_known_token(place), place, is_new=False)
     with os.fdopen(handle, "w", encoding="ascii") as file:
         file.write(token + "\n")
-    return KeptToken(token, place, is_new=True)
+    return StoredToken(token, place, is_new=True)
 
 
 def _new_token() -> str:
@@ -128,26 +128,26 @@ def _known_token(place: str) -> str:
 _WAIT = {"retry-after": "1"}
 
 
-def come_in(request: Request, doors: Doors) -> None:
+def authorize(request: Request, policy: AccessPolicy) -> None:
     """Look at the name, the page, the path and the token of a request, and note whose it is.
 
     Raises:
-        Refused: One of them is not right.
+        HttpRefusal: One of them is not right.
     """
     names = [value.lower() for name, value in request.lines if name == "host"]
-    if len(names) != 1 or names[0] not in doors.hosts:
-        raise Refused(421, "this host is not known under that name")
+    if len(names) != 1 or names[0] not in policy.hosts:
+        raise HttpRefusal(421, "this host is not known under that name")
     origins = [value for name, value in request.lines if name == "origin"]
-    if any(origin.lower() not in doors.origins for origin in origins):
-        raise Refused(403, "requests from that page are not taken")
-    request.owner = _shown(request, doors.tokens)
-    if request.path not in doors.paths:
+    if any(origin.lower() not in policy.origins for origin in origins):
+        raise HttpRefusal(403, "requests from that page are not taken")
+    request.owner = _shown(request, policy.tokens)
+    if request.path not in policy.paths:
         # Before the token: a client that is asked for one where it looks for a place to sign in
         # would take that for a beginning.
-        raise Refused(404, "there is nothing here")
-    if doors.tokens and not request.owner:
+        raise HttpRefusal(404, "there is nothing here")
+    if policy.tokens and not request.owner:
         challenge = {"www-authenticate": "Bearer"}
-        raise Refused(401, "a token is needed: Authorization: Bearer ...", headers=challenge)
+        raise HttpRefusal(401, "a token is needed: Authorization: Bearer ...", headers=challenge)
 
 
 def _shown(request: Request, tokens: tuple[bytes, ...]) -> bytes:
@@ -169,27 +169,27 @@ class Quota:
         self.streams = 0
         self._settings = settings
         self._each: dict[bytes, int] = {}
-        self._calm = asyncio.Event()
-        self._calm.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
 
-    async def calm(self) -> None:
+    async def wait_idle(self) -> None:
         """Wait until nothing runs."""
-        await self._calm.wait()
+        await self._idle.wait()
 
     @contextmanager
     def request(self, whose: bytes) -> Generator[None]:
         """Count a request while it is answered.
 
         Raises:
-            Refused: There are too many.
+            HttpRefusal: There are too many.
         """
         if self.running >= self._settings.requests:
-            raise Refused(503, "there are too many requests at once", BUSY, _WAIT)
+            raise HttpRefusal(503, "there are too many requests at once", BUSY, _WAIT)
         if self._each.get(whose, 0) >= self._settings.requests_each:
-            raise Refused(429, "this client has too many requests at once", BUSY, _WAIT)
+            raise HttpRefusal(429, "this client has too many requests at once", BUSY, _WAIT)
         self.running += 1
         self._each[whose] = self._each.get(whose, 0) + 1
-        self._calm.clear()
+        self._idle.clear()
         try:
             yield
         finally:
@@ -198,17 +198,17 @@ class Quota:
             if not self._each[whose]:
                 del self._each[whose]
             if not self.running:
-                self._calm.set()
+                self._idle.set()
 
     @contextmanager
     def stream(self) -> Generator[None]:
         """Count a stream while it stands.
 
         Raises:
-            Refused: There are too many.
+            HttpRefusal: There are too many.
         """
         if self.streams >= self._settings.streams:
-            raise Refused(503, "there are too many streams", BUSY, _WAIT)
+            raise HttpRefusal(503, "there are too many streams", BUSY, _WAIT)
         self.streams += 1
         try:
             yield

@@ -11,13 +11,13 @@ import anyio
 
 from indusagi.core.json import compact_json, is_json_object
 from indusagi.interop.protocol_bridge.host.dispatcher import NO_PARAMS
-from indusagi.interop.protocol_bridge.host.http.request import AWAY, Outbox, Refused, cancelled
+from indusagi.interop.protocol_bridge.host.http.request import AWAY, HttpRefusal, ResponseQueue, cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from indusagi.core.json import JsonObject
-    from indusagi.interop.protocol_bridge.host.dispatcher import Conversation, Served
+    from indusagi.interop.protocol_bridge.host.dispatcher import RequestDispatcher, ServerSession
     from indusagi.interop.protocol_bridge.host.http.request import Headers, Request
     from indusagi.interop.protocol_bridge.rpc.connection import RequestId
 
@@ -25,44 +25,44 @@ _VERSION = "2025-03-26"
 _PARTS = 100
 
 
-def object_to_batch(client: Served, parts: int) -> None:
+def object_to_batch(client: ServerSession, parts: int) -> None:
     """Look whether a client may send so many messages in one body.
 
     Raises:
-        Refused: It may not.
+        HttpRefusal: It may not.
     """
     if client.version != _VERSION:
         said = f"only version {_VERSION} of the protocol knows batches"
-        raise Refused(400, f"the body must be one JSON-RPC message: {said}")
+        raise HttpRefusal(400, f"the body must be one JSON-RPC message: {said}")
     if not 0 < parts <= _PARTS:
-        raise Refused(400, f"a batch has one part or more, and {_PARTS} at most: this has {parts}")
+        raise HttpRefusal(400, f"a batch has one part or more, and {_PARTS} at most: this has {parts}")
 
 
 async def answer_batch(
-    request: Request, conversation: Conversation, frames: Sequence[JsonObject], headers: Headers
+    request: Request, dispatcher: RequestDispatcher, frames: Sequence[JsonObject], headers: Headers
 ) -> None:
     """Have requests answered, in the order they came in."""
-    asked: list[tuple[RequestId, Outbox]] = []
+    asked: list[tuple[RequestId, ResponseQueue]] = []
 
     async def watch() -> None:
         await request.gone()
-        for identity, outbox in asked:
-            conversation.cancel(identity, AWAY)
-            outbox.end()
+        for identity, queue in asked:
+            dispatcher.cancel(identity, AWAY)
+            queue.end()
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(watch)
         for frame in frames:
             identity, params = cast("RequestId", frame["id"]), frame.get("params")
             given = params if is_json_object(params) else NO_PARAMS
-            outbox = Outbox(only_answers=True)
-            asked.append((identity, outbox))
+            queue = ResponseQueue(only_answers=True)
+            asked.append((identity, queue))
             method = cast("str", frame["method"])
-            conversation.request(identity, method, given, outbox, outbox.end)
+            dispatcher.request(identity, method, given, queue, queue.end)
         bodies: list[bytes] = []
-        for identity, outbox in asked:
-            await outbox.settled()
+        for identity, queue in asked:
+            await queue.settled()
             none = compact_json(cancelled(identity)).encode()
-            bodies.append(await outbox.following(0) or none)
+            bodies.append(await queue.next_frame(0) or none)
         await request.respond(200, b"[%b]" % b",".join(bodies), headers)
         tasks.cancel_scope.cancel()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings
 
-WELCOME = "welcome"
+ON_AUTHENTICATED = "welcome"
 """The key of what is called when a client has shown that it may come in."""
 RECEIVED = "received"
 """The key of what tells how many bytes have come of a request, framing included."""
@@ -64,7 +64,7 @@ class _Quiet(logging.Logger):
 _QUIET = _Quiet()
 
 
-class Connections:
+class ConnectionTracker:
     """All connections of a host, and those among them that are not known or not wanted."""
 
     def __init__(self, settings: HttpSettings, limit: int) -> None:
@@ -73,10 +73,10 @@ class Connections:
         """So many at once; requests on further ones are refused."""
         self.dropped: Counter[str] = Counter()
         """How many were refused or given up, by reason."""
-        self._open: set[HostConnection] = set()
-        self._strangers: dict[HostConnection, None] = {}
+        self._open: set[HttpConnection] = set()
+        self._unauthenticated: dict[HttpConnection, None] = {}
         """Those that have shown no token, the oldest first."""
-        self._lingering: dict[HostConnection, None] = {}
+        self._lingering: dict[HttpConnection, None] = {}
         """Those that were refused and may still be sending, the oldest first."""
 
     @property
@@ -84,35 +84,35 @@ class Connections:
         """Whether there are more than are allowed; those that are being closed do not count."""
         return len(self._open) - len(self._lingering) > self.limit
 
-    def enter(self, connection: HostConnection) -> None:
+    def enter(self, connection: HttpConnection) -> None:
         """Note one whose client is not known yet; too many of them, and the oldest is refused."""
-        if len(self._strangers) >= self.settings.strangers:
-            next(iter(self._strangers)).refuse("crowded", 503, "there are too many connections")
+        if len(self._unauthenticated) >= self.settings.unauthenticated:
+            next(iter(self._unauthenticated)).refuse("crowded", 503, "there are too many connections")
         self._open.add(connection)
-        self._strangers[connection] = None
+        self._unauthenticated[connection] = None
 
-    def know(self, connection: HostConnection) -> None:
+    def know(self, connection: HttpConnection) -> None:
         """Note that its client has shown a token."""
-        self._strangers.pop(connection, None)
+        self._unauthenticated.pop(connection, None)
 
-    def linger(self, connection: HostConnection) -> None:
+    def linger(self, connection: HttpConnection) -> None:
         """Note that it is refused, and closed once its client has stopped sending."""
-        self._strangers.pop(connection, None)
+        self._unauthenticated.pop(connection, None)
         if len(self._lingering) >= LINGERING:
             next(iter(self._lingering)).hang_up()
         self._lingering[connection] = None
 
-    def leave(self, connection: HostConnection) -> None:
+    def leave(self, connection: HttpConnection) -> None:
         """Forget one that is gone."""
         self._open.discard(connection)
-        self._strangers.pop(connection, None)
+        self._unauthenticated.pop(connection, None)
         self._lingering.pop(connection, None)
 
 
 class LingeringTransport:
     """A transport whose `close` leaves the client time to stop sending and to read its answer."""
 
-    def __init__(self, transport: asyncio.Transport, connection: HostConnection) -> None:
+    def __init__(self, transport: asyncio.Transport, connection: HttpConnection) -> None:
         self._transport = transport
         self._connection = connection
         self.lingers = False
@@ -137,15 +137,15 @@ class LingeringTransport:
         self._connection.linger()
 
 
-class HostConnection(H11Protocol):
+class HttpConnection(H11Protocol):
     """One connection."""
 
-    def __init__(self, connections: Connections, **given: Any) -> None:  # Any: the server's own affair
+    def __init__(self, connections: ConnectionTracker, **given: Any) -> None:  # Any: the server's own affair
         super().__init__(**given)
         self.logger = _QUIET
         self.app_state = {
             **self.app_state,
-            WELCOME: self._welcome,
+            ON_AUTHENTICATED: self._welcome,
             RECEIVED: lambda: self._received,
             ANNOUNCED: self._announced_bytes,
             CROWDED: lambda: connections.crowded,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from indusagi.core.json import JsonObject, JsonScalar, JsonValue
-    from indusagi.interop.protocol_bridge.host.http.settings import SchemaOf
+    from indusagi.interop.protocol_bridge.host.http.settings import FindSchema
 
 VERSION_HEADER = "mcp-protocol-version"
 _METHOD_HEADER = "mcp-method"
@@ -74,7 +74,7 @@ _HOLD_NAMED = frozenset({"$defs", "definitions", "dependentSchemas", "patternPro
 
 
 @dataclass(frozen=True, slots=True)
-class Objection:
+class RequestProblem:
     """Why a request is not taken: the error it is answered with."""
 
     code: int
@@ -96,32 +96,34 @@ class _Marked:
     kind: str
 
 
-def object_to(lines: Sequence[tuple[str, str]], frame: JsonObject, schema_of: SchemaOf) -> Objection | None:
+def check_headers(
+    lines: Sequence[tuple[str, str]], frame: JsonObject, find_schema: FindSchema
+) -> RequestProblem | None:
     """Compare the header lines of a request, names in lower case, with its body."""
     twice = _said_twice(lines)
     if twice is not None:
-        return Objection(MISMATCH, f"the header {twice} appears more than once")
+        return RequestProblem(MISMATCH, f"the header {twice} appears more than once")
     params = frame.get("params")
     meta = params.get("_meta") if is_json_object(params) else None
     if not is_json_object(params) or not is_json_object(meta):
-        return Objection(INVALID_PARAMS, f"params._meta must hold {VERSION} and {CAPABILITIES}")
+        return RequestProblem(INVALID_PARAMS, f"params._meta must hold {VERSION} and {CAPABILITIES}")
     missing = [key for key in (VERSION, CAPABILITIES) if key not in meta]
     if missing:
-        return Objection(INVALID_PARAMS, f"params._meta has no {' and no '.join(missing)}")
+        return RequestProblem(INVALID_PARAMS, f"params._meta has no {' and no '.join(missing)}")
     headers = dict(lines)
     version = meta[VERSION]
     other = _other_words(headers, frame, params, version)
     if other is not None:
-        return Objection(MISMATCH, f"the header {other} does not say what the body says")
-    return object_to_version(str(version)) or _object_to_arguments(headers, frame["method"], params, schema_of)
+        return RequestProblem(MISMATCH, f"the header {other} does not say what the body says")
+    return check_version(str(version)) or _object_to_arguments(headers, frame["method"], params, find_schema)
 
 
-def object_to_version(version: str) -> Objection | None:
+def check_version(version: str) -> RequestProblem | None:
     """Object to a version that is not spoken here."""
     if version in MODERN_VERSIONS:
         return None
     data: JsonObject = {"supported": [*MODERN_VERSIONS], "requested": version}
-    return Objection(UNSUPPORTED_VERSION, "this version of the protocol is not spoken here", data)
+    return RequestProblem(UNSUPPORTED_VERSION, "this version of the protocol is not spoken here", data)
 
 
 def _said_twice(lines: Sequence[tuple[str, str]]) -> str | None:
@@ -144,12 +146,12 @@ def _other_words(headers: Mapping[str, str], frame: JsonObject, params: JsonObje
         return _METHOD_HEADER
     key = _NAMED_BY.get(str(method))
     name = None if key is None else params.get(key)
-    if name is not None and unwrapped(headers.get(_NAME_HEADER)) != name:
+    if name is not None and decode_header_value(headers.get(_NAME_HEADER)) != name:
         return _NAME_HEADER
     return None
 
 
-def unwrapped(value: str | None) -> str | None:
+def decode_header_value(value: str | None) -> str | None:
     """Read a header whose words may be wrapped in base64; None if they cannot be told."""
     found = None if value is None else _WRAPPED.fullmatch(value)
     if found is None:
@@ -169,16 +171,16 @@ def unwrapped(value: str | None) -> str | None:
 
 
 def _object_to_arguments(
-    headers: Mapping[str, str], method: JsonValue, params: JsonObject, schema_of: SchemaOf
-) -> Objection | None:
+    headers: Mapping[str, str], method: JsonValue, params: JsonObject, find_schema: FindSchema
+) -> RequestProblem | None:
     name, given = params.get("name"), params.get("arguments")
-    schema = schema_of(name) if method == "tools/call" and isinstance(name, str) else None
+    schema = find_schema(name) if method == "tools/call" and isinstance(name, str) else None
     arguments = given if is_json_object(given) else {}
     for marked in () if schema is None else _marked(schema):
         why = _disagreement(marked, headers.get(marked.header), _at(arguments, marked.path))
         if why is not None:
             where = ".".join(marked.path)
-            return Objection(MISMATCH, f"the header {marked.header} {why} the argument {where!r}")
+            return RequestProblem(MISMATCH, f"the header {marked.header} {why} the argument {where!r}")
     return None
 
 
@@ -242,7 +244,7 @@ def _disagreement(marked: _Marked, said: str | None, value: JsonValue) -> str | 
         return None if said is None else "says something of"
     if said is None:
         return "is missing, and would repeat"
-    words = unwrapped(said)
+    words = decode_header_value(said)
     if words is None:
         return "is no base64, and would repeat"
     return None if _same(marked.kind, words, value) else "does not repeat"

@@ -47,7 +47,7 @@ _STREAMED: Headers = (
 )
 
 
-class Refused(Exception):
+class HttpRefusal(Exception):
     """A request that is answered with an HTTP status and no more."""
 
     def __init__(
@@ -95,7 +95,7 @@ class Request:
         """Read the body, unless it is too large or too slow.
 
         Raises:
-            Refused: It is.
+            HttpRefusal: It is.
         """
         parts: list[bytes] = []
         size = 0
@@ -103,13 +103,13 @@ class Request:
             while size <= limit:
                 message = await self._receive()
                 if message["type"] == "http.disconnect":
-                    raise Refused(400, "the request was broken off")
+                    raise HttpRefusal(400, "the request was broken off")
                 part: bytes = message.get("body", b"")
                 size += len(part)
                 if size + self._announced() > limit:
-                    raise Refused(413, f"the body has more than {limit:,} bytes")
+                    raise HttpRefusal(413, f"the body has more than {limit:,} bytes")
                 if self._received() > size * _FRAMING + _FRAMING_BYTES:
-                    raise Refused(400, "most of the body is not data but the framing of chunks")
+                    raise HttpRefusal(400, "most of the body is not data but the framing of chunks")
                 if size <= limit:
                     parts.append(part)
                 else:
@@ -118,9 +118,9 @@ class Request:
                     self._has_unread_body = False
                     break
             if size > limit:
-                raise Refused(413, f"the body has more than {limit:,} bytes")
+                raise HttpRefusal(413, f"the body has more than {limit:,} bytes")
             return b"".join(parts)
-        raise Refused(408, "the request took too long to arrive")
+        raise HttpRefusal(408, "the request took too long to arrive")
 
     async def gone(self) -> None:
         """Wait until the client goes away; only after the body."""
@@ -135,7 +135,7 @@ class Request:
         await self._write(body)
         await self.end()
 
-    async def refuse(self, refused: Refused) -> None:
+    async def refuse(self, refused: HttpRefusal) -> None:
         """Answer that it was not taken."""
         error: JsonObject = {"code": refused.code, "message": refused.message}
         frame: JsonObject = {"jsonrpc": "2.0", "id": None, "error": error}
@@ -175,12 +175,12 @@ class Request:
         await self._send({"type": "http.response.body", "body": b""})
 
 
-class Outbox:
-    """Takes what is said to a client until somebody writes it; a carrier."""
+class ResponseQueue:
+    """Takes what is said to a client until somebody writes it; a channel."""
 
     def __init__(self, *, only_answers: bool = False) -> None:
-        self.room = asyncio.Event()
-        self.room.set()
+        self.writable = asyncio.Event()
+        self.writable.set()
         self.error: int | None = None
         """The code of the error that the answer is, if it is one."""
         self.ended = False
@@ -189,7 +189,7 @@ class Outbox:
         self._stirred = asyncio.Event()
 
     @property
-    def hears(self) -> bool:
+    def accepts_notifications(self) -> bool:
         """Whether anything but an answer would be written."""
         return not self.ended and not self._only_answers
 
@@ -203,15 +203,15 @@ class Outbox:
         self._line.append(frame)
         self._stirred.set()
         if len(self._line) >= _LINE:
-            self.room.clear()
+            self.writable.clear()
 
     def end(self) -> None:
         """Take nothing more."""
         self.ended = True
-        self.room.set()
+        self.writable.set()
         self._stirred.set()
 
-    async def following(self, within_s: float) -> bytes | None:
+    async def next_frame(self, within_s: float) -> bytes | None:
         """Take the next frame; empty if none came in time, None if none will come."""
         with anyio.move_on_after(within_s):
             while not self._line and not self.ended:
@@ -220,7 +220,7 @@ class Outbox:
         if not self._line:
             return None if self.ended else b""
         if len(self._line) <= _LINE:
-            self.room.set()
+            self.writable.set()
         return write_frame(self._line.popleft())
 
     async def settled(self, within_s: float = 0) -> bool:

@@ -13,14 +13,14 @@ import anyio
 import uvicorn
 
 from indusagi.interop.protocol_bridge.host.http.app import HostApp
-from indusagi.interop.protocol_bridge.host.http.auth import make_doors
-from indusagi.interop.protocol_bridge.host.http.connection import LINGERING, Connections, HostConnection
+from indusagi.interop.protocol_bridge.host.http.auth import build_access_policy
+from indusagi.interop.protocol_bridge.host.http.connection import LINGERING, ConnectionTracker, HttpConnection
 from indusagi.interop.protocol_bridge.host.http.framing import HEAD_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator, Sequence
 
-    from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings, NewClient, SchemaOf
+    from indusagi.interop.protocol_bridge.host.http.settings import FindSchema, HttpSettings, NewSession
 
 _ACCEPTED = 128
 """So many connections are accepted in one turn of the event loop."""
@@ -80,7 +80,7 @@ class _Server(uvicorn.Server):
 
     def _hang_up(self) -> None:
         for line in [*self.server_state.connections]:
-            cast("HostConnection", line).hang_up()
+            cast("HttpConnection", line).hang_up()
 
     def leave(self) -> None:
         """Be told to end."""
@@ -90,7 +90,7 @@ class _Server(uvicorn.Server):
 
 @asynccontextmanager
 async def serve_app(
-    new_client: NewClient, schema_of: SchemaOf, settings: HttpSettings, tokens: Sequence[str]
+    new_session: NewSession, find_schema: FindSchema, settings: HttpSettings, tokens: Sequence[str]
 ) -> AsyncGenerator[tuple[int, int]]:
     """Listen until the block is left; gives the port, and how many connections are taken.
 
@@ -101,9 +101,9 @@ async def serve_app(
     with await asyncio.to_thread(_listener, settings) as listener:
         port = listener.getsockname()[1]
         limit = allow_connections(settings.connections)
-        connections = Connections(settings, limit)
-        doors = make_doors(settings, tokens, port)
-        app = HostApp(new_client, schema_of, settings, doors, connections.dropped)
+        connections = ConnectionTracker(settings, limit)
+        policy = build_access_policy(settings, tokens, port)
+        app = HostApp(new_session, find_schema, settings, policy, connections.dropped)
         server = _Server(await asyncio.to_thread(_config, app, connections))
         over = asyncio.Event()
 
@@ -160,11 +160,11 @@ def allow_connections(wanted: int) -> int:
     return wanted if allowed >= needed else max(allowed // 2, _FEWEST)
 
 
-def _config(app: HostApp, connections: Connections) -> uvicorn.Config:
+def _config(app: HostApp, connections: ConnectionTracker) -> uvicorn.Config:
     config = uvicorn.Config(
         app,
         # It is only ever called, with names.
-        http=cast("type[asyncio.Protocol]", partial(HostConnection, connections)),
+        http=cast("type[asyncio.Protocol]", partial(HttpConnection, connections)),
         ws="none",
         lifespan="off",
         log_config=None,

@@ -13,9 +13,9 @@ import anyio
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from indusagi.interop.protocol_bridge.host.dispatcher import Served
-    from indusagi.interop.protocol_bridge.host.http.request import Outbox
-    from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings, NewClient
+    from indusagi.interop.protocol_bridge.host.dispatcher import ServerSession
+    from indusagi.interop.protocol_bridge.host.http.request import ResponseQueue
+    from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings, NewSession
 
 
 @dataclass(slots=True, eq=False)
@@ -23,12 +23,12 @@ class HttpSession:
     """One client, found again by the id it was given."""
 
     owner: bytes
-    client: Served
+    client: ServerSession
     used_at: float
     id: str = field(default_factory=lambda: secrets.token_hex(16))
     busy: int = 0
     """Requests that are being answered."""
-    stream: Outbox | None = None
+    stream: ResponseQueue | None = None
     """The standing one."""
 
     @property
@@ -37,11 +37,11 @@ class HttpSession:
         return not self.busy and self.stream is None
 
 
-class Sessions:
+class HttpSessions:
     """So many at once; idle ones end, or make room."""
 
-    def __init__(self, new_client: NewClient, settings: HttpSettings) -> None:
-        self._new_client = new_client
+    def __init__(self, new_session: NewSession, settings: HttpSettings) -> None:
+        self._new_client = new_session
         self._settings = settings
         self._open: dict[str, HttpSession] = {}
 
@@ -110,7 +110,7 @@ class Sessions:
     async def drained(self) -> None:
         """Wait until every request of every session is answered."""
         for session in [*self._open.values()]:
-            await session.client.conversation.drained(self._settings.stop_s)
+            await session.client.dispatcher.drained(self._settings.stop_s)
 
     async def close(self, reason: str) -> None:
         """End them all, at the same time."""

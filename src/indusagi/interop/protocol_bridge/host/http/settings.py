@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from indusagi.core.json import JsonObject
-from indusagi.interop.protocol_bridge.host.dispatcher import Served
+from indusagi.interop.protocol_bridge.host.dispatcher import ServerSession
 
-NewClient: TypeAlias = Callable[[bytes], Served]
+NewSession: TypeAlias = Callable[[bytes], ServerSession]
 """Makes what answers one client; it is told whose client that is: the token's fingerprint."""
-SchemaOf: TypeAlias = Callable[[str], JsonObject | None]
+FindSchema: TypeAlias = Callable[[str], JsonObject | None]
 """Gives the schema of a tool's arguments; some arguments are repeated in headers."""
 
 
@@ -40,8 +40,8 @@ class HttpSettings:
     connections: int = 2_048
     """At once, in all; requests on further ones get a 503. Each takes a file descriptor: the limit
     of this process is raised as far as it may be, and this number lowered to what is allowed."""
-    strangers: int = 1_024
-    """Connections that have shown no token; the oldest of them gets a 503 when another comes."""
+    unauthenticated: int = 1_024
+    """ConnectionTracker that have shown no token; the oldest of them gets a 503 when another comes."""
     sessions: int = 16
     """Clients of the older protocol; behind a relay each of them has a process of its own."""
     requests: int = 2_048
