@@ -107,9 +107,9 @@ class _Indus(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in _COMMANDS:
-            from indusagi.capabilities.arguments import near  # noqa: PLC0415 — for a mistyped name
+            from indusagi.capabilities.arguments import find_similar_name  # noqa: PLC0415 — for a mistyped name
 
-            meant = near(args[0], _COMMANDS)
+            meant = find_similar_name(args[0], _COMMANDS)
             hint = f" Did you mean {meant!r}?" if meant else ""
             raise click.UsageError(f"There is no command {args[0]!r}.{hint}", ctx)
         found = super().resolve_command(ctx, args)

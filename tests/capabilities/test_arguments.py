@@ -8,7 +8,7 @@ from hypothesis import given
 from tests.support.strategies import json_values
 
 from indusagi.capabilities import arguments
-from indusagi.capabilities.arguments import ArgumentChecker, near
+from indusagi.capabilities.arguments import ArgumentChecker, find_similar_name
 from indusagi.core.json import NotJson, compact_json
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def test_many_misspelt_keys_are_told_without_comparing_each_with_each(monkeypatc
     def counted(name: str, names: object) -> None:
         compared.append(name)
 
-    monkeypatch.setattr(arguments, "near", counted)
+    monkeypatch.setattr(arguments, "find_similar_name", counted)
     checker = ArgumentChecker({"type": "object", "required": [f"key{n}" for n in range(500)], "properties": {}})
     problems = checker.problems({f"kye{n}": n for n in range(500)})
     assert problems[-1] == "and 492 more"
@@ -176,7 +176,7 @@ def test_any_value_is_either_accepted_or_told_what_is_wrong(value: JsonValue) ->
     ("given_name", "meant"), [("file_path", "filePath"), ("Old-Text", "oldText"), ("pattren", "pattern"), ("xyz", None)]
 )
 def test_the_name_that_was_probably_meant_is_found(given_name: str, meant: str | None) -> None:
-    assert near(given_name, ["filePath", "oldText", "pattern"]) == meant
+    assert find_similar_name(given_name, ["filePath", "oldText", "pattern"]) == meant
 
 
 LONG = "x" * 1_000_000

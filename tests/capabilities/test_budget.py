@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indusagi.capabilities import budget as budget_module
-from indusagi.capabilities.budget import UNLIMITED, OutputBudget, clip, count_lines, pieces_of, standard_budget
+from indusagi.capabilities.budget import UNLIMITED, OutputBudget, clip, count_lines, encode_pieces, standard_budget
 from indusagi.runtime.contract import Keep
 
 texts = st.text(st.sampled_from("ab\n é€🙂"), max_size=60)
@@ -29,7 +29,7 @@ def test_a_long_text_is_encoded_in_pieces() -> None:
     text = InOneGo("é\n" * 700_000)
     assert not standard_budget().admits(text)
     assert UNLIMITED.admits(text)
-    assert b"".join(pieces_of(text)) == ("é\n" * 700_000).encode()
+    assert b"".join(encode_pieces(text)) == ("é\n" * 700_000).encode()
     for keep in Keep:
         assert clip(text, standard_budget(), keep).size == 2_100_000
 
@@ -38,7 +38,7 @@ def test_a_long_text_is_encoded_in_pieces() -> None:
 def test_pieces_are_the_whole_text(text: str, piece: int) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(budget_module, "_PIECE", piece)
-        assert b"".join(pieces_of(text)) == text.encode()
+        assert b"".join(encode_pieces(text)) == text.encode()
 
 
 def test_the_standard_budget_is_50_kib_and_2000_lines() -> None:

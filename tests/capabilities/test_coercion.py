@@ -9,7 +9,7 @@ from hypothesis import given
 from tests.support.strategies import json_values
 from tests.support.tools import box_of, call, context
 
-from indusagi.capabilities.coercion import lenient
+from indusagi.capabilities.coercion import coerce_to
 from indusagi.capabilities.tool import ToolSpec, define_tool
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ SCHEMA: JsonSchema = {
     "required": ["path"],
     "additionalProperties": False,
 }
-PREPARE = lenient(SCHEMA, {"file_path": "path", "max": "limit", "all": "path"})
+PREPARE = coerce_to(SCHEMA, {"file_path": "path", "max": "limit", "all": "path"})
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_name_of_the_schema_is_never_taken_for_an_alias() -> None:
 
 
 def test_a_schema_without_properties_changes_nothing() -> None:
-    assert lenient({"type": "object"}, {})({"a": "1"}) == {"a": "1"}
+    assert coerce_to({"type": "object"}, {})({"a": "1"}) == {"a": "1"}
 
 
 @given(json_values)

@@ -18,11 +18,11 @@ from tests.support.tools import box_of
 from tests.support.waiting import is_alive, running, until
 
 from indusagi.capabilities import receipts
-from indusagi.capabilities.jobs.process_info import facts_of, waits_for_typing
+from indusagi.capabilities.jobs.process_info import measure_usage, waits_for_typing
 from indusagi.capabilities.jobs.table import jobs_of
 from indusagi.capabilities.local import make_local_context
 from indusagi.capabilities.local.shell import LocalShell
-from indusagi.capabilities.receipts import Receipt, end_leftover, leftover_jobs, remove_receipt, write_receipt
+from indusagi.capabilities.receipts import Receipt, end_leftover, find_leftover_jobs, remove_receipt, write_receipt
 from indusagi.capabilities.sandbox.policy import Sandbox
 from indusagi.capabilities.tools.process import process_tool
 from indusagi.core.ids import new_ulid
@@ -80,7 +80,7 @@ async def crash_in(folder: Path) -> Receipt:
     argv = [sys.executable, "-c", CRASHES, str(folder)]
     done = await anyio.run_process(argv, check=False, env=env)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    (receipt,) = await to_thread.run_sync(leftover_jobs)
+    (receipt,) = await to_thread.run_sync(find_leftover_jobs)
     return receipt
 
 
@@ -91,7 +91,7 @@ async def test_what_a_crash_leaves_running_is_found_and_ended(tmp_path: Path) ->
     assert is_alive(receipt.pid)
     assert await to_thread.run_sync(end_leftover, receipt)
     await until(lambda: not is_alive(receipt.pid))
-    assert await to_thread.run_sync(leftover_jobs) == []
+    assert await to_thread.run_sync(find_leftover_jobs) == []
     assert os.listdir(receipts_dir()) == []
 
 
@@ -115,7 +115,7 @@ async def test_finding_d7_a_command_whose_owner_is_killed_is_found_and_ended(
         if signalled is signal.SIGKILL:
             assert left == [[], [], []]
             assert f"ended: process {leader}" in said.stdout
-            assert await to_thread.run_sync(leftover_jobs) == []
+            assert await to_thread.run_sync(find_leftover_jobs) == []
             assert os.listdir(receipts_dir()) == []
         else:
             assert all(len(found) == 1 for found in left)
@@ -124,7 +124,7 @@ async def test_finding_d7_a_command_whose_owner_is_killed_is_found_and_ended(
         if owner.returncode is None:
             owner.kill()
         await owner.aclose()
-        for receipt in await to_thread.run_sync(leftover_jobs):
+        for receipt in await to_thread.run_sync(find_leftover_jobs):
             await to_thread.run_sync(end_leftover, receipt)
 
 
@@ -139,7 +139,7 @@ async def test_who_ignores_the_signal_is_killed(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(receipts, "_GRACE_S", 0.3)
     receipt = await crash_in(tmp_path)
     stays: list[int] = []
-    monkeypatch.setattr(receipts, "signal_each", lambda found, number: stays.append(number))  # pyright: ignore[reportUnknownArgumentType, reportUnknownLambdaType]
+    monkeypatch.setattr(receipts, "signal_processes", lambda found, number: stays.append(number))  # pyright: ignore[reportUnknownArgumentType, reportUnknownLambdaType]
     assert not await to_thread.run_sync(end_leftover, receipt)
     assert stays == [signal.SIGTERM, signal.SIGKILL]
     monkeypatch.undo()
@@ -168,12 +168,12 @@ async def test_a_job_of_a_session_that_runs_is_not_left_over(tmp_path: Path) -> 
         said = json.loads(await anyio.Path(path).read_text(encoding="utf-8"))
         assert (said["pid"], said["owner_pid"]) == (job.process.pid, os.getpid())
         assert (await anyio.Path(path).stat()).st_mode & 0o777 == 0o600
-        assert await to_thread.run_sync(leftover_jobs) == []
+        assert await to_thread.run_sync(find_leftover_jobs) == []
     assert os.listdir(receipts_dir()) == []
 
 
 async def test_what_is_no_receipt_is_passed_over(tmp_path: Path) -> None:
-    await to_thread.run_sync(leftover_jobs)
+    await to_thread.run_sync(find_leftover_jobs)
     for name, content in {
         "notes.txt": "mine",
         f"{new_ulid()}.json": "{",
@@ -183,7 +183,7 @@ async def test_what_is_no_receipt_is_passed_over(tmp_path: Path) -> None:
         (receipts_dir() / name).write_text(content, encoding="utf-8")
     (receipts_dir() / f"{new_ulid()}.json").symlink_to("/etc/passwd")
     (receipts_dir() / f"{new_ulid()}.json").write_text('{"pid": 1}', encoding="utf-8")
-    assert await to_thread.run_sync(leftover_jobs) == []
+    assert await to_thread.run_sync(find_leftover_jobs) == []
 
 
 async def test_a_number_that_was_given_anew_is_another_owner(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ async def test_a_number_that_was_given_anew_is_another_owner(tmp_path: Path) -> 
         stale = replace(written, owner_started=written.owner_started - 1)
         text = json.dumps({name: getattr(stale, name) for name in Receipt.__slots__})
         await anyio.Path(path).write_text(text, encoding="utf-8")
-        assert await to_thread.run_sync(leftover_jobs) == [stale]
+        assert await to_thread.run_sync(find_leftover_jobs) == [stale]
         await job.stop()
 
 
@@ -225,12 +225,12 @@ def test_a_receipt_is_removed_once(tmp_path: Path) -> None:
 
 def test_of_processes_that_are_gone_nothing_is_known() -> None:
     gone = 2**22 + 1
-    assert facts_of([gone]).rss_bytes == 0
+    assert measure_usage([gone]).rss_bytes == 0
     assert start_time(gone) is None
     assert not waits_for_typing([gone])
 
 
 def test_of_this_process_something_is_known() -> None:
-    facts = facts_of([os.getpid()])
+    facts = measure_usage([os.getpid()])
     assert facts.rss_bytes > 1024 * 1024
     assert facts.cpu_s > 0

@@ -290,10 +290,10 @@ class SlowDisk:
         self.going = threading.Event()
         self.asked = threading.Event()
         self.largest = 0
-        self._append = capture.KeptFile.append
-        monkeypatch.setattr(capture.KeptFile, "append", lambda file, data: self.append(file, data))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+        self._append = capture.CaptureFile.append
+        monkeypatch.setattr(capture.CaptureFile, "append", lambda file, data: self.append(file, data))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
 
-    def append(self, file: capture.KeptFile, data: bytes) -> None:
+    def append(self, file: capture.CaptureFile, data: bytes) -> None:
         self.asked.set()
         self.largest = max(self.largest, len(data))
         assert self.going.wait(20)

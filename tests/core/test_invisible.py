@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.strategies import hidden_json, hidden_text
 
-from indusagi.core.invisible import clean_json, clean_names, strings_of
+from indusagi.core.invisible import clean_json, clean_names, iter_strings
 from indusagi.core.text import clean_text, make_visible
 
 if TYPE_CHECKING:
@@ -30,9 +30,9 @@ def test_no_string_of_a_cleaned_value_holds_what_cannot_be_seen(
     value: JsonValue, clean: Callable[[str], tuple[str, int]]
 ) -> None:
     cleaned, found = clean_json(value, clean)
-    for text in strings_of(cleaned):
+    for text in iter_strings(cleaned):
         assert clean_text(text.replace("\r", "")) == (text.replace("\r", ""), 0)
-    assert found == sum(clean(text)[1] for text in strings_of(value))
+    assert found == sum(clean(text)[1] for text in iter_strings(value))
 
 
 @given(hidden_json, MODES)
@@ -78,7 +78,7 @@ def test_a_value_of_any_depth_is_cleaned() -> None:
     cleaned, found = clean_json(value)
     assert found == 1
     assert depth_of(cleaned) == 50_000
-    assert [*strings_of(cleaned)] == ["ab"]
+    assert [*iter_strings(cleaned)] == ["ab"]
     while isinstance(value, list):  # taken apart by hand: the interpreter would recurse
         value = value.pop()
     while isinstance(cleaned, list):

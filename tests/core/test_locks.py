@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from indusagi.core import locks as turns
-from indusagi.core.locks import turn_at
+from indusagi.core.locks import locked_directory
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,7 +22,7 @@ def test_only_one_has_its_turn_at_a_time(tmp_path: Path) -> None:
 
     def count() -> None:
         for _ in range(20):
-            with turn_at(str(tmp_path)):
+            with locked_directory(str(tmp_path)):
                 counter.write_text(str(int(counter.read_text("ascii")) + 1), encoding="ascii")
 
     threads = [threading.Thread(target=count) for _ in range(4)]
@@ -39,10 +39,10 @@ def test_whoever_never_gives_it_back_is_not_waited_for(tmp_path: Path, monkeypat
     handle = os.open(tmp_path, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
-        with pytest.raises(OSError, match="held by another process") as caught, turn_at(str(tmp_path)):
+        with pytest.raises(OSError, match="held by another process") as caught, locked_directory(str(tmp_path)):
             pass
         assert caught.value.filename == str(tmp_path)
     finally:
         os.close(handle)
-    with turn_at(str(tmp_path)):
+    with locked_directory(str(tmp_path)):
         pass

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indusagi.core.paths import is_within, parts_below, trusted_program
+from indusagi.core.paths import find_trusted_program, is_within, parts_below
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,9 +39,9 @@ def test_default_14_a_program_of_the_workspace_is_not_run(tmp_path: Path) -> Non
     (linked / "helper").symlink_to(f"{inside}/helper")
     (tmp_path / "door").symlink_to(inside)
     bad = [inside, ".", "work", "", str(linked), str(tmp_path / "door")]
-    assert trusted_program("helper", os.pathsep.join(bad), inside) is None
+    assert find_trusted_program("helper", os.pathsep.join(bad), inside) is None
     search_path = os.pathsep.join([*bad, honest])
-    assert trusted_program("helper", search_path, inside) == f"{honest}/helper"
-    assert trusted_program("helper", search_path, str(tmp_path / "door")) == f"{honest}/helper"
-    assert trusted_program("helper", inside, "/nowhere") == f"{inside}/helper"
-    assert trusted_program("other", search_path, inside) is None
+    assert find_trusted_program("helper", search_path, inside) == f"{honest}/helper"
+    assert find_trusted_program("helper", search_path, str(tmp_path / "door")) == f"{honest}/helper"
+    assert find_trusted_program("helper", inside, "/nowhere") == f"{inside}/helper"
+    assert find_trusted_program("other", search_path, inside) is None

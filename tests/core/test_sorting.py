@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indusagi.core import sorting as order
-from indusagi.core.sorting import in_order
+from indusagi.core.sorting import sort_in_chunks
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers())), st.integers(1, 5))
@@ -17,4 +17,4 @@ def test_parts_give_the_order_that_one_sort_gives(items: list[tuple[int, int]], 
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(order, "_AT_ONCE", part)
-        assert in_order(items, first) == sorted(items, key=first)
+        assert sort_in_chunks(items, first) == sorted(items, key=first)

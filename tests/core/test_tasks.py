@@ -8,7 +8,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from indusagi.core.tasks import Owner, seen_through
+from indusagi.core.tasks import BackgroundTask, run_shielded
 
 pytestmark = pytest.mark.anyio
 
@@ -36,7 +36,7 @@ class Job:
 async def test_work_gives_its_result() -> None:
     job = Job()
     job.go.set()
-    assert await seen_through(job.work(), "job", job.undo) == "made"
+    assert await run_shielded(job.work(), "job", job.undo) == "made"
     assert job.undone == []
 
 
@@ -44,13 +44,13 @@ async def test_work_gives_its_error() -> None:
     job = Job(OSError("broken"))
     job.go.set()
     with pytest.raises(OSError, match="broken"):
-        await seen_through(job.work(), "job")
+        await run_shielded(job.work(), "job")
 
 
 @pytest.mark.parametrize("error", [None, OSError("broken")])
 async def test_a_cancelled_caller_waits_for_the_end_and_its_result_is_undone(error: Exception | None) -> None:
     job = Job(error)
-    task = asyncio.create_task(seen_through(job.work(), "job", job.undo))  # noqa: TID251 — to cancel
+    task = asyncio.create_task(run_shielded(job.work(), "job", job.undo))  # noqa: TID251 — to cancel
     for _ in range(3):
         await asyncio.sleep(0)
         task.cancel()
@@ -65,7 +65,7 @@ async def test_a_cancelled_caller_waits_for_the_end_and_its_result_is_undone(err
 async def test_a_cancelled_scope_waits_for_the_end_without_turning_the_loop_hot(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    job, owner, rounds = Job(), Owner("job"), 0
+    job, owner, rounds = Job(), BackgroundTask("job"), 0
     wait = asyncio.wait
 
     async def count(tasks: set[asyncio.Task[None]]) -> None:
@@ -81,7 +81,7 @@ async def test_a_cancelled_scope_waits_for_the_end_without_turning_the_loop_hot(
     with anyio.CancelScope() as scope:
         scope.cancel()
         asyncio.get_running_loop().call_later(0.05, job.go.set)
-        await owner.ended()
+        await owner.join()
         assert job.finished
         await anyio.lowlevel.checkpoint()
     assert scope.cancelled_caught

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.servers.malformed import DIRTY
 
-from indusagi.core.text import clean_text, cut_text, kinds_of_unseen, make_visible, show_unseen
+from indusagi.core.text import clean_text, cut_text, escape_invisible, find_invisible_kinds, make_visible
 
 UNSEEN = [
     (0x00, 0x08),
@@ -117,7 +117,7 @@ def test_r42_the_dirty_text_of_the_malformed_server_is_clean() -> None:
 )
 def test_what_makes_one_sign_of_two_is_a_part_of_it(text: str) -> None:
     assert clean_text(text) == (text, 0)
-    assert show_unseen(text) == (text, 0)
+    assert escape_invisible(text) == (text, 0)
 
 
 KHMER = "\u1781\u17d2\u1789\u17bb\u17c6\u200b2020\u200b\u1786\u17d2\u1793\u17b6\u17c6"
@@ -129,11 +129,11 @@ KHMER = "\u1781\u17d2\u1789\u17bb\u17c6\u200b2020\u200b\u1786\u17d2\u1793\u17b6\
 )
 def test_hints_for_line_breaks_are_removed_and_not_written_out(text: str, visible: str, count: int) -> None:
     assert make_visible(text) == (visible, count + text.count("\u00ad", 0, -1) + text.count("\u200b"))
-    assert len([*kinds_of_unseen(text)]) == count
+    assert len([*find_invisible_kinds(text)]) == count
     assert "\u00ad" not in clean_text(text)[0]
     assert "\u200b" not in clean_text(text)[0]
     # Whoever decides about a command sees all of it.
-    assert show_unseen("rm a\u00adb") == ("rm a<U+00AD>b", 1)
+    assert escape_invisible("rm a\u00adb") == ("rm a<U+00AD>b", 1)
 
 
 @pytest.mark.parametrize("text", ["\U0001f600\u200da", "\U0001f600\u200c\U0001f600", "1\ufe0f2", "a\ufe0f", "x\ufe00"])
@@ -142,8 +142,8 @@ def test_a_joiner_or_selector_that_joins_nothing_is_removed(text: str) -> None:
 
 
 def test_the_ends_of_lines_are_not_written_out() -> None:
-    assert show_unseen("a\r\nb\r\n") == ("a\r\nb\r\n", 0)
-    assert show_unseen("safe\rrm") == ("safe<U+000D>rm", 1)
+    assert escape_invisible("a\r\nb\r\n") == ("a\r\nb\r\n", 0)
+    assert escape_invisible("safe\rrm") == ("safe<U+000D>rm", 1)
 
 
 @given(any_text | hostile_text | joined_text)

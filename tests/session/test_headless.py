@@ -24,7 +24,7 @@ from tests.support.waiting import is_alive, until
 from indusagi.capabilities.local import make_local_context
 from indusagi.core.cancel import CancelToken
 from indusagi.core.ids import new_ulid
-from indusagi.core.invisible import strings_of
+from indusagi.core.invisible import iter_strings
 from indusagi.core.process.tree import MARK
 from indusagi.core.text import clean_text
 from indusagi.runtime.contract import ToolResult
@@ -97,7 +97,7 @@ def test_finding_d4_nothing_that_cannot_be_seen_reaches_a_model(ran: Ran, dialec
     assert ran(paint, calls("h__refuse"), says("done"))["code"] == 0
     assert len(ran.server.requests) == 3
     for request in ran.server.requests:
-        assert [text for text in strings_of(request) if clean_text(text)[1]] == []
+        assert [text for text in iter_strings(request) if clean_text(text)[1]] == []
     assert shown in texts(ran.server.requests[1])
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 from anyio import to_thread
 
 from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
-from indusagi.core.text import counted
+from indusagi.core.text import format_count
 from indusagi.runtime.contract import JsonSchema
 
 if TYPE_CHECKING:  # in no public signature; loaded when the first arguments are checked
@@ -138,7 +138,7 @@ async def load_validator() -> None:
         await to_thread.run_sync(importlib.import_module, "jsonschema.validators")
 
 
-def near(name: str, names: Iterable[str]) -> str | None:
+def find_similar_name(name: str, names: Iterable[str]) -> str | None:
     """Find the name that was probably meant, however its words were joined and capitalised."""
     known = {_bare(candidate): candidate for candidate in names}
     found = difflib.get_close_matches(_bare(name), known, n=1)
@@ -163,7 +163,7 @@ def _sentences(error: ValidationError) -> Iterator[str]:
         yield from _sentences(max(error.context, key=_closeness))
     elif size := _SIZES.get(str(error.validator)):
         bound, noun = size
-        wanted = counted(cast("int", error.validator_value), noun)
+        wanted = format_count(cast("int", error.validator_value), noun)
         given = len(cast("Sized", error.instance))
         yield f"{_place(error)} must have {bound} {wanted}, got {given:,}"
     elif expected := _expected(error.validator, error.validator_value, error):
@@ -187,7 +187,7 @@ def _missing(error: ValidationError) -> Iterator[str]:
     strangers = [key for key in given if key not in _properties(error)][:_COMPARED_NAMES]
     missing = [key for key in cast("list[str]", error.validator_value) if key not in given]
     for number, key in enumerate(missing):
-        meant = near(key, strangers) if number < _SHOWN_PROBLEMS else None
+        meant = find_similar_name(key, strangers) if number < _SHOWN_PROBLEMS else None
         hint = f"; {meant!r} was given, which is not its name" if meant else ""
         yield f"{_place(error, key)} is missing and required{hint}"
 
@@ -197,7 +197,7 @@ def _unknown(error: ValidationError) -> Iterator[str]:
     listed = _clipped(", ".join(accepted) or "none")
     strangers = [key for key in cast("JsonObject", error.instance) if not _is_accepted(key, error, accepted)]
     for number, key in enumerate(strangers):
-        meant = near(key, accepted[:_COMPARED_NAMES]) if number < _SHOWN_PROBLEMS else None
+        meant = find_similar_name(key, accepted[:_COMPARED_NAMES]) if number < _SHOWN_PROBLEMS else None
         hint = f"did you mean {meant!r}? " if meant else ""
         yield f"{_place(error, key)} is not accepted; {hint}Accepted: {listed}"
 

@@ -73,7 +73,7 @@ class Clipping:
 def clip(text: str, budget: OutputBudget, keep: Keep) -> Clipping:
     """Cut `text` down to the budget."""
     head, tail = _shares(budget, keep)
-    size = sum(len(piece) for piece in pieces_of(text))
+    size = sum(len(piece) for piece in encode_pieces(text))
     # A character is one byte at least, and one more tells what is cut from what ends there.
     front = _encoded(text[: head.max_bytes + 1])
     front = front[: _head_end(front, head)]
@@ -82,7 +82,7 @@ def clip(text: str, budget: OutputBudget, keep: Keep) -> Clipping:
     return Clipping(front.decode("utf-8"), back.decode("utf-8"), count_lines(text), size)
 
 
-def pieces_of(text: str) -> Iterator[bytes]:
+def encode_pieces(text: str) -> Iterator[bytes]:
     """Encode a text of any length piece by piece; what is no character is written out."""
     for at in range(0, len(text), _PIECE):
         yield _encoded(text[at : at + _PIECE])

@@ -21,7 +21,7 @@ _LONGEST_LIST = 1_000_000
 """Characters of a quoted list or object that is still read."""
 
 
-def lenient(schema: JsonSchema, aliases: Mapping[str, str]) -> Callable[[JsonValue], JsonValue]:
+def coerce_to(schema: JsonSchema, aliases: Mapping[str, str]) -> Callable[[JsonValue], JsonValue]:
     """Make the function that puts arguments right for a schema; `aliases` maps to its names."""
     found = schema.get("properties")
     properties: Mapping[str, JsonValue] = found if is_json_object(found) else {}

@@ -46,7 +46,7 @@ class Framework:
     search: Sequence[SearchProvider] = ()
 
 
-class Closing:
+class CleanupStack:
     """What is to be closed with a context, the last first."""
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class ToolContext:
     session_dir: SessionDir = field(default_factory=SessionDir)
     on_progress: ProgressSink | None = None
     context_id: ContextId = field(default_factory=_new_context_id)
-    closing: Closing = field(default_factory=Closing)
+    closing: CleanupStack = field(default_factory=CleanupStack)
     keeps_jobs: bool = True
     """Whether what is started in the background has a session to be looked after in. A command that
     makes one call and ends has none: its jobs would end before anybody could ask for them."""

@@ -12,7 +12,7 @@ import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from indusagi.capabilities.budget import Clipping, clip, pieces_of
+from indusagi.capabilities.budget import Clipping, clip, encode_pieces
 from indusagi.core.app_dirs import create_private_file, make_private_dir, state_dir
 from indusagi.core.clock import now_ms
 from indusagi.core.ids import is_ulid, new_ulid
@@ -69,7 +69,7 @@ class SessionDir:
         with os.fdopen(create_private_file(path), "wb") as file:
             try:
                 left = SPILL_LIMIT_BYTES
-                for piece in pieces_of(text):
+                for piece in encode_pieces(text):
                     left -= file.write(piece[:left])
                 file.flush()
             except OSError:

@@ -369,7 +369,7 @@ class WebSettings:
     search_total_s: float = 20.0
 
 
-class WebTrouble(OSError):
+class FetchError(OSError):
     """A page that could not be fetched: why in words, and a code and facts for programs."""
 
     def __init__(self, message: str, *, code: str, **facts: JsonValue) -> None:
@@ -399,7 +399,7 @@ class SearchHit:
     published: str | None = field(default=None, kw_only=True)
 
 
-class SearchTrouble(OSError):
+class SearchError(OSError):
     """A provider that could not answer: why in words, and a code for programs."""
 
     def __init__(self, message: str, *, code: str) -> None:
@@ -419,6 +419,6 @@ class SearchProvider(Protocol):
         """Give results, the best first.
 
         Raises:
-            SearchTrouble: It cannot answer.
+            SearchError: It cannot answer.
         """
         ...

@@ -18,7 +18,7 @@ from typing import cast
 
 from indusagi.core.app_dirs import create_private_file, make_private_dir, state_dir
 from indusagi.core.ids import is_ulid, new_ulid
-from indusagi.core.process.tree import Kin, left_behind, signal_each, start_time
+from indusagi.core.process.tree import ProcessTree, find_descendants, signal_processes, start_time
 
 _GRACE_S = 3.0
 _PAUSE_S = 0.05
@@ -62,7 +62,7 @@ def remove_receipt(path: str) -> None:
         os.unlink(path)
 
 
-def leftover_jobs() -> list[Receipt]:
+def find_leftover_jobs() -> list[Receipt]:
     """List the commands that still run although the process that started them is gone.
 
     Receipts of commands that are over are removed. It reads the process list: not for the loop.
@@ -77,7 +77,7 @@ def leftover_jobs() -> list[Receipt]:
         receipt = _read(path) if is_ulid(name.removesuffix(".json")) else None
         if receipt is None or _is_there(receipt.owner_pid, receipt.owner_started):
             continue
-        if left_behind(None, receipt.mark):
+        if find_descendants(None, receipt.mark):
             found.append(receipt)
         else:
             remove_receipt(path)
@@ -91,9 +91,9 @@ def end_leftover(receipt: Receipt) -> bool:
     does, and is still the one that was seen.
     """
     # One for both signals: who was seen to descend from the command is known for good.
-    tree = Kin(receipt.mark)
+    tree = ProcessTree(receipt.mark)
     for number in (signal.SIGTERM, signal.SIGKILL):
-        signal_each(tree.left(None), number)
+        signal_processes(tree.left(None), number)
         deadline = time.monotonic() + _GRACE_S
         while time.monotonic() < deadline:
             if not tree.left(None):

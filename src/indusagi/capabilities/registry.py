@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from indusagi.capabilities.arguments import near
+from indusagi.capabilities.arguments import find_similar_name
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.overflow import fit_result
 from indusagi.capabilities.tool import DefinedTool
@@ -126,7 +126,7 @@ def _follow(token: CancelToken, above: CancelToken) -> None:
 
 
 def _unknown_tool(name: str, names: Iterable[str]) -> ToolResult:
-    meant = near(name, names)
+    meant = find_similar_name(name, names)
     hint = f" Did you mean {meant!r}?" if meant else ""
     return ToolResult.error(f"There is no tool named {name!r}.{hint}", code="unknown_tool")
 

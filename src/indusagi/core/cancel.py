@@ -94,16 +94,16 @@ class CancelToken:
     def __await__(self) -> Generator[object, None, str]:
         return self.wait().__await__()
 
-    def guard(self) -> Guard:
+    def guard(self) -> CancelGuard:
         """Run a block in a cancel scope that ends when this token is cancelled.
 
         `scope.cancelled_caught` tells afterwards whether the block was cut short. Cancellation
         from outside (of the task, or of a scope further out) passes through as always.
         """
-        return Guard(self._node)
+        return CancelGuard(self._node)
 
 
-class Guard:
+class CancelGuard:
     """The block that `CancelToken.guard` makes; entered once."""
 
     __slots__ = ("_loop", "_node", "_scope")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias, TypeGuard, cast
 
 from indusagi.core.json import JsonValue
-from indusagi.core.text import clean_text, show_unseen
+from indusagi.core.text import clean_text, escape_invisible
 
 CleanText: TypeAlias = Callable[[str], tuple[str, int]]
 """Gives the cleaned text, and how many characters were changed."""
@@ -25,7 +25,7 @@ def clean_json(value: JsonValue, clean: CleanText = clean_text) -> tuple[JsonVal
     """
     if isinstance(value, str):
         return clean(value)
-    found = sum(clean(text)[1] for text in strings_of(value))
+    found = sum(clean(text)[1] for text in iter_strings(value))
     return (_rebuild(value, clean), found) if found else (value, 0)
 
 
@@ -48,7 +48,7 @@ def clean_names(names: Iterable[str], clean: CleanText = clean_text) -> dict[str
 
 def _written_out(name: str) -> str:
     # An end of line is seen in a text, but not in a name.
-    return show_unseen(name.replace("\r", "<U+000D>"))[0]
+    return escape_invisible(name.replace("\r", "<U+000D>"))[0]
 
 
 def _free_name(name: str, taken: set[str]) -> str:
@@ -58,7 +58,7 @@ def _free_name(name: str, taken: set[str]) -> str:
     return free
 
 
-def strings_of(value: JsonValue) -> Iterator[str]:
+def iter_strings(value: JsonValue) -> Iterator[str]:
     """Give every string in a value, the names in its objects included.
 
     What stands in several places, or holds itself, is looked at once.

@@ -17,7 +17,7 @@ _PAUSE_S = 0.02
 
 
 @contextmanager
-def turn_at(folder: str) -> Generator[None]:
+def locked_directory(folder: str) -> Generator[None]:
     """Have a folder to oneself among those that take turns; not for the event loop.
 
     The folder itself is the lock: no file is left beside those that are written.

@@ -15,7 +15,7 @@ def parts_below(path: str, folder: str) -> list[str]:
     return [part for part in path[len(folder) :].split("/") if part]
 
 
-def trusted_program(name: str, search_path: str, workspace: str) -> str | None:
+def find_trusted_program(name: str, search_path: str, workspace: str) -> str | None:
     """Find a program, but not in the workspace and not by a relative entry of the path.
 
     Whoever may write to the workspace could put a program of that name there, or a link to one

@@ -12,7 +12,7 @@ T = TypeVar("T")
 _AT_ONCE = 4_000
 
 
-def in_order(items: Sequence[T], key: Callable[[T], Any]) -> list[T]:
+def sort_in_chunks(items: Sequence[T], key: Callable[[T], Any]) -> list[T]:
     """Sort a part at a time, for a thread: no other one runs while a large list is sorted."""
     if len(items) <= _AT_ONCE:
         return sorted(items, key=key)

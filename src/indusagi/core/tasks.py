@@ -16,7 +16,7 @@ from anyio import CancelScope
 T = TypeVar("T")
 
 
-class Owner:
+class BackgroundTask:
     """Runs one coroutine, once, in a task of its own."""
 
     def __init__(self, name: str) -> None:
@@ -37,12 +37,12 @@ class Owner:
         if self._task is not None:
             self._task.cancel()
 
-    async def watched(self) -> None:
+    async def wait(self) -> None:
         """Wait for the end, unless cancelled."""
         if self._task is not None:
             await asyncio.wait({self._task})
 
-    async def ended(self) -> None:
+    async def join(self) -> None:
         """Wait for the end whatever comes; a cancellation of the caller is kept for afterwards.
 
         For work that was told to end: it would go on without a caller to wait for it.
@@ -51,7 +51,7 @@ class Owner:
             await _end_of(self._task)
 
 
-async def seen_through(
+async def run_shielded(
     work: Coroutine[object, object, T], name: str, undo: Callable[[T], Awaitable[None]] | None = None
 ) -> T:
     """Run short work to its end whatever comes, and give its result or its error.

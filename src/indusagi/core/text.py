@@ -40,7 +40,7 @@ _KINDS = {
     "noncharacters": "\ufdd0-\ufdef"
     + "".join(chr(plane + 0xFFFE) + chr(plane + 0xFFFF) for plane in range(0, 0x110000, 0x10000)),
 }
-UNSEEN = "".join(_KINDS.values())
+INVISIBLE = "".join(_KINDS.values())
 """Every character that cannot be seen, to stand in a class of a pattern."""
 _KIND = re.compile("|".join(f"(?P<{kind}>[{letters}])" for kind, letters in _KINDS.items()))
 _PICTOGRAPHS = "\u2190-\u2bff\U0001f000-\U0001faff"
@@ -57,7 +57,7 @@ _LETTERS = r"^\W\u115f\u1160\u3164\uffa0"
 _IDEOGRAPHS = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fffd\U00030000-\U000323af"
 _EMOJI_OR_TEXT = f"\u00a9\u00ae\u203c\u2049\u2122\u2139\u3030\u303d\u3297\u3299{_PICTOGRAPHS}"
 _IS_UNSEEN = re.compile(
-    f"[{UNSEEN}]"
+    f"[{INVISIBLE}]"
     # But what belongs to the glyph beside it:
     r"(?<!\r(?=\n|\Z))"  # an end of line,
     f"(?<![{_PICTOGRAPHS}]\u200d(?=[{_PICTOGRAPHS}]))"  # the joiner of an emoji sequence,
@@ -82,7 +82,7 @@ def clean_text(text: str) -> tuple[str, int]:
     return cleaned, len(text) - len(cleaned)
 
 
-def show_unseen(text: str) -> tuple[str, int]:
+def escape_invisible(text: str) -> tuple[str, int]:
     """Write out everything that cannot be seen (`<U+202E>`), and count it."""
     return _IS_UNSEEN.subn(lambda found: f"<U+{ord(found[0]):04X}>", text)
 
@@ -92,7 +92,7 @@ def make_visible(text: str) -> tuple[str, int]:
     if text.isascii() and text.isprintable():
         return text, 0
     plain = remove_break_hints(text)
-    visible, count = show_unseen(plain)
+    visible, count = escape_invisible(plain)
     return visible, count + len(text) - len(plain)
 
 
@@ -101,7 +101,7 @@ def remove_break_hints(text: str) -> str:
     return _BREAK_HINT.sub("", text)
 
 
-def kinds_of_unseen(text: str) -> Iterator[str]:
+def find_invisible_kinds(text: str) -> Iterator[str]:
     """Name the kind of each character that cannot be seen; hints for line breaks are passed over.
 
     They are `escapes`, `bidi`, `tags`, `invisible`, `controls`, `halves` of surrogate pairs and
@@ -111,7 +111,7 @@ def kinds_of_unseen(text: str) -> Iterator[str]:
         yield found.lastgroup or ""
 
 
-def counted(number: int, noun: str, nouns: str | None = None) -> str:
+def format_count(number: int, noun: str, nouns: str | None = None) -> str:
     """Say how many of something there are: `1 file`, `1,200 files`."""
     return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
-from indusagi.capabilities.arguments import near
+from indusagi.capabilities.arguments import find_similar_name
 from indusagi.core.json import JsonObject
 from indusagi.core.notes import Note
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
@@ -59,7 +59,7 @@ def select_tools(deck: ToolDeck, names: Sequence[str] | None) -> ToolDeck:
     known = {canon_tool_name(card.name): card.name for card in deck.tools()}
     for name in names:
         if canon_tool_name(name) not in known:
-            raise UnknownCapability(name, near(name, known.values()))
+            raise UnknownCapability(name, find_similar_name(name, known.values()))
     wanted = {canon_tool_name(name) for name in names}
     return deck.retain(lambda card: canon_tool_name(card.name) in wanted)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from indusagi.core.text import counted
+from indusagi.core.text import format_count
 from induscode.commands.support.groups import CommandGroup, Lazy, build_unknown_name
 from induscode.commands.support.output import as_json, print_notes, print_table, write_json
 from induscode.commands.support.runner import opened_store, run_until_signal
@@ -163,7 +163,7 @@ def _said(row: Row) -> str:
     if row.op in {"run", "list"}:
         noun = "server" if row.op == "run" else "tool"
         named = facts.get(f"{noun}s")
-        return counted(len(named), noun) if isinstance(named, list) else ""
+        return format_count(len(named), noun) if isinstance(named, list) else ""
     if row.op in {"enroll", "pin"}:
         return str(facts.get("key", facts.get("pin", "")))[:_SHOWN_KEY]
     return f"{facts.get('subject', '')} {facts.get('detail', '')}".strip().partition("\n")[0]
@@ -301,7 +301,7 @@ def _show_deck(record: DeckRecord, *, as_json: bool) -> int:
         return 0
     print_line(f"run {record.run}, turn {record.turn}, up to {record.at}")
     if record.turn:
-        print_line(f"deck {record.digest}: a model was shown {counted(len(record.descriptors), 'tool')}")
+        print_line(f"deck {record.digest}: a model was shown {format_count(len(record.descriptors), 'tool')}")
     for one in record.descriptors:
         print_line(f"  {one.name}")
     print_line(f"enrolled from servers: {len(enrolled)}")

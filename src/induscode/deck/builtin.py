@@ -11,7 +11,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import TypeAlias, cast
 
-from indusagi.capabilities.arguments import near
+from indusagi.capabilities.arguments import find_similar_name
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.tool import DefinedTool
 from indusagi.core.json import JsonValue
@@ -149,7 +149,7 @@ def build_builtin(identity: str, ctx: DeckContext) -> Capability:
     """
     row = builtin_bridge().get(cast("CapabilityId", identity))
     if row is None:
-        raise UnknownCapability(identity, near(identity, builtin_ids()))
+        raise UnknownCapability(identity, find_similar_name(identity, builtin_ids()))
     return build_card(row.card(), ctx)
 
 

@@ -86,13 +86,13 @@ def read_hosts(value: JsonValue) -> tuple[str, ...]:
     Raises:
         ValueError: One of them is neither.
     """
-    from indusagi.capabilities.ports import WebTrouble  # noqa: PLC0415 — for a file that has some
+    from indusagi.capabilities.ports import FetchError  # noqa: PLC0415 — for a file that has some
     from indusagi.capabilities.web.target import parse_host_and_port  # noqa: PLC0415 — as above
 
     for one in value if isinstance(value, list) else (value,):
         try:
             parse_host_and_port(one if isinstance(one, str) else "")
-        except WebTrouble:
+        except FetchError:
             said = f"takes a list of HOST or HOST:PORT, and {compact_json(one)} is neither"
             raise ValueError(said) from None
     return cast("tuple[str, ...]", tuple(value if isinstance(value, list) else (value,)))
@@ -353,7 +353,7 @@ def _flat(document: JsonObject) -> JsonObject:
 
 
 def _hint(key: str) -> str:
-    from indusagi.capabilities.arguments import near  # noqa: PLC0415 — for a mistyped key
+    from indusagi.capabilities.arguments import find_similar_name  # noqa: PLC0415 — for a mistyped key
 
-    meant = near(key, tuple(SETTINGS))
+    meant = find_similar_name(key, tuple(SETTINGS))
     return f": did you mean {meant!r}?" if meant else ""

@@ -25,7 +25,7 @@ from anyio import to_thread
 from indusagi.core.faults import CoreError
 from indusagi.core.ids import new_ulid
 from indusagi.core.signals import ending_signals
-from indusagi.core.tasks import Owner
+from indusagi.core.tasks import BackgroundTask
 from induscode.boot.runners import ConfigPathError, check_named_configs
 from induscode.boot.session import open_session
 from induscode.deck.contract import BackendFault, UnknownCapability
@@ -164,7 +164,7 @@ async def _opened(
     briefing = Briefing(invocation.cwd, guarding.posture, words)
     reporter = reporter_for(invocation.output_format, page, chatty=_watched())
     run = Question(invocation, session, choice, transcript, handles, briefing, reporter, cancel, odd)
-    await loading.watched()
+    await loading.wait()
     await session.mcp.wait_for_required()
     await reporter.opened(run.opening())
     if not gc.isenabled():  # everything is imported: from here on there is garbage
@@ -218,15 +218,15 @@ async def _transcript(invocation: Invocation, odd: list[str]) -> AsyncGenerator[
 
 
 @asynccontextmanager
-async def _loading() -> AsyncGenerator[Owner]:
+async def _loading() -> AsyncGenerator[BackgroundTask]:
     """Load the loop in a thread while servers start: it takes longer than they do."""
-    loading = Owner("loading of the model loop")
+    loading = BackgroundTask("loading of the model loop")
     loading.start(to_thread.run_sync(_load, abandon_on_cancel=True))
     try:
         yield loading
     finally:
         loading.cancel()
-        await loading.ended()
+        await loading.join()
 
 
 def _load() -> None:

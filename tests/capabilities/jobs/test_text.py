@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indusagi.capabilities.jobs.exit_codes import benign_exit
-from indusagi.capabilities.jobs.job import how
+from indusagi.capabilities.jobs.exit_codes import explain_exit_code
+from indusagi.capabilities.jobs.job import describe_exit
 from indusagi.capabilities.jobs.text import is_binary, plain_text
 
 
@@ -71,7 +71,7 @@ def test_bytes_are_told_from_text(data: bytes, binary: bool) -> None:
     ],
 )
 def test_how_a_command_ended_is_said_in_words(code: int, said: str) -> None:
-    assert how(code) == said
+    assert describe_exit(code) == said
 
 
 @pytest.mark.parametrize(
@@ -113,16 +113,16 @@ def test_how_a_command_ended_is_said_in_words(code: int, said: str) -> None:
     ],
 )
 def test_an_exit_code_of_one_means_what_the_last_program_means_by_it(command: str, answer: str | None) -> None:
-    assert benign_exit(command, 1, "") == answer
+    assert explain_exit_code(command, 1, "") == answer
 
 
 def test_another_code_or_a_complaint_of_the_shell_is_a_failure() -> None:
-    assert benign_exit("grep x y", 2, "") is None
-    assert benign_exit("cd a && grep x y", 1, "bash: line 1: cd: a: No such file") is None
+    assert explain_exit_code("grep x y", 2, "") is None
+    assert explain_exit_code("cd a && grep x y", 1, "bash: line 1: cd: a: No such file") is None
 
 
 @given(st.text(max_size=200))
 def test_any_command_can_be_judged(command: str) -> None:
     """The verdict is a sentence of ours or none, whatever the text of the command."""
-    verdict = benign_exit(command, 1, command)
+    verdict = explain_exit_code(command, 1, command)
     assert verdict is None or (verdict and verdict not in command)

@@ -24,7 +24,7 @@ from indusagi.capabilities.sandbox import backend as walls
 from indusagi.capabilities.sandbox import bubblewrap, landlock
 from indusagi.capabilities.sandbox.bubblewrap import MASKS, find_bubblewrap
 from indusagi.capabilities.sandbox.landlock_run import landlock_abi
-from indusagi.capabilities.sandbox.policy import Sandbox, lay_out
+from indusagi.capabilities.sandbox.policy import Sandbox, resolve_layout
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
@@ -558,7 +558,7 @@ async def test_a_network_that_cannot_be_closed_is_none_where_that_is_required(
 def test_what_landlock_lacks_depends_on_its_version(
     abi: int, network: bool, lacks: tuple[str, ...], root: Path
 ) -> None:
-    layout = lay_out(Sandbox(network=network), str(root))
+    layout = resolve_layout(Sandbox(network=network), str(root))
     always = ("guard of local sockets", "guard of modes and times of files")
     assert landlock.landlock_lacks(abi, layout) == (*always, *lacks)
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from indusagi.capabilities.sandbox.bubblewrap import Private, bubblewrap_argv, is_helper
+from indusagi.capabilities.sandbox.bubblewrap import PrivateDir, bubblewrap_argv, is_bubblewrap_helper
 from indusagi.capabilities.sandbox.landlock import landlock_argv
-from indusagi.capabilities.sandbox.landlock_run import all_but, landlock_abi
-from indusagi.capabilities.sandbox.policy import Sandbox, git_folders, lay_out
+from indusagi.capabilities.sandbox.landlock_run import landlock_abi, list_without
+from indusagi.capabilities.sandbox.policy import Sandbox, find_git_directories, resolve_layout
 
 if TYPE_CHECKING:
     import ctypes
@@ -22,47 +22,47 @@ HOME_LESS = pytest.mark.parametrize("home", ["", "relative"])
 
 
 def argv_for(sandbox: Sandbox, workspace: str, masked: Sequence[str] = ()) -> list[str]:
-    layout = lay_out(sandbox, workspace)
-    return bubblewrap_argv(["bwrap"], layout, masked, Private("/private"), workspace)
+    layout = resolve_layout(sandbox, workspace)
+    return bubblewrap_argv(["bwrap"], layout, masked, PrivateDir("/private"), workspace)
 
 
 def test_a_missing_repository_has_nothing_to_protect(tmp_path: Path) -> None:
-    layout = lay_out(Sandbox(), str(tmp_path))
+    layout = resolve_layout(Sandbox(), str(tmp_path))
     assert layout.protected == (str(tmp_path / ".indusvx"), str(tmp_path / ".indus"))
-    assert git_folders(str(tmp_path)) == []
+    assert find_git_directories(str(tmp_path)) == []
 
 
 @pytest.mark.parametrize("said", ["nonsense", "gitdir: a\0b", ""])
 def test_a_git_file_that_names_nothing_protects_nothing(said: str, tmp_path: Path) -> None:
     (tmp_path / ".git").write_text(said, encoding="utf-8")
-    assert git_folders(str(tmp_path)) == []
+    assert find_git_directories(str(tmp_path)) == []
 
 
 def test_a_worktree_names_its_folder_and_the_shared_one(tmp_path: Path) -> None:
     own = tmp_path / "main" / ".git" / "worktrees" / "x"
     own.mkdir(parents=True)
     (tmp_path / ".git").write_text("gitdir: main/.git/worktrees/x\n", encoding="utf-8")
-    assert git_folders(str(tmp_path)) == [str(own)]
+    assert find_git_directories(str(tmp_path)) == [str(own)]
     (own / "commondir").write_text("../..\n", encoding="utf-8")
-    assert git_folders(str(tmp_path)) == [str(own), str(tmp_path / "main" / ".git")]
+    assert find_git_directories(str(tmp_path)) == [str(own), str(tmp_path / "main" / ".git")]
 
 
 def test_a_key_folder_that_is_worked_in_is_not_hidden(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     (keys / "project").mkdir(parents=True)
     sandbox = Sandbox(hidden=(str(keys),))
-    assert str(keys) not in lay_out(sandbox, str(keys / "project")).hidden
-    assert str(keys) in lay_out(sandbox, str(tmp_path)).hidden
+    assert str(keys) not in resolve_layout(sandbox, str(keys / "project")).hidden
+    assert str(keys) in resolve_layout(sandbox, str(tmp_path)).hidden
 
 
 @HOME_LESS
 def test_without_a_home_there_is_no_state_to_hide(home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", home)
-    assert lay_out(Sandbox(hidden=()), str(tmp_path)).hidden == ()
+    assert resolve_layout(Sandbox(hidden=()), str(tmp_path)).hidden == ()
 
 
 def test_what_cannot_be_written_needs_no_protection(tmp_path: Path) -> None:
-    assert lay_out(Sandbox(read_only=True), str(tmp_path)).protected == ()
+    assert resolve_layout(Sandbox(read_only=True), str(tmp_path)).protected == ()
 
 
 def test_the_whole_machine_can_be_the_workspace() -> None:
@@ -89,19 +89,19 @@ def test_landlock_reads_everything_but_what_is_hidden(tmp_path: Path) -> None:
     (tmp_path / "keys").mkdir()
     (tmp_path / "other").touch()
     (tmp_path / "link").symlink_to("keys")
-    read = all_but("/", [str(tmp_path / "keys")])
+    read = list_without("/", [str(tmp_path / "keys")])
     assert str(tmp_path / "other") in read
     assert "/usr" in read
     for hidden in (tmp_path / "keys", tmp_path / "link", tmp_path):
         assert str(hidden) not in read
-    assert all_but("/", []) == ["/"]
+    assert list_without("/", []) == ["/"]
 
 
 def test_landlock_is_told_what_is_hidden_and_what_is_not_after_all(tmp_path: Path) -> None:
     (tmp_path / "keys").mkdir()
     keys = str(tmp_path / "keys")
-    private = Private(str(tmp_path / "keys" / "private"))
-    layout = lay_out(Sandbox(hidden=(keys,), read_only=True), "/usr")
+    private = PrivateDir(str(tmp_path / "keys" / "private"))
+    layout = resolve_layout(Sandbox(hidden=(keys,), read_only=True), "/usr")
     rules = json.loads(landlock_argv(layout, private)[-1])
     assert (rules["hidden"], rules["read"]) == ([keys], [private.root])
     assert "/usr" not in rules["write"]
@@ -111,9 +111,9 @@ def test_a_command_line_does_not_grow_with_what_lies_beside_a_key(tmp_path: Path
     (tmp_path / "keys").mkdir()
     for number in range(2_000):
         (tmp_path / f"{number:0100}").touch()
-    layout = lay_out(Sandbox(hidden=(str(tmp_path / "keys"),)), "/usr")
-    assert len(landlock_argv(layout, Private("/private"))[-1]) < 4_096
-    assert len(all_but(str(tmp_path), [str(tmp_path / "keys")])) == 2_000
+    layout = resolve_layout(Sandbox(hidden=(str(tmp_path / "keys"),)), "/usr")
+    assert len(landlock_argv(layout, PrivateDir("/private"))[-1]) < 4_096
+    assert len(list_without(str(tmp_path), [str(tmp_path / "keys")])) == 2_000
 
 
 def test_a_folder_that_cannot_be_listed_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,19 +126,19 @@ def test_a_folder_that_cannot_be_listed_is_left_out(tmp_path: Path, monkeypatch:
         return listed(path)
 
     monkeypatch.setattr(os, "listdir", refuse)
-    read = all_but("/", [str(tmp_path / "keys")])
+    read = list_without("/", [str(tmp_path / "keys")])
     assert not any(path.startswith(str(tmp_path)) for path in read)
 
 
 def test_a_process_that_is_gone_or_closed_to_us_is_no_survivor(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert is_helper(2**22 + 1)
-    assert not is_helper(os.getpid())
+    assert is_bubblewrap_helper(2**22 + 1)
+    assert not is_bubblewrap_helper(os.getpid())
 
     def refuse(*_: object) -> None:
         raise ProcessLookupError(3, "No such process")
 
     monkeypatch.setattr("builtins.open", refuse)
-    assert is_helper(os.getpid())
+    assert is_bubblewrap_helper(os.getpid())
 
 
 @pytest.mark.parametrize(("answer", "abi"), [(-1, 0), (1, 1), (6, 6)])

@@ -22,7 +22,7 @@ from indusagi.capabilities.jobs.table import jobs_of
 from indusagi.capabilities.local import make_local_context
 from indusagi.capabilities.local.shell import LocalShell
 from indusagi.capabilities.ports import SandboxState
-from indusagi.capabilities.sandbox.backend import Walls
+from indusagi.capabilities.sandbox.backend import SandboxBackend
 from indusagi.capabilities.sandbox.landlock_run import landlock_abi
 from indusagi.capabilities.sandbox.policy import Sandbox
 from indusagi.capabilities.tools.bash import bash_tool
@@ -203,7 +203,7 @@ async def test_output_that_cannot_be_kept_is_an_error(session: Session, monkeypa
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("indusagi.capabilities.sandbox.capture.KeptFile.append", full)
+    monkeypatch.setattr("indusagi.capabilities.sandbox.capture.CaptureFile.append", full)
     outcome = await session.run("echo word")
     assert (outcome.is_error, outcome.details["code"]) == (True, "failed")
     assert "No space left" in str(outcome.output)
@@ -545,7 +545,7 @@ async def test_a_sandbox_that_is_lost_later_is_told_then(tmp_path: Path, monkeyp
         return next(states)
 
     async with session_in(tmp_path, Sandbox(mechanisms=())) as session:
-        monkeypatch.setattr(Walls, "_choose", choose)
+        monkeypatch.setattr(SandboxBackend, "_choose", choose)
         said = [await session.text("echo a") for _ in range(3)]
     assert said == ["a", "a\n[commands run without a sandbox here: lost]", "a"]
 
@@ -564,7 +564,7 @@ async def test_the_private_folder_of_a_session_goes_with_it(tmp_path: Path) -> N
         await session.run("true")
         shell = session.ctx.shell
         assert isinstance(shell, LocalShell)
-        walls: Walls = shell._walls
+        walls: SandboxBackend = shell._walls
         private = walls._private
         assert private is not None
         assert (await anyio.Path(private.root).stat()).st_mode & 0o777 == 0o700

@@ -16,7 +16,7 @@ from tests.support.http_peer import http_server
 from tests.support.tools import box_of, call, context
 
 from indusagi.capabilities.context import Framework
-from indusagi.capabilities.ports import SearchHit, SearchTrouble, WebSettings
+from indusagi.capabilities.ports import SearchError, SearchHit, WebSettings
 from indusagi.capabilities.tools.websearch import websearch_tool
 from indusagi.runtime.content import JsonContentBlock, TextContentBlock
 
@@ -191,7 +191,7 @@ async def test_results_cannot_close_their_fence(tmp_path: Path) -> None:
 
 async def test_the_next_is_asked_when_one_fails_and_the_failure_is_listed(tmp_path: Path) -> None:
     chain = (
-        Fake(trouble=SearchTrouble("over the quota", code="rate_limited"), name="one"),
+        Fake(trouble=SearchError("over the quota", code="rate_limited"), name="one"),
         Fake(trouble=ValueError("a\u202e defect"), name="two"),
         Mute(),
         Fake(name="nothing"),
@@ -221,7 +221,7 @@ async def test_the_search_as_a_whole_has_an_end(tmp_path: Path) -> None:
 
 
 async def test_when_nobody_answers_it_is_an_error_that_lists_them_all(tmp_path: Path) -> None:
-    one = Fake(trouble=SearchTrouble("down", code="failed"), name="one")
+    one = Fake(trouble=SearchError("down", code="failed"), name="one")
     outcome = await search(tmp_path, one, replace(one, name="two"))
     assert outcome.is_error
     assert outcome.details["code"] == "failed"

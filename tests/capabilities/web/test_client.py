@@ -14,7 +14,7 @@ from tests.support.http_peer import http_server, self_signed
 from tests.support.ssrf import LOCATIONS, NAMES, URLS
 from tests.support.waiting import until
 
-from indusagi.capabilities.ports import WebSettings, WebTrouble
+from indusagi.capabilities.ports import FetchError, WebSettings
 from indusagi.capabilities.web import resolve
 from indusagi.capabilities.web.client import Elsewhere, Fetched, WebClient
 
@@ -78,10 +78,10 @@ async def test_the_name_is_in_the_handshake_and_in_the_certificate(tmp_path: Pat
         settings = replace(open_to(server, "127.0.0.1", "open.example"), tls=ours)
         found = await fetched(f"https://127.0.0.1:{port}/", settings)
         assert isinstance(found, Fetched)
-        with pytest.raises(WebTrouble, match=r"not valid for 'open\.example'") as caught:
+        with pytest.raises(FetchError, match=r"not valid for 'open\.example'") as caught:
             await fetched(f"https://open.example:{port}/", settings)
         assert caught.value.facts["reason"] == "tls"
-        with pytest.raises(WebTrouble) as caught:
+        with pytest.raises(FetchError) as caught:
             await fetched(f"https://127.0.0.1:{port}/", replace(settings, tls=None))
         assert caught.value.facts["reason"] == "tls"
 
@@ -139,7 +139,7 @@ async def test_r48_a_form_that_leads_astray_is_refused_and_nobody_is_dialled(url
 
     async with listener() as (port, connected):
         settings = WebSettings(resolver=system_like, ports=(80, 443, port))
-        with pytest.raises(WebTrouble) as caught:
+        with pytest.raises(FetchError) as caught:
             await fetched(url.format(port=port), settings)
         assert caught.value.code in {"denied", "unsupported"}
         assert connected == []
@@ -151,7 +151,7 @@ async def test_r48_a_name_that_leads_astray_is_refused_whatever_else_it_leads_to
 ) -> None:
     async with listener() as (port, connected):
         settings = WebSettings(resolver=names(*addresses), ports=(port,))
-        with pytest.raises(WebTrouble) as caught:
+        with pytest.raises(FetchError) as caught:
             await fetched(f"http://{host}:{port}/", settings)
         assert caught.value.code == "denied"
         assert caught.value.facts["address"] in addresses
@@ -165,7 +165,7 @@ async def test_r48_a_redirect_that_leads_astray_is_refused(location: str) -> Non
         if not headers["Location"].isascii():
             headers["Location"] = headers["Location"].encode().decode("latin-1")
         async with http_server(replying(b"", 302, headers)) as server:
-            with pytest.raises(WebTrouble) as caught:
+            with pytest.raises(FetchError) as caught:
                 await page(server)
         assert caught.value.code in {"denied", "unsupported"}
         assert connected == []
@@ -180,7 +180,7 @@ async def test_r48_a_name_that_changes_its_address_is_dialled_where_it_was_check
 
     async with listener() as (port, connected):
         settings = WebSettings(resolver=rebinding, allow_private=[f"rebind.example:{port}"])
-        with pytest.raises(WebTrouble) as caught:
+        with pytest.raises(FetchError) as caught:
             await fetched(f"http://rebind.example:{port}/", settings)
         assert caught.value.facts["reason"] == "refused"
         assert connected == []
@@ -195,7 +195,7 @@ async def test_r48_a_redirect_to_the_same_name_is_looked_up_and_checked_again() 
             return answers.pop(0)
 
         settings = replace(open_to(server), resolver=rebinding)
-        with pytest.raises(WebTrouble, match="redirected from") as caught:
+        with pytest.raises(FetchError, match="redirected from") as caught:
             await fetched(f"http://open.example:{port_of(server)}/", settings)
     assert caught.value.facts["kind"] == "metadata"
     assert len(server.requests) == 1
@@ -203,13 +203,13 @@ async def test_r48_a_redirect_to_the_same_name_is_looked_up_and_checked_again() 
 
 async def test_a_refusal_names_the_host_the_address_and_the_remedy() -> None:
     settings = WebSettings(resolver=names("10.0.0.5"), ports=(80, 3000))
-    with pytest.raises(WebTrouble) as caught:
+    with pytest.raises(FetchError) as caught:
         await fetched("http://dev.example:3000/", settings)
     said = str(caught.value)
     assert "dev.example is at 10.0.0.5" in said
     assert "'dev.example:3000'" in said
     assert "allow_private" in said
-    with pytest.raises(WebTrouble) as caught:
+    with pytest.raises(FetchError) as caught:
         await fetched("http://[::1]/", settings)
     assert "'[::1]:80'" in str(caught.value)
 
@@ -217,7 +217,7 @@ async def test_a_refusal_names_the_host_the_address_and_the_remedy() -> None:
 @pytest.mark.parametrize("address", ["169.254.169.254", "224.0.0.1", "0.0.0.0", "fe80::1"])
 async def test_what_is_nobodys_own_server_stays_shut_whatever_is_allowed(address: str) -> None:
     settings = WebSettings(resolver=names(address), allow_private=["dev.example"])
-    with pytest.raises(WebTrouble) as caught:
+    with pytest.raises(FetchError) as caught:
         await fetched("http://dev.example/", settings)
     assert caught.value.code == "denied"
     assert "allow_private" not in str(caught.value)
@@ -228,9 +228,9 @@ async def test_a_server_of_ones_own_is_reached_on_its_port_alone() -> None:
         port = port_of(server)
         settings = WebSettings(allow_private=[f"127.0.0.1:{port}"])
         assert isinstance(await fetched(f"http://127.0.0.1:{port}/", settings), Fetched)
-        with pytest.raises(WebTrouble):
+        with pytest.raises(FetchError):
             await fetched("http://127.0.0.1:8080/", settings)
-        with pytest.raises(WebTrouble, match="port") as caught:
+        with pytest.raises(FetchError, match="port") as caught:
             await fetched(f"http://open.example:{port}/", settings)
         assert caught.value.facts["reason"] == "port"
 
@@ -248,7 +248,7 @@ async def test_redirects_are_followed_within_a_site() -> None:
 
 async def test_a_sixth_redirect_is_one_too_many() -> None:
     async with http_server(_steps(6)) as server:
-        with pytest.raises(WebTrouble, match="redirects") as caught:
+        with pytest.raises(FetchError, match="redirects") as caught:
             await page(server)
     assert caught.value.facts["reason"] == "redirects"
     assert len(server.requests) == 6
@@ -293,7 +293,7 @@ async def test_a_redirect_never_leaves_encryption(tmp_path: Path) -> None:
     async with http_server(behave, tls=theirs) as server:
         allowed = [f"127.0.0.1:{port_of(server)}", "127.0.0.1:8080"]
         settings = WebSettings(allow_private=allowed, tls=_trusting(certificate))
-        with pytest.raises(WebTrouble, match="not encrypted") as caught:
+        with pytest.raises(FetchError, match="not encrypted") as caught:
             await fetched(f"https://127.0.0.1:{port_of(server)}/", settings)
     assert caught.value.facts["reason"] == "downgrade"
 
@@ -331,7 +331,7 @@ async def test_r49_a_slow_drip_ends_at_the_deadline() -> None:
             await anyio.sleep(0.01)
 
     async with http_server(drip) as server:
-        with pytest.raises(WebTrouble, match=r"within 0\.2 s") as caught:
+        with pytest.raises(FetchError, match=r"within 0\.2 s") as caught:
             await page(server, WebSettings(total_s=0.2))
     assert caught.value.code == "timeout"
 
@@ -341,7 +341,7 @@ async def test_r49_a_server_that_says_nothing_ends_at_the_deadline() -> None:
         await exchange.until_gone()
 
     async with http_server(mute) as server:
-        with pytest.raises(WebTrouble) as caught:
+        with pytest.raises(FetchError) as caught:
             await page(server, WebSettings(total_s=0.2))
     assert caught.value.code == "timeout"
 
@@ -377,7 +377,7 @@ async def test_a_packed_page_is_cut_at_the_cap_too() -> None:
 
 async def test_a_page_that_is_not_packed_as_it_says_fails() -> None:
     async with http_server(replying(b"plain", 200, {"Content-Encoding": "gzip"})) as server:
-        with pytest.raises(WebTrouble, match="packed") as caught:
+        with pytest.raises(FetchError, match="packed") as caught:
             await page(server)
     assert (caught.value.code, caught.value.facts["reason"]) == ("failed", "coding")
 
@@ -385,7 +385,7 @@ async def test_a_page_that_is_not_packed_as_it_says_fails() -> None:
 @pytest.mark.parametrize("coding", ["br", "zstd", "deflate", "gzip, gzip"])
 async def test_a_packing_that_nobody_asked_for_is_refused(coding: str) -> None:
     async with http_server(replying(b"x", 200, {"Content-Encoding": coding})) as server:
-        with pytest.raises(WebTrouble) as caught:
+        with pytest.raises(FetchError) as caught:
             await page(server)
     assert caught.value.code == "unsupported"
 
@@ -407,7 +407,7 @@ async def test_a_packed_body_that_breaks_off_is_known_to_be_half() -> None:
 async def test_a_body_that_never_began_is_a_failure() -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n"
     async with http_server(writing(head)) as server:
-        with pytest.raises(WebTrouble, match="before it was complete") as caught:
+        with pytest.raises(FetchError, match="before it was complete") as caught:
             await page(server)
     assert caught.value.facts["reason"] == "ended early"
 
@@ -417,7 +417,7 @@ async def test_a_body_that_never_began_is_a_failure() -> None:
 
 async def test_a_server_that_speaks_no_http_is_told_as_such() -> None:
     async with http_server(writing(b"SSH-2.0-OpenSSH_9.6\r\n\r\n")) as server:
-        with pytest.raises(WebTrouble) as caught:
+        with pytest.raises(FetchError) as caught:
             await page(server)
     assert caught.value.facts["reason"] == "protocol"
 
@@ -426,7 +426,7 @@ async def test_a_connection_that_is_refused_is_told_as_such() -> None:
     async with listener() as (port, _):
         pass
     settings = WebSettings(allow_private=[f"127.0.0.1:{port}"])
-    with pytest.raises(WebTrouble, match="refused") as caught:
+    with pytest.raises(FetchError, match="refused") as caught:
         await fetched(f"http://127.0.0.1:{port}/", settings)
     assert (caught.value.code, caught.value.facts["reason"]) == ("failed", "refused")
 
@@ -443,7 +443,7 @@ async def test_a_name_without_addresses_is_not_found() -> None:
         raise OSError(-2, "Name or service not known")
 
     for resolver, said in ((unknown, "Name or service not known"), (names(), "has no address")):
-        with pytest.raises(WebTrouble, match=said) as caught:
+        with pytest.raises(FetchError, match=said) as caught:
             await fetched("http://nowhere.example/", WebSettings(resolver=resolver))
         assert (caught.value.code, caught.value.facts["reason"]) == ("not_found", "dns")
 
@@ -453,13 +453,13 @@ async def test_a_look_up_that_hangs_ends_at_its_deadline() -> None:
         await anyio.sleep_forever()
         return []
 
-    with pytest.raises(WebTrouble) as caught:
+    with pytest.raises(FetchError) as caught:
         await fetched("http://slow.example/", WebSettings(resolver=hangs, connect_s=0.05))
     assert (caught.value.code, caught.value.facts["reason"]) == ("timeout", "dns")
 
 
 async def test_the_systems_look_up_finds_this_machine_and_its_address_is_refused() -> None:
-    with pytest.raises(WebTrouble) as caught:
+    with pytest.raises(FetchError) as caught:
         await fetched("http://localhost/", WebSettings())
     assert caught.value.facts["kind"] == "loopback"
 
@@ -467,7 +467,7 @@ async def test_the_systems_look_up_finds_this_machine_and_its_address_is_refused
 async def test_look_ups_that_are_stuck_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = [resolve._free.acquire(blocking=False) for _ in range(16)]
     try:
-        with pytest.raises(WebTrouble, match="try again later"):
+        with pytest.raises(FetchError, match="try again later"):
             await fetched("http://localhost/", WebSettings())
     finally:
         for _ in taken:
@@ -497,7 +497,7 @@ async def test_an_address_that_does_not_answer_is_told_as_such(
 
     monkeypatch.setattr(httpcore2.AnyIOBackend, "connect_tcp", connect_tcp)
     settings = WebSettings(resolver=names("93.184.215.14", "93.184.215.15"))
-    with pytest.raises(WebTrouble) as caught:
+    with pytest.raises(FetchError) as caught:
         await fetched("http://far.example/", settings)
     assert caught.value.facts["reason"] == reason
 
@@ -509,7 +509,7 @@ async def test_headers_without_end_are_no_answer() -> None:
             await exchange.write(b"X-Filler: " + b"x" * 60_000 + b"\r\n")
 
     async with http_server(behave) as server:
-        with pytest.raises(WebTrouble) as caught:
+        with pytest.raises(FetchError) as caught:
             await page(server)
     assert caught.value.facts["reason"] == "protocol"
 
@@ -521,7 +521,7 @@ async def test_interim_answers_without_end_end_at_the_deadline() -> None:
             await anyio.sleep(0.001)
 
     async with http_server(behave) as server:
-        with pytest.raises(WebTrouble) as caught:
+        with pytest.raises(FetchError) as caught:
             await page(server, WebSettings(total_s=0.2))
     assert caught.value.code == "timeout"
 
@@ -550,7 +550,7 @@ async def test_a_proxy_that_was_named_is_asked_in_place_of_the_server() -> None:
 async def test_a_proxy_that_refuses_is_told_as_such() -> None:
     async with http_server(replying(b"", 407)) as server:
         settings = WebSettings(proxy=f"http://127.0.0.1:{port_of(server)}")
-        with pytest.raises(WebTrouble, match="the proxy refused") as caught:
+        with pytest.raises(FetchError, match="the proxy refused") as caught:
             await fetched("https://open.example/", settings)
     assert caught.value.facts["reason"] == "proxy"
     assert server.requests[0].method == "CONNECT"
@@ -562,7 +562,7 @@ async def test_a_proxy_that_refuses_is_told_as_such() -> None:
 async def test_r48_a_proxy_is_not_sent_into_ones_own_network(host: str) -> None:
     async with http_server(replying()) as server:
         settings = WebSettings(proxy=f"http://127.0.0.1:{port_of(server)}")
-        with pytest.raises(WebTrouble) as caught:
+        with pytest.raises(FetchError) as caught:
             await fetched(f"http://{host}/", settings)
     assert caught.value.code == "denied"
     assert server.requests == []
@@ -577,11 +577,11 @@ async def test_a_server_of_ones_own_is_reached_past_the_proxy() -> None:
 
 
 async def test_a_proxy_of_another_kind_is_refused() -> None:
-    with pytest.raises(WebTrouble, match="proxy"):
+    with pytest.raises(FetchError, match="proxy"):
         await fetched("http://open.example/", WebSettings(proxy="https://proxy.example"))
 
 
 async def test_an_ipv6_address_is_not_named_to_a_proxy() -> None:
     settings = WebSettings(proxy="http://127.0.0.1:9")
-    with pytest.raises(WebTrouble, match="through a proxy"):
+    with pytest.raises(FetchError, match="through a proxy"):
         await fetched("http://[2606:4700::1111]/", settings)

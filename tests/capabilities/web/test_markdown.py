@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from indusagi.capabilities.ports import WebTrouble
+from indusagi.capabilities.ports import FetchError
 from indusagi.capabilities.web import converter, markdown
 from indusagi.capabilities.web.converter import answer, request
 from indusagi.capabilities.web.markdown import SHORT, converted
@@ -39,7 +39,7 @@ async def test_nul_does_not_make_a_page_a_file() -> None:
 
 @pytest.mark.parametrize("size", [10, SHORT])
 async def test_what_the_converter_refuses_is_trouble(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    with pytest.raises(WebTrouble, match="could not be converted") as caught:
+    with pytest.raises(FetchError, match="could not be converted") as caught:
         await converted("x" * size + "<p>", BASE, "nonsense")  # pyright: ignore[reportArgumentType]
     assert caught.value.facts["reason"] == "html"
 
@@ -51,13 +51,13 @@ async def test_an_error_of_the_converters_own_is_trouble(monkeypatch: pytest.Mon
         raise html_to_markdown.InvalidInputError("no")
 
     monkeypatch.setattr(html_to_markdown, "convert", refuse)
-    with pytest.raises(WebTrouble, match="no"):
+    with pytest.raises(FetchError, match="no"):
         await converted("<p>", BASE, "markdown")
 
 
 async def test_a_process_that_cannot_be_started_is_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
-    with pytest.raises(WebTrouble, match="could not be converted"):
+    with pytest.raises(FetchError, match="could not be converted"):
         await converted("x" * (SHORT + 1), BASE, "markdown")
 
 
@@ -66,7 +66,7 @@ async def test_a_process_that_dies_is_trouble(monkeypatch: pytest.MonkeyPatch) -
         return [sys.executable, "-Ic", "import os; os._exit(3)"]
 
     monkeypatch.setattr(markdown, "own_python", broken)
-    with pytest.raises(WebTrouble, match="gave up"):
+    with pytest.raises(FetchError, match="gave up"):
         await converted("x" * (SHORT + 1), BASE, "markdown")
 
 

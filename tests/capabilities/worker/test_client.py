@@ -12,7 +12,7 @@ from indusagi.capabilities.worker import client as asking
 from indusagi.capabilities.worker.client import asked, tell
 
 if TYPE_CHECKING:
-    from indusagi.core.process.child import Child
+    from indusagi.core.process.child import ChildProcess
 
 pytestmark = pytest.mark.anyio
 
@@ -28,7 +28,7 @@ async def test_a_process_is_told_much_in_pieces() -> None:
             sizes.append(len(data))
 
     Ears.writable.set()
-    await tell(cast("Child", Ears()), (b"head", bytes(1_000_000)))
+    await tell(cast("ChildProcess", Ears()), (b"head", bytes(1_000_000)))
     assert sum(sizes) == 1_000_004
     assert max(sizes) <= 256 * 1024
 

@@ -23,7 +23,7 @@ from tests.support.scripts import run
 from tests.support.servers import HONEST_TOOLS, SERVERS, diary
 from tests.support.waiting import LIMIT_S, is_alive, until
 
-from indusagi.core.invisible import strings_of
+from indusagi.core.invisible import iter_strings
 from indusagi.core.text import clean_text
 from indusagi.interop import SseServerConfig, StreamableHttpServerConfig, create_server_endpoint
 
@@ -277,7 +277,7 @@ async def test_finding_d4_over_http_nothing_that_cannot_be_seen_reaches_a_client
             refused = await client.call_tool("h__refuse", {})
     for told in (listed, answer, refused):
         seen = told.model_dump(mode="json", by_alias=True)
-        assert [text for text in strings_of(seen) if clean_text(text)[1]] == []
+        assert [text for text in iter_strings(seen) if clean_text(text)[1]] == []
     assert json.loads(answer.content[3].text) == {  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownArgumentType]
         "c\U000e0041olour": "red",
         "size": "s\U000e0041mall",

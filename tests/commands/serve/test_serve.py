@@ -18,7 +18,7 @@ from tests.support.servers import HONEST_TOOLS, SERVERS, diary, fault
 from tests.support.waiting import is_alive
 
 from indusagi import __version__
-from indusagi.core.invisible import strings_of
+from indusagi.core.invisible import iter_strings
 from indusagi.core.text import clean_text
 from indusagi.interop import StdioServerConfig, create_server_endpoint
 from indusagi.interop.protocol_bridge.client.session import MODERN_VERSIONS
@@ -467,7 +467,7 @@ def hidden_row(hide: str, **more: Any) -> dict[str, Any]:
 
 
 def is_clean(value: Any) -> bool:
-    return all(clean_text(text)[1] == 0 for text in strings_of(value))
+    return all(clean_text(text)[1] == 0 for text in iter_strings(value))
 
 
 def modern(**params: Any) -> dict[str, Any]:

@@ -15,13 +15,13 @@ import pytest
 from tests.support.waiting import is_alive, until
 
 from indusagi.core.process import child as child_module
-from indusagi.core.process.child import Child
-from indusagi.core.process.tree import MARK, Kin
+from indusagi.core.process.child import ChildProcess
+from indusagi.core.process.tree import MARK, ProcessTree
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from indusagi.core.process.tree import Found
+    from indusagi.core.process.tree import ProcessInfo
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
 
@@ -33,21 +33,21 @@ class Listener:
         self.output = b""
         self.errors = b""
 
-    def wrote(self, data: bytes) -> None:
+    def stdout_received(self, data: bytes) -> None:
         self.output += data
 
-    def complained(self, data: bytes) -> None:
+    def stderr_received(self, data: bytes) -> None:
         self.errors += data
 
-    def changed(self) -> None:
+    def state_changed(self) -> None:
         pass
 
 
 @asynccontextmanager
-async def running(script: str, **options: Any) -> AsyncGenerator[tuple[Child, Listener]]:
+async def running(script: str, **options: Any) -> AsyncGenerator[tuple[ChildProcess, Listener]]:
     """Start a script of the shell, and kill what is left of it afterwards."""
     listener = Listener()
-    child = Child(listener)
+    child = ChildProcess(listener)
     await child.start(["/bin/sh", "-c", script], os.environ, None, **options)
     try:
         yield child, listener
@@ -170,7 +170,7 @@ async def test_an_orphan_without_session_and_environment_is_found_by_the_pipe_it
     async with running(script, with_input=False) as (child, heard):
         await until(lambda: heard.output.endswith(b"\n"))
         orphan = int(heard.output)
-        assert orphan in {found.pid for found in await asyncio.to_thread(child.others)}
+        assert orphan in {found.pid for found in await asyncio.to_thread(child.descendants)}
         await child.end(1)
         assert not is_alive(orphan)
 
@@ -213,11 +213,11 @@ async def test_the_end_of_one_that_has_started_nobody_takes_one_look_at_all_proc
             await child.exited.wait()
         looks: list[int | None] = []
 
-        def left(_: Kin, leader: int | None) -> list[Found]:
+        def left(_: ProcessTree, leader: int | None) -> list[ProcessInfo]:
             looks.append(leader)
             return []
 
-        monkeypatch.setattr(Kin, "left", left)
+        monkeypatch.setattr(ProcessTree, "left", left)
         await child.end(grace_s)
         assert looks == [child.pid]
 
@@ -234,16 +234,16 @@ async def test_an_orphan_of_one_that_heeds_the_end_of_its_input_is_found() -> No
 
 async def test_who_is_left_is_killed_however_long_it_takes_to_find_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """To look at thousands of processes takes longer than the kernel gets to end those killed."""
-    look, pauses = Kin.left, iter([0.0])
+    look, pauses = ProcessTree.left, iter([0.0])
 
-    def slowly(kin: Kin, leader: int | None) -> list[Found]:
+    def slowly(kin: ProcessTree, leader: int | None) -> list[ProcessInfo]:
         time.sleep(next(pauses, 0.25))
         return look(kin, leader)
 
     script = "setsid sh -c 'echo $$; trap \"\" TERM; exec sleep 600' & exit 3"
     async with running(script, with_input=False) as (child, heard):
         await until(lambda: heard.output.endswith(b"\n"))
-        monkeypatch.setattr(Kin, "left", slowly)
+        monkeypatch.setattr(ProcessTree, "left", slowly)
         monkeypatch.setattr(child_module, "_REAP_S", 0.2)
         await child.end(0)
         monkeypatch.undo()
@@ -258,7 +258,7 @@ async def test_ending_a_child_that_was_never_started_signals_no_process(monkeypa
 
     for name in ("kill", "killpg"):
         monkeypatch.setattr(f"os.{name}", record)
-    child = Child(Listener())
+    child = ChildProcess(Listener())
     await child.end(1)
     assert (signals, child.exited.is_set()) == ([], False)
 
@@ -319,7 +319,7 @@ async def test_a_start_that_fails_half_way_leaves_nothing(monkeypatch: pytest.Mo
     async def fail(*_: object) -> None:
         raise OSError("no more pipes")
 
-    child = Child(Listener())
+    child = ChildProcess(Listener())
     monkeypatch.setattr(asyncio.get_running_loop(), "connect_read_pipe", fail)
     with pytest.raises(OSError, match="no more pipes"):
         await child.start(["/bin/sleep", "600"], os.environ, None)
@@ -384,7 +384,7 @@ def test_the_end_of_the_loop_kills_what_was_still_being_asked_to_end() -> None:
 
     async def leave_it() -> None:
         heard = Listener()
-        child = Child(heard)
+        child = ChildProcess(heard)
         script = "trap '' TERM; echo ready; while :; do sleep 0.05; done"
         await child.start(["/bin/sh", "-c", script], os.environ, None, with_input=False)
         await until(lambda: heard.output == b"ready\n")

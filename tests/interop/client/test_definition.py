@@ -14,7 +14,7 @@ from tests.support.strategies import UNSEEN, hidden_json, hidden_text
 
 from indusagi.capabilities.registry import ToolRegistry
 from indusagi.capabilities.tool import ToolSpec, define_tool
-from indusagi.core.invisible import clean_json, strings_of
+from indusagi.core.invisible import clean_json, iter_strings
 from indusagi.core.text import clean_text
 from indusagi.interop.protocol_bridge.bridge import inert_context
 from indusagi.interop.protocol_bridge.client.tools import (
@@ -38,7 +38,7 @@ TAG = "\U000e0041"
 
 def is_clean(value: JsonValue) -> bool:
     """Tell whether no string holds what cannot be seen; the ends of lines are seen."""
-    return all(clean_text(text.replace("\r\n", "\n"))[1] == 0 for text in strings_of(value))
+    return all(clean_text(text.replace("\r\n", "\n"))[1] == 0 for text in iter_strings(value))
 
 
 rows = st.fixed_dictionaries(

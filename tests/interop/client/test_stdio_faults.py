@@ -516,12 +516,12 @@ async def test_finding_d12_all_that_was_written_arrives_in_order_before_the_end(
     ends: list[LinkEnd] = []
     link.attach(heard.append, ends.append)
     for start in range(0, len(data) if size > 1 else 400, size):
-        link.wrote(data[start : start + size])
+        link.stdout_received(data[start : start + size])
     assert len(heard) <= 16 * (1 if size > 4096 else len(data))
     link.child.exited.set()
     link.child.output_ended.set()
     link.child.errors_ended.set()
-    link.changed()
+    link.state_changed()
     assert len(ends) == 1
     expected = lines if size > 1 else data[:400].split(b"\n")[:-1]
     assert heard == expected

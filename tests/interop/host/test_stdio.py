@@ -21,7 +21,7 @@ from tests.support.host_clients import CHILD
 from tests.support.scripts import ROOT
 from tests.support.waiting import LIMIT_S
 
-from indusagi.core.process.child import Child
+from indusagi.core.process.child import ChildProcess
 from indusagi.interop.protocol_bridge.host import stdio as host_stdio
 from indusagi.interop.protocol_bridge.host.stdio import LineSplitter, StdioHostTransport
 
@@ -45,21 +45,21 @@ class Speaker:
     """Talks to a host line by line."""
 
     def __init__(self) -> None:
-        self.child = Child(self)
+        self.child = ChildProcess(self)
         self.lines: list[Any] = []
         self.errors = b""
         self._rest = b""
         self._stirred = asyncio.Event()
 
-    def wrote(self, data: bytes) -> None:
+    def stdout_received(self, data: bytes) -> None:
         *lines, self._rest = (self._rest + data).split(b"\n")
         self.lines += [json.loads(line) for line in lines]
         self._stirred.set()
 
-    def complained(self, data: bytes) -> None:
+    def stderr_received(self, data: bytes) -> None:
         self.errors += data
 
-    def changed(self) -> None:
+    def state_changed(self) -> None:
         self._stirred.set()
 
     async def answer(self, identity: int, method: str, **params: Any) -> Any:

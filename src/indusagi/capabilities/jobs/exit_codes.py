@@ -40,7 +40,7 @@ _LONGEST = 4_000
 """Characters of a command that are looked at; one that is longer is a script."""
 
 
-def benign_exit(command: str, code: int, output: str) -> str | None:
+def explain_exit_code(command: str, code: int, output: str) -> str | None:
     """Say what the exit code 1 of a command means, if it is an answer; else None."""
     if code != 1 or len(command) > _LONGEST or "<<" in command:
         return None

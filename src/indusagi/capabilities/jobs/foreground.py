@@ -24,7 +24,7 @@ _SETTLE_S = 0.1
 _GLANCE_S = 0.02
 
 
-class Watch:
+class ForegroundWait:
     """Sees a command through, and tells whoever follows how it comes along."""
 
     def __init__(self, process: ShellProcess, ctx: ToolContext) -> None:
@@ -81,7 +81,7 @@ class Watch:
         return plain_text(data)
 
 
-async def lasting_survivors(process: ShellProcess) -> list[int]:
+async def find_lasting_survivors(process: ShellProcess) -> list[int]:
     """List whom a command has left behind, once those who are about to end have ended."""
     left = list(await to_thread.run_sync(process.survivors))
     with anyio.move_on_after(_SETTLE_S):

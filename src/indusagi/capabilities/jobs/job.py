@@ -10,16 +10,16 @@ import anyio
 from anyio import to_thread
 
 from indusagi.capabilities.jobs.lines import LineRing
-from indusagi.capabilities.jobs.process_info import Facts, facts_of
+from indusagi.capabilities.jobs.process_info import ResourceUsage, measure_usage
 from indusagi.capabilities.jobs.text import shows
 from indusagi.capabilities.local.shell import LocalProcess
 from indusagi.capabilities.ports import STOP_GRACE_MS
-from indusagi.core.process.tree import left_behind, signal_each, signal_group
+from indusagi.core.process.tree import find_descendants, signal_group, signal_processes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from indusagi.capabilities.jobs.lines import Lines
+    from indusagi.capabilities.jobs.lines import OutputLines
     from indusagi.capabilities.ports import ShellProcess
 
 _GLANCE_S = 0.05
@@ -43,13 +43,13 @@ class JobState:
 
     def __str__(self) -> str:
         if self.state == "running" and self.exit_code is not None:
-            return f"running: {self.left} in the background, the command itself {how(self.exit_code)}"
+            return f"running: {self.left} in the background, the command itself {describe_exit(self.exit_code)}"
         if self.state == "running" or self.exit_code is None:
             return self.state
-        return f"{self.state}, {how(self.exit_code)}"
+        return f"{self.state}, {describe_exit(self.exit_code)}"
 
 
-def how(code: int) -> str:
+def describe_exit(code: int) -> str:
     """Say how a command ended; a shell tells of a signal by a code above 128."""
     number = -code if code < 0 else code - 128 if code > 128 else 0
     try:
@@ -61,7 +61,7 @@ def how(code: int) -> str:
     return f"exit code {code} ({name})" if name else f"exit code {code}"
 
 
-def told_code(code: int | None) -> int | None:
+def to_shell_exit_code(code: int | None) -> int | None:
     """Give an exit code as shells do, 128 and more for a signal, whoever saw the command end."""
     return code if code is None or code >= 0 else 128 - code
 
@@ -74,7 +74,7 @@ class JobStream:
         self.cursor = 0
         """The last line that was told."""
 
-    def told(self, *, lines: int | None, since_last: bool) -> Lines:
+    def told(self, *, lines: int | None, since_last: bool) -> OutputLines:
         """Give lines, and remember which were given."""
         found = self.ring.last(lines) if lines is not None else self.ring.after(self.cursor if since_last else 0)
         self.cursor = found.last
@@ -149,12 +149,12 @@ class Job:
         kind = "running" if not self.over else "stopped" if self._stopped else "exited"
         return JobState(kind, self.process.exit_code, self._left, end - self._started)
 
-    async def facts(self) -> Facts:
+    async def facts(self) -> ResourceUsage:
         """Tell what its processes use."""
         return await to_thread.run_sync(self._facts)
 
-    def _facts(self) -> Facts:
-        return facts_of([self.process.pid, *self.process.survivors()])
+    def _facts(self) -> ResourceUsage:
+        return measure_usage([self.process.pid, *self.process.survivors()])
 
     async def poll(self, wait_ms: int, match: str | None) -> None:
         """Wait until it says something that was not told yet, or what `match` asks for, or ends."""
@@ -205,7 +205,7 @@ class Job:
         return 0
 
     def _signal_left(self, number: int) -> None:
-        signal_each(left_behind(None, self.process.mark), number)
+        signal_processes(find_descendants(None, self.process.mark), number)
 
     async def _put_away(self) -> None:
         self._ended = anyio.current_time()

@@ -20,7 +20,7 @@ SPLIT_MARK = " …[line goes on]"
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
+class OutputLines:
     """Lines from a ring."""
 
     first: int
@@ -84,15 +84,15 @@ class LineRing:
         while len(self._lines) > RING_LINES or self._chars > RING_CHARS:
             self._chars -= len(self._lines.popleft())
 
-    def after(self, number: int) -> Lines:
+    def after(self, number: int) -> OutputLines:
         """Give the lines after the one of this number, as far as they are kept."""
         with self._lock:
             oldest = self._total - len(self._lines) + 1
             first = max(number + 1, oldest)
             texts = tuple(self._lines)[first - oldest :]
-            return Lines(first, texts, first - number - 1, self._open.removesuffix("\r"))
+            return OutputLines(first, texts, first - number - 1, self._open.removesuffix("\r"))
 
-    def last(self, count: int) -> Lines:
+    def last(self, count: int) -> OutputLines:
         """Give the last lines."""
         return self.after(max(self._total - count, 0))
 

@@ -16,7 +16,7 @@ _TERMINALS = ("/dev/pts/", "/dev/tty", "/dev/console")
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ResourceUsage:
     """What several processes use together."""
 
     cpu_s: float
@@ -25,7 +25,7 @@ class Facts:
     """Those on which one of them listens."""
 
 
-def facts_of(pids: Iterable[int]) -> Facts:
+def measure_usage(pids: Iterable[int]) -> ResourceUsage:
     """Add up what is known of processes; those that have ended count for nothing."""
     ticks, rss, ports = 0, 0, set[int]()
     for pid in pids:
@@ -34,7 +34,7 @@ def facts_of(pids: Iterable[int]) -> Facts:
             ticks += int(fields[11]) + int(fields[12])
             rss += int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
             ports |= _ports(pid)
-    return Facts(ticks / os.sysconf("SC_CLK_TCK"), rss, tuple(sorted(ports)))
+    return ResourceUsage(ticks / os.sysconf("SC_CLK_TCK"), rss, tuple(sorted(ports)))
 
 
 def waits_for_typing(pids: Iterable[int]) -> bool:

@@ -24,11 +24,11 @@ _FINISHED_JOBS = 64
 """How many that are over can still be asked about."""
 
 
-class TableFull(OSError):
+class JobLimitError(OSError):
     """As many jobs run as may run at once."""
 
 
-class JobsNotKept(TableFull):
+class JobSessionError(JobLimitError):
     """There is no session in which a job could go on."""
 
 
@@ -71,7 +71,7 @@ class JobTable:
         """Start a command as a job.
 
         Raises:
-            TableFull: Too many are running.
+            JobLimitError: Too many are running.
             OSError: It cannot be started.
         """
         await self._make_room()
@@ -111,7 +111,7 @@ class JobTable:
         """Take in what a command has left in the background.
 
         Raises:
-            TableFull: Too many are running.
+            JobLimitError: Too many are running.
         """
         await self._make_room()
         job = self._add(self._next_id(), process, command, cwd, path)
@@ -133,13 +133,13 @@ class JobTable:
 
     async def _make_room(self) -> None:
         if not self._keeps:
-            raise JobsNotKept(
+            raise JobSessionError(
                 "a job ends with this command, before anybody can ask for it: "
                 "start it in a session, or in a shell (nohup COMMAND &)"
             )
         live = [job for job in self.all() if (await job.look()).running]
         if len(live) + self._starting >= LIVE_JOBS:
-            raise TableFull(f"{LIVE_JOBS} jobs are running already: stop one of them first")
+            raise JobLimitError(f"{LIVE_JOBS} jobs are running already: stop one of them first")
         over = [job for job in self.all() if job.over]
         for job in over[: max(len(over) - _FINISHED_JOBS, 0)]:
             del self._jobs[job.id]

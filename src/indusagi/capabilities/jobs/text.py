@@ -41,7 +41,7 @@ _CONTROL_BYTES = bytes({*range(32), 127} - {*b"\t\n"})
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class RenderedOutput:
     """What is shown of an output."""
 
     text: str
@@ -103,7 +103,7 @@ def is_binary(data: bytes) -> bool:
     return b"\0" in sample or odd > _BINARY_SHARE * len(text)
 
 
-def shown_output(process: ShellProcess, whole_is_in: str | None) -> Shown:
+def render_output(process: ShellProcess, whole_is_in: str | None) -> RenderedOutput:
     """Read what a command wrote and cut it for a model; not for the event loop.
 
     Raises:
@@ -113,18 +113,18 @@ def shown_output(process: ShellProcess, whole_is_in: str | None) -> Shown:
     start = process.read_output(0, _SNIFFED_BYTES)
     if is_binary(start):
         where = "" if whole_is_in is None else f", kept in {whole_is_in}"
-        return Shown(f"[binary {size:,} bytes{where}]", whole=False)
+        return RenderedOutput(f"[binary {size:,} bytes{where}]", whole=False)
     if size <= _WHOLE_BYTES:
         return _cut(plain_text(process.read_output()), size, whole_is_in)
     head = plain_text(process.read_output(0, _WHOLE_BYTES // 4))
     tail = plain_text(process.read_output(size - _WHOLE_BYTES))
-    return Shown(_joined(*_ends(head, tail), size, whole_is_in), whole=False)
+    return RenderedOutput(_joined(*_ends(head, tail), size, whole_is_in), whole=False)
 
 
-def _cut(text: str, size: int, whole_is_in: str | None) -> Shown:
+def _cut(text: str, size: int, whole_is_in: str | None) -> RenderedOutput:
     if OutputBudget(SHOWN_BYTES, SHOWN_LINES).admits(text):
-        return Shown(text, whole=True)
-    return Shown(_joined(*_ends(text, text), size, whole_is_in), whole=False)
+        return RenderedOutput(text, whole=True)
+    return RenderedOutput(_joined(*_ends(text, text), size, whole_is_in), whole=False)
 
 
 def _ends(head: str, tail: str) -> tuple[str, str]:

@@ -34,7 +34,7 @@ from indusagi.capabilities.files.paths.openat import (
 from indusagi.capabilities.files.paths.policy import PathPolicy
 from indusagi.capabilities.ports import DirEntry, FileKind, FileStat, Folder, WorkT
 from indusagi.core.paths import parts_below
-from indusagi.core.sorting import in_order
+from indusagi.core.sorting import sort_in_chunks
 
 LARGEST_READ = 128 * 1024 * 1024
 """Bytes that are read at once; of a larger file a part is read, or `reading` goes through it."""
@@ -123,10 +123,10 @@ class LocalFs:
 
     async def folder(self, path: str) -> Folder:
         """Open a directory; the caller closes it."""
-        from indusagi.core.tasks import seen_through  # noqa: PLC0415 — loaded wherever a loop runs
+        from indusagi.core.tasks import run_shielded  # noqa: PLC0415 — loaded wherever a loop runs
 
         opening = to_thread.run_sync(self._open_folder, path)
-        return await seen_through(opening, "open a folder", _close)
+        return await run_shielded(opening, "open a folder", _close)
 
     async def read_text(self, path: str) -> str:
         """Read a whole file as strict UTF-8."""
@@ -259,9 +259,9 @@ def _joined(cwd: str, path: str) -> str:
 
 async def _to_the_end(change: Callable[[], None]) -> None:
     # A caller that left before the end would let go of the file's lock while it is written.
-    from indusagi.core.tasks import seen_through  # noqa: PLC0415 — loaded wherever a loop runs
+    from indusagi.core.tasks import run_shielded  # noqa: PLC0415 — loaded wherever a loop runs
 
-    await seen_through(to_thread.run_sync(change), "change a file")
+    await run_shielded(to_thread.run_sync(change), "change a file")
 
 
 async def _close(folder: Folder) -> None:
@@ -305,7 +305,7 @@ def _list(spot: DirFdPath) -> tuple[DirEntry, ...]:
             found = [_entry(entry, handle) for entry in entries]
     finally:
         os.close(handle)
-    return tuple(in_order(found, attrgetter("name")))
+    return tuple(sort_in_chunks(found, attrgetter("name")))
 
 
 def _entry(entry: os.DirEntry[str], folder: int) -> DirEntry:

@@ -23,15 +23,15 @@ from anyio import to_thread
 
 from indusagi.capabilities.ports import STOP_GRACE_MS, Ended, SandboxState, ShellResult
 from indusagi.capabilities.receipts import remove_receipt, write_receipt
-from indusagi.capabilities.sandbox.backend import Enclosed, Walls
-from indusagi.capabilities.sandbox.bubblewrap import is_helper
+from indusagi.capabilities.sandbox.backend import SandboxBackend, SandboxedCommand
+from indusagi.capabilities.sandbox.bubblewrap import is_bubblewrap_helper
 from indusagi.capabilities.sandbox.capture import Capture, open_capture
-from indusagi.capabilities.sandbox.final_cwd import take_note
+from indusagi.capabilities.sandbox.final_cwd import read_final_cwd
 from indusagi.capabilities.sandbox.policy import Sandbox
 from indusagi.core.cancel import CancelToken
 
 if TYPE_CHECKING:  # it loads the event loop, and is in no public signature
-    from indusagi.core.process.child import Child
+    from indusagi.core.process.child import ChildProcess
 
 DEFAULT_TIMEOUT_MS = 120_000
 OUTPUT_CAP_BYTES = 64 * 1024 * 1024
@@ -48,7 +48,9 @@ _SHELLS = ("/bin/bash", "/bin/sh")
 class LocalProcess:
     """A running command of this machine; leave its `async with` block and it is gone."""
 
-    def __init__(self, child: Child, capture: Capture, enclosed: Enclosed, receipt: str | None = None) -> None:
+    def __init__(
+        self, child: ChildProcess, capture: Capture, enclosed: SandboxedCommand, receipt: str | None = None
+    ) -> None:
         self._child = child
         self._receipt = receipt
         """The file by which it would be found if we were killed; None if there is none."""
@@ -156,12 +158,12 @@ class LocalProcess:
 
     def survivors(self) -> Sequence[int]:
         """List the processes it has started that are still there, itself not among them."""
-        return sorted(found.pid for found in self._child.others() if not is_helper(found.pid))
+        return sorted(found.pid for found in self._child.descendants() if not is_bubblewrap_helper(found.pid))
 
     async def final_cwd(self) -> str | None:
         """Tell where the shell stood when it exited; None if that is not known."""
         if self._final_cwd is None and not self._closed:
-            self._final_cwd = await to_thread.run_sync(take_note, self._enclosed.note)
+            self._final_cwd = await to_thread.run_sync(read_final_cwd, self._enclosed.note)
         return self._final_cwd
 
     def limit_output(self, size: int, when_over: Callable[[], None]) -> None:
@@ -205,7 +207,7 @@ class LocalShell:
 
     def __init__(self, cwd: str, *, sandbox: Sandbox | None = None, allowed_variables: Iterable[str] = ()) -> None:
         self._cwd = cwd
-        self._walls = Walls(sandbox or Sandbox(), cwd, frozenset(allowed_variables))
+        self._walls = SandboxBackend(sandbox or Sandbox(), cwd, frozenset(allowed_variables))
 
     async def exec(
         self,
@@ -252,7 +254,7 @@ class LocalShell:
             SandboxMissing: It may only run in a sandbox, and there is none.
             OSError: It cannot be started.
         """
-        from indusagi.core.tasks import seen_through  # noqa: PLC0415 — for those who run commands
+        from indusagi.core.tasks import run_shielded  # noqa: PLC0415 — for those who run commands
 
         folder = os.path.join(self._cwd, cwd or "")
         _require_passable(command, folder, env or {}, output_path)
@@ -260,7 +262,7 @@ class LocalShell:
             *(None if path is None else os.path.join(self._cwd, path) for path in (output_path, errors_path))
         )
         work = _start(partial(_prepare, self._walls, command, folder, env or {}, targets), command, folder, with_input)
-        return await seen_through(work, "start a command", undo=_drop)
+        return await run_shielded(work, "start a command", undo=_drop)
 
     async def sandbox_state(self) -> SandboxState:
         """Tell what holds commands in here."""
@@ -315,7 +317,7 @@ async def _start(prepare: Callable[[], _Prepared], command: str, folder: str, wi
     return LocalProcess(child, capture, enclosed, receipt)
 
 
-def _write_receipt(child: Child, command: str, folder: str) -> str | None:
+def _write_receipt(child: ChildProcess, command: str, folder: str) -> str | None:
     try:
         return write_receipt(child.mark, child.pid, command, folder)
     except (OSError, ValueError):  # a full disk is no reason not to run a command
@@ -332,11 +334,11 @@ class _Targets(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    enclosed: Enclosed
+    enclosed: SandboxedCommand
     descriptor: int
     errors_descriptor: int | None
     targets: _Targets
-    make_child: type[Child]
+    make_child: type[ChildProcess]
 
     def give_up(self) -> None:
         """Remove what was made for a command that does not run."""
@@ -347,9 +349,9 @@ class _Prepared:
                     os.unlink(path)
 
 
-def _prepare(walls: Walls, command: str, folder: str, env: Mapping[str, str], targets: _Targets) -> _Prepared:
+def _prepare(walls: SandboxBackend, command: str, folder: str, env: Mapping[str, str], targets: _Targets) -> _Prepared:
     """Find the shell, raise the walls, open the file for the output: in a thread, all of it."""
-    from indusagi.core.process.child import Child  # noqa: PLC0415 — for those who run commands
+    from indusagi.core.process.child import ChildProcess  # noqa: PLC0415 — for those who run commands
 
     shell = next((path for path in _SHELLS if os.access(path, os.X_OK)), _SHELLS[-1])
     enclosed = walls.enclose(shell, command, folder, env)
@@ -364,7 +366,7 @@ def _prepare(walls: Walls, command: str, folder: str, env: Mapping[str, str], ta
             os.close(descriptor)
         raise
     errors = opened[1] if len(opened) > 1 else None
-    return _Prepared(enclosed, opened[0], errors, targets, Child)
+    return _Prepared(enclosed, opened[0], errors, targets, ChildProcess)
 
 
 def _require_passable(command: str, folder: str, env: Mapping[str, str], output_path: str | None) -> None:

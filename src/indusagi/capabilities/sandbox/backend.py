@@ -10,23 +10,29 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities.ports import SandboxMissing, SandboxState
-from indusagi.capabilities.sandbox.bubblewrap import MASKS, Private, bubblewrap_argv, bubblewrap_lacks, find_bubblewrap
+from indusagi.capabilities.sandbox.bubblewrap import (
+    MASKS,
+    PrivateDir,
+    bubblewrap_argv,
+    bubblewrap_lacks,
+    find_bubblewrap,
+)
 from indusagi.capabilities.sandbox.environment import command_environment
-from indusagi.capabilities.sandbox.final_cwd import PREAMBLE, note_variables, take_note
-from indusagi.capabilities.sandbox.policy import lay_out
+from indusagi.capabilities.sandbox.final_cwd import PREAMBLE, final_cwd_variables, read_final_cwd
+from indusagi.capabilities.sandbox.policy import resolve_layout
 from indusagi.core.app_dirs import create_private_file
 from indusagi.core.ids import new_ulid
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from indusagi.capabilities.sandbox.policy import Layout, Sandbox
+    from indusagi.capabilities.sandbox.policy import Sandbox, SandboxLayout
 
 _REMEDY = "install bubblewrap, or let commands run without (Sandbox(mode='auto'))"
 
 
 @dataclass(frozen=True, slots=True)
-class Enclosed:
+class SandboxedCommand:
     """A command line behind its walls; `leave` it when the command is over."""
 
     argv: list[str]
@@ -45,10 +51,10 @@ class Enclosed:
         for path in self.unwelcome:
             with suppress(OSError):
                 os.unlink(path)
-        take_note(self.note)
+        read_final_cwd(self.note)
 
 
-class Walls:
+class SandboxBackend:
     """What the commands of one shell are held in by. None of this is for the event loop."""
 
     def __init__(self, sandbox: Sandbox, workspace: str, allowed: frozenset[str]) -> None:
@@ -56,20 +62,20 @@ class Walls:
         self._workspace = workspace
         self._allowed = allowed
         self._lock = Lock()
-        self._private: Private | None = None
+        self._private: PrivateDir | None = None
 
     def state(self) -> SandboxState:
         """Tell what holds a command in; the first time, this starts a program to find out."""
-        return self._choose(lay_out(self._sandbox, self._workspace))
+        return self._choose(resolve_layout(self._sandbox, self._workspace))
 
-    def enclose(self, shell: str, command: str, folder: str, env: Mapping[str, str]) -> Enclosed:
+    def enclose(self, shell: str, command: str, folder: str, env: Mapping[str, str]) -> SandboxedCommand:
         """Put a command behind the walls.
 
         Raises:
             SandboxMissing: A sandbox is required, and there is none.
             OSError: The private folder cannot be made.
         """
-        layout = lay_out(self._sandbox, self._workspace)
+        layout = resolve_layout(self._sandbox, self._workspace)
         state = self._choose(layout)
         if self._sandbox.mode == "required" and (state.kind == "none" or _leaks(state, layout)):
             raise SandboxMissing(
@@ -79,7 +85,7 @@ class Walls:
         note = os.path.join(private.notes, new_ulid())
         inherited = command_environment(os.environ, self._allowed) | dict(env)
         if shell.endswith("bash"):
-            inherited |= note_variables(private.preamble, note, inherited)
+            inherited |= final_cwd_variables(private.preamble, note, inherited)
         plain = [shell, "-c", command]
         if state.kind == "bubblewrap":
             return self._wrapped(layout, state, private, note, plain, inherited, folder)
@@ -88,25 +94,25 @@ class Walls:
 
             argv = [*landlock_argv(layout, private), *plain]
             inherited |= _caches(private.tmp) | {"TMPDIR": private.tmp}
-            return Enclosed(argv, inherited, state, note, ())
-        return Enclosed(plain, inherited, state, note, ())
+            return SandboxedCommand(argv, inherited, state, note, ())
+        return SandboxedCommand(plain, inherited, state, note, ())
 
     def _wrapped(
         self,
-        layout: Layout,
+        layout: SandboxLayout,
         state: SandboxState,
-        private: Private,
+        private: PrivateDir,
         note: str,
         plain: list[str],
         env: dict[str, str],
         folder: str,
-    ) -> Enclosed:
+    ) -> SandboxedCommand:
         start, _ = _find(layout.workspace)
         masked = MASKS.hold(layout.protected)
         argv = [*bubblewrap_argv(start, layout, masked, private, folder), *plain]
-        return Enclosed(argv, env | _caches("/tmp") | {"TMPDIR": "/tmp"}, state, note, masked, layout.unwelcome)
+        return SandboxedCommand(argv, env | _caches("/tmp") | {"TMPDIR": "/tmp"}, state, note, masked, layout.unwelcome)
 
-    def _choose(self, layout: Layout) -> SandboxState:
+    def _choose(self, layout: SandboxLayout) -> SandboxState:
         if self._sandbox.mode == "off":
             return SandboxState(kind="off", detail="switched off")
         reasons: list[str] = []
@@ -122,7 +128,7 @@ class Walls:
             reasons.append(why)
         return SandboxState(kind="none", detail="; ".join(reasons) or "no mechanism is allowed")
 
-    def _make_private(self) -> Private:
+    def _make_private(self) -> PrivateDir:
         with self._lock:
             if self._private is None or not os.path.isdir(self._private.root):
                 self._private = _made_private()
@@ -139,12 +145,12 @@ class Walls:
             private.remove()
 
 
-def _made_private() -> Private:
+def _made_private() -> PrivateDir:
     # A folder that nobody could have prepared; with the process it goes at the latest.
     import atexit  # noqa: PLC0415 — for those who run commands
     from tempfile import mkdtemp  # noqa: PLC0415 — for those who run commands
 
-    private = Private(os.path.realpath(mkdtemp(prefix="indus-")))
+    private = PrivateDir(os.path.realpath(mkdtemp(prefix="indus-")))
     os.mkdir(private.tmp, 0o700)
     os.mkdir(private.notes, 0o700)
     with os.fdopen(create_private_file(private.preamble), "w", encoding="utf-8") as file:
@@ -179,7 +185,7 @@ def _landlock() -> tuple[int, str]:
     return abi, "" if abi else "this system has no Landlock"
 
 
-def _landlock_state(abi: int, layout: Layout) -> SandboxState:
+def _landlock_state(abi: int, layout: SandboxLayout) -> SandboxState:
     from indusagi.capabilities.sandbox.landlock import landlock_lacks  # noqa: PLC0415 — see above
 
     lacks = landlock_lacks(abi, layout)
@@ -188,7 +194,7 @@ def _landlock_state(abi: int, layout: Layout) -> SandboxState:
     )
 
 
-def _leaks(state: SandboxState, layout: Layout) -> bool:
+def _leaks(state: SandboxState, layout: SandboxLayout) -> bool:
     """Tell whether the network is open although it was to be closed."""
     return state.network and not layout.network
 

@@ -15,12 +15,12 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities.sandbox.policy import LOCAL_SOCKETS
-from indusagi.core.paths import trusted_program
+from indusagi.core.paths import find_trusted_program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from indusagi.capabilities.sandbox.policy import Layout
+    from indusagi.capabilities.sandbox.policy import SandboxLayout
 
 _PROBE_S = 10
 _USERS = (
@@ -44,7 +44,7 @@ def find_bubblewrap(search_path: str, workspace: str) -> tuple[tuple[str, ...], 
     Returns:
         The beginning of its command line, and "" or why there is none.
     """
-    program = trusted_program("bwrap", search_path, workspace)
+    program = find_trusted_program("bwrap", search_path, workspace)
     if program is None:
         return (), "bubblewrap is not installed"
     try:
@@ -91,7 +91,7 @@ _MACHINE = (
 
 
 def bubblewrap_argv(
-    start: Sequence[str], layout: Layout, masked: Sequence[str], private: Private, folder: str
+    start: Sequence[str], layout: SandboxLayout, masked: Sequence[str], private: PrivateDir, folder: str
 ) -> list[str]:
     """Give the command line that a command is put behind.
 
@@ -112,7 +112,7 @@ def bubblewrap_argv(
     return [*argv, "--chdir", folder, "--"]
 
 
-def _mounts(layout: Layout, masked: Sequence[str], private: Private) -> Iterator[str]:
+def _mounts(layout: SandboxLayout, masked: Sequence[str], private: PrivateDir) -> Iterator[str]:
     kind = "--ro-bind" if layout.read_only else "--bind"
     if layout.workspace != "/":
         yield from (kind, layout.workspace, layout.workspace)
@@ -133,13 +133,13 @@ def _empty(path: str) -> tuple[str, ...]:
     return ("--tmpfs", path, "--remount-ro", path)
 
 
-def bubblewrap_lacks(layout: Layout) -> tuple[str, ...]:
+def bubblewrap_lacks(layout: SandboxLayout) -> tuple[str, ...]:
     """Name what was asked for and is beyond bubblewrap."""
     names = (os.path.relpath(path, layout.workspace) for path in layout.links)
     return (LOCAL_SOCKETS, *(f"guard of {name}, which is a link" for name in names))
 
 
-def is_helper(pid: int) -> bool:
+def is_bubblewrap_helper(pid: int) -> bool:
     """Tell whether a process is a bubblewrap that stands above a command; or is gone by now."""
     try:
         with open(f"/proc/{pid}/comm", "rb") as file:
@@ -150,7 +150,7 @@ def is_helper(pid: int) -> bool:
         return True
 
 
-class Private:
+class PrivateDir:
     """The folder of a shell's own: temporary files, and notes that a command leaves for us."""
 
     def __init__(self, root: str) -> None:
@@ -166,7 +166,7 @@ class Private:
         rmtree(self.root, ignore_errors=True)
 
 
-class Masks:
+class MaskedPaths:
     """The empty folders that bubblewrap makes on the host where a protected path is missing.
 
     They are taken away when the last command that needs them is over: a folder that is removed
@@ -196,4 +196,4 @@ class Masks:
                         os.rmdir(path)
 
 
-MASKS = Masks()
+MASKS = MaskedPaths()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, Future
     from collections.abc import Callable, Iterator
 
-    from indusagi.core.process.child import Child
+    from indusagi.core.process.child import ChildProcess
 
 KEPT_HEAD_BYTES = 32 * 1024 * 1024
 KEPT_TAIL_BYTES = 32 * 1024 * 1024
@@ -38,7 +38,7 @@ class Capture:
     Its standard error is part of that, unless there is a second capture for `errors`.
     """
 
-    child: Child
+    child: ChildProcess
 
     def __init__(
         self, descriptor: int, path: str | None = None, *, errors: Capture | None = None, of_errors: bool = False
@@ -48,7 +48,7 @@ class Capture:
         self.size = 0
         self.errors = errors
         self._of_errors = of_errors
-        self._file = KeptFile(descriptor, path)
+        self._file = CaptureFile(descriptor, path)
         self._loop: AbstractEventLoop = get_running_loop()
         self._waiting: list[bytes] = []
         self._idle = Event()
@@ -62,7 +62,7 @@ class Capture:
 
     # -- for the child ------------------------------------------------------------------------
 
-    def wrote(self, data: bytes) -> None:
+    def stdout_received(self, data: bytes) -> None:
         """Put it in the file; past the end of what is kept it is read and dropped."""
         if self._closed or self._is_over():
             return
@@ -70,12 +70,12 @@ class Capture:
         if self._idle.is_set():
             self._write()
 
-    def complained(self, data: bytes) -> None:
+    def stderr_received(self, data: bytes) -> None:
         """Put it in the file for errors; where there is none, one pipe carries both streams."""
         if self.errors is not None:
-            self.errors.wrote(data)
+            self.errors.stdout_received(data)
 
-    def changed(self) -> None:
+    def state_changed(self) -> None:
         """Care about nothing: whoever waits looks at the child."""
 
     # -- the file -----------------------------------------------------------------------------
@@ -166,7 +166,7 @@ class Capture:
             self._file.close()
 
 
-def _take(file: KeptFile | None, piece: bytes, sink: Callable[[bytes], None] | None, owed: int) -> int:
+def _take(file: CaptureFile | None, piece: bytes, sink: Callable[[bytes], None] | None, owed: int) -> int:
     """Keep a piece, if there is still a file, and tell `sink` of all it has not heard of yet."""
     try:
         if file is not None and sink is not None:
@@ -180,7 +180,7 @@ def _take(file: KeptFile | None, piece: bytes, sink: Callable[[bytes], None] | N
     return 0 if file is None else len(piece)
 
 
-class KeptFile:
+class CaptureFile:
     """A file with the first part of an output, and behind it a ring with the last part."""
 
     def __init__(self, descriptor: int, path: str | None = None) -> None:

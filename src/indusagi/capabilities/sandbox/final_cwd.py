@@ -51,13 +51,13 @@ alias exec='INDUS_CWD_KEPT=$(__indus_cwd) exec'
 """An alias, because a function would undo the redirections that `exec` is there to make."""
 
 
-def note_variables(preamble: str, note: str, env: dict[str, str]) -> dict[str, str]:
+def final_cwd_variables(preamble: str, note: str, env: dict[str, str]) -> dict[str, str]:
     """Give the variables that have bash read the preamble and leave its note."""
     own = {"INDUS_BASH_ENV": env["BASH_ENV"]} if env.get("BASH_ENV") else {}
     return {"BASH_ENV": preamble, FILE_VARIABLE: note, **own}
 
 
-def take_note(note: str) -> str | None:
+def read_final_cwd(note: str) -> str | None:
     """Read what a shell has left, and remove it; the command may have put anything there."""
     try:
         handle = os.open(note, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -15,8 +15,8 @@ from indusagi.capabilities.sandbox.policy import LOCAL_SOCKETS, UNPROTECTED
 from indusagi.core.paths import is_within
 
 if TYPE_CHECKING:
-    from indusagi.capabilities.sandbox.bubblewrap import Private
-    from indusagi.capabilities.sandbox.policy import Layout
+    from indusagi.capabilities.sandbox.bubblewrap import PrivateDir
+    from indusagi.capabilities.sandbox.policy import SandboxLayout
 
 _DEVICES = (
     *("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"),
@@ -26,7 +26,7 @@ _ABI_WITH_TRUNCATE = 3
 _ABI_WITH_TCP = 4
 
 
-def landlock_argv(layout: Layout, private: Private) -> list[str]:
+def landlock_argv(layout: SandboxLayout, private: PrivateDir) -> list[str]:
     """Give the command line that a command is put behind."""
     from indusagi.capabilities.sandbox import landlock_run  # noqa: PLC0415 — loads ctypes
 
@@ -40,7 +40,7 @@ def landlock_argv(layout: Layout, private: Private) -> list[str]:
     return [sys.executable, "-I", "-S", landlock_run.__file__, rules]
 
 
-def landlock_lacks(abi: int, layout: Layout) -> tuple[str, ...]:
+def landlock_lacks(abi: int, layout: SandboxLayout) -> tuple[str, ...]:
     """Name what was asked for and is beyond this version of Landlock."""
     lacks = [LOCAL_SOCKETS, "guard of modes and times of files"]
     if layout.protected:

@@ -38,7 +38,7 @@ def landlock_abi() -> int:
     return max(int(found), 0)
 
 
-def all_but(folder: str, hidden: list[str]) -> list[str]:
+def list_without(folder: str, hidden: list[str]) -> list[str]:
     """Name the paths that together are `folder` without what is hidden in it."""
     inside = folder.rstrip("/") + "/"
     if folder not in hidden and not any(path.startswith(inside) for path in hidden):
@@ -49,7 +49,7 @@ def all_but(folder: str, hidden: list[str]) -> list[str]:
         return []
     paths = [inside + name for name in names]
     shown = [path for path in paths if path not in hidden and not os.path.islink(path)]
-    return [one for path in shown for one in all_but(path, hidden)]
+    return [one for path in shown for one in list_without(path, hidden)]
 
 
 def restrict(
@@ -69,7 +69,7 @@ def restrict(
     ruleset = _call(_CREATE_RULESET, attributes, ctypes.c_size_t(ctypes.sizeof(attributes)), 0)
     # Names may be seen everywhere; what is in a file only where that was not taken away.
     _allow(ruleset, "/", _READ_DIR)
-    for path in [*all_but("/", hidden), *read]:
+    for path in [*list_without("/", hidden), *read]:
         _allow(ruleset, path, reading)
     for path in write:
         _allow(ruleset, path, handled)

@@ -69,7 +69,7 @@ class Sandbox:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class SandboxLayout:
     """What a sandbox comes to on this machine at this moment; every path is resolved."""
 
     workspace: str
@@ -88,7 +88,7 @@ class Layout:
     """What is protected and a link. Nothing can be mounted on one: it can be replaced."""
 
 
-def lay_out(sandbox: Sandbox, workspace: str) -> Layout:
+def resolve_layout(sandbox: Sandbox, workspace: str) -> SandboxLayout:
     """Look at the machine; not for the event loop."""
     workspace = os.path.realpath(workspace)
     writable = tuple(path for path in _resolved(sandbox.writable, workspace) if os.path.exists(path))
@@ -98,7 +98,7 @@ def lay_out(sandbox: Sandbox, workspace: str) -> Layout:
         for path in _protected(sandbox, workspace)
         if is_within(path, *roots) and (os.path.lexists(path) or _could_appear(path))
     )
-    return Layout(
+    return SandboxLayout(
         workspace=workspace,
         read_only=sandbox.read_only,
         network=sandbox.network,
@@ -138,7 +138,7 @@ def _protected(sandbox: Sandbox, workspace: str) -> Iterator[str]:
     for path in sandbox.protected:
         first, _, rest = path.partition("/")
         if first == ".git" and rest:
-            yield from (os.path.join(folder, rest) for folder in git_folders(workspace))
+            yield from (os.path.join(folder, rest) for folder in find_git_directories(workspace))
         else:
             yield os.path.join(workspace, path)
 
@@ -163,7 +163,7 @@ def _ways_around(protected: tuple[str, ...], workspace: str) -> Iterator[str]:
 
 def _further_files(workspace: str) -> Iterator[str]:
     """Name what says where the settings are, and what is read beside them."""
-    for folder in git_folders(workspace):
+    for folder in find_git_directories(workspace):
         yield from (os.path.join(folder, name) for name in ("commondir", "config.worktree"))
 
 
@@ -171,7 +171,7 @@ def _is_file(path: str) -> bool:
     return os.path.isfile(path) and not os.path.islink(path)
 
 
-def git_folders(workspace: str) -> list[str]:
+def find_git_directories(workspace: str) -> list[str]:
     """Name the folders that hold the settings and hooks of a workspace's repository.
 
     A linked worktree has a file in the place of `.git`, which names its own folder; that one names

@@ -16,7 +16,7 @@ from indusagi.capabilities.files.paths.ignore import IgnoreRules
 from indusagi.capabilities.search.braces import expand_braces
 from indusagi.capabilities.search.request import path_key
 from indusagi.capabilities.search.walk import Walk
-from indusagi.core.sorting import in_order
+from indusagi.core.sorting import sort_in_chunks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -240,7 +240,7 @@ class _Hunt:
 
     def _in_order(self) -> list[str]:
         key = self._time_order if self._query.by_time else path_key
-        return in_order(list(self._found), key)
+        return sort_in_chunks(list(self._found), key)
 
     def _time_order(self, path: str) -> tuple[int, str]:
         return self._found[path], path_key(path)

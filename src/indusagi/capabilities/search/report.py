@@ -13,7 +13,7 @@ from indusagi.capabilities.search.records import Counts, Matches
 from indusagi.capabilities.search.request import MAX_FILE_BYTES, Mode, path_key
 from indusagi.capabilities.search.secrets import notice
 from indusagi.capabilities.search.seek import COLLECTED_FILES, TIME_LIMIT_S, page_of
-from indusagi.core.text import clean_text, counted, cut_text
+from indusagi.core.text import clean_text, cut_text, format_count
 from indusagi.runtime.contract import ToolResult
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _content(asked: Asked, found: Found, reader: Matches) -> tuple[str, list[str
     total = reader.matches
     more = total > asked.offset + shown
     if not more and not asked.offset:
-        head = f"{counted(total, 'match', 'matches')} in {counted(len(page), 'file')}"
+        head = f"{format_count(total, 'match', 'matches')} in {format_count(len(page), 'file')}"
     else:
         whole = f"of {total:,}" if is_known else "of more"
         head = f"matches {asked.offset + 1:,}-{asked.offset + shown:,} {whole}"
@@ -148,13 +148,13 @@ def _listing(asked: Asked, found: Found, files: Sequence[str]) -> tuple[str, lis
         files = sorted(counts, key=path_key)
     page = files[asked.offset : asked.offset + asked.limit]
     details: dict[str, JsonValue] = {"total": len(files), "shown": len(page)}
-    head = counted(len(files), "file")
+    head = format_count(len(files), "file")
     if counts is not None:
         matches = sum(counts.values())
         details["matches"] = matches
         # What reaches over several lines is counted as one.
         of_what = ("match", "matches") if asked.search.multiline else ("matching line",)
-        head = f"{counted(matches, *of_what)} in {head}"
+        head = f"{format_count(matches, *of_what)} in {head}"
     if not page:
         return f"no file at offset {asked.offset:,}: there are {len(files):,}", [], details
     if len(page) < len(files):
@@ -172,7 +172,7 @@ def _nothing(asked: Asked, found: Found, ignored: Sequence[str]) -> str:
     searched, reader = found.reader.searched, found.reader
     unseen = not isinstance(reader, Counts) and (reader.binary or reader.too_long)
     said = "No matches that can be shown" if unseen else "No matches"
-    said += "" if searched is None else f" in {counted(searched, 'file')}"
+    said += "" if searched is None else f" in {format_count(searched, 'file')}"
     if asked.file is not None:
         return f"{said}."
     said += _without_files(asked) if searched == 0 else ""

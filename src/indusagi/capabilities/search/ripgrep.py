@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from indusagi.capabilities.search.braces import TooManyAlternatives, expand_braces
 from indusagi.capabilities.search.ends import names_return, with_any_end
 from indusagi.capabilities.search.request import MAX_FILE_BYTES, Mode
-from indusagi.core.paths import trusted_program
+from indusagi.core.paths import find_trusted_program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +40,7 @@ def find_ripgrep(workspace: str) -> str | None:
         program = os.path.join(folder, "rg")
         if os.path.isfile(program) and os.access(program, os.X_OK):
             return program
-    return trusted_program("rg", os.environ.get("PATH", ""), workspace)
+    return find_trusted_program("rg", os.environ.get("PATH", ""), workspace)
 
 
 def environment() -> dict[str, str]:

@@ -10,7 +10,7 @@ import anyio
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from indusagi.core.process.child import Child
+    from indusagi.core.process.child import ChildProcess
 
 _COMPLAINT_BYTES = 8 * 1024
 """What is kept of what it says on its standard error."""
@@ -64,10 +64,10 @@ async def run_program(
     Raises:
         OSError: It cannot be started.
     """
-    from indusagi.core.process.child import Child  # noqa: PLC0415 — for those who run programs
+    from indusagi.core.process.child import ChildProcess  # noqa: PLC0415 — for those who run programs
 
     listener = _Listener(reader)
-    child = listener.child = Child(listener)
+    child = listener.child = ChildProcess(listener)
     held_up = False
     try:
         await child.start(argv, env, cwd, with_input=False, dies_with_us=False)
@@ -105,7 +105,7 @@ async def _over_or_held_up(over: anyio.Event, doubt: Callable[[], Awaitable[bool
 class _Listener:
     """Hears of the program, in the event loop."""
 
-    child: Child
+    child: ChildProcess
 
     def __init__(self, reader: Reader) -> None:
         self.over = anyio.Event()
@@ -115,7 +115,7 @@ class _Listener:
         self._reader = reader
         self._recent = b""
 
-    def wrote(self, data: bytes) -> None:
+    def stdout_received(self, data: bytes) -> None:
         """Hand it on, until there is enough."""
         if self._reader.is_full:
             return
@@ -123,7 +123,7 @@ class _Listener:
         if self._reader.is_full:
             self.over.set()
 
-    def complained(self, data: bytes) -> None:
+    def stderr_received(self, data: bytes) -> None:
         """Keep the beginning."""
         self.complaints += data[: _COMPLAINT_BYTES - len(self.complaints)]
         recent = self._recent + data
@@ -132,7 +132,7 @@ class _Listener:
             self.is_broken = True
             self.over.set()
 
-    def changed(self) -> None:
+    def state_changed(self) -> None:
         """See whether it is over: gone, and all that it wrote read."""
         child = self.child
         if child.exited.is_set() and not child.output_open and not child.errors_open:

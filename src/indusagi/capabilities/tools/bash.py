@@ -16,15 +16,15 @@ from typing import cast
 import anyio
 from anyio import to_thread
 
-from indusagi.capabilities.coercion import lenient
+from indusagi.capabilities.coercion import coerce_to
 from indusagi.capabilities.context import PerContext, ToolContext
 from indusagi.capabilities.files.text.codec import digest_bytes
 from indusagi.capabilities.files.text.display import format_path
-from indusagi.capabilities.jobs.exit_codes import benign_exit
-from indusagi.capabilities.jobs.foreground import Watch, lasting_survivors
-from indusagi.capabilities.jobs.job import Job, how, told_code
-from indusagi.capabilities.jobs.table import TableFull, capture_path, jobs_of
-from indusagi.capabilities.jobs.text import Shown, hidden_note, shown_output
+from indusagi.capabilities.jobs.exit_codes import explain_exit_code
+from indusagi.capabilities.jobs.foreground import ForegroundWait, find_lasting_survivors
+from indusagi.capabilities.jobs.job import Job, describe_exit, to_shell_exit_code
+from indusagi.capabilities.jobs.table import JobLimitError, capture_path, jobs_of
+from indusagi.capabilities.jobs.text import RenderedOutput, hidden_note, render_output
 from indusagi.capabilities.ports import Ended, FileKind, SandboxMissing, SandboxState, ShellProcess
 from indusagi.capabilities.sandbox.policy import PROTECTED, UNPROTECTED
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
@@ -58,14 +58,14 @@ _LINES = re.compile(r"(\d+|\$)(,(\d+|\$))?p")
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ShownFile:
     """A file that a command is about to show."""
 
     path: str
     digest: str
 
 
-def file_shown(command: str) -> str | None:
+def parse_shown_file(command: str) -> str | None:
     """Name the one file that a command shows; None if it may do anything else."""
     if _PLAIN.fullmatch(command) is None:
         return None
@@ -93,9 +93,9 @@ def _parted(name: str, words: list[str]) -> tuple[list[str], list[str]]:
     return options, words[1:] if words[:1] == ["--"] else words
 
 
-async def about_to_read(command: str, folder: str, ctx: ToolContext) -> Reading | None:
+async def find_shown_file(command: str, folder: str, ctx: ToolContext) -> ShownFile | None:
     """Look at the file that a command is about to show, if it is one."""
-    name = None if ctx.framework.read_state is None else file_shown(command)
+    name = None if ctx.framework.read_state is None else parse_shown_file(command)
     if name is None:
         return None
     try:
@@ -103,12 +103,12 @@ async def about_to_read(command: str, folder: str, ctx: ToolContext) -> Reading 
         found = await ctx.fs.stat(path)
         if found.kind is not FileKind.FILE or found.size > _LARGEST:
             return None
-        return Reading(path, await _digest(path, ctx))
+        return ShownFile(path, await _digest(path, ctx))
     except OSError:
         return None
 
 
-async def remember(reading: Reading, ctx: ToolContext) -> None:
+async def record_shown_file(reading: ShownFile, ctx: ToolContext) -> None:
     """Count a file as read, if it is still what it was before it was shown."""
     state = ctx.framework.read_state
     try:
@@ -122,7 +122,7 @@ async def _digest(path: str, ctx: ToolContext) -> str:
     return await to_thread.run_sync(digest_bytes, await ctx.fs.read_bytes(path, limit=_LARGEST + 1))
 
 
-async def start_folder(path: str, ctx: ToolContext) -> str:
+async def resolve_start_directory(path: str, ctx: ToolContext) -> str:
     """Find the directory in which a command is to start.
 
     Raises:
@@ -134,9 +134,9 @@ async def start_folder(path: str, ctx: ToolContext) -> str:
     return folder
 
 
-def not_started(exc: OSError) -> ToolResult:
+def report_start_failure(exc: OSError) -> ToolResult:
     """Answer for a command that could not be started: why, and under which code."""
-    if isinstance(exc, TableFull):
+    if isinstance(exc, JobLimitError):
         return ToolResult.error(str(exc), code="failed")
     code = "denied" if isinstance(exc, SandboxMissing) else "spawn"
     return ToolResult.error(f"the command was not run: {exc.strerror or exc}", code=code)
@@ -187,7 +187,7 @@ def bash_tool() -> DefinedTool:
     """Make the tool."""
     return define_tool(
         ToolSpec(
-            "bash", _DESCRIPTION, _SCHEMA, _run, title="Run a command", prepare=lenient(_SCHEMA, _ALIASES), terse=True
+            "bash", _DESCRIPTION, _SCHEMA, _run, title="Run a command", prepare=coerce_to(_SCHEMA, _ALIASES), terse=True
         )
     )
 
@@ -232,16 +232,16 @@ async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
     try:
         if arguments.get("background"):
             return _in_background(await table.start(ctx, command, folder))
-        reading = await about_to_read(command, folder, ctx)
+        reading = await find_shown_file(command, folder, ctx)
         path = await capture_path(ctx.session_dir, "tool-output")
         process = await ctx.shell.spawn(command, cwd=folder, output_path=path)
     except OSError as exc:
-        return not_started(exc)
+        return report_start_failure(exc)
     _tell_of_sandbox(process.sandbox, session, report)
     limit = cast("int", arguments.get("timeoutMs", DEFAULT_TIMEOUT_MS))
-    result = await _Call(command, folder, path, process, ctx, report).seen_through(limit, None if given else session)
+    result = await _Call(command, folder, path, process, ctx, report).run(limit, None if given else session)
     if reading is not None and report.details.get("exitCode") == 0 and _is_whole(report):
-        await remember(reading, ctx)
+        await record_shown_file(reading, ctx)
     return result
 
 
@@ -257,11 +257,11 @@ async def _folder(arguments: JsonObject, ctx: ToolContext, session: _Session, re
     """
     if arguments.get("cwd") is None and session.cwd is not None:
         try:
-            return await start_folder(session.cwd, ctx)
+            return await resolve_start_directory(session.cwd, ctx)
         except OSError:
             report.notes.append(f"{format_path(session.cwd)} is gone: started in {ctx.cwd}")
             session.cwd = None
-    return await start_folder(path_given(arguments, "cwd"), ctx)
+    return await resolve_start_directory(path_given(arguments, "cwd"), ctx)
 
 
 def _in_background(job: Job) -> ToolResult:
@@ -294,9 +294,9 @@ class _Call:
         self._process = process
         self._ctx = ctx
         self._report = report
-        self._watch = Watch(process, ctx)
+        self._watch = ForegroundWait(process, ctx)
 
-    async def seen_through(self, limit_ms: int, session: _Session | None) -> ToolResult:
+    async def run(self, limit_ms: int, session: _Session | None) -> ToolResult:
         """Wait for the end and answer; whatever happens, nothing runs on that nobody knows of."""
         adopted = False
         try:
@@ -308,7 +308,7 @@ class _Call:
             if ended is Ended.TIMEOUT:
                 return await self._stopped(f"timed out after {limit_ms:,} ms", "timeout")
             if session is not None:
-                await self._remember(session)
+                await self._remember_cwd(session)
             shown = await self._shown()
             self._judge(shown)
             adopted = await self._keep_survivors()
@@ -322,21 +322,23 @@ class _Call:
 
     def _lost(self, exc: OSError) -> ToolResult:
         code = self._process.exit_code
-        ended = "" if code is None else f" (the command itself: {how(code)})"
-        return ToolResult.error(f"its output could not be kept: {exc}{ended}", code="failed", exitCode=told_code(code))
+        ended = "" if code is None else f" (the command itself: {describe_exit(code)})"
+        return ToolResult.error(
+            f"its output could not be kept: {exc}{ended}", code="failed", exitCode=to_shell_exit_code(code)
+        )
 
     async def _stopped(self, why: str, code: str) -> ToolResult:
         await self._process.stop()
         shown = await self._shown()
         self._report.code = code
-        self._report.details |= {"ended": code, "exitCode": told_code(self._process.exit_code)}
+        self._report.details |= {"ended": code, "exitCode": to_shell_exit_code(self._process.exit_code)}
         if self._watch.stalled:
             why = f"{why}; it was waiting for somebody to type"
         self._report.notes.append(f"{why}; it was ended with all that it had started")
         return self._report.result(shown.text)
 
-    async def _shown(self) -> Shown:
-        shown = await to_thread.run_sync(shown_output, self._process, self._path)
+    async def _shown(self) -> RenderedOutput:
+        shown = await to_thread.run_sync(render_output, self._process, self._path)
         self._report.details |= {
             "bytes": self._process.output_size(),
             "truncated": not shown.whole,
@@ -351,18 +353,18 @@ class _Call:
         if self._path is not None and self._report.details.get("path") is None:
             await to_thread.run_sync(_unlink, self._path)
 
-    def _judge(self, shown: Shown) -> None:
+    def _judge(self, shown: RenderedOutput) -> None:
         code = self._process.exit_code or 0
-        self._report.details |= {"ended": "exited", "exitCode": told_code(code)}
+        self._report.details |= {"ended": "exited", "exitCode": to_shell_exit_code(code)}
         if code == 0:
             return
         if not self._process.sandbox.network and _NO_NETWORK.search(shown.text):
             self._report.notes.append("the sandbox of commands has no network")
-        answer = benign_exit(self._command, code, shown.text)
-        self._report.notes.append(how(code) if answer is None else f"{how(code)}: {answer}")
+        answer = explain_exit_code(self._command, code, shown.text)
+        self._report.notes.append(describe_exit(code) if answer is None else f"{describe_exit(code)}: {answer}")
         self._report.code = "failed" if answer is None else None
 
-    async def _remember(self, session: _Session) -> None:
+    async def _remember_cwd(self, session: _Session) -> None:
         """Keep the directory in which the shell ended for the next command."""
         final = await self._process.final_cwd()
         if final is None:
@@ -378,13 +380,13 @@ class _Call:
 
     async def _keep_survivors(self) -> bool:
         """Make a job of what runs on; tell whether there is one."""
-        left = await lasting_survivors(self._process)
+        left = await find_lasting_survivors(self._process)
         if not left:
             return False
         pids = ", ".join(map(str, left))
         try:
             job = await jobs_of(self._ctx).adopt(self._process, self._command, self._folder, self._path)
-        except TableFull as exc:
+        except JobLimitError as exc:
             self._report.notes.append(f"ended what ran on in the background (pids {pids}): {exc}")
             return False
         self._report.details |= {"job": job.id, "survivors": [*left]}

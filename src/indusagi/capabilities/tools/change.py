@@ -20,7 +20,7 @@ from indusagi.capabilities.files.edits.task_apart import worked_out_soon
 from indusagi.capabilities.files.paths.locks import file_lock
 from indusagi.capabilities.files.text.display import format_path, format_path_below
 from indusagi.capabilities.tools.paths import path_trouble
-from indusagi.core.text import kinds_of_unseen
+from indusagi.core.text import find_invisible_kinds
 from indusagi.runtime.contract import ToolResult
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def _warnings(made: Made) -> list[str]:
     warnings: list[str] = []
     if made.syntax_error is not None:
         warnings.append(f"syntax error that was not there before: {made.syntax_error}")
-    hidden = sum(1 for _ in kinds_of_unseen(made.excerpt))
+    hidden = sum(1 for _ in find_invisible_kinds(made.excerpt))
     if hidden:
         warnings.append(f"the lines below hold {hidden} characters that cannot be seen")
     return warnings

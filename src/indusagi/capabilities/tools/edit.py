@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from indusagi.capabilities.coercion import lenient
+from indusagi.capabilities.coercion import coerce_to
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.files.edits.plan import Replacement
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
@@ -78,8 +78,8 @@ def edit_tool() -> DefinedTool:
     )
 
 
-_outer = lenient(_PARAMETERS, {**PATH_ALIASES, **_TEXT_ALIASES, "dry_run": "dryRun"})
-_inner = lenient(_ITEM, _TEXT_ALIASES)
+_outer = coerce_to(_PARAMETERS, {**PATH_ALIASES, **_TEXT_ALIASES, "dry_run": "dryRun"})
+_inner = coerce_to(_ITEM, _TEXT_ALIASES)
 
 
 def _prepared(arguments: JsonValue) -> JsonValue:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from anyio import to_thread
 
-from indusagi.capabilities.coercion import lenient
+from indusagi.capabilities.coercion import coerce_to
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.files.text.display import format_path, format_path_below, join_path
 from indusagi.capabilities.ports import FileKind, Folder
@@ -21,7 +21,7 @@ from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
 from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given, path_trouble
 from indusagi.capabilities.tools.read.folder import report_missing_path
 from indusagi.core.json import JsonObject, JsonValue
-from indusagi.core.text import counted
+from indusagi.core.text import format_count
 from indusagi.runtime.contract import JsonSchema, ToolResult
 
 _DEFAULT_LIMIT = 500
@@ -66,7 +66,7 @@ _DESCRIPTION = (
 
 def find_tool() -> DefinedTool:
     """Make the tool."""
-    prepare = lenient(_SCHEMA, _ALIASES)
+    prepare = coerce_to(_SCHEMA, _ALIASES)
     leaves = KnownLeaves()
 
     async def run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
@@ -175,14 +175,14 @@ def _notices(names: Names, query: Query) -> Iterator[str]:
     if names.is_full:
         yield "[Stopped at so many names: narrow the query, or give a path.]"
     if names.closed:
-        closed = counted(len(names.closed), "directory", "directories")
+        closed = format_count(len(names.closed), "directory", "directories")
         yield f"[{closed} could not be looked into.]"
     hidden = names.hidden_by_rules
     if hidden:
-        more = counted(hidden, "more is", "more are")
+        more = format_count(hidden, "more is", "more are")
         yield f"[{more} hidden by ignore rules: noIgnore: true shows what they hide.]"
     if names.ignored_dirs and not names.paths:
-        dirs = counted(names.ignored_dirs, "ignored directory was", "ignored directories were")
+        dirs = format_count(names.ignored_dirs, "ignored directory was", "ignored directories were")
         yield f"[{dirs} not looked into: noIgnore: true does.]"
     if not names.paths and _OTHER_SYNTAX.search(query.text):
         yield f"[A query is {_SYNTAX}.]"

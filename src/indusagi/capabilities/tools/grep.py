@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
-from indusagi.capabilities.arguments import near
-from indusagi.capabilities.coercion import lenient
+from indusagi.capabilities.arguments import find_similar_name
+from indusagi.capabilities.coercion import coerce_to
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.files.paths.globs import compile_glob
 from indusagi.capabilities.files.paths.ignore import IgnoreRules
@@ -176,7 +176,7 @@ def grep_tool(engine: Engine | None = None) -> DefinedTool:
         except OSError as exc:
             return path_trouble(exc, path)
 
-    prepare = lenient(_SCHEMA, ALIASES)
+    prepare = coerce_to(_SCHEMA, ALIASES)
     spec = ToolSpec(
         "grep",
         _DESCRIPTION,
@@ -290,7 +290,7 @@ def _reported(asked: Asked, target: Target, found: Found) -> ToolResult:
 
 def _unknown_type(name: str, types: dict[str, list[str]]) -> ToolResult:
     meant = {kind for kind, names in types.items() if f"*.{name}" in names}
-    meant |= {near(name, types) or ""} - {""}
+    meant |= {find_similar_name(name, types) or ""} - {""}
     hint = f" Did you mean {', '.join(sorted(meant))}?" if meant else ""
     ending = name.rpartition(".")[2]
     message = f"There is no type {name!r}.{hint} A glob such as *.{ending} does without types."

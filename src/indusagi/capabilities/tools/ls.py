@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
-from indusagi.capabilities.coercion import lenient
+from indusagi.capabilities.coercion import coerce_to
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.files.paths.globs import compile_glob
 from indusagi.capabilities.files.paths.ignore import REPOSITORY, RULE_FILE, IgnoreRules
@@ -345,7 +345,7 @@ def ls_tool() -> DefinedTool:
             _run,
             title="List directory",
             read_only=True,
-            prepare=lenient(_PARAMETERS, _ALIASES),
+            prepare=coerce_to(_PARAMETERS, _ALIASES),
             terse=True,
         )
     )

@@ -10,14 +10,14 @@ import anyio
 from anyio import to_thread
 
 from indusagi.capabilities.budget import OutputBudget, clip
-from indusagi.capabilities.coercion import lenient
+from indusagi.capabilities.coercion import coerce_to
 from indusagi.capabilities.context import ToolContext
-from indusagi.capabilities.jobs.job import Job, JobState, JobStream, told_code
-from indusagi.capabilities.jobs.lines import Lines
+from indusagi.capabilities.jobs.job import Job, JobState, JobStream, to_shell_exit_code
+from indusagi.capabilities.jobs.lines import OutputLines
 from indusagi.capabilities.jobs.table import JobTable, jobs_of
 from indusagi.capabilities.jobs.text import SHOWN_BYTES, SHOWN_LINES, hidden_note, plain_text, shows
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
-from indusagi.capabilities.tools.bash import not_started, start_folder
+from indusagi.capabilities.tools.bash import report_start_failure, resolve_start_directory
 from indusagi.capabilities.tools.paths import path_given, path_trouble
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.text import clean_text, cut_text
@@ -80,17 +80,17 @@ def process_tool() -> DefinedTool:
             _SCHEMA,
             _run,
             title="Background processes",
-            prepare=lenient(_SCHEMA, _ALIASES),
+            prepare=coerce_to(_SCHEMA, _ALIASES),
             terse=True,
         )
     )
 
 
 async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
-    return await act(jobs_of(ctx), arguments, ctx)
+    return await run_action(jobs_of(ctx), arguments, ctx)
 
 
-async def act(table: JobTable, arguments: JsonObject, ctx: ToolContext) -> ToolResult:
+async def run_action(table: JobTable, arguments: JsonObject, ctx: ToolContext) -> ToolResult:
     """Do what the arguments say with the jobs of a table."""
     action = cast("str", arguments["action"])
     if action == "start":
@@ -112,13 +112,13 @@ async def _start(table: JobTable, arguments: JsonObject, ctx: ToolContext) -> To
     if not isinstance(command, str):
         return ToolResult.error("start needs a command", code="invalid_arguments")
     try:
-        cwd = await start_folder(path_given(arguments, "cwd"), ctx)
+        cwd = await resolve_start_directory(path_given(arguments, "cwd"), ctx)
     except OSError as exc:
         return path_trouble(exc, path_given(arguments, "cwd"))
     try:
         job = await table.start(ctx, command, cwd)
     except OSError as exc:
-        return not_started(exc)
+        return report_start_failure(exc)
     where = "" if job.path is None else f"; its output goes to {job.path}"
     return ToolResult.text(
         f"{job.id} started (pid {job.process.pid}){where}",
@@ -186,7 +186,7 @@ class _Wish(NamedTuple):
 class _Told(NamedTuple):
     """What is told of one stream."""
 
-    said: Lines
+    said: OutputLines
     text: str
     """For a model: what a terminal would show, the open line marked."""
 
@@ -269,7 +269,7 @@ def _facts(job: Job, state: JobState) -> dict[str, JsonValue]:
         "id": job.id,
         "pid": job.process.pid,
         "state": state.state,
-        "exitCode": told_code(state.exit_code),
+        "exitCode": to_shell_exit_code(state.exit_code),
         "left": state.left,
         "ageS": state.age_s,
         "command": job.command,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from indusagi.capabilities.coercion import lenient
+from indusagi.capabilities.coercion import coerce_to
 from indusagi.capabilities.context import PerContext, ToolContext
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
 from indusagi.core.json import JsonObject, JsonValue
@@ -106,7 +106,7 @@ def todo_set_tool() -> DefinedTool:
             _ITEMS,
             _set,
             title="Update checklist",
-            prepare=lenient(_ITEMS, {"todos": "items"}),
+            prepare=coerce_to(_ITEMS, {"todos": "items"}),
             terse=True,
         )
     )

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from anyio import to_thread
 
-from indusagi.capabilities.coercion import lenient
+from indusagi.capabilities.coercion import coerce_to
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
 from indusagi.core.json import JsonObject
@@ -49,7 +49,7 @@ def webfetch_tool() -> DefinedTool:
             title="Fetch URL",
             read_only=True,
             annotations={"openWorldHint": True},
-            prepare=lenient(_SCHEMA, _ALIASES),
+            prepare=coerce_to(_SCHEMA, _ALIASES),
             terse=True,
         )
     )

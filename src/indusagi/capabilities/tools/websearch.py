@@ -7,7 +7,7 @@ from typing import Final
 
 from anyio import to_thread
 
-from indusagi.capabilities.coercion import lenient
+from indusagi.capabilities.coercion import coerce_to
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
 from indusagi.core.json import JsonObject
@@ -52,7 +52,7 @@ def websearch_tool() -> DefinedTool:
             title="Web search",
             read_only=True,
             annotations={"openWorldHint": True},
-            prepare=lenient(_SCHEMA, _ALIASES),
+            prepare=coerce_to(_SCHEMA, _ALIASES),
             terse=True,
         )
     )

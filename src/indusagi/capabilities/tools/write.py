@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from indusagi.capabilities.coercion import lenient
+from indusagi.capabilities.coercion import coerce_to
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
 from indusagi.capabilities.tools.change import change_file
@@ -39,7 +39,7 @@ def write_tool() -> DefinedTool:
             _run,
             title="Write a file",
             annotations={"destructiveHint": True, "idempotentHint": True},
-            prepare=lenient(_PARAMETERS, _ALIASES),
+            prepare=coerce_to(_PARAMETERS, _ALIASES),
             terse=True,
         )
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from typing import Final, Literal, TypeAlias
 
-from indusagi.capabilities.ports import WebTrouble
+from indusagi.capabilities.ports import FetchError
 
 Cut: TypeAlias = Literal["size", "ratio", "ended early"]
 """Why a body is not whole."""
@@ -21,7 +21,7 @@ PLAIN: Final = frozenset({"", "identity"})
 PACKED: Final = frozenset({"gzip", "x-gzip"})
 
 
-class EndedEarly(WebTrouble):
+class EndedEarly(FetchError):
     """A body that broke off."""
 
 
@@ -32,7 +32,7 @@ class Body:
         coding = coding.strip().lower()
         if coding not in PLAIN | PACKED:
             message = f"the server packed its answer as {coding[:40]!r}, which was not asked for"
-            raise WebTrouble(message, code="unsupported", reason="coding")
+            raise FetchError(message, code="unsupported", reason="coding")
         self._unpacker = zlib.decompressobj(_GZIP) if coding in PACKED else None
         self._members = 0
         self._padded = False
@@ -52,7 +52,7 @@ class Body:
         """Take a piece, and tell whether another one is wanted.
 
         Raises:
-            WebTrouble: It is not packed the way the server said.
+            FetchError: It is not packed the way the server said.
         """
         left = self._cap - self.packed
         self.packed += len(piece)
@@ -80,7 +80,7 @@ class Body:
                 if self._padded:
                     return
                 message = f"the server said that its answer is packed, but it is not: {exc}"
-                raise WebTrouble(message, code="failed", reason="coding") from None
+                raise FetchError(message, code="failed", reason="coding") from None
             piece = self._unpacker.unconsumed_tail
             self._keep(grown, self.packed - len(piece))
             if self._unpacker.eof:

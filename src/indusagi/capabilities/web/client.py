@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from anyio import fail_after, to_thread
 
-from indusagi.capabilities.ports import WebTrouble
+from indusagi.capabilities.ports import FetchError
 from indusagi.capabilities.web.addresses import AT_HOME, kind_of
 from indusagi.capabilities.web.body import Body, EndedEarly
 from indusagi.capabilities.web.resolve import system_resolver
@@ -78,14 +78,14 @@ class WebClient:
         """Fetch a page; `cap` tells from the headers how many bytes of it are wanted.
 
         Raises:
-            WebTrouble: It may not be fetched, or could not be.
+            FetchError: It may not be fetched, or could not be.
         """
         try:
             with fail_after(self._settings.total_s):
                 return await self._follow(parse_target(url), accept, cap)
         except TimeoutError:
             message = f"{_shown(url)} did not arrive within {self._settings.total_s:g} s"
-            raise WebTrouble(message, code="timeout", reason="total") from None
+            raise FetchError(message, code="timeout", reason="total") from None
 
     async def _follow(
         self, target: Target, accept: str, cap: Callable[[Mapping[str, str]], int]
@@ -94,14 +94,14 @@ class WebClient:
         for _ in range(self._settings.redirects + 1):
             try:
                 found = await self._hop(target, accept, cap, hops)
-            except WebTrouble as trouble:
+            except FetchError as trouble:
                 raise _on_the_way(trouble, hops) from trouble
             if not isinstance(found, _Onward):
                 return found
             hops.append(target.url)
             target = found.target
         message = f"{_shown(target.url)}: {len(hops)} redirects, and no page at the end of them"
-        raise WebTrouble(message, code="failed", reason="redirects", redirects=[*hops])
+        raise FetchError(message, code="failed", reason="redirects", redirects=[*hops])
 
     async def _hop(
         self, target: Target, accept: str, cap: Callable[[Mapping[str, str]], int], hops: Sequence[str]
@@ -149,7 +149,7 @@ class WebClient:
             return Elsewhere(status, following.url, target.url, tuple(hops))
         if (target.scheme, following.scheme) == ("https", "http"):
             message = f"{target.url} leads to {following.url}, which is not encrypted: not followed"
-            raise WebTrouble(message, code="denied", reason="downgrade")
+            raise FetchError(message, code="denied", reason="downgrade")
         return _Onward(following)
 
     # -- what may be dialled ----------------------------------------------------------------
@@ -161,12 +161,12 @@ class WebClient:
             message = f"{target.authority}: port {target.port} is not fetched from, only {allowed}; "
             own = _is_own_name(target) or (target.address and kind_of(target.host) in AT_HOME)
             message += _allow_hint(target) if own else "the setting `web.ports` can name others"
-            raise WebTrouble(message, code="denied", reason="port", host=target.host)
+            raise FetchError(message, code="denied", reason="port", host=target.host)
         if self._proxy is not None and not self._is_at_home(target):
             self._refuse_by_name(target)
             if ":" in target.host:  # the library writes it to a proxy without brackets
                 message = f"{target.host}: an IPv6 address cannot be fetched through a proxy"
-                raise WebTrouble(message, code="unsupported", reason="proxy")
+                raise FetchError(message, code="unsupported", reason="proxy")
             return ()
         found = [target.host] if target.address else await self._looked_up(target)
         self._refuse_unless_open(target, found)
@@ -180,7 +180,7 @@ class WebClient:
         if _is_own_name(target) and not self._is_at_home(target):
             message = f"{target.host}: a name of one's own network, which is not on the open web; "
             message += _allow_hint(target)
-            raise WebTrouble(message, code="denied", reason="name", host=target.host)
+            raise FetchError(message, code="denied", reason="name", host=target.host)
 
     async def _looked_up(self, target: Target) -> Sequence[str]:
         try:
@@ -188,13 +188,13 @@ class WebClient:
                 found = await self._resolve(target.host, target.port)
         except TimeoutError:
             message = f"{target.host} could not be looked up in time"
-            raise WebTrouble(message, code="timeout", reason="dns", host=target.host) from None
+            raise FetchError(message, code="timeout", reason="dns", host=target.host) from None
         except (OSError, UnicodeError) as exc:
             message = f"{target.host} could not be looked up: {_reason(exc)}"
-            raise WebTrouble(message, code="not_found", reason="dns", host=target.host) from exc
+            raise FetchError(message, code="not_found", reason="dns", host=target.host) from exc
         if not found:
             message = f"{target.host} has no address"
-            raise WebTrouble(message, code="not_found", reason="dns", host=target.host)
+            raise FetchError(message, code="not_found", reason="dns", host=target.host)
         return found
 
     def _refuse_unless_open(self, target: Target, addresses: Sequence[str]) -> None:
@@ -207,7 +207,7 @@ class WebClient:
             if kind in AT_HOME:
                 message += f"; {_allow_hint(target)}"
             facts = {"host": target.host, "address": address, "kind": kind}
-            raise WebTrouble(message, code="denied", reason="address", **facts)
+            raise FetchError(message, code="denied", reason="address", **facts)
 
     def _is_at_home(self, target: Target) -> bool:
         return (target.host, target.port) in self._at_home or (target.host, None) in self._at_home
@@ -242,17 +242,17 @@ def _proxy(address: str | None) -> Target | None:
     proxy = parse_target(address)
     if proxy.scheme != "http":
         message = f"the proxy {_shown(address)} must be named as http://host:port"
-        raise WebTrouble(message, code="unsupported", reason="proxy")
+        raise FetchError(message, code="unsupported", reason="proxy")
     return proxy
 
 
-def _on_the_way(trouble: WebTrouble, hops: Sequence[str]) -> WebTrouble:
+def _on_the_way(trouble: FetchError, hops: Sequence[str]) -> FetchError:
     """Say which redirects led to the trouble."""
     if not hops:
         return trouble
     message = f"{trouble} (redirected from {_shown(hops[-1])})"
     facts: dict[str, JsonValue] = {**trouble.facts, "redirects": [*hops]}
-    return WebTrouble(message, code=trouble.code, **facts)
+    return FetchError(message, code=trouble.code, **facts)
 
 
 def _reason(exc: Exception) -> str:

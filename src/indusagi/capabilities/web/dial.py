@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, cast
 import httpcore2
 from anyio import CancelScope
 
-from indusagi.capabilities.ports import WebTrouble
+from indusagi.capabilities.ports import FetchError
 from indusagi.capabilities.web.body import EndedEarly
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ async def exchange(target: Target, route: Route, headers: Mapping[str, str]) -> 
     """Send a GET request, and close the connection when the block is left.
 
     Raises:
-        WebTrouble: There was no answer, or it was no HTTP.
+        FetchError: There was no answer, or it was no HTTP.
     """
     url = httpcore2.URL(scheme=target.scheme, host=target.host, port=target.port, target=target.path)
     request = httpcore2.Request(
@@ -144,26 +144,26 @@ def _by_name(headers: Iterable[tuple[bytes, bytes]]) -> Mapping[str, str]:
 _FAILURES = (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException, httpcore2.ProxyError)
 
 
-def _trouble(target: Target, exc: Exception) -> WebTrouble:
+def _trouble(target: Target, exc: Exception) -> FetchError:
     causes = list(_causes(exc))
     where = f"{target.host}:{target.port}"
     if isinstance(exc, httpcore2.TimeoutException):
         message = f"{where} did not accept a connection in time"
-        return WebTrouble(message, code="timeout", reason="connect")
+        return FetchError(message, code="timeout", reason="connect")
     if any(isinstance(cause, ConnectionRefusedError) for cause in causes):
-        return WebTrouble(f"{where} refused the connection", code="failed", reason="refused")
+        return FetchError(f"{where} refused the connection", code="failed", reason="refused")
     for cause in causes:
         if isinstance(cause, ssl.SSLError):
             detail = getattr(cause, "verify_message", "") or cause.reason or str(cause)
             message = f"{where}: no safe connection could be made: {detail}"
-            return WebTrouble(message, code="failed", reason="tls")
+            return FetchError(message, code="failed", reason="tls")
     if isinstance(exc, httpcore2.ProxyError):
-        return WebTrouble(f"the proxy refused {where}: {exc}", code="failed", reason="proxy")
+        return FetchError(f"the proxy refused {where}: {exc}", code="failed", reason="proxy")
     if isinstance(exc, httpcore2.ProtocolError):
         message = f"{where} did not answer with HTTP: {_told(exc)}"
-        return WebTrouble(message, code="failed", reason="protocol")
+        return FetchError(message, code="failed", reason="protocol")
     message = f"{where} cannot be reached: {causes[-1]}"
-    return WebTrouble(message, code="failed", reason="unreachable")
+    return FetchError(message, code="failed", reason="unreachable")
 
 
 def _told(exc: Exception) -> str:

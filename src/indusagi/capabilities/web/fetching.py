@@ -14,7 +14,7 @@ from anyio import current_time, to_thread
 from indusagi.capabilities.budget import OutputBudget, clip
 from indusagi.capabilities.context import PerContext
 from indusagi.capabilities.files.text.display import ReadFailure
-from indusagi.capabilities.ports import WebSettings, WebTrouble
+from indusagi.capabilities.ports import FetchError, WebSettings
 from indusagi.capabilities.web.cache import PageCache
 from indusagi.capabilities.web.client import Elsewhere, WebClient
 from indusagi.capabilities.web.document import PDF, picture_of, text_of
@@ -24,7 +24,7 @@ from indusagi.capabilities.web.page import ACCEPT, BytesPage, TextPage, page_of
 from indusagi.capabilities.web.target import parse_target
 from indusagi.core.app_dirs import create_private_file, make_private_dir
 from indusagi.core.ids import new_ulid
-from indusagi.core.text import clean_text, counted, cut_text
+from indusagi.core.text import clean_text, cut_text, format_count
 from indusagi.runtime.content import JsonContentBlock, TextContentBlock
 from indusagi.runtime.contract import Keep, ToolResult
 
@@ -81,7 +81,7 @@ async def fetch(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
         if isinstance(found, Elsewhere):
             return _elsewhere(found)
         page = await page_of(found, form)
-    except WebTrouble as trouble:
+    except FetchError as trouble:
         return ToolResult.error(str(trouble), code=trouble.code, **trouble.facts)
     if not HTTPStatus.OK <= found.status < HTTPStatus.MULTIPLE_CHOICES:
         return _http_error(found, page)
@@ -111,7 +111,7 @@ async def _fetched(url: str, settings: WebSettings, form: Format, wanted: int) -
 
 def _part(kept: _Kept, offset: int, budget: OutputBudget, *, cached: bool) -> ToolResult:
     text, total = kept.page.text, len(kept.page.text)
-    head = f"{_head(kept.facts)}, {counted(total, 'character')}"
+    head = f"{_head(kept.facts)}, {format_count(total, 'character')}"
     if offset and offset >= total:
         message = f"{head}: offset {offset:,} is past the end"
         return ToolResult.error(message, code="invalid_arguments", characters=total)
@@ -141,7 +141,7 @@ def _head(facts: Mapping[str, JsonValue]) -> str:
     """Say in a line what came: from where, status, type, bytes, and whether it is whole."""
     cut = _CUTS[cast("Cut | None", facts["cut"])]
     status = _status(cast("int", facts["status"]))
-    size = counted(cast("int", facts["bytes"]), "byte")
+    size = format_count(cast("int", facts["bytes"]), "byte")
     return f"{facts['url']}: {status}, {facts['contentType']}, {size}{cut}"
 
 

@@ -8,7 +8,7 @@ from html import unescape
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, urlencode
 
-from indusagi.capabilities.ports import WebTrouble
+from indusagi.capabilities.ports import FetchError
 from indusagi.capabilities.web.layout import laid_open
 from indusagi.capabilities.web.target import is_within, parse_target
 from indusagi.core.text import cut_text
@@ -54,7 +54,7 @@ def findings(hits: Iterable[SearchHit], query: SearchQuery) -> Sequence[Finding]
     for hit in hits:
         try:
             target = parse_target(hit.url)
-        except WebTrouble:
+        except FetchError:
             continue
         if query.domains and not is_within(target.host, query.domains):
             continue

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from indusagi.capabilities.worker.message import packed, unpacked
-from indusagi.core.text import remove_break_hints, show_unseen
+from indusagi.core.text import escape_invisible, remove_break_hints
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -92,7 +92,7 @@ def laid_open(text: str) -> tuple[str, int]:
     hidden = 0
     for piece in _pieces(text):
         plain = _LINE_ENDS.sub("\n", piece).replace("\u00ad", "")
-        visible, found = show_unseen(remove_break_hints(plain))
+        visible, found = escape_invisible(remove_break_hints(plain))
         shown.append(visible)
         hidden += found
     return "".join(shown), hidden

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from anyio import to_thread
 
-from indusagi.capabilities.ports import WebTrouble
+from indusagi.capabilities.ports import FetchError
 from indusagi.capabilities.web import converter
 from indusagi.capabilities.web.converter import LONGEST_S, answer, convert, request
 from indusagi.capabilities.worker.client import asked
@@ -44,7 +44,7 @@ async def converted(html: str, base_url: str, style: Style) -> Converted:
     """Convert a page; links in it become whole addresses.
 
     Raises:
-        WebTrouble: It cannot be converted, or not in time.
+        FetchError: It cannot be converted, or not in time.
     """
     # The converter takes a text with many of these for a file that is no text.
     html = html.replace("\x00", "")
@@ -56,7 +56,7 @@ async def converted(html: str, base_url: str, style: Style) -> Converted:
             text, shortened = await _in_a_process(html, base_url, style)
     except (ValueError, OSError) as exc:
         message = f"the page could not be converted: {str(exc) or 'it took too long'}"
-        raise WebTrouble(message, code="failed", reason="html") from exc
+        raise FetchError(message, code="failed", reason="html") from exc
     return Converted(text, _title(html), shortened)
 
 

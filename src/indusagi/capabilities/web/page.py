@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar
 
 from anyio import to_thread
 
-from indusagi.capabilities.ports import WebTrouble
+from indusagi.capabilities.ports import FetchError
 from indusagi.capabilities.web import layout
 from indusagi.capabilities.web.charset import decoded
 from indusagi.capabilities.web.layout import LONGEST_JSON, SHORT_JSON, laid_open, laid_out
@@ -16,7 +16,7 @@ from indusagi.capabilities.web.markdown import converted
 from indusagi.capabilities.web.media import medium_of
 from indusagi.capabilities.worker.client import asked
 from indusagi.capabilities.worker.interpreter import own_python
-from indusagi.core.text import counted
+from indusagi.core.text import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -70,7 +70,7 @@ async def page_of(fetched: Fetched, form: Format) -> TextPage | BytesPage:
     read = await _aside(partial(decoded, fetched.body, content_type, whole=fetched.cut is None))
     notes: list[str] = []
     if read.replaced:
-        said = f"{counted(read.replaced, 'place is', 'places are')} not {read.charset}"
+        said = f"{format_count(read.replaced, 'place is', 'places are')} not {read.charset}"
         notes.append(f"{said}, and shown as \N{REPLACEMENT CHARACTER}")
     text = read.text
     if form in {"markdown", "text"}:
@@ -83,7 +83,7 @@ async def page_of(fetched: Fetched, form: Format) -> TextPage | BytesPage:
 
 def written_out(hidden: int) -> str:
     """Say how many characters there are that could not be seen."""
-    return f"{counted(hidden, 'character')} that cannot be seen: written as <U+…>"
+    return f"{format_count(hidden, 'character')} that cannot be seen: written as <U+…>"
 
 
 async def _readable(text: str, medium: Medium, url: str, form: Format, notes: list[str]) -> str:
@@ -93,7 +93,7 @@ async def _readable(text: str, medium: Medium, url: str, form: Format, notes: li
         return text
     try:
         page = await converted(text, url, "markdown" if form == "markdown" else "plain")
-    except WebTrouble as trouble:
+    except FetchError as trouble:
         notes.append(f"{trouble}; this is its source")
         return text
     if page.shortened:

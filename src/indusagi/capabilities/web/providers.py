@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 
 from anyio import to_thread
 
-from indusagi.capabilities.ports import SearchHit, SearchTrouble, WebTrouble
+from indusagi.capabilities.ports import FetchError, SearchError, SearchHit
 from indusagi.capabilities.web.client import Elsewhere, WebClient
 from indusagi.capabilities.web.target import parse_target
 from indusagi.core.json import is_json_object
@@ -62,7 +62,7 @@ class SearxngProvider:
         """Ask the instance.
 
         Raises:
-            SearchTrouble: It cannot be reached, or does not answer with results.
+            SearchError: It cannot be reached, or does not answer with results.
         """
         asked = {"q": with_sites(query), "format": "json"}
         if query.freshness is not None:
@@ -75,14 +75,14 @@ class SearxngProvider:
             own = f"{base.authority.removesuffix(f':{base.port}')}:{base.port}"
             allowed = replace(self.settings, allow_private=[*self.settings.allow_private, own])
             found = await WebClient(allowed).fetch(url, accept="application/json", cap=_cap)
-        except WebTrouble as trouble:
-            raise SearchTrouble(str(trouble), code=trouble.code) from trouble
+        except FetchError as trouble:
+            raise SearchError(str(trouble), code=trouble.code) from trouble
         if isinstance(found, Elsewhere):
             message = f"it redirects to {found.url}: configure that address"
-            raise SearchTrouble(message, code="failed")
+            raise SearchError(message, code="failed")
         if found.status != 200:
             hint = "; its settings.yml must list json under search: formats" if found.status == 403 else ""
-            raise SearchTrouble(f"it answered {found.status}{hint}", code="http_status")
+            raise SearchError(f"it answered {found.status}{hint}", code="http_status")
         return await to_thread.run_sync(_searxng_hits, found.body)
 
 
@@ -94,10 +94,10 @@ def _searxng_hits(body: bytes) -> Sequence[SearchHit]:
     try:
         answer: JsonValue = json.loads(body)
     except (ValueError, RecursionError):
-        raise SearchTrouble("its answer is no JSON", code="failed") from None
+        raise SearchError("its answer is no JSON", code="failed") from None
     rows = answer.get("results") if is_json_object(answer) else None
     if not isinstance(rows, list):
-        raise SearchTrouble("its answer holds no list of results", code="failed")
+        raise SearchError("its answer holds no list of results", code="failed")
     return [
         SearchHit(
             _text(row, "title"), _text(row, "url"), _text(row, "content"), published=_text(row, "publishedDate") or None
@@ -118,7 +118,7 @@ class DdgsProvider:
         """Ask the package, in a thread that is left alone when nobody waits any more.
 
         Raises:
-            SearchTrouble: It failed, whatever it raised.
+            SearchError: It failed, whatever it raised.
         """
         ask = partial(_ddgs_hits, query, self.timeout_s)
         return await to_thread.run_sync(ask, abandon_on_cancel=True)
@@ -133,7 +133,7 @@ def _ddgs_hits(query: SearchQuery, timeout_s: float) -> Sequence[SearchHit]:
     except Exception as exc:
         limited = "ratelimit" in type(exc).__name__.lower()
         code = "rate_limited" if limited else "failed"
-        raise SearchTrouble(f"{type(exc).__name__}: {exc}", code=code) from exc
+        raise SearchError(f"{type(exc).__name__}: {exc}", code=code) from exc
     return [
         SearchHit(_text(row, "title"), _text(row, "href"), _text(row, "body")) for row in rows if is_json_object(row)
     ]

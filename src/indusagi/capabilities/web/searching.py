@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from anyio import fail_after, move_on_after
 
-from indusagi.capabilities.ports import SearchQuery, SearchTrouble, WebSettings, WebTrouble
+from indusagi.capabilities.ports import FetchError, SearchError, SearchQuery, WebSettings
 from indusagi.capabilities.web.fence import fenced
 from indusagi.capabilities.web.findings import findings
 from indusagi.capabilities.web.providers import SEARXNG_VARIABLE, providers
@@ -37,7 +37,7 @@ async def search(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
     settings = ctx.framework.web or WebSettings()
     try:
         query = _query(arguments)
-    except WebTrouble as trouble:
+    except FetchError as trouble:
         return ToolResult.error(f"not a domain: {trouble}", code="invalid_arguments")
     chain = providers(settings, ctx.framework.search)
     if not chain:
@@ -98,7 +98,7 @@ async def _ask(provider: SearchProvider, query: SearchQuery, patience_s: float, 
         with fail_after(patience_s):
             hits = await provider.search(query)
         state.found, state.answered = findings(hits, query), provider.name
-    except SearchTrouble as trouble:
+    except SearchError as trouble:
         state.failed(provider, trouble.code, str(trouble))
     except TimeoutError:
         state.failed(provider, "timeout", f"it did not answer within {patience_s:g} s")

@@ -14,7 +14,7 @@ from ipaddress import IPv4Address, IPv6Address
 from typing import TYPE_CHECKING, Final, Literal, cast
 from urllib.parse import quote, urljoin
 
-from indusagi.capabilities.ports import WebTrouble
+from indusagi.capabilities.ports import FetchError
 from indusagi.core.text import clean_text, cut_text
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Target:
         """Follow a reference that was found here.
 
         Raises:
-            WebTrouble: It leads nowhere that can be fetched.
+            FetchError: It leads nowhere that can be fetched.
         """
         # What the standard library would take out without a word is refused before it does so.
         _refuse_odd_letters(reference)
@@ -74,7 +74,7 @@ def parse_target(url: str) -> Target:
     """Take a URL apart.
 
     Raises:
-        WebTrouble: It is no http or https address, or its host can be read in two ways.
+        FetchError: It is no http or https address, or its host can be read in two ways.
     """
     url = url.strip(" ")
     _refuse_odd_letters(url)
@@ -92,7 +92,7 @@ def parse_host_and_port(text: str) -> tuple[str, int | None]:
     """Read `host:port` or `host`, and bring the host to its one form.
 
     Raises:
-        WebTrouble: It is neither.
+        FetchError: It is neither.
     """
     _refuse_odd_letters(text)
     host, port, _ = _authority(text, text)
@@ -120,24 +120,24 @@ def is_within(host: str, domains: Sequence[str]) -> bool:
 def _refuse_odd_letters(url: str) -> None:
     if len(url) > LONGEST_URL:
         message = f"the address has {len(url):,} characters; {LONGEST_URL:,} are the most"
-        raise WebTrouble(message, code="denied", reason="url")
+        raise FetchError(message, code="denied", reason="url")
     if _CONTROL.search(url) or "\\" in url or _NUL_IN_DISGUISE.search(url):
         message = f"{_shown(url)}: control characters, NUL and backslashes cannot be in an address"
-        raise WebTrouble(message, code="denied", reason="url")
+        raise FetchError(message, code="denied", reason="url")
 
 
-def _unusable(url: str) -> WebTrouble:
+def _unusable(url: str) -> FetchError:
     if _ANY_SCHEME.match(url) and "://" in url:
         message = f"{_shown(url)}: only http and https addresses can be fetched"
-        return WebTrouble(message, code="unsupported", reason="scheme")
+        return FetchError(message, code="unsupported", reason="scheme")
     message = f"{_shown(url)} is no web address: it must begin with https:// or http://"
-    return WebTrouble(message, code="unsupported", reason="scheme")
+    return FetchError(message, code="unsupported", reason="scheme")
 
 
 def _authority(text: str, url: str) -> tuple[str, int | None, IPv4Address | IPv6Address | None]:
     if "@" in text:
         message = "an address with a user name or password in it is not fetched: leave them out"
-        raise WebTrouble(message, code="denied", reason="userinfo")
+        raise FetchError(message, code="denied", reason="userinfo")
     found = _AUTHORITY.fullmatch(text)
     if found is None:
         raise _bad_host(url, "its host and port cannot be told apart")
@@ -185,8 +185,8 @@ def _ascii(text: str, url: str) -> str:
         raise _bad_host(url, "its host is no host name") from None
 
 
-def _bad_host(url: str, why: str) -> WebTrouble:
-    return WebTrouble(f"{_shown(url)}: {why}", code="denied", reason="host")
+def _bad_host(url: str, why: str) -> FetchError:
+    return FetchError(f"{_shown(url)}: {why}", code="denied", reason="host")
 
 
 def _shown(url: str) -> str:

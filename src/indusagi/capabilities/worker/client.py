@@ -9,7 +9,7 @@ from anyio import fail_after
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from indusagi.core.process.child import Child
+    from indusagi.core.process.child import ChildProcess
 
 _PIECE = 256 * 1024
 """Bytes that are handed to the pipe in one go."""
@@ -32,10 +32,10 @@ async def asked(
         TimeoutError: It took longer than that.
         OSError: It cannot be started.
     """
-    from indusagi.core.process.child import Child  # noqa: PLC0415 — processes, for large work alone
+    from indusagi.core.process.child import ChildProcess  # noqa: PLC0415 — processes, for large work alone
 
     heard = _Heard()
-    child = Child(heard)
+    child = ChildProcess(heard)
     try:
         with fail_after(deadline_s):
             # It reads all before it works and writes at the end: it does not outlive us for long.
@@ -48,7 +48,7 @@ async def asked(
     return heard.pieces
 
 
-async def tell(child: Child, pieces: Sequence[bytes]) -> None:
+async def tell(child: ChildProcess, pieces: Sequence[bytes]) -> None:
     """Write to a process as fast as it reads: what is handed over at once is copied at once."""
     for piece in _slices(pieces):
         await child.writable.wait()
@@ -68,14 +68,14 @@ class _Heard:
         self.pieces: list[bytes] = []
         self._left = _MOST_BYTES
 
-    def wrote(self, data: bytes) -> None:
+    def stdout_received(self, data: bytes) -> None:
         """Keep it, up to a limit."""
         if self._left > 0:
             self.pieces.append(data)
             self._left -= len(data)
 
-    def complained(self, data: bytes) -> None:
+    def stderr_received(self, data: bytes) -> None:
         """Leave its complaints be: without an answer there is nothing to say but that."""
 
-    def changed(self) -> None:
+    def state_changed(self) -> None:
         """Look at nothing: whoever waits looks at the events of the process."""

@@ -16,7 +16,7 @@ from indusagi.core.process.tree import read_proc, read_stat
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from indusagi.core.process.tree import Found
+    from indusagi.core.process.tree import ProcessInfo
 
 _LEAST_TICKS = 2
 """Of CPU time, usually 10 ms each: an idle runtime with a timer uses less in a few seconds."""
@@ -52,7 +52,7 @@ class Activity:
         return self.bytes_written > before.bytes_written
 
 
-def read_activity(processes: Iterable[Found]) -> Activity | None:
+def read_activity(processes: Iterable[ProcessInfo]) -> Activity | None:
     """Add up what processes have done; None where `/proc` tells nothing of any of them."""
     seen: set[tuple[int, int]] = set()
     ticks = moved = written = 0

@@ -23,15 +23,23 @@ from typing import IO, TYPE_CHECKING, Protocol, cast
 
 from indusagi.core.ids import new_ulid
 from indusagi.core.process.activity import read_activity, read_cpu_seconds
-from indusagi.core.process.pipes import PipeReader, PipeWriter, give_up
-from indusagi.core.process.tree import MARK, Kin, name_of_pipe, settled, signal_each, signal_group, unseen
-from indusagi.core.tasks import Owner, seen_through
+from indusagi.core.process.pipes import PipeReader, PipeWriter, abort_pipe
+from indusagi.core.process.tree import (
+    MARK,
+    ProcessTree,
+    pipe_name,
+    select_settled,
+    signal_group,
+    signal_processes,
+    unknown_process,
+)
+from indusagi.core.tasks import BackgroundTask, run_shielded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from indusagi.core.process.activity import Activity
-    from indusagi.core.process.tree import Found
+    from indusagi.core.process.tree import ProcessInfo
 
 _PR_SET_PDEATHSIG = 1
 _REAP_S = 1.0
@@ -50,20 +58,20 @@ _libc: ctypes.CDLL | None = ctypes.CDLL(None) if sys.platform == "linux" else No
 class ChildListener(Protocol):
     """Hears of a child, in the event loop."""
 
-    def wrote(self, data: bytes) -> None:
+    def stdout_received(self, data: bytes) -> None:
         """Take what it wrote to its standard output."""
         ...
 
-    def complained(self, data: bytes) -> None:
+    def stderr_received(self, data: bytes) -> None:
         """Take what it wrote to its standard error, if that is a pipe of its own."""
         ...
 
-    def changed(self) -> None:
+    def state_changed(self) -> None:
         """Look again: a pipe was closed, or the process is gone."""
         ...
 
 
-class Child:
+class ChildProcess:
     """A process that leads a session and group of its own."""
 
     def __init__(self, listener: ChildListener) -> None:
@@ -75,16 +83,16 @@ class Child:
         self.input_open = True
         self._listener = listener
         self._mark = new_ulid()
-        self._kin = Kin(self._mark)
+        self._kin = ProcessTree(self._mark)
         self._process: subprocess.Popen[bytes] | None = None
         self._exit_code: int | None = None
-        self._output = PipeReader(listener.wrote, self._output_lost)
-        self._errors = PipeReader(listener.complained, self._errors_lost)
+        self._output = PipeReader(listener.stdout_received, self._output_lost)
+        self._errors = PipeReader(listener.stderr_received, self._errors_lost)
         self._stdin: asyncio.WriteTransport | None = None
         # Whether the number of the process is still ours, and with it that of its group.
         self._numbered = True
         self._over = False
-        self._ender = Owner("end a child")
+        self._ender = BackgroundTask("end a child")
 
     async def start(
         self,
@@ -123,7 +131,7 @@ class Child:
             preexec_fn=_dies_with(os.getpid(), signal.SIGTERM if gentle else signal.SIGKILL) if dies_with_us else None,
         )
         try:
-            await seen_through(self._connect(self._process), f"start {self.pid}")
+            await run_shielded(self._connect(self._process), f"start {self.pid}")
         except BaseException:
             await self.end(0)
             raise
@@ -131,7 +139,7 @@ class Child:
     async def _connect(self, process: subprocess.Popen[bytes]) -> None:
         loop = asyncio.get_running_loop()
         self._watch_exit(loop, process)
-        self._kin.pipe = name_of_pipe(cast("IO[bytes]", process.stdout).fileno())
+        self._kin.pipe = pipe_name(cast("IO[bytes]", process.stdout).fileno())
         await loop.connect_read_pipe(lambda: self._output, process.stdout)
         if process.stderr is None:
             self.errors_ended.set()
@@ -180,20 +188,20 @@ class Child:
         self.exited.set()
         if self._over and self._process is not None:
             self._process.poll()
-        self._listener.changed()
+        self._listener.state_changed()
 
     def _output_lost(self) -> None:
         self.output_ended.set()
-        self._listener.changed()
+        self._listener.state_changed()
 
     def _errors_lost(self) -> None:
         self.errors_ended.set()
-        self._listener.changed()
+        self._listener.state_changed()
 
     def _input_lost(self) -> None:
         self.input_open = False
         self.writable.set()
-        self._listener.changed()
+        self._listener.state_changed()
 
     @property
     def pid(self) -> int:
@@ -288,7 +296,7 @@ class Child:
         if not self._ender.started:
             asking = self._ask_gently(grace_s) if gentle else self._ask(grace_s, by_input)
             self._ender.start(self._end(asking, drain_s, gentle=gentle))
-        await self._ender.ended()
+        await self._ender.join()
 
     async def _end(self, asking: Coroutine[object, object, bool], drain_s: float, *, gentle: bool) -> None:
         nobody_left = False
@@ -307,7 +315,7 @@ class Child:
             try:
                 if not nobody_left:
                     # In one go: a thread for the signal might come too late.
-                    left = await self._looked(lambda: signal_each(self._left(), signal.SIGKILL))
+                    left = await self._looked(lambda: signal_processes(self._left(), signal.SIGKILL))
                     await self._gone_within(_REAP_S, signal.SIGKILL, left, set())
                 await self._drain(drain_s)
             finally:
@@ -316,7 +324,7 @@ class Child:
     async def _ask(self, grace_s: float, by_input: bool) -> bool:
         """Have all of them end by themselves, and tell whether it is known that nobody is left."""
         if by_input and grace_s > 0 and self._stdin is not None and not self.exited.is_set():
-            await self._looked(lambda: self._kin.foreseen(self.pid))
+            await self._looked(lambda: self._kin.snapshot_children(self.pid))
             self._stdin.close()
             with suppress(TimeoutError):
                 async with asyncio.timeout(grace_s):
@@ -325,13 +333,13 @@ class Child:
         if self.exited.is_set() and not left:
             return True
         asked = self.pid if self._signal_group(signal.SIGTERM) else None
-        told = settled(one for one in left if one.group == asked)
+        told = select_settled(one for one in left if one.group == asked)
         await self._gone_within(grace_s, signal.SIGTERM, left, told)
         return False
 
     async def _ask_gently(self, grace_s: float) -> bool:
         """End a tree as Ctrl-C in a shell would, and wait while it works."""
-        await self._looked(lambda: self._kin.foreseen(self.pid))
+        await self._looked(lambda: self._kin.snapshot_children(self.pid))
         if self._stdin is not None:
             self._stdin.close()
         now = asyncio.get_running_loop().time
@@ -362,32 +370,34 @@ class Child:
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, 0.1)
 
-    async def _looked(self, look: Callable[[], list[Found]]) -> list[Found]:
+    async def _looked(self, look: Callable[[], list[ProcessInfo]]) -> list[ProcessInfo]:
         """List who still runs, as far as threads and the process list answer in time."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_LOOK_S):
                 return await asyncio.to_thread(look)
-        return [unseen(self.pid)]
+        return [unknown_process(self.pid)]
 
-    def others(self) -> list[Found]:
+    def descendants(self) -> list[ProcessInfo]:
         """List who still runs of all it has started; reads the process list: not for the loop."""
         return [found for found in self._left() if found.pid != self.pid]
 
-    def _left(self) -> list[Found]:
+    def _left(self) -> list[ProcessInfo]:
         return self._kin.left(self.pid if self._numbered else None)
 
     def _signal_group(self, number: int) -> bool:
         return self._numbered and signal_group(self.pid, number)
 
-    async def _gone_within(self, patience_s: float, number: int, left: list[Found], told: set[tuple[int, int]]) -> None:
+    async def _gone_within(
+        self, patience_s: float, number: int, left: list[ProcessInfo], told: set[tuple[int, int]]
+    ) -> None:
         """Signal all the others, also those who were only about to start; wait for their end."""
         with suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
                 pause_s = 0.005
                 while left:
                     others = [found for found in left if found.name not in told]
-                    await asyncio.to_thread(signal_each, others, number)
-                    told |= settled(others)
+                    await asyncio.to_thread(signal_processes, others, number)
+                    told |= select_settled(others)
                     await asyncio.sleep(pause_s)
                     pause_s = min(pause_s * 2, 0.1)
                     left = await asyncio.to_thread(self._left)
@@ -411,7 +421,7 @@ class Child:
         if self.exited.is_set():
             process.poll()
         if self._stdin is not None and self.input_open:
-            give_up(self._stdin)
+            abort_pipe(self._stdin)
         self.stop_reading()
         connected = (self._stdin, self._output.transport, self._errors.transport)
         for pipe, transport in zip((process.stdin, process.stdout, process.stderr), connected, strict=True):

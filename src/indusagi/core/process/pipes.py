@@ -77,7 +77,7 @@ class PipeWriter(asyncio.BaseProtocol):
         self._lost()
 
 
-def give_up(pipe: asyncio.WriteTransport) -> None:
+def abort_pipe(pipe: asyncio.WriteTransport) -> None:
     """Close a pipe without writing what is left."""
     # One that is being closed and has nothing left to write would tell of its end twice.
     if not pipe.is_closing() or pipe.get_write_buffer_size():

@@ -31,7 +31,7 @@ _GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ProcessInfo:
     """A process that runs."""
 
     pid: int
@@ -61,15 +61,15 @@ def signal_group(group: int, number: int) -> bool:
     return True
 
 
-def left_behind(leader: int | None, mark: str) -> list[Found]:
+def find_descendants(leader: int | None, mark: str) -> list[ProcessInfo]:
     """List who still runs of a session, if one is given, and who carries the mark anywhere.
 
     With each one come its descendants. Zombies do not run.
     """
-    return Kin(mark).left(leader)
+    return ProcessTree(mark).left(leader)
 
 
-class Kin:
+class ProcessTree:
     """All that one process has started. Who was seen once is known for good.
 
     A process whose parent has ended is the child of another: what is to be found then by its
@@ -78,12 +78,12 @@ class Kin:
 
     def __init__(self, mark: str) -> None:
         self.pipe = ""
-        """The one that the first process was given to write to, as `name_of_pipe` names it."""
+        """The one that the first process was given to write to, as `pipe_name` names it."""
         self._mark = mark
         self._lock = Lock()
         self._seen: frozenset[tuple[int, int]] = frozenset()
 
-    def left(self, leader: int | None) -> list[Found]:
+    def left(self, leader: int | None) -> list[ProcessInfo]:
         """List who still runs; `leader` is the first of the session, if it is still there."""
         with self._lock:
             try:
@@ -91,15 +91,15 @@ class Kin:
                 running = [one for one in _running() if one.pid != os.getpid()]
                 left = _with_descendants(self._found(leader, running), running)
             except OSError:
-                return [] if leader is None or not signal_group(leader, 0) else [unseen(leader)]
+                return [] if leader is None or not signal_group(leader, 0) else [unknown_process(leader)]
             self._seen = frozenset(one.name for one in left)
             return left
 
-    def foreseen(self, leader: int) -> list[Found]:
+    def snapshot_children(self, leader: int) -> list[ProcessInfo]:
         """Look as `left` does if somebody may be lost with the leader: if it has children."""
         return self.left(leader) if _may_have_children(leader) else []
 
-    def _found(self, leader: int | None, running: list[Found]) -> list[Found]:
+    def _found(self, leader: int | None, running: list[ProcessInfo]) -> list[ProcessInfo]:
         born = _born(leader)
         return [
             one
@@ -116,8 +116,8 @@ class Kin:
         return self._mark in marks if marks else self.pipe != "" and _writes_to(pid, self.pipe)
 
 
-def _with_descendants(found: list[Found], running: list[Found]) -> list[Found]:
-    children: dict[int, list[Found]] = {}
+def _with_descendants(found: list[ProcessInfo], running: list[ProcessInfo]) -> list[ProcessInfo]:
+    children: dict[int, list[ProcessInfo]] = {}
     for one in running:
         children.setdefault(one.parent, []).append(one)
     known = {one.pid: one for one in found}
@@ -130,7 +130,7 @@ def _with_descendants(found: list[Found], running: list[Found]) -> list[Found]:
     return list(known.values())
 
 
-def signal_each(processes: list[Found], number: int) -> list[Found]:
+def signal_processes(processes: list[ProcessInfo], number: int) -> list[ProcessInfo]:
     """Signal processes that were found, each only if it is still that one; give them back."""
     for found in processes:
         try:
@@ -140,7 +140,7 @@ def signal_each(processes: list[Found], number: int) -> list[Found]:
     return processes
 
 
-def settled(processes: Iterable[Found]) -> set[tuple[int, int]]:
+def select_settled(processes: Iterable[ProcessInfo]) -> set[tuple[int, int]]:
     """Name those who have heard what was sent to them.
 
     What bash has only just made still has its handler, forgets the signal and becomes a program
@@ -153,7 +153,7 @@ def settled(processes: Iterable[Found]) -> set[tuple[int, int]]:
     return {one.name for one in processes if one.started <= latest}
 
 
-def _signal(found: Found, number: int) -> None:
+def _signal(found: ProcessInfo, number: int) -> None:
     try:
         # A descriptor stays with its process: what is checked is what is signalled.
         handle = os.pidfd_open(found.pid)
@@ -172,9 +172,9 @@ def _signal(found: Found, number: int) -> None:
             os.close(handle)
 
 
-def unseen(leader: int) -> Found:
+def unknown_process(leader: int) -> ProcessInfo:
     """Stand for a group of which nothing is known but that it is there."""
-    return Found(leader, 0, leader, leader, -1)
+    return ProcessInfo(leader, 0, leader, leader, -1)
 
 
 def start_time(pid: int) -> int | None:
@@ -183,7 +183,7 @@ def start_time(pid: int) -> int | None:
     return None if found is None else found.started
 
 
-def _running() -> Iterator[Found]:
+def _running() -> Iterator[ProcessInfo]:
     """Look at every process there is.
 
     Raises:
@@ -199,11 +199,11 @@ def _born(leader: int | None) -> int:
     return 0 if fields is None else int(fields[19])
 
 
-def _look(pid: int) -> Found | None:
+def _look(pid: int) -> ProcessInfo | None:
     fields = read_stat(pid)
     if fields is None or fields[0] in {b"Z", b"X"}:
         return None
-    return Found(pid, int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))
+    return ProcessInfo(pid, int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))
 
 
 def read_stat(pid: int) -> list[bytes] | None:
@@ -221,7 +221,7 @@ def _may_have_children(pid: int) -> bool:
         return True
 
 
-def name_of_pipe(descriptor: int) -> str:
+def pipe_name(descriptor: int) -> str:
     """Name a pipe as `/proc` does for everybody who has an end of it."""
     return f"pipe:[{os.fstat(descriptor).st_ino}]"
 

@@ -17,7 +17,7 @@ from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import describe_error
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.notes import Note
-from indusagi.core.tasks import Owner
+from indusagi.core.tasks import BackgroundTask
 from indusagi.core.text import clean_text, cut_text
 from indusagi.interop.protocol_bridge.client.connect import CLIENT_NAME as CLIENT_NAME
 from indusagi.interop.protocol_bridge.client.connect import CLIENT_VERSION as CLIENT_VERSION
@@ -104,7 +104,7 @@ class ServerEndpointImpl:
         self._tools: tuple[RemoteTool, ...] | None = None
         self._notes: tuple[Note, ...] = ()
         self._listing = asyncio.Lock()
-        self._owner = Owner(f"endpoint {config.id}")
+        self._owner = BackgroundTask(f"endpoint {config.id}")
         self._settled = asyncio.Event()
         self._stop = asyncio.Event()
         self._tools_changed = asyncio.Event()
@@ -189,11 +189,11 @@ class ServerEndpointImpl:
             return
         if self._phase is EndpointPhase.CONNECTING:
             self._owner.cancel()
-        await self._owner.ended()
+        await self._owner.join()
 
     async def ended(self) -> None:
         """Wait for the end, however it comes."""
-        await self._owner.watched()
+        await self._owner.wait()
 
     async def _own(self) -> None:
         """Open, hold and close; the only code that does."""

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 from indusagi.core.notes import Note
-from indusagi.core.tasks import Owner
+from indusagi.core.tasks import BackgroundTask
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
 from indusagi.interop.protocol_bridge.client.start.policy import PROCESS_HISTORY, StartHistory, StartPacer, StartPolicy
 from indusagi.interop.protocol_bridge.client.supervision import Record, Supervision
@@ -183,9 +183,9 @@ class ServerFleetImpl:
 
     async def tear_down(self) -> None:
         """Close every server, all at once; never raises, and keeps to the limits of each."""
-        closer = Owner("fleet tear-down")
+        closer = BackgroundTask("fleet tear-down")
         closer.start(_close_all(list(self._keepers.values())))
-        await closer.ended()
+        await closer.join()
 
     def endpoint(self, server: str) -> ServerEndpointImpl | None:
         """Find the present endpoint of a server."""
@@ -280,7 +280,7 @@ class _Keeper:
         self._record = Record(supervision)
         self._next_try_at: float | None = None
         self._last_fault: ProtocolFault | None = None
-        self._owner = Owner(f"keeper {config.id}")
+        self._owner = BackgroundTask(f"keeper {config.id}")
         self.endpoint = self._fresh()
 
     def start(self) -> None:
@@ -289,7 +289,7 @@ class _Keeper:
 
     async def close(self) -> None:
         self._owner.cancel()
-        await self._owner.ended()
+        await self._owner.join()
         await self.endpoint.close()
 
     def status(self) -> EndpointStatus:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import click
 
 from indusagi.core.json import is_json_object
-from indusagi.core.text import counted
+from indusagi.core.text import format_count
 from induscode.commands.support.output import print_notes
 from induscode.commands.support.runner import load_plan, opened_store, run_until_signal
 from induscode.commands.support.servers import scope_option
@@ -163,7 +163,7 @@ def try_server(invocation: Invocation, name: str) -> int:
                 await mcp.aclose()
             print_notes(store.notes)
         if status.fault is None:
-            tools = counted(status.tool_count, "tool")
+            tools = format_count(status.tool_count, "tool")
             print_line(f"Server {name!r}: {status.phase}, {tools}, {took_s:.1f} s")
             print_notes(note for note in mcp.notes if note in status.notes)
         else:

@@ -99,7 +99,7 @@ def doctor(context: click.Context, name: str | None, *, as_json: bool, end_lefto
     Each that is trusted is started once, on its own; nothing is written down. Also told: jobs that
     a run of indus left running when it crashed.
     """
-    from indusagi.capabilities.receipts import leftover_jobs  # noqa: PLC0415 — only here
+    from indusagi.capabilities.receipts import find_leftover_jobs  # noqa: PLC0415 — only here
     from induscode.launch.installation import check_installation  # noqa: PLC0415 — only here
 
     plan = load_plan(invocation_from(context))
@@ -125,7 +125,7 @@ def doctor(context: click.Context, name: str | None, *, as_json: bool, end_lefto
     code = run_until_signal(work) if plan.configs else 0
     if code:
         return code
-    leftovers = leftover_jobs() if name is None else []
+    leftovers = find_leftover_jobs() if name is None else []
     installation = check_installation() if name is None else ()
     print_notes(installation)
     _report(plan, found, leftovers, as_json=as_json)

@@ -153,7 +153,7 @@ def _row(
 
 def _disabled_message(disabled: Sequence[DisabledTool]) -> str:
     """Say which tools are disabled, and which commands show and approve the changes."""
-    from indusagi.core.text import counted  # noqa: PLC0415 — is loaded by now
+    from indusagi.core.text import format_count  # noqa: PLC0415 — is loaded by now
     from induscode.deck.mcp.drift import command_line  # noqa: PLC0415 — as above
 
     first, server = disabled[0], disabled[0].ref.server
@@ -161,7 +161,7 @@ def _disabled_message(disabled: Sequence[DisabledTool]) -> str:
     more = f" and {len(disabled) - _NAMED} more" if len(disabled) > _NAMED else ""
     all_of_them = command_line("indus", "mcp", "approve", server)
     approve = first.approve_command if len(disabled) == 1 else all_of_them
-    number = counted(len(disabled), "tool is", "tools are")
+    number = format_count(len(disabled), "tool is", "tools are")
     said = f"{number} disabled, changed since approved: {names}{more}"
     return f"{said}; look: {first.diff_command}; approve: {approve}"
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from indusagi.core.text import counted
+from indusagi.core.text import format_count
 from induscode.commands.support.catalog import build_fault_note
 from induscode.commands.support.groups import build_unknown_name
 from induscode.commands.support.names import complete_server
@@ -116,7 +116,7 @@ def _locked(path: str, mcp: McpCapabilities, as_json: bool) -> int:
     if as_json:
         write_json({"file": path, "tools": len(tools)})
     else:
-        print_line(f"Wrote the definitions of {counted(len(tools), 'tool')} to {path}")
+        print_line(f"Wrote the definitions of {format_count(len(tools), 'tool')} to {path}")
     return 0
 
 
@@ -132,7 +132,7 @@ def _checked(path: str, mcp: McpCapabilities, *, as_json: bool) -> int:
     drifts = compare_definitions(read_lock(path), present)
     _show_drifts(drifts, as_json=as_json)
     if not drifts and not as_json:
-        print_line(f"{counted(len(present), 'tool is', 'tools are')} as {path} has them")
+        print_line(f"{format_count(len(present), 'tool is', 'tools are')} as {path} has them")
     return _DIFFERENT if any(one.disables for one in drifts) else 0
 
 

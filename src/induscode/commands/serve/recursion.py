@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from indusagi.core.ids import new_ulid
 from indusagi.core.notes import Note
-from indusagi.core.process.tree import MARK, left_behind, signal_each
+from indusagi.core.process.tree import MARK, find_descendants, signal_processes
 from indusagi.interop.protocol_bridge.client.start.package_managers import find_package_manager
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
 from indusagi.interop.protocol_bridge.host import ProviderHostInfo
@@ -137,7 +137,7 @@ def kill_all_below() -> None:
             if found is not None and found.parent == ours:
                 downloads = found.argv and find_package_manager(found.argv[0], found.argv[1:])
                 number = signal.SIGTERM if downloads else signal.SIGKILL
-                signal_each(left_behind(pid, _mark_of(pid)), number)
+                signal_processes(find_descendants(pid, _mark_of(pid)), number)
 
 
 def _mark_of(pid: int) -> str:

@@ -9,7 +9,7 @@ import select
 import sys
 from typing import TYPE_CHECKING
 
-from indusagi.capabilities.arguments import ArgumentChecker, near
+from indusagi.capabilities.arguments import ArgumentChecker, find_similar_name
 from indusagi.core.app_dirs import read_small_file
 from indusagi.core.json import is_json_object
 
@@ -104,7 +104,7 @@ def _property(schema: JsonSchema, key: str) -> JsonObject | None:
     if is_json_object(found):
         return found
     if key not in known and schema.get("additionalProperties") is False:
-        meant = near(key, known)
+        meant = find_similar_name(key, known)
         hint = f" (did you mean {meant!r}?)" if meant else ""
         raise ArgumentError(f"there is no argument {key!r}{hint}")
     return None

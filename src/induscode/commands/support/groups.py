@@ -73,8 +73,8 @@ def build_unknown_name(
     said: str, name: str, names: Sequence[str], ctx: click.Context | None = None
 ) -> click.UsageError:
     """Make the error of a name that nobody has, with the one that was probably meant."""
-    from indusagi.capabilities.arguments import near  # noqa: PLC0415 — for a mistyped name
+    from indusagi.capabilities.arguments import find_similar_name  # noqa: PLC0415 — for a mistyped name
 
-    meant = near(name, names)
+    meant = find_similar_name(name, names)
     hint = f". Did you mean {meant!r}?" if meant else ""
     return click.UsageError(f"{said}{hint}", ctx or click.get_current_context(silent=True))

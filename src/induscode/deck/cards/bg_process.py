@@ -6,7 +6,7 @@ command is also kept in a file beside the project, where people look for it.
 
 from __future__ import annotations
 
-from indusagi.capabilities.coercion import lenient
+from indusagi.capabilities.coercion import coerce_to
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.jobs.table import JobTable
 from indusagi.capabilities.ports import STOP_GRACE_MS as STOP_GRACE_MS
@@ -64,11 +64,11 @@ def _build(_: DeckContext) -> Capability:
     daemons = DaemonTable()
 
     async def run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
-        from indusagi.capabilities.tools.process import act  # noqa: PLC0415 — when it is used
+        from indusagi.capabilities.tools.process import run_action  # noqa: PLC0415 — when it is used
 
-        return await act(daemons.of(ctx), arguments, ctx)
+        return await run_action(daemons.of(ctx), arguments, ctx)
 
-    prepare = lenient(_PARAMETERS, {"cmd": "command", "since_last": "sinceLast"})
+    prepare = coerce_to(_PARAMETERS, {"cmd": "command", "since_last": "sinceLast"})
     spec = ToolSpec(
         "bg-process",
         " ".join(_DESCRIPTION.split()),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from indusagi.capabilities.coercion import lenient
+from indusagi.capabilities.coercion import coerce_to
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.tool import ToolSpec, define_tool
 from indusagi.core.json import JsonObject
@@ -89,7 +89,7 @@ def _build(deck: DeckContext) -> Capability:
             _PARAMETERS,
             run,
             title="Memory",
-            prepare=lenient(_PARAMETERS, {"text": "content"}),
+            prepare=coerce_to(_PARAMETERS, {"text": "content"}),
             terse=True,
         )
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from indusagi.capabilities.coercion import lenient
+from indusagi.capabilities.coercion import coerce_to
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.tool import ToolSpec, define_tool
 from indusagi.core.json import JsonObject, JsonValue, NotJson, compact_json
@@ -51,7 +51,7 @@ def _build(deck: DeckContext) -> Capability:
             _PARAMETERS,
             run,
             title="SaaS action",
-            prepare=lenient(_PARAMETERS, {}),
+            prepare=coerce_to(_PARAMETERS, {}),
             terse=True,
         )
     )

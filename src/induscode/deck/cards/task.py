@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from indusagi.capabilities.coercion import lenient
+from indusagi.capabilities.coercion import coerce_to
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.tool import ToolSpec, define_tool
 from indusagi.core.json import JsonObject
@@ -65,7 +65,7 @@ def _build(deck: DeckContext) -> Capability:
         _PARAMETERS,
         run,
         title="Delegate task",
-        prepare=lenient(_PARAMETERS, {"prompt": "objective", "subagent_type": "agent"}),
+        prepare=coerce_to(_PARAMETERS, {"prompt": "objective", "subagent_type": "agent"}),
         terse=True,
     )
     return define_tool(spec)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import cast
 
-from indusagi.capabilities.coercion import lenient
+from indusagi.capabilities.coercion import coerce_to
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.tool import ToolSpec, define_tool
 from indusagi.core.json import JsonObject, JsonValue
@@ -128,7 +128,7 @@ def _build(_: DeckContext) -> Capability:
         return _shown(items, ledger.replace(items))
 
     description = "Keep a checklist for this session. `read` shows it, `set` replaces all of it."
-    prepare = lenient(_PARAMETERS, {"todos": "items"})
+    prepare = coerce_to(_PARAMETERS, {"todos": "items"})
     spec = ToolSpec("todo", description, _PARAMETERS, run, title="Checklist", prepare=prepare, terse=True)
     return define_tool(spec)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from anyio import to_thread
 
-from indusagi.core.tasks import Owner
+from indusagi.core.tasks import BackgroundTask
 from indusagi.interop.protocol_bridge.client.start.policy import StartHistory
 from indusagi.interop.protocol_bridge.client.tools import DefinitionNote, read_tools
 from indusagi.interop.protocol_bridge.contract import BridgeConfig, ProtocolFault
@@ -90,11 +90,11 @@ class BootedBridge:
     journal: Journal
     from_store: Collection[str]
     """The servers whose tools were there before they were."""
-    _background: Owner
+    _background: BackgroundTask
     _pins: StorePins
     _present: dict[str, tuple[ServerConfig, bool]]
     """What each server is made from, and whether it is trusted."""
-    _tidying: Owner
+    _tidying: BackgroundTask
     _seen: set[RemoteToolRef]
     """The tools whose definitions the store had before their servers listed them."""
 
@@ -171,13 +171,13 @@ class BootedBridge:
 
     async def settled(self) -> None:
         """Wait until every server that is started without being called has come up or failed."""
-        await self._background.watched()
+        await self._background.wait()
 
     async def aclose(self) -> None:
         """Close the servers, and write the books to their end; the store stays open."""
         for owner in (self._background, self._tidying):
             owner.cancel()
-            await owner.ended()
+            await owner.join()
         if self.attached.enrolment is not None:
             self.attached.enrolment.close()
         if self.attached.fleet is not None:
@@ -247,9 +247,9 @@ async def boot_bridge(
         on_event=on_event,
         servers=plan.configured,
     )
-    background = Owner("boot of servers")
+    background = BackgroundTask("boot of servers")
     background.start(_start(attached.fleet, started, books, plan.retention))
-    tidying = Owner("tidying of the ledger")
+    tidying = BackgroundTask("tidying of the ledger")
     if attached.enrolment is not None:
         tidying.start(_keep_short(attached.enrolment, store))
     told = replace(attached, notes=(*attached.notes, *store.notes))

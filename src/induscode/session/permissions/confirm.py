@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from indusagi.core.json import compact_json
-from indusagi.core.text import show_unseen
+from indusagi.core.text import escape_invisible
 from induscode.session.permissions.call_facts import Kind
 from induscode.session.permissions.decision import Question, Scope
 from induscode.session.permissions.policy import Approval
@@ -33,7 +33,7 @@ def question_of(facts: Facts, judgement: Judgement) -> Question:
         tool=facts.tool,
         server=facts.server,
         lines=tuple(_lines(facts)),
-        reasons=tuple(show_unseen(reason)[0] for reason in judgement.reasons),
+        reasons=tuple(escape_invisible(reason)[0] for reason in judgement.reasons),
         saves=tuple(map(str, rules)),
         scopes=tuple(scopes),
     )

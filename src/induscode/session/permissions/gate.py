@@ -16,7 +16,7 @@ from indusagi.capabilities.arguments import ArgumentChecker
 from indusagi.capabilities.context import PerContext
 from indusagi.core.json import NotJson, compact_json
 from indusagi.core.notes import Note
-from indusagi.core.text import show_unseen
+from indusagi.core.text import escape_invisible
 from indusagi.runtime.contract import ToolResult
 from induscode.deck.around import AroundCard, is_foreign
 from induscode.session.permissions.call_facts import as_object, gather, prepared
@@ -183,7 +183,7 @@ class Gate:
                 return self._settled(facts, judgement)
             answer = await self._ask(self._asker, facts, judgement)
             if answer.scope is None:
-                said = f": {show_unseen(answer.comment)[0]}" if answer.comment else ""
+                said = f": {escape_invisible(answer.comment)[0]}" if answer.comment else ""
                 return _denied(facts, judgement, f"the user said no{said}")
             again = await self._gather(card, given, ctx)
             if binding_of(again) != binding_of(facts):
@@ -260,7 +260,7 @@ def _denier(facts: Facts, gates: Sequence[Gate]) -> Callable[[str], str | None]:
 
 
 def _denied(facts: Facts, judgement: Judgement, why: str) -> Verdict:
-    reasons = "".join(f"\n- {show_unseen(reason)[0]}" for reason in judgement.reasons)
+    reasons = "".join(f"\n- {escape_invisible(reason)[0]}" for reason in judgement.reasons)
     return Verdict(decision=None, reason=f"{facts.tool} was not run: {why}{reasons}", facts=facts)
 
 

@@ -16,7 +16,7 @@ from indusagi.core.app_dirs import make_private_dir, read_small_file, replace_pr
 from indusagi.core.clock import iso_utc, now_ms
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import is_json_object
-from indusagi.core.locks import turn_at
+from indusagi.core.locks import locked_directory
 from indusagi.core.notes import Note
 from induscode.session.permissions.rules import Effect, Origin, Rule, parse_rule
 from induscode.session.permissions.shell.place import rules_path
@@ -164,7 +164,7 @@ def _read(path: str) -> _Content:
 def _changing(path: str) -> Generator[_Content]:
     """Read, let the caller change, and write in one step; two processes wait for each other."""
     folder = make_private_dir(os.path.dirname(path))
-    with turn_at(folder):
+    with locked_directory(folder):
         content = _read(path)
         if content.damaged:
             os.replace(path, f"{path}.corrupt-{new_ulid()}")

@@ -13,7 +13,7 @@ from tests.support.opened import QUICK, fault_of_opening, fleet_of, opened
 from tests.support.servers import FAST, SERVERS, SOON, fault, honest
 from tests.support.waiting import until
 
-from indusagi.core.process.child import Child
+from indusagi.core.process.child import ChildProcess
 from indusagi.interop import (
     BridgeConfig,
     EndpointPhase,
@@ -96,10 +96,10 @@ async def test_finding_b1_a_first_start_that_only_waits_is_not_extended() -> Non
 async def test_finding_b1_standard_error_is_life_where_the_system_tells_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def unseen(_: Child) -> Activity | None:
+    async def unseen(_: ChildProcess) -> Activity | None:
         return None
 
-    monkeypatch.setattr(Child, "activity", unseen)
+    monkeypatch.setattr(ChildProcess, "activity", unseen)
     text = (
         "import sys, threading, time\n"
         "def report():\n"
@@ -172,7 +172,7 @@ async def test_a_package_manager_that_neither_works_nor_leaves_is_killed() -> No
     )
     argv = ["-c", f"exec {' '.join(PYTHON)} -c '{stubborn}' npx"]
     config = StdioServerConfig("s", "npx", argv, limits=SOON)
-    child = Child(_Deaf())
+    child = ChildProcess(_Deaf())
     await child.start(["sh", *argv], dict(os.environ), None, gentle=True)
     await anyio.sleep(0.3)
     await child.end(0.2, gentle=True)
@@ -181,13 +181,13 @@ async def test_a_package_manager_that_neither_works_nor_leaves_is_killed() -> No
 
 
 class _Deaf:
-    def wrote(self, data: bytes) -> None:
+    def stdout_received(self, data: bytes) -> None:
         return
 
-    def complained(self, data: bytes) -> None:
+    def stderr_received(self, data: bytes) -> None:
         return
 
-    def changed(self) -> None:
+    def state_changed(self) -> None:
         return
 
 

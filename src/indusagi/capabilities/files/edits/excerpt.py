@@ -9,7 +9,7 @@ import re
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities.files.edits.diff import CONTEXT_LINES
-from indusagi.core.text import UNSEEN
+from indusagi.core.text import INVISIBLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ MOST_LINES = 60
 """Lines of an excerpt: enough to see that a change is right; for more there is `read`."""
 LONGEST_LINE = 300
 _NO_LETTER = re.compile("[\ud800-\udfff]")
-_UNSEEN = re.compile(f"[\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000{UNSEEN}]")
+_UNSEEN = re.compile(f"[\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000{INVISIBLE}]")
 
 
 def showable(text: str) -> str:

@@ -22,7 +22,7 @@ from anyio import Lock, current_time, fail_after, sleep, to_thread
 from anyio.lowlevel import RunVar, checkpoint_if_cancelled
 
 from indusagi.core.app_dirs import make_private_dir, state_dir
-from indusagi.core.tasks import seen_through
+from indusagi.core.tasks import run_shielded
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -82,7 +82,7 @@ async def file_lock(path: str, *, wait_s: float = LOCK_WAIT_S) -> AsyncGenerator
             await checkpoint_if_cancelled()
             yield HeldLock(path, key.trouble)
         finally:
-            await seen_through(to_thread.run_sync(key.release), "unlock a file")
+            await run_shielded(to_thread.run_sync(key.release), "unlock a file")
     finally:
         turn.lock.release()
 
@@ -130,7 +130,7 @@ class _Key:
 async def _shared(path: str, deadline: float, wait_s: float) -> _Key:
     pause = _FIRST_PAUSE_S
     while True:
-        key = await seen_through(to_thread.run_sync(_try_lock, path), "lock a file", _give_back)
+        key = await run_shielded(to_thread.run_sync(_try_lock, path), "lock a file", _give_back)
         if key is not None:
             return key
         if current_time() >= deadline:
@@ -141,7 +141,7 @@ async def _shared(path: str, deadline: float, wait_s: float) -> _Key:
 
 async def _give_back(key: _Key | None) -> None:
     if key is not None:
-        await seen_through(to_thread.run_sync(key.release), "unlock a file")
+        await run_shielded(to_thread.run_sync(key.release), "unlock a file")
 
 
 def _try_lock(path: str) -> _Key | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from indusagi.core.text import kinds_of_unseen
+from indusagi.core.text import find_invisible_kinds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -46,7 +46,7 @@ def find_invisible(parts: Iterable[tuple[int, str]], unit: str = "line") -> Sequ
         if text.isascii() and text.isprintable():
             continue
         # A form feed parts the pages of many a source; halves are bytes that the head tells of.
-        for kind in kinds_of_unseen(text.replace("\f", "")):
+        for kind in find_invisible_kinds(text.replace("\f", "")):
             counts[kind] = counts.get(kind, 0) + 1
             first.setdefault(kind, number)
     return tuple(InvisibleCharacters(kind, counts[kind], first[kind], unit) for kind in _KINDS if kind in counts)

@@ -14,7 +14,7 @@ from threading import Event
 from anyio import to_thread
 
 from indusagi.capabilities.budget import STANDARD_BYTES, STANDARD_LINES
-from indusagi.capabilities.coercion import lenient
+from indusagi.capabilities.coercion import coerce_to
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.files.look import WHOLE_BYTES, Binary, Loaded, Look, Oversized, is_called_notebook, look
 from indusagi.capabilities.files.media.notebook import NotebookPage
@@ -85,7 +85,7 @@ def read_tool() -> DefinedTool:
             _run,
             title="Read file",
             read_only=True,
-            prepare=lenient(_PARAMETERS, _ALIASES),
+            prepare=coerce_to(_PARAMETERS, _ALIASES),
             terse=True,
         )
     )

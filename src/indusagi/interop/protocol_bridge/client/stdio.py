@@ -15,7 +15,7 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
-from indusagi.core.process.child import Child
+from indusagi.core.process.child import ChildProcess
 from indusagi.interop.protocol_bridge.client.start.causes import find_cause
 from indusagi.interop.protocol_bridge.client.start.environment import child_environment
 from indusagi.interop.protocol_bridge.client.start.package_managers import find_package_manager
@@ -86,7 +86,7 @@ class StdioLink:
     """The standard streams of one process as a link."""
 
     def __init__(self, server: str, limits: ServerLimits, *, downloads: bool = False) -> None:
-        self.child = Child(self)
+        self.child = ChildProcess(self)
         self.writable = self.child.writable
         self._server = server
         self._limits = limits
@@ -173,7 +173,7 @@ class StdioLink:
 
     # -- for the child ----------------------------------------------------------------------
 
-    def wrote(self, data: bytes) -> None:
+    def stdout_received(self, data: bytes) -> None:
         """Cut its output into lines, a bounded number of them in each turn of the loop."""
         self._bytes_heard += len(data)
         self._unread.append(data)
@@ -220,7 +220,7 @@ class StdioLink:
             if self._size > self._limits.frame_bytes:
                 self._too_large()
 
-    def complained(self, data: bytes) -> None:
+    def stderr_received(self, data: bytes) -> None:
         """Keep the last lines of its standard error."""
         self._bytes_heard += len(data)
         *lines, rest = (self._stderr_rest + data).split(b"\n")
@@ -260,7 +260,7 @@ class StdioLink:
         """Tell how much CPU time the process has used; None if unknown."""
         return await self.child.cpu_seconds()
 
-    def changed(self) -> None:
+    def state_changed(self) -> None:
         """Declare the end once all is known, or after a moment if something stays open."""
         child = self.child
         ending = child.exited.is_set() or not child.output_open or not child.input_open

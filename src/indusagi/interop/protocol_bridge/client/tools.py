@@ -23,7 +23,7 @@ from indusagi.core.hashing import content_hash
 from indusagi.core.invisible import clean_json, clean_names
 from indusagi.core.json import JsonObject, JsonValue, NotJson, compact_json, is_json_object
 from indusagi.core.notes import Note
-from indusagi.core.text import clean_text, cut_text, show_unseen
+from indusagi.core.text import clean_text, cut_text, escape_invisible
 from indusagi.interop.protocol_bridge.contract import (
     QUALIFIER,
     RemoteTool,
@@ -112,7 +112,7 @@ def _refuse_equal(names: Iterable[str]) -> None:
         shown = clean_text(name)[0]
         other = seen.setdefault(shown, name)
         if other != name or (name and not shown):
-            said = cut_text(show_unseen(name)[0], _SHOWN_CHARACTERS)
+            said = cut_text(escape_invisible(name)[0], _SHOWN_CHARACTERS)
             raise AmbiguousDefinition(
                 f"{said!r} cannot be told from another name or value, or from nothing, without its invisible characters"
             )

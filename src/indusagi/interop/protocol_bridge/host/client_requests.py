@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import describe_error
-from indusagi.core.tasks import Owner
+from indusagi.core.tasks import BackgroundTask
 from indusagi.interop.protocol_bridge.client.handlers import HOPS, NOBODY
 from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, BadAnswer, RpcError, WireClosed, WireTimeout
 
@@ -82,7 +82,7 @@ class SuspendedCall:
         self._asked = 0
         self._stirred = asyncio.Event()
         self._result: JsonObject | Exception | None = None
-        self._owner = Owner("call of a host")
+        self._owner = BackgroundTask("call of a host")
 
     def start(self, running: Running, on_end: Callable[[], None]) -> None:
         """Begin; the call goes on whether a request waits for it or not."""
@@ -153,7 +153,7 @@ class SuspendedCall:
     async def ended(self) -> None:
         """Wait for the end of a call that was cancelled, and end it by force if need be."""
         self._owner.cancel()
-        await self._owner.ended()
+        await self._owner.join()
 
 
 def void(_: object) -> None:

@@ -17,7 +17,7 @@ import anyio
 from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import describe_error
 from indusagi.core.json import JsonObject, JsonValue
-from indusagi.core.tasks import Owner
+from indusagi.core.tasks import BackgroundTask
 from indusagi.interop.protocol_bridge.client.memory import PairedLink
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
 from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits, ServerSession
@@ -63,18 +63,18 @@ class RunningProviderHost:
     def __init__(self, client: ServerSession, limits: HostLimits) -> None:
         self.client = client
         self._limits = limits
-        self._owner = Owner("provider host")
+        self._owner = BackgroundTask("provider host")
         self._over = asyncio.Event()
         self._failure: Exception | None = None
 
     async def waiting(self) -> None:
         """Wait until the client is gone, or the host was stopped."""
-        await self._owner.watched()
+        await self._owner.wait()
 
     async def cancel(self) -> None:
         """End the connection now; what runs is cancelled. Safe to call twice."""
         self._over.set()
-        await self._owner.ended()
+        await self._owner.join()
 
     async def stop(self) -> None:
         """Let what runs finish within the limit, cancel the rest, and end the connection."""

@@ -16,7 +16,7 @@ from collections import Counter, OrderedDict
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from indusagi.core.tasks import Owner
+from indusagi.core.tasks import BackgroundTask
 from indusagi.core.text import clean_text, cut_text
 from indusagi.interop.protocol_bridge.client.connect import open_link
 from indusagi.interop.protocol_bridge.client.faults import Site, classify
@@ -89,7 +89,7 @@ class UpstreamConnection:
         self._link: Link | None = None
         self._ready = False
         self._over = asyncio.Event()
-        self._owner = Owner("relay")
+        self._owner = BackgroundTask("relay")
         self._began_at = asyncio.get_running_loop().time()
 
     @property
@@ -123,7 +123,7 @@ class UpstreamConnection:
     async def close(self) -> None:
         """End it, and see it gone; nobody is told any more."""
         self._over.set()
-        await self._owner.ended()
+        await self._owner.join()
 
     def _begin(self) -> None:
         if self._greeting:

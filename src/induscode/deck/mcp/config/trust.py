@@ -21,7 +21,7 @@ from indusagi.core.app_dirs import make_private_dir, read_small_file, replace_pr
 from indusagi.core.clock import iso_utc, now_ms
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
-from indusagi.core.locks import turn_at
+from indusagi.core.locks import locked_directory
 from indusagi.interop.protocol_bridge.contract import ServerConfig, StdioServerConfig
 from induscode.deck.mcp.config.references import find_references, quote, show_url, show_value
 from induscode.deck.mcp.config.rows import ServerRow
@@ -249,7 +249,7 @@ def _read(path: str) -> _Store:
 def _changing(path: str) -> Generator[_Store]:
     """Read, let the caller change, and write in one step; two processes wait for each other."""
     folder = make_private_dir(os.path.dirname(path))
-    with turn_at(folder):
+    with locked_directory(folder):
         store = _read(path)
         if store.damaged:
             os.replace(path, f"{path}.corrupt-{new_ulid()}")

@@ -18,7 +18,7 @@ from indusagi.core.app_dirs import make_dirs, read_small_file
 from indusagi.core.config_file import LARGEST_BYTES, parse_json
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import is_json_object
-from indusagi.core.locks import turn_at
+from indusagi.core.locks import locked_directory
 from induscode.deck.contract import BridgeFault
 from induscode.deck.mcp.config import conventional_places
 from induscode.deck.mcp.config.dialects import dialect_of
@@ -134,7 +134,7 @@ def _refuse_links(path: str, folder: str) -> None:
 @contextmanager
 def _turn(folder: str) -> Generator[None]:
     try:
-        with turn_at(folder):
+        with locked_directory(folder):
             yield
     except TimeoutError as exc:
         raise BridgeFault(f"{folder}: {exc.strerror}") from None

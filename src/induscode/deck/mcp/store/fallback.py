@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from indusagi.core.ids import new_ulid
-from indusagi.core.locks import turn_at
+from indusagi.core.locks import locked_directory
 from indusagi.core.notes import Note
 from induscode.deck.mcp.store import file as store_file
 from induscode.deck.mcp.store.database import DamagedStore, ForeignStore, LaterStore, LedgerDb
@@ -160,7 +160,7 @@ class Keeper:
 
     def _recover(self, path: str, reason: str) -> LedgerDb:
         """Put what is still valid of a damaged file in its place, and set the file aside."""
-        with turn_at(os.path.dirname(os.path.abspath(path))):
+        with locked_directory(os.path.dirname(os.path.abspath(path))):
             try:
                 replaced = store_file.identity_of(path) != self._identity
             except FileNotFoundError:
