@@ -7,17 +7,14 @@ import os
 import random
 import subprocess
 import tempfile
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
-from unittest.mock import patch
 
 from bench.measure import awaits, calls, compare
 from bench.row import CannotMeasure, Row
 from indusagi.capabilities.local import make_local_context
 from indusagi.capabilities.registry import ToolRegistry
-from indusagi.capabilities.search.leaves import LeafMemory
 from indusagi.capabilities.search.ripgrep import find_ripgrep
 from indusagi.capabilities.tools.find import find_tool
 from indusagi.capabilities.tools.grep import grep_tool
@@ -60,13 +57,7 @@ def plant(root: Path, folders: int) -> None:
 
 
 def compare_tool(
-    name: str,
-    arguments: JsonObject,
-    by_hand: Sequence[str],
-    *,
-    folders: int = _FOLDERS,
-    rounds: int = _ROUNDS,
-    anew: bool = False,
+    name: str, arguments: JsonObject, by_hand: Sequence[str], *, folders: int = _FOLDERS, rounds: int = _ROUNDS
 ) -> Pair:
     """Have a tool of a box and ripgrep by hand do the same in turns.
 
@@ -76,7 +67,6 @@ def compare_tool(
         by_hand: The same for ripgrep.
         folders: How large the tree is.
         rounds: How many turns each has.
-        anew: Whether nothing is known of the tree at each call, as at the first of a session.
     """
     with tempfile.TemporaryDirectory() as place, asyncio.Runner() as runner:
         root = Path(place)
@@ -94,12 +84,7 @@ def compare_tool(
                 raise CannotMeasure(f"{name} found nothing: {outcome.output}")
 
         theirs = partial(_by_hand, [program, *_SAME_AS_OURS, *by_hand, "./"], root)
-        with patch.object(LeafMemory, "recall", _unknown) if anew else nullcontext():
-            return compare(awaits(runner, ours), calls(theirs), rounds=rounds)
-
-
-def _unknown(_memory: LeafMemory, _entry: os.DirEntry[str], _parent: int) -> None:
-    """Remember nothing of a directory; what is seen is kept as ever."""
+        return compare(awaits(runner, ours), calls(theirs), rounds=rounds)
 
 
 def _by_hand(argv: Sequence[str], root: Path) -> None:
@@ -117,14 +102,6 @@ ROWS: tuple[Row, ...] = (
         budget=1.3,
     ),
     Row(
-        "find-first",
-        "the same for the first time, before anything of the tree is remembered",
-        "rg --files",
-        partial(
-            compare_tool, "find", {"query": _NAMED}, [_THREADS, "--files", "-0", f"--iglob=*{_NAMED}*", "--"], anew=True
-        ),
-    ),
-    Row(
         "find-sorted",
         "names among 40,000 files, in order",
         "rg --files --sort path",
@@ -136,6 +113,6 @@ ROWS: tuple[Row, ...] = (
         "names among 40,000 files",
         "rg --files",
         partial(compare_tool, "find", {"query": _NAMED}, [_THREADS, "--files", "-0", f"--iglob=*{_NAMED}*", "--"]),
-        budget=1.3,
+        budget=2.0,
     ),
 )

@@ -1,4 +1,4 @@
-"""A home as workspace: what the file door does not open, no search finds."""
+"""A home directory as workspace: searches skip protected paths."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ from tests.support.tools import box_of, call, context
 
 from indusagi.capabilities.files.paths.policy import workspace_policy
 from indusagi.capabilities.local.fs import LocalFs
-from indusagi.capabilities.search.engine import Choice
-from indusagi.capabilities.search.request import Search
-from indusagi.capabilities.search.secrets import secrets_below
-from indusagi.capabilities.search.seek import Engine
-from indusagi.capabilities.search.walk import Walk
+from indusagi.capabilities.search.target import find_secrets_below
 from indusagi.capabilities.tools.find import find_tool
 from indusagi.capabilities.tools.grep import grep_tool
 
@@ -43,9 +39,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
-async def grep(home: Path, engine: Engine, **arguments: JsonValue) -> ToolOutcome:
+async def grep(home: Path, **arguments: JsonValue) -> ToolOutcome:
     given = {"pattern": "key", "mode": "files", **arguments}
-    return await call(box_of(context(home), grep_tool(engine)), "grep", given)
+    return await call(box_of(context(home), grep_tool()), "grep", given)
 
 
 def names_in(outcome: ToolOutcome) -> set[str]:
@@ -53,10 +49,9 @@ def names_in(outcome: ToolOutcome) -> set[str]:
     return {line for line in str(outcome.output).split("\n")[1:] if not line.startswith("[")}
 
 
-@pytest.mark.parametrize("engine", Engine)
 @pytest.mark.parametrize("more", [{}, {"noIgnore": True}, {"glob": "**"}])
-async def test_grep_does_not_find_credentials(home: Path, engine: Engine, more: dict[str, JsonValue]) -> None:
-    outcome = await grep(home, engine, **more)
+async def test_grep_does_not_find_credentials(home: Path, more: dict[str, JsonValue]) -> None:
+    outcome = await grep(home, **more)
     assert names_in(outcome) == {"notes", "project/.netrc", "project/kept/credentials", ".ssh2"}
     assert (
         "[Not looked into, for there are credentials, or what indus keeps for itself:"
@@ -65,22 +60,20 @@ async def test_grep_does_not_find_credentials(home: Path, engine: Engine, more: 
     assert outcome.details["protected"] == 5
 
 
-@pytest.mark.parametrize("engine", Engine)
-async def test_a_directory_without_any_is_searched_without_a_word(home: Path, engine: Engine) -> None:
-    outcome = await grep(home, engine, path="project")
+async def test_a_directory_without_secrets_is_searched_without_a_notice(home: Path) -> None:
+    outcome = await grep(home, path="project")
     assert names_in(outcome) == {"project/.netrc", "project/kept/credentials"}
     assert "Not looked into" not in str(outcome.output)
     assert "protected" not in outcome.details
 
 
-@pytest.mark.parametrize("engine", Engine)
-async def test_one_in_a_directory_below_is_left_out_of_its_search_too(home: Path, engine: Engine) -> None:
-    outcome = await grep(home, engine, path=".config")
+async def test_a_secret_below_the_searched_directory_is_skipped(home: Path) -> None:
+    outcome = await grep(home, path=".config")
     assert outcome.details["total"] == 0
     assert "keeps for itself: .config/gh.]" in str(outcome.output)
 
 
-async def test_find_does_not_look_into_them(home: Path) -> None:
+async def test_find_does_not_enter_protected_directories(home: Path) -> None:
     box = box_of(context(home), find_tool())
     outcome = await call(box, "find", {"query": "*", "type": "file"})
     assert names_in(outcome) == {".netrc", "notes", "project/.netrc", "project/kept/credentials", ".ssh2"}
@@ -91,39 +84,27 @@ async def test_find_does_not_look_into_them(home: Path) -> None:
     assert names_in(folders) == {".ssh/", ".ssh2"}
 
 
-def test_neither_a_file_nor_a_directory_is_taken_by_the_engine_of_ours(home: Path) -> None:
-    choice = Choice(Search(pattern="key", glob="**", secrets=[".netrc", ".ssh"]))
-    handle = os.open(home, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        met = list(Walk(handle, None, enters=choice.enters))
-    finally:
-        os.close(handle)
-    taken = {each.path for each in met if each.is_file() and choice.takes(each)}
-    assert "notes" in taken
-    assert not taken & {".netrc", ".ssh/id_ed25519"}
-
-
-async def test_what_the_user_permits_is_searched(home: Path) -> None:
+async def test_a_permitted_path_is_searched(home: Path) -> None:
     def permits(request: PathRequest) -> bool:
         return ".ssh" in request.resolved
 
     def open_up(policy: PathPolicy) -> PathPolicy:
         return replace(policy, permits=permits)
 
-    door = LocalFs(str(home), workspace_policy(str(home))).under(open_up)
-    found = await secrets_below(door, str(home), str(home))
+    fs = LocalFs(str(home), workspace_policy(str(home))).under(open_up)
+    found = await find_secrets_below(fs, str(home), str(home))
     assert ".ssh" not in found
     assert ".netrc" in found
 
 
-async def test_a_door_without_a_policy_hides_nothing(home: Path) -> None:
-    assert await secrets_below(LocalFs(str(home)), str(home), str(home)) == ()
+async def test_a_file_system_without_a_policy_hides_nothing(home: Path) -> None:
+    assert await find_secrets_below(LocalFs(str(home)), str(home), str(home)) == ()
 
 
-async def test_elsewhere_nothing_is_asked(home: Path) -> None:
-    class Nobody:
+async def test_a_directory_far_from_secrets_needs_no_check(home: Path) -> None:
+    class NoFs:
         async def resolve(self, path: str) -> str:
             raise AssertionError(path)
 
     place = os.path.join(home, "project")
-    assert await secrets_below(Nobody(), place, place) == ()  # pyright: ignore[reportArgumentType]
+    assert await find_secrets_below(NoFs(), place, place) == ()  # pyright: ignore[reportArgumentType]

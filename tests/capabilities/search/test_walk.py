@@ -1,4 +1,4 @@
-"""A walk by handle, and what may go wrong on the way."""
+"""A walk by directory handles, and its failures."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ import pytest
 from indusagi.capabilities.files.paths import ignore
 from indusagi.capabilities.local.fs import LocalFs
 from indusagi.capabilities.ports import FileKind, FileStat
-from indusagi.capabilities.search import walk
-from indusagi.capabilities.search.leaves import KnownLeaves
-from indusagi.capabilities.search.listing import Met, is_dir
-from indusagi.capabilities.search.names import Query, _Hunt
-from indusagi.capabilities.search.seek import stamped
-from indusagi.capabilities.search.target import _Held, opened_target
-from indusagi.capabilities.search.walk import Walk
+from indusagi.capabilities.search.names import NameQuery, _NameSearch, find_names
+from indusagi.capabilities.search.search import sort_by_mtime
+from indusagi.capabilities.search.target import _FileHandle, open_target
+from indusagi.capabilities.search.walk import DirHandle, Walk, WalkEntry, is_dir
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -51,17 +48,16 @@ def opened(path: Path) -> Generator[int]:
         os.close(handle)
 
 
-def test_what_has_gone_is_neither_file_nor_directory() -> None:
+def test_a_removed_entry_is_neither_file_nor_directory() -> None:
     assert not is_dir(GONE)
-    assert walk._directories([GONE]) == []
-    met = Met(GONE, "", is_dir=False, rules=None, handle=-1)
-    assert not met.is_file()
-    with KnownLeaves().memory() as memory:
-        hunt = _Hunt(-1, Query("x", by_time=True), None, cast("Event", None), memory)
-    assert hunt._age(met) == 0
+    entry = WalkEntry(GONE, "", is_dir=False, rules=None, handle=-1)
+    assert not entry.is_file()
+    search = _NameSearch(-1, NameQuery("x", by_time=True), None, cast("Event", None))
+    search._add(entry)
+    assert search._times == {"gone": 0}
 
 
-def test_a_directory_that_cannot_be_listed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_directory_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sub/deep").mkdir(parents=True)
     (tmp_path / "other").mkdir()
     real, calls = os.scandir, 0
@@ -73,19 +69,15 @@ def test_a_directory_that_cannot_be_listed_is_told(tmp_path: Path, monkeypatch: 
             raise PermissionError
         return cast("Iterator[os.DirEntry[str]]", real(handle))
 
-    def listdir(handle: int) -> list[str]:
-        raise PermissionError
-
     with opened(tmp_path) as handle:
         monkeypatch.setattr(os, "scandir", scandir)
-        monkeypatch.setattr(os, "listdir", listdir)
         going = Walk(handle, None)
         assert [listing.above for listing in going.listings()] == [""]
         monkeypatch.undo()
-    assert sorted(going.closed) == ["other", "sub"]
+    assert sorted(going.unreadable) == ["other", "sub"]
 
 
-def test_a_directory_that_has_become_a_link_is_not_entered(tmp_path: Path) -> None:
+def test_a_directory_replaced_by_a_link_is_not_entered(tmp_path: Path) -> None:
     root = tmp_path / "root"
     (root / "sub").mkdir(parents=True)
     (tmp_path / "outside").mkdir()
@@ -97,10 +89,10 @@ def test_a_directory_that_has_become_a_link_is_not_entered(tmp_path: Path) -> No
             met.append(found.path)
             (root / "sub").rmdir()
             (root / "sub").symlink_to(tmp_path / "outside")
-    assert (met, going.closed) == (["sub"], ["sub"])
+    assert (met, going.unreadable) == (["sub"], ["sub"])
 
 
-def test_a_walk_that_is_left_closes_its_handles(tmp_path: Path) -> None:
+def test_an_abandoned_walk_closes_its_handles(tmp_path: Path) -> None:
     """The handles are counted around every test."""
     (tmp_path / "a/b/c").mkdir(parents=True)
     with opened(tmp_path) as handle:
@@ -110,13 +102,13 @@ def test_a_walk_that_is_left_closes_its_handles(tmp_path: Path) -> None:
             going.close()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
 
 
-def test_files_that_have_gone_are_the_oldest(tmp_path: Path) -> None:
+def test_removed_files_sort_as_the_oldest(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     with opened(tmp_path) as handle:
-        assert stamped(handle, ["gone", "a"]) == ["a", "gone"]
+        assert sort_by_mtime(handle, ["gone", "a"]) == ["a", "gone"]
 
 
-def test_a_rule_file_that_cannot_be_read_holds_no_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_rule_file_holds_no_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".gitignore").write_text("*\n", encoding="utf-8")
 
     def refuse(handle: int) -> os.stat_result:
@@ -128,13 +120,13 @@ def test_a_rule_file_that_cannot_be_read_holds_no_rules(tmp_path: Path, monkeypa
     assert read is None
 
 
-def test_a_file_that_nobody_waits_for_is_not_held(tmp_path: Path) -> None:
+def test_a_closed_handle_is_not_taken(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
-    held = _Held()
-    held.close()
+    file_handle = _FileHandle()
+    file_handle.close()
     with open(tmp_path / "a", "rb") as file:
-        held.take(file)
-    assert held.handle == -1
+        file_handle.take(file)
+    assert file_handle.handle == -1
 
 
 @pytest.mark.anyio
@@ -144,16 +136,37 @@ async def test_a_target_that_is_neither_file_nor_directory_is_refused(tmp_path: 
             return FileStat(kind=FileKind.OTHER, size=0, mode=0, mtime_ns=0)
 
     with pytest.raises(OSError, match="neither a directory nor a regular file"):
-        async with opened_target(Odd(str(tmp_path)), "x"):
+        async with open_target(Odd(str(tmp_path)), "x"):
             pass
 
 
 @pytest.mark.anyio
-async def test_a_file_that_has_gone_since_is_an_error(tmp_path: Path) -> None:
+async def test_a_file_removed_meanwhile_is_an_error(tmp_path: Path) -> None:
     class Late(LocalFs):
         async def stat(self, path: str, *, follow: bool = True) -> FileStat:
             return FileStat(kind=FileKind.FILE, size=0, mode=0, mtime_ns=0)
 
     with pytest.raises(FileNotFoundError):
-        async with opened_target(Late(str(tmp_path)), "gone"):
+        async with open_target(Late(str(tmp_path)), "gone"):
             pass
+
+
+def test_probe_0_18_every_directory_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(200):
+        folder = tmp_path / f"d{number % 10}" / f"part{number}"
+        folder.mkdir(parents=True)
+        (folder / "file.txt").touch()
+    (tmp_path / "d3/part3/needle.txt").touch()
+    listings = 0
+    real = os.scandir
+
+    def scandir(handle: int) -> object:
+        nonlocal listings
+        listings += 1
+        return real(handle)
+
+    with opened(tmp_path) as handle, monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", scandir)
+        result = find_names(DirHandle(handle), str(tmp_path), NameQuery("needle"))
+    assert result.paths == ["d3/part3/needle.txt"]
+    assert listings == 1 + 10 + 200

@@ -347,11 +347,11 @@ async def test_a_cancelled_walk_leaves_nothing_behind(tmp_path: Path) -> None:
     assert outcome.details["code"] == "cancelled"
 
 
-async def test_a_walk_is_ended_when_nobody_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cancelled_walk_ends_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(tmp_path, [f"{number}/x" for number in range(300)])
     token = CancelToken()
     entered = 0
-    real = walk.Walk._entered
+    real = walk.Walk._enter
 
     def entering(*args: object, **more: object) -> object:
         nonlocal entered
@@ -360,7 +360,7 @@ async def test_a_walk_is_ended_when_nobody_waits_for_it(tmp_path: Path, monkeypa
             token.cancel("enough")
         return real(*args, **more)  # pyright: ignore[reportArgumentType]
 
-    monkeypatch.setattr(walk.Walk, "_entered", entering)
+    monkeypatch.setattr(walk.Walk, "_enter", entering)
     box = box_of(context(tmp_path), find_tool())
     with anyio.fail_after(20):
         outcome = await box.runner.run(ToolCall("1", "find", {"query": "x"}), token)

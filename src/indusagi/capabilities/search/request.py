@@ -1,4 +1,4 @@
-"""What is searched for, and what was found: the words that both engines and the tool share."""
+"""Values of a search: what is searched for, what was found, and how paths and long lines are ordered and cut."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 WINDOW_CHARS = 500
-"""The most that is shown of a line: the part around what was found."""
+"""The longest part of a line that is shown: the part around the match."""
 MAX_FILE_BYTES = 20 * 1024 * 1024
-"""Larger files are left out of the search of a tree."""
+"""Larger files are skipped when a tree is searched."""
 _ELLIPSIS = "…"
+_MOST_ALTERNATIVES = 256
+"""Patterns that one pattern with braces may expand to."""
 
 
 class Mode(StrEnum):
-    """What a search gives: lines, the names of files, or the number of lines in each."""
+    """The result of a search: lines, the names of files, or the number of matching lines in each file."""
 
     CONTENT = "content"
     FILES = "files"
@@ -26,55 +28,95 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """One search, as an engine takes it."""
+    """One search."""
 
     pattern: str
     mode: Mode = Mode.CONTENT
     literal: bool = False
     ignore_case: bool = False
     extended: bool = False
-    """Space and comments in the pattern mean nothing."""
+    """Ignore whitespace and comments in the pattern (flag `x`)."""
     multiline: bool = False
-    """What is found may reach over several lines."""
+    """A match may span several lines."""
     dot_all: bool = False
-    """A dot stands for the end of a line too."""
+    """A dot matches the end of a line too (flag `s`)."""
     glob: str | None = None
     type: str | None = None
     before: int = 0
     after: int = 0
     no_ignore: bool = False
     secrets: Sequence[str] = ()
-    """Paths that are not looked into, whatever else is said."""
+    """Paths that are skipped, whatever else is set."""
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """A line to show."""
+class SearchLine:
+    """One line of a result."""
 
     number: int
     text: str
     match: int | None = None
-    """The match in its file that it is of, counted from 0; None if it stands beside one."""
+    """Index of its match within the file; None for a line of context."""
 
 
 @dataclass(slots=True)
-class FileHits:
-    """What was found in one file."""
+class FileMatches:
+    """The matches of one file."""
 
     path: str
-    lines: list[Line] = field(default_factory=list[Line])
+    lines: list[SearchLine] = field(default_factory=list[SearchLine])
     matches: int = 0
     is_binary: bool = False
 
 
+class TooManyAlternatives(ValueError):
+    """A pattern whose braces expand to more patterns than are tried."""
+
+
+def expand_braces(glob: str) -> list[str]:
+    """Expand `*.{ts,tsx}` into `*.ts` and `*.tsx`; an unclosed brace is an ordinary character.
+
+    Raises:
+        TooManyAlternatives: The braces expand to more than 256 patterns.
+    """
+    done: list[str] = []
+    waiting = [glob]
+    while waiting:
+        text = waiting.pop()
+        braces = _find_innermost_braces(text)
+        if braces is None:
+            done.append(text)
+        else:
+            start, end = braces
+            choices = reversed(text[start + 1 : end].split(","))
+            waiting.extend(text[:start] + choice + text[end + 1 :] for choice in choices)
+        if len(waiting) + len(done) > _MOST_ALTERNATIVES:
+            raise TooManyAlternatives(f"stands for more than {_MOST_ALTERNATIVES} patterns")
+    return list(dict.fromkeys(done))
+
+
+def _find_innermost_braces(text: str) -> tuple[int, int] | None:
+    """Find the first pair of braces that contains no other pair; a backslash escapes a brace."""
+    start, index = -1, 0
+    while index < len(text):
+        if text[index] == "\\":
+            index += 1
+        elif text[index] == "{":
+            start = index
+        elif text[index] == "}" and start >= 0:
+            return start, index
+        index += 1
+    return None
+
+
 def path_key(path: str) -> str:
-    """Give what paths are sorted by: name by name, as a walk through directories meets them."""
-    # No name holds a NUL, which comes before every other character: one text, quickly compared.
+    """Return the sort key of a path: component by component, in the order a walk visits them."""
+    # A name cannot contain NUL, which sorts before every other character: one string, compared quickly.
     return path.replace("/", "\0")
 
 
-def window(text: str, start: int, end: int) -> str:
-    """Cut a long line down to the part around what was found in it, from `start` to `end`."""
+def cut_window(text: str, start: int, end: int) -> str:
+    """Cut a long line down to `WINDOW_CHARS` around the match from `start` to `end`."""
     if len(text) <= WINDOW_CHARS:
         return text
     width = WINDOW_CHARS - 2 * len(_ELLIPSIS)

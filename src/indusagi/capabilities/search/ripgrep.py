@@ -1,8 +1,8 @@
-"""ripgrep: where it is, and how it is asked.
+"""ripgrep as a child process: where it is, its command line, and one run of it.
 
-It is run without a shell, without its configuration and with an environment of its own. What a
-model gives never stands where an option could: patterns follow `-e`, other values an `=`, paths a
-`--`.
+It runs without a shell, without its configuration file and with a minimal environment. Text from a model never stands
+where ripgrep reads an option: patterns follow `-e`, other values an `=`, paths a `--`
+(https://github.com/BurntSushi/ripgrep/blob/master/GUIDE.md).
 """
 
 from __future__ import annotations
@@ -10,69 +10,80 @@ from __future__ import annotations
 import os
 import re
 import sys
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
-from indusagi.capabilities.search.braces import TooManyAlternatives, expand_braces
-from indusagi.capabilities.search.ends import names_return, with_any_end
-from indusagi.capabilities.search.request import MAX_FILE_BYTES, Mode
+import anyio
+
+from indusagi.capabilities.search.line_endings import accept_any_line_ending, has_carriage_return
+from indusagi.capabilities.search.request import MAX_FILE_BYTES, Mode, TooManyAlternatives, expand_braces
 from indusagi.core.paths import find_trusted_program
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from indusagi.capabilities.search.request import Search
+    from indusagi.core.process.child import ChildProcess
 
 _MOST_THREADS = 4
 _SPECIAL = re.compile(r"[*?\[\]{}\\!#]")
-_KEPT = ("HOME", "XDG_CONFIG_HOME")
-"""Where the rules of whoever runs this are looked for: what of them everybody else sees too."""
+_INHERITED = ("HOME", "XDG_CONFIG_HOME")
+"""Where ripgrep looks for the user's global ignore rules."""
+_STDERR_BYTES = 8 * 1024
+_PANIC = b"panicked at "
+"""Written by ripgrep when it crashes; its other threads may then wait for ever."""
+_CRASHED = 2
+"""The exit code of ripgrep for an error."""
 
 
 def find_ripgrep(workspace: str) -> str | None:
-    """Find ripgrep beside Python, where its wheel puts it, or on the way that a shell would look.
+    """Find `rg` beside Python, where its wheel puts it, or on PATH outside the workspace. Blocks."""
+    import sysconfig  # noqa: PLC0415 — only searches need it
 
-    Not for the event loop.
-    """
-    import sysconfig  # noqa: PLC0415 — for those who search
-
-    own = (os.path.dirname(sys.executable), sysconfig.get_path("scripts"))
-    for folder in own:
+    for folder in (os.path.dirname(sys.executable), sysconfig.get_path("scripts")):
         program = os.path.join(folder, "rg")
         if os.path.isfile(program) and os.access(program, os.X_OK):
             return program
     return find_trusted_program("rg", os.environ.get("PATH", ""), workspace)
 
 
-def environment() -> dict[str, str]:
-    """Give the environment of a search program: nothing that says how it is to search."""
-    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
-    return {**kept, "LC_ALL": "C.UTF-8"}
+def build_environment() -> dict[str, str]:
+    """Build the environment of ripgrep, without any variable that changes how it searches."""
+    inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    return {**inherited, "LC_ALL": "C.UTF-8"}
 
 
-def command(program: str, search: Search, target: str, *, in_order: bool, whole: bool) -> list[str]:
-    """Write the command line.
+def build_command(program: str, search: Search, target: str, *, in_order: bool, whole: bool) -> list[str]:
+    """Build the command line.
 
     Args:
-        program: Where ripgrep is.
+        program: The path of ripgrep.
         search: What is searched for.
-        target: The file or directory to search, relative to where it is run or absolute.
-        in_order: Go through the files by path, which only one thread can do.
-        whole: The target is a file that was asked for: of whatever size.
+        target: The file or directory to search, relative to the working directory or absolute.
+        in_order: Search the files in the order of their paths, which takes a single thread.
+        whole: The target is a file the caller named: search it whatever its size.
     """
     threads = 1 if in_order else min(_MOST_THREADS, os.cpu_count() or 1)
     argv = [program, "--no-config", "--hidden", "--engine=auto", f"--threads={threads}"]
     argv += ["--no-require-git", "--no-ignore-dot", "--no-ignore-messages", "--color=never"]
-    argv += [*_how(search), *_which(search)]
+    argv += _build_options(search)
     if in_order:
         argv.append("--sort=path")
     if not whole:
         argv.append(f"--max-filesize={MAX_FILE_BYTES}")
-    # After the others: of several globs the last one that matches decides.
-    argv += [f"--glob=!/{_as_it_is(path)}" for path in search.secrets]
-    return [*argv, "--glob=!.git", *_pattern(search), "--", target]
+    # Last, because the last glob that matches a path decides.
+    argv += ["--glob=!/" + _SPECIAL.sub(r"\\\g<0>", path) for path in search.secrets]
+    pattern = accept_any_line_ending(search)
+    if search.literal and pattern is None:
+        argv.append("--fixed-strings")
+    pattern = pattern or search.pattern
+    if search.extended and not search.literal:
+        # The newline ends a comment, which would otherwise swallow what ripgrep appends to the pattern.
+        pattern = f"(?x){pattern}\n"
+    return [*argv, "--glob=!.git", "-e", pattern, "--", target]
 
 
-def _how(search: Search) -> Iterator[str]:
+def _build_options(search: Search) -> Iterator[str]:
     if search.mode is Mode.COUNT:
         yield "--count-matches" if search.multiline else "--count"
         yield from ("--null", "--stats", "--with-filename")
@@ -83,45 +94,102 @@ def _how(search: Search) -> Iterator[str]:
     if search.mode is Mode.CONTENT:
         yield f"--before-context={search.before}"
         yield f"--after-context={search.after}"
-    if not names_return(search):
-        yield "--crlf"
-    if search.ignore_case:
-        yield "--ignore-case"
-    if search.multiline:
-        yield "--multiline"
-    if search.dot_all:
-        yield "--multiline-dotall"
-
-
-def _which(search: Search) -> Iterator[str]:
-    if search.no_ignore:
-        yield "--no-ignore"
+    options = {
+        "--crlf": not has_carriage_return(search),
+        "--ignore-case": search.ignore_case,
+        "--multiline": search.multiline,
+        "--multiline-dotall": search.dot_all,
+        "--no-ignore": search.no_ignore,
+    }
+    yield from (option for option, is_set in options.items() if is_set)
     if search.type is not None:
         yield f"--type={search.type}"
     if search.glob is not None:
-        yield from (f"--glob={glob}" for glob in _globs(search.glob))
+        yield from (f"--glob={glob}" for glob in _split_glob(search.glob))
 
 
-def _globs(glob: str) -> list[str]:
-    """Give what stands for a glob: to ripgrep, `*.ts{,x}` is `*.tsx` alone."""
+def _split_glob(glob: str) -> list[str]:
+    """Expand the braces of a glob: ripgrep reads `*.ts{,x}` as `*.tsx` alone."""
     try:
         globs = expand_braces(glob)
     except TooManyAlternatives:
         return [glob]
-    # A brace that is left over is for ripgrep to complain about.
+    # An unmatched brace is left to ripgrep, which reports it.
     return [glob] if any("{" in part for part in globs) else globs
 
 
-def _as_it_is(path: str) -> str:
-    """Write a path such that it matches itself, whatever is in it."""
-    return _SPECIAL.sub(r"\\\g<0>", path)
+class OutputReader(Protocol):
+    """Reads the output of a program, and says when it has enough."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the program can be ended."""
+        ...
+
+    def feed(self, data: bytes) -> None:
+        """Read a piece of the output."""
+        ...
 
 
-def _pattern(search: Search) -> Iterator[str]:
-    pattern = with_any_end(search)
-    if search.literal and pattern is None:
-        yield "--fixed-strings"
-    yield "-e"
-    pattern = pattern or search.pattern
-    # A comment goes on to the end of its line, also over what ripgrep puts behind the pattern.
-    yield f"(?x){pattern}\n" if search.extended and not search.literal else pattern
+@dataclass(frozen=True, slots=True)
+class ProgramRun:
+    """How a run of the program ended."""
+
+    exit_code: int | None
+    """None if the program was killed before its end."""
+    stderr: str
+    timed_out: bool
+
+
+async def run_program(
+    argv: Sequence[str], env: Mapping[str, str], cwd: str, reader: OutputReader, timeout_s: float
+) -> ProgramRun:
+    """Run a program and feed its output to `reader`; the program never outlives the call.
+
+    Raises:
+        OSError: The program cannot be started.
+    """
+    from indusagi.core.process.child import ChildProcess  # noqa: PLC0415 — only searches start programs
+
+    listener = _OutputListener(reader)
+    child = listener.child = ChildProcess(listener)
+    try:
+        await child.start(argv, env, cwd, with_input=False, dies_with_us=False)
+        with anyio.move_on_after(timeout_s) as timer:
+            await listener.over.wait()
+        exit_code = None if reader.is_full or timer.cancelled_caught else child.exit_code
+        if _PANIC in listener.stderr:
+            exit_code = _CRASHED
+    finally:
+        await child.end(0)
+    return ProgramRun(exit_code, bytes(listener.stderr).decode("utf-8", "replace"), timer.cancelled_caught)
+
+
+class _OutputListener:
+    """Receives the events of the child process."""
+
+    child: ChildProcess
+
+    def __init__(self, reader: OutputReader) -> None:
+        self.over = anyio.Event()
+        self.stderr = bytearray()
+        self._reader = reader
+
+    def stdout_received(self, data: bytes) -> None:
+        """Feed the reader until it has enough."""
+        if self._reader.is_full:
+            return
+        self._reader.feed(data)
+        if self._reader.is_full:
+            self.over.set()
+
+    def stderr_received(self, data: bytes) -> None:
+        """Keep the beginning of standard error."""
+        self.stderr += data[: _STDERR_BYTES - len(self.stderr)]
+        if _PANIC in self.stderr:
+            self.over.set()
+
+    def state_changed(self) -> None:
+        """End the run once the process has exited and its output is read."""
+        if self.child.exited.is_set() and not self.child.output_open and not self.child.errors_open:
+            self.over.set()

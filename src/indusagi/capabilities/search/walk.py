@@ -1,37 +1,135 @@
-"""A walk through a directory and what lies below it, by handle: no link leads it elsewhere."""
+"""A walk through a directory tree by directory handles: a symbolic link never leads it elsewhere.
+
+Each directory is opened relative to its parent with `O_NOFOLLOW`
+(https://man7.org/linux/man-pages/man2/openat.2.html): a directory that is replaced by a link meanwhile is not entered.
+"""
 
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
+from threading import Event, Lock
 from typing import TYPE_CHECKING, NamedTuple
 
 from indusagi.capabilities.files.paths.ignore import REPOSITORY
-from indusagi.capabilities.search.leaves import is_leaf, may_be_leaf
-from indusagi.capabilities.search.listing import DIRECTORY, Listing, is_dir
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
 
     from indusagi.capabilities.files.paths.ignore import IgnoreRules
-    from indusagi.capabilities.search.leaves import LeafMemory
-    from indusagi.capabilities.search.listing import Met
 
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _DEEPEST = 200
-"""A handle is held open for each directory on the way down, and there are not many."""
+"""One handle stays open for each level of the path, and handles are limited."""
 
 
-class _Frame(NamedTuple):
-    listing: Listing
-    rest: Iterator[os.DirEntry[str]]
-    """What of it is still to be gone through."""
+class DirHandle:
+    """A duplicated directory handle for a worker thread that its caller may abandon; the last user closes it.
+
+    The caller calls `abandon` when it no longer waits. A thread that has begun closes the handle at its end; a thread
+    that has not begun never starts its work.
+    """
+
+    def __init__(self, handle: int) -> None:
+        self.abandoned = Event()
+        self._handle = os.dup(handle)
+        self._lock = Lock()
+        self._in_use = False
+
+    def abandon(self) -> None:
+        """Make the thread end soon."""
+        with self._lock:
+            self.abandoned.set()
+            if not self._in_use:
+                self._in_use = True
+                os.close(self._handle)
+
+    @contextmanager
+    def use(self) -> Generator[int | None]:
+        """Use the handle in the thread; None if it was abandoned before."""
+        with self._lock:
+            is_first, self._in_use = not self._in_use, True
+        try:
+            yield self._handle if is_first else None
+        finally:
+            if is_first:
+                os.close(self._handle)
+
+
+class WalkEntry(NamedTuple):
+    """One entry of a directory in the tree."""
+
+    entry: os.DirEntry[str]
+    above: str
+    """The path of its directory, with a slash at the end."""
+    is_dir: bool
+    rules: IgnoreRules | None
+    """The ignore rules of its directory; None if they are not applied."""
+    handle: int
+    """Its directory, open until the walk continues."""
+
+    @property
+    def path(self) -> str:
+        """Its path, relative to the start of the walk."""
+        return self.above + self.entry.name
+
+    def is_file(self) -> bool:
+        """Tell whether it is a regular file."""
+        try:
+            return self.entry.is_file(follow_symlinks=False)
+        except OSError:  # removed meanwhile, on a system without d_type
+            return False
+
+    def is_ignored(self) -> bool:
+        """Tell whether the ignore rules exclude it."""
+        return self.rules is not None and self.rules.ignores(self.entry.name, is_dir=self.is_dir)
+
+
+class DirListing:
+    """One directory of the walk and its entries."""
+
+    __slots__ = ("_is_resolved", "_name", "_rules", "above", "entries", "handle")
+
+    def __init__(
+        self, above: str, rules: IgnoreRules | None, handle: int, entries: Sequence[os.DirEntry[str]], name: str | None
+    ) -> None:
+        self.above = above
+        """Its path, with a slash at the end."""
+        self.handle = handle
+        self.entries = entries
+        self._rules = rules
+        self._is_resolved = name is None or rules is None
+        self._name = name or ""
+
+    @property
+    def names(self) -> list[str]:
+        """The names of its entries."""
+        return [entry.name for entry in self.entries]
+
+    @property
+    def rules(self) -> IgnoreRules | None:
+        """The rules that hold in it; read on first use, because most directories need none."""
+        if not self._is_resolved and self._rules is not None:
+            self._rules = self._rules.below(self._name, self.handle, self.names)
+            self._is_resolved = True
+        return self._rules
+
+    def to_walk_entry(self, entry: os.DirEntry[str]) -> WalkEntry:
+        """Return one of its entries with its path and rules."""
+        return WalkEntry(entry, self.above, is_dir(entry), self.rules, self.handle)
+
+    def hide(self, is_hidden: Callable[[str], bool]) -> None:
+        """Remove entries by name; rule files among them still apply."""
+        _ = self.rules
+        self.entries = [entry for entry in self.entries if not is_hidden(entry.name)]
 
 
 class Walk:
-    """What lies in a directory and below it; git's own directories are left out.
+    """The entries of a directory and of all directories below it, without git's own directories.
 
-    A directory is entered if `enters` says so, by default if it is not ignored; one behind a link
-    never is. Go through it with `listings`, directory by directory and fast, or one by one. The
-    former also uses what `leaves` remembers of earlier walks.
+    `enters` decides whether a directory is entered; the default enters directories that are not ignored. Directories
+    behind symbolic links are never entered. `listings` yields whole directories and is the faster way; iteration yields
+    entries one by one, sorted by name.
     """
 
     def __init__(
@@ -40,140 +138,100 @@ class Walk:
         rules: IgnoreRules | None,
         *,
         hidden: bool = True,
-        enters: Callable[[Met], bool] | None = None,
-        leaves: LeafMemory | None = None,
+        enters: Callable[[WalkEntry], bool] | None = None,
     ) -> None:
-        self.closed: list[str] = []
-        """Directories that could not be looked into."""
-        self.kept_out = 0
-        """Directories that were not entered because they are ignored, say."""
+        self.unreadable: list[str] = []
+        """Directories that could not be opened."""
+        self.skipped = 0
+        """Directories that were not entered."""
         self._handle = handle
         self._rules = rules
         self._hidden = hidden
         self._enters = enters
-        self._leaves = leaves
 
-    def listings(self) -> Iterator[Listing]:
-        """Give each directory; its handle is open until the next is asked for."""
-        stack: list[_Frame] = []
+    def listings(self) -> Iterator[DirListing]:
+        """Yield each directory; its handle is open until the next one is requested."""
+        stack: list[tuple[DirListing, Iterator[os.DirEntry[str]]]] = []
         try:
-            yield self._push(stack, self._topmost())
+            listing = self._list("", self._rules, os.dup(self._handle))
+            stack.append((listing, _directories_of(listing)))
+            yield listing
             while stack:
                 listing, rest = stack[-1]
                 entry = next(rest, None)
                 if entry is None:
-                    stack.pop().listing.close()
+                    os.close(stack.pop()[0].handle)
                     continue
-                entered = self._entered(stack, listing, entry)
-                if entered is None:
-                    continue
-                if entered.entries is not None:
-                    yield self._push(stack, entered)
-                    continue
-                try:
+                entered = self._enter(len(stack), listing, entry)
+                if entered is not None:
+                    stack.append((entered, _directories_of(entered)))
                     yield entered
-                finally:
-                    entered.close()
         finally:
-            _close(stack)
+            for listing, _ in stack:
+                os.close(listing.handle)
 
-    def __iter__(self) -> Iterator[Met]:
-        stack: list[_Frame] = []
+    def __iter__(self) -> Iterator[WalkEntry]:
+        stack: list[tuple[DirListing, Iterator[os.DirEntry[str]]]] = []
         try:
-            self._push(stack, self._topmost(in_order=True), in_order=True)
+            listing = self._list("", self._rules, os.dup(self._handle))
+            stack.append((listing, _sort_entries(listing)))
             while stack:
                 listing, rest = stack[-1]
                 entry = next(rest, None)
                 if entry is None:
-                    stack.pop().listing.close()
+                    os.close(stack.pop()[0].handle)
                     continue
-                met = listing.met(entry)
-                yield met
-                if met.is_dir:
-                    entered = self._entered(stack, listing, entry, in_order=True)
-                    if entered is not None:
-                        self._push(stack, entered, in_order=True)
+                walk_entry = listing.to_walk_entry(entry)
+                yield walk_entry
+                entered = self._enter(len(stack), listing, entry) if walk_entry.is_dir else None
+                if entered is not None:
+                    stack.append((entered, _sort_entries(entered)))
         finally:
-            _close(stack)
+            for listing, _ in stack:
+                os.close(listing.handle)
 
-    def _entered(
-        self, stack: list[_Frame], listing: Listing, entry: os.DirEntry[str], *, in_order: bool = False
-    ) -> Listing | None:
-        """Enter a directory, if it is to be and can be entered."""
+    def _enter(self, depth: int, listing: DirListing, entry: os.DirEntry[str]) -> DirListing | None:
         name, rules = entry.name, listing.rules
         if self._enters is None:
-            wanted = rules is None or not rules.ignores(name, is_dir=True)
+            enters = rules is None or not rules.ignores(name, is_dir=True)
         else:
-            wanted = self._enters(listing.met(entry))
-        if not wanted:
-            self.kept_out += 1
+            enters = self._enters(listing.to_walk_entry(entry))
+        if not enters:
+            self.skipped += 1
             return None
-        above = f"{listing.above}{name}/"
-        parent = listing.handle
-        if self._leaves is not None:
-            text = self._leaves.recall(entry, parent)
-            if text is not None:
-                return self._shown(Listing(above, rules, None, text, parent=parent, name=name))
         try:
-            if len(stack) < _DEEPEST:
-                handle = os.open(name, DIRECTORY, dir_fd=parent)
-                return self._listed(above, rules, handle, name, in_order=in_order)
-        except OSError:  # gone since, or not ours to look into
+            if depth < _DEEPEST:
+                handle = os.open(name, _DIRECTORY, dir_fd=listing.handle)
+                return self._list(f"{listing.above}{name}/", rules, handle, name)
+        except OSError:  # removed meanwhile, or not readable
             pass
-        self.closed.append(above[:-1])
+        self.unreadable.append(f"{listing.above}{name}")
         return None
 
-    def _topmost(self, *, in_order: bool = False) -> Listing:
-        return self._listed("", self._rules, os.dup(self._handle), in_order=in_order)
-
-    def _listed(
-        self, above: str, rules: IgnoreRules | None, handle: int, name: str | None = None, *, in_order: bool
-    ) -> Listing:
+    def _list(self, above: str, rules: IgnoreRules | None, handle: int, name: str | None = None) -> DirListing:
         """List a directory; the handle is closed if that fails."""
         try:
-            found = os.fstat(handle)
-            if not in_order and is_leaf(found):
-                listing = Listing(above, rules, handle, os.listdir(handle), name=name)
-                if self._leaves is not None:
-                    self._leaves.keep(found, listing.text)
-                return self._shown(listing)
-            with os.scandir(handle) as there:
-                entries = list(there)
-            if in_order:
-                entries.sort(key=lambda entry: os.fsencode(entry.name))
-            names = [entry.name for entry in entries]
-            listing = Listing(above, rules, handle, names, name=name, entries=entries)
-            if self._leaves is not None and may_be_leaf(found) and not _directories(entries):
-                self._leaves.keep(found, listing.text)
-            return self._shown(listing)
+            with os.scandir(handle) as entries:
+                listing = DirListing(above, rules, handle, list(entries), name)
         except OSError:
             os.close(handle)
             raise
-
-    def _shown(self, listing: Listing) -> Listing:
-        """Leave out of a directory what is not shown."""
-        if not self._hidden or (REPOSITORY in listing.text and REPOSITORY in listing.names):
-            listing.without(self._shows)
+        if not self._hidden or any(entry.name == REPOSITORY for entry in listing.entries):
+            listing.hide(lambda name: name == REPOSITORY or (not self._hidden and name.startswith(".")))
         return listing
 
-    @staticmethod
-    def _push(stack: list[_Frame], listing: Listing, *, in_order: bool = False) -> Listing:
-        """Put a directory on the way down."""
-        entries = listing.entries or ()
-        stack.append(_Frame(listing, iter(entries if in_order else _directories(entries))))
-        return listing
 
-    def _shows(self, name: str) -> bool:
-        return name != REPOSITORY and (self._hidden or not name.startswith("."))
+def _sort_entries(listing: DirListing) -> Iterator[os.DirEntry[str]]:
+    return iter(sorted(listing.entries, key=lambda entry: os.fsencode(entry.name)))
 
 
-def _close(stack: list[_Frame]) -> None:
-    for frame in stack:
-        frame.listing.close()
+def _directories_of(listing: DirListing) -> Iterator[os.DirEntry[str]]:
+    return iter([entry for entry in listing.entries if is_dir(entry)])
 
 
-def _directories(entries: Sequence[os.DirEntry[str]]) -> list[os.DirEntry[str]]:
+def is_dir(entry: os.DirEntry[str]) -> bool:
+    """Tell whether an entry is a directory itself, not a link to one."""
     try:
-        return [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
-    except OSError:
-        return [entry for entry in entries if is_dir(entry)]
+        return entry.is_dir(follow_symlinks=False)
+    except OSError:  # removed meanwhile, on a system without d_type
+        return False

@@ -13,10 +13,10 @@ from indusagi.capabilities.coercion import coerce_to
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.files.text.display import format_path, format_path_below, join_path
 from indusagi.capabilities.ports import FileKind, Folder
-from indusagi.capabilities.search.braces import TooManyAlternatives
-from indusagi.capabilities.search.leaves import KnownLeaves
-from indusagi.capabilities.search.names import TIME_LIMIT_S, Kind, Lent, Names, Query, find_names, split_query
-from indusagi.capabilities.search.secrets import notice, secrets_below
+from indusagi.capabilities.search.names import TIME_LIMIT_S, EntryKind, NameQuery, NameResult, find_names, split_query
+from indusagi.capabilities.search.request import TooManyAlternatives
+from indusagi.capabilities.search.target import describe_secrets, find_secrets_below
+from indusagi.capabilities.search.walk import DirHandle
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
 from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given, path_trouble
 from indusagi.capabilities.tools.read.folder import report_missing_path
@@ -41,8 +41,8 @@ _KINDS = {
     "l": "link",
     "symlink": "link",
 }
-"""What other tools call the same."""
-_KIND_OF = {FileKind.FILE: Kind.FILE, FileKind.DIRECTORY: Kind.DIRECTORY, FileKind.SYMLINK: Kind.LINK}
+"""Names that other tools use."""
+_KIND_OF = {FileKind.FILE: EntryKind.FILE, FileKind.DIRECTORY: EntryKind.DIRECTORY, FileKind.SYMLINK: EntryKind.LINK}
 _SCHEMA: JsonSchema = {
     "type": "object",
     "properties": {
@@ -67,41 +67,37 @@ _DESCRIPTION = (
 def find_tool() -> DefinedTool:
     """Make the tool."""
     prepare = coerce_to(_SCHEMA, _ALIASES)
-    leaves = KnownLeaves()
 
-    async def run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
-        return await _run(arguments, ctx, leaves)
-
-    def prepared(arguments: JsonValue) -> JsonValue:
-        given = prepare(arguments)
-        kind = given.get("type") if isinstance(given, dict) else None
-        if isinstance(given, dict) and isinstance(kind, str) and kind in _KINDS:
-            meant = _KINDS[kind]
-            given = {name: value for name, value in given.items() if name != "type"}
-            return given if meant is None else {**given, "type": meant}
-        return given
+    def translate_kind(arguments: JsonValue) -> JsonValue:
+        prepared = prepare(arguments)
+        kind = prepared.get("type") if isinstance(prepared, dict) else None
+        if isinstance(prepared, dict) and isinstance(kind, str) and kind in _KINDS:
+            own_kind = _KINDS[kind]
+            prepared = {name: value for name, value in prepared.items() if name != "type"}
+            return prepared if own_kind is None else {**prepared, "type": own_kind}
+        return prepared
 
     spec = ToolSpec(
-        "find", _DESCRIPTION, _SCHEMA, run, title="Find files", read_only=True, prepare=prepared, terse=True
+        "find", _DESCRIPTION, _SCHEMA, _run, title="Find files", read_only=True, prepare=translate_kind, terse=True
     )
     return define_tool(spec)
 
 
-async def _run(arguments: JsonObject, ctx: ToolContext, leaves: KnownLeaves) -> ToolResult:
+async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
     text = str(arguments["query"]).removeprefix("./")
     if not text.strip("/") or len(text) > _LONGEST_QUERY or "\0" in text:
         message = f"A query has 1 to {_LONGEST_QUERY:,} characters and no NUL; * finds everything."
         return ToolResult.error(message, code="invalid_pattern")
     folder, rest = split_query(text)
     path = join_path(path_given(arguments), folder) if folder else path_given(arguments)
-    query = _query(arguments, rest, by_path="/" in text.rstrip("/"))
+    query = _parse_query(arguments, rest, by_path="/" in text.rstrip("/"))
     try:
         root = await ctx.fs.resolve(".")
-        with await ctx.fs.folder(path) as opened:
-            query = replace(query, secrets=await secrets_below(ctx.fs, opened.path, root))
-            names = await _walked(opened, query, leaves)
-            base = format_path_below(opened.path, root)
-        await _add_named(names, query, ctx, path)
+        with await ctx.fs.folder(path) as directory:
+            query = replace(query, secrets=await find_secrets_below(ctx.fs, directory.path, root))
+            names = await _walk_folder(directory, query)
+            base = format_path_below(directory.path, root)
+        await _add_exact_path(names, query, ctx, path)
     except FileNotFoundError as exc:
         return await report_missing_path(exc, path, ctx)
     except OSError as exc:
@@ -110,34 +106,34 @@ async def _run(arguments: JsonObject, ctx: ToolContext, leaves: KnownLeaves) -> 
         return ToolResult.error(f"The query {exc}.", code="invalid_pattern")
     limit = arguments.get("limit")
     most = min(limit, _MOST) if isinstance(limit, int) else _DEFAULT_LIMIT
-    return await to_thread.run_sync(_report, names, query, base, most)
+    return await to_thread.run_sync(_format_report, names, query, base, most)
 
 
-def _query(arguments: JsonObject, text: str, *, by_path: bool) -> Query:
+def _parse_query(arguments: JsonObject, text: str, *, by_path: bool) -> NameQuery:
     kind = arguments.get("type")
     if text.endswith("/"):
-        kind = Kind.DIRECTORY
-    return Query(
+        kind = EntryKind.DIRECTORY
+    return NameQuery(
         text.rstrip("/"),
         by_path=by_path,
-        kind=Kind(kind) if isinstance(kind, str) else None,
+        kind=EntryKind(kind) if isinstance(kind, str) else None,
         no_ignore=arguments.get("noIgnore") is True,
         hidden=arguments.get("hidden") is not False,
         by_time=arguments.get("sort") == "mtime",
     )
 
 
-async def _walked(folder: Folder, query: Query, leaves: KnownLeaves) -> Names:
-    """Walk in a thread, which ends soon after nobody waits for it."""
-    lent = Lent(folder.handle)
+async def _walk_folder(folder: Folder, query: NameQuery) -> NameResult:
+    """Walk in a thread, which ends soon after the caller is cancelled."""
+    handle = DirHandle(folder.handle)
     try:
-        return await to_thread.run_sync(find_names, lent, folder.path, query, leaves, abandon_on_cancel=True)
+        return await to_thread.run_sync(find_names, handle, folder.path, query, abandon_on_cancel=True)
     finally:
-        lent.give_up()
+        handle.abandon()
 
 
-async def _add_named(names: Names, query: Query, ctx: ToolContext, path: str) -> None:
-    """Add what the query names by its whole path: it may lie where the walk does not go."""
+async def _add_exact_path(names: NameResult, query: NameQuery, ctx: ToolContext, path: str) -> None:
+    """Add the entry whose whole path the query is: the walk may not reach it."""
     if query.is_glob or not query.by_path:
         return
     try:
@@ -149,34 +145,34 @@ async def _add_named(names: Names, query: Query, ctx: ToolContext, path: str) ->
         names.paths.insert(0, shown)
 
 
-def _report(names: Names, query: Query, base: str, limit: int) -> ToolResult:
+def _format_report(names: NameResult, query: NameQuery, base: str, limit: int) -> ToolResult:
     page = names.paths[:limit]
     total = len(names.paths)
-    head = f"{total:,} found" if total else f"Nothing found among {names.looked_at:,} names"
+    head = f"{total:,} found" if total else f"Nothing found among {names.examined:,} names"
     if len(page) < total:
         head += f", the first {len(page):,} are shown: narrow the query, or raise limit"
     lines = [join_path(base, format_path(path)) for path in page]
-    notices = [*notice(query.secrets, base), *_notices(names, query)]
+    notices = [*describe_secrets(query.secrets, base), *_build_notices(names, query)]
     details: dict[str, JsonValue] = {
         "total": total,
         "shown": len(page),
         "ignored": names.hidden_by_rules,
         "ignoredDirectories": names.ignored_dirs,
-        "partial": names.timed_out or names.is_full or bool(names.closed),
+        "partial": names.timed_out or names.is_full or bool(names.unreadable),
     }
     if query.secrets:
         details["protected"] = len(query.secrets)
     return ToolResult.text("\n".join([head, *notices, *lines]), **details)
 
 
-def _notices(names: Names, query: Query) -> Iterator[str]:
+def _build_notices(names: NameResult, query: NameQuery) -> Iterator[str]:
     if names.timed_out:
         yield f"[Stopped after {TIME_LIMIT_S:.0f} s, with what was found until then: give a path.]"
     if names.is_full:
         yield "[Stopped at so many names: narrow the query, or give a path.]"
-    if names.closed:
-        closed = format_count(len(names.closed), "directory", "directories")
-        yield f"[{closed} could not be looked into.]"
+    if names.unreadable:
+        unreadable = format_count(len(names.unreadable), "directory", "directories")
+        yield f"[{unreadable} could not be looked into.]"
     hidden = names.hidden_by_rules
     if hidden:
         more = format_count(hidden, "more is", "more are")

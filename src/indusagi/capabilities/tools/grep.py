@@ -17,12 +17,11 @@ from indusagi.capabilities.files.paths.globs import compile_glob
 from indusagi.capabilities.files.paths.ignore import IgnoreRules
 from indusagi.capabilities.files.text.display import format_path, format_path_below
 from indusagi.capabilities.ports import FileKind
-from indusagi.capabilities.search.records import Matches
-from indusagi.capabilities.search.report import Asked, failure, report
+from indusagi.capabilities.search.output import MatchReader
+from indusagi.capabilities.search.report import GrepRequest, build_report, describe_failure
 from indusagi.capabilities.search.request import Mode, Search
-from indusagi.capabilities.search.secrets import secrets_below
-from indusagi.capabilities.search.seek import Engine, Found, Seeker, stamped
-from indusagi.capabilities.search.target import Target, opened_target
+from indusagi.capabilities.search.search import Ripgrep, RipgrepMissing, SearchResult, sort_by_mtime
+from indusagi.capabilities.search.target import SearchTarget, find_secrets_below, open_target
 from indusagi.capabilities.search.walk import Walk
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
 from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given, path_trouble
@@ -55,53 +54,11 @@ _ANY_CASE = {
     **dict.fromkeys(("caseInsensitive", "case_insensitive"), True),
     **dict.fromkeys(("caseSensitive", "case_sensitive"), False),
 }
-"""Truth values about upper and lower case, and which one means that it does not count."""
+"""Boolean arguments about case, with the value that means case-insensitive."""
 _ALWAYS = ("-n", "lineNumbers", "line_numbers")
-"""What is done whatever is said."""
-_ALL_OF = re.compile(r"/?(?P<folder>(?:[^/*?\[\]{}\\!]+/)*)\*\*(?:/\*+)?|\*")
-"""A glob for everything, or for all that lies in one directory."""
-
-
-def in_our_words(arguments: JsonValue) -> JsonValue:
-    """Say in the tool's own words what was said in those of others."""
-    if not isinstance(arguments, dict):
-        return arguments
-    given = {name: value for name, value in arguments.items() if name not in _ALWAYS}
-    mode, flags = given.get("mode"), given.get("flags")
-    if isinstance(mode, str):
-        given["mode"] = _MODES.get(mode, mode)
-    if isinstance(flags, str):
-        given["flags"] = flags.replace("-", "")
-    return _with_case(given)
-
-
-def _with_case(given: JsonObject) -> JsonObject:
-    said = [name for name in _ANY_CASE if isinstance(given.get(name), bool)]
-    rest = {name: value for name, value in given.items() if name not in said}
-    flags = rest.get("flags", "")
-    if isinstance(flags, str) and any(given[name] is _ANY_CASE[name] for name in said):
-        rest["flags"] = f"{flags}i"
-    return rest
-
-
-async def narrowed(search: Search, path: str, fs: Fs) -> tuple[Search, str]:
-    """Take a glob for all that lies in a directory, as `packages/**` is, for a path.
-
-    To ripgrep what a glob names is meant even if it is ignored, so that such a one would bring in
-    every `node_modules` below.
-    """
-    found = _ALL_OF.fullmatch(search.glob or "")
-    if found is None:
-        return search, path
-    if found["folder"]:
-        path_of_all = os.path.join(path, found["folder"])
-        try:
-            if (await fs.stat(path_of_all)).kind is not FileKind.DIRECTORY:
-                return search, path
-        except OSError:
-            return search, path
-        path = path_of_all
-    return replace(search, glob=None), path
+"""Arguments for what this tool always does."""
+_WHOLE_DIRECTORY = re.compile(r"/?(?P<folder>(?:[^/*?\[\]{}\\!]+/)*)\*\*(?:/\*+)?|\*")
+"""A glob for everything, or for everything in one directory."""
 
 
 _DEFAULT_MATCHES = 200
@@ -109,12 +66,12 @@ _MOST_MATCHES = 5_000
 _MOST_CONTEXT = 100
 _MOST_OFFSET = 1_000_000
 _LONGEST_PATTERN = 64 * 1024
-_LOOKED_AT = 5_000
-"""Names that are looked at to see whether ignore rules have kept something out of a search."""
+_EXAMINED = 5_000
+"""Entries that are examined for ignored names after an empty search."""
 _IGNORED_SHOWN = 3
 _FLAGS = frozenset("ismxguy")
 _SEVERAL = re.compile(r"[*?\[{, ]")
-"""What is in a path that is no path, but a glob or a list."""
+"""Characters of a glob or a list, given where a path belongs."""
 _HERE = re.compile(r"^(!?)\./")
 _NEWLINE = re.compile(r"(?<!\\)(?:\\\\)*\\n|\n")
 
@@ -149,30 +106,68 @@ _DESCRIPTION = (
 )
 
 
-def grep_tool(engine: Engine | None = None) -> DefinedTool:
-    """Make the tool; ripgrep searches where there is one, unless another engine is named."""
+def rename_arguments(arguments: JsonValue) -> JsonValue:
+    """Translate the names and values that other search tools use."""
+    if not isinstance(arguments, dict):
+        return arguments
+    renamed = {name: value for name, value in arguments.items() if name not in _ALWAYS}
+    mode, flags = renamed.get("mode"), renamed.get("flags")
+    if isinstance(mode, str):
+        renamed["mode"] = _MODES.get(mode, mode)
+    flags = flags.replace("-", "") if isinstance(flags, str) else flags
+    case = {name: renamed.pop(name) for name in _ANY_CASE if isinstance(renamed.get(name), bool)}
+    if any(value is _ANY_CASE[name] for name, value in case.items()) and isinstance(flags or "", str):
+        flags = f"{flags or ''}i"
+    return renamed if flags is None else {**renamed, "flags": flags}
+
+
+async def replace_directory_glob(search: Search, path: str, fs: Fs) -> tuple[Search, str]:
+    """Turn a glob for a whole directory, such as `packages/**`, into a path.
+
+    ripgrep includes a file that a glob names even if it is ignored, so such a glob would include every
+    `node_modules` below.
+    """
+    match = _WHOLE_DIRECTORY.fullmatch(search.glob or "")
+    if match is None:
+        return search, path
+    if match["folder"]:
+        folder = os.path.join(path, match["folder"])
+        try:
+            if (await fs.stat(folder)).kind is not FileKind.DIRECTORY:
+                return search, path
+        except OSError:
+            return search, path
+        path = folder
+    return replace(search, glob=None), path
+
+
+def grep_tool() -> DefinedTool:
+    """Make the tool."""
 
     async def run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
-        search = _search(arguments)
+        search = _parse_search(arguments)
         if isinstance(search, ToolResult):
             return search
-        path = path_given(arguments)
-        search, path = await narrowed(search, path, ctx.fs)
+        search, path = await replace_directory_glob(search, path_given(arguments), ctx.fs)
         try:
             root = await ctx.fs.resolve(".")
-            async with opened_target(ctx.fs, path) as target:
+            async with open_target(ctx.fs, path) as target:
                 if not target.is_file:
-                    secrets = await secrets_below(ctx.fs, target.shown, root)
-                    search = replace(search, secrets=secrets)
-                seeker = await Seeker.find(root, engine)
+                    search = replace(search, secrets=await find_secrets_below(ctx.fs, target.shown, root))
                 try:
-                    return await _answer(arguments, search, target, seeker, root)
+                    return await _search_target(arguments, search, target, root)
+                except RipgrepMissing as exc:
+                    return ToolResult.error(f"grep cannot search: {exc}", code="spawn")
                 except OSError as exc:
                     return ToolResult.error(f"The search cannot be started: {exc}", code="spawn")
         except FileNotFoundError as exc:
-            if _SEVERAL.search(path):
-                return _one_path(path)
-            return await report_missing_path(exc, path, ctx)
+            if not _SEVERAL.search(path):
+                return await report_missing_path(exc, path, ctx)
+            message = (
+                f"{format_path(path)} does not exist: path is one directory or file; "
+                "glob chooses among the files in it, as *.py or {src,tests}/** do"
+            )
+            return ToolResult.error(message, code="not_found")
         except OSError as exc:
             return path_trouble(exc, path)
 
@@ -184,44 +179,37 @@ def grep_tool(engine: Engine | None = None) -> DefinedTool:
         run,
         title="Search in files",
         read_only=True,
-        prepare=lambda arguments: in_our_words(prepare(arguments)),
+        prepare=lambda arguments: rename_arguments(prepare(arguments)),
         terse=True,
     )
     return define_tool(spec)
 
 
-def _one_path(path: str) -> ToolResult:
-    message = (
-        f"{format_path(path)} does not exist: path is one directory or file; "
-        "glob chooses among the files in it, as *.py or {src,tests}/** do"
-    )
-    return ToolResult.error(message, code="not_found")
-
-
-def _search(arguments: JsonObject) -> Search | ToolResult:
-    """Read what is searched for, or say what is wrong with it."""
+def _parse_search(arguments: JsonObject) -> Search | ToolResult:
+    """Parse the arguments into a search, or describe the first invalid one."""
     pattern, flags = _text(arguments, "pattern") or "", set(_text(arguments, "flags") or "")
     unknown = sorted(flags - _FLAGS)
     if unknown:
-        message = f"There is no flag {unknown[0]!r}: use i, s, m or x."
-        return ToolResult.error(message, code="invalid_pattern")
-    for what in ("pattern", "glob", "type"):
-        trouble = _unusable(_text(arguments, what) or "")
-        if trouble:
-            return ToolResult.error(f"The {what} {trouble}.", code="invalid_pattern")
+        return ToolResult.error(f"There is no flag {unknown[0]!r}: use i, s, m or x.", code="invalid_pattern")
+    for name in ("pattern", "glob", "type"):
+        problem = _find_problem(_text(arguments, name) or "")
+        if problem:
+            return ToolResult.error(f"The {name} {problem}.", code="invalid_pattern")
     literal = arguments.get("literal") is True
-    crosses = "\n" in pattern if literal else bool(_NEWLINE.search(pattern))
+    spans_lines = "\n" in pattern if literal else bool(_NEWLINE.search(pattern))
     dot_all = arguments.get("multiline") is True or "s" in flags
     around = _number(arguments, "context", 0, _MOST_CONTEXT)
+    glob = _text(arguments, "glob")
     return Search(
         pattern=pattern,
         mode=Mode(_text(arguments, "mode") or Mode.CONTENT),
         literal=literal,
         ignore_case="i" in flags,
         extended="x" in flags,
-        multiline=dot_all or crosses,
+        multiline=dot_all or spans_lines,
         dot_all=dot_all,
-        glob=_glob(arguments),
+        # Shells write `./` before a name; ripgrep's globs have no such prefix.
+        glob=None if glob is None else _HERE.sub(r"\1/", glob),
         type=_text(arguments, "type"),
         before=_number(arguments, "before", around, _MOST_CONTEXT),
         after=_number(arguments, "after", around, _MOST_CONTEXT),
@@ -234,19 +222,13 @@ def _text(arguments: JsonObject, name: str) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-def _glob(arguments: JsonObject) -> str | None:
-    """Read the glob, without the `./` that shells have before a name."""
-    glob = _text(arguments, "glob")
-    return None if glob is None else _HERE.sub(r"\1/", glob)
-
-
 def _number(arguments: JsonObject, name: str, default: int, most: int) -> int:
     value = arguments.get(name)
     return min(value, most) if isinstance(value, int) else default
 
 
-def _unusable(text: str) -> str | None:
-    """Say why a program cannot be given a text; None if it can."""
+def _find_problem(text: str) -> str | None:
+    """Say why a text cannot be an argument of a program; None if it can."""
     if "\0" in text:
         return "holds a NUL character, which no text file does"
     if len(text) > _LONGEST_PATTERN:
@@ -258,38 +240,56 @@ def _unusable(text: str) -> str | None:
     return None
 
 
-async def _answer(arguments: JsonObject, search: Search, target: Target, seeker: Seeker, root: str) -> ToolResult:
+async def _search_target(arguments: JsonObject, search: Search, target: SearchTarget, root: str) -> ToolResult:
+    ripgrep = await Ripgrep.find(root)
     accepts = None
     if search.type is not None:
-        types = await seeker.types(target.cwd)
+        types = await ripgrep.list_types(target.cwd)
         if search.type not in types:
-            return _unknown_type(search.type, types)
-        # To ripgrep, a file that a glob names is of the right type whatever it is.
+            return _describe_unknown_type(search.type, types)
+        # ripgrep includes a file that a glob names whatever its type is.
         if search.glob is not None and not target.is_file:
-            accepts = _named_like(types[search.type])
+            accepts = _build_name_filter(types[search.type])
     shown = format_path_below(target.shown, root)
-    asked = Asked(
+    request = GrepRequest(
         search,
         shown,
         _number(arguments, "maxMatches", _DEFAULT_MATCHES, _MOST_MATCHES),
         _number(arguments, "offset", 0, _MOST_OFFSET),
         shown if target.is_file else None,
     )
-    found = await seeker.seek(search, target, limit=asked.limit, offset=asked.offset, accepts=accepts)
-    failed = failure(found, search)
-    if failed is not None:
-        return failed
-    return await to_thread.run_sync(_reported, asked, target, found)
+    result = await ripgrep.search(search, target, limit=request.limit, offset=request.offset, accepts=accepts)
+    # Thousands of lines are formatted outside the event loop.
+    return describe_failure(result, search) or await to_thread.run_sync(_format_result, request, target, result)
 
 
-def _reported(asked: Asked, target: Target, found: Found) -> ToolResult:
-    """Put the answer together: thousands of lines are not for the event loop."""
-    files, ignored = _facts(asked.search, target, found)
-    return report(asked, found, files, ignored)
+def _format_result(request: GrepRequest, target: SearchTarget, result: SearchResult) -> ToolResult:
+    search, reader = request.search, result.reader
+    files: list[str] = []
+    ignored: list[str] = []
+    is_empty = not (reader.matches if isinstance(reader, MatchReader) else reader.counts)
+    if isinstance(reader, MatchReader) and reader.matches and search.mode is Mode.FILES:
+        files = [file.path for file in reader.sorted_files()]
+        if not target.is_file:
+            files = sort_by_mtime(target.handle, files)
+    elif is_empty and not target.is_file and not search.no_ignore:
+        ignored = _list_ignored(target)
+    return build_report(request, result, files, ignored)
 
 
-def _unknown_type(name: str, types: dict[str, list[str]]) -> ToolResult:
-    meant = {kind for kind, names in types.items() if f"*.{name}" in names}
+def _list_ignored(target: SearchTarget) -> list[str]:
+    """Name some of the entries that ignore rules exclude."""
+    names: list[str] = []
+    for examined, entry in enumerate(Walk(target.handle, IgnoreRules.load(target.shown))):
+        if entry.is_ignored():
+            names.append(f"{entry.path}/" if entry.is_dir else entry.path)
+        if len(names) >= _IGNORED_SHOWN or examined >= _EXAMINED:
+            break
+    return sorted(names)
+
+
+def _describe_unknown_type(name: str, types: dict[str, list[str]]) -> ToolResult:
+    meant = {kind for kind, globs in types.items() if f"*.{name}" in globs}
     meant |= {find_similar_name(name, types) or ""} - {""}
     hint = f" Did you mean {', '.join(sorted(meant))}?" if meant else ""
     ending = name.rpartition(".")[2]
@@ -297,35 +297,6 @@ def _unknown_type(name: str, types: dict[str, list[str]]) -> ToolResult:
     return ToolResult.error(message, code="invalid_pattern")
 
 
-def _named_like(patterns: list[str]) -> Callable[[str], bool]:
-    regexes = [regex for regex in map(compile_glob, patterns) if regex is not None]
-
-    def accepts(path: str) -> bool:
-        name = os.path.basename(path)
-        return any(regex.match(name) for regex in regexes)
-
-    return accepts
-
-
-def _facts(search: Search, target: Target, found: Found) -> tuple[list[str], list[str]]:
-    """Look up what only the files themselves can tell."""
-    reader = found.reader
-    if isinstance(reader, Matches) and reader.matches and search.mode is Mode.FILES:
-        paths = [file.path for file in reader.sorted_files()]
-        return (paths if target.is_file else stamped(target.handle, paths)), []
-    is_empty = not (reader.matches if isinstance(reader, Matches) else reader.counts)
-    if is_empty and not target.is_file and not search.no_ignore:
-        return [], _ignored(target)
-    return [], []
-
-
-def _ignored(target: Target) -> list[str]:
-    """Name some of what ignore rules exclude."""
-    names: list[str] = []
-    walk = Walk(target.handle, IgnoreRules.load(target.shown))
-    for looked_at, met in enumerate(walk):
-        if met.is_ignored():
-            names.append(f"{met.path}/" if met.is_dir else met.path)
-        if len(names) >= _IGNORED_SHOWN or looked_at >= _LOOKED_AT:
-            break
-    return sorted(names)
+def _build_name_filter(globs: list[str]) -> Callable[[str], bool]:
+    regexes = [regex for regex in map(compile_glob, globs) if regex is not None]
+    return lambda path: any(regex.match(os.path.basename(path)) for regex in regexes)

@@ -1,7 +1,8 @@
-"""What a search program writes, read piece by piece: never more of it in memory than is shown.
+"""Readers of ripgrep's output, piece by piece: memory holds only what is shown.
 
-`Matches` reads the JSON records of ripgrep, `Counts` its list of names and numbers. Both engines
-write these. A reader says when it has enough; the program is ended then.
+`MatchReader` reads the JSON records of `rg --json` (https://docs.rs/grep-printer/latest/grep_printer/struct.JSON.html),
+`CountReader` the list of names and numbers of `rg --count`. A reader sets `is_full` when it has enough; the program is
+ended then.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from bisect import bisect_right
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from indusagi.capabilities.search.request import FileHits, Line, path_key, window
+from indusagi.capabilities.search.request import FileMatches, SearchLine, cut_window, path_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,120 +23,119 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
 
 RECORD_BYTES = 1024 * 1024
-"""A record that is longer is not read: a line of that length is no line that anybody reads."""
+"""A longer record is skipped."""
 _HEAD_BYTES = 32 * 1024
-"""As much of it is kept to tell which file it is of."""
+"""The part of a skipped record in which its file name is searched for."""
 _MATCH_LINES = 20
-"""Lines that are shown of one place that reaches over more."""
+"""Lines that are shown of one match."""
 _PATH = re.compile(rb'"path":(\{"(?:text|bytes)":"(?:[^"\\]|\\.)*"\})')
 _SEARCHED = re.compile(rb"^(\d+) files? searched$", re.MULTILINE)
 
 
-class Matches:
-    """Lines that match, grouped by file.
+class MatchReader:
+    """Matching lines, grouped by file.
 
     Args:
-        limit: How many matches are kept; one more, and there is enough.
-        skip: How many are left out first; for a program that goes through the files in order.
-        max_files: How many files there may be.
-        accepts: Which files count, by their path; all, unless it is given.
+        limit: Matches that are kept; one more sets `is_full`.
+        skip: Matches that are dropped first, for a search in the order of paths.
+        max_files: The largest number of files.
+        accepts: Filters files by their path.
     """
 
     def __init__(
         self, limit: int, skip: int = 0, *, max_files: int | None = None, accepts: Callable[[str], bool] | None = None
     ) -> None:
-        self.files: list[FileHits] = []
+        self.files: list[FileMatches] = []
         self.matches = 0
-        """How many came, those that are not kept among them."""
+        """Matches that were read, dropped ones included."""
         self.is_full = False
         self.searched: int | None = None
-        """How many files were looked into; known when the search ran to its end, of all that count.
-        """
+        """Files that were searched; known once an unfiltered search has run to its end."""
         self.too_long: list[str] = []
-        """Files with a line that is too long to be read."""
+        """Files with a matching line that is too long to be read."""
         self._limit = limit
         self._skip = skip
         self._max_files = max_files
         self._accepts = accepts
         self._buffer = bytearray()
-        self._dropping = False
-        self._current: FileHits | None = None
+        self._is_skipping = False
+        self._current: FileMatches | None = None
         self._before = 0
 
     @property
     def binary(self) -> list[str]:
-        """Files that match and are no text."""
+        """Binary files that match."""
         return [file.path for file in self.files if file.is_binary]
 
-    def sorted_files(self) -> list[FileHits]:
-        """Give the files that are text and have something to show, in order."""
-        found = [file for file in self.files if file.matches and not file.is_binary]
-        return sorted(found, key=lambda file: path_key(file.path))
+    def sorted_files(self) -> list[FileMatches]:
+        """Return the text files with matches, sorted by path."""
+        files = [file for file in self.files if file.matches and not file.is_binary]
+        return sorted(files, key=lambda file: path_key(file.path))
 
     def feed(self, data: bytes) -> None:
-        """Take what the program wrote."""
-        for record in self._records(data):
+        """Read a piece of the output."""
+        for record in self._split_records(data):
             if self.is_full:
                 return
-            self._take(record)
+            self._read_record(record)
 
-    def _records(self, data: bytes) -> Iterator[bytes]:
+    def _split_records(self, data: bytes) -> Iterator[bytes]:
         *ended, rest = data.split(b"\n")
         for piece in ended:
-            self._add(piece)
-            if not self._dropping:
+            self._append(piece)
+            if not self._is_skipping:
                 yield bytes(self._buffer)
             self._buffer.clear()
-            self._dropping = False
-        self._add(rest)
+            self._is_skipping = False
+        self._append(rest)
 
-    def _add(self, piece: bytes) -> None:
-        if self._dropping:
+    def _append(self, piece: bytes) -> None:
+        if self._is_skipping:
             return
         self._buffer += piece
         if len(self._buffer) > RECORD_BYTES:
-            found = _PATH.search(self._buffer, 0, _HEAD_BYTES)
-            if found and self._buffer.startswith(b'{"type":"match"'):
-                self.too_long.append(_text(json.loads(found[1])))
+            path = _PATH.search(self._buffer, 0, _HEAD_BYTES)
+            if path and self._buffer.startswith(b'{"type":"match"'):
+                self.too_long.append(_decode_path(json.loads(path[1])))
             self._buffer.clear()
-            self._dropping = True
+            self._is_skipping = True
 
-    def _take(self, record: bytes) -> None:
+    def _read_record(self, record: bytes) -> None:
         parsed = cast("JsonObject", json.loads(record))
         kind, data = parsed.get("type"), cast("JsonObject", parsed.get("data"))
         if kind == "begin":
-            self._begin(_text(data["path"]))
+            self._begin_file(_decode_path(data["path"]))
         elif kind == "match":
-            self._match(data)
+            self._add_match(data)
         elif kind == "context" and self._current is not None:
             number = cast("int", data["line_number"])
-            self._current.lines.append(Line(number, _shown(_raw(data["lines"]), 0, 0)))
+            self._current.lines.append(SearchLine(number, _decode_line(_decode_bytes(data["lines"]), 0, 0)))
         elif kind == "end" and self._current is not None:
-            self._end(self._current, is_binary=data.get("binary_offset") is not None)
+            self._end_file(self._current, is_binary=data.get("binary_offset") is not None)
         elif kind == "summary" and self._accepts is None:
             stats = cast("JsonObject", data["stats"])
             self.searched = cast("int", stats["searches"])
 
-    def _begin(self, path: str) -> None:
+    def _begin_file(self, path: str) -> None:
         if self._accepts is not None and not self._accepts(path):
             return
         if self._max_files is not None and len(self.files) >= self._max_files:
             self.is_full = True
             return
         self._before = self.matches
-        self._current = FileHits(path)
+        self._current = FileMatches(path)
         self.files.append(self._current)
 
-    def _end(self, file: FileHits, *, is_binary: bool) -> None:
+    def _end_file(self, file: FileMatches, *, is_binary: bool) -> None:
         self._current = None
         file.is_binary = is_binary
         if is_binary:
             self.matches = self._before
 
-    def _match(self, data: JsonObject) -> None:
+    def _add_match(self, data: JsonObject) -> None:
         if self._current is None:
             return
-        for part in _parts(data):
+        for part in _split_add_match(data):
             self.matches += 1
             if self.matches <= self._skip:
                 continue
@@ -147,7 +147,7 @@ class Matches:
 
 
 class _Part(NamedTuple):
-    """Lines that belong together, and where in them something was found first."""
+    """The lines of one match, and the position of the match in them."""
 
     number: int
     lines: list[bytes]
@@ -155,12 +155,9 @@ class _Part(NamedTuple):
     end: int
 
 
-def _parts(data: JsonObject) -> Iterator[_Part]:
-    """Take apart what matches: ripgrep puts places together that are on lines next to each other.
-
-    Those that share a line stay together.
-    """
-    lines = _raw(data["lines"]).removesuffix(b"\n").split(b"\n")
+def _split_add_match(data: JsonObject) -> Iterator[_Part]:
+    """Split a record: ripgrep joins multi-line matches on adjacent lines; matches that share a line stay together."""
+    lines = _decode_bytes(data["lines"]).removesuffix(b"\n").split(b"\n")
     number = cast("int", data["line_number"])
     places = cast("list[dict[str, int]]", data["submatches"])
     offsets = list(accumulate((len(line) + 1 for line in lines), initial=0))
@@ -178,39 +175,39 @@ def _parts(data: JsonObject) -> Iterator[_Part]:
         yield _Part(number + first, lines[first:after], start - offset, end - offset)
 
 
-def _match_lines(part: _Part, match: int) -> Iterator[Line]:
-    """Give the lines of one match: mostly one, but it may reach over several."""
+def _match_lines(part: _Part, match: int) -> Iterator[SearchLine]:
+    """Yield the lines of one match."""
     number, lines, start, end = part
     for at, line in enumerate(lines[:_MATCH_LINES]):
-        yield Line(number + at, _shown(line, max(0, start), max(0, end)), match)
+        yield SearchLine(number + at, _decode_line(line, max(0, start), max(0, end)), match)
         start -= len(line) + 1
         end -= len(line) + 1
     if len(lines) > _MATCH_LINES:
         more = len(lines) - _MATCH_LINES
-        yield Line(number + _MATCH_LINES, f"… [{more:,} more lines of this match]", match)
+        yield SearchLine(number + _MATCH_LINES, f"… [{more:,} more lines of this match]", match)
 
 
-def _shown(raw: bytes, start: int, end: int) -> str:
+def _decode_line(raw: bytes, start: int, end: int) -> str:
     raw = raw.removesuffix(b"\n").removesuffix(b"\r")
     before = len(raw[:start].decode("utf-8", "replace"))
     length = len(raw[start:end].decode("utf-8", "replace"))
-    return window(raw.decode("utf-8", "replace"), before, before + length)
+    return cut_window(raw.decode("utf-8", "replace"), before, before + length)
 
 
-def _raw(value: object) -> bytes:
-    """Read a text as ripgrep has it: as such, or in base64 where it is not UTF-8."""
+def _decode_bytes(value: object) -> bytes:
+    """Decode a text field: plain, or base64 where the text is not UTF-8."""
     held = cast("dict[str, str]", value)
     if "text" in held:
         return held["text"].encode("utf-8", "surrogatepass")
     return b64decode(held["bytes"])
 
 
-def _text(value: object) -> str:
-    return os.fsdecode(_raw(value)).removeprefix("./")
+def _decode_path(value: object) -> str:
+    return os.fsdecode(_decode_bytes(value)).removeprefix("./")
 
 
-class Counts:
-    """Files and how many of their lines match."""
+class CountReader:
+    """Files and the numbers of their matching lines."""
 
     def __init__(self, max_files: int, accepts: Callable[[str], bool] | None = None) -> None:
         self.counts: dict[str, int] = {}
@@ -221,12 +218,12 @@ class Counts:
 
     @property
     def searched(self) -> int | None:
-        """How many files were looked into; known when the search ran to its end."""
-        found = None if self._accepts else _SEARCHED.search(self._buffer)
-        return int(found[1]) if found else None
+        """Files that were searched; known once an unfiltered search has run to its end."""
+        match = None if self._accepts else _SEARCHED.search(self._buffer)
+        return int(match[1]) if match else None
 
     def feed(self, data: bytes) -> None:
-        """Take what the program wrote."""
+        """Read a piece of the output."""
         self._buffer += data
         at = 0
         while not self.is_full:
