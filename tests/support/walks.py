@@ -98,7 +98,7 @@ def trace_edit(folder: Path) -> Walk:
         for name in ("first.txt", "second.txt"):
             (folder / name).write_text("one\ntwo\nthree\n", encoding="utf-8")
             await runner.run(ToolCall("1", "read", {"path": name}))
-            edit = {"path": name, "edits": [{"oldText": "two", "newText": "2"}]}
+            edit: dict[str, Any] = {"path": name, "edits": [{"oldText": "two", "newText": "2"}]}
             walk.start()
             outcome = await runner.run(ToolCall("2", "edit", edit))
             walk.stop()
@@ -130,7 +130,7 @@ def trace_remote_call(folder: Path) -> Walk:
     say = calls("desk__echo", text="hello")
     with model_server(say, calls("desk__echo", text="again"), says("done")) as server, tracing() as walk:
         os.environ |= {"OPENAI_BASE_URL": f"{server.url}/v1", "OPENAI_API_KEY": "key"}
-        DeckToolset.call_tool = traced
+        DeckToolset.call_tool = traced  # pyright: ignore[reportAttributeAccessIssue] — the same call, traced
         try:
             invocation = Invocation(
                 cwd=str(folder), prompt="go", approval="all", model="openai:scripted", mcp=(str(folder / "mcp.json"),)
