@@ -12,7 +12,7 @@ from outside.gate_fuzz.run import Playground
 
 
 def main() -> int:
-    """Generate, judge and run commands, and report what should not have happened."""
+    """Generate, check and run commands, and report what should not have happened."""
     parser = argparse.ArgumentParser(prog="python -m outside.gate_fuzz")
     parser.add_argument("--count", type=int, default=10_000, help="how many commands to generate")
     parser.add_argument("--seed", type=int, default=0)

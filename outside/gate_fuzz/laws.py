@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from indusagi.capabilities.ports import SandboxState
-from induscode.session.permissions.call_facts import Facts, Kind
-from induscode.session.permissions.policy import Approval, Stance, judge
+from induscode.session.permissions.call_facts import CallFacts, CallKind
+from induscode.session.permissions.policy import Approval, PolicyContext, decide_call
 from induscode.session.permissions.rules import Effect, Rule
 from induscode.session.permissions.shell.parse import parse_command
 from outside.gate_fuzz.generate import CANARY, READERS, WRITERS, generate_commands, generate_spellings
@@ -15,17 +15,17 @@ _DENIED = [Rule(effect=Effect.DENY, tool="bash", specifier=f"{CANARY} *")]
 
 
 def decide(command: str, rules: list[Rule], approval: Approval = Approval.ASK) -> Effect:
-    """Have the gate judge a command that is held in by a sandbox."""
-    facts = Facts(
+    """Apply the policy to a sandboxed command."""
+    facts = CallFacts(
         tool="bash",
-        kind=Kind.COMMAND,
+        kind=CallKind.COMMAND,
         arguments={"command": command},
         workspace="/w",
         cwd="/w",
         script=parse_command(command),
         sandbox=SandboxState(kind="bubblewrap"),
     )
-    return judge(facts, rules, Stance(approval=approval)).effect
+    return decide_call(facts, rules, PolicyContext(approval=approval)).effect
 
 
 def find_overruns(playground: Playground, seed: int, count: int) -> tuple[int, list[Outcome]]:

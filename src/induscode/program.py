@@ -152,7 +152,7 @@ def _answer_prompt(invocation: Invocation) -> int:
     """
     gc.disable()
     try:
-        from induscode.session.headless import run_headless  # noqa: PLC0415 — brings the model loop
+        from induscode.session.run import run_headless  # noqa: PLC0415 — brings the model loop
 
         return run_headless(invocation)
     finally:

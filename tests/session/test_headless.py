@@ -32,11 +32,11 @@ from induscode.deck.contract import DelegateRequest, describe
 from induscode.deck.mcp.store import open_store
 from induscode.deck.stores import FileCheckpoints
 from induscode.launch.invocation import Invocation
+from induscode.session.contract import ExitCode
 from induscode.session.delegate import SubSessions
-from induscode.session.exits import ExitCode
-from induscode.session.headless import headless, run_headless
-from induscode.session.output import Page
-from induscode.session.permissions.setup import Guarding
+from induscode.session.output import StdoutWriter
+from induscode.session.permissions import PermissionSetup
+from induscode.session.run import headless, run_headless
 from induscode.session.transcript import Transcript, conversations_dir, open_transcript
 
 if TYPE_CHECKING:
@@ -584,7 +584,7 @@ def guarded(ran: Ran, monkeypatch: pytest.MonkeyPatch, *script: Reply) -> int:
         return Refusing(card) if card.name == "bash" else card
 
     asked = Invocation(**ran.desk.asked(output_format="json"))
-    return run_headless(asked, Guarding(wrap=wrap, posture="No commands are allowed here."))
+    return run_headless(asked, PermissionSetup(wrap=wrap, posture="No commands are allowed here."))
 
 
 def test_a_call_that_is_not_allowed_is_listed_and_the_model_goes_on(
@@ -678,8 +678,8 @@ async def test_output_that_cannot_be_written_ends_the_run(
     full = os.open("/dev/full", os.O_WRONLY)
     try:
         asked = Invocation(**ran.desk.asked(output_format=shape))
-        page = Page(writing if gone else full)
-        found = await headless(asked, Guarding(), page=page, cancel=CancelToken())
+        page = StdoutWriter(writing if gone else full)
+        found = await headless(asked, PermissionSetup(), page=page, cancel=CancelToken())
     finally:
         os.close(writing)
         os.close(full)
@@ -689,7 +689,7 @@ async def test_output_that_cannot_be_written_ends_the_run(
 
 def test_nothing_heavy_is_loaded_before_there_is_something_to_ask() -> None:
     heavy = ("pydantic", "pydantic_ai", "mcp", "openai", "anthropic", "httpx2", "jsonschema")
-    code = f"import sys, induscode.session.headless as h; print(set({heavy}) & set(sys.modules))"
+    code = f"import sys, induscode.session.run as h; print(set({heavy}) & set(sys.modules))"
     command = [sys.executable, "-c", code]
     found = subprocess.run(command, capture_output=True, text=True, check=True, env=unmeasured())
     assert found.stdout == "set()\n"
@@ -770,7 +770,7 @@ if os.path.exists("gate"):
 tools = [{"name": "say", "inputSchema": {"type": "object"}}]
 results = {
     "initialize": {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}},
-                   "serverInfo": {"name": "gated", "version": "1"}},
+                   "serverInfo": {"name": "require_permission", "version": "1"}},
     "tools/list": {"tools": tools},
     "tools/call": {"content": [{"type": "text", "text": "it is up"}]},
 }
@@ -784,7 +784,7 @@ for line in sys.stdin:
 
 
 @pytest.fixture
-def gated(ran: Ran) -> Path:
+def require_permission(ran: Ran) -> Path:
     """Mount a server that is known, and that starts only when a gate is opened."""
     folder = ran.desk.folder / "server"
     folder.mkdir()
@@ -794,9 +794,9 @@ def gated(ran: Ran) -> Path:
     return folder
 
 
-def test_finding_b13_a_question_does_not_wait_for_a_server_that_is_known(ran: Ran, gated: Path) -> None:
+def test_finding_b13_a_question_does_not_wait_for_a_server_that_is_known(ran: Ran, require_permission: Path) -> None:
     """Its tools are shown from the ledger, and a call of one waits until it is up."""
-    os.mkfifo(gated / "gate")
+    os.mkfifo(require_permission / "gate")
     asked = len(ran.server.requests)
 
     def open_gate() -> None:
@@ -804,7 +804,7 @@ def test_finding_b13_a_question_does_not_wait_for_a_server_that_is_known(ran: Ra
             if len(ran.server.requests) > asked:
                 break
             time.sleep(0.01)
-        (gated / "gate").write_text("")
+        (require_permission / "gate").write_text("")
 
     opener = threading.Thread(target=open_gate)
     opener.start()
@@ -818,16 +818,16 @@ def test_finding_b13_a_question_does_not_wait_for_a_server_that_is_known(ran: Ra
     assert "it is up" in texts(second)
 
 
-def test_finding_b13_a_known_server_that_is_required_is_waited_for(ran: Ran, gated: Path) -> None:
-    os.mkfifo(gated / "gate")
+def test_finding_b13_a_known_server_that_is_required_is_waited_for(ran: Ran, require_permission: Path) -> None:
+    os.mkfifo(require_permission / "gate")
     ran.desk.rows["s"] |= {"required": True, "startupTimeoutSec": 0.3}
     asked = len(ran.server.requests)
     assert ran(says("never"))["code"] == ExitCode.SERVER_MISSING
     assert len(ran.server.requests) == asked
 
 
-def test_finding_b13_a_known_server_that_fails_meanwhile_is_told_of(ran: Ran, gated: Path) -> None:
-    (gated / "dead").touch()
+def test_finding_b13_a_known_server_that_fails_meanwhile_is_told_of(ran: Ran, require_permission: Path) -> None:
+    (require_permission / "dead").touch()
     done = ran(calls("s__say"), says("done"))
     assert done["code"] == 0
     assert any("'s'" in note for note in done["notes"])

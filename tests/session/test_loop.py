@@ -18,10 +18,9 @@ from indusagi.core.cancel import CancelToken
 from indusagi.runtime.content import JsonContentBlock, TextContentBlock
 from indusagi.runtime.contract import ToolProgress, ToolResult
 from induscode.deck.toolbox import DeckRunner, DeckToolBox
-from induscode.session.events import TextDelta, ToolAdvanced, ToolAnswered, ToolCalled, Usage
-from induscode.session.model_loop import VERBATIM, Engine, fault_of
-from induscode.session.plan import RequestBudget, RunPlan
-from induscode.session.transcript import NoConversation
+from induscode.session.contract import RequestBudget, RunPlan, TextDelta, ToolAdvanced, ToolAnswered, ToolCalled, Usage
+from induscode.session.model_loop import VERBATIM, ModelLoop, fault_of
+from induscode.session.transcript import ConversationError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from indusagi.capabilities.tool import DefinedTool
     from indusagi.core.json import JsonObject
     from indusagi.runtime.contract import ToolDescriptor
-    from induscode.session.events import Ended, Event
+    from induscode.session.contract import RunEvent, RunResult
 
 pytestmark = pytest.mark.anyio
 
@@ -45,7 +44,7 @@ class Stage:
 
     folder: Path
     tools: list[DefinedTool] = field(default_factory=list["DefinedTool"])
-    events: list[Event] = field(default_factory=list["Event"])
+    events: list[RunEvent] = field(default_factory=list["RunEvent"])
     seen: list[list[ModelMessage]] = field(default_factory=list[list[ModelMessage]])
     offered: list[list[str]] = field(default_factory=list[list[str]])
     briefings: list[str | None] = field(default_factory=list["str | None"])
@@ -61,9 +60,9 @@ class Stage:
         *script: Step,
         limit: int = 20,
         history: Sequence[JsonObject] = (),
-        hear: Callable[[Event], None] | None = None,
+        hear: Callable[[RunEvent], None] | None = None,
         time_s: float | None = None,
-    ) -> Ended:
+    ) -> RunResult:
         steps = iter(script)
 
         async def answer(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[str | DeltaToolCalls]:
@@ -80,7 +79,7 @@ class Stage:
             for index, (name, arguments) in enumerate(step):
                 yield {index: DeltaToolCall(name=name, json_args=arguments, tool_call_id=f"c{index}")}
 
-        async def sink(event: Event) -> None:
+        async def sink(event: RunEvent) -> None:
             self.events.append(event)
             if hear is not None:
                 hear(event)
@@ -102,7 +101,7 @@ class Stage:
             on_message=keep,
             time_s=time_s,
         )
-        async with Engine(FunctionModel(stream_function=answer, profile=VERBATIM)) as engine:
+        async with ModelLoop(FunctionModel(stream_function=answer, profile=VERBATIM)) as engine:
             return await engine.run("the prompt", plan)
 
     def returned(self) -> list[object]:
@@ -115,7 +114,7 @@ class Stage:
             if isinstance(part, ToolReturnPart)
         ]
 
-    def of(self, kind: type[Event]) -> list[Event]:
+    def of(self, kind: type[RunEvent]) -> list[RunEvent]:
         return [event for event in self.events if isinstance(event, kind)]
 
 
@@ -254,7 +253,7 @@ async def test_progress_is_told_while_the_call_runs(stage: Stage) -> None:
             ctx.report(ToolProgress(number))
         return ToolResult.text("done")
 
-    def hear(event: Event) -> None:
+    def hear(event: RunEvent) -> None:
         if isinstance(event, ToolAdvanced):
             heard.set()
 
@@ -294,7 +293,7 @@ async def test_cancelling_reaches_the_tool_and_keeps_what_was_said(stage: Stage)
             ended_with.append(ctx.cancel.reason)
         raise AssertionError
 
-    def hear(event: Event) -> None:
+    def hear(event: RunEvent) -> None:
         if isinstance(event, ToolAdvanced):
             stage.cancel.cancel("SIGINT")
 
@@ -307,7 +306,7 @@ async def test_cancelling_reaches_the_tool_and_keeps_what_was_said(stage: Stage)
 
 
 async def test_cancelling_in_the_middle_of_a_sentence_keeps_the_first_half(stage: Stage) -> None:
-    def hear(event: Event) -> None:
+    def hear(event: RunEvent) -> None:
         if isinstance(event, TextDelta):
             stage.cancel.cancel("SIGTERM")
 
@@ -340,7 +339,7 @@ async def test_the_time_of_a_run_is_bounded(stage: Stage) -> None:
 
 
 async def test_a_reader_who_leaves_ends_the_run(stage: Stage) -> None:
-    def hear(event: Event) -> None:
+    def hear(event: RunEvent) -> None:
         raise BrokenPipeError
 
     with pytest.raises(BrokenPipeError):
@@ -353,7 +352,7 @@ async def test_a_reader_who_leaves_during_a_call_ends_the_call(stage: Stage) -> 
         await anyio.sleep_forever()
         raise AssertionError
 
-    def hear(event: Event) -> None:
+    def hear(event: RunEvent) -> None:
         if isinstance(event, ToolAdvanced):
             raise BrokenPipeError
 
@@ -398,7 +397,7 @@ def test_a_fault_is_one_line_with_a_remedy(error: failures.AgentRunError, kind: 
 
 
 async def test_a_history_that_is_none_is_told(stage: Stage) -> None:
-    with pytest.raises(NoConversation, match="cannot be read"):
+    with pytest.raises(ConversationError, match="cannot be read"):
         await stage.run("never", history=[{"kind": "nonsense"}])
 
 
@@ -412,7 +411,7 @@ async def test_the_answers_of_the_last_calls_are_kept_at_a_limit(stage: Stage) -
 
 
 async def test_a_misuse_of_the_library_is_a_failure_and_no_crash(stage: Stage) -> None:
-    def hear(event: Event) -> None:
+    def hear(event: RunEvent) -> None:
         if isinstance(event, TextDelta):
             raise failures.UserError("misused")
 

@@ -10,7 +10,14 @@ import pytest
 from tests.support.model_server import model_server
 
 from induscode.launch.invocation import Invocation
-from induscode.session.models import ANTHROPIC_DEFAULT, OPENAI_DEFAULT, BadAddress, ModelChoice, NoModel, choose_model
+from induscode.session.models import (
+    ANTHROPIC_DEFAULT,
+    OPENAI_DEFAULT,
+    InvalidAddressError,
+    ModelChoice,
+    NoModelError,
+    choose_model,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -64,7 +71,7 @@ async def test_the_model_that_was_asked_for_or_that_there_is_a_key_for(
 async def test_without_a_model_the_error_says_how_to_get_one(
     model: str | None, url: str | None, environ: Mapping[str, str], said: str
 ) -> None:
-    with pytest.raises(NoModel, match=said):
+    with pytest.raises(NoModelError, match=said):
         await choose_model(asked(model, url), environ)
 
 
@@ -82,9 +89,9 @@ async def test_without_a_model_the_error_says_how_to_get_one(
     ],
 )
 async def test_an_address_that_is_none_is_refused_before_anything_is_sent(address: str) -> None:
-    with pytest.raises(BadAddress, match="no address of a server"):
+    with pytest.raises(InvalidAddressError, match="no address of a server"):
         await choose_model(asked("x", address), {})
-    with pytest.raises(BadAddress):
+    with pytest.raises(InvalidAddressError):
         await choose_model(asked("anthropic:x"), {A: "a", "ANTHROPIC_BASE_URL": address})
 
 
@@ -107,7 +114,7 @@ async def test_a_server_at_a_given_address_names_its_model() -> None:
     with model_server() as server:
         choice = await choose_model(asked(None, f"{server.url}/v1"), {})
         assert choice.name == "local-model"
-        with pytest.raises(NoModel):
+        with pytest.raises(NoModelError):
             await choose_model(asked(None, f"{server.url}/nothing"), {})
 
 
@@ -139,7 +146,7 @@ async def test_finding_c9_a_server_is_asked_how_much_its_model_reads(facts: dict
 
 async def test_without_anything_one_message_tells_three_ways_on() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        with pytest.raises(NoModel) as raised:
+        with pytest.raises(NoModelError) as raised:
             await choose_model(asked(), {}, (silent.getsockname()[1], 9))
     said = str(raised.value)
     assert "ANTHROPIC_API_KEY" in said

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from induscode.session.reads import ConversationReads
-from induscode.session.transcript import Transcript
+from induscode.session.transcript import ConversationReadState, Transcript
 
 
-def reopened(folder: Path) -> tuple[Transcript, ConversationReads]:
+def reopened(folder: Path) -> tuple[Transcript, ConversationReadState]:
     transcript = Transcript(str(folder), "/w")
-    return transcript, ConversationReads(transcript)
+    return transcript, ConversationReadState(transcript)
 
 
 def test_finding_c5_digests_lines_and_what_was_forgotten_come_back(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from indusagi.core.ids import new_ulid
 from induscode.session.transcript import (
     KEEP,
-    NoConversation,
+    ConversationError,
     Transcript,
     conversations_dir,
     last_conversation,
@@ -65,15 +65,15 @@ def test_the_one_written_to_last_is_the_last() -> None:
 
 @pytest.mark.parametrize("identity", ["", "../../etc", "nonsense", "01ARZ3NDEKTSV4RRFFQ69G5FAV"])
 def test_a_conversation_that_is_not_there_is_an_error(identity: str) -> None:
-    with pytest.raises(NoConversation, match="no conversation"):
+    with pytest.raises(ConversationError, match="no conversation"):
         open_transcript("/a", resume=identity)
-    with pytest.raises(NoConversation, match="in /a"):
+    with pytest.raises(ConversationError, match="in /a"):
         open_transcript("/a", last=True)
 
 
 def test_two_processes_never_write_one_conversation() -> None:
     transcript = open_transcript("/a")
-    with pytest.raises(NoConversation, match="another process"):
+    with pytest.raises(ConversationError, match="another process"):
         open_transcript("/a", resume=transcript.id)
     transcript.close()
     again = open_transcript("/a", resume=transcript.id)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from tests.support.scripts import command
 
 from induscode.launch.invocation import Invocation
-from induscode.session.headless import run_headless
+from induscode.session.run import run_headless
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -112,8 +112,8 @@ def trace_edit(folder: Path) -> Walk:
 def trace_remote_call(folder: Path) -> Walk:
     """Trace a call of a server's tool in `indus -p`, the second time, from the model loop and back."""
     from induscode.launch.invocation import Invocation  # noqa: PLC0415 — traced
-    from induscode.session.headless import run_headless  # noqa: PLC0415 — as above
     from induscode.session.model_loop.loop import DeckToolset  # noqa: PLC0415 — as above
+    from induscode.session.run import run_headless  # noqa: PLC0415 — as above
 
     config = honest(id="desk")
     row = {"command": config.command, "args": [*config.args], "env": dict(config.env)}

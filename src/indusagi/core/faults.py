@@ -10,12 +10,12 @@ CoreError                  anything of ours that a caller may want to catch
 │   ├── BuildFailed        a card could not be built
 │   ├── BridgeFault        an MCP configuration, a name or a lock that cannot be used
 │   └── BackendFault       a handle of the host that cannot be used
-├── BadPrompt              nothing to ask, or too much of it
-├── BadRule                a rule of permission that cannot be read
-├── NoModel                no model to ask, or none of that name
-├── BadAddress             an address at which no model can be
-├── NoConversation         no conversation to go on with
-└── Circles                a model that makes the same call again and again
+├── InvalidPromptError     nothing to ask, or too much of it
+├── InvalidRuleError       a permission rule that cannot be parsed
+├── NoModelError           no model to ask, or none of that name
+├── InvalidAddressError    an invalid address of a model server
+├── ConversationError      no conversation to continue
+└── RepeatedCallError      a model that repeats the same call
 
 A class is added to the drawing in the commit that adds the class; a test compares the two.
 What is skipped but does not stop the work is no error: it is a `Note` (see `core.notes`).

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from induscode.deck.mcp.drift import DisabledTool
     from induscode.deck.mcp.store import LedgerStore
     from induscode.launch.invocation import Invocation
-    from induscode.session.permissions.decision import Answer, Question
+    from induscode.session.permissions.confirm import PermissionAnswer, PermissionRequest
 
 ANSWERED_WITH_ERROR = 1
 MISUSED = 2
@@ -308,24 +308,23 @@ class _Call:
 class _WhoTyped:
     """Answers for the person who typed the call: yes to it, and to it alone."""
 
-    async def ask(self, question: Question) -> Answer:
+    async def ask(self, question: PermissionRequest) -> PermissionAnswer:
         """Say yes, once."""
-        from induscode.session.permissions.decision import Answer, Scope  # noqa: PLC0415 — see _gate
+        from induscode.session.permissions.confirm import ApprovalScope, PermissionAnswer  # noqa: PLC0415 — see _gate
 
-        return Answer(Scope.ONCE)
+        return PermissionAnswer(ApprovalScope.ONCE)
 
 
 def _gate(cwd: str) -> Callable[[Capability], Capability]:
     """Put the gate in front of every card: what a rule denies stays denied."""
-    from induscode.session.permissions.gate import Gate, GatedCard  # noqa: PLC0415 — for a call that runs
-    from induscode.session.permissions.startup_rules import standing_rules  # noqa: PLC0415 — as above
-    from induscode.session.permissions.store import RuleStore  # noqa: PLC0415 — as above
+    from induscode.session.permissions.check import CheckedCard, Permissions  # noqa: PLC0415 — for a call that runs
+    from induscode.session.permissions.store import RuleStore, load_startup_rules  # noqa: PLC0415 — as above
 
     store = RuleStore()
-    rules, notes = standing_rules(store, cwd)
+    rules, notes = load_startup_rules(store, cwd)
     print_notes(notes)
-    gate = Gate(rules, asker=_WhoTyped(), store=store)
-    return lambda card: GatedCard(card, gate)
+    permissions = Permissions(rules, approver=_WhoTyped(), store=store)
+    return lambda card: CheckedCard(card, permissions)
 
 
 def _speaks_of(note: Note, plan: ServerPlan) -> bool:

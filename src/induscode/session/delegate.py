@@ -18,11 +18,9 @@ from indusagi.runtime.contract import ToolProgress
 from induscode.deck.cards.checkpoint import CHECKPOINTED_TOOLS, path_of
 from induscode.deck.contract import DelegateReport
 from induscode.deck.toolbox import DeckRunner, DeckToolBox
-from induscode.session.events import ToolAnswered, ToolCalled
-from induscode.session.plan import RequestBudget, RunPlan
+from induscode.session.contract import RequestBudget, RunPlan, ToolAnswered, ToolCalled
 from induscode.session.plan_mode import ENTER, EXIT
-from induscode.session.reads import ConversationReads
-from induscode.session.transcript import NoConversation, Transcript
+from induscode.session.transcript import ConversationError, ConversationReadState, Transcript
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -32,8 +30,8 @@ if TYPE_CHECKING:
     from indusagi.runtime.contract import ToolDescriptor
     from induscode.deck.contract import DelegateRequest
     from induscode.deck.provision import ToolDeck
-    from induscode.session.events import Ended, EndReason, Event, Sink
-    from induscode.session.system_prompt import Briefing
+    from induscode.session.contract import EndReason, RunEvent, RunResult, Sink
+    from induscode.session.prompt import SystemPrompt
 
 AGENTS = ("general", "explore")
 """`general` has every tool of its parent but `task`; `explore` only those that change nothing."""
@@ -50,22 +48,22 @@ _REASONS: dict[EndReason, str] = {
 }
 
 
-class Asks(Protocol):
+class ModelRunner(Protocol):
     """Whatever has a question answered by a model."""
 
-    async def run(self, prompt: str, plan: RunPlan) -> Ended:
+    async def run(self, prompt: str, plan: RunPlan) -> RunResult:
         """Have a question answered."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Parent:
+class ParentSession:
     """What a sub-session has of the session it was started in."""
 
-    engine: Asks
+    engine: ModelRunner
     deck: Callable[[], ToolDeck]
     servers: Callable[[], dict[str, str]]
-    briefing: Briefing
+    briefing: SystemPrompt
     budget: RequestBudget
     sink: Sink
     """Told of calls that were not allowed, whoever made them."""
@@ -78,9 +76,9 @@ class SubSessions:
 
     def __init__(self, directory: str, cwd: str) -> None:
         self._directory, self._cwd = directory, cwd
-        self._parent: Parent | None = None
+        self._parent: ParentSession | None = None
 
-    def serve(self, parent: Parent) -> None:
+    def serve(self, parent: ParentSession) -> None:
         """Take the session whose work is handed on here."""
         self._parent = parent
 
@@ -95,11 +93,11 @@ class SubSessions:
             return DelegateReport(ok=False, text="The session is not open yet.", reason="error")
         try:
             transcript = await to_thread.run_sync(self._opened, request.resume)
-        except (OSError, NoConversation) as exc:
+        except (OSError, ConversationError) as exc:
             return DelegateReport(ok=False, text=str(exc), reason="error")
         try:
             return await self._worked(request, ctx, parent, transcript)
-        except NoConversation as exc:
+        except ConversationError as exc:
             return DelegateReport(ok=False, text=str(exc), reason="error")
         finally:
             await to_thread.run_sync(transcript.close)
@@ -108,18 +106,18 @@ class SubSessions:
         name = resume or new_ulid()
         directory = os.path.join(self._directory, name)
         if resume is not None and not (is_ulid(name) and os.path.isdir(directory)):
-            raise NoConversation(f"There is no task {resume!r} to go on with.")
+            raise ConversationError(f"There is no task {resume!r} to go on with.")
         return Transcript(directory, self._cwd)
 
     async def _worked(
-        self, request: DelegateRequest, ctx: ToolContext, parent: Parent, transcript: Transcript
+        self, request: DelegateRequest, ctx: ToolContext, parent: ParentSession, transcript: Transcript
     ) -> DelegateReport:
         limit = min(request.max_turns or _TURNS, parent.budget.left)
         budget = RequestBudget(limit)
         # Lists, jobs and what was read belong to the sub-session alone; the doors are the parent's,
         # not those of this call, which may be narrower than what each call of the work needs.
         above = parent.deck().context
-        reads = ConversationReads(transcript)
+        reads = ConversationReadState(transcript)
         own = replace(
             above,
             context_id=ContextId(f"ctx_{new_ulid()}"),
@@ -135,7 +133,7 @@ class SubSessions:
 
         changed = ChangedFiles(self._cwd)
 
-        async def heard(event: Event) -> None:
+        async def heard(event: RunEvent) -> None:
             changed.hear(event)
             if isinstance(event, ToolCalled):
                 ctx.report(ToolProgress(budget.used, limit, f"calling {event.name}"))
@@ -181,7 +179,7 @@ class ChangedFiles:
         self._called: dict[str, str] = {}
         self._paths: dict[str, None] = {}
 
-    def hear(self, event: Event) -> None:
+    def hear(self, event: RunEvent) -> None:
         """Follow a call from the arguments, which name the file, to an answer that is no error."""
         if isinstance(event, ToolCalled) and event.name in CHECKPOINTED_TOOLS:
             path = path_of(event.arguments)
@@ -202,7 +200,7 @@ class ChangedFiles:
         return tuple(self._paths)
 
 
-def _report(ended: Ended, identity: str, files: tuple[str, ...]) -> DelegateReport:
+def _report(ended: RunResult, identity: str, files: tuple[str, ...]) -> DelegateReport:
     text = ended.text
     if ended.reason != "done":
         text = "\n\n".join((*ended.passages, f"[{ended.said}]"))

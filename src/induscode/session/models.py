@@ -29,11 +29,11 @@ _PROBE_S = 0.2
 _LARGEST_ANSWER = 256 * 1024
 
 
-class NoModel(CoreError):
+class NoModelError(CoreError):
     """There is no model to ask, and this says what can be done about it."""
 
 
-class BadAddress(CoreError):
+class InvalidAddressError(CoreError):
     """An address at which no server can be."""
 
 
@@ -63,8 +63,8 @@ async def choose_model(
     """Decide which model a run asks.
 
     Raises:
-        NoModel: There is none; the message says how to get one.
-        BadAddress: Where it is to be no server can be.
+        NoModelError: There is none; the message says how to get one.
+        InvalidAddressError: Where it is to be no server can be.
     """
     choice = await _choose(invocation, environ, ports)
     if invocation.context_window is not None:
@@ -86,7 +86,7 @@ async def _choose(invocation: Invocation, environ: Mapping[str, str], ports: Seq
     if base_url is not None:
         found = await _served(base_url)
         if found is None:
-            raise NoModel(f"{base_url} does not tell which models it has: name one with --model")
+            raise NoModelError(f"{base_url} does not tell which models it has: name one with --model")
         window = found.context_window
         choice = ModelChoice("compatible", found.name, base_url, context_window=window)
         return _with_key(choice, environ)
@@ -98,7 +98,7 @@ async def _choose(invocation: Invocation, environ: Mapping[str, str], ports: Seq
 
 
 def _check(address: str) -> None:
-    from urllib.parse import urlsplit  # noqa: PLC0415 — for those who give an address
+    from urllib.parse import urlsplit  # noqa: PLC0415 — only for those who have to look
 
     try:
         parts = urlsplit(address)
@@ -107,7 +107,7 @@ def _check(address: str) -> None:
     except ValueError:
         fine = False
     if not fine or not address.isprintable() or " " in address:
-        raise BadAddress(f"{address!r} is no address of a server: write it as http://127.0.0.1:8080/v1")
+        raise InvalidAddressError(f"{address!r} is no address of a server: write it as http://127.0.0.1:8080/v1")
 
 
 def _named(model: str, base_url: str | None, *, insisted: bool, environ: Mapping[str, str]) -> ModelChoice:
@@ -120,7 +120,7 @@ def _named(model: str, base_url: str | None, *, insisted: bool, environ: Mapping
         dialect: Dialect = "compatible" if insisted else "openai"
         return _with_key(ModelChoice(dialect, name, base_url), environ)
     if base_url is None:
-        raise NoModel(
+        raise NoModelError(
             f"--model {model}: whose model is it? Say anthropic:{model} or openai:{model}, "
             "or give the address of its server with --base-url"
         )
@@ -134,16 +134,16 @@ def _with_key(choice: ModelChoice, environ: Mapping[str, str]) -> ModelChoice:
     never goes to an address from a flag, which has a variable of its own.
 
     Raises:
-        NoModel: The provider wants a key, and there is none.
+        NoModelError: The provider wants a key, and there is none.
     """
     prefix = "ANTHROPIC" if choice.dialect == "anthropic" else "OPENAI"
     usual = choice.base_url in {None, environ.get(f"{prefix}_BASE_URL")}
     variable = f"{prefix}_API_KEY" if usual else OWN_KEY
     key = environ.get(variable, "").strip() or None
     if key is not None and not (key.isascii() and key.isprintable()):
-        raise NoModel(f"{variable} holds characters that no key has: copy it anew")
+        raise NoModelError(f"{variable} holds characters that no key has: copy it anew")
     if key is None and choice.base_url is None:
-        raise NoModel(f"{choice.label} needs a key: set {prefix}_API_KEY")
+        raise NoModelError(f"{choice.label} needs a key: set {prefix}_API_KEY")
     return replace(choice, api_key=key)
 
 
@@ -164,7 +164,7 @@ async def _local(ports: Sequence[int]) -> ModelChoice:
             name, window = found[port].name, found[port].context_window
             note = f"no key is set: using {name} at {url}"
             return ModelChoice("compatible", name, url, None, note, window)
-    raise NoModel(
+    raise NoModelError(
         "there is no model to ask. Set ANTHROPIC_API_KEY or OPENAI_API_KEY; or start a server on "
         "this machine (`ollama serve`, `llama-server`), which is found by itself; or name one with "
         "--base-url URL --model NAME"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import anyio
 from anyio import to_thread
 
-from induscode.session.events import TextDelta, ToolAdvanced, ToolAnswered, ToolCalled
+from induscode.session.contract import TextDelta, ToolAdvanced, ToolAnswered, ToolCalled
 from induscode.terminal import print_status
 
 if TYPE_CHECKING:
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonObject, JsonValue
     from induscode.launch.invocation import OutputFormat
-    from induscode.session.events import Ended, Event, Usage
+    from induscode.session.contract import RunEvent, RunResult, Usage
 
 _OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """What a terminal would obey instead of showing it: single characters, wherever chunks end."""
 
 
-class Page:
+class StdoutWriter:
     """Standard output, written in threads."""
 
     def __init__(self, handle: int) -> None:
@@ -59,7 +59,7 @@ def _write_all(handle: int, data: bytes) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opening:
+class RunStart:
     """What is known before the first request."""
 
     session: str
@@ -83,11 +83,11 @@ class Opening:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Closing:
+class RunSummary:
     """What is known after the last request."""
 
     session: str
-    ended: Ended
+    ended: RunResult
     usage: Usage
     exit_code: int
     denied: Sequence[JsonObject] = ()
@@ -119,15 +119,15 @@ class Closing:
 class Reporter(Protocol):
     """Tells what happens, in one of the ways there are."""
 
-    async def opened(self, opening: Opening) -> None:
+    async def opened(self, opening: RunStart) -> None:
         """Tell what there is, before the first request."""
         ...
 
-    async def event(self, event: Event) -> None:
+    async def event(self, event: RunEvent) -> None:
         """Tell what has just happened."""
         ...
 
-    async def closed(self, closing: Closing) -> None:
+    async def closed(self, closing: RunSummary) -> None:
         """Tell what came of it."""
         ...
 
@@ -136,7 +136,7 @@ class Reporter(Protocol):
 class TextReporter:
     """Writes what the model says as it says it."""
 
-    page: Page
+    page: StdoutWriter
     chatty: bool = False
     """Whether somebody watches who wants to see which tools are called."""
     _open: bool = field(default=False, init=False)
@@ -145,12 +145,12 @@ class TextReporter:
     _gap: bool = field(default=False, init=False)
     """Whether the next words are set apart from those before."""
 
-    async def opened(self, opening: Opening) -> None:
+    async def opened(self, opening: RunStart) -> None:
         """Say what was left out, on standard error."""
         for note in opening.notes:
             print_status(note)
 
-    async def event(self, event: Event) -> None:
+    async def event(self, event: RunEvent) -> None:
         """Write the model's words; everything else is for whoever watches."""
         if isinstance(event, TextDelta):
             await self._words(event)
@@ -169,7 +169,7 @@ class TextReporter:
             self._any, self._gap, self._open = True, False, not text.endswith("\n")
             await self.page.write(before + text)
 
-    async def closed(self, closing: Closing) -> None:
+    async def closed(self, closing: RunSummary) -> None:
         """End the last line, and say on standard error why it ended early."""
         if self._open:
             self._open = False
@@ -182,17 +182,17 @@ class TextReporter:
 class JsonReporter:
     """Writes one object at the end."""
 
-    page: Page
+    page: StdoutWriter
 
-    async def opened(self, opening: Opening) -> None:
+    async def opened(self, opening: RunStart) -> None:
         """Say what was left out, on standard error too: a program may not look at it."""
         for note in opening.notes:
             print_status(note)
 
-    async def event(self, event: Event) -> None:
+    async def event(self, event: RunEvent) -> None:
         """Say nothing until the end."""
 
-    async def closed(self, closing: Closing) -> None:
+    async def closed(self, closing: RunSummary) -> None:
         """Write the object."""
         await self.page.write(_line(closing.as_json()))
 
@@ -201,24 +201,24 @@ class JsonReporter:
 class StreamReporter:
     """Writes a line for each event."""
 
-    page: Page
+    page: StdoutWriter
 
-    async def opened(self, opening: Opening) -> None:
+    async def opened(self, opening: RunStart) -> None:
         """Write the first line."""
         for note in opening.notes:
             print_status(note)
         await self.page.write(_line(opening.as_json()))
 
-    async def event(self, event: Event) -> None:
+    async def event(self, event: RunEvent) -> None:
         """Write a line."""
         await self.page.write(_line(event_json(event)))
 
-    async def closed(self, closing: Closing) -> None:
+    async def closed(self, closing: RunSummary) -> None:
         """Write the last line."""
         await self.page.write(_line(closing.as_json()))
 
 
-def event_json(event: Event) -> JsonObject:
+def event_json(event: RunEvent) -> JsonObject:
     """Give an event for a program."""
     if isinstance(event, TextDelta):
         return {"type": "text", "text": event.text, "starts": event.starts}
@@ -246,7 +246,7 @@ def event_json(event: Event) -> JsonObject:
     return {"type": "usage", **event.as_json(), "cost_usd": event.cost_usd}
 
 
-def reporter_for(shape: OutputFormat, page: Page, *, chatty: bool) -> Reporter:
+def reporter_for(shape: OutputFormat, page: StdoutWriter, *, chatty: bool) -> Reporter:
     """Choose the way in which a session is told."""
     if shape == "json":
         return JsonReporter(page)

@@ -2,15 +2,22 @@
 
 A conversation is a private directory under the state of this user, named by its id. Its log says
 where it was held, and holds each message and what deck was shown. One process writes it at a time.
+
+What a conversation has read of files, kept with it, so that it holds after `--continue`.
+
+A row names the path, the digest of the bytes and the lines that were shown. A file that has changed
+since has another digest: it counts as changed, and the tools say so.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+from collections import deque
 from shutil import rmtree
 from typing import TYPE_CHECKING
 
+from indusagi.capabilities.read_state import ReadState
 from indusagi.core.app_dirs import make_private_dir, state_dir
 from indusagi.core.clock import iso_utc, now_ms
 from indusagi.core.faults import CoreError
@@ -23,6 +30,7 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonObject
 
+
 KEEP = 200
 """How many conversations are kept."""
 KEEP_DAYS = 30
@@ -31,7 +39,7 @@ _DAY_NS = 24 * 3_600 * 1_000_000_000
 _FIRST_LINE = 64 * 1024
 
 
-class NoConversation(CoreError):
+class ConversationError(CoreError):
     """There is no such conversation, or it cannot be gone on with."""
 
 
@@ -43,7 +51,7 @@ class Transcript:
 
         Raises:
             OSError: It cannot be opened.
-            NoConversation: Another process is at it.
+            ConversationError: Another process is at it.
         """
         self.directory = make_private_dir(directory)
         self.id = os.path.basename(self.directory)
@@ -63,7 +71,7 @@ class Transcript:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as exc:
-            raise NoConversation(f"the conversation {self.id} is open in another process: wait for its end") from exc
+            raise ConversationError(f"the conversation {self.id} is open in another process: wait for its end") from exc
 
     def rows(self) -> Sequence[JsonObject]:
         """Give everything there is, the oldest first."""
@@ -111,17 +119,17 @@ def open_transcript(cwd: str, *, resume: str | None = None, last: bool = False) 
 
     Raises:
         OSError: It cannot be opened.
-        NoConversation: There is none to go on with.
+        ConversationError: There is none to go on with.
     """
     root = conversations_dir()
     if resume is not None:
         if not is_ulid(resume) or not os.path.isfile(os.path.join(root, resume, _LOG)):
-            raise NoConversation(f"there is no conversation {resume!r}; --continue takes the last one")
+            raise ConversationError(f"there is no conversation {resume!r}; --continue takes the last one")
         return Transcript(os.path.join(root, resume), cwd)
     if last:
         found = last_conversation(cwd, root)
         if found is None:
-            raise NoConversation(f"there is no conversation in {cwd} to go on with")
+            raise ConversationError(f"there is no conversation in {cwd} to go on with")
         return Transcript(os.path.join(root, found), cwd)
     make_private_dir(root)
     sweep(root)
@@ -182,3 +190,49 @@ def _in_use(directory: str) -> bool:
     finally:
         os.close(handle)
     return False
+
+
+_OP = "read"
+
+
+class ConversationReadState(ReadState):
+    """The read state of a conversation: what its log holds, and what is read from now on."""
+
+    def __init__(self, transcript: Transcript) -> None:
+        super().__init__()
+        self._transcript = transcript
+        self._unkept: deque[dict[str, str | int]] = deque()
+        for row in transcript.rows():
+            if row.get("op") == _OP:
+                self._restore(row)
+
+    def _restore(self, row: JsonObject) -> None:
+        path, digest = row.get("path"), row.get("digest")
+        first, last = row.get("first"), row.get("last")
+        if isinstance(path, str) and isinstance(digest, str):
+            lines = (first, last) if isinstance(first, int) and isinstance(last, int) else None
+            super().record(path, digest, lines)
+        elif isinstance(path, str):
+            super().forget(path)
+
+    def record(self, path: str, digest: str, lines: tuple[int, int] | None = None) -> None:
+        """Remember that the bytes with this digest are what stood at `path`."""
+        super().record(path, digest, lines)
+        row: dict[str, str | int] = {"path": path, "digest": digest}
+        if lines is not None:
+            row |= {"first": lines[0], "last": lines[1]}
+        self._unkept.append(row)
+
+    def forget(self, path: str) -> None:
+        """Drop what is known of `path`; an unknown one is fine."""
+        super().forget(path)
+        self._unkept.append({"path": path})
+
+    def keep(self, message: JsonObject) -> None:
+        """Add a message to the conversation, and what was read on the way to it. It blocks.
+
+        In this order: what was read without being told to the model does not count.
+        """
+        self._transcript.keep(message)
+        while self._unkept:
+            self._transcript.mark(_OP, **self._unkept.popleft())

@@ -22,8 +22,8 @@ from induscode.deck.mcp.capability import BridgeCapability
 from induscode.deck.mcp.enrolment import Enrolment
 from induscode.deck.mcp.keys import bridge_content_key
 from induscode.deck.mcp.ledger import BridgeLedger, EnrollRequest
-from induscode.session.permissions.gate import Gate
-from induscode.session.permissions.shell.remote import may_name, names_exactly
+from induscode.session.permissions.check import Permissions
+from induscode.session.permissions.patterns import may_name, names_exactly
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -158,11 +158,11 @@ async def test_finding_d6_rules_match_the_identity_of_a_tool(
 ) -> None:
     enrolment = enrol([("a", "b__c"), ("a__b", "c")], ["a", "a__b"])
     cards = {one.ref.server: one for one in enrolment.ledger.live_capabilities()}
-    gate = Gate(rules(allow=pattern))
+    gate = Permissions(rules(allow=pattern))
     found = [await gate.check(cards[one], {}, context(tmp_path)) for one in ("a", "a__b")]
     assert [one.allowed for one in found] == [of_a, of_a__b]
     # A whole name means the tool that is shown under it.
-    literal = Gate(rules(allow=cards["a"].name))
+    literal = Permissions(rules(allow=cards["a"].name))
     found = [await literal.check(cards[one], {}, context(tmp_path)) for one in ("a", "a__b")]
     assert [one.allowed for one in found] == [True, False]
 
@@ -173,7 +173,7 @@ async def test_finding_d6_a_rule_that_denies_holds_in_every_reading(tmp_path: Pa
     for pattern, denied in {
         "a__b__*": ["a", "a__b"], "a__b__c": ["a", "a__b"], "bash": [], "bash*": ["bash"],
     }.items():  # fmt: skip
-        gate = Gate(rules(allow="*", deny=pattern))
+        gate = Permissions(rules(allow="*", deny=pattern))
         found = [
             one.ref.server
             for one in enrolment.ledger.live_capabilities()

@@ -16,9 +16,9 @@ from indusagi.runtime.contract import ToolDescriptor, ToolResult
 from induscode.deck.builtin import build_builtin
 from induscode.deck.contract import DeckContext
 from induscode.deck.mcp.capability import BridgeCapability
-from induscode.session.permissions.decision import Answer, Scope
-from induscode.session.permissions.gate import Gate
-from induscode.session.permissions.rules import Effect, Origin, Rule, parse_rule
+from induscode.session.permissions.check import Permissions
+from induscode.session.permissions.confirm import ApprovalScope, PermissionAnswer
+from induscode.session.permissions.rules import Effect, Rule, RuleOrigin, parse_rule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from indusagi.capabilities.context import ToolContext
     from indusagi.core.json import JsonObject, JsonValue
     from induscode.deck.contract import Capability
-    from induscode.session.permissions.decision import Question
-    from induscode.session.permissions.gate import Verdict
+    from induscode.session.permissions.check import CheckResult
+    from induscode.session.permissions.confirm import PermissionRequest
 
 HELD = SandboxState(kind="bubblewrap")
 
@@ -68,7 +68,7 @@ def remote(name: str = "github__create_issue", *, server: str = "github", text: 
 
 def rule(text: str, effect: Effect, **where: str | None) -> Rule:
     """Read a rule that is right."""
-    found = parse_rule(text, effect, Origin.USER)
+    found = parse_rule(text, effect, RuleOrigin.USER)
     assert isinstance(found, Rule), found
     return replace(found, **where)
 
@@ -87,19 +87,19 @@ def rules(*, allow: str = "", ask: str = "", deny: str = "") -> list[Rule]:
 class Person:
     """Somebody who answers, and remembers what they were asked."""
 
-    says: list[Scope | None] = field(default_factory=list[Scope | None])
-    questions: list[Question] = field(default_factory=list["Question"])
+    says: list[ApprovalScope | None] = field(default_factory=list[ApprovalScope | None])
+    questions: list[PermissionRequest] = field(default_factory=list["PermissionRequest"])
     before: Callable[[], None] | None = None
     """What happens while they think."""
 
-    async def ask(self, question: Question) -> Answer:
+    async def ask(self, question: PermissionRequest) -> PermissionAnswer:
         self.questions.append(question)
         if self.before is not None:
             await to_thread.run_sync(self.before)
-        return Answer(self.says.pop(0) if self.says else None)
+        return PermissionAnswer(self.says.pop(0) if self.says else None)
 
 
-async def verdict(gate: Gate, name: str, folder: Path, **arguments: JsonValue) -> Verdict:
+async def verdict(gate: Permissions, name: str, folder: Path, **arguments: JsonValue) -> CheckResult:
     """Have a gate decide about a call of a native card."""
     return await gate.check(card(name, folder), dict(arguments), context(folder))
 
@@ -107,7 +107,7 @@ async def verdict(gate: Gate, name: str, folder: Path, **arguments: JsonValue) -
 async def effect_of(folder: Path, command: str, given: list[Rule]) -> Effect:
     """Tell what rules make of a command: allowed, denied, or to be asked about."""
     person = Person()
-    found = await verdict(Gate(given, asker=person), "bash", folder, command=command)
+    found = await verdict(Permissions(given, approver=person), "bash", folder, command=command)
     if found.allowed:
         return Effect.ALLOW
     return Effect.ASK if person.questions else Effect.DENY

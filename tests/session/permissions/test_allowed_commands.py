@@ -14,12 +14,12 @@ from outside.gate_fuzz.laws import decide, find_hidden, find_overruns
 from outside.gate_fuzz.run import Playground
 from tests.session.permissions.support import Person, rules, verdict
 
-from induscode.session.permissions.decision import Scope
-from induscode.session.permissions.gate import Gate
+from induscode.session.permissions.check import Permissions
+from induscode.session.permissions.confirm import ApprovalScope
 from induscode.session.permissions.policy import Approval
 from induscode.session.permissions.rules import Effect
 from induscode.session.permissions.shell.parse import parse_command
-from induscode.session.permissions.shell.spelling import expand_braces
+from induscode.session.permissions.shell.syntax import expand_braces
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -400,12 +400,12 @@ async def test_finding_d3_a_hidden_command_is_asked_about_under_all_and_refused_
 ) -> None:
     given = rules(deny="bash(rm *)")
     person = Person()
-    asked = Gate(given, asker=person, approval=Approval.ALL)
+    asked = Permissions(given, approver=person, approval=Approval.ALL)
     assert not (await verdict(asked, "bash", tmp_path, command="$x a")).allowed
     (question,) = person.questions
     assert question.reasons[0] == "rule deny bash(rm *) (the user) could apply"
-    assert question.scopes == (Scope.ONCE,)
-    alone = Gate(given, approval=Approval.ALL)
+    assert question.scopes == (ApprovalScope.ONCE,)
+    alone = Permissions(given, approval=Approval.ALL)
     refused = await verdict(alone, "bash", tmp_path, command=". ./setup.sh")
     assert not refused.allowed
     assert "Write the command plainly" in refused.reason
@@ -415,15 +415,15 @@ async def test_finding_d3_a_hidden_command_is_asked_about_under_all_and_refused_
 
 @pytest.mark.anyio
 async def test_finding_d3_the_reason_says_why_a_rule_does_not_cover_a_command(tmp_path: Path) -> None:
-    found = await verdict(Gate(rules(allow="bash(sort *)")), "bash", tmp_path, command="sort *")
+    found = await verdict(Permissions(rules(allow="bash(sort *)")), "bash", tmp_path, command="sort *")
     assert "rule bash(sort *) does not cover it" in found.reason
     assert "write ./*, or -- before it" in found.reason
 
 
 @pytest.mark.anyio
 async def test_finding_d3_always_for_an_unknown_option_is_a_rule_that_names_it(tmp_path: Path) -> None:
-    person = Person([Scope.SESSION])
-    gate = Gate(asker=person)
+    person = Person([ApprovalScope.SESSION])
+    gate = Permissions(approver=person)
     assert (await verdict(gate, "bash", tmp_path, command="mytool --fast x")).allowed
     assert person.questions[0].saves == ("bash(mytool --fast x)",)
     assert (await verdict(gate, "bash", tmp_path, command="mytool --fast x")).allowed

@@ -17,11 +17,11 @@ from indusagi.core.app_dirs import state_dir
 from indusagi.runtime.contract import ToolCall, ToolResult
 from induscode.deck.contract import DeckContext, Profile
 from induscode.deck.provision import ToolDeck, provision_deck
-from induscode.session.permissions.call_facts import gather
-from induscode.session.permissions.decision import Answer, Decision, Scope, binding_of
-from induscode.session.permissions.gate import Gate, GatedCard, gated
+from induscode.session.permissions.call_facts import gather_facts
+from induscode.session.permissions.check import CheckedCard, Permissions, require_permission
+from induscode.session.permissions.confirm import ApprovalScope, PermissionAnswer, bind_call
 from induscode.session.permissions.policy import Approval
-from induscode.session.permissions.rules import Effect, Origin, Rule
+from induscode.session.permissions.rules import Effect, Rule, RuleOrigin
 from induscode.session.permissions.store import RuleStore
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from indusagi.capabilities.context import ToolContext
     from indusagi.capabilities.files.paths.policy import PathRequest
     from indusagi.core.json import JsonObject, JsonValue
-    from induscode.session.permissions.decision import Question
+    from induscode.session.permissions.confirm import PermissionRequest
 
 pytestmark = pytest.mark.anyio
 
@@ -67,7 +67,7 @@ def text_of(result: ToolResult) -> str:
     ],
 )
 async def test_what_looks_inside_the_workspace_runs_unasked(name: str, arguments: JsonObject, work: Path) -> None:
-    assert (await verdict(Gate(), name, work, **arguments)).allowed
+    assert (await verdict(Permissions(), name, work, **arguments)).allowed
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ async def test_what_looks_inside_the_workspace_runs_unasked(name: str, arguments
 async def test_without_a_person_what_would_be_asked_is_denied_with_a_way_on(
     name: str, arguments: JsonObject, remedy: str, work: Path
 ) -> None:
-    found = await verdict(Gate(), name, work, **arguments)
+    found = await verdict(Permissions(), name, work, **arguments)
     assert not found.allowed
     assert found.reason.startswith(f"{name} was not run: nobody is there to ask.")
     unquoted = remedy.replace("'", "")
@@ -105,17 +105,17 @@ async def test_the_rule_that_the_reason_names_allows_the_call(work: Path) -> Non
         ("webfetch", {"url": "https://example.org/x"}),
         ("read", {"path": "../outside.txt"}),
     ):
-        person = Person([Scope.SESSION])
-        gate = Gate(asker=person)
+        person = Person([ApprovalScope.SESSION])
+        gate = Permissions(approver=person)
         assert (await verdict(gate, name, work, **arguments)).allowed
         given = [rule(text, Effect.ALLOW) for text in person.questions[0].saves]
         assert given
-        assert (await verdict(Gate(given), name, work, **arguments)).allowed
+        assert (await verdict(Permissions(given), name, work, **arguments)).allowed
 
 
 async def test_arguments_that_do_not_fit_are_told_and_nobody_is_asked(work: Path) -> None:
-    person = Person([Scope.ONCE])
-    gate = Gate(asker=person)
+    person = Person([ApprovalScope.ONCE])
+    gate = Permissions(approver=person)
     found = await verdict(gate, "bash", work, comand="ls")
     assert found.code == "invalid_arguments"
     assert "comand" in found.reason
@@ -134,7 +134,7 @@ async def test_a_schema_that_cannot_be_used_denies(work: Path) -> None:
         return "ran"
 
     broken = tool(run, parameters={"type": "object", "properties": {"a": {"type": "nonsense"}}})
-    found = await Gate(approval=Approval.ALL).check(broken, {"a": 1}, context(work))
+    found = await Permissions(approval=Approval.ALL).check(broken, {"a": 1}, context(work))
     assert not found.allowed
 
 
@@ -161,15 +161,15 @@ async def test_a_schema_that_cannot_be_used_denies(work: Path) -> None:
 async def test_approval_says_what_becomes_of_calls_that_would_be_asked_about(
     approval: str, name: str, arguments: JsonObject, allowed: bool, work: Path
 ) -> None:
-    gate = Gate(approval=Approval(approval))
+    gate = Permissions(approval=Approval(approval))
     found = await verdict(gate, name, work, **arguments)
     assert found.allowed is allowed
-    if found.decision is not None and approval == "all":
-        assert found.decision.by == "--approval all"
+    if found.allowed and approval == "all":
+        assert found.by == "--approval all"
 
 
 async def test_approval_of_all_denies_what_a_rule_denies(work: Path) -> None:
-    gate = Gate(rules(deny="bash(git clean); webfetch"), approval=Approval.ALL)
+    gate = Permissions(rules(deny="bash(git clean); webfetch"), approval=Approval.ALL)
     assert not (await verdict(gate, "bash", work, command="ls; git clean")).allowed
     assert not (await verdict(gate, "webfetch", work, url="https://example.org")).allowed
     assert (await verdict(gate, "bash", work, command="ls")).allowed
@@ -178,7 +178,7 @@ async def test_approval_of_all_denies_what_a_rule_denies(work: Path) -> None:
 async def test_plan_mode_lets_look_and_write_plans_only(work: Path) -> None:
     plans = work / "plans"
     everything = rules(allow="*; write(**); bash(*); github__*")
-    gate = Gate(everything, plan=lambda: True, plans_dir=str(plans), approval=Approval.ALL)
+    gate = Permissions(everything, plan=lambda: True, plans_dir=str(plans), approval=Approval.ALL)
     assert (await verdict(gate, "read", work, path="a.txt")).allowed
     assert (await verdict(gate, "todo_set", work, items=[])).allowed
     assert (await verdict(gate, "write", work, path="plans/one.md", content="x")).allowed
@@ -195,7 +195,7 @@ async def test_plan_mode_lets_look_and_write_plans_only(work: Path) -> None:
 
 
 async def test_plan_mode_writes_plans_unasked_without_any_rule(work: Path) -> None:
-    gate = Gate(plan=lambda: True, plans_dir=str(work / "plans"))
+    gate = Permissions(plan=lambda: True, plans_dir=str(work / "plans"))
     assert (await verdict(gate, "write", work, path="plans/one.md", content="x")).allowed
 
 
@@ -205,7 +205,7 @@ async def test_plan_mode_writes_plans_unasked_without_any_rule(work: Path) -> No
 async def test_without_a_sandbox_rules_do_not_allow_commands_unless_the_store_says_so(work: Path) -> None:
     none = SandboxState(kind="none", detail="no bubblewrap")
     store = RuleStore()
-    gate = Gate(rules(allow="bash(ls *)"), store=store)
+    gate = Permissions(rules(allow="bash(ls *)"), store=store)
     call: JsonObject = {"command": "ls"}
     found = await gate.check(card("bash", work), call, context(work, none))
     assert not found.allowed
@@ -222,7 +222,7 @@ async def test_a_shell_of_which_nobody_knows_what_holds_it_counts_as_none(work: 
         pass
 
     ctx = replace(context(work), shell=Silent())
-    found = await Gate(rules(allow="bash(ls *)")).check(card("bash", work), {"command": "ls"}, ctx)
+    found = await Permissions(rules(allow="bash(ls *)")).check(card("bash", work), {"command": "ls"}, ctx)
     assert "nobody knows" in found.reason
 
 
@@ -230,7 +230,7 @@ async def test_a_shell_of_which_nobody_knows_what_holds_it_counts_as_none(work: 
 
 
 async def test_a_tool_of_a_server_is_asked_about_whatever_it_says_of_itself(work: Path) -> None:
-    assert not (await Gate().check(remote(), {}, context(work))).allowed
+    assert not (await Permissions().check(remote(), {}, context(work))).allowed
     for text, allowed in (
         ("github__*", True),
         ("github__create_issue", True),
@@ -238,17 +238,17 @@ async def test_a_tool_of_a_server_is_asked_about_whatever_it_says_of_itself(work
         ("*", True),
         ("github__create_issue(x)", False),
     ):
-        gate = Gate(rules(allow=text))
+        gate = Permissions(rules(allow=text))
         assert (await gate.check(remote(), {}, context(work))).allowed is allowed
-    gate = Gate(rules(allow="github__*", deny="*__create_*"))
+    gate = Permissions(rules(allow="github__*", deny="*__create_*"))
     assert not (await gate.check(remote(), {}, context(work))).allowed
-    gate = Gate(rules(allow="github__*", deny="github__create_issue(x)"))
+    gate = Permissions(rules(allow="github__*", deny="github__create_issue(x)"))
     assert not (await gate.check(remote(), {}, context(work))).allowed
 
 
 async def test_always_for_a_tool_ends_when_its_definition_changes(work: Path) -> None:
-    person = Person([Scope.ALWAYS_TOOL])
-    gate = Gate(asker=person, store=RuleStore())
+    person = Person([ApprovalScope.ALWAYS_TOOL])
+    gate = Permissions(approver=person, store=RuleStore())
     assert (await gate.check(remote(), {}, context(work))).allowed
     assert (await gate.check(remote(), {"other": 1}, context(work))).allowed
     assert len(person.questions) == 1
@@ -257,15 +257,15 @@ async def test_always_for_a_tool_ends_when_its_definition_changes(work: Path) ->
 
 
 async def test_always_for_a_server_holds_for_its_tools_in_this_workspace_only(work: Path, tmp_path: Path) -> None:
-    person = Person([Scope.ALWAYS_SERVER])
-    gate = Gate(asker=person, store=RuleStore())
+    person = Person([ApprovalScope.ALWAYS_SERVER])
+    gate = Permissions(approver=person, store=RuleStore())
     assert (await gate.check(remote(), {}, context(work))).allowed
     assert (await gate.check(remote("github__list"), {}, context(work))).allowed
     assert not (await gate.check(remote("x__y", server="x"), {}, context(work))).allowed
     assert not (await verdict(gate, "write", work, path="x", content="x")).allowed
     loaded, notes = await anyio.to_thread.run_sync(RuleStore().load)
     assert not notes
-    again = Gate(loaded)
+    again = Permissions(loaded)
     assert (await again.check(remote("github__list"), {}, context(work))).allowed
     assert not (await again.check(remote("github__list"), {}, context(tmp_path))).allowed
 
@@ -274,16 +274,16 @@ async def test_always_for_a_server_holds_for_its_tools_in_this_workspace_only(wo
 
 
 async def test_once_is_once(work: Path) -> None:
-    person = Person([Scope.ONCE])
-    gate = Gate(asker=person)
+    person = Person([ApprovalScope.ONCE])
+    gate = Permissions(approver=person)
     assert (await verdict(gate, "bash", work, command="ls")).allowed
     assert not (await verdict(gate, "bash", work, command="ls")).allowed
 
 
 async def test_session_holds_for_the_prefix_and_is_not_kept(work: Path) -> None:
-    person = Person([Scope.SESSION])
+    person = Person([ApprovalScope.SESSION])
     store = RuleStore()
-    gate = Gate(asker=person, store=store)
+    gate = Permissions(approver=person, store=store)
     assert (await verdict(gate, "bash", work, command="git commit -m x")).allowed
     assert (await verdict(gate, "bash", work, command="git commit -m y")).allowed
     assert person.questions[0].saves == ("bash(git commit *)",)
@@ -292,17 +292,19 @@ async def test_session_holds_for_the_prefix_and_is_not_kept(work: Path) -> None:
 
 
 async def test_always_is_kept_outside_the_project(work: Path) -> None:
-    gate = Gate(asker=Person([Scope.ALWAYS_TOOL]), store=RuleStore())
+    gate = Permissions(approver=Person([ApprovalScope.ALWAYS_TOOL]), store=RuleStore())
     assert (await verdict(gate, "bash", work, command="npm run test -- -v")).allowed
     loaded, _ = await anyio.to_thread.run_sync(RuleStore().load)
     assert [str(one) for one in loaded] == ["bash(npm run test *)"]
     assert loaded[0].workspace == str(work)
-    assert (await verdict(Gate(loaded), "bash", work, command="npm run test")).allowed
+    assert (await verdict(Permissions(loaded), "bash", work, command="npm run test")).allowed
 
 
 async def test_always_that_cannot_be_kept_holds_for_the_session(work: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
-    gate = Gate(asker=Person([Scope.ALWAYS_TOOL]), store=RuleStore(str(tmp_path / "file" / "rules.json")))
+    gate = Permissions(
+        approver=Person([ApprovalScope.ALWAYS_TOOL]), store=RuleStore(str(tmp_path / "file" / "rules.json"))
+    )
     assert (await verdict(gate, "bash", work, command="ls")).allowed
     assert (await verdict(gate, "bash", work, command="ls -l")).allowed
     assert "this session only" in str(gate.notes[0])
@@ -316,57 +318,53 @@ async def test_always_that_cannot_be_kept_holds_for_the_session(work: Path, tmp_
     ],
 )  # fmt: skip
 async def test_c20_always_is_not_offered_for_what_runs_anything(command: str, work: Path) -> None:
-    person = Person([Scope.ALWAYS_TOOL])
-    gate = Gate(asker=person)
+    person = Person([ApprovalScope.ALWAYS_TOOL])
+    gate = Permissions(approver=person)
     allowed = (await verdict(gate, "bash", work, command=command)).allowed
     if command == "env ls":
         assert person.questions[0].saves == ("bash(ls *)",)
         return
-    assert person.questions[0].scopes == (Scope.ONCE,)
+    assert person.questions[0].scopes == (ApprovalScope.ONCE,)
     assert not allowed
     assert gate.rules == ()
 
 
 async def test_a_no_tells_the_model_what_the_person_said(work: Path) -> None:
     class Sayer:
-        async def ask(self, question: Question) -> Answer:
-            return Answer(None, "not on\x1b[31m Fridays")
+        async def ask(self, question: PermissionRequest) -> PermissionAnswer:
+            return PermissionAnswer(None, "not on\x1b[31m Fridays")
 
-    found = await verdict(Gate(asker=Sayer()), "bash", work, command="ls")
+    found = await verdict(Permissions(approver=Sayer()), "bash", work, command="ls")
     assert "the user said no: not on<U+001B>[31m Fridays" in found.reason
 
 
 async def test_an_asker_that_breaks_is_a_no(work: Path) -> None:
     class Broken:
-        async def ask(self, question: Question) -> Answer:
+        async def ask(self, question: PermissionRequest) -> PermissionAnswer:
             raise RuntimeError("no terminal")
 
-    found = await verdict(Gate(asker=Broken()), "bash", work, command="ls")
+    found = await verdict(Permissions(approver=Broken()), "bash", work, command="ls")
     assert "no terminal" in found.reason
 
 
-async def test_a_decision_is_used_once_and_for_nothing_else(work: Path) -> None:
+async def test_other_arguments_and_another_sandbox_are_another_call(work: Path) -> None:
     ctx = context(work)
-    facts = await gather(card("bash", work), {"command": "ls"}, ctx)
-    other = await gather(card("bash", work), {"command": "ls "}, ctx)
-    unheld = await gather(card("bash", work), {"command": "ls"}, context(work, SandboxState(kind="none")))
-    decision = Decision(binding_of(facts), Scope.ONCE, "the user")
-    assert not decision.spend(binding_of(other))
-    assert not decision.spend(binding_of(unheld))
-    assert decision.spend(binding_of(facts))
-    assert not decision.spend(binding_of(facts))
+    facts = await gather_facts(card("bash", work), {"command": "ls"}, ctx)
+    other = await gather_facts(card("bash", work), {"command": "ls "}, ctx)
+    unheld = await gather_facts(card("bash", work), {"command": "ls"}, context(work, SandboxState(kind="none")))
+    assert bind_call(facts) not in {bind_call(other), bind_call(unheld)}
 
 
 async def test_the_order_of_arguments_makes_no_other_call(work: Path) -> None:
     ctx = context(work)
-    one = await gather(card("bash", work), {"command": "ls", "cwd": "src"}, ctx)
-    two = await gather(card("bash", work), {"cwd": "src", "command": "ls"}, ctx)
-    assert binding_of(one) == binding_of(two)
+    one = await gather_facts(card("bash", work), {"command": "ls", "cwd": "src"}, ctx)
+    two = await gather_facts(card("bash", work), {"cwd": "src", "command": "ls"}, ctx)
+    assert bind_call(one) == bind_call(two)
 
 
 async def test_two_calls_at_once_ask_one_after_the_other_and_the_first_answer_counts(work: Path) -> None:
-    person = Person([Scope.SESSION])
-    gate = Gate(asker=person)
+    person = Person([ApprovalScope.SESSION])
+    gate = Permissions(approver=person)
     found: list[bool] = []
 
     async def one(command: str) -> None:
@@ -387,7 +385,7 @@ async def test_c5_the_question_shows_where_a_link_leads(work: Path, tmp_path: Pa
     (work / ".indusvx").mkdir()
     os.symlink(work / ".indusvx" / "mcp.json", work / "docs" / "x")
     person = Person()
-    gate = Gate(rules(allow="write(**)"), asker=person, approval=Approval.AUTO_EDIT)
+    gate = Permissions(rules(allow="write(**)"), approver=person, approval=Approval.AUTO_EDIT)
     assert not (await verdict(gate, "write", work, path="docs/x", content="{}")).allowed
     shown = "\n".join(person.questions[0].lines)
     assert f'writes to: "{work}/.indusvx/mcp.json" (protected), given as "docs/x"' in shown
@@ -396,17 +394,17 @@ async def test_c5_the_question_shows_where_a_link_leads(work: Path, tmp_path: Pa
 async def test_c5_our_own_records_are_not_written_by_a_rule_with_a_star(work: Path) -> None:
     store = os.path.join(state_dir(), "trust.json")
     for path in (store, "~/.bashrc", "~/.ssh/authorized_keys", ".git/config"):
-        gate = Gate(rules(allow="write; write(/**); write(~/**); write(**)"))
+        gate = Permissions(rules(allow="write; write(/**); write(~/**); write(**)"))
         found = await verdict(gate, "write", work, path=path, content="x")
         assert not found.allowed
         assert "protected" in found.reason
-    assert (await verdict(Gate(rules(allow="write(.git/x)")), "write", work, path=".git/x", content="")).allowed
+    assert (await verdict(Permissions(rules(allow="write(.git/x)")), "write", work, path=".git/x", content="")).allowed
 
 
 async def test_c5_a_redirection_shows_where_it_leads(work: Path, tmp_path: Path) -> None:
     os.symlink(tmp_path / "outside.txt", work / "link")
     person = Person()
-    gate = Gate(rules(allow="bash(echo *); write(**)"), asker=person)
+    gate = Permissions(rules(allow="bash(echo *); write(**)"), approver=person)
     assert not (await verdict(gate, "bash", work, command="echo x > link")).allowed
     assert f'writes to: "{tmp_path}/outside.txt" (outside)' in "\n".join(person.questions[0].lines)
 
@@ -414,7 +412,7 @@ async def test_c5_a_redirection_shows_where_it_leads(work: Path, tmp_path: Path)
 async def test_the_whole_command_is_shown_with_nothing_hidden(work: Path) -> None:
     command = "ls " + "x" * 5000 + "\u202e\x1b[2K\n\xa0rm \u0430"
     person = Person()
-    await verdict(Gate(asker=person), "bash", work, command=command)
+    await verdict(Permissions(approver=person), "bash", work, command=command)
     shown = person.questions[0].lines
     assert all(line.isascii() and line.isprintable() for line in shown)
     assert any("x" * 5000 + "\\u202e\\u001b[2K" in line for line in shown)
@@ -423,7 +421,7 @@ async def test_the_whole_command_is_shown_with_nothing_hidden(work: Path) -> Non
 
 async def test_every_argument_of_a_servers_tool_is_shown(work: Path) -> None:
     person = Person()
-    await Gate(asker=person).check(remote(), {"title": "a\nb", "n": [1, {"x": None}]}, context(work))
+    await Permissions(approver=person).check(remote(), {"title": "a\nb", "n": [1, {"x": None}]}, context(work))
     lines = person.questions[0].lines
     assert 'argument "title": "a\\nb"' in lines
     assert 'argument "n": "[1,{\\"x\\":null}]"' in lines
@@ -439,8 +437,8 @@ async def test_c5_a_link_that_moves_while_the_person_thinks_is_asked_about_again
             link.unlink()
             link.symlink_to(tmp_path / "outside.txt")
 
-    person = Person([Scope.ONCE, None], before=swap)
-    found = await verdict(Gate(asker=person), "write", work, path="link", content="x")
+    person = Person([ApprovalScope.ONCE, None], before=swap)
+    found = await verdict(Permissions(approver=person), "write", work, path="link", content="x")
     assert not found.allowed
     assert len(person.questions) == 2
     assert "outside.txt" in "\n".join(person.questions[1].lines)
@@ -454,8 +452,8 @@ async def test_c5_a_link_that_never_rests_is_denied(work: Path) -> None:
         link.unlink()
         link.symlink_to(work / f"{len(person.questions)}.txt")
 
-    person = Person([Scope.ONCE] * 9, before=swap)
-    found = await verdict(Gate(asker=person), "write", work, path="link", content="x")
+    person = Person([ApprovalScope.ONCE] * 9, before=swap)
+    found = await verdict(Permissions(approver=person), "write", work, path="link", content="x")
     assert not found.allowed
     assert len(person.questions) == 3
 
@@ -471,7 +469,7 @@ async def test_arguments_changed_after_the_check_do_not_reach_the_card(work: Pat
     def swap() -> None:
         given["a"] = [2]
 
-    gate = Gate(asker=Person([Scope.ONCE], before=swap))
+    gate = Permissions(approver=Person([ApprovalScope.ONCE], before=swap))
     await gate.run(tool(run), given, context(work))
     assert seen == [{"a": [1]}]
 
@@ -481,7 +479,7 @@ async def test_arguments_changed_after_the_check_do_not_reach_the_card(work: Pat
 
 async def test_a_path_outside_opens_for_the_call_that_was_allowed_and_for_no_other(work: Path, tmp_path: Path) -> None:
     ctx = context(work)
-    gate = Gate(asker=Person([Scope.ONCE]))
+    gate = Permissions(approver=Person([ApprovalScope.ONCE]))
     read = card("read", work)
     result = await gate.run(read, {"path": "../outside.txt"}, ctx)
     assert "outside" in text_of(result)
@@ -491,7 +489,7 @@ async def test_a_path_outside_opens_for_the_call_that_was_allowed_and_for_no_oth
 
 
 async def test_a_new_file_outside_is_made_with_its_directory(work: Path, tmp_path: Path) -> None:
-    gate = Gate(rules(allow=f"write({tmp_path}/**)"))
+    gate = Permissions(rules(allow=f"write({tmp_path}/**)"))
     target = str(tmp_path / "deep" / "er" / "x.txt")
     result = await gate.run(card("write", work), {"path": target, "content": "x\n"}, context(work))
     assert not result.is_error, text_of(result)
@@ -503,7 +501,7 @@ async def test_a_tree_outside_is_searched_when_somebody_says_so(work: Path, tmp_
     (beside / "in").mkdir(parents=True)
     (beside / "in" / "f.txt").write_text("needle\n", encoding="utf-8")
     os.symlink(tmp_path / "outside.txt", beside / "way out")
-    gate = Gate(approval=Approval.ALL)
+    gate = Permissions(approval=Approval.ALL)
     ctx = context(work)
     calls: list[tuple[str, JsonObject]] = [
         ("ls", {"path": str(beside), "depth": 3}),
@@ -516,7 +514,7 @@ async def test_a_tree_outside_is_searched_when_somebody_says_so(work: Path, tmp_
 
 
 async def test_bash_starts_outside_when_somebody_says_so(work: Path, tmp_path: Path) -> None:
-    gate = Gate(approval=Approval.ALL)
+    gate = Permissions(approval=Approval.ALL)
     async with context(work) as ctx:
         result = await gate.run(card("bash", work), {"command": "cat outside.txt", "cwd": str(tmp_path)}, ctx)
     assert "outside" in text_of(result)
@@ -540,7 +538,7 @@ async def test_a_call_writes_to_nothing_but_what_was_looked_at(work: Path) -> No
                     said.append(str(exc))
             return ToolResult.text(" ".join(said))
 
-    gate = Gate(approval=Approval.AUTO_EDIT)
+    gate = Permissions(approval=Approval.AUTO_EDIT)
     result = await gate.run(Elsewhere(), {"path": "b.txt", "content": "x"}, context(work))
     assert "not what was allowed" in text_of(result)
     assert (work / "a.txt").read_text(encoding="utf-8") == "inside\n"
@@ -557,7 +555,7 @@ async def test_what_a_rule_denies_stays_shut_wherever_a_link_leads_by_then(work:
         async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
             return ToolResult.text(await ctx.fs.read_text(".env"))
 
-    gate = Gate(rules(deny="read(.env)"))
+    gate = Permissions(rules(deny="read(.env)"))
     with pytest.raises(PermissionError, match="deny read"):
         await gate.run(Wanders(), {"path": "a.txt"}, context(work))
 
@@ -566,7 +564,7 @@ async def test_a_door_without_a_policy_stays_as_it_is(work: Path) -> None:
     door = LocalFs(str(work))
     assert door.under(lambda policy: policy) is door
     ctx = replace(context(work), fs=door)
-    result = await Gate().run(card("read", work), {"path": "a.txt"}, ctx)
+    result = await Permissions().run(card("read", work), {"path": "a.txt"}, ctx)
     assert "inside" in text_of(result)
 
 
@@ -603,7 +601,7 @@ async def test_a_door_of_another_kind_is_left_alone(work: Path) -> None:
             return ToolResult.text(await ctx.fs.read_text("a.txt"))
 
     ctx = replace(context(work), fs=Other())
-    assert "inside" in text_of(await Gate().run(Reads(), {"path": "a.txt"}, ctx))
+    assert "inside" in text_of(await Permissions().run(Reads(), {"path": "a.txt"}, ctx))
 
 
 # -- rules about paths ------------------------------------------------------------------------
@@ -628,13 +626,13 @@ async def test_a_door_of_another_kind_is_left_alone(work: Path) -> None:
 )
 async def test_a_denied_path_is_denied_under_every_name(deny: str, path: str, work: Path) -> None:
     os.symlink("src", work / "link")
-    gate = Gate(rules(allow="read(**)", deny=deny), approval=Approval.ALL)
+    gate = Permissions(rules(allow="read(**)", deny=deny), approval=Approval.ALL)
     assert not (await verdict(gate, "read", work, path=path)).allowed
 
 
 async def test_a_redirection_is_a_write_and_a_read(work: Path) -> None:
     given = rules(allow="bash(cat *); write(out/**)", deny="read(secret); write(out/no)")
-    gate = Gate(given)
+    gate = Permissions(given)
     assert (await verdict(gate, "bash", work, command="cat a.txt > out/yes")).allowed
     for command in ("cat > out/no", "cat < secret > out/yes", "cat a.txt > yes"):
         assert not (await verdict(gate, "bash", work, command=command)).allowed
@@ -642,7 +640,7 @@ async def test_a_redirection_is_a_write_and_a_read(work: Path) -> None:
 
 async def test_a_relative_redirection_counts_from_where_bash_stands(work: Path, tmp_path: Path) -> None:
     os.symlink(tmp_path, work / "src" / "out")
-    gate = Gate(rules(allow="bash(*); write(**)"))
+    gate = Permissions(rules(allow="bash(*); write(**)"))
     bash = card("bash", work)
     async with context(work) as ctx:
         assert (await gate.check(bash, {"command": "echo x > out/f"}, ctx)).allowed
@@ -656,7 +654,7 @@ async def test_a_relative_redirection_counts_from_where_bash_stands(work: Path, 
 
 async def test_a_search_through_what_is_denied_is_asked_about(work: Path) -> None:
     person = Person()
-    gate = Gate(rules(deny="grep(src/secret/**)"), asker=person)
+    gate = Permissions(rules(deny="grep(src/secret/**)"), approver=person)
     assert (await verdict(gate, "grep", work, pattern="x", path="a.txt")).allowed
     assert not (await verdict(gate, "grep", work, pattern="x")).allowed
     assert "may be meant" in person.questions[0].reasons[0]
@@ -666,7 +664,7 @@ async def test_a_search_through_what_is_denied_is_asked_about(work: Path) -> Non
 
 async def test_a_path_that_leads_nowhere_is_asked_about(work: Path) -> None:
     os.symlink("loop", work / "loop")
-    found = await verdict(Gate(), "read", work, path="a\0b")
+    found = await verdict(Permissions(), "read", work, path="a\0b")
     assert not found.allowed
     assert "cannot hold such characters" in found.reason
 
@@ -689,28 +687,28 @@ async def test_a_path_that_leads_nowhere_is_asked_about(work: Path) -> None:
     ],
 )
 async def test_a_domain_is_compared_as_the_address_is_read(texts: str, url: str, allowed: bool, work: Path) -> None:
-    assert (await verdict(Gate(rules(allow=texts)), "webfetch", work, url=url)).allowed is allowed
+    assert (await verdict(Permissions(rules(allow=texts)), "webfetch", work, url=url)).allowed is allowed
 
 
 async def test_a_path_that_a_rule_cannot_name_is_allowed_once_only(work: Path) -> None:
     for path in ("a*b", "a\u202eb", "a\nb"):
         person = Person()
-        await verdict(Gate(asker=person), "write", work, path=path, content="x")
-        assert person.questions[0].scopes == (Scope.ONCE,)
+        await verdict(Permissions(approver=person), "write", work, path=path, content="x")
+        assert person.questions[0].scopes == (ApprovalScope.ONCE,)
 
 
 async def test_a_card_that_changed_its_schema_is_checked_by_the_one_it_has(work: Path) -> None:
     async def run(arguments: JsonObject, ctx: ToolContext) -> str:
         return "ran"
 
-    gate = Gate()
+    gate = Permissions()
     strict = tool(run, parameters=NOTHING, read_only=True)
     assert not (await gate.check(strict, {"a": 1}, context(work))).allowed
     assert (await gate.check(tool(run, read_only=True), {"a": 1}, context(work))).allowed
 
 
 async def test_a_denied_domain_covers_what_is_below_it_and_what_cannot_be_read(work: Path) -> None:
-    gate = Gate(rules(allow="webfetch", deny="webfetch(domain:evil.net)"))
+    gate = Permissions(rules(allow="webfetch", deny="webfetch(domain:evil.net)"))
     for url in ("https://evil.net", "https://a.EVIL.net.", "http://[::1"):
         assert not (await verdict(gate, "webfetch", work, url=url)).allowed
     assert (await verdict(gate, "webfetch", work, url="https://notevil.net")).allowed
@@ -721,8 +719,8 @@ async def test_a_denied_domain_covers_what_is_below_it_and_what_cannot_be_read(w
 
 async def test_every_card_of_a_deck_passes_the_gate(work: Path) -> None:
     deck = provision_deck(Profile.ALL, DeckContext(str(work))).graft([remote()])
-    gate = Gate()
-    box = deck.map_capabilities(lambda one: gated(one, gate)).into_tool_box()
+    gate = Permissions()
+    box = deck.map_capabilities(lambda one: require_permission(one, gate)).into_tool_box()
     denied: dict[str, JsonObject] = {
         "write": {"path": "x", "content": "x"},
         "bash": {"command": "ls"},
@@ -750,25 +748,25 @@ async def test_every_card_of_a_deck_passes_the_gate(work: Path) -> None:
 
 
 async def test_a_gated_card_is_told_like_the_card_inside(work: Path) -> None:
-    gate = Gate()
+    gate = Permissions()
     for inner in (card("bash", work), remote()):
-        outer = gated(inner, gate)
-        assert gated(outer, gate) is outer
+        outer = require_permission(inner, gate)
+        assert require_permission(outer, gate) is outer
         assert (outer.name, outer.label, outer.description) == (inner.name, inner.label, inner.description)
         assert outer.parameters == inner.parameters
         assert outer.read_only is inner.read_only
         assert outer.foreign is (inner.name != "bash")
         assert outer.descriptor.name == inner.name
-        assert "GatedCard" in repr(outer)
-    assert isinstance(outer, GatedCard)
+        assert "CheckedCard" in repr(outer)
+    assert isinstance(outer, CheckedCard)
     deck = ToolDeck([outer], context(work))
     assert deck.into_tool_box().descriptors()[0].annotations == {"readOnlyHint": True}
 
 
 async def test_a_card_behind_two_gates_runs_when_both_say_yes(work: Path) -> None:
-    above = Gate(rules(allow="write(**)", deny="write(no)"))
-    below = Gate(rules(allow="write(/**)"))
-    both = gated(gated(card("write", work), above), below)
+    above = Permissions(rules(allow="write(**)", deny="write(no)"))
+    below = Permissions(rules(allow="write(/**)"))
+    both = require_permission(require_permission(card("write", work), above), below)
     assert both.gates == (below, above)
     ctx = context(work)
 
@@ -778,7 +776,9 @@ async def test_a_card_behind_two_gates_runs_when_both_say_yes(work: Path) -> Non
     assert await wrote("yes")
     assert not await wrote("no")
     assert not await wrote("../x")
-    assert not (await gated(both, Gate()).run({"path": "more", "content": "x"}, ctx)).details.get("diff")
+    assert not (await require_permission(both, Permissions()).run({"path": "more", "content": "x"}, ctx)).details.get(
+        "diff"
+    )
 
 
 async def test_a_strangers_card_is_known_through_whatever_is_wrapped_around_it(work: Path) -> None:
@@ -793,7 +793,7 @@ async def test_a_strangers_card_is_known_through_whatever_is_wrapped_around_it(w
         async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
             return await self.inner.run(arguments, ctx)
 
-    facts = await gather(Around(), {}, context(work))
+    facts = await gather_facts(Around(), {}, context(work))
     assert (facts.server, facts.pin) == ("github", remote().pin)
 
 
@@ -805,9 +805,9 @@ async def test_a_foreign_card_without_an_address_is_asked_about_all_the_same(wor
         async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
             return ToolResult.text("ran")
 
-    found = await Gate().check(Stranger(), None, context(work))
+    found = await Permissions().check(Stranger(), None, context(work))
     assert not found.allowed
-    refused = await Gate().run(Stranger(), "text", context(work))
+    refused = await Permissions().run(Stranger(), "text", context(work))
     assert refused.details["code"] == "invalid_arguments"
 
 
@@ -815,19 +815,19 @@ async def test_a_card_of_somebody_else_changes_something_unless_it_says_otherwis
     async def run(arguments: JsonObject, ctx: ToolContext) -> str:
         return "ran"
 
-    assert (await Gate().check(tool(run, read_only=True), None, context(work))).allowed
-    assert not (await Gate().check(tool(run), {}, context(work))).allowed
-    ask = Gate(rules(ask="probe"), asker=Person())
+    assert (await Permissions().check(tool(run, read_only=True), None, context(work))).allowed
+    assert not (await Permissions().check(tool(run), {}, context(work))).allowed
+    ask = Permissions(rules(ask="probe"), approver=Person())
     assert not (await ask.check(tool(run, read_only=True), {}, context(work))).allowed
 
 
 async def test_rules_of_another_workspace_do_not_hold_here(work: Path) -> None:
     elsewhere = rule("bash(ls *)", Effect.ALLOW, workspace="/elsewhere")
     here = rule("bash(ls *)", Effect.ALLOW, workspace=str(work))
-    assert not (await verdict(Gate([elsewhere]), "bash", work, command="ls")).allowed
-    assert (await verdict(Gate([here]), "bash", work, command="ls")).allowed
-    foreign = Rule(effect=Effect.DENY, tool="*", server="github", origin=Origin.USER)
-    assert (await verdict(Gate([here, foreign]), "bash", work, command="ls")).allowed
+    assert not (await verdict(Permissions([elsewhere]), "bash", work, command="ls")).allowed
+    assert (await verdict(Permissions([here]), "bash", work, command="ls")).allowed
+    foreign = Rule(effect=Effect.DENY, tool="*", server="github", origin=RuleOrigin.USER)
+    assert (await verdict(Permissions([here, foreign]), "bash", work, command="ls")).allowed
 
 
 def test_a_told_shell_says_what_it_was_told(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.session.permissions.support import effect_of, rules, stub
 
+from induscode.session.permissions.patterns import PatternMatch, may_be_command
 from induscode.session.permissions.rules import Effect
 from induscode.session.permissions.shell.parse import LONGEST_TEXT, MOST_COMMANDS, parse_command
-from induscode.session.permissions.shell.patterns import Match, may_be_command
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -129,8 +129,8 @@ HIDDEN = {
     "eval of one word": "eval 'git clean -fd'",
     "eval in pieces": "eval g'i't clean -fd",
     "trap": "trap 'git clean -fd' EXIT",
-    "escaped letter": r"g\it clean -fd",
-    "escaped argument": r"git c\lean -fd",
+    "escape_text letter": r"g\it clean -fd",
+    "escape_text argument": r"git c\lean -fd",
     "quotes inside": 'g"i"t clean -fd',
     "single quotes": "'git' clean -fd",
     "empty quotes": "g''it cl\"\"ean -fd",
@@ -216,7 +216,7 @@ async def test_every_nested_command_is_found(name: str, tmp_path: Path) -> None:
     command = NESTED[name]
     assert "clean" in run_in_bash(command, tmp_path)
     found = [*parse_command(command).commands, *parse_command(command).suspects]
-    assert any(may_be_command("git clean", one) is Match.YES for one in found)
+    assert any(may_be_command("git clean", one) is PatternMatch.YES for one in found)
     assert await effect_of(tmp_path, command, rules(allow=WIDE, deny=DENIED)) is Effect.DENY
 
 

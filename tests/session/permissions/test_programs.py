@@ -13,8 +13,7 @@ import pytest
 
 from induscode.session.permissions.shell.arguments import find_problem, option_names
 from induscode.session.permissions.shell.parse import parse_command
-from induscode.session.permissions.shell.program import Program
-from induscode.session.permissions.shell.programs import PROGRAMS
+from induscode.session.permissions.shell.programs import PROGRAMS, Program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,14 +19,13 @@ from indusagi.capabilities.ports import SandboxState
 from indusagi.core.app_dirs import state_dir
 from indusagi.core.notes import Note
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
-from induscode.session.permissions.call_facts import Facts, Kind, PathFact
-from induscode.session.permissions.decision import arguments_digest
-from induscode.session.permissions.gate import Gate
-from induscode.session.permissions.policy import Approval, Stance, judge
-from induscode.session.permissions.rules import Effect, Origin, Rule, parse_rule, parse_rules, rules_from_settings
+from induscode.session.permissions.call_facts import CallFacts, CallKind, PathFact
+from induscode.session.permissions.check import Permissions
+from induscode.session.permissions.confirm import arguments_digest, saved_pattern
+from induscode.session.permissions.patterns import PatternMatch, is_path, match_command, may_be_command, may_be_path
+from induscode.session.permissions.policy import Approval, PolicyContext, decide_call
+from induscode.session.permissions.rules import Effect, Rule, RuleOrigin, parse_rule, parse_rules, rules_from_settings
 from induscode.session.permissions.shell.parse import parse_command
-from induscode.session.permissions.shell.patterns import Match, is_path, match_command, may_be_command, may_be_path
-from induscode.session.permissions.shell.prefixes import saved_pattern
 from induscode.session.permissions.store import RuleStore
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ def test_a_rule_reads_as_it_is_written(text: str) -> None:
     ],
 )
 def test_a_rule_that_cannot_be_read_is_told_with_its_text_and_file(text: str, why: str) -> None:
-    found = parse_rule(text, Effect.DENY, Origin.PROJECT, "rules.json")
+    found = parse_rule(text, Effect.DENY, RuleOrigin.PROJECT, "rules.json")
     assert isinstance(found, Note)
     assert why in str(found)
     assert f"rule {text!r} in rules.json" in str(found)
@@ -83,18 +82,18 @@ def test_a_rule_that_cannot_be_read_is_told_with_its_text_and_file(text: str, wh
 
 def test_a_broken_rule_that_was_to_deny_asks_about_everything() -> None:
     for effect in (Effect.DENY, Effect.ASK):
-        found, notes = parse_rules(["bash(ls", "read"], effect, Origin.USER)
+        found, notes = parse_rules(["bash(ls", "read"], effect, RuleOrigin.USER)
         assert [(one.effect, str(one)) for one in found] == [(Effect.ASK, "*"), (effect, "read")]
         assert len(notes) == 1
-    assert parse_rules(["bash(ls"], Effect.ALLOW, Origin.FLAG)[0] == []
+    assert parse_rules(["bash(ls"], Effect.ALLOW, RuleOrigin.FLAG)[0] == []
 
 
 def test_a_project_may_deny_and_ask_and_never_allow() -> None:
     settings: JsonValue = {"allow": ["bash"], "ask": ["read"], "deny": ["bash(rm *)"]}
-    found, notes = rules_from_settings(settings, "p.json", Origin.PROJECT)
+    found, notes = rules_from_settings(settings, "p.json", RuleOrigin.PROJECT)
     assert {(one.effect, str(one)) for one in found} == {(Effect.ASK, "read"), (Effect.DENY, "bash(rm *)")}
     assert "a project cannot allow anything" in str(notes[0])
-    mine, none = rules_from_settings(settings, "u.json", Origin.USER)
+    mine, none = rules_from_settings(settings, "u.json", RuleOrigin.USER)
     assert len(mine) == 3
     assert none == []
     assert mine[0].told.endswith("(u.json)")
@@ -102,14 +101,14 @@ def test_a_project_may_deny_and_ask_and_never_allow() -> None:
 
 @pytest.mark.parametrize("settings", [[], "x", {"deny": "bash"}, {"ask": [1]}, {"deny": ["bash("]}])
 def test_settings_that_cannot_be_read_ask_about_everything(settings: JsonValue) -> None:
-    found, notes = rules_from_settings(settings, "p.json", Origin.PROJECT)
+    found, notes = rules_from_settings(settings, "p.json", RuleOrigin.PROJECT)
     assert [(one.effect, str(one)) for one in found] == [(Effect.ASK, "*")]
     assert notes
     assert all("p.json" in str(note) for note in notes)
 
 
 def test_settings_that_allow_wrongly_or_say_more_are_told() -> None:
-    found, notes = rules_from_settings({"allow": "bash", "mode": 1}, "u.json", Origin.USER)
+    found, notes = rules_from_settings({"allow": "bash", "mode": 1}, "u.json", RuleOrigin.USER)
     assert found == []
     assert len(notes) == 2
 
@@ -120,42 +119,42 @@ def test_settings_that_allow_wrongly_or_say_more_are_told() -> None:
 @pytest.mark.parametrize(
     ("pattern", "command", "allowed", "denied"),
     [
-        ("git status", "git status", True, Match.YES),
-        ("git status", "git status -s", False, Match.YES),
-        ("git status *", "git status", True, Match.YES),
-        ("git status:*", "git status -s", True, Match.YES),
-        ("git status *", "git statusx", False, Match.NO),
-        ("git *", "gitx", False, Match.NO),
-        ("git *", "/usr/bin/git x", False, Match.YES),
-        ("git *", "GIT x", False, Match.YES),
-        ("git clean", "git -C x clean", False, Match.YES),
-        ("git clean", "git commit -m clean", False, Match.NO),
-        ("git clean", "git stash clean", False, Match.NO),
-        ("git clean", "git $x", False, Match.MAYBE),
-        ("git clean", "$x clean", False, Match.MAYBE),
-        ("git clean", "gi? clean", False, Match.YES),
-        ("git clean", "ls *", False, Match.NO),
-        ("rm -rf *", "rm -fr x", False, Match.YES),
-        ("rm -rf *", "rm -r -f x", False, Match.YES),
-        ("rm -rf *", "rm x", False, Match.NO),
-        ("rm -rf *", "rm $x", False, Match.MAYBE),
-        ("git push --force *", "git push origin --force", False, Match.YES),
-        ("git push --force *", "git push origin --force-with", False, Match.NO),
-        ("git push --force *", "git push origin --forc", False, Match.YES),
-        ("git push --force *", "git push origin --force=x", False, Match.YES),
-        ("npm run test:*", "npm run test:unit", False, Match.NO),
-        ("npm run te*t", "npm run test", True, Match.YES),
-        ("npm run t*s*t", "npm run test", True, Match.YES),
-        ("npm run t*x*t", "npm run test", False, Match.NO),
-        ("npm run *x", "npm run test", False, Match.NO),
-        ("npm run a*", "npm run test", False, Match.NO),
-        ("*", "anything at all", True, Match.YES),
-        ("ls a b", "ls a", False, Match.NO),
-        ("find -delete", "find . -name x -delete", False, Match.YES),
+        ("git status", "git status", True, PatternMatch.YES),
+        ("git status", "git status -s", False, PatternMatch.YES),
+        ("git status *", "git status", True, PatternMatch.YES),
+        ("git status:*", "git status -s", True, PatternMatch.YES),
+        ("git status *", "git statusx", False, PatternMatch.NO),
+        ("git *", "gitx", False, PatternMatch.NO),
+        ("git *", "/usr/bin/git x", False, PatternMatch.YES),
+        ("git *", "GIT x", False, PatternMatch.YES),
+        ("git clean", "git -C x clean", False, PatternMatch.YES),
+        ("git clean", "git commit -m clean", False, PatternMatch.NO),
+        ("git clean", "git stash clean", False, PatternMatch.NO),
+        ("git clean", "git $x", False, PatternMatch.MAYBE),
+        ("git clean", "$x clean", False, PatternMatch.MAYBE),
+        ("git clean", "gi? clean", False, PatternMatch.YES),
+        ("git clean", "ls *", False, PatternMatch.NO),
+        ("rm -rf *", "rm -fr x", False, PatternMatch.YES),
+        ("rm -rf *", "rm -r -f x", False, PatternMatch.YES),
+        ("rm -rf *", "rm x", False, PatternMatch.NO),
+        ("rm -rf *", "rm $x", False, PatternMatch.MAYBE),
+        ("git push --force *", "git push origin --force", False, PatternMatch.YES),
+        ("git push --force *", "git push origin --force-with", False, PatternMatch.NO),
+        ("git push --force *", "git push origin --forc", False, PatternMatch.YES),
+        ("git push --force *", "git push origin --force=x", False, PatternMatch.YES),
+        ("npm run test:*", "npm run test:unit", False, PatternMatch.NO),
+        ("npm run te*t", "npm run test", True, PatternMatch.YES),
+        ("npm run t*s*t", "npm run test", True, PatternMatch.YES),
+        ("npm run t*x*t", "npm run test", False, PatternMatch.NO),
+        ("npm run *x", "npm run test", False, PatternMatch.NO),
+        ("npm run a*", "npm run test", False, PatternMatch.NO),
+        ("*", "anything at all", True, PatternMatch.YES),
+        ("ls a b", "ls a", False, PatternMatch.NO),
+        ("find -delete", "find . -name x -delete", False, PatternMatch.YES),
     ],
 )
 def test_a_pattern_allows_exactly_and_denies_generously(
-    pattern: str, command: str, allowed: bool, denied: Match
+    pattern: str, command: str, allowed: bool, denied: PatternMatch
 ) -> None:
     found = parse_command(command).commands[0]
     assert (match_command(pattern, found) is not None) is allowed
@@ -250,21 +249,21 @@ def _path(path: str, *, writing: bool, refusal: Refusal | None = None) -> PathFa
     return PathFact(given=path, spelled=path, resolved=path, writing=writing, refusal=refusal)
 
 
-def _call(tool: str, kind: Kind) -> Facts:
-    return Facts(tool=tool, kind=kind, arguments={}, workspace="/w", cwd="/w")
+def _call(tool: str, kind: CallKind) -> CallFacts:
+    return CallFacts(tool=tool, kind=kind, arguments={}, workspace="/w", cwd="/w")
 
 
-def _command(text: str) -> Facts:
+def _command(text: str) -> CallFacts:
     return replace(
-        _call("bash", Kind.COMMAND),
+        _call("bash", CallKind.COMMAND),
         script=parse_command(text),
         paths=(_path("/w/src/out", writing=True),) if ">" in text else (),
         sandbox=SandboxState(kind="bubblewrap"),
     )
 
 
-def _file(tool: str, path: PathFact) -> Facts:
-    return replace(_call(tool, Kind.FILE), paths=(path,))
+def _file(tool: str, path: PathFact) -> CallFacts:
+    return replace(_call(tool, CallKind.FILE), paths=(path,))
 
 
 CALLS = st.sampled_from(
@@ -279,36 +278,40 @@ CALLS = st.sampled_from(
         _file("write", _path("/w/src/a", writing=True)),
         _file("write", _path("/x/a", writing=True, refusal="outside")),
         _file("ls", _path("/proc", writing=False, refusal="special")),
-        replace(_call("github__x", Kind.REMOTE), remote=RemoteToolRef("github", "x")),
-        replace(_call("webfetch", Kind.EGRESS), url="https://a.org"),
+        replace(_call("github__x", CallKind.REMOTE), remote=RemoteToolRef("github", "x")),
+        replace(_call("webfetch", CallKind.EGRESS), url="https://a.org"),
     ]
 )
-STANCES = st.builds(Stance, approval=st.sampled_from(Approval), plan=st.booleans())
+STANCES = st.builds(PolicyContext, approval=st.sampled_from(Approval), plan=st.booleans())
 STRICTNESS = {Effect.ALLOW: 0, Effect.ASK: 1, Effect.DENY: 2}
 
 
 @given(CALLS, RULES, STANCES, TEXTS)
 def test_a_rule_that_denies_or_asks_never_makes_anything_less_strict(
-    call: Facts, some: list[Rule], stance: Stance, text: str
+    call: CallFacts, some: list[Rule], stance: PolicyContext, text: str
 ) -> None:
-    before = judge(call, some, stance).effect
+    before = decide_call(call, some, stance).effect
     for effect in (Effect.DENY, Effect.ASK):
-        after = judge(call, [*some, rule(text, effect)], stance).effect
+        after = decide_call(call, [*some, rule(text, effect)], stance).effect
         assert STRICTNESS[after] >= STRICTNESS[before]
 
 
 @given(CALLS, RULES, STANCES, st.randoms(use_true_random=False))
-def test_the_order_of_rules_never_matters(call: Facts, some: list[Rule], stance: Stance, random: Random) -> None:
+def test_the_order_of_rules_never_matters(
+    call: CallFacts, some: list[Rule], stance: PolicyContext, random: Random
+) -> None:
     mixed = list(some)
     random.shuffle(mixed)
-    assert judge(call, some, stance).effect is judge(call, mixed, stance).effect
+    assert decide_call(call, some, stance).effect is decide_call(call, mixed, stance).effect
 
 
 @given(CALLS, RULES, STANCES)
-def test_an_allow_rule_never_overrules_a_denial_or_plan_mode(call: Facts, some: list[Rule], stance: Stance) -> None:
-    if judge(call, some, stance).effect is Effect.DENY:
+def test_an_allow_rule_never_overrules_a_denial_or_plan_mode(
+    call: CallFacts, some: list[Rule], stance: PolicyContext
+) -> None:
+    if decide_call(call, some, stance).effect is Effect.DENY:
         wide = rules(allow="*; bash(*); write(/**); read(/**); webfetch(domain:*)")
-        assert judge(call, [*wide, *some], stance).effect is Effect.DENY
+        assert decide_call(call, [*wide, *some], stance).effect is Effect.DENY
 
 
 JSON = st.recursive(
@@ -429,7 +432,7 @@ async def test_a_damaged_store_makes_the_gate_ask(tmp_path: Path) -> None:
     store = RuleStore(str(tmp_path / "rules.json"))
     (tmp_path / "rules.json").write_text("{", encoding="utf-8")
     person = Person()
-    gate = Gate(store.load()[0], asker=person, store=store)
+    gate = Permissions(store.load()[0], approver=person, store=store)
     assert not (await verdict(gate, "read", tmp_path, path="a")).allowed
     assert person.questions
     assert context(tmp_path).cwd == str(tmp_path)

@@ -13,7 +13,7 @@ from induscode.clients.install import InstallError, client_file, plan_install, p
 from induscode.commands.serve import LIMIT_FLAGS, given_anywhere, was_given
 from induscode.commands.serve.recursion import EVERYWHERE
 from induscode.launch.options import invocation_from
-from induscode.session.exits import ExitCode
+from induscode.session.contract import ExitCode
 from induscode.terminal import print_line, print_status
 
 if TYPE_CHECKING:

@@ -34,34 +34,33 @@ def serving_gate(invocation: Invocation, native: bool) -> ServingGate:
     """Make the gate of a gateway from its flags and from the rules of its user.
 
     Raises:
-        BadRule: A rule on the command line is none.
+        InvalidRuleError: A rule on the command line is none.
     """
-    from induscode.session.permissions.shell.place import has_rules  # noqa: PLC0415 — as below
+    from induscode.session.permissions.store import has_rules  # noqa: PLC0415 — as below
 
     if not native and not invocation.allow and not has_rules(invocation.cwd):
         return ServingGate(_as_it_is, _as_it_is)  # the gate takes a while to load, and has no say
-    from induscode.session.permissions.setup import guarding_for  # noqa: PLC0415 — for a gateway that runs
+    from induscode.session.permissions import load_permissions  # noqa: PLC0415 — for a gateway that runs
 
-    guarding = guarding_for(invocation)
+    guarding = load_permissions(invocation)
     assert guarding.wrap is not None
     return ServingGate(guarding.wrap, _objecting(invocation), guarding.notes)
 
 
 def _objecting(invocation: Invocation) -> Wrap:
     """Let every call through that no rule denies or wants to be asked about."""
-    from induscode.session.permissions.gate import Gate, gated  # noqa: PLC0415 — as above
+    from induscode.session.permissions.check import Permissions, require_permission  # noqa: PLC0415 — as above
     from induscode.session.permissions.policy import Approval  # noqa: PLC0415 — as above
-    from induscode.session.permissions.rules import Effect, Origin, Rule  # noqa: PLC0415 — as above
-    from induscode.session.permissions.startup_rules import standing_rules  # noqa: PLC0415 — as above
-    from induscode.session.permissions.store import RuleStore  # noqa: PLC0415 — as above
+    from induscode.session.permissions.rules import Effect, Rule, RuleOrigin  # noqa: PLC0415 — as above
+    from induscode.session.permissions.store import RuleStore, load_startup_rules  # noqa: PLC0415 — as above
 
     store = RuleStore()
-    rules, _ = standing_rules(store, invocation.cwd)
+    rules, _ = load_startup_rules(store, invocation.cwd)
     if all(rule.effect is Effect.ALLOW for rule in rules):
         return _as_it_is  # nobody objects to anything: no call needs to be looked at
-    everything = Rule(effect=Effect.ALLOW, tool="*", origin=Origin.SESSION)
-    gate = Gate([*rules, everything], approval=Approval(invocation.approval), store=store)
-    return lambda card: gated(card, gate)
+    everything = Rule(effect=Effect.ALLOW, tool="*", origin=RuleOrigin.SESSION)
+    gate = Permissions([*rules, everything], approval=Approval(invocation.approval), store=store)
+    return lambda card: require_permission(card, gate)
 
 
 def _as_it_is(card: Capability) -> Capability:

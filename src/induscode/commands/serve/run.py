@@ -37,8 +37,8 @@ from induscode.commands.support.output import can_ask_user
 from induscode.commands.support.runner import load_plan, usage_errors
 from induscode.deck.contract import Profile
 from induscode.launch.profiles import PROFILES
-from induscode.session.exits import ExitCode
-from induscode.session.permissions.setup import BadRule
+from induscode.session.contract import ExitCode
+from induscode.session.permissions import InvalidRuleError
 from induscode.terminal import print_status
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _run(invocation: Invocation, options: ServeOptions) -> int:
     try:
         with usage_errors():
             return anyio.run(_gateway, invocation, options, plan, frame)
-    except BadRule as exc:
+    except InvalidRuleError as exc:
         raise click.UsageError(str(exc), click.get_current_context(silent=True)) from exc
 
 

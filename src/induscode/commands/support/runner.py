@@ -36,7 +36,7 @@ def run_with_signals(work: Callable[[CancelToken], Awaitable[int]]) -> int:
 
 async def _signalled(work: Callable[[CancelToken], Awaitable[int]]) -> int:
     from indusagi.core.signals import ending_signals  # noqa: PLC0415 — as above
-    from induscode.session.exits import signal_code  # noqa: PLC0415 — as above
+    from induscode.session.contract import signal_code  # noqa: PLC0415 — as above
 
     async with ending_signals() as token:
         code = await work(token)

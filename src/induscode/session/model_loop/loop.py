@@ -33,11 +33,11 @@ from pydantic_ai.usage import RunUsage, UsageLimits
 
 from indusagi.core.json import is_json_object
 from indusagi.runtime.contract import ToolCall
-from induscode.session.events import Ended, TextDelta, Usage
-from induscode.session.model_loop.images import about_pictures, in_words, without_pictures
+from induscode.session.contract import RunResult, TextDelta, Usage
+from induscode.session.model_loop.chat.messages import about_pictures, in_words, without_pictures
 from induscode.session.model_loop.providers import fault_of
-from induscode.session.tool_calls import AnyArguments, Calls, Circles, as_written
-from induscode.session.transcript import NoConversation
+from induscode.session.tool_calls import PassThroughValidator, RepeatedCallError, ToolCalls, restore_arguments
+from induscode.session.transcript import ConversationError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from indusagi.runtime.contract import ToolDescriptor
     from induscode.deck.toolbox import DeckToolBox
-    from induscode.session.plan import RunPlan
+    from induscode.session.contract import RunPlan
 
 _REQUEST_S = 600.0
 """The longest silence of a model's server."""
@@ -69,7 +69,7 @@ class DeckToolset(AbstractToolset[None]):
         """Whether answers of tools may hold pictures, and have a mark for failures."""
         self._blind = blind
         """Whether the model takes no pictures at all."""
-        self._calls = Calls(plan.sink, plan.cancel)
+        self._calls = ToolCalls(plan.sink, plan.cancel)
         self._box: DeckToolBox | None = None
         self._step = -1
 
@@ -95,14 +95,16 @@ class DeckToolset(AbstractToolset[None]):
             strict=False,
             sequential=not (hinted or box.runner.cards[descriptor.name].read_only),
         )
-        return ToolsetTool(toolset=self, tool_def=definition, max_retries=_FORGIVEN, args_validator=AnyArguments())
+        return ToolsetTool(
+            toolset=self, tool_def=definition, max_retries=_FORGIVEN, args_validator=PassThroughValidator()
+        )
 
     async def call_tool(
         self, name: str, tool_args: dict[str, Any], ctx: RunContext[None], tool: ToolsetTool[None]
     ) -> Any:
         """Run a call, and give the model its answer."""
         assert self._box is not None
-        call = ToolCall(ctx.tool_call_id or name, name, as_written(tool_args))
+        call = ToolCall(ctx.tool_call_id or name, name, restore_arguments(tool_args))
         answer = await self._calls.run(self._box, call)
         if answer.is_error:
             if self._rich:
@@ -144,8 +146,8 @@ class _Course:
         return tuple(text for pieces in self.passages if (text := "".join(pieces)))
 
 
-class Engine:
-    """Asks one model. Enter it before the first run: it holds the connection."""
+class ModelLoop:
+    """ModelRunner one model. Enter it before the first run: it holds the connection."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -153,19 +155,19 @@ class Engine:
         self.usage = Usage(cost_usd=0.0)
         """What all runs have taken together."""
 
-    async def __aenter__(self) -> Engine:
+    async def __aenter__(self) -> ModelLoop:
         await self._model.__aenter__()
         return self
 
     async def __aexit__(self, *error: Any) -> None:
         await self._model.__aexit__(*error)
 
-    async def run(self, prompt: str, plan: RunPlan) -> Ended:
+    async def run(self, prompt: str, plan: RunPlan) -> RunResult:
         """Have a question answered. Whatever comes of it is in the value, also a cancellation.
 
         Raises:
             OSError: What is told cannot be written: nobody reads it any more.
-            NoConversation: The history is not one.
+            ConversationError: The history is not one.
         """
         # pydantic-ai and the kernel each have a token: this one stops the requests to the model.
         course = _Course(plan, CancellationToken())
@@ -180,24 +182,24 @@ class Engine:
         last = "".join(course.passages[-1]) if course.passages else ""
         return replace(ended, text=last, passages=course.said(), usage=usage)
 
-    async def _driven(self, prompt: str, course: _Course) -> Ended:
+    async def _driven(self, prompt: str, course: _Course) -> RunResult:
         try:
             return await self._seen(prompt, course)
         except failures.RunTimedOut:
-            return Ended(reason="time", text="", said="the time it was given is over")
+            return RunResult(reason="time", text="", said="the time it was given is over")
         except failures.RunCancelled:
             said = f"stopped by {course.plan.cancel.reason}"
-            return Ended(reason="cancelled", text="", said=said)
-        except Circles as exc:
+            return RunResult(reason="cancelled", text="", said=said)
+        except RepeatedCallError as exc:
             said = f"{exc} was called again and again with the same outcome"
-            return Ended(reason="repeat", text="", said=said)
+            return RunResult(reason="repeat", text="", said=said)
         except failures.UserError as exc:
-            return Ended(reason="error", text="", said=str(exc))
+            return RunResult(reason="error", text="", said=str(exc))
         except failures.AgentRunError as exc:
             fault = fault_of(exc, self._model.base_url)
-            return Ended(reason="error", text="", said=str(fault), fault=fault)
+            return RunResult(reason="error", text="", said=str(fault), fault=fault)
 
-    async def _seen(self, prompt: str, course: _Course) -> Ended:
+    async def _seen(self, prompt: str, course: _Course) -> RunResult:
         """Go through it; with a model that takes no pictures once more, without them."""
         try:
             return await self._through(prompt, _history(course.plan), course)
@@ -207,7 +209,7 @@ class Engine:
         self._blind, course.handed_on = True, 0
         return await self._through(None, [without_pictures(one) for one in course.messages], course)
 
-    async def _through(self, prompt: str | None, history: Sequence[ModelMessage], course: _Course) -> Ended:
+    async def _through(self, prompt: str | None, history: Sequence[ModelMessage], course: _Course) -> RunResult:
         plan = course.plan
         deck = DeckToolset(plan, rich=self._model.system == "anthropic", blind=self._blind)
         agent = Agent(
@@ -235,14 +237,14 @@ class Engine:
 
     async def _steps(
         self, agent: Agent[None, str], run: AgentRun[None, str], deck: DeckToolset, course: _Course
-    ) -> Ended:
+    ) -> RunResult:
         budget = course.plan.budget
         async for node in run:
             if agent.is_model_request_node(node):
                 if budget.left == 0:
                     await _keep(node.request, course.plan)  # answers that nobody was asked about
                     said = f"the limit of {budget.limit} requests to the model is reached"
-                    return Ended(reason="limit", text="", said=said)
+                    return RunResult(reason="limit", text="", said=said)
                 budget.used += 1
                 course.passages.append([])
                 async with node.stream(run.ctx) as stream:
@@ -254,7 +256,7 @@ class Engine:
                         if isinstance(event, FunctionToolResultEvent):
                             await deck.missed(event)
             await _hand_on(run, course)
-        return Ended(reason="done", text="", note=_cut_short(course.messages))
+        return RunResult(reason="done", text="", note=_cut_short(course.messages))
 
 
 def _cut_short(messages: Sequence[ModelMessage]) -> str:
@@ -306,7 +308,7 @@ def _history(plan: RunPlan) -> list[ModelMessage]:
     try:
         return repair_messages(ModelMessagesTypeAdapter.validate_python([*plan.history]))
     except ValueError as exc:
-        raise NoConversation(f"what was kept of it cannot be read: {exc}") from exc
+        raise ConversationError(f"what was kept of it cannot be read: {exc}") from exc
 
 
 def _usage(used: RunUsage) -> Usage:

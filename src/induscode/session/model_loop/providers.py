@@ -9,13 +9,13 @@ from pydantic_ai import exceptions as failures
 from pydantic_ai.profiles import ModelProfile
 
 from indusagi.core.json import is_json_object
-from induscode.session.events import ModelFault
+from induscode.session.contract import ModelFault
 from induscode.session.model_loop.chat import ChatModel
 
 if TYPE_CHECKING:
     from pydantic_ai.models import Model
 
-    from induscode.session.events import FaultKind
+    from induscode.session.contract import FaultKind
     from induscode.session.models import ModelChoice
 
 VERBATIM = ModelProfile(json_schema_transformer=None, supports_inline_system_prompts=True)

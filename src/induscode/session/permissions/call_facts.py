@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.contract import RemoteToolRef
     from induscode.deck.contract import Capability
-    from induscode.session.permissions.shell.script import Script
+    from induscode.session.permissions.shell.parse import Script
 
 _PATHS = {"read": False, "ls": False, "grep": False, "find": False, "write": True, "edit": True}
 """Tools that are about one path, and whether they write to it."""
@@ -42,7 +42,7 @@ _OWN = frozenset({"todo_set", "todo"})
 _JOBS = frozenset({"process", "bg-process"})
 
 
-class Kind(StrEnum):
+class CallKind(StrEnum):
     """What kind of thing a call does."""
 
     LOOK = "looks at something of the session"
@@ -74,11 +74,11 @@ class PathFact:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class CallFacts:
     """What is known about a call before it runs."""
 
     tool: str
-    kind: Kind
+    kind: CallKind
     arguments: JsonObject
     workspace: str
     cwd: str
@@ -101,7 +101,7 @@ class Facts:
     @property
     def names(self) -> tuple[str, ...]:
         """Under which names rules speak of it: every way to run a command is one to bash."""
-        is_shell = self.kind is Kind.COMMAND and self.tool != "bash"
+        is_shell = self.kind is CallKind.COMMAND and self.tool != "bash"
         return (self.tool, "bash") if is_shell else (self.tool,)
 
 
@@ -123,7 +123,7 @@ class _RemoteCard(Protocol):
     def pin(self) -> str: ...
 
 
-def prepared(card: Capability, arguments: JsonValue) -> JsonValue:
+def prepare_arguments(card: Capability, arguments: JsonValue) -> JsonValue:
     """Give the arguments as the card will read them, as a copy that nobody else can change."""
     given: JsonValue = {} if arguments is None else copy.deepcopy(arguments)
     tool = None if is_foreign(card) else _tool_of(card)
@@ -146,44 +146,46 @@ def _native(name: str) -> DefinedTool:
     return native_tool(name)
 
 
-async def gather(card: Capability, arguments: JsonObject, ctx: ToolContext, shell_folders: Iterable[str] = ()) -> Facts:
+async def gather_facts(
+    card: Capability, arguments: JsonObject, ctx: ToolContext, shell_folders: Iterable[str] = ()
+) -> CallFacts:
     """Find out what a call would do; `shell_folders` is where bash may stand besides the root."""
     workspace = (await _looked_up(ctx, ".", writing=False)).resolved
     kind = _kind(card, arguments)
-    facts = Facts(tool=card.name, kind=kind, arguments=arguments, workspace=workspace, cwd=ctx.cwd)
-    if kind is Kind.REMOTE:
+    facts = CallFacts(tool=card.name, kind=kind, arguments=arguments, workspace=workspace, cwd=ctx.cwd)
+    if kind is CallKind.REMOTE:
         return _of_server(card, facts)
-    if kind is Kind.FILE:
+    if kind is CallKind.FILE:
         name = card.name
         fact = await _looked_up(ctx, path_given(arguments), writing=_PATHS[name])
         return replace(facts, paths=(replace(fact, tree=name in _TREES),))
-    if kind is Kind.COMMAND:
+    if kind is CallKind.COMMAND:
         return await _of_command(facts, ctx, tuple(shell_folders))
     url = arguments.get("url")
     return replace(facts, url=url if isinstance(url, str) else None)
 
 
-def _kind(card: Capability, arguments: JsonObject) -> Kind:
+def _kind(card: Capability, arguments: JsonObject) -> CallKind:
     if is_foreign(card):
-        return Kind.REMOTE
+        return CallKind.REMOTE
     name, action = card.name, arguments.get("action")
     if name in _PATHS:
-        return Kind.FILE
+        return CallKind.FILE
     if name in _JOBS and action in {"list", "poll", "stop"}:
-        return Kind.OWN
+        return CallKind.OWN
     if name == "bash" or name in _JOBS:
-        return Kind.COMMAND
+        return CallKind.COMMAND
     if name in {"webfetch", "websearch"} or (name == "saas-action" and action == "discover"):
-        return Kind.EGRESS
+        return CallKind.EGRESS
     if name == "task":
-        return Kind.DELEGATE
+        return CallKind.DELEGATE
     if name in _OWN:
-        return Kind.OWN
+        return CallKind.OWN
     looks = card.read_only or (name == "memory" and action == "read")
-    return Kind.LOOK if looks else Kind.CHANGE
+    return CallKind.LOOK if looks else CallKind.CHANGE
 
 
-def _of_server(card: Capability, facts: Facts) -> Facts:
+def _of_server(card: Capability, facts: CallFacts) -> CallFacts:
     for one in layers(card):
         if isinstance(one, _RemoteCard):
             shares = bool(getattr(one, "shares_name", False))
@@ -191,7 +193,7 @@ def _of_server(card: Capability, facts: Facts) -> Facts:
     return facts
 
 
-async def _of_command(facts: Facts, ctx: ToolContext, shell_folders: tuple[str, ...]) -> Facts:
+async def _of_command(facts: CallFacts, ctx: ToolContext, shell_folders: tuple[str, ...]) -> CallFacts:
     text = facts.arguments.get("input" if facts.arguments.get("action") == "write" else "command")
     script = await to_thread.run_sync(parse_command, text if isinstance(text, str) else "")
     if facts.arguments.get("action") == "write":

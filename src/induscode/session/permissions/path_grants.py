@@ -15,7 +15,7 @@ from indusagi.capabilities.files.paths.policy import PathPolicy
 from indusagi.capabilities.ports import PathRefused
 from indusagi.core.paths import is_within
 from indusagi.core.text import clean_text
-from induscode.session.permissions.call_facts import Kind
+from induscode.session.permissions.call_facts import CallKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from indusagi.capabilities.context import ToolContext
     from indusagi.capabilities.files.paths.policy import PathRequest
     from indusagi.capabilities.ports import Fs
-    from induscode.session.permissions.call_facts import Facts
+    from induscode.session.permissions.call_facts import CallFacts
 
 Denies: TypeAlias = "Callable[[str], str | None]"
 """Names the rule that denies a resolved path; None if there is none."""
@@ -38,10 +38,10 @@ class PolicedFs(Protocol):
         ...
 
 
-class Leave:
+class PathGrant:
     """What one call may open besides the workspace; over when the call is."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: CallFacts) -> None:
         self._paths = facts.paths
         self._open = True
 
@@ -90,11 +90,11 @@ class CallPolicy(PathPolicy):
         return PathPolicy.base_of(self, given, resolved, writing=writing)
 
 
-def for_call(ctx: ToolContext, facts: Facts, leave: Leave, denies: Denies) -> ToolContext:
+def restrict_context(ctx: ToolContext, facts: CallFacts, leave: PathGrant, denies: Denies) -> ToolContext:
     """Give the context of one call, with a door of its own where the call is about files."""
     if not isinstance(ctx.fs, PolicedFs):
         return ctx
-    is_file = facts.kind is Kind.FILE
+    is_file = facts.kind is CallKind.FILE
     if not is_file and not any(path.refusal for path in facts.paths):
         return ctx
     written = [path.resolved for path in facts.paths if path.writing]

@@ -12,10 +12,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from indusagi.core.paths import is_within
-from induscode.session.permissions.call_facts import Kind
-from induscode.session.permissions.rules import Effect, Rule
-from induscode.session.permissions.shell.patterns import (
-    Match,
+from induscode.session.permissions.call_facts import CallKind
+from induscode.session.permissions.patterns import (
+    PatternMatch,
     allow_problem,
     has_signs,
     host_of,
@@ -28,20 +27,22 @@ from induscode.session.permissions.shell.patterns import (
     may_be_path,
     may_be_program,
     may_lie_below,
+    may_name,
+    names_exactly,
 )
-from induscode.session.permissions.shell.remote import may_name, names_exactly
+from induscode.session.permissions.rules import Effect, Rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from induscode.session.permissions.call_facts import Facts, PathFact
+    from induscode.session.permissions.call_facts import CallFacts, PathFact
     from induscode.session.permissions.shell.arguments import Problem
-    from induscode.session.permissions.shell.script import Command, Script
-    from induscode.session.permissions.shell.words import Word
+    from induscode.session.permissions.shell.parse import Command, Script
+    from induscode.session.permissions.shell.syntax import Word
 
 _DOMAIN = "domain:"
-_HARMLESS = frozenset({Kind.LOOK, Kind.OWN, Kind.DELEGATE})
-_IN_PLAN_MODE = frozenset({Kind.LOOK, Kind.OWN, Kind.EGRESS})
+_HARMLESS = frozenset({CallKind.LOOK, CallKind.OWN, CallKind.DELEGATE})
+_IN_PLAN_MODE = frozenset({CallKind.LOOK, CallKind.OWN, CallKind.EGRESS})
 
 
 class Approval(StrEnum):
@@ -56,7 +57,7 @@ class Approval(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stance:
+class PolicyContext:
     """How the session stands at the moment."""
 
     approval: Approval = Approval.ASK
@@ -79,7 +80,7 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
+class Decision:
     """What is to be done, and why."""
 
     effect: Effect
@@ -92,20 +93,20 @@ class Judgement:
     """Why a rule that denies could apply to a command: asked about in every mode."""
 
 
-def judge(facts: Facts, rules: Iterable[Rule], stance: Stance) -> Judgement:
+def decide_call(facts: CallFacts, rules: Iterable[Rule], stance: PolicyContext) -> Decision:
     """Judge a call. This looks at the file system, for what links make of the paths in rules."""
     given = [rule for rule in rules if _concerns(rule, facts)]
     objections = [(rule, _objection(rule, facts)) for rule in given]
     denied = _denials(facts, objections)
     if denied:
-        return Judgement(effect=Effect.DENY, reasons=tuple(denied))
+        return Decision(effect=Effect.DENY, reasons=tuple(denied))
     if stance.plan and not _fits_plan(facts, stance):
         why = "plan mode: only what looks is allowed until a plan is approved"
-        return Judgement(effect=Effect.DENY, reasons=(why,))
+        return Decision(effect=Effect.DENY, reasons=(why,))
     firm = [
-        f"rule {rule.told}" + ("" if match is Match.YES else " may be meant")
+        f"rule {rule.told}" + ("" if match is PatternMatch.YES else " may be meant")
         for rule, match in objections
-        if match is not Match.NO
+        if match is not PatternMatch.NO
     ]
     firm += _doubts(facts, stance)
     undecided = _undecided(facts, objections)
@@ -113,9 +114,9 @@ def judge(facts: Facts, rules: Iterable[Rule], stance: Stance) -> Judgement:
     needs = [_with_problem(need, facts, allowing) for need in _needs(facts) if not _met(need, facts, allowing, stance)]
     reasons = tuple(dict.fromkeys([*firm, *(need.reason for need in needs)]))
     if not reasons:
-        return Judgement(effect=Effect.ALLOW)
+        return Decision(effect=Effect.ALLOW)
     unasked = stance.approval is Approval.ALL and not undecided
-    return Judgement(
+    return Decision(
         effect=Effect.ALLOW if unasked else Effect.ASK,
         reasons=(*undecided, *(reason for reason in reasons if reason not in undecided)),
         needs=tuple(needs),
@@ -124,10 +125,10 @@ def judge(facts: Facts, rules: Iterable[Rule], stance: Stance) -> Judgement:
     )
 
 
-def _undecided(facts: Facts, objections: Sequence[tuple[Rule, Match]]) -> list[str]:
+def _undecided(facts: CallFacts, objections: Sequence[tuple[Rule, PatternMatch]]) -> list[str]:
     """List the rules that deny and could apply to a command, and what hides whether they do.
 
-    Files that a file tool comes to while it runs are compared then: `denied_path`.
+    Files that a file tool comes to while it runs are compared then: `find_denying_rule`.
     """
     if facts.script is None:
         return []
@@ -138,15 +139,15 @@ def _undecided(facts: Facts, objections: Sequence[tuple[Rule, Match]]) -> list[s
     return [
         f"rule {rule.told} could apply{said}"
         for rule, match in objections
-        if rule.effect is Effect.DENY and match is Match.MAYBE
+        if rule.effect is Effect.DENY and match is PatternMatch.MAYBE
     ]
 
 
-def _redirected(facts: Facts) -> list[Word]:
+def _redirected(facts: CallFacts) -> list[Word]:
     return [one.target for one in facts.script.redirects] if facts.script is not None else []
 
 
-def _concerns(rule: Rule, facts: Facts) -> bool:
+def _concerns(rule: Rule, facts: CallFacts) -> bool:
     """Tell whether a rule holds here and speaks of this tool, or of a path it touches."""
     if rule.workspace not in {None, facts.workspace}:
         return False
@@ -162,7 +163,7 @@ def _concerns(rule: Rule, facts: Facts) -> bool:
     return touched or _names(rule, facts)
 
 
-def _names(rule: Rule, facts: Facts) -> bool:
+def _names(rule: Rule, facts: CallFacts) -> bool:
     """Tell whether a rule names the tool of a call; a server's tool by its identity."""
     if facts.remote is None:
         return any(map(rule.names, facts.names))
@@ -171,9 +172,9 @@ def _names(rule: Rule, facts: Facts) -> bool:
     return may_name(rule.tool, facts.remote, facts.tool)
 
 
-def _connected(facts: Facts) -> Sequence[PathFact]:
+def _connected(facts: CallFacts) -> Sequence[PathFact]:
     """Give the files that a command is connected to: they count as read or written."""
-    return facts.paths if facts.kind is Kind.COMMAND else ()
+    return facts.paths if facts.kind is CallKind.COMMAND else ()
 
 
 def _file_tool(path: PathFact) -> str:
@@ -183,8 +184,10 @@ def _file_tool(path: PathFact) -> str:
 # -- what is denied, or to be asked about -----------------------------------------------------
 
 
-def _denials(facts: Facts, objections: Sequence[tuple[Rule, Match]]) -> list[str]:
-    denied = [f"rule {rule.told}" for rule, match in objections if rule.effect is Effect.DENY and match is Match.YES]
+def _denials(facts: CallFacts, objections: Sequence[tuple[Rule, PatternMatch]]) -> list[str]:
+    denied = [
+        f"rule {rule.told}" for rule, match in objections if rule.effect is Effect.DENY and match is PatternMatch.YES
+    ]
     denied += [
         f"{path.resolved} is part of the system itself: no tool is let in there"
         for path in facts.paths
@@ -196,62 +199,62 @@ def _denials(facts: Facts, objections: Sequence[tuple[Rule, Match]]) -> list[str
     return denied
 
 
-def _objection(rule: Rule, facts: Facts) -> Match:
+def _objection(rule: Rule, facts: CallFacts) -> PatternMatch:
     """Tell whether a rule that denies or asks is meant."""
     if rule.effect is Effect.ALLOW:
-        return Match.NO
+        return PatternMatch.NO
     if rule.specifier is None:
-        return Match.YES
+        return PatternMatch.YES
     by_path = _path_objection(rule, facts)
-    if facts.kind is Kind.FILE or by_path is Match.YES:
+    if facts.kind is CallKind.FILE or by_path is PatternMatch.YES:
         return by_path
     if not _names(rule, facts):
         return by_path
     return max(by_path, _other_objection(rule, rule.specifier, facts))
 
 
-def _other_objection(rule: Rule, specifier: str, facts: Facts) -> Match:
+def _other_objection(rule: Rule, specifier: str, facts: CallFacts) -> PatternMatch:
     if facts.script is not None:
         return _command_objection(specifier, facts.script)
     if facts.url is not None and specifier.startswith(_DOMAIN):
         host = host_of(facts.url)
-        return Match.YES if may_be_host(specifier.removeprefix(_DOMAIN), host) else Match.NO
-    return Match.YES  # nobody knows what it means here: then it is meant
+        return PatternMatch.YES if may_be_host(specifier.removeprefix(_DOMAIN), host) else PatternMatch.NO
+    return PatternMatch.YES  # nobody knows what it means here: then it is meant
 
 
-def _command_objection(specifier: str, script: Script) -> Match:
+def _command_objection(specifier: str, script: Script) -> PatternMatch:
     """Compare a pattern with all that runs, and with all that may."""
     runs = (*script.commands, *script.suspects)
-    found = max((may_be_command(specifier, one) for one in runs), default=Match.NO)
-    if found is not Match.NO:
+    found = max((may_be_command(specifier, one) for one in runs), default=PatternMatch.NO)
+    if found is not PatternMatch.NO:
         return found
     hidden = (
         script.opaque
         or any(may_be_program(specifier, word) for word in script.copied)
-        or any(may_be_command(specifier, one) is not Match.NO for one in script.possible)
+        or any(may_be_command(specifier, one) is not PatternMatch.NO for one in script.possible)
     )
-    return Match.MAYBE if hidden else Match.NO
+    return PatternMatch.MAYBE if hidden else PatternMatch.NO
 
 
-def _path_objection(rule: Rule, facts: Facts) -> Match:
+def _path_objection(rule: Rule, facts: CallFacts) -> PatternMatch:
     pattern = rule.specifier or ""
-    found = Match.NO
+    found = PatternMatch.NO
     for path in facts.paths:
-        connected = facts.kind is Kind.COMMAND
+        connected = facts.kind is CallKind.COMMAND
         if connected and not rule.names(_file_tool(path)):
             continue
         ways = (path.resolved, path.spelled)
         if any(may_be_path(pattern, way, facts.workspace) for way in ways):
-            return Match.YES
+            return PatternMatch.YES
         if path.tree and may_lie_below(pattern, path.resolved, facts.workspace):
-            found = Match.MAYBE
+            found = PatternMatch.MAYBE
     for redirect in facts.script.redirects if facts.script is not None else ():
         if redirect.target.text is None and rule.names("write" if redirect.writes else "read"):
-            found = Match.MAYBE
+            found = PatternMatch.MAYBE
     return found
 
 
-def denied_path(rules: Iterable[Rule], facts: Facts, resolved: str) -> Rule | None:
+def find_denying_rule(rules: Iterable[Rule], facts: CallFacts, resolved: str) -> Rule | None:
     """Find a rule that keeps a file tool from a path which it comes to while it runs."""
     for rule in rules:
         if rule.effect is Effect.DENY and _concerns(rule, facts) and rule.specifier is not None:
@@ -260,7 +263,7 @@ def denied_path(rules: Iterable[Rule], facts: Facts, resolved: str) -> Rule | No
     return None
 
 
-def _doubts(facts: Facts, stance: Stance) -> list[str]:
+def _doubts(facts: CallFacts, stance: PolicyContext) -> list[str]:
     """List what no rule can allow."""
     said = [f"{path.given}: {path.problem}" for path in facts.paths if path.problem]
     if facts.script is None:
@@ -279,10 +282,10 @@ def _doubts(facts: Facts, stance: Stance) -> list[str]:
 # -- what wants leave, and who gives it -------------------------------------------------------
 
 
-def _needs(facts: Facts) -> list[Need]:
+def _needs(facts: CallFacts) -> list[Need]:
     if facts.kind in _HARMLESS:
         return []
-    if facts.kind in {Kind.FILE, Kind.COMMAND}:
+    if facts.kind in {CallKind.FILE, CallKind.COMMAND}:
         commands = facts.script.commands if facts.script is not None else ()
         return [
             *(Need(_path_reason(path), path=path) for path in facts.paths if _wants_leave(path)),
@@ -302,7 +305,7 @@ def _path_reason(path: PathFact) -> str:
     return f"{act} {path.resolved}{where}"
 
 
-def _met(need: Need, facts: Facts, allowing: Sequence[Rule], stance: Stance) -> bool:
+def _met(need: Need, facts: CallFacts, allowing: Sequence[Rule], stance: PolicyContext) -> bool:
     if need.path is not None:
         unasked = stance.approval is Approval.AUTO_EDIT and need.path.refusal is None
         in_plan = stance.plan and _in_plans(need.path, stance)
@@ -318,7 +321,7 @@ def _about(command: Command, rules: Iterable[Rule]) -> list[Rule]:
     return [rule for rule in rules if rule.specifier is None or match_command(rule.specifier, command) is not None]
 
 
-def _with_problem(need: Need, facts: Facts, allowing: Sequence[Rule]) -> Need:
+def _with_problem(need: Need, facts: CallFacts, allowing: Sequence[Rule]) -> Need:
     """Add why a rule that names a command does not allow it as it is."""
     if need.command is None:
         return need
@@ -331,9 +334,9 @@ def _with_problem(need: Need, facts: Facts, allowing: Sequence[Rule]) -> Need:
     return need
 
 
-def _opens(rule: Rule, path: PathFact, facts: Facts) -> bool:
+def _opens(rule: Rule, path: PathFact, facts: CallFacts) -> bool:
     """Tell whether a rule lets a path be used; the farther away, the plainer it must say so."""
-    tools = [_file_tool(path)] if facts.kind is Kind.COMMAND else [facts.tool]
+    tools = [_file_tool(path)] if facts.kind is CallKind.COMMAND else [facts.tool]
     if not any(map(rule.names, tools)):
         return False
     if rule.specifier is None:
@@ -345,7 +348,7 @@ def _opens(rule: Rule, path: PathFact, facts: Facts) -> bool:
     return is_path(rule.specifier, path.resolved, facts.workspace)
 
 
-def _allows_call(rule: Rule, facts: Facts) -> bool:
+def _allows_call(rule: Rule, facts: CallFacts) -> bool:
     if rule.specifier is None:
         return True
     if facts.url is None or not rule.specifier.startswith(_DOMAIN):
@@ -354,14 +357,14 @@ def _allows_call(rule: Rule, facts: Facts) -> bool:
     return host is not None and is_host(rule.specifier.removeprefix(_DOMAIN), host)
 
 
-def _fits_plan(facts: Facts, stance: Stance) -> bool:
+def _fits_plan(facts: CallFacts, stance: PolicyContext) -> bool:
     if facts.kind in _IN_PLAN_MODE:
         return True
-    if facts.kind is not Kind.FILE:
+    if facts.kind is not CallKind.FILE:
         return False
     return all(not path.writing or _in_plans(path, stance) for path in facts.paths)
 
 
-def _in_plans(path: PathFact, stance: Stance) -> bool:
+def _in_plans(path: PathFact, stance: PolicyContext) -> bool:
     folder = stance.plans_dir
     return folder is not None and is_within(path.resolved, os.path.normpath(folder))

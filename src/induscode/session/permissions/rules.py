@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from indusagi.core.json import is_json_object
 from indusagi.core.notes import Note
-from induscode.session.permissions.shell.patterns import command_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -35,7 +34,7 @@ class Effect(StrEnum):
     ALLOW = "allow"
 
 
-class Origin(StrEnum):
+class RuleOrigin(StrEnum):
     """Who made a rule."""
 
     FLAG = "command line"
@@ -51,7 +50,7 @@ class Rule:
     effect: Effect
     tool: str
     specifier: str | None = None
-    origin: Origin = Origin.USER
+    origin: RuleOrigin = RuleOrigin.USER
     file: str | None = None
     workspace: str | None = None
     """Where it holds; everywhere if None."""
@@ -78,7 +77,7 @@ class Rule:
         return re.compile(text)
 
 
-def parse_rule(text: str, effect: Effect, origin: Origin = Origin.USER, file: str | None = None) -> Rule | Note:
+def parse_rule(text: str, effect: Effect, origin: RuleOrigin = RuleOrigin.USER, file: str | None = None) -> Rule | Note:
     """Read a rule; a note says what is wrong with it, in which file, and how it is written."""
     owner = f"rule {text!r}" + (f" in {file}" if file else "")
     found = _RULE.fullmatch(text.strip()) if len(text) <= _LONGEST_RULE else None
@@ -110,8 +109,19 @@ def _problem(tool: str, specifier: str) -> tuple[str, str] | None:
     return None
 
 
+def command_words(specifier: str) -> tuple[tuple[str, ...], bool]:
+    """Split the pattern of a command into words, and tell whether anything may follow."""
+    text = specifier.strip()
+    if text.endswith(":*"):
+        text = f"{text[:-2]} *"
+    words = tuple(text.split())
+    if words[:1] == ("[",):
+        words = ("test", *(word for word in words[1:] if word != "]"))
+    return (words[:-1], True) if words[-1:] == ("*",) else (words, False)
+
+
 def parse_rules(
-    texts: Iterable[str], effect: Effect, origin: Origin, file: str | None = None
+    texts: Iterable[str], effect: Effect, origin: RuleOrigin, file: str | None = None
 ) -> tuple[list[Rule], list[Note]]:
     """Read several rules; one that was to keep something from running asks about everything."""
     rules: list[Rule] = []
@@ -127,7 +137,7 @@ def parse_rules(
     return rules, notes
 
 
-def rules_from_settings(settings: JsonValue, file: str, origin: Origin) -> tuple[list[Rule], list[Note]]:
+def rules_from_settings(settings: JsonValue, file: str, origin: RuleOrigin) -> tuple[list[Rule], list[Note]]:
     """Read `{"allow": […], "ask": […], "deny": […]}`; a project has no say in what is allowed."""
     rules: list[Rule] = []
     notes: list[Note] = []
@@ -136,7 +146,7 @@ def rules_from_settings(settings: JsonValue, file: str, origin: Origin) -> tuple
         return [Rule(effect=Effect.ASK, tool="*", origin=origin, file=file)], notes
     for effect in Effect:
         texts = _texts(settings.get(effect.value))
-        if effect is Effect.ALLOW and origin is Origin.PROJECT:
+        if effect is Effect.ALLOW and origin is RuleOrigin.PROJECT:
             notes += [
                 Note(f"rule {text!r} in {file}", "left out: a project cannot allow anything", f"--allow {text!r}")
                 for text in texts or ()

@@ -1,7 +1,14 @@
-"""The rules that a user has made for always, in one private file outside of every project.
+"""Where the rules of a user and of a project are kept; light, for those who only look.
+
+The rules that a user has made for always, in one private file outside of every project.
 
 Two processes wait for each other, a reader sees the old file or the new one, and a file that cannot
 be read is set aside before anything is written: what it may have denied is asked about meanwhile.
+
+The rules that hold before a session begins: those of its user, and those of the project.
+
+A project says in `.indusvx/permissions.json` what is denied in it and what is to be asked about:
+`{"deny": ["bash(git push *)"], "ask": ["write(migrations/**)"]}`. It allows nothing.
 """
 
 from __future__ import annotations
@@ -12,19 +19,46 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from indusagi.core.app_dirs import make_private_dir, read_small_file, replace_private_file
+from indusagi.core.app_dirs import make_private_dir, read_small_file, replace_private_file, state_dir
 from indusagi.core.clock import iso_utc, now_ms
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import is_json_object
 from indusagi.core.locks import locked_directory
 from indusagi.core.notes import Note
-from induscode.session.permissions.rules import Effect, Origin, Rule, parse_rule
-from induscode.session.permissions.shell.place import rules_path
+from induscode.session.permissions.rules import Effect, Rule, RuleOrigin, parse_rule, rules_from_settings
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Sequence
 
     from indusagi.core.json import JsonObject, JsonValue
+
+
+_FILE_NAME = "permissions.json"
+
+
+def rules_path() -> str:
+    """Give the file of the user; never inside a project.
+
+    Raises:
+        OSError: There is no home directory.
+    """
+    return os.path.join(state_dir(), _FILE_NAME)
+
+
+def project_rules_path(cwd: str) -> str:
+    """Give the file in which a project says what is denied in it."""
+    return os.path.join(cwd, ".indusvx", _FILE_NAME)
+
+
+def has_rules(cwd: str) -> bool:
+    """Tell whether there is one of these files, in whatever state."""
+    if os.path.lexists(project_rules_path(cwd)):
+        return True
+    try:
+        return os.path.lexists(rules_path())
+    except OSError:
+        return False
+
 
 _VERSION = 1
 _LARGEST_BYTES = 4 * 1024 * 1024
@@ -117,7 +151,7 @@ class RuleStore:
 
 
 def _ask_about_everything(path: str) -> Rule:
-    return Rule(effect=Effect.ASK, tool="*", origin=Origin.USER, file=path)
+    return Rule(effect=Effect.ASK, tool="*", origin=RuleOrigin.USER, file=path)
 
 
 def _row_of(rule: Rule) -> JsonObject:
@@ -135,7 +169,7 @@ def _rule_of(row: JsonObject, path: str) -> Rule | Note:
     text, effect = row.get("rule"), row.get("effect")
     if not isinstance(text, str) or effect not in set(Effect):
         return Note(path, f"a row of it is no rule: {json.dumps(row)[:200]}", "remove the row")
-    rule = parse_rule(text, Effect(str(effect)), Origin.USER, path)
+    rule = parse_rule(text, Effect(str(effect)), RuleOrigin.USER, path)
     if isinstance(rule, Note):
         return rule
     places = {name: row.get(name) for name in ("workspace", "server", "pin")}
@@ -176,3 +210,25 @@ def _write(path: str, content: _Content) -> None:
     rows: list[JsonValue] = [*content.rows]
     text = json.dumps({"version": _VERSION, "rules": rows, "unsandboxed": content.unsandboxed}, indent=1)
     replace_private_file(path, text.encode("utf-8"))
+
+
+_LARGEST_PROJECT_FILE = 1024 * 1024
+
+
+def load_startup_rules(store: RuleStore, cwd: str) -> tuple[Sequence[Rule], Sequence[Note]]:
+    """Read all of them; what cannot be read is told, and everything is asked about."""
+    rules, notes = store.load()
+    of_project, said = _of_project(project_rules_path(cwd))
+    return (*rules, *of_project), (*notes, *said)
+
+
+def _of_project(path: str) -> tuple[Sequence[Rule], Sequence[Note]]:
+    try:
+        found: JsonValue = json.loads(read_small_file(path, _LARGEST_PROJECT_FILE, follow=False))
+    except (FileNotFoundError, NotADirectoryError):
+        return (), ()
+    except (OSError, ValueError, RecursionError) as exc:
+        why = exc.strerror if isinstance(exc, OSError) else "it is no JSON"
+        note = Note(path, f"its rules cannot be read: {why}", "everything is asked about meanwhile")
+        return (Rule(effect=Effect.ASK, tool="*", origin=RuleOrigin.PROJECT, file=path),), (note,)
+    return rules_from_settings(found, path, RuleOrigin.PROJECT)

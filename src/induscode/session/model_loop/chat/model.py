@@ -1,4 +1,7 @@
-"""A model behind a Chat Completions server."""
+"""The answer of a Chat Completions server, piece by piece.
+
+A model behind a Chat Completions server.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +9,259 @@ import json
 import random
 import ssl
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, cast
 from urllib.request import getproxies
 
 import anyio
 import httpx2
-from pydantic_ai.models import Model
+from pydantic_ai import exceptions as failures
+from pydantic_ai.messages import FinishReason, PartStartEvent, TextPart, ThinkingPart
+from pydantic_ai.models import Model, StreamedResponse
+from pydantic_ai.usage import RequestUsage
 
-from induscode.session.model_loop.chat.errors import make_connection_error, make_status_error
-from induscode.session.model_loop.chat.messages import write_messages, write_tool
-from induscode.session.model_loop.chat.stream import ChatStream
+from indusagi.core.clock import now_ms
+from indusagi.core.json import is_json_object
+from induscode.session.model_loop.chat.errors import (
+    make_connection_error,
+    make_status_error,
+    make_stream_error,
+    parse_body,
+)
+from induscode.session.model_loop.chat.messages import REASONING_FIELDS, THINKING_TAGS, write_messages, write_tool
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 
-    from pydantic_ai.messages import ModelMessage, ModelResponse
+    from pydantic_ai.messages import ModelMessage, ModelResponse, ModelResponseStreamEvent
     from pydantic_ai.models import ModelRequestParameters
     from pydantic_ai.profiles import ModelProfile
     from pydantic_ai.settings import ModelSettings
     from pydantic_ai.tools import RunContext
+
+    from indusagi.core.json import JsonObject
+
+
+_END = "[DONE]"
+_FINISH_REASONS: dict[str, FinishReason] = {
+    "stop": "stop",
+    "length": "length",
+    "tool_calls": "tool_call",
+    "function_call": "tool_call",
+    "content_filter": "content_filter",
+}
+
+
+@dataclass
+class ChatStream(StreamedResponse):
+    """An answer as the model loop reads it: text, thoughts and calls of tools, as they come."""
+
+    response: httpx2.Response
+    name: str
+    system: str
+    address: str
+    begun: datetime = field(default_factory=lambda: datetime.fromtimestamp(now_ms() / 1000, UTC))
+    calls: dict[object, tuple[str, object]] = field(default_factory=dict[Any, Any])
+    """By index: the id of the call that comes there now, and the key of its part."""
+    segment: int = 0
+    """How many times something else has come between two pieces of text."""
+    open_text: bool = False
+
+    @property
+    def model_name(self) -> str:
+        """Name the model that answers, as its server says it."""
+        return self.name
+
+    @property
+    def provider_name(self) -> str:
+        """Name the provider."""
+        return self.system
+
+    @property
+    def provider_url(self) -> str:
+        """Give the address."""
+        return self.address
+
+    @property
+    def timestamp(self) -> datetime:
+        """Tell when the answer began."""
+        return self.begun
+
+    async def close_stream(self) -> None:
+        """Close the connection, so that the server stops."""
+        await self.response.aclose()
+
+    async def _get_event_iterator(self) -> AsyncIterator[ModelResponseStreamEvent]:
+        try:
+            async for chunk in _read_chunks(self.response, self.name):
+                for event in self._take_chunk(chunk):
+                    yield event
+        except httpx2.RequestError as exc:
+            raise make_connection_error(self.name, exc) from exc
+        if self.finish_reason is None and not self.cancelled:
+            self.finish_reason = "stop"  # some servers never send a reason
+
+    def _take_chunk(self, chunk: JsonObject) -> Iterator[ModelResponseStreamEvent]:
+        if isinstance(model := chunk.get("model"), str) and model:
+            self.name = model
+        if isinstance(answer_id := chunk.get("id"), str) and answer_id:
+            self.provider_response_id = answer_id
+        if is_json_object(usage := chunk.get("usage")):
+            # Some servers send it with every chunk: what comes last is the whole.
+            self._usage = _read_usage(usage)
+        choices = chunk.get("choices")
+        choice = choices[0] if isinstance(choices, list) and choices else None
+        if not is_json_object(choice):
+            return
+        if isinstance(reason := choice.get("finish_reason"), str) and reason:
+            self.finish_reason = _FINISH_REASONS.get(reason)
+            self.provider_details = {**(self.provider_details or {}), "finish_reason": reason}
+        if is_json_object(delta := choice.get("delta")):
+            yield from self._take_delta(delta)
+
+    def _take_delta(self, delta: JsonObject) -> Iterator[ModelResponseStreamEvent]:
+        for name in REASONING_FIELDS:
+            if isinstance(thought := delta.get(name), str) and thought:
+                yield from self._take_thought(name, thought)
+                break
+        # A refusal comes in the place of the text, and says why.
+        if text := _join_text(delta.get("content") or delta.get("refusal")):
+            yield from self._take_text(text)
+        calls = delta.get("tool_calls")
+        for call in calls if isinstance(calls, list) else []:
+            if is_json_object(call):
+                yield from self._take_call(call)
+
+    def _take_thought(self, name: str, thought: str) -> Iterator[ModelResponseStreamEvent]:
+        self._end_text()
+        yield from self._parts_manager.handle_thinking_delta(
+            vendor_part_id=(name, self.segment), id=name, content=thought, provider_name=self.system
+        )
+
+    def _take_text(self, text: str) -> Iterator[ModelResponseStreamEvent]:
+        for event in self._parts_manager.handle_text_delta(
+            vendor_part_id=("text", self.segment), content=text, thinking_tags=THINKING_TAGS
+        ):
+            if isinstance(event, PartStartEvent):
+                self.open_text = isinstance(event.part, TextPart)
+                if isinstance(event.part, ThinkingPart):
+                    event.part.id, event.part.provider_name = "content", self.system
+            yield event
+
+    def _take_call(self, call: JsonObject) -> Iterator[ModelResponseStreamEvent]:
+        self._end_text()
+        function = call.get("function")
+        told = function if is_json_object(function) else {}
+        call_id, place = call.get("id"), call.get("index")
+        index = place if isinstance(place, int) else None
+        given = call_id if isinstance(call_id, str) and call_id else None
+        known, key = self.calls.get(index, ("", None))
+        # Some servers give every call the index 0, or none: a new id is a new call.
+        if key is None or (given is not None and given != known):
+            known, key = given or "", (index, len(self.calls), given)
+            self.calls[index] = (known, key)
+            name = told.get("name")
+        else:
+            name = None  # some servers repeat the name with every piece
+        arguments = told.get("arguments")
+        yield from self._parts_manager.handle_tool_call_delta_events(
+            vendor_part_id=key,
+            tool_name=name if isinstance(name, str) else None,
+            args=arguments if isinstance(arguments, str | dict) else None,
+            tool_call_id=given,
+        )
+
+    def _end_text(self) -> None:
+        if self.open_text:
+            self.segment += 1
+            self.open_text = False
+
+
+async def _read_chunks(response: httpx2.Response, model: str) -> AsyncIterator[JsonObject]:
+    """Read the chunks of an answer; a server that does not stream gives all of it in one."""
+    kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+    count = 0
+    if kind == "application/json":
+        body = (await response.aread()).decode("utf-8", "replace")
+        for chunk in _split_answer(_parse_chunk(body, model)):
+            count += 1
+            yield chunk
+    else:
+        # The client insists on the type; some servers stream with another one.
+        response.headers["content-type"] = "text/event-stream"
+        async for event in httpx2.EventSource(response, max_event_size=None):
+            if event.data.strip() == _END:
+                break
+            if event.data.strip():
+                count += 1
+                yield _parse_chunk(event.data, model)
+    if not count:
+        raise failures.UnexpectedModelBehavior(
+            f"its server sent {kind or 'something'} without an answer in it: check the address"
+        )
+
+
+def _parse_chunk(text: str, model: str) -> JsonObject:
+    value = parse_body(text)
+    if not is_json_object(value):
+        raise failures.UnexpectedModelBehavior(f"its server sent invalid JSON: {value!r:.200}")
+    if value.get("error"):
+        raise make_stream_error(model, value["error"])
+    return value
+
+
+def _split_answer(answer: JsonObject) -> Iterator[JsonObject]:
+    """Write an answer that came whole as the chunks that it would have come in."""
+    choices = answer.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    message = choice.get("message") if is_json_object(choice) else None
+    if not is_json_object(choice) or not is_json_object(message):
+        return
+    calls = message.get("tool_calls")
+    numbered = [
+        {"index": index, **call} if is_json_object(call) else call
+        for index, call in enumerate(calls if isinstance(calls, list) else [])
+    ]
+    text = _join_text(message.get("content"))
+    start, end = THINKING_TAGS
+    thought, closed, rest = text.removeprefix(start).partition(end)
+    if text.startswith(start) and closed:
+        for piece in (start, thought, end):
+            yield {"choices": [{"delta": {"content": piece}}]}
+        text = rest.lstrip()
+    delta = cast("JsonObject", {**message, "content": text, "tool_calls": numbered})
+    yield {**answer, "choices": [{**choice, "delta": delta}]}
+
+
+def _join_text(content: object) -> str:
+    """Give the text of a delta; some servers send it as a list of parts."""
+    if isinstance(content, str):
+        return content
+    parts = cast("list[object]", content) if isinstance(content, list) else []
+    texts = [part.get("text") for part in parts if is_json_object(part)]
+    return "".join(text for text in texts if isinstance(text, str))
+
+
+def _read_usage(usage: JsonObject) -> RequestUsage:
+    """Read how many tokens a request took, and what it cost where the server tells (OpenRouter)."""
+    details = usage.get("prompt_tokens_details")
+    kept = details if is_json_object(details) else {}
+    cost = usage.get("cost")
+    return RequestUsage(
+        input_tokens=_read_count(usage, "prompt_tokens"),
+        output_tokens=_read_count(usage, "completion_tokens"),
+        cache_read_tokens=_read_count(kept, "cached_tokens"),
+        cache_write_tokens=_read_count(kept, "cache_write_tokens"),
+        cost=Decimal(str(cost)) if isinstance(cost, int | float) else None,
+    )
+
+
+def _read_count(counts: JsonObject, key: str) -> int:
+    count = counts.get(key)
+    return count if isinstance(count, int) and count > 0 else 0
+
 
 _CONNECT_S = 30.0
 _SILENCE_S = 600.0

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from induscode.session.permissions.shell.launchers import WRAPPERS, runs_anything
-from induscode.session.permissions.shell.program import Check, Program
-from induscode.session.permissions.shell.programs import MODULES, PACKAGE, PROGRAMS
-from induscode.session.permissions.shell.words import Word
+from induscode.session.permissions.shell.programs import MODULES, PACKAGE, PROGRAMS, Check, Program
+from induscode.session.permissions.shell.syntax import Word
 
 _UNKNOWN_PROGRAM = Program()
 _PLAIN_OPERAND = re.compile(r"(?![-+@])(?!/(?:dev|proc)/)[\w./:@,+%~^-]+")

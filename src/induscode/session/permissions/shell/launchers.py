@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from induscode.session.permissions.shell.words import Word
+    from induscode.session.permissions.shell.syntax import Word
 
 
 def names(text: str) -> frozenset[str]:

@@ -1,4 +1,6 @@
-"""A shell command taken apart: every command in it, every redirection, and what was not understood.
+"""What a shell command comes to. Shapes only.
+
+A shell command taken apart: every command in it, every redirection, and what was not understood.
 
 Rules that allow read `flaws` first: with one of them nothing is allowed unasked. Rules that deny
 are compared with `commands` and `suspects`, which run as far as one can tell; with `possible`,
@@ -30,26 +32,25 @@ from induscode.session.permissions.shell.launchers import (
     shell_code,
     unwrapped,
 )
-from induscode.session.permissions.shell.script import Command, Redirect, Script
-from induscode.session.permissions.shell.spelling import expand_braces, is_strange, respelt
-from induscode.session.permissions.shell.tree import (
-    WORDS,
-    all_nodes,
-    bracket_command,
-    is_covered,
-    is_fed,
-    parsed,
-    redirect_words,
-    redirects_of,
-    spans_lines,
-)
-from induscode.session.permissions.shell.words import (
+from induscode.session.permissions.shell.syntax import (
     ALL_VARIABLES,
     UNKNOWN,
+    WORDS,
     Word,
+    all_nodes,
+    bracket_command,
+    expand_braces,
+    is_covered,
+    is_fed,
+    is_strange,
     known,
+    parsed,
     plain_expansion,
+    redirect_words,
+    redirects_of,
+    respelt,
     source,
+    spans_lines,
     word_of,
 )
 
@@ -57,6 +58,50 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from tree_sitter import Node
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command with its arguments."""
+
+    words: tuple[Word, ...]
+    fed: bool = False
+    """Whether another command writes into its standard input."""
+
+    @property
+    def shown(self) -> str:
+        """What to call it."""
+        return " ".join(word.shown for word in self.words)
+
+
+@dataclass(frozen=True, slots=True)
+class Redirect:
+    """A file that a command is connected to."""
+
+    target: Word
+    writes: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """What a text comes to when the shell runs it."""
+
+    text: str
+    commands: tuple[Command, ...]
+    suspects: tuple[Command, ...]
+    """What runs besides, as far as one can tell."""
+    possible: tuple[Command, ...] = ()
+    """What an argument would be if the program took it for a command."""
+    opaque: tuple[str, ...] = ()
+    """Why it may run any command at all, a phrase each."""
+    copied: tuple[Word, ...] = ()
+    """Programs that it may give another name."""
+    redirects: tuple[Redirect, ...]
+    flaws: tuple[str, ...]
+    """What was not understood, a phrase each; with any of them no rule allows the text."""
+    whole: bool
+    """Whether all of it was looked at."""
+
 
 LONGEST_TEXT = 32 * 1024
 _MOST_DOCUMENTS = 100

@@ -1,4 +1,11 @@
-"""The table of programs: which of their options are harmless, and which run or write something.
+"""What the gate knows of a program: which of its options and operands are harmless. Shapes only.
+
+Programs that manage something by subcommands: those that look are harmless, the others ask.
+
+A part of the table in `programs`. A subcommand that is missing here is asked about, unless the rule
+names it (`bash(gh pr create *)`); one that runs code is allowed only if every word is named.
+
+The table of programs: which of their options are harmless, and which run or write something.
 
 A rule such as `bash(sort *)` lets `sort` run with what this table calls harmless. An option that is
 missing here is asked about, unless the rule names it: a program that is not known at all may be
@@ -11,9 +18,131 @@ Data only. `test_programs.py` compares it with the `--help` of the programs them
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
-from induscode.session.permissions.shell.program import ACTS, INSIDE, PLAIN, Program
-from induscode.session.permissions.shell.services import SERVICES
+Check: TypeAlias = Literal["awk", "npx", "printf", "script", "sed", "tar", "test"]
+"""Programs whose operands say what they do: which function of `arguments` looks at them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """One program, or one subcommand of it."""
+
+    flags: str = ""
+    """Harmless short options without a value."""
+    values: str = ""
+    """Harmless short options with a value, joined or as the next word."""
+    optional: str = ""
+    """Harmless short options with a value that can only be joined."""
+    long: str = ""
+    """Harmless long options; with `=` at the end those that need a value."""
+    words: str = ""
+    """Harmless options of more than a letter behind one hyphen; with `=` those with a value."""
+    acts: str = ""
+    """Options that run a command or write a file."""
+    any_options: bool = False
+    """Whether no option runs or writes anything."""
+    always_acts: bool = False
+    """Whether its operands alone say what it runs, or where it writes."""
+    numeric: bool = False
+    """Whether `-5` is an option."""
+    ends_options: bool = True
+    """Whether `--` makes operands of all that follows."""
+    options_first: bool = False
+    """Whether options end at the first operand."""
+    old_style: bool = False
+    """Whether the first operand is a bundle of options: `tar cf`."""
+    value_patterns: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What the values of some options must look like, by the option as it is written."""
+    operand: str = ""
+    """What a known operand must look like, as a pattern; anything if empty."""
+    most_operands: int | None = None
+    """How many operands it only reads; one more is a file it writes."""
+    subcommands: Mapping[str, Program] = field(default_factory=dict[str, "Program"])
+    argument_files: bool = False
+    """Whether `@file` stands for the arguments in that file."""
+    starts: bool = False
+    """Whether its operands are another command with its arguments."""
+    check: Check | None = None
+
+
+ACTS = Program(always_acts=True)
+PLAIN = Program()
+INSIDE = r"(?![/~+-])(?!.*(?:\.\.|[=:])).+"
+"""A path that stays below the directory."""
+
+
+def _looks(subcommands: str, acting: str = "", **options: str) -> Program:
+    """Make a program of which the table knows subcommands that look, and some that run code."""
+    one = Program(**options)  # type: ignore[arg-type] — the fields of a Program
+    looking = dict.fromkeys(subcommands.split(), one)
+    return Program(subcommands={**looking, **dict.fromkeys(acting.split(), ACTS)})
+
+
+_GH_LONG = """author= assignee= base= branch= comments commit= event= head= jq= json= label= limit=
+    log log-failed milestone= name-only order= repo= required search= sort= state= status=
+    template= user= verbose workflow="""
+_GH_LIST = Program(flags="d", values="ABHLRSalqst", long=f"{_GH_LONG} draft")
+_GH_VIEW = Program(flags="cv", values="Rqtj", long=_GH_LONG)
+_GH = Program(long="version", subcommands={
+    "alias": _looks("list", "set import"), "auth": _looks("status"),
+    "config": _looks("get list", "set clear-cache"),
+    "extension": _looks("list search", "install upgrade exec create"),
+    "issue": Program(subcommands={"list": _GH_LIST, "status": _GH_VIEW,
+        "view": _GH_VIEW}),
+    "label": _looks("list"),
+    "pr": Program(subcommands={"list": _GH_LIST, "status": _GH_VIEW,
+        "view": _GH_VIEW, "checks": Program(values="Rqt", long="json= required"),
+        "diff": Program(values="R", long="color= name-only patch")}),
+    "release": _looks("list view", values="LRqt", long="json= limit= repo="),
+    "repo": _looks("list view", values="Lbqt", long="json= limit="),
+    "run": _looks("list view", values="LRbeujsqt", long=_GH_LONG),
+    "secret": _looks("list"), "status": PLAIN, "variable": _looks("get list"),
+    "workflow": _looks("list view", flags="a", values="LR", long="all limit= repo=")})  # fmt: skip
+_SYSTEMCTL_LONG = """all failed full lines= no-legend no-pager output= plain property= quiet state=
+    system type= user value version"""
+_SYSTEMCTL_LOOKS = """cat get-default is-active is-enabled is-failed list-dependencies list-jobs
+    list-sockets list-timers list-unit-files list-units show status"""
+_SYSTEMCTL = Program(flags="alq", values="npto", long=_SYSTEMCTL_LONG, subcommands={
+    **dict.fromkeys(_SYSTEMCTL_LOOKS.split(),
+        Program(flags="alq", values="npto", long=_SYSTEMCTL_LONG)),
+    **dict.fromkeys(("edit", "link", "set-environment", "import-environment"), ACTS)})  # fmt: skip
+_DOCKER = _looks("diff history images info inspect logs port ps search top version",
+    flags="aflqst", values="n", long="""all digests filter= follow format= last= latest no-stream
+        no-trunc quiet since= size tail= timestamps until=""")  # fmt: skip
+_KUBECTL = _looks("api-resources api-versions describe explain get logs top version",
+    flags="Afwp", values="clnoL", long="""all-containers all-namespaces container= context= follow
+        namespace= no-headers output= previous recursive selector= show-labels since= sort-by=
+        tail= timestamps watch wide""")  # fmt: skip
+SERVICES: Mapping[str, Program] = {
+    **dict.fromkeys(("docker", "podman", "nerdctl"), _DOCKER),
+    "gh": _GH,
+    "kubectl": _KUBECTL,
+    "systemctl": _SYSTEMCTL,
+    "hostname": Program(flags="AadfiIsy", long="fqdn short version", most_operands=0),
+    "sysctl": Program(flags="aenN", operand=r"[^=]*"),
+    "service": ACTS,
+    **dict.fromkeys(("apt", "apt-cache", "apt-get", "dnf", "yum"), _looks("list policy search")),
+    "brew": _looks("deps info list outdated search"),
+    "helm": _looks("list status version", flags="Aa", values="n", long="all namespace="),
+    "terraform": _looks("version"),
+    **dict.fromkeys(("hostnamectl", "localectl", "timedatectl"), _looks("status")),
+    "glab": Program(subcommands={"config": _looks("get", "set"), "alias": _looks("list", "set"),
+        **dict.fromkeys(("issue", "mr", "release"), _looks("list view"))}),
+    "ip": Program(subcommands=dict.fromkeys(
+        ("a", "addr", "address", "l", "link", "n", "neigh", "r", "route"), _looks("list ls show"))),
+    "journalctl": Program(flags="aefkqrx", values="bgnoptuSU", long="""follow lines= no-pager
+        output= since= unit= until= user"""),
+    "nix": _looks("eval search", "run shell develop"),
+    "ufw": _looks("status version"),
+    **dict.fromkeys(("ansible", "passwd", "useradd", "userdel", "usermod", "swapoff"), ACTS),
+    **dict.fromkeys(("apk", "flatpak", "snap", "zypper"), _looks("info list search")),
+    **dict.fromkeys(("aws", "az", "corepack", "doctl", "fly", "flyctl", "gcloud", "gem", "heroku",
+        "launchctl", "loginctl", "netlify", "nmcli", "rustup", "vercel"), _looks("help version")),
+}  # fmt: skip
+"""By the name of the program, without its directory."""
+
 
 PACKAGE = r"(?!\.)(?!.*\.(?:tgz|tar|gz)$)(?:@[\w.-]+/)?[\w-][\w.-]*(?:@(?!\.)[\w.^~*<>=-]+)?"
 """A package of a registry: not a path, an archive, a URL or a repository (npm-package-arg)."""
@@ -155,7 +284,7 @@ _GIT = Program(
             verify"""),
         "stash": _git("kpqu", "m", "all include-untracked keep-index message= patch quiet",
             subcommands={
-                "apply": _git("q", long="index quiet"), "drop": _git("q"), "list": _LOG,
+                "apply": _git("q", long="index quiet"), "redirect_to_null": _git("q"), "list": _LOG,
                 "pop": _git("q", long="index quiet"), "show": _LOG, "clear": PLAIN,
                 "push": _git("akpqu", "m", "all include-untracked keep-index message= quiet"),
                 "": PLAIN}),

@@ -3,6 +3,15 @@
 Each is compared in two ways. To allow, what is compared must be exactly what the pattern says. To
 deny or to ask, it is enough that the pattern may be meant: other spellings, options in between,
 what lies below a directory.
+
+Which tools of servers a rule names: by server and tool, not by the two names joined.
+
+`a__b__*` can be read as tools `b__…` of server `a`, or as every tool of server `a__b`. To allow,
+one reading holds: that of the server with the longest id that exists, and the part before the `__`
+must be the server's id, whole. A name without a star means the tool that is shown under it. A star
+in the server's part never stands for a `__`; a pattern without `__` names tools of this machine,
+other than `*` alone, which names everything. To deny or to ask, it is enough that one of the
+readings may be meant: what a rule kept from running is kept from it when a server is added.
 """
 
 from __future__ import annotations
@@ -14,18 +23,21 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from indusagi.interop.protocol_bridge.contract import QUALIFIER, qualify_tool_name
+from induscode.session.permissions.rules import command_words
 from induscode.session.permissions.shell.arguments import find_problem
 from induscode.session.permissions.shell.launchers import base_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
+    from indusagi.interop.protocol_bridge.contract import RemoteToolRef
     from induscode.session.permissions.shell.arguments import Problem
-    from induscode.session.permissions.shell.script import Command
-    from induscode.session.permissions.shell.words import Word
+    from induscode.session.permissions.shell.parse import Command
+    from induscode.session.permissions.shell.syntax import Word
 
 
-class Match(IntEnum):
+class PatternMatch(IntEnum):
     """Whether a pattern is meant, as far as one can tell."""
 
     NO = 0
@@ -34,17 +46,6 @@ class Match(IntEnum):
 
 
 # -- commands ---------------------------------------------------------------------------------
-
-
-def command_words(specifier: str) -> tuple[tuple[str, ...], bool]:
-    """Split the pattern of a command into words, and tell whether anything may follow."""
-    text = specifier.strip()
-    if text.endswith(":*"):
-        text = f"{text[:-2]} *"
-    words = tuple(text.split())
-    if words[:1] == ("[",):
-        words = ("test", *(word for word in words[1:] if word != "]"))
-    return (words[:-1], True) if words[-1:] == ("*",) else (words, False)
 
 
 def match_command(specifier: str, command: Command) -> frozenset[int] | None:
@@ -73,17 +74,17 @@ def allow_problem(specifier: str | None, command: Command) -> Problem | None:
     return None if problem is not None and every and not problem.acts else problem
 
 
-def may_be_command(specifier: str, command: Command) -> Match:
+def may_be_command(specifier: str, command: Command) -> PatternMatch:
     """Tell whether a command is, or may be, what a pattern says, whatever follows."""
     pattern, _ = command_words(specifier)
     if not pattern:
-        return Match.YES
+        return PatternMatch.YES
     name, *rest = command.words
     first = _is_name(base_name(pattern[0]), name)
-    if first is Match.NO:
-        return Match.NO
-    if first is Match.MAYBE and not name.single:
-        return Match.MAYBE  # it may become several words
+    if first is PatternMatch.NO:
+        return PatternMatch.NO
+    if first is PatternMatch.MAYBE and not name.single:
+        return PatternMatch.MAYBE  # it may become several words
     options = [part for part in pattern[1:] if part.startswith("-")]
     operands = [part for part in pattern[1:] if not part.startswith("-")]
     return min(first, _has_options(options, rest), _in_order(operands, rest))
@@ -107,14 +108,14 @@ def _fits(pattern: str, text: str, *, fold: bool = False) -> bool:
     return len(text) - at >= len(others[-1]) and text.endswith(others[-1])
 
 
-def _is_name(pattern: str, word: Word) -> Match:
+def _is_name(pattern: str, word: Word) -> PatternMatch:
     for guess in word.guesses:
         name = base_name(guess)
         if _fits(pattern, name, fold=True):
-            return Match.YES
+            return PatternMatch.YES
         if word.glob and _globbed(name).fullmatch(pattern):
-            return Match.YES
-    return Match.MAYBE if word.hole or word.glob else Match.NO
+            return PatternMatch.YES
+    return PatternMatch.MAYBE if word.hole or word.glob else PatternMatch.NO
 
 
 @lru_cache(maxsize=256)
@@ -125,13 +126,13 @@ def _globbed(name: str) -> re.Pattern[str]:
     return re.compile(translate(name))
 
 
-def _has_options(options: Sequence[str], words: Sequence[Word]) -> Match:
+def _has_options(options: Sequence[str], words: Sequence[Word]) -> PatternMatch:
     """Look for options anywhere; letters of short ones may stand together or apart."""
     given = [guess for word in words for guess in word.guesses if guess.startswith("-")]
     letters = {letter for text in given if not text.startswith("--") for letter in text[1:]}
     initials = {text[2:3] for text in given if text.startswith("--")}
     hole = any(word.text is None or word.glob for word in words)
-    found = Match.YES
+    found = PatternMatch.YES
     for option in options:
         if option.startswith("--"):
             there = any(_is_long(option, text) for text in given)
@@ -144,8 +145,8 @@ def _has_options(options: Sequence[str], words: Sequence[Word]) -> Match:
             continue
         # `-f` and `--force` are often the same; only the program knows.
         if not hole and not same:
-            return Match.NO
-        found = Match.MAYBE
+            return PatternMatch.NO
+        found = PatternMatch.MAYBE
     return found
 
 
@@ -166,7 +167,7 @@ def _is_long(option: str, text: str) -> bool:
     return _fits(option, text) or name == option or (len(name) > 3 and option.startswith(name))
 
 
-def _in_order(parts: Sequence[str], words: Sequence[Word]) -> Match:
+def _in_order(parts: Sequence[str], words: Sequence[Word]) -> PatternMatch:
     """Look for words in this order, with nothing but options and their values in between."""
     places = {0}
     hole = False
@@ -177,8 +178,8 @@ def _in_order(parts: Sequence[str], words: Sequence[Word]) -> Match:
             place + 1 for place in reached if any(_fits(part, guess, fold=True) for guess in words[place].guesses)
         }
         if not places:
-            return Match.MAYBE if hole else Match.NO
-    return Match.YES
+            return PatternMatch.MAYBE if hole else PatternMatch.NO
+    return PatternMatch.YES
 
 
 def _reachable(places: set[int], words: Sequence[Word]) -> list[int]:
@@ -290,3 +291,62 @@ def may_be_host(pattern: str, host: str | None) -> bool:
     """Tell whether a host may be meant: the one named, one below it, or one that nobody knows."""
     named = pattern.lower().rstrip(".").removeprefix("*.")
     return host is None or named in {host, "*"} or host.endswith(f".{named}")
+
+
+_WILDCARD = re.compile(r"[*?]")
+
+
+def names_exactly(pattern: str, ref: RemoteToolRef, name: str, *, shared: bool) -> bool:
+    """Tell whether a pattern names a tool of a server, beyond doubt: enough to allow it.
+
+    `name` is the one a model calls it by, and what a pattern without a star or `?` must be. If its
+    joined name is `shared` with a server of a longer id, a pattern that has a further `__` is not
+    taken to mean this tool.
+    """
+    if pattern == "*" or _WILDCARD.search(pattern) is None:
+        return pattern in {"*", name}
+    return any(
+        _is_server(server, ref.server)
+        and match_glob(tool, ref.name)
+        and (not shared or QUALIFIER not in _literal_start(pattern)[len(server) + 1 :])
+        for server, tool in _splits(pattern)
+    )
+
+
+def may_name(pattern: str, ref: RemoteToolRef, name: str) -> bool:
+    """Tell whether a pattern may be meant to name a tool of a server: enough to deny or to ask."""
+    joined = qualify_tool_name(ref)
+    return match_glob(pattern, name) or match_glob(pattern, joined)
+
+
+@lru_cache(maxsize=512)
+def _compile_glob(pattern: str) -> re.Pattern[str]:
+    text = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
+    return re.compile(text, re.DOTALL)
+
+
+def match_glob(pattern: str, text: str) -> bool:
+    """Compare a whole text with a pattern: `*` is any characters, `?` is one."""
+    return _compile_glob(pattern).fullmatch(text) is not None
+
+
+def _is_server(pattern: str, server: str) -> bool:
+    if _WILDCARD.search(pattern) is None:
+        return pattern == server
+    return QUALIFIER not in server and match_glob(pattern, server)
+
+
+def _literal_start(pattern: str) -> str:
+    return _WILDCARD.split(pattern, maxsplit=1)[0]
+
+
+def _splits(pattern: str) -> Iterator[tuple[str, str]]:
+    """Give the ways to read a pattern as one of a server and one of its tools."""
+    at = pattern.find(QUALIFIER, 1)
+    while at > 0:
+        server, tool = pattern[:at], pattern[at + len(QUALIFIER) :]
+        if _WILDCARD.search(server) and QUALIFIER in server:
+            return
+        if tool:
+            yield server, tool
+        at = pattern.find(QUALIFIER, at + 1)

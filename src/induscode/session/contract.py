@@ -1,14 +1,25 @@
-"""What happens in a session, as values: for a terminal, for a program, for a test."""
+"""What happens in a session, as values: for a terminal, for a program, for a test.
+
+One question to a model, and everything around it: what a loop is given.
+
+How a session ends, as the exit code of the program.
+"""
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.runtime.contract import ToolDescriptor
+    from induscode.deck.toolbox import DeckToolBox
+
 
 EndReason: TypeAlias = Literal["done", "limit", "repeat", "time", "cancelled", "error"]
 FaultKind: TypeAlias = Literal[
@@ -94,8 +105,8 @@ class Usage:
         }
 
 
-Event: TypeAlias = "TextDelta | ToolCalled | ToolAdvanced | ToolAnswered | Usage"
-Sink: TypeAlias = "Callable[[Event], Awaitable[None]]"
+RunEvent: TypeAlias = "TextDelta | ToolCalled | ToolAdvanced | ToolAnswered | Usage"
+Sink: TypeAlias = "Callable[[RunEvent], Awaitable[None]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +122,7 @@ class ModelFault:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class RunResult:
     """How a run of the loop came to its end."""
 
     reason: EndReason
@@ -125,3 +136,58 @@ class Ended:
     """What is odd about an answer that is there."""
     fault: ModelFault | None = None
     usage: Usage = field(default_factory=Usage)
+
+
+@dataclass(slots=True)
+class RequestBudget:
+    """How many requests a run may still make; those of its sub-sessions count too."""
+
+    limit: int
+    used: int = 0
+
+    @property
+    def left(self) -> int:
+        """Give the number that is left."""
+        return max(0, self.limit - self.used)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """One question to a model, and everything around it."""
+
+    box: Callable[[], DeckToolBox]
+    """Gives the deck as it is; asked at every step."""
+    briefing: Callable[[], str]
+    cancel: CancelToken
+    budget: RequestBudget
+    history: Sequence[JsonObject]
+    sink: Sink
+    on_turn: Callable[[Sequence[ToolDescriptor]], Awaitable[None]]
+    """Told what the model is shown, before every request."""
+    on_message: Callable[[JsonObject], Awaitable[None]]
+    """Told every message, once it is complete."""
+    time_s: float | None = None
+
+
+class ExitCode(IntEnum):
+    """What a script is told; a signal n is 128 + n."""
+
+    OK = 0
+    """The model has answered. Denied calls are listed, and do not fail the run."""
+    FAILED = 1
+    """Something broke that is none of the others."""
+    USAGE = 2
+    """What was asked for makes no sense: a flag, a file, a conversation that is not there."""
+    SERVER_MISSING = 3
+    """A server with `required: true` was not ready; no request was made."""
+    MODEL = 4
+    """No model, or the model's server refused: key, limit, context window, connection."""
+    LIMIT = 5
+    """The most requests were made, or the same calls came back again and again."""
+    INTERRUPTED = 128 + signal.SIGINT
+    READER_LEFT = 128 + signal.SIGPIPE
+
+
+def signal_code(name: str) -> int:
+    """Give the exit code of a signal by its name, as a cancel token carries it."""
+    return 128 + signal.Signals[name].value if name in signal.Signals.__members__ else ExitCode.FAILED

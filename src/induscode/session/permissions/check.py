@@ -19,12 +19,19 @@ from indusagi.core.notes import Note
 from indusagi.core.text import escape_invisible
 from indusagi.runtime.contract import ToolResult
 from induscode.deck.around import AroundCard, is_foreign
-from induscode.session.permissions.call_facts import as_object, gather, prepared
-from induscode.session.permissions.confirm import question_of, remedy, saved_rules, server_rule
-from induscode.session.permissions.decision import Answer, Decision, Scope, binding_of
-from induscode.session.permissions.path_grants import Leave, for_call
-from induscode.session.permissions.policy import Approval, Stance, denied_path, judge
-from induscode.session.permissions.rules import Effect, Origin, Rule
+from induscode.session.permissions.call_facts import as_object, gather_facts, prepare_arguments
+from induscode.session.permissions.confirm import (
+    ApprovalScope,
+    PermissionAnswer,
+    bind_call,
+    build_request,
+    build_rules,
+    remedy,
+    server_rule,
+)
+from induscode.session.permissions.path_grants import PathGrant, restrict_context
+from induscode.session.permissions.policy import Approval, PolicyContext, decide_call, find_denying_rule
+from induscode.session.permissions.rules import Effect, Rule, RuleOrigin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -33,31 +40,28 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.runtime.contract import JsonSchema
     from induscode.deck.contract import Capability
-    from induscode.session.permissions.call_facts import Facts
-    from induscode.session.permissions.decision import Asker
-    from induscode.session.permissions.policy import Judgement
+    from induscode.session.permissions.call_facts import CallFacts
+    from induscode.session.permissions.confirm import Approver
+    from induscode.session.permissions.policy import Decision
     from induscode.session.permissions.store import RuleStore
+
 
 _ATTEMPTS = 3
 """How often somebody is asked anew because a path leads elsewhere after the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class CheckResult:
     """What the gate says to a call."""
 
-    decision: Decision | None
-    """The yes, to be used once; None for no."""
+    allowed: bool
+    by: str = ""
+    """What allowed the call: the rules, the user, or a flag."""
     reason: str = ""
     """For a no: what is in the way, and what would help, in words for a model and a person."""
     code: str = "denied"
-    facts: Facts | None = None
+    facts: CallFacts | None = None
     """What was looked at; the arguments to run with are in it."""
-
-    @property
-    def allowed(self) -> bool:
-        """Whether it is a yes."""
-        return self.decision is not None
 
 
 def _never() -> bool:
@@ -71,12 +75,12 @@ class _Folders:
         self.last: str | None = None
 
 
-class Gate:
+class Permissions:
     """Decides about calls; one for a session, with the rules that hold in it.
 
     Args:
         rules: From the command line, the user's store and the project.
-        asker: Who can ask a person; without one, what would be asked is denied.
+        approver: Who can ask a person; without one, what would be asked is denied.
         approval: What becomes of calls that would be asked about.
         plan: Tells whether the session is in plan mode.
         plans_dir: Where plan mode may write.
@@ -87,14 +91,14 @@ class Gate:
         self,
         rules: Iterable[Rule] = (),
         *,
-        asker: Asker | None = None,
+        approver: Approver | None = None,
         approval: Approval = Approval.ASK,
         plan: Callable[[], bool] = _never,
         plans_dir: str | None = None,
         store: RuleStore | None = None,
     ) -> None:
         self._rules = [*rules]
-        self._asker = asker
+        self._asker = approver
         self._approval = approval
         self._plan = plan
         self._plans_dir = plans_dir
@@ -110,26 +114,26 @@ class Gate:
         """The rules that hold, those that were made in this session included."""
         return tuple(self._rules)
 
-    async def check(self, card: Capability, arguments: JsonValue, ctx: ToolContext) -> Verdict:
+    async def check(self, card: Capability, arguments: JsonValue, ctx: ToolContext) -> CheckResult:
         """Decide about a call; a person may be asked."""
         try:
-            given = as_object(prepared(card, arguments))
+            given = as_object(prepare_arguments(card, arguments))
             problems = await self._problems(card, given)
         except (NotJson, RecursionError) as exc:
             given, problems = None, [f"the arguments are {exc}"]
         if given is None or problems:
             listed = "".join(f"\n- {problem}" for problem in problems)
             reason = f"{card.name} was not run, the arguments do not fit:{listed}"
-            return Verdict(decision=None, reason=reason, code="invalid_arguments")
+            return CheckResult(allowed=False, reason=reason, code="invalid_arguments")
         for _ in range(_ATTEMPTS):
             verdict = await self._check_once(card, given, ctx)
             if verdict is not None:
                 return verdict
         reason = f"{card.name} was not run: where its paths lead changes all the time"
-        return Verdict(decision=None, reason=reason)
+        return CheckResult(allowed=False, reason=reason)
 
     async def run(
-        self, card: Capability, arguments: JsonValue, ctx: ToolContext, also: Sequence[Gate] = ()
+        self, card: Capability, arguments: JsonValue, ctx: ToolContext, also: Sequence[Permissions] = ()
     ) -> ToolResult:
         """Run a card if the gate and the others say yes; what one says otherwise is the answer."""
         for other in also:
@@ -138,12 +142,12 @@ class Gate:
                 return ToolResult.error(said.reason, code=said.code)
             arguments = said.facts.arguments
         verdict = await self.check(card, arguments, ctx)
-        facts, decision = verdict.facts, verdict.decision
-        if facts is None or decision is None or not decision.spend(binding_of(facts)):
+        facts = verdict.facts
+        if facts is None or not verdict.allowed:
             return ToolResult.error(verdict.reason, code=verdict.code)
-        leave = Leave(facts)
+        leave = PathGrant(facts)
         try:
-            own = for_call(ctx, facts, leave, _denier(facts, (self, *also)))
+            own = restrict_context(ctx, facts, leave, _denier(facts, (self, *also)))
             result = await card.run(facts.arguments, own)
         finally:
             leave.end()
@@ -165,10 +169,10 @@ class Gate:
             self._checkers[card.name] = (card.parameters, checker)
         try:
             return await checker.check(given)
-        except Exception as exc:  # noqa: BLE001 — boundary: a schema that the validator chokes on
+        except Exception as exc:  # noqa: BLE001 — boundary: whoever asks is the host's
             return [f"its schema cannot be used: {exc}"]
 
-    async def _check_once(self, card: Capability, given: JsonObject, ctx: ToolContext) -> Verdict | None:
+    async def _check_once(self, card: Capability, given: JsonObject, ctx: ToolContext) -> CheckResult | None:
         """Decide about a call as it is now; None if it became another while somebody was asked."""
         facts = await self._gather(card, given, ctx)
         judgement = await self._judge(facts)
@@ -186,85 +190,84 @@ class Gate:
                 said = f": {escape_invisible(answer.comment)[0]}" if answer.comment else ""
                 return _denied(facts, judgement, f"the user said no{said}")
             again = await self._gather(card, given, ctx)
-            if binding_of(again) != binding_of(facts):
+            if bind_call(again) != bind_call(facts):
                 return None
             await self._remember(facts, judgement, answer.scope)
-        decision = Decision(binding_of(again), answer.scope, "the user")
-        return Verdict(decision=decision, facts=again)
+        return CheckResult(allowed=True, by="the user", facts=again)
 
-    async def _gather(self, card: Capability, given: JsonObject, ctx: ToolContext) -> Facts:
+    async def _gather(self, card: Capability, given: JsonObject, ctx: ToolContext) -> CallFacts:
         last = self._folders.of(ctx).last
-        return await gather(card, given, ctx, () if last is None else (last,))
+        return await gather_facts(card, given, ctx, () if last is None else (last,))
 
-    async def _judge(self, facts: Facts) -> Judgement:
+    async def _judge(self, facts: CallFacts) -> Decision:
         return await to_thread.run_sync(self._judge_now, facts)
 
-    def _judge_now(self, facts: Facts) -> Judgement:
+    def _judge_now(self, facts: CallFacts) -> Decision:
         store = self._store
-        stance = Stance(
+        stance = PolicyContext(
             approval=self._approval,
             plan=self._plan(),
             plans_dir=self._plans_dir,
             unsandboxed=store is not None and store.unsandboxed(facts.workspace),
         )
-        return judge(facts, tuple(self._rules), stance)
+        return decide_call(facts, tuple(self._rules), stance)
 
-    def _settled(self, facts: Facts, judgement: Judgement) -> Verdict:
+    def _settled(self, facts: CallFacts, judgement: Decision) -> CheckResult:
         if judgement.effect is Effect.DENY:
             return _denied(facts, judgement, "it is denied")
         by = f"--approval {self._approval.value}" if judgement.reasons else "the rules"
-        return Verdict(decision=Decision(binding_of(facts), Scope.ONCE, by), facts=facts)
+        return CheckResult(allowed=True, by=by, facts=facts)
 
-    async def _ask(self, asker: Asker, facts: Facts, judgement: Judgement) -> Answer:
-        question = question_of(facts, judgement)
+    async def _ask(self, approver: Approver, facts: CallFacts, judgement: Decision) -> PermissionAnswer:
+        question = build_request(facts, judgement)
         try:
-            answer = await asker.ask(question)
+            answer = await approver.ask(question)
         except Exception as exc:  # noqa: BLE001 — boundary: whoever asks is the host's
-            return Answer(None, f"asking failed: {type(exc).__name__}: {exc}")
+            return PermissionAnswer(None, f"asking failed: {type(exc).__name__}: {exc}")
         offered = answer.scope is None or answer.scope in question.scopes
-        return answer if offered else Answer(None, f"{answer.scope} was not one of the answers")
+        return answer if offered else PermissionAnswer(None, f"{answer.scope} was not one of the answers")
 
     # -- remembering ------------------------------------------------------------------------
 
-    async def _remember(self, facts: Facts, judgement: Judgement, scope: Scope) -> None:
-        if scope is Scope.ONCE:
+    async def _remember(self, facts: CallFacts, judgement: Decision, scope: ApprovalScope) -> None:
+        if scope is ApprovalScope.ONCE:
             return
-        per_server = scope is Scope.ALWAYS_SERVER
-        rules = (server_rule(facts),) if per_server else saved_rules(facts, judgement)
+        per_server = scope is ApprovalScope.ALWAYS_SERVER
+        rules = (server_rule(facts),) if per_server else build_rules(facts, judgement)
         # A server, a path and a script of this name are something else in another project.
         here = [replace(rule, workspace=facts.workspace) for rule in rules]
         self._rules += here
-        if scope is Scope.SESSION or self._store is None:
+        if scope is ApprovalScope.SESSION or self._store is None:
             return
-        kept = [replace(rule, origin=Origin.USER) for rule in here]
+        kept = [replace(rule, origin=RuleOrigin.USER) for rule in here]
         try:
             await to_thread.run_sync(self._store.add, kept)
         except OSError as exc:
             note = Note("a decision for always", f"holds for this session only: {exc}")
             self.notes.append(note)
 
-    def _follow_shell(self, facts: Facts, ctx: ToolContext, result: ToolResult) -> None:
+    def _follow_shell(self, facts: CallFacts, ctx: ToolContext, result: ToolResult) -> None:
         """Note where bash stands now: the next command may name its files from there."""
         folder = result.details.get("cwd")
         if facts.tool == "bash" and isinstance(folder, str):
             self._folders.of(ctx).last = folder
 
 
-def _denier(facts: Facts, gates: Sequence[Gate]) -> Callable[[str], str | None]:
+def _denier(facts: CallFacts, gates: Sequence[Permissions]) -> Callable[[str], str | None]:
     def denies(resolved: str) -> str | None:
         given = [rule for gate in gates for rule in gate.rules]
-        found = denied_path(given, facts, resolved)
+        found = find_denying_rule(given, facts, resolved)
         return None if found is None else found.told
 
     return denies
 
 
-def _denied(facts: Facts, judgement: Judgement, why: str) -> Verdict:
+def _denied(facts: CallFacts, judgement: Decision, why: str) -> CheckResult:
     reasons = "".join(f"\n- {escape_invisible(reason)[0]}" for reason in judgement.reasons)
-    return Verdict(decision=None, reason=f"{facts.tool} was not run: {why}{reasons}", facts=facts)
+    return CheckResult(allowed=False, reason=f"{facts.tool} was not run: {why}{reasons}", facts=facts)
 
 
-def _to_allow(facts: Facts, judgement: Judgement) -> str:
+def _to_allow(facts: CallFacts, judgement: Decision) -> str:
     if judgement.undecided:
         return (
             "Write the command plainly, so that it can be compared with the rule, or start without"
@@ -276,10 +279,10 @@ def _to_allow(facts: Facts, judgement: Judgement) -> str:
 # -- cards ------------------------------------------------------------------------------------
 
 
-class GatedCard(AroundCard):
+class CheckedCard(AroundCard):
     """A card behind one gate or several, all of which must say yes."""
 
-    def __init__(self, inner: Capability, *gates: Gate) -> None:
+    def __init__(self, inner: Capability, *gates: Permissions) -> None:
         super().__init__(inner)
         self.gates = gates
 
@@ -289,12 +292,12 @@ class GatedCard(AroundCard):
         return await gate.run(self.inner, arguments, ctx, others)
 
 
-def gated(card: Capability, gate: Gate) -> GatedCard:
+def require_permission(card: Capability, gate: Permissions) -> CheckedCard:
     """Put a card behind a gate, and leave it behind those it is behind already.
 
-    For `ToolDeck.map_capabilities`. A sub-session that is given gated cards and a gate of its own
+    For `ToolDeck.map_capabilities`. A sub-session that is given require_permission cards and a gate of its own
     may do what both allow.
     """
-    if not isinstance(card, GatedCard):
-        return GatedCard(card, gate)
-    return card if gate in card.gates else GatedCard(card.inner, gate, *card.gates)
+    if not isinstance(card, CheckedCard):
+        return CheckedCard(card, gate)
+    return card if gate in card.gates else CheckedCard(card.inner, gate, *card.gates)
