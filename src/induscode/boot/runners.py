@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Literal, TypeAlias
 
 from indusagi.capabilities.arguments import find_similar_name
 from indusagi.core.json import JsonObject
 from indusagi.core.notes import Note
+from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
 from indusagi.interop.protocol_bridge.contract import FleetStatus, RemoteToolRef, ServerConfig
 from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
@@ -64,7 +65,7 @@ def select_tools(deck: ToolDeck, names: Sequence[str] | None) -> ToolDeck:
     return deck.retain(lambda card: canon_tool_name(card.name) in wanted)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ServerPlan:
     """The servers of a run, and what is known of each before any of them is started."""
 
@@ -193,7 +194,7 @@ def _refusal(row: ServerRow, consent: Consent) -> Note:
     return Note(f"server {row.id!r} of {row.origin}", why, f"indus mcp trust {row.id}")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class McpCapabilities:
     """The servers' half of a deck. Whoever loads it closes it."""
 
@@ -268,7 +269,7 @@ class McpCapabilities:
                 booted.journal.note("fault", server, STANDARD_ERROR, said)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ReloadOptions:
     """For a run whose servers may be others while it lasts, and which waits for none of them."""
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
 from indusagi.capabilities.ports import WebSettings
+from indusagi.core.records import record
 from induscode.boot.runners import McpCapabilities, attach_servers, canon_tool_name, load_mcp_capabilities, select_tools
 from induscode.deck.availability import find_missing_backend
 from induscode.deck.catalog import cards_for_profile
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from induscode.launch.invocation import Invocation
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Session:
     """What a run has: its deck, its servers, and where its books are kept."""
 

@@ -8,9 +8,10 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
+from indusagi.core.records import record
 
 TOKEN_VARIABLE = "INDUS_SERVE_TOKEN"
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
@@ -20,7 +21,7 @@ _OPENCODE_WORD = re.compile(r"\{(?:env|file):[^}]*\}")
 _COMMANDS = ("indus", "indusr", "indusagir")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Address:
     """Where a gateway behind HTTP is found."""
 
@@ -29,7 +30,7 @@ class Address:
     sse: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Entry:
     """One way to reach the gateway: a command that starts it, or an address."""
 
@@ -38,7 +39,7 @@ class Entry:
     address: Address | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Client:
     """An MCP client: how its configuration has an entry, and where it belongs."""
 

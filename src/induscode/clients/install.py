@@ -14,13 +14,13 @@ import time
 import tomllib
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import cast
 
 from indusagi.core.app_dirs import make_dirs, read_small_file
 from indusagi.core.config_file import parse_json
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
+from indusagi.core.records import record
 from induscode.clients.entry import Client, Entry, is_own_row, toml_table
 from induscode.clients.jsonc import JsoncError, append_item, remove_item, remove_member, set_member
 from induscode.clients.places import config_places
@@ -34,7 +34,7 @@ class InstallError(Exception):
     """A file that is not changed, and why."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Change:
     """What becomes of a file; nothing is written yet."""
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from functools import cache
+
+from indusagi.core.records import record
 
 
 class FlagKind(StrEnum):
@@ -30,7 +32,7 @@ class FlagGroup(StrEnum):
     GENERAL = "General"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FlagSpec:
     """One flag."""
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, TypeAlias, cast
 
+from indusagi.core.records import record
 from induscode.launch.flags import FlagKind, flag_specs, split_list
 from induscode.launch.settings import SETTINGS, WEB_ALLOW_PRIVATE, Settings, read_hosts
 
@@ -14,7 +15,7 @@ Approval: TypeAlias = Literal["ask", "auto-edit", "all"]
 SandboxMode: TypeAlias = Literal["auto", "required", "off"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Invocation:
     """One run of the program."""
 

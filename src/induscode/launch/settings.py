@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Generic, TypeVar, cast
 
 from indusagi.core.config_file import read_config_file
 from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
 from indusagi.core.notes import Note
+from indusagi.core.records import record
 from induscode.launch.flags import SANDBOXES
 
 T = TypeVar("T")
@@ -29,7 +30,7 @@ class BadSetting(ValueError):
     """A value that a setting does not take, or a file of the user's that cannot be read."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Setting(Generic[T]):
     """One setting: what it takes, what it is without anybody's word, and who may change it."""
 
@@ -236,7 +237,7 @@ def settings_schema() -> JsonObject:
 # -- what is in force -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Effective:
     """The value of a setting, and who said so."""
 
@@ -244,7 +245,7 @@ class Effective:
     origin: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Settings:
     """The settings of a run. One that nobody has set has its default."""
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import glob
 import os
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
+from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ _NOT_LISTED = "it came up and does not list its tools: see whether it waits for 
 _SHOWN_NAMES = 12
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Advice:
     """What to do, and what else was noticed."""
 

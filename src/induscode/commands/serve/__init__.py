@@ -6,11 +6,12 @@ Standard output belongs to the protocol; whatever is said to people goes to stan
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import click
 
+from indusagi.core.records import record
 from induscode.clients.entry import CLIENTS
 from induscode.launch.options import flags, invocation_from
 from induscode.launch.profiles import ProfileChoice
@@ -47,7 +48,7 @@ _NAMED = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*", re.ASCII)
 _NUMBER = re.compile(r"(?:^|\.)(?:\d+|0[xX][\da-fA-F]*)\Z", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class ServeOptions:
     """What is served, to whom, and under which name."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 import anyio
@@ -11,6 +11,7 @@ from anyio import to_thread
 
 from indusagi.capabilities.budget import UNLIMITED
 from indusagi.core.notes import Note
+from indusagi.core.records import record
 from indusagi.core.text import clean_text
 from indusagi.interop.protocol_bridge.client.tools import ViewNote
 from indusagi.interop.protocol_bridge.contract import EndpointPhase
@@ -74,7 +75,7 @@ class DisabledTools(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GatewayBox:
     """Two boxes as one: what servers answer goes out whole, native cards keep to their budget."""
 
@@ -116,7 +117,7 @@ class GatewayBox:
         return not listed and self.disabled.is_disabled(name)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class GatewayContext:
     """What stays the same about a gateway, whatever becomes of its servers."""
 

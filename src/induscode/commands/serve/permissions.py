@@ -8,8 +8,9 @@ are called unless a rule of the user or of the project objects.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from indusagi.core.records import record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     Wrap = Callable[[Capability], Capability]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ServingGate:
     """What is put around the cards of either kind."""
 

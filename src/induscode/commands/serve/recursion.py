@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from indusagi.core.ids import new_ulid
 from indusagi.core.notes import Note
 from indusagi.core.process.tree import MARK, find_descendants, signal_processes
+from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.client.start.package_managers import find_package_manager
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
 from indusagi.interop.protocol_bridge.host import ProviderHostInfo
@@ -35,7 +36,7 @@ _FARTHEST = 64
 """So many processes above this one are looked at."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Process:
     """One that runs."""
 
@@ -167,7 +168,7 @@ _HERE = EVERYWHERE | {"localhost", "127.0.0.1", "::1"}
 # -- rows that are ourselves ------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Listening:
     """An address that a gateway is about to listen on."""
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from indusagi.core.json import compact_json
 from indusagi.core.notes import Note
+from indusagi.core.records import record
 from induscode.boot.runners import attach_servers, select_tools
 from induscode.commands.support.runner import load_plan, opened_store, usage_errors
 
@@ -26,7 +27,7 @@ NATIVE = "native"
 _BYTES_PER_TOKEN = 4
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ListedTool:
     """One tool."""
 
@@ -70,7 +71,7 @@ class ListedTool:
         }
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Listing:
     """The tools of a deck, before any of it runs."""
 

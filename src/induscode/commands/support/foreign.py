@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from shlex import quote
 from typing import TYPE_CHECKING
 
 from indusagi.core.config_file import read_config_file
 from indusagi.core.json import is_json_object
 from indusagi.core.notes import Note
+from indusagi.core.records import record
 from induscode.clients.places import config_places
 from induscode.deck.mcp.config.dialects import dialect_for, dialect_of
 from induscode.deck.mcp.config.rows import BadRow, Origin, is_switched_off, project_of, server_row
@@ -40,7 +41,7 @@ class UntranslatableError(ValueError):
     """Something that our own file has no words for."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ForeignServer:
     """A server of another program."""
 

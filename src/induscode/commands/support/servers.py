@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
 
 from indusagi.core.config_file import read_config_file
 from indusagi.core.json import is_json_object
+from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
 from induscode.commands.support.groups import build_unknown_name
 from induscode.deck.mcp.config import conventional_places, read_rows
@@ -31,7 +31,7 @@ scope_option = click.option(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SwitchedOff:
     """A server that its file says is not to be used."""
 
