@@ -9,7 +9,7 @@ import pytest
 
 from indusagi.capabilities.budget import UNLIMITED
 from indusagi.capabilities.ports import Fs, Shell
-from indusagi.interop.protocol_bridge.bridge import UnavailableFs, UnavailableShell, inert_context
+from indusagi.interop.protocol_bridge.bridge import UnavailableFs, UnavailableShell, make_inert_context
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -62,9 +62,9 @@ async def test_a_command_is_refused_when_it_is_asked_for(name: str) -> None:
 
 
 def test_a_context_without_doors_can_be_made_and_has_no_budget_of_its_own() -> None:
-    context = inert_context()
+    context = make_inert_context()
     assert isinstance(context.fs, UnavailableFs)
     assert isinstance(context.shell, UnavailableShell)
     assert context.budget is UNLIMITED
     assert not context.cancel.cancelled
-    assert inert_context().context_id != context.context_id
+    assert make_inert_context().context_id != context.context_id

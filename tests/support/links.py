@@ -9,7 +9,7 @@ import anyio
 from tests.support.waiting import LIMIT_S
 
 from indusagi.interop.protocol_bridge.contract import FaultDetail
-from indusagi.interop.protocol_bridge.rpc.connection import METHOD_NOT_FOUND, LinkEnd, RpcError
+from indusagi.interop.protocol_bridge.rpc.connection import METHOD_NOT_FOUND, RpcError, TransportEnd
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -38,11 +38,11 @@ class MemoryLink:
         self._ended = False
         self._stirred = asyncio.Event()
         self._on_frame: Callable[[bytes | JsonValue], None] | None = None
-        self._on_end: Callable[[LinkEnd], None] | None = None
+        self._on_end: Callable[[TransportEnd], None] | None = None
 
     # -- for the wire -----------------------------------------------------------------------
 
-    def attach(self, on_frame: Callable[[bytes | JsonValue], None], on_end: Callable[[LinkEnd], None]) -> None:
+    def attach(self, on_frame: Callable[[bytes | JsonValue], None], on_end: Callable[[TransportEnd], None]) -> None:
         self._on_frame, self._on_end = on_frame, on_end
 
     def send(self, frame: JsonObject) -> None:
@@ -65,10 +65,10 @@ class MemoryLink:
         """Let an answer arrive."""
         self.say({"jsonrpc": "2.0", "id": identity, "result": result})
 
-    def end(self, message: str = "went away", reason: FaultReason = "closed") -> LinkEnd:
+    def end(self, message: str = "went away", reason: FaultReason = "closed") -> TransportEnd:
         """Let the link end."""
         assert self._on_end is not None
-        end = LinkEnd(message, FaultDetail(reason=reason))
+        end = TransportEnd(message, FaultDetail(reason=reason))
         self._ended = True
         self.writable.set()
         self._on_end(end)

@@ -14,7 +14,7 @@ from tests.support.scripts import ROOT
 from tests.support.waiting import LIMIT_S, until
 
 from indusagi.interop import HttpSettings, create_relay_host, linked_pair
-from indusagi.interop.protocol_bridge.rpc.codec import read_exact, write_frame
+from indusagi.interop.protocol_bridge.rpc.codec import decode_frame_verbatim, encode_frame
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -172,8 +172,8 @@ def relayed_stdio(config: StdioServerConfig) -> Any:
 async def front_of(host: RelayHost) -> AsyncGenerator[Front]:
     """Speak to a relay in memory."""
     ours, theirs = linked_pair()
-    front = Front(lambda text: ours.send(read_exact(text)))  # type: ignore[arg-type] — tests send objects
-    ours.attach(lambda frame: front.hear(write_frame(frame)), lambda end: None)  # type: ignore[arg-type]
+    front = Front(lambda text: ours.send(decode_frame_verbatim(text)))  # type: ignore[arg-type] — tests send objects
+    ours.attach(lambda frame: front.hear(encode_frame(frame)), lambda end: None)  # type: ignore[arg-type]
     front.link = ours
     running = await host.connect(theirs)
     try:

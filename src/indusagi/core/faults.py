@@ -3,7 +3,7 @@
 CoreError                  anything of ours that a caller may want to catch
 ├── NotJson                a value that JSON cannot carry, with the place where it stands
 ├── InvalidTool            a tool that cannot work as it is defined
-├── AmbiguousDefinition    names in a definition that are equal without invisible characters
+├── AmbiguousDefinitionError  names in a definition that are equal without invisible characters
 ├── ProtocolFault          anything that goes wrong between us and a server; branch on its kind
 ├── DeckFault              something the deck cannot do
 │   ├── UnknownCapability  no card has this id

@@ -1,22 +1,14 @@
-"""Speaking to other systems: the MCP bridge."""
+"""Interoperation with other systems: the MCP bridge, whose public names this package repeats."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING
+from indusagi.core.lazy_exports import load_export, read_exports
 
-from indusagi.interop.protocol_bridge import __all__ as __all__
-
-if TYPE_CHECKING:
-    from indusagi.interop.protocol_bridge import *
-
-_INNER = f"{__name__}.protocol_bridge"
+_EXPORTS = read_exports(__file__, "protocol_bridge/__init__.pyi")
+__all__ = [*_EXPORTS]  # pyright: ignore[reportUnsupportedDunderAll] — the names of the bridge's stub
 
 
 def __getattr__(name: str) -> object:
-    inner = import_module(_INNER)
-    if name not in inner.__all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(inner, name)
+    return load_export(__name__, _EXPORTS, name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *import_module(_INNER).__all__})
+    return sorted(_EXPORTS)

@@ -10,7 +10,7 @@ from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.registry import ToolRegistry
 from indusagi.capabilities.tool import DefinedTool
 from indusagi.core.cancel import CancelToken
-from indusagi.interop.protocol_bridge.bridge import inert_context
+from indusagi.interop.protocol_bridge.bridge import make_inert_context
 from indusagi.interop.protocol_bridge.host import (
     ProviderHost,
     ProviderHostInfo,
@@ -79,4 +79,4 @@ class MCPServer:
 def _make_box(tools: Iterable[DefinedTool], context: ToolContext | None) -> ToolBox:
     registry = ToolRegistry()
     registry.register_all(tools)
-    return registry.to_tool_box(context or inert_context())
+    return registry.to_tool_box(context or make_inert_context())

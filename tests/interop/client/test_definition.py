@@ -16,9 +16,9 @@ from indusagi.capabilities.registry import ToolRegistry
 from indusagi.capabilities.tool import ToolSpec, define_tool
 from indusagi.core.invisible import clean_json, iter_strings
 from indusagi.core.text import clean_text
-from indusagi.interop.protocol_bridge.bridge import inert_context
+from indusagi.interop.protocol_bridge.bridge import make_inert_context
 from indusagi.interop.protocol_bridge.client.tools import (
-    AmbiguousDefinition,
+    AmbiguousDefinitionError,
     ArgumentSpelling,
     clean_definition,
     read_tools,
@@ -96,7 +96,7 @@ def run_foreign(answer: JsonObject) -> ToolOutcome:
 
     registry = ToolRegistry()
     registry.register(define_tool(ToolSpec("t", "d", {"type": "object"}, run, foreign=True)))
-    box = registry.to_tool_box(inert_context())
+    box = registry.to_tool_box(make_inert_context())
     return asyncio.run(box.runner.run(ToolCall("1", "t", {})))
 
 
@@ -169,7 +169,7 @@ def test_arguments_in_the_servers_own_spelling_stay() -> None:
 )
 def test_finding_d4_a_tool_whose_names_only_differ_unseen_is_left_out_with_a_note(schema: JsonObject) -> None:
     row: JsonObject = {"name": "t", "inputSchema": schema}
-    with pytest.raises(AmbiguousDefinition):
+    with pytest.raises(AmbiguousDefinitionError):
         clean_definition(row)
     tools, notes = read_tools([row, {"name": "u"}], honest())
     assert [tool.ref.name for tool in tools] == ["u"]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.strategies import json_values
 
-from indusagi.interop.protocol_bridge.client.tools import CHECKED_COST, mismatch
+from indusagi.interop.protocol_bridge.client.tools import CHECKED_COST, find_output_mismatch
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
@@ -22,25 +22,25 @@ VICTIM = "a" * 60 + "!"
 
 
 async def test_an_answer_that_fits_is_nothing_to_speak_of() -> None:
-    assert await mismatch(SUM, {"sum": 5}) is None
-    assert await mismatch(SUM, {"sum": 5, "more": [None]}) is None
-    assert await mismatch({}, 5) is None
+    assert await find_output_mismatch(SUM, {"sum": 5}) is None
+    assert await find_output_mismatch(SUM, {"sum": 5, "more": [None]}) is None
+    assert await find_output_mismatch({}, 5) is None
 
 
 @pytest.mark.parametrize(
     ("value", "said"), [({"sum": "five"}, "'five' is not of type 'integer'"), ({}, "'sum' is a required property")]
 )
 async def test_an_answer_that_does_not_fit_is_told_with_the_first_reason(value: JsonValue, said: str) -> None:
-    assert await mismatch(SUM, value) == f"its structured content does not fit its output schema: {said}"
+    assert await find_output_mismatch(SUM, value) == f"its structured content does not fit its output schema: {said}"
 
 
 async def test_an_answer_that_is_missing_is_told() -> None:
     said = "it declares an output schema and gave no structured content"
-    assert await mismatch(SUM, None) == said
+    assert await find_output_mismatch(SUM, None) == said
 
 
 async def test_the_reason_is_clean_and_short() -> None:
-    said = await mismatch(SUM, {"sum": "\u202e" + "x" * 1_000})
+    said = await find_output_mismatch(SUM, {"sum": "\u202e" + "x" * 1_000})
     assert said is not None
     assert "\u202e" not in said
     assert said.endswith("more characters]")
@@ -56,12 +56,12 @@ async def test_the_reason_is_clean_and_short() -> None:
     ],
 )
 async def test_a_pattern_is_never_run(schema: JsonSchema) -> None:
-    assert await mismatch(schema, VICTIM) is None
+    assert await find_output_mismatch(schema, VICTIM) is None
 
 
 async def test_a_pattern_of_names_is_never_run() -> None:
     schema: JsonSchema = {"patternProperties": {CATASTROPHIC: {"type": "null"}}}
-    assert await mismatch(schema, {VICTIM: 1}) is None
+    assert await find_output_mismatch(schema, {VICTIM: 1}) is None
 
 
 @pytest.mark.parametrize(
@@ -78,18 +78,18 @@ async def test_a_pattern_of_names_is_never_run() -> None:
     ],
 )
 async def test_a_schema_that_is_broken_blames_nobody(schema: JsonSchema) -> None:
-    assert await mismatch(schema, {"sum": 5}) is None
+    assert await find_output_mismatch(schema, {"sum": 5}) is None
 
 
 async def test_a_schema_that_cannot_be_used_is_told() -> None:
     schema: JsonSchema = {"properties": {"sum": {"type": "integer", "minimum": "five"}}}
-    assert await mismatch(schema, {"sum": 5}) == "its output schema cannot be used: TypeError"
+    assert await find_output_mismatch(schema, {"sum": 5}) == "its output schema cannot be used: TypeError"
 
 
 @pytest.mark.parametrize("value", [[], False, "x", 5])
 async def test_an_answer_that_is_no_object_is_told_where_one_was_promised(value: JsonValue) -> None:
-    assert await mismatch(SUM, value) == "its structured content is no object, as it promised"
-    assert await mismatch({"type": ["array", "object"]}, value) is None
+    assert await find_output_mismatch(SUM, value) == "its structured content is no object, as it promised"
+    assert await find_output_mismatch({"type": ["array", "object"]}, value) is None
 
 
 @pytest.mark.parametrize("step", ["allOf", "anyOf"])
@@ -98,7 +98,7 @@ async def test_a_schema_as_deep_as_a_pit_takes_no_time(step: str) -> None:
     for _ in range(5_000):
         deep = {step: [deep]}
     assert isinstance(deep, dict)
-    assert await mismatch(deep, {}) is None
+    assert await find_output_mismatch(deep, {}) is None
 
 
 async def test_references_that_double_at_every_level_take_no_time() -> None:
@@ -107,20 +107,20 @@ async def test_references_that_double_at_every_level_take_no_time() -> None:
         f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}, {"$ref": f"#/$defs/d{n + 1}"}]} for n in range(levels)
     }
     schema: JsonObject = {"$ref": "#/$defs/d0", "$defs": {**defs, f"d{levels}": {}}}
-    assert await mismatch(schema, {"a": 1}) is None
+    assert await find_output_mismatch(schema, {"a": 1}) is None
 
 
 async def test_items_that_must_differ_are_not_compared() -> None:
     schema: JsonObject = {"type": "object", "properties": {"rows": {"type": "array", "uniqueItems": True}}}
     rows: list[JsonValue] = [{"n": n} for n in range(3_000)]
-    assert await mismatch(schema, {"rows": rows}) is None
+    assert await find_output_mismatch(schema, {"rows": rows}) is None
 
 
 async def test_a_large_answer_is_not_checked() -> None:
     small: JsonValue = {"sum": "x" * 100}
     large: JsonValue = {"sum": "x" * CHECKED_COST}
-    assert await mismatch(SUM, small) is not None
-    assert await mismatch(SUM, large) is None
+    assert await find_output_mismatch(SUM, small) is not None
+    assert await find_output_mismatch(SUM, large) is None
 
 
 @given(
@@ -132,12 +132,12 @@ async def test_a_large_answer_is_not_checked() -> None:
     json_values,
 )
 async def test_no_schema_and_no_answer_does_any_harm(schema: JsonSchema, value: JsonValue) -> None:
-    said = await mismatch(schema, value)
+    said = await find_output_mismatch(schema, value)
     assert said is None or said.startswith("it")
 
 
 async def test_a_number_without_end_is_no_reason_to_fail() -> None:
-    assert await mismatch(SUM, json.loads('{"sum": 1e999}')) is None
+    assert await find_output_mismatch(SUM, json.loads('{"sum": 1e999}')) is None
 
 
 @pytest.mark.parametrize(
@@ -154,4 +154,4 @@ async def test_a_number_without_end_is_no_reason_to_fail() -> None:
     ],
 )
 async def test_an_answer_that_fits_is_never_blamed(schema: JsonSchema, value: JsonValue) -> None:
-    assert await mismatch(schema, value) is None
+    assert await find_output_mismatch(schema, value) is None

@@ -15,12 +15,17 @@ from indusagi.interop.protocol_bridge.client.session import (
     INPUT_ROUNDS,
     LEGACY_VERSIONS,
     MODERN_VERSIONS,
-    Peer,
+    ClientSession,
     ServerFacts,
 )
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ServerLimits
-from indusagi.interop.protocol_bridge.rpc.connection import BadAnswer, RpcError, WireClosed, WireTimeout
-from indusagi.interop.protocol_bridge.rpc.errors import UNSUPPORTED_VERSION, VersionMismatch
+from indusagi.interop.protocol_bridge.rpc.connection import (
+    ConnectionClosedError,
+    InvalidResponseError,
+    RequestTimeoutError,
+    RpcError,
+)
+from indusagi.interop.protocol_bridge.rpc.errors import UNSUPPORTED_VERSION, VersionMismatchError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +34,7 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.client.session import Era
-    from indusagi.interop.protocol_bridge.rpc.connection import Link
+    from indusagi.interop.protocol_bridge.rpc.connection import Transport
 
 pytestmark = pytest.mark.anyio
 
@@ -51,13 +56,13 @@ def unsupported(*versions: JsonValue) -> RpcError:
     return RpcError(UNSUPPORTED_VERSION, "not spoken", {"supported": list(versions)})
 
 
-def peer_on(link: Link, limits: ServerLimits = LIMITS, **handlers: object) -> Peer:
-    return Peer(link, limits, Handlers(**handlers), INFO)  # pyright: ignore[reportArgumentType]
+def peer_on(link: Transport, limits: ServerLimits = LIMITS, **handlers: object) -> ClientSession:
+    return ClientSession(link, limits, Handlers(**handlers), INFO)  # pyright: ignore[reportArgumentType]
 
 
 async def met(
     script: dict[str, Script], era: Era = "modern", *, limits: ServerLimits = LIMITS, **handlers: object
-) -> tuple[ScriptedLink, Peer]:
+) -> tuple[ScriptedLink, ClientSession]:
     """Meet a server of that era, which does what the script says besides."""
     link = ScriptedLink({"server/discover": MODERN, "initialize": LEGACY, **script})
     peer = peer_on(link, limits, **handlers)
@@ -180,16 +185,16 @@ async def test_of_two_good_answers_at_once_the_modern_one_decides(
     [
         (UNKNOWN_METHOD, RpcError(-1, "go away"), RpcError, "go away"),
         (RpcError(-2, "first"), RpcError(-1, "second"), RpcError, "second"),
-        (UNKNOWN_METHOD, TOO_OLD, VersionMismatch, "it speaks 1999-01-01; we speak 2024-10-07,"),
-        (UNKNOWN_METHOD, {}, VersionMismatch, "it speaks None; we speak"),
-        (STRANGE, UNKNOWN_METHOD, VersionMismatch, "it speaks 2099-01-01; we speak"),
-        ({"supportedVersions": 5}, UNKNOWN_METHOD, VersionMismatch, "it speaks no version at all"),
+        (UNKNOWN_METHOD, TOO_OLD, VersionMismatchError, "it speaks 1999-01-01; we speak 2024-10-07,"),
+        (UNKNOWN_METHOD, {}, VersionMismatchError, "it speaks None; we speak"),
+        (STRANGE, UNKNOWN_METHOD, VersionMismatchError, "it speaks 2099-01-01; we speak"),
+        ({"supportedVersions": 5}, UNKNOWN_METHOD, VersionMismatchError, "it speaks no version at all"),
         (unsupported("2099-01-01"), UNKNOWN_METHOD, RpcError, "not spoken"),
         (RpcError(UNSUPPORTED_VERSION, "bare"), UNKNOWN_METHOD, RpcError, "bare"),
         (RpcError(UNSUPPORTED_VERSION, "odd", {"supported": 5}), TOO_OLD, RpcError, "odd"),
         (unsupported(NEWEST), UNKNOWN_METHOD, RpcError, "not spoken"),
         (RpcError(-1, "no", {"supported": [NEWEST]}), UNKNOWN_METHOD, RpcError, "no such method"),
-        (STRANGE, unsupported("2099-01-01"), VersionMismatch, "it speaks 2099-01-01"),
+        (STRANGE, unsupported("2099-01-01"), VersionMismatchError, "it speaks 2099-01-01"),
     ],
 )
 async def test_r23_a_server_that_cannot_be_met_says_most_usefully_why(
@@ -219,7 +224,7 @@ async def test_a_server_that_goes_while_it_is_met_is_gone(monkeypatch: pytest.Mo
     async with asyncio.TaskGroup() as tasks:
 
         async def meet() -> None:
-            with pytest.raises(WireClosed, match="went away"):
+            with pytest.raises(ConnectionClosedError, match="went away"):
                 await peer.connect()
 
         tasks.create_task(meet())
@@ -372,7 +377,7 @@ async def test_r21_a_list_that_is_read_again_is_noted_once() -> None:
 @pytest.mark.parametrize("rows", [None, {}, "odd", 5])
 async def test_r20_a_page_that_is_no_list_is_a_bad_answer(rows: JsonValue) -> None:
     _, peer = await met({"tools/list": {"tools": rows}})
-    with pytest.raises(BadAnswer, match="tools/list answered without a list of tools"):
+    with pytest.raises(InvalidResponseError, match="tools/list answered without a list of tools"):
         await peer.pages("tools/list", "tools")
 
 
@@ -393,7 +398,7 @@ async def test_all_pages_together_have_one_deadline(monkeypatch: pytest.MonkeyPa
         assert not reading.done()
         await time.passes(15)
         failure = await reading
-    assert isinstance(failure, WireTimeout)
+    assert isinstance(failure, RequestTimeoutError)
     assert str(failure) == "tools/list was not answered within 60 s in all"
     (cancelled,) = link.heard("notifications/cancelled")
     assert params_of(cancelled)["requestId"] == link.heard("tools/list")[2]["id"]
@@ -425,13 +430,13 @@ async def test_the_progress_of_a_call_is_heard() -> None:
     heard: list[JsonObject] = []
     link, peer = await met({"tools/call": None})
     async with asyncio.TaskGroup() as tasks:
-        calling = tasks.create_task(peer.call_tool("t", {}, on_progress=heard.append))
+        current_caller = tasks.create_task(peer.call_tool("t", {}, on_progress=heard.append))
         (sent,) = await link.hears("tools/call")
         token = meta_of(sent)["progressToken"]
         notice: JsonObject = {"progressToken": token, "progress": 1}
         link.say({"method": "notifications/progress", "params": notice})
         link.answer(sent["id"], DONE)
-        assert await calling == DONE
+        assert await current_caller == DONE
     assert heard == [{"progressToken": token, "progress": 1}]
 
 
@@ -490,7 +495,7 @@ async def test_who_asks_for_ever_is_cut_off() -> None:
         return {}
 
     link, peer = await met({"tools/call": asking(q=question("roots/list"))}, roots=answer)
-    with pytest.raises(BadAnswer, match=f"asked for input more than {INPUT_ROUNDS} times"):
+    with pytest.raises(InvalidResponseError, match=f"asked for input more than {INPUT_ROUNDS} times"):
         await peer.call_tool("t", {})
     assert len(link.heard("tools/call")) == INPUT_ROUNDS + 1
 
@@ -503,14 +508,14 @@ async def test_a_question_whose_answer_nobody_wants_is_not_asked() -> None:
         return {}
 
     _, peer = await met({"tools/call": asking(q=question("roots/list"))}, roots=answer)
-    with pytest.raises(BadAnswer):
+    with pytest.raises(InvalidResponseError):
         await peer.call_tool("t", {})
     assert len(asked) == INPUT_ROUNDS
 
 
 async def test_a_result_of_an_unknown_type_is_a_bad_answer() -> None:
     _, peer = await met({"tools/call": {"resultType": "vendor/odd"}})
-    with pytest.raises(BadAnswer, match="tools/call answered with a result of type 'vendor/odd'"):
+    with pytest.raises(InvalidResponseError, match="tools/call answered with a result of type 'vendor/odd'"):
         await peer.call_tool("t", {})
 
 
@@ -522,11 +527,11 @@ async def test_all_rounds_together_have_one_deadline(monkeypatch: pytest.MonkeyP
     link, peer = await met({"tools/call": asking(q=question("roots/list"))}, roots=answer)
     time = LoopTime(monkeypatch)
     async with asyncio.TaskGroup() as tasks:
-        calling = tasks.create_task(outcome_of(peer.call_tool("t", {})))
+        current_caller = tasks.create_task(outcome_of(peer.call_tool("t", {})))
         await link.hears("tools/call")
         await time.passes(LIMITS.call_hard_s)
-        failure = await calling
-    assert isinstance(failure, WireTimeout)
+        failure = await current_caller
+    assert isinstance(failure, RequestTimeoutError)
     assert str(failure) == "tools/call was not answered within 600 s in all"
 
 

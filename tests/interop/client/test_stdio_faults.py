@@ -31,7 +31,7 @@ from indusagi.interop import (
     create_server_endpoint,
 )
 from indusagi.interop.protocol_bridge.client.start.environment import is_inherited
-from indusagi.interop.protocol_bridge.client.stdio import StdioLink
+from indusagi.interop.protocol_bridge.client.stdio import StdioTransport
 from indusagi.runtime.contract import ToolCall
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonValue
     from indusagi.interop import ServerEndpointImpl
-    from indusagi.interop.protocol_bridge.rpc.connection import LinkEnd
+    from indusagi.interop.protocol_bridge.rpc.connection import TransportEnd
     from indusagi.runtime.contract import ToolProgress
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
@@ -511,9 +511,9 @@ async def test_finding_d12_all_that_was_written_arrives_in_order_before_the_end(
     """However the bytes are cut, and though the process is gone while most are still unread."""
     lines = [b'{"n":%d}' % number for number in range(500)] + [b'{"big":"%b"}' % (b"x" * 70_000)]
     data = b"\n".join(lines) + b"\n\n  \nunfinished"
-    link = StdioLink("s", ServerLimits())
+    link = StdioTransport("s", ServerLimits())
     heard: list[bytes | JsonValue] = []
-    ends: list[LinkEnd] = []
+    ends: list[TransportEnd] = []
     link.attach(heard.append, ends.append)
     for start in range(0, len(data) if size > 1 else 400, size):
         link.stdout_received(data[start : start + size])

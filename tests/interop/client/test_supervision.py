@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indusagi.interop.protocol_bridge.client.supervision import HOPELESS, Record, Supervision
+from indusagi.interop.protocol_bridge.client.supervision import PERMANENT_REASONS, RestartRecord, Supervision
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
 
 if TYPE_CHECKING:
@@ -23,19 +23,19 @@ def fault(reason: FaultReason | None = None, retry_after_s: float | None = None)
 
 
 def test_each_failure_waits_longer_up_to_the_longest() -> None:
-    record = Record(replace(RULES, first_s=1, factor=2, longest_s=10))
+    record = RestartRecord(replace(RULES, first_s=1, factor=2, longest_s=10))
     delays = [record.delay(fault(), 0, now) for now in range(6)]
     assert delays == [1, 2, 4, 8, 10, 10]
 
 
 @pytest.mark.parametrize("failure", [None, fault(), fault("exited")])
 def test_a_server_that_went_without_a_word_is_started_again_too(failure: ProtocolFault | None) -> None:
-    assert Record(RULES).delay(failure, 0, 0) == 1.0
+    assert RestartRecord(RULES).delay(failure, 0, 0) == 1.0
 
 
 @given(st.integers(0, 8))
 def test_chance_stays_within_its_share(failures: int) -> None:
-    record = Record(replace(RULES, jitter=0.2, factor=2, longest_s=100))
+    record = RestartRecord(replace(RULES, jitter=0.2, factor=2, longest_s=100))
     plain = min(2**failures, 100)
     delays = [record.delay(None, 0, 0) for _ in range(failures + 1)]
     last = delays[-1]
@@ -44,30 +44,30 @@ def test_chance_stays_within_its_share(failures: int) -> None:
 
 
 def test_too_many_failures_within_the_window_open_the_circuit() -> None:
-    record = Record(replace(RULES, failures=3, window_s=10, open_s=60))
+    record = RestartRecord(replace(RULES, failures=3, window_s=10, open_s=60))
     assert [record.delay(fault(), 0, now) for now in (0, 4, 8)] == [1, 1.6, 60]
     assert record.opened == 1
 
 
 def test_failures_that_are_far_apart_do_not() -> None:
-    record = Record(replace(RULES, failures=3, window_s=10, open_s=600, longest_s=2))
+    record = RestartRecord(replace(RULES, failures=3, window_s=10, open_s=600, longest_s=2))
     delays = [record.delay(fault(), 0, now) for now in range(0, 100, 5)]
     assert max(delay or 0 for delay in delays) == 2
     assert record.opened == 0
 
 
 def test_each_time_the_circuit_stays_open_twice_as_long_up_to_the_longest() -> None:
-    record = Record(replace(RULES, failures=1, open_s=60, open_longest_s=200))
+    record = RestartRecord(replace(RULES, failures=1, open_s=60, open_longest_s=200))
     assert [record.delay(fault(), 0, now) for now in range(4)] == [60, 120, 200, 200]
 
 
 def test_the_circuit_counts_anew_once_it_was_open() -> None:
-    record = Record(replace(RULES, failures=2, first_s=1, factor=1, open_s=60))
+    record = RestartRecord(replace(RULES, failures=2, first_s=1, factor=1, open_s=60))
     assert [record.delay(fault(), 0, now) for now in range(4)] == [1, 60, 1, 120]
 
 
 def test_a_server_that_was_up_for_long_has_a_clean_record() -> None:
-    record = Record(replace(RULES, failures=2, open_s=60, healthy_s=120))
+    record = RestartRecord(replace(RULES, failures=2, open_s=60, healthy_s=120))
     assert [record.delay(fault(), 0, now) for now in (0, 1)] == [1, 60]
     assert record.delay(fault(), 119, 2) != 60
     assert record.delay(fault(), 120, 3) == 1
@@ -75,21 +75,21 @@ def test_a_server_that_was_up_for_long_has_a_clean_record() -> None:
 
 
 def test_a_record_can_be_forgotten() -> None:
-    record = Record(replace(RULES, failures=2))
+    record = RestartRecord(replace(RULES, failures=2))
     record.delay(fault(), 0, 0)
     record.delay(fault(), 0, 0)
     record.forget()
-    assert record == Record(record.rules)
+    assert record == RestartRecord(record.rules)
 
 
 @pytest.mark.parametrize(("asked", "waits"), [(None, 1), (0.0, 1), (0.5, 1), (90.0, 90)])
 def test_a_server_that_asks_for_time_gets_it(asked: float | None, waits: float) -> None:
-    assert Record(RULES).delay(fault("rate_limited", asked), 0, 0) == waits
+    assert RestartRecord(RULES).delay(fault("rate_limited", asked), 0, 0) == waits
 
 
 @pytest.mark.parametrize(("failures", "asked", "waits"), [(1, 90.0, 90), (1, 30.0, 60)])
 def test_an_open_circuit_waits_at_least_as_long_as_the_server_asks(failures: int, asked: float, waits: float) -> None:
-    record = Record(replace(RULES, failures=failures, open_s=60))
+    record = RestartRecord(replace(RULES, failures=failures, open_s=60))
     assert record.delay(fault("rate_limited", asked), 0, 0) == waits
 
 
@@ -112,16 +112,16 @@ def test_an_open_circuit_waits_at_least_as_long_as_the_server_asks(failures: int
     ],
 )
 def test_what_does_not_pass_by_itself_is_not_tried_again(reason: FaultReason | None, hopeless: bool) -> None:
-    record = Record(RULES)
+    record = RestartRecord(RULES)
     delay = record.delay(fault(reason), 0, 0)
-    assert (delay is None) == hopeless == (reason in HOPELESS)
+    assert (delay is None) == hopeless == (reason in PERMANENT_REASONS)
     assert record.in_a_row == (0 if hopeless else 1)
 
 
 @pytest.mark.parametrize("failures", [1, 5, 10_000])
 def test_a_server_that_never_stays_up_is_tried_for_ever(failures: int) -> None:
     rules = Supervision(failures=failures)
-    record, now = Record(rules), 0.0
+    record, now = RestartRecord(rules), 0.0
     for _ in range(3_000):
         delay = record.delay(fault("exited"), 0, now)
         assert delay is not None
@@ -133,7 +133,7 @@ def test_a_server_that_never_stays_up_is_tried_for_ever(failures: int) -> None:
 def test_a_delay_is_never_shorter_than_asked_and_never_without_reason_longer(
     falls: list[tuple[float, float, float | None]],
 ) -> None:
-    record, now = Record(Supervision()), 0.0
+    record, now = RestartRecord(Supervision()), 0.0
     for gap, up_s, asked in falls:
         now += gap
         delay = record.delay(fault("rate_limited", asked), up_s, now)

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.host_tools import Bench
 
-from indusagi.interop.protocol_bridge.host.catalog import Catalog, Prepared, build_listing, build_tool_row
-from indusagi.interop.protocol_bridge.rpc.codec import write_frame
+from indusagi.interop.protocol_bridge.host.catalog import Catalog, EncodedObject, build_listing, build_tool_row
+from indusagi.interop.protocol_bridge.rpc.codec import encode_frame
 from indusagi.runtime.contract import ToolDescriptor
 
 INFO: dict[str, Any] = {"name": "host", "version": "1"}
@@ -66,7 +66,7 @@ def test_the_prepared_bytes_say_what_the_value_says(identity: int | str, names: 
     for result in (build_listing(tools, INFO).legacy, build_listing(tools, INFO).modern):
         frame: Any = {"jsonrpc": "2.0", "id": identity, "result": result}
         plain: Any = {**frame, "result": dict(result)}
-        assert json.loads(write_frame(frame)) == json.loads(write_frame(plain))
+        assert json.loads(encode_frame(frame)) == json.loads(encode_frame(plain))
 
 
 def test_the_listing_is_made_once_until_the_tools_change() -> None:
@@ -75,7 +75,7 @@ def test_the_listing_is_made_once_until_the_tools_change() -> None:
     first = catalog.listing()
     assert catalog.listing() is first
     assert bench.asked == 1
-    assert isinstance(first.legacy, Prepared)
+    assert isinstance(first.legacy, EncodedObject)
     told: list[str] = []
     forget = catalog.listen(lambda: told.append("changed"))
     assert not catalog.refresh()

@@ -30,7 +30,7 @@ from indusagi.interop import (
     create_server_endpoint,
     mount_protocol_bridge,
 )
-from indusagi.interop.protocol_bridge.client.handlers import HOPS, InFlight, asking_handlers, calling
+from indusagi.interop.protocol_bridge.client.handlers import HOPS, PendingCalls, current_caller, forwarding_handlers
 from indusagi.interop.protocol_bridge.host.client_requests import MAX_HOPS, SuspendedCall, SuspendedCalls
 from indusagi.interop.protocol_bridge.rpc.connection import RpcError
 
@@ -48,7 +48,7 @@ FRONTS = ["memory-modern", "memory-legacy", "http-modern", "http-legacy"]
 @asynccontextmanager
 async def mounted(era: str) -> AsyncGenerator[MountedProtocolBridge]:
     config = BridgeConfig((honest("--era", era),))
-    bridge = await mount_protocol_bridge(config, handlers=asking_handlers())
+    bridge = await mount_protocol_bridge(config, handlers=forwarding_handlers())
     try:
         yield bridge
     finally:
@@ -187,7 +187,7 @@ async def stubborn(place: Path, **limits: float) -> AsyncGenerator[MountedProtoc
     await anyio.Path(script).write_text(STUBBORN)
     arguments = (str(script), str(place / "diary"))
     config = StdioServerConfig("s", sys.executable, arguments, limits=replace(ServerLimits(), probe_s=0.2, **limits))
-    bridge = await mount_protocol_bridge(BridgeConfig((config,)), handlers=asking_handlers())
+    bridge = await mount_protocol_bridge(BridgeConfig((config,)), handlers=forwarding_handlers())
     try:
         yield bridge
     finally:
@@ -246,9 +246,9 @@ async def test_an_older_client_is_asked_although_a_call_of_its_own_was_cancelled
             assert '"Ada"' in str((await client.call_tool("s__ask")).content)
 
 
-async def left(calls: InFlight, identity: int, caller: Any) -> None:
+async def left(calls: PendingCalls, identity: int, caller: Any) -> None:
     """Have a call of somebody's cancelled."""
-    calling.set(caller)
+    current_caller.set(caller)
     with anyio.CancelScope() as scope, calls.call() as place:
         place.identity = identity
         scope.cancel()
@@ -256,31 +256,31 @@ async def left(calls: InFlight, identity: int, caller: Any) -> None:
 
 
 async def test_a_doubt_passes_with_time() -> None:
-    calls = InFlight(doubt_s=0.0)
+    calls = PendingCalls(doubt_s=0.0)
     await left(calls, 1, None)
-    calling.set(parked())
+    current_caller.set(parked())
     with calls.call() as place:
         assert calls.attributed() is place.caller
 
 
 async def test_doubts_without_number_are_one_great_doubt() -> None:
-    calls = InFlight()
+    calls = PendingCalls()
     for identity in range(1_001):
         await left(calls, identity, None)
     for identity in range(1_001):
         calls.stray(identity, "answer")
     calls.stray(None, "answer")
-    calling.set(parked())
+    current_caller.set(parked())
     with calls.call():
         assert calls.attributed() is None
 
 
 async def test_a_call_that_was_never_sent_leaves_no_doubt() -> None:
-    calls = InFlight()
+    calls = PendingCalls()
     with anyio.CancelScope() as scope, calls.call():
         scope.cancel()
         await anyio.sleep_forever()
-    calling.set(parked())
+    current_caller.set(parked())
     with calls.call() as place:
         assert calls.attributed() is place.caller
 
@@ -449,7 +449,7 @@ async def test_a_state_is_of_use_to_nobody_but_the_token_it_was_given_to() -> No
     bench = Bench()
 
     async def ask(arguments: JsonObject, ctx: object) -> str:
-        caller = calling.get()
+        caller = current_caller.get()
         assert caller is not None
         return f"answered {await caller.ask('elicitation/create', {})}"
 
@@ -520,9 +520,9 @@ async def test_a_number_that_json_does_not_have_is_refused_before_it_is_sent(num
 
 
 async def test_a_question_with_a_number_that_json_does_not_have_is_refused() -> None:
-    elicit = asking_handlers().elicit
+    elicit = forwarding_handlers().elicit
     assert elicit is not None
-    calling.set(parked())
+    current_caller.set(parked())
     with pytest.raises(RpcError, match="cannot be passed on: it holds a number"):
         await elicit({"message": "?", "default": float("inf")})
 
@@ -554,12 +554,12 @@ async def test_every_gateway_counts_itself(mode: str) -> None:
         async with Client(server, mode="legacy" if mode == "legacy" else "auto") as client:
             yield client.session
 
-    endpoint = create_server_endpoint(honest(), session, handlers=asking_handlers())
+    endpoint = create_server_endpoint(honest(), session, handlers=forwarding_handlers())
     await endpoint.open()
     try:
-        calling.set(SuspendedCall("a", {"elicitation": {}, "roots": {}}, 2, lambda _: None))
+        current_caller.set(SuspendedCall("a", {"elicitation": {}, "roots": {}}, 2, lambda _: None))
         await endpoint.invoke("x", {})
-        calling.set(None)
+        current_caller.set(None)
         await endpoint.invoke("x", {})
     finally:
         await endpoint.close()

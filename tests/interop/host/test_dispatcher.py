@@ -25,10 +25,10 @@ from indusagi.interop import (
     create_provider_host,
     linked_pair,
 )
-from indusagi.interop.protocol_bridge.client.session import Peer
+from indusagi.interop.protocol_bridge.client.session import ClientSession
 from indusagi.interop.protocol_bridge.host.catalog import SERVER_INFO
 from indusagi.interop.protocol_bridge.host.session import CAPABILITIES, SUBSCRIPTION, VERSION
-from indusagi.interop.protocol_bridge.rpc.codec import write_frame
+from indusagi.interop.protocol_bridge.rpc.codec import encode_frame
 from indusagi.runtime.contract import ToolDescriptor, ToolOutcome, ToolProgress, ToolResult
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Raw:
 
     def _take(self, frame: bytes | JsonValue) -> None:
         assert isinstance(frame, dict)
-        write_frame(frame)
+        encode_frame(frame)
         self.heard.append(frame)
         self._stirred.set()
 
@@ -548,7 +548,7 @@ async def test_a_pair_of_links_keeps_what_came_before_somebody_listened() -> Non
 async def test_our_own_client_speaks_to_our_own_host_without_the_sdk() -> None:
     ours, theirs = linked_pair()
     running = await create_provider_host(Bench().box()).connect(theirs)
-    peer = Peer(ours, ServerLimits(), Handlers(), {"name": "own", "version": "1"})
+    peer = ClientSession(ours, ServerLimits(), Handlers(), {"name": "own", "version": "1"})
     facts = await peer.connect()
     assert facts.era == "modern"
     assert len(await peer.pages("tools/list", "tools")) == 10

@@ -24,7 +24,12 @@ from tests.support.waiting import LIMIT_S, until
 
 from indusagi.interop import HostLimits, HttpSettings, linked_pair
 from indusagi.interop.protocol_bridge.host.server import RunningProviderHost
-from indusagi.interop.protocol_bridge.rpc.connection import BadAnswer, RpcError, WireClosed, WireTimeout
+from indusagi.interop.protocol_bridge.rpc.connection import (
+    ConnectionClosedError,
+    InvalidResponseError,
+    RequestTimeoutError,
+    RpcError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -210,8 +215,8 @@ async def test_an_answer_to_what_nobody_asked_changes_nothing(stray: JsonObject)
     [
         ({"error": {"code": -1, "message": "no", "data": [1]}}, RpcError, -1),
         ({"error": {"code": "x"}}, RpcError, -32603),
-        ({"error": "no"}, BadAnswer, -32603),
-        ({"result": []}, BadAnswer, -32603),
+        ({"error": "no"}, InvalidResponseError, -32603),
+        ({"result": []}, InvalidResponseError, -32603),
     ],
 )
 async def test_an_answer_that_is_none_is_told_to_the_one_who_asked(answer: JsonObject, kind: type, code: int) -> None:
@@ -230,7 +235,7 @@ async def test_a_client_that_does_not_answer_in_time_is_told_that_nobody_waits()
         client.link.send(CALL)
         asked = await client.question()
         await client.answer()
-        assert isinstance(client.asking.failures[0], WireTimeout)
+        assert isinstance(client.asking.failures[0], RequestTimeoutError)
         [notice] = [f for f in client.heard if f.get("method") == "notifications/cancelled"]
         assert notice["params"]["requestId"] == asked["id"]
         client.say(id=asked["id"], result={})
@@ -242,7 +247,7 @@ async def test_a_call_that_is_cancelled_takes_its_question_back() -> None:
         asked = await client.question()
         client.say(method="notifications/cancelled", params={"requestId": 7})
         await until(lambda: bool(client.asking.failures))
-        assert isinstance(client.asking.failures[0], WireClosed)
+        assert isinstance(client.asking.failures[0], ConnectionClosedError)
         await settled()
         assert client.heard[-1]["params"]["requestId"] == asked["id"]
         assert not any(frame.get("id") == 7 for frame in client.heard)
@@ -253,7 +258,7 @@ async def test_a_client_that_goes_leaves_no_question_behind() -> None:
         client.link.send(CALL)
         await client.question()
     await until(lambda: bool(client.asking.failures))
-    assert isinstance(client.asking.failures[0], WireClosed)
+    assert isinstance(client.asking.failures[0], ConnectionClosedError)
 
 
 async def test_a_client_is_not_asked_more_than_the_limit() -> None:
@@ -267,7 +272,7 @@ async def test_a_client_is_not_asked_more_than_the_limit() -> None:
 async def test_a_client_that_has_gone_is_not_asked() -> None:
     async with raw() as client:
         client.link.finish()
-        with pytest.raises(WireClosed):
+        with pytest.raises(ConnectionClosedError):
             await client.asking.dispatcher.ask("ping", None, client.theirs, within_s=5)
 
 
@@ -358,7 +363,7 @@ async def test_over_http_a_client_that_reads_no_events_is_not_asked() -> None:
     async with sessions(1, clients) as [session]:
         answer = await session.post(CALL, accept="application/json")
         assert answer.json()["error"]["code"] == -32603
-        assert isinstance(clients[0].failures[0], WireClosed)
+        assert isinstance(clients[0].failures[0], ConnectionClosedError)
 
 
 async def test_over_http_a_client_that_breaks_off_its_call_is_asked_no_more() -> None:
@@ -368,4 +373,4 @@ async def test_over_http_a_client_that_breaks_off_its_call_is_asked_no_more() ->
         async with posting as response:
             await anext(events(response))
         await until(lambda: bool(clients[0].failures))
-        assert isinstance(clients[0].failures[0], WireClosed)
+        assert isinstance(clients[0].failures[0], ConnectionClosedError)

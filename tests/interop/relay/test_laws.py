@@ -17,7 +17,13 @@ from indusagi.interop import StdioServerConfig, linked_pair
 from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits
 from indusagi.interop.protocol_bridge.relay.session import RelaySession
 from indusagi.interop.protocol_bridge.relay.upstream import ReconnectBackoff, ToolSchemas, UpstreamPool
-from indusagi.interop.protocol_bridge.rpc.codec import Prepared, Unwritable, read_exact, read_frame, write_frame
+from indusagi.interop.protocol_bridge.rpc.codec import (
+    EncodedObject,
+    EncodeError,
+    decode_frame,
+    decode_frame_verbatim,
+    encode_frame,
+)
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
@@ -54,25 +60,25 @@ def written(value: Any, style: Any) -> bytes:
 def test_a_frame_that_is_read_and_written_is_the_same(value: Any, style: Any, key: str) -> None:
     frame = {"jsonrpc": "2.0", "id": 1, "more": [value], key: value}
     text = written(frame, style)
-    read = read_exact(text)
+    read = decode_frame_verbatim(text)
     assert read == frame
     # Those who read it for themselves get no half of a surrogate pair; a relay hands on all.
-    assert read_frame(text) == clean_json(frame, lambda one: _HALF.subn("\ufffd", one))[0]
+    assert decode_frame(text) == clean_json(frame, lambda one: _HALF.subn("\ufffd", one))[0]
     assert isinstance(read, dict)
-    again = write_frame(read)
+    again = encode_frame(read)
     assert b"\n" not in again
     assert b"\r" not in again
     assert ordered(again) == ordered(text)
-    assert type(read[key]) is Prepared
+    assert type(read[key]) is EncodedObject
 
 
 @pytest.mark.parametrize("odd", ODD)
 def test_what_a_message_carries_keeps_the_way_it_is_written(odd: str) -> None:
     text = f'{{"jsonrpc":"2.0","id":1,"result":{{"x":{odd}}}}}'.encode()
-    read = read_exact(text)
+    read = decode_frame_verbatim(text)
     assert isinstance(read, dict)
-    assert write_frame(read) == text
-    assert write_frame({**read, "id": "other"}).endswith(b'"result":{"x":%b}}' % odd.encode())
+    assert encode_frame(read) == text
+    assert encode_frame({**read, "id": "other"}).endswith(b'"result":{"x":%b}}' % odd.encode())
 
 
 @pytest.mark.parametrize(
@@ -86,22 +92,22 @@ def test_what_a_message_carries_keeps_the_way_it_is_written(odd: str) -> None:
     ],
 )
 def test_a_number_that_cannot_be_written_again_is_refused_where_it_would_have_to_be(text: bytes) -> None:
-    read = read_frame(text)
-    with pytest.raises(Unwritable):
-        read_exact(text)
-    with pytest.raises(Unwritable):
-        write_frame(read[0] if isinstance(read, list) else read)  # type: ignore[arg-type]
+    read = decode_frame(text)
+    with pytest.raises(EncodeError):
+        decode_frame_verbatim(text)
+    with pytest.raises(EncodeError):
+        encode_frame(read[0] if isinstance(read, list) else read)  # type: ignore[arg-type]
 
 
 @given(st.binary(max_size=40) | st.text('{}[]":,1ae \t\r\n\\', max_size=20).map(str.encode))
 def test_what_one_reader_refuses_the_other_refuses_too(text: bytes) -> None:
     try:
-        expected: Any = read_frame(text)
+        expected: Any = decode_frame(text)
     except (ValueError, RecursionError):
         with pytest.raises((ValueError, RecursionError)):
-            read_exact(text)
+            decode_frame_verbatim(text)
     else:
-        assert read_exact(text) == expected
+        assert decode_frame_verbatim(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -122,7 +128,7 @@ def test_what_one_reader_refuses_the_other_refuses_too(text: bytes) -> None:
 )
 def test_what_is_no_json_is_refused(text: bytes) -> None:
     with pytest.raises((ValueError, RecursionError)):
-        read_exact(text)
+        decode_frame_verbatim(text)
 
 
 @given(params=OBJECTS, result=OBJECTS, style=STYLES)
@@ -141,9 +147,9 @@ async def test_any_request_and_any_result_pass_equal_and_in_order(params: Any, r
     link.say(written({"result": result, "id": "a", "jsonrpc": "2.0"}, style))
     await settled()
     [sent], [answer] = link.sent, heard
-    assert ordered(write_frame(sent)) == ordered(json.dumps(asked).encode())
+    assert ordered(encode_frame(sent)) == ordered(json.dumps(asked).encode())
     expected = {"jsonrpc": "2.0", "id": "a", "result": result}
-    assert ordered(write_frame(answer)) == ordered(json.dumps(expected).encode())
+    assert ordered(encode_frame(answer)) == ordered(json.dumps(expected).encode())
     client._channel.line = None
     await client.close("done")
 
@@ -155,7 +161,7 @@ class _Line:
 
     def __init__(self, client: RelaySession, link: MemoryLink) -> None:
         self._link = link
-        link.attach(lambda data: client._received(read_exact(data)), lambda end: None)  # type: ignore[arg-type]
+        link.attach(lambda data: client._received(decode_frame_verbatim(data)), lambda end: None)  # type: ignore[arg-type]
 
     def send(self, frame: JsonObject) -> bool:
         self._link.send(frame)

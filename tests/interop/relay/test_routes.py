@@ -65,7 +65,7 @@ class Behind:
 @pytest.fixture
 def behind(monkeypatch: pytest.MonkeyPatch) -> Behind:
     servers = Behind()
-    monkeypatch.setattr(relay_line, "open_link", servers.open)
+    monkeypatch.setattr(relay_line, "open_transport", servers.open)
     return servers
 
 
@@ -444,7 +444,7 @@ async def test_words_for_the_log_reach_the_only_one_who_asked_for_them(behind: B
 async def test_after_a_cancelled_call_it_is_not_clear_who_speaks(
     behind: Behind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay_shared, "DOUBT_S", 5.0)  # the client has a clock as well
+    monkeypatch.setattr(relay_shared, "ABANDONED_S", 5.0)  # the client has a clock as well
     async with http_fronts(create_relay_host(CONFIG)) as [front]:
         modern_call(front, 1, **{LOG_LEVEL: "debug"})
         await behind.heard("tools/call")
@@ -633,7 +633,7 @@ async def test_what_is_told_before_a_connection_stands_is_bounded(monkeypatch: p
         await late.wait()
         yield link
 
-    monkeypatch.setattr(relay_line, "open_link", slow)
+    monkeypatch.setattr(relay_line, "open_transport", slow)
     async with front_of(create_relay_host(CONFIG)) as front:
         for identity in range(20):
             front.say("x/y", LARGE, identity)

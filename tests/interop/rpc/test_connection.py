@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from tests.support.links import LoopTime, MemoryLink, outcome_of, settled
 
 from indusagi.interop.protocol_bridge.contract import FaultDetail
-from indusagi.interop.protocol_bridge.rpc.connection import BadAnswer, RpcError, Wire, WireClosed, WireTimeout
+from indusagi.interop.protocol_bridge.rpc.connection import (
+    ConnectionClosedError,
+    InvalidResponseError,
+    JsonRpcConnection,
+    RequestTimeoutError,
+    RpcError,
+)
 from indusagi.interop.protocol_bridge.rpc.errors import is_final
 
 if TYPE_CHECKING:
@@ -27,7 +33,7 @@ LONG_S = 60.0
 Answering = asyncio.Task["JsonObject | Exception"]
 
 
-def ask(tasks: asyncio.TaskGroup, wire: Wire, method: str = "m", **options: object) -> Answering:
+def ask(tasks: asyncio.TaskGroup, wire: JsonRpcConnection, method: str = "m", **options: object) -> Answering:
     """Ask in a task of its own; its result is the answer, or what was raised."""
     given = cast("dict[str, float]", {"idle_s": LONG_S, **options})
     return tasks.create_task(outcome_of(wire.request(method, **given)))  # pyright: ignore[reportArgumentType]
@@ -54,7 +60,7 @@ async def nothing(method: str, params: JsonObject) -> JsonObject:
 
 async def test_a_request_is_one_frame_and_its_answer_comes_as_it_was_sent() -> None:
     link = MemoryLink()
-    wire = Wire(link)
+    wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
         asked = ask(tasks, wire, "m", params={"a": None})
         bare = ask(tasks, wire, "n")
@@ -83,7 +89,7 @@ async def test_everyone_gets_the_answer_to_their_own_question(data: st.DataObjec
     frames.extend({"id": stranger, "result": {"n": "nobody"}} for stranger in strangers)
     cut = data.draw(st.integers(0, len(frames)))
     link = MemoryLink()
-    wire = Wire(link)
+    wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
         asked = [ask(tasks, wire) for _ in range(count)]
         await link.hears("m", count)
@@ -104,7 +110,7 @@ async def test_everyone_gets_the_answer_to_their_own_question(data: st.DataObjec
 )
 async def test_an_answer_is_understood_where_there_is_no_doubt(frame: bytes | JsonValue) -> None:
     link = MemoryLink()
-    wire = Wire(link)
+    wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
         asked = ask(tasks, wire)
         await link.hears("m")
@@ -115,7 +121,7 @@ async def test_an_answer_is_understood_where_there_is_no_doubt(frame: bytes | Js
 @pytest.mark.parametrize("identity", [True, None, [], {}, 1.5, math.inf, "", "x", "²", "٣", "1" * 5_000, 2, -1, "-1"])
 async def test_an_answer_to_nobody_is_passed_over(identity: JsonValue) -> None:
     link = MemoryLink()
-    wire = Wire(link)
+    wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
         asked = ask(tasks, wire)
         await link.hears("m")
@@ -128,7 +134,7 @@ async def test_an_answer_to_nobody_is_passed_over(identity: JsonValue) -> None:
 
 async def test_only_the_first_of_two_answers_counts() -> None:
     link = MemoryLink()
-    wire = Wire(link)
+    wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
         asked = ask(tasks, wire)
         await link.hears("m")
@@ -149,13 +155,13 @@ async def test_only_the_first_of_two_answers_counts() -> None:
 )
 async def test_a_result_that_is_no_object_is_told_at_once(result: JsonValue, said: str) -> None:
     link = MemoryLink()
-    wire = Wire(link)
+    wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
         asked = ask(tasks, wire)
         await link.hears("m")
         link.answer(1, result)
         failure = await asked
-    assert isinstance(failure, BadAnswer)
+    assert isinstance(failure, InvalidResponseError)
     assert str(failure) == said
 
 
@@ -170,7 +176,7 @@ async def test_a_result_that_is_no_object_is_told_at_once(result: JsonValue, sai
 )
 async def test_an_error_of_any_shape_is_an_error(error: JsonObject, code: int, message: str, data: JsonValue) -> None:
     link = MemoryLink()
-    wire = Wire(link)
+    wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
         asked = ask(tasks, wire)
         await link.hears("m")
@@ -185,17 +191,17 @@ async def test_an_error_of_any_shape_is_an_error(error: JsonObject, code: int, m
 @pytest.mark.parametrize("error", ["bare", None, [], 5])
 async def test_an_error_that_is_no_object_is_a_bad_answer(error: JsonValue) -> None:
     link = MemoryLink()
-    wire = Wire(link)
+    wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
         asked = ask(tasks, wire)
         await link.hears("m")
         link.say({"id": 1, "error": error})
-        assert isinstance(await asked, BadAnswer)
+        assert isinstance(await asked, InvalidResponseError)
 
 
 async def test_an_error_carries_what_the_link_knows_about_it() -> None:
     link = MemoryLink()
-    wire = Wire(link)
+    wire = JsonRpcConnection(link)
     detail = link.details[1] = FaultDetail(reason="auth", http_status=401)
     async with asyncio.TaskGroup() as tasks:
         asked = ask(tasks, wire)
@@ -222,13 +228,13 @@ async def test_an_error_carries_what_the_link_knows_about_it() -> None:
 )
 async def test_an_answer_that_cannot_be_read_is_told_to_who_waits_for_it(line: bytes) -> None:
     link = MemoryLink()
-    wire = Wire(link)
+    wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
         asked = ask(tasks, wire)
         await link.hears("m")
         link.say(line)
         failure = await asked
-    assert isinstance(failure, BadAnswer)
+    assert isinstance(failure, InvalidResponseError)
     assert "the answer cannot be read" in str(failure)
     assert wire.noise == 1
 
@@ -254,7 +260,7 @@ async def test_an_answer_that_cannot_be_read_is_told_to_who_waits_for_it(line: b
 )
 async def test_noise_is_counted_and_disturbs_nobody(line: bytes) -> None:
     link = MemoryLink()
-    wire = Wire(link)
+    wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
         asked = ask(tasks, wire)
         await link.hears("m")
@@ -276,7 +282,7 @@ async def test_noise_is_counted_and_disturbs_nobody(line: bytes) -> None:
 )
 async def test_what_cannot_be_read_is_never_told_to_somebody_else(line: bytes) -> None:
     link = MemoryLink()
-    wire = Wire(link)
+    wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
         asked = ask(tasks, wire)
         await link.hears("m")
@@ -287,19 +293,19 @@ async def test_what_cannot_be_read_is_never_told_to_somebody_else(line: bytes) -
 
 async def test_an_error_that_cannot_be_read_is_told_to_who_waits_for_it() -> None:
     link = MemoryLink()
-    wire = Wire(link)
+    wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
         asked = ask(tasks, wire)
         await link.hears("m")
         link.say(b'{"jsonrpc":"2.0","id":1,"error":{"code":-1,"data":NaN}}')
         link.answer(1, GOOD)
-        assert isinstance(await asked, BadAnswer)
+        assert isinstance(await asked, InvalidResponseError)
 
 
 @given(st.binary(max_size=60) | st.text(st.sampled_from('{}[]":,id1resultmethod ')).map(str.encode))
 async def test_no_line_stops_the_reading(line: bytes) -> None:
     link = MemoryLink()
-    wire = Wire(link, on_request=nothing, on_notify=lambda method, params: None)
+    wire = JsonRpcConnection(link, on_request=nothing, on_notify=lambda method, params: None)
     link.say(line)
     async with asyncio.TaskGroup() as tasks:
         asked = ask(tasks, wire)
@@ -314,7 +320,7 @@ async def test_no_line_stops_the_reading(line: bytes) -> None:
 
 async def test_a_request_without_an_answer_times_out_and_the_server_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     link, time = MemoryLink(), LoopTime(monkeypatch)
-    wire = Wire(link)
+    wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
         first = ask(tasks, wire, "n", idle_s=2 * LONG_S)
         asked = ask(tasks, wire)
@@ -323,7 +329,7 @@ async def test_a_request_without_an_answer_times_out_and_the_server_is_told(monk
         assert not asked.done()
         await time.passes(5)
         failure = await asked
-        assert isinstance(failure, WireTimeout)
+        assert isinstance(failure, RequestTimeoutError)
         assert str(failure) == "m was not answered within 60 s"
         (cancelled,) = link.heard("notifications/cancelled")
         assert cancelled["params"] == {"requestId": 2, "reason": "no longer wanted"}
@@ -334,7 +340,7 @@ async def test_a_request_without_an_answer_times_out_and_the_server_is_told(monk
 
 async def test_progress_starts_the_idle_deadline_anew_and_the_hard_one_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     link, time = MemoryLink(), LoopTime(monkeypatch)
-    wire = Wire(link)
+    wire = JsonRpcConnection(link)
     heard: list[JsonObject] = []
     async with asyncio.TaskGroup() as tasks:
         asked = ask(tasks, wire, idle_s=60.0, hard_s=200.0, on_progress=heard.append)
@@ -346,7 +352,7 @@ async def test_progress_starts_the_idle_deadline_anew_and_the_hard_one_holds(mon
             assert not asked.done()
         await time.passes(25)
         failure = await asked
-    assert isinstance(failure, WireTimeout)
+    assert isinstance(failure, RequestTimeoutError)
     assert str(failure) == "m was not answered within 200 s in all"
     assert [notice["progress"] for notice in heard] == [0, 1, 2, 3]
     assert len(link.heard("notifications/cancelled")) == 1
@@ -354,7 +360,7 @@ async def test_progress_starts_the_idle_deadline_anew_and_the_hard_one_holds(mon
 
 async def test_without_progress_the_idle_deadline_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     link, time = MemoryLink(), LoopTime(monkeypatch)
-    wire = Wire(link)
+    wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
         asked = ask(tasks, wire, idle_s=60.0, hard_s=200.0)
         await link.hears("m")
@@ -371,7 +377,7 @@ async def test_a_peer_that_waits_for_us_is_not_late(monkeypatch: pytest.MonkeyPa
         await thought.wait()
         return {}
 
-    wire = Wire(link, on_request=think)
+    wire = JsonRpcConnection(link, on_request=think)
     async with asyncio.TaskGroup() as tasks:
         asked = ask(tasks, wire, idle_s=60.0, hard_s=400.0)
         await link.hears("m")
@@ -389,7 +395,7 @@ async def test_a_peer_that_waits_for_us_is_not_late(monkeypatch: pytest.MonkeyPa
 
 async def test_the_hard_deadline_holds_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     link, time = MemoryLink(), LoopTime(monkeypatch)
-    wire = Wire(link)
+    wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
         asked = ask(tasks, wire, idle_s=60.0, hard_s=20.0)
         await link.hears("m")
@@ -399,7 +405,7 @@ async def test_the_hard_deadline_holds_from_the_start(monkeypatch: pytest.Monkey
 
 async def test_without_a_deadline_one_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     link, time = MemoryLink(), LoopTime(monkeypatch)
-    wire = Wire(link)
+    wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
         asked = ask(tasks, wire, idle_s=math.inf)
         await link.hears("m")
@@ -411,13 +417,13 @@ async def test_without_a_deadline_one_waits_for_ever(monkeypatch: pytest.MonkeyP
 
 async def test_waiting_for_a_free_slot_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     link, time = MemoryLink(), LoopTime(monkeypatch)
-    wire = Wire(link, in_flight=1)
+    wire = JsonRpcConnection(link, in_flight=1)
     async with asyncio.TaskGroup() as tasks:
         first = ask(tasks, wire, "first", idle_s=math.inf)
         await link.hears("first")
         second, third = ask(tasks, wire, "second"), ask(tasks, wire, "third", idle_s=math.inf)
         await time.passes(LONG_S)
-        assert isinstance(await second, WireTimeout)
+        assert isinstance(await second, RequestTimeoutError)
         assert [frame["method"] for frame in link.sent] == ["first"]
         link.answer(1, GOOD)
         assert await first == GOOD
@@ -429,12 +435,12 @@ async def test_waiting_for_a_free_slot_counts(monkeypatch: pytest.MonkeyPatch) -
 
 async def test_a_link_that_takes_nothing_cannot_outlast_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     link, time = MemoryLink(), LoopTime(monkeypatch)
-    wire = Wire(link)
+    wire = JsonRpcConnection(link)
     link.writable.clear()
     async with asyncio.TaskGroup() as tasks:
         asked = ask(tasks, wire)
         await time.passes(LONG_S)
-        assert isinstance(await asked, WireTimeout)
+        assert isinstance(await asked, RequestTimeoutError)
         assert link.heard("m") == []
         link.writable.set()
         again = ask(tasks, wire, "again")
@@ -445,12 +451,12 @@ async def test_a_link_that_takes_nothing_cannot_outlast_the_deadline(monkeypatch
 
 async def test_what_was_never_sent_is_not_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     link, time = MemoryLink(), LoopTime(monkeypatch)
-    wire = Wire(link)
+    wire = JsonRpcConnection(link)
     link.writable.clear()
     async with asyncio.TaskGroup() as tasks:
         asked = ask(tasks, wire)
         await time.passes(LONG_S)
-        assert isinstance(await asked, WireTimeout)
+        assert isinstance(await asked, RequestTimeoutError)
     assert link.sent == []
 
 
@@ -460,7 +466,7 @@ async def test_what_was_never_sent_is_not_cancelled(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("cancellable", [True, False])
 async def test_who_is_cancelled_has_the_server_told_unless_that_is_forbidden(cancellable: bool) -> None:
     link = MemoryLink()
-    wire = Wire(link)
+    wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
         asked = ask(tasks, wire, request_id="own-id", cancellable=cancellable)
         (sent,) = await link.hears("m")
@@ -474,18 +480,18 @@ async def test_who_is_cancelled_has_the_server_told_unless_that_is_forbidden(can
 
 async def test_a_timeout_of_what_may_not_be_cancelled_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     link, time = MemoryLink(), LoopTime(monkeypatch)
-    wire = Wire(link)
+    wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
         asked = ask(tasks, wire, cancellable=False)
         await link.hears("m")
         await time.passes(LONG_S)
-        assert isinstance(await asked, WireTimeout)
+        assert isinstance(await asked, RequestTimeoutError)
     assert [frame["method"] for frame in link.sent] == ["m"]
 
 
 async def test_an_error_in_the_moment_of_a_cancellation_is_nobodys() -> None:
     link = MemoryLink()
-    wire = Wire(link)
+    wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
         asked = ask(tasks, wire)
         await link.hears("m")
@@ -499,7 +505,7 @@ async def test_an_error_in_the_moment_of_a_cancellation_is_nobodys() -> None:
 
 async def test_when_the_link_ends_everybody_learns_it_and_so_does_who_comes_later() -> None:
     link = MemoryLink()
-    wire = Wire(link, in_flight=2)
+    wire = JsonRpcConnection(link, in_flight=2)
     async with asyncio.TaskGroup() as tasks:
         answered, *asked = [ask(tasks, wire) for _ in range(4)]
         await link.hears("m", 2)
@@ -509,7 +515,7 @@ async def test_when_the_link_ends_everybody_learns_it_and_so_does_who_comes_late
         assert await answered == GOOD
         for task in (*asked, ask(tasks, wire, "later")):
             failure = await task
-            assert isinstance(failure, WireClosed)
+            assert isinstance(failure, ConnectionClosedError)
             assert failure.end is end
             assert str(failure) == "went away"
     assert wire.ended.result() is end
@@ -518,13 +524,13 @@ async def test_when_the_link_ends_everybody_learns_it_and_so_does_who_comes_late
 
 async def test_who_waits_for_the_link_to_take_more_learns_of_its_end_too() -> None:
     link = MemoryLink()
-    wire = Wire(link)
+    wire = JsonRpcConnection(link)
     link.writable.clear()
     async with asyncio.TaskGroup() as tasks:
         asked = ask(tasks, wire)
         await settled()
         link.end()
-        assert isinstance(await asked, WireClosed)
+        assert isinstance(await asked, ConnectionClosedError)
     assert link.sent == []
 
 
@@ -539,7 +545,7 @@ async def test_the_end_of_the_link_ends_what_the_server_asked() -> None:
             ended.append(method)
         return {}
 
-    wire = Wire(link, on_request=answer)
+    wire = JsonRpcConnection(link, on_request=answer)
     link.say(request(1))
     await settled()
     link.end()
@@ -558,7 +564,7 @@ async def test_closing_stops_answering() -> None:
         await asyncio.sleep(LONG_S)
         return {}
 
-    wire = Wire(link, on_request=answer)
+    wire = JsonRpcConnection(link, on_request=answer)
     await wire.close()
     link.say(request(1), request(2))
     await settled()
@@ -575,14 +581,14 @@ async def test_closing_stops_answering() -> None:
 @pytest.mark.parametrize("identity", [0, 7, "seven", ""])
 async def test_a_ping_is_answered(identity: int | str, on_request: None) -> None:
     link = MemoryLink()
-    Wire(link, on_request=on_request, inbound=0)
+    JsonRpcConnection(link, on_request=on_request, inbound=0)
     link.say(request(identity, "ping"))
     assert link.sent == [{"jsonrpc": "2.0", "id": identity, "result": {}}]
 
 
 async def test_what_nobody_answers_is_refused() -> None:
     link = MemoryLink()
-    Wire(link)
+    JsonRpcConnection(link)
     link.say(request("a"))
     error: JsonValue = {"code": -32601, "message": "roots/list is not supported"}
     assert link.sent == [{"jsonrpc": "2.0", "id": "a", "error": error}]
@@ -594,7 +600,7 @@ async def test_a_request_is_answered_by_its_handler() -> None:
     async def answer(method: str, params: JsonObject) -> JsonObject:
         return {"method": method, "params": params}
 
-    Wire(link, on_request=answer)
+    JsonRpcConnection(link, on_request=answer)
     link.say(request("a", x=1), {"id": 2, "method": "bare", "params": [1]})
     await settled()
     assert link.sent == [
@@ -611,7 +617,7 @@ async def test_requests_are_bounded_and_the_same_one_is_answered_once() -> None:
         await gate.wait()
         return {}
 
-    Wire(link, on_request=answer, inbound=2)
+    JsonRpcConnection(link, on_request=answer, inbound=2)
     link.say(request(1), request(2), request(3), request(1))
     await settled()
     errors = [cast("JsonObject", frame["error"]) for frame in link.replies()]
@@ -631,7 +637,7 @@ async def test_a_server_may_take_a_request_back() -> None:
         await asyncio.sleep(LONG_S)
         return {}
 
-    wire = Wire(link, on_request=answer, inbound=1)
+    wire = JsonRpcConnection(link, on_request=answer, inbound=1)
     link.say(request(1))
     await settled()
     others: list[JsonValue] = [None, [], {}, 7, "1"]
@@ -656,7 +662,7 @@ async def test_a_request_taken_back_before_it_was_begun_is_never_begun() -> None
         begun.append(method)
         return {}
 
-    Wire(link, on_request=answer)
+    JsonRpcConnection(link, on_request=answer)
     link.say([request(1), notice("notifications/cancelled", requestId=1)])
     await settled()
     assert begun == []
@@ -672,10 +678,10 @@ async def test_the_defect_of_a_handler_is_an_error_that_tells_nothing() -> None:
     def refuse(method: str, params: JsonObject) -> asyncio.Future[JsonObject]:
         raise ValueError("the password is 1234")
 
-    Wire(link, on_request=answer)
+    JsonRpcConnection(link, on_request=answer)
     link.say(request(1))
     other = MemoryLink()
-    Wire(other, on_request=refuse)
+    JsonRpcConnection(other, on_request=refuse)
     other.say(request(1))
     await settled()
     error: JsonValue = {"code": -32603, "message": "internal error"}
@@ -688,7 +694,7 @@ async def test_a_handler_may_refuse_in_the_terms_of_the_protocol() -> None:
     async def answer(method: str, params: JsonObject) -> JsonObject:
         raise RpcError(-1, "not today", {"kept": "here"})
 
-    Wire(link, on_request=answer)
+    JsonRpcConnection(link, on_request=answer)
     link.say(request(1))
     await settled()
     error: JsonValue = {"code": -1, "message": "not today"}
@@ -698,7 +704,7 @@ async def test_a_handler_may_refuse_in_the_terms_of_the_protocol() -> None:
 @pytest.mark.parametrize("identity", [1.5, [], {}])
 async def test_a_request_whose_id_cannot_be_given_back_is_passed_over(identity: JsonValue) -> None:
     link = MemoryLink()
-    Wire(link, on_request=nothing)
+    JsonRpcConnection(link, on_request=nothing)
     link.say(request(identity), request(identity, "ping"))
     await settled()
     assert link.sent == []
@@ -710,7 +716,7 @@ async def test_a_request_whose_id_cannot_be_given_back_is_passed_over(identity: 
 async def test_notices_are_handed_on_but_for_those_that_belong_to_a_request() -> None:
     link = MemoryLink()
     heard: list[tuple[str, JsonObject]] = []
-    wire = Wire(link, on_notify=lambda method, params: heard.append((method, params)))
+    wire = JsonRpcConnection(link, on_notify=lambda method, params: heard.append((method, params)))
     link.say(
         notice("notifications/message", level="info"),
         {"method": "notifications/bare"},
@@ -719,7 +725,7 @@ async def test_notices_are_handed_on_but_for_those_that_belong_to_a_request() ->
         notice("notifications/cancelled"),
     )
     assert heard == [("notifications/message", {"level": "info"}), ("notifications/bare", {}), ("null-id", {})]
-    Wire(link).notify("notifications/initialized")
+    JsonRpcConnection(link).notify("notifications/initialized")
     wire.notify("notifications/x", {"a": 1})
     assert link.sent == [
         {"jsonrpc": "2.0", "method": "notifications/initialized"},
@@ -731,7 +737,7 @@ async def test_notices_are_handed_on_but_for_those_that_belong_to_a_request() ->
 
 async def test_without_a_listener_a_notice_is_nothing() -> None:
     link = MemoryLink()
-    wire = Wire(link)
+    wire = JsonRpcConnection(link)
     link.say(notice("notifications/message"))
     assert wire.noise == 0
     assert link.sent == []
@@ -743,7 +749,7 @@ async def test_the_defect_of_a_listener_stops_nothing(caplog: pytest.LogCaptureF
     def listen(*heard: object) -> None:
         raise ValueError("a defect")
 
-    wire = Wire(link, on_notify=listen)
+    wire = JsonRpcConnection(link, on_notify=listen)
     async with asyncio.TaskGroup() as tasks:
         asked = ask(tasks, wire, hard_s=LONG_S, on_progress=listen)
         await link.hears("m")
@@ -754,7 +760,7 @@ async def test_the_defect_of_a_listener_stops_nothing(caplog: pytest.LogCaptureF
 
 async def test_progress_is_asked_for_beside_what_the_request_says_already() -> None:
     link = MemoryLink()
-    wire = Wire(link)
+    wire = JsonRpcConnection(link)
     params: JsonObject = {"name": "x", "_meta": {"k": "v"}}
     async with asyncio.TaskGroup() as tasks:
         asked = ask(tasks, wire, params=params, hard_s=LONG_S)
@@ -783,7 +789,7 @@ def refused(detail: FaultDetail | None) -> RpcError:
     [
         (None, True),
         (ValueError(), False),
-        (BadAnswer(), False),
+        (InvalidResponseError(), False),
         (refused(None), False),
         (refused(FaultDetail()), False),
         (refused(FaultDetail(reason="auth", http_status=401)), True),
@@ -813,7 +819,7 @@ async def test_finding_e7_close_waits_until_running_handlers_have_cleaned_up() -
             cleaned.set()
         return {}
 
-    wire = Wire(link, on_request=handle)
+    wire = JsonRpcConnection(link, on_request=handle)
     link.say(request(1))
     await began.wait()
     await wire.close()

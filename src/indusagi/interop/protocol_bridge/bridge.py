@@ -20,7 +20,7 @@ from indusagi.core.json import JsonObject, is_json_object
 from indusagi.core.notes import Note
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
 from indusagi.interop.protocol_bridge.client.supervision import Supervision
-from indusagi.interop.protocol_bridge.client.tools import ArgumentSpelling, mismatch, model_name
+from indusagi.interop.protocol_bridge.client.tools import ArgumentSpelling, find_output_mismatch, model_name
 from indusagi.interop.protocol_bridge.content import to_tool_result
 from indusagi.interop.protocol_bridge.contract import (
     BridgeConfig,
@@ -36,7 +36,7 @@ from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl, start_server
 from indusagi.runtime.contract import JsonSchema, ToolBox, ToolResult
 
 
-def inert_context() -> ToolContext:
+def make_inert_context() -> ToolContext:
     """Make the context for remote tools: no doors, and no budget but that of the consumer."""
     return ToolContext(cwd="/", fs=UnavailableFs(), shell=UnavailableShell(), cancel=CancelToken(), budget=UNLIMITED)
 
@@ -166,7 +166,7 @@ async def mount_protocol_bridge(
     tools = tuple(mount_tool(fleet, remote) for remote in remotes)
     registry = ToolRegistry()
     registry.register_all(mounted.tool for mounted in tools)
-    box = registry.to_tool_box(inert_context())
+    box = registry.to_tool_box(make_inert_context())
     return MountedProtocolBridge(box, fleet, tools, (*fleet.notes, *notes))
 
 
@@ -249,7 +249,7 @@ async def _checked(answer: RemoteCallResult, remote: RemoteTool, schema: JsonSch
     """Note a structured answer that is not what the tool promised; it is passed on all the same."""
     if answer.is_error:
         return answer
-    problem = await mismatch(schema, answer.structured)
+    problem = await find_output_mismatch(schema, answer.structured)
     if problem is None:
         return answer
     owner = f"server {remote.ref.server!r}, tool {remote.ref.name!r}"

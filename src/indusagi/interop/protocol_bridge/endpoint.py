@@ -22,10 +22,10 @@ from indusagi.core.text import clean_text, cut_text
 from indusagi.interop.protocol_bridge.client.connect import CLIENT_NAME as CLIENT_NAME
 from indusagi.interop.protocol_bridge.client.connect import CLIENT_VERSION as CLIENT_VERSION
 from indusagi.interop.protocol_bridge.client.connect import InjectedTransport as InjectedTransport
-from indusagi.interop.protocol_bridge.client.connect import open_peer
-from indusagi.interop.protocol_bridge.client.faults import Site, classify
+from indusagi.interop.protocol_bridge.client.connect import open_client_session
+from indusagi.interop.protocol_bridge.client.faults import FaultSite, to_protocol_fault
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
-from indusagi.interop.protocol_bridge.client.session import Peer, ServerFacts
+from indusagi.interop.protocol_bridge.client.session import ClientSession, ServerFacts
 from indusagi.interop.protocol_bridge.client.start.policy import PROCESS_HISTORY, StartHistory, StartPolicy
 from indusagi.interop.protocol_bridge.client.start.watch import StartTimeout, StartWatch
 from indusagi.interop.protocol_bridge.client.tools import read_tools
@@ -41,7 +41,7 @@ from indusagi.interop.protocol_bridge.contract import (
     SlowStart,
     is_terminal_phase,
 )
-from indusagi.interop.protocol_bridge.rpc.connection import LinkEnd, OnProgress, WireTimeout
+from indusagi.interop.protocol_bridge.rpc.connection import OnProgress, RequestTimeoutError, TransportEnd
 from indusagi.runtime.contract import ProgressSink, ToolProgress
 
 _log = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class ServerEndpointImpl:
         self._phase = EndpointPhase.IDLE
         self._fault: ProtocolFault | None = None
         self._listing_fault: ProtocolFault | None = None
-        self._peer: Peer | None = None
+        self._peer: ClientSession | None = None
         self._tools: tuple[RemoteTool, ...] | None = None
         self._notes: tuple[Note, ...] = ()
         self._listing = asyncio.Lock()
@@ -138,7 +138,7 @@ class ServerEndpointImpl:
         if noise:
             said = f"{noise:,} lines of its output were no protocol messages, and were skipped"
             process = None if self._watch_of_start is None else self._watch_of_start.process
-            lines = () if process is None else process.read_noise()
+            lines = () if process is None else process.read_invalid_lines()
             if lines:
                 said += f"; the first: {cut_text(clean_text(lines[0])[0].strip(), 200)!r}"
             notes = (*notes, Note(f"server {self._config.id!r}", said))
@@ -205,7 +205,7 @@ class ServerEndpointImpl:
                 raise
         except Exception as exc:  # noqa: BLE001 — boundary: whatever a server or its transport does
             process = None if self._watch_of_start is None else self._watch_of_start.process
-            found = classify(exc, self._config, Site.CONNECT, process=process)
+            found = to_protocol_fault(exc, self._config, FaultSite.CONNECT, process=process)
             self._fault = self._fault or found
             if isinstance(exc, StartTimeout):
                 self._history.record_timeout(self._config)
@@ -221,7 +221,7 @@ class ServerEndpointImpl:
         watch = self._watch_of_start = StartWatch(allowance, self._tell_slow_start)
         async with AsyncExitStack() as stack:
             async with watch.limit():
-                opening = open_peer(self._config, self._handlers, self._session_factory, watch)
+                opening = open_client_session(self._config, self._handlers, self._session_factory, watch)
                 peer = await stack.enter_async_context(opening)
             self._history.record_up(self._config)
             peer.on_tools_changed = self._tools_changed.set
@@ -241,12 +241,12 @@ class ServerEndpointImpl:
             self._slow_start = SlowStart(allowance.first, allowance.package_manager)
             self._tell("slow_start")
 
-    def _lose(self, peer: Peer) -> None:
+    def _lose(self, peer: ClientSession) -> None:
         if self._phase is EndpointPhase.READY and not self._stop.is_set():
-            self._fault = classify(peer.end_error(), self._config, Site.HELD)
+            self._fault = to_protocol_fault(peer.end_error(), self._config, FaultSite.HELD)
             self._enter(EndpointPhase.FAULTED)
 
-    async def _watch(self, peer: Peer) -> None:
+    async def _watch(self, peer: ClientSession) -> None:
         """Wait until it is to be closed, or the link ends; meanwhile follow changes."""
         async with asyncio.TaskGroup() as tasks:
             helpers = [tasks.create_task(self._relist())]
@@ -262,7 +262,7 @@ class ServerEndpointImpl:
                 for task in (*helpers, stopping):
                     task.cancel()
 
-    async def _check_alive(self, peer: Peer) -> None:
+    async def _check_alive(self, peer: ClientSession) -> None:
         """After a request that was not answered in time, see whether the process answers at all.
 
         The older protocol has `ping` for it; every modern server answers `server/discover`. One
@@ -278,11 +278,11 @@ class ServerEndpointImpl:
             legacy = facts is None or facts.era == "legacy"
             try:
                 await peer.request("ping" if legacy else "server/discover", idle_s=idle_s)
-            except WireTimeout:
+            except RequestTimeoutError:
                 if peer.wire.heard == heard:
                     said = f"answers nothing any more: no word from it in {idle_s:g} s"
                     detail = FaultDetail(server=self._config.id, reason="closed")
-                    peer.wire.give_up(LinkEnd(said, detail))
+                    peer.wire.give_up(TransportEnd(said, detail))
                     return
             except Exception as exc:  # noqa: BLE001 — boundary: any answer, an error too, is one
                 _log.debug("server %r answered a check with: %s", self._config.id, exc)
@@ -315,12 +315,12 @@ class ServerEndpointImpl:
                 await self._list(peer)
             return self._tools or ()
 
-    async def _list(self, peer: Peer) -> None:
+    async def _list(self, peer: ClientSession) -> None:
         try:
             rows = await peer.pages("tools/list", "tools") if _has_tools(peer) else ()
         except Exception as exc:  # noqa: BLE001 — boundary: told as a fault
             self._suspect(exc)
-            self._listing_fault = classify(exc, self._config, Site.LIST)
+            self._listing_fault = to_protocol_fault(exc, self._config, FaultSite.LIST)
             raise self._listing_fault from self._listing_fault.cause
         self._tools, notes = read_tools(rows, self._config)
         owner = f"server {self._config.id!r}"
@@ -344,7 +344,7 @@ class ServerEndpointImpl:
                     # The old list stays; the fault stands in the status.
                     continue
 
-    async def _listen(self, peer: Peer) -> None:
+    async def _listen(self, peer: ClientSession) -> None:
         """Ask a modern server to tell of changes; what may have been missed is listed again."""
         pause_s = self._config.limits.relist_gap_s
         try:
@@ -382,13 +382,13 @@ class ServerEndpointImpl:
         raise ProtocolFault("tool_error", message, detail=detail)
 
     async def _call(
-        self, peer: Peer, name: str, arguments: JsonObject, on_progress: OnProgress | None
+        self, peer: ClientSession, name: str, arguments: JsonObject, on_progress: OnProgress | None
     ) -> RemoteCallResult:
         try:
             answer = await peer.call_tool(name, arguments, on_progress=on_progress)
         except Exception as exc:  # noqa: BLE001 — boundary: told as a fault
             self._suspect(exc)
-            failure = classify(exc, self._config, Site.CALL, subject=name)
+            failure = to_protocol_fault(exc, self._config, FaultSite.CALL, subject=name)
             raise failure from failure.cause
         return read_result(answer, f"server {self._config.id!r}, tool {name!r}")
 
@@ -403,7 +403,7 @@ class ServerEndpointImpl:
             return await peer.with_input(method, params or {})
         except Exception as exc:  # noqa: BLE001 — boundary: told as a fault
             self._suspect(exc)
-            failure = classify(exc, self._config, Site.CALL, subject=method)
+            failure = to_protocol_fault(exc, self._config, FaultSite.CALL, subject=method)
             raise failure from failure.cause
 
     async def list_all(self, method: str, key: str) -> Sequence[JsonValue]:
@@ -416,7 +416,7 @@ class ServerEndpointImpl:
         try:
             return await peer.pages(method, key)
         except Exception as exc:  # noqa: BLE001 — boundary: told as a fault
-            failure = classify(exc, self._config, Site.LIST)
+            failure = to_protocol_fault(exc, self._config, FaultSite.LIST)
             raise failure from failure.cause
 
     def notify(self, method: str, params: JsonObject | None = None) -> None:
@@ -429,10 +429,10 @@ class ServerEndpointImpl:
 
     def _suspect(self, exc: Exception) -> None:
         """Have it checked whether the process still answers, after a request that it did not."""
-        if isinstance(exc, WireTimeout):
+        if isinstance(exc, RequestTimeoutError):
             self._unanswered.set()
 
-    def _require_ready(self) -> Peer:
+    def _require_ready(self) -> ClientSession:
         peer = self._peer
         if peer is None or self._phase is not EndpointPhase.READY:
             message = f"server {self._config.id!r} is {self._phase}"
@@ -446,7 +446,7 @@ class ServerEndpointImpl:
         return ProtocolFault("tool_error", f"server {self._config.id!r}: {message}", detail=detail)
 
 
-def _has_tools(peer: Peer) -> bool:
+def _has_tools(peer: ClientSession) -> bool:
     """Tell whether it is worth asking: a server that declares other things only has no tools."""
     facts = peer.facts
     return facts is None or facts.offers("tools") or not facts.capabilities

@@ -20,7 +20,7 @@ from indusagi.core.notes import Note
 from indusagi.core.tasks import BackgroundTask
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
 from indusagi.interop.protocol_bridge.client.start.policy import PROCESS_HISTORY, StartHistory, StartPacer, StartPolicy
-from indusagi.interop.protocol_bridge.client.supervision import Record, Supervision
+from indusagi.interop.protocol_bridge.client.supervision import RestartRecord, Supervision
 from indusagi.interop.protocol_bridge.contract import (
     BridgeConfig,
     EndpointPhase,
@@ -277,7 +277,7 @@ class _Keeper:
         self.restarts = 0
         self._fresh = fresh
         self._pacer = pacer
-        self._record = Record(supervision)
+        self._record = RestartRecord(supervision)
         self._next_try_at: float | None = None
         self._last_fault: ProtocolFault | None = None
         self._owner = BackgroundTask(f"keeper {config.id}")

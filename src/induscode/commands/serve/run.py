@@ -13,7 +13,7 @@ from anyio import to_thread
 
 from indusagi import __version__
 from indusagi.capabilities.registry import ToolRegistry
-from indusagi.interop.protocol_bridge.bridge import inert_context
+from indusagi.interop.protocol_bridge.bridge import make_inert_context
 from indusagi.interop.protocol_bridge.contract import ProtocolFault
 from indusagi.interop.protocol_bridge.host import create_provider_host
 from induscode.boot.runners import ReloadOptions
@@ -120,7 +120,7 @@ async def _gateway(invocation: Invocation, options: ServeOptions, plan: ServerPl
     up, ready = anyio.Event(), anyio.Event()
 
     def box() -> ToolBox:
-        return gateways[0].box() if gateways else ToolRegistry().to_tool_box(inert_context())
+        return gateways[0].box() if gateways else ToolRegistry().to_tool_box(make_inert_context())
 
     # Served before anything else is opened: `initialize` is answered at once, whatever starts.
     host = create_provider_host(box, frame.info, ready=ready)
@@ -165,7 +165,7 @@ async def _open_gateway(
     told: SignalState,
 ) -> Gateway | None:
     """Open what is served; None if it was told to end meanwhile. The stack closes it in peace."""
-    from indusagi.interop.protocol_bridge.client.handlers import asking_handlers  # noqa: PLC0415 — with the bridge
+    from indusagi.interop.protocol_bridge.client.handlers import forwarding_handlers  # noqa: PLC0415 — with the bridge
 
     named = PROFILES[options.profile]
     profile = None if named is None else Profile(named)
@@ -178,7 +178,7 @@ async def _open_gateway(
                 plan=plan,
                 wait=False,
                 reload_options=frame.reload_options,
-                handlers=asking_handlers(),
+                handlers=forwarding_handlers(),
             )
         )
         # In a thread, and after the servers were started: it takes as long as they do.

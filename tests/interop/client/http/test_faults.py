@@ -576,9 +576,9 @@ async def test_refused_credentials_are_told_also_where_the_server_explains_itsel
 
 
 async def test_what_befell_many_calls_is_not_remembered_for_ever() -> None:
-    guard = _http.Guard(httpx2.MockTransport(lambda _: httpx2.Response(200)), httpx2.URL(), FAST)
+    guard = _http.HttpGuard(httpx2.MockTransport(lambda _: httpx2.Response(200)), httpx2.URL(), FAST)
     for number in range(1000):
-        guard.note(number, _http.mishap("failed", "upstream"))
+        guard.note(number, _http.build_failure("failed", "upstream"))
     assert guard.known(0) is None
     assert guard.known(999) is not None
 

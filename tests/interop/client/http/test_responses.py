@@ -15,7 +15,7 @@ from tests.support.http_peer import http_server
 from tests.support.servers import remote, remote_sse
 from tests.support.waiting import LIMIT_S
 
-from indusagi.interop.protocol_bridge.client.http.responses import EventFilter, is_same_id, judge_message
+from indusagi.interop.protocol_bridge.client.http.responses import EventFilter, classify_message, is_same_id
 from indusagi.interop.protocol_bridge.contract import ProtocolFault, ServerLimits
 from indusagi.interop.protocol_bridge.endpoint import create_server_endpoint
 
@@ -143,7 +143,7 @@ async def test_finding_d9_on_the_old_transport_a_foreign_answer_is_never_taken()
 )  # fmt: skip
 def test_finding_d9_ids_are_compared_by_value_and_kind(given_id: object, asked: int | str, same: bool) -> None:
     assert is_same_id(given_id, asked) is same
-    assert (judge_message(json.dumps(answer(given_id)).encode(), asked).kind == "own") is same
+    assert (classify_message(json.dumps(answer(given_id)).encode(), asked).kind == "own") is same
 
 
 @pytest.mark.parametrize("order", [["id", "result"], ["result", "id"]])
@@ -153,7 +153,7 @@ def test_finding_d9_the_id_of_a_large_answer_is_found_at_its_edges(
 ) -> None:
     parts = {"id": identity, "result": {"id": 7, "text": "x" * 300_000}}
     whole = json.dumps({"jsonrpc": "2.0", **{key: parts[key] for key in order}})
-    assert judge_message(whole.encode(), 7).kind == kind
+    assert classify_message(whole.encode(), 7).kind == kind
 
 
 @given(st.data())

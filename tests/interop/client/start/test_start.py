@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from indusagi.core.process.activity import Activity
-    from indusagi.interop.protocol_bridge.client.stdio import StdioLink
+    from indusagi.interop.protocol_bridge.client.stdio import StdioTransport
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
 
@@ -277,14 +277,14 @@ async def test_finding_b4_noise_of_a_server_that_works_is_a_note_with_its_first_
 
 async def test_finding_b4_what_was_written_before_the_link_is_read_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
     # With many servers starting at once, a line arrives before the loop comes back to its start.
-    spawn = connect.spawn_link
+    spawn = connect.start_server_process
 
-    async def spawn_late(config: StdioServerConfig) -> StdioLink:
+    async def spawn_late(config: StdioServerConfig) -> StdioTransport:
         link = await spawn(config)
-        await until(lambda: link.bytes_heard > 0)
+        await until(lambda: link.bytes_received > 0)
         return link
 
-    monkeypatch.setattr(connect, "spawn_link", spawn_late)
+    monkeypatch.setattr(connect, "start_server_process", spawn_late)
     text = "print('Usage: serve --port N', flush=True); input(); input(); input()"
     assert "it wrote 'Usage: serve --port N'" in str(await fault_of_opening(script(text)))
 

@@ -10,19 +10,19 @@ from typing import Any, TypeAlias
 
 from indusagi.core.json import JsonObject
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
-from indusagi.interop.protocol_bridge.client.memory import is_link, linked_peer
-from indusagi.interop.protocol_bridge.client.session import Era, Peer
+from indusagi.interop.protocol_bridge.client.memory import is_transport, transport_session
+from indusagi.interop.protocol_bridge.client.session import ClientSession, Era
 from indusagi.interop.protocol_bridge.client.start.policy import start_digest
 from indusagi.interop.protocol_bridge.client.start.watch import StartWatch
-from indusagi.interop.protocol_bridge.client.stdio import spawn_link
+from indusagi.interop.protocol_bridge.client.stdio import start_server_process
 from indusagi.interop.protocol_bridge.contract import ServerConfig, StdioServerConfig
-from indusagi.interop.protocol_bridge.rpc.connection import Link, WireClosed
+from indusagi.interop.protocol_bridge.rpc.connection import ConnectionClosedError, Transport
 
 SessionFactory: TypeAlias = Callable[[], AbstractAsyncContextManager[object]]
 """Yields what to speak through: an SDK `ClientSession` that is connected, a `(read, write)` pair of
 streams, a low-level `Server`, or one end of a `linked_pair`."""
 # Any: the streams belong to a package that is not loaded for their names.
-InjectedTransport: TypeAlias = SessionFactory | Link | tuple[Any, Any]
+InjectedTransport: TypeAlias = SessionFactory | Transport | tuple[Any, Any]
 """A session factory; or what one would yield, where that is a link or a pair of streams."""
 
 CLIENT_NAME = "indus-protocol-bridge"
@@ -38,43 +38,43 @@ def client_info() -> JsonObject:
 
 
 @asynccontextmanager
-async def open_peer(
+async def open_client_session(
     config: ServerConfig, handlers: Handlers, injected: InjectedTransport | None, watch: StartWatch
-) -> AsyncGenerator[Peer]:
+) -> AsyncGenerator[ClientSession]:
     """Connect to the server of a configuration, and disconnect when the block is left.
 
     The process of the server, if there is one, is shown to the `watch`.
     """
-    if injected is not None and is_link(injected):
-        opening = linked_peer(injected, config, handlers, client_info())
+    if injected is not None and is_transport(injected):
+        opening = transport_session(injected, config, handlers, client_info())
     elif injected is not None:
         factory = injected if callable(injected) else partial(nullcontext, injected)
         sdk = await asyncio.to_thread(_loaded_sdk)
-        opening = sdk.injected_peer(config, handlers, client_info(), factory)
+        opening = sdk.injected_session(config, handlers, client_info(), factory)
     elif config.kind == "stdio":
         opening = _stdio_peer(config, handlers, watch)
     else:
         sdk = await asyncio.to_thread(_loaded_sdk)
-        opening = sdk.remote_peer(config, handlers, client_info())
+        opening = sdk.remote_session(config, handlers, client_info())
     async with opening as peer:
         yield peer
 
 
 @asynccontextmanager
-async def open_link(config: ServerConfig, version: Callable[[], str | None]) -> AsyncGenerator[Link]:
+async def open_transport(config: ServerConfig, version: Callable[[], str | None]) -> AsyncGenerator[Transport]:
     """Reach the server of a configuration without a word to it, and let it go at the end.
 
     `version` gives what a handshake has agreed on, once there was one.
     """
     if config.kind == "stdio":
-        link = await spawn_link(config)
+        link = await start_server_process(config)
         try:
             yield link
         finally:
             await link.close()
     else:
         remote = await asyncio.to_thread(_loaded_relay)
-        async with remote.remote_link(config, version) as link:
+        async with remote.remote_transport(config, version) as link:
             yield link
 
 
@@ -92,13 +92,15 @@ def _loaded_sdk():
 
 
 @asynccontextmanager
-async def _stdio_peer(config: StdioServerConfig, handlers: Handlers, watch: StartWatch) -> AsyncGenerator[Peer]:
+async def _stdio_peer(
+    config: StdioServerConfig, handlers: Handlers, watch: StartWatch
+) -> AsyncGenerator[ClientSession]:
     digest = start_digest(config)
     known = _eras.get(digest)
     async with AsyncExitStack() as stack:
         try:
             peer = await stack.enter_async_context(_spawned(config, handlers, known or "modern", watch))
-        except WireClosed:
+        except ConnectionClosedError:
             if known is not None:
                 raise
             # Some exit at a method they do not know: once more, in the old way from the start.
@@ -111,10 +113,10 @@ async def _stdio_peer(config: StdioServerConfig, handlers: Handlers, watch: Star
 @asynccontextmanager
 async def _spawned(
     config: StdioServerConfig, handlers: Handlers, first: Era, watch: StartWatch
-) -> AsyncGenerator[Peer]:
-    link = watch.process = await spawn_link(config)
+) -> AsyncGenerator[ClientSession]:
+    link = watch.process = await start_server_process(config)
     try:
-        peer = Peer(link, config.limits, handlers, client_info(), on_noise=link.keep_noise)
+        peer = ClientSession(link, config.limits, handlers, client_info(), on_invalid_frame=link.keep_invalid_line)
         await peer.connect(first)
         try:
             yield peer

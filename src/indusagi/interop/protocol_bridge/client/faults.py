@@ -11,8 +11,13 @@ from indusagi.core.text import clean_text, cut_text
 from indusagi.interop.protocol_bridge.client.start.causes import find_cause
 from indusagi.interop.protocol_bridge.client.start.watch import StartedProcess, StartTimeout
 from indusagi.interop.protocol_bridge.contract import FaultDetail, FaultKind, ProtocolFault, ServerConfig
-from indusagi.interop.protocol_bridge.rpc.connection import BadAnswer, RpcError, WireClosed, WireTimeout
-from indusagi.interop.protocol_bridge.rpc.errors import VersionMismatch
+from indusagi.interop.protocol_bridge.rpc.connection import (
+    ConnectionClosedError,
+    InvalidResponseError,
+    RequestTimeoutError,
+    RpcError,
+)
+from indusagi.interop.protocol_bridge.rpc.errors import VersionMismatchError
 
 _SHOWN_CHARACTERS = 2_000
 """How much of a server's own words a message repeats."""
@@ -21,7 +26,7 @@ _SHOWN_CHARACTERS = 2_000
 _SHOWN_NOISE = 200
 
 
-class Site(Enum):
+class FaultSite(Enum):
     """Where something went wrong."""
 
     CONNECT = "connect"
@@ -31,8 +36,13 @@ class Site(Enum):
     CALL = "call"
 
 
-def classify(
-    exc: BaseException, config: ServerConfig, site: Site, *, subject: str = "", process: StartedProcess | None = None
+def to_protocol_fault(
+    exc: BaseException,
+    config: ServerConfig,
+    site: FaultSite,
+    *,
+    subject: str = "",
+    process: StartedProcess | None = None,
 ) -> ProtocolFault:
     """Make a fault of an exception; one that is a fault already stays what it is.
 
@@ -42,14 +52,14 @@ def classify(
     if isinstance(exc, ProtocolFault):
         return exc
     detail = replace(_detail(exc), server=config.id)
-    if site is Site.CALL and (isinstance(exc, WireClosed) or detail.reason == "closed"):
+    if site is FaultSite.CALL and (isinstance(exc, ConnectionClosedError) or detail.reason == "closed"):
         detail = replace(detail, reason="outcome_unknown")
     if process is not None:
         stderr = detail.stderr or tuple(process.read_stderr())
-        detail = replace(detail, stderr=stderr, stdout=tuple(process.read_noise()))
+        detail = replace(detail, stderr=stderr, stdout=tuple(process.read_invalid_lines()))
     message = f"server {config.id!r}: {_said(exc, config, site, subject)}"
     message += _in_doubt(detail) + _quote_stderr(detail)
-    if site in {Site.CONNECT, Site.LIST} and not _is_refusal(exc):
+    if site in {FaultSite.CONNECT, FaultSite.LIST} and not _is_refusal(exc):
         message += _quote_noise(detail)
     return ProtocolFault(_kind(exc, config, site), message, exc, detail=detail)
 
@@ -60,25 +70,25 @@ def _innermost(exc: BaseException) -> BaseException:
     return exc
 
 
-def _kind(exc: BaseException, config: ServerConfig, site: Site) -> FaultKind:
-    if isinstance(exc, (TimeoutError, WireTimeout)):
+def _kind(exc: BaseException, config: ServerConfig, site: FaultSite) -> FaultKind:
+    if isinstance(exc, (TimeoutError, RequestTimeoutError)):
         return "timeout"
     made_by_link = exc.detail.reason if isinstance(exc, RpcError) and exc.detail else None
-    if isinstance(exc, (VersionMismatch, BadAnswer)) or made_by_link == "malformed":
+    if isinstance(exc, (VersionMismatchError, InvalidResponseError)) or made_by_link == "malformed":
         return "protocol"
-    if site is Site.CONNECT:
+    if site is FaultSite.CONNECT:
         return "spawn_failed" if config.kind == "stdio" else "transport"
     if isinstance(exc, RpcError) and made_by_link is None:
-        return "protocol" if site is Site.LIST else "tool_error"
+        return "protocol" if site is FaultSite.LIST else "tool_error"
     return "transport"
 
 
 def _detail(exc: BaseException) -> FaultDetail:
-    if isinstance(exc, WireClosed):
+    if isinstance(exc, ConnectionClosedError):
         return exc.end.detail
-    if isinstance(exc, VersionMismatch):
+    if isinstance(exc, VersionMismatchError):
         return FaultDetail(reason="version")
-    if isinstance(exc, BadAnswer):
+    if isinstance(exc, InvalidResponseError):
         return FaultDetail(reason="malformed")
     if isinstance(exc, RpcError):
         # With a reason it was the link that failed the request, and the code says nothing.
@@ -87,18 +97,18 @@ def _detail(exc: BaseException) -> FaultDetail:
     return FaultDetail()
 
 
-def _said(exc: BaseException, config: ServerConfig, site: Site, subject: str) -> str:
+def _said(exc: BaseException, config: ServerConfig, site: FaultSite, subject: str) -> str:
     what = {
-        Site.CONNECT: "the connection could not be made",
-        Site.HELD: "the connection was lost",
-        Site.LIST: "its tools could not be listed",
-        Site.CALL: f"the call of {subject!r} failed",
+        FaultSite.CONNECT: "the connection could not be made",
+        FaultSite.HELD: "the connection was lost",
+        FaultSite.LIST: "its tools could not be listed",
+        FaultSite.CALL: f"the call of {subject!r} failed",
     }[site]
-    if isinstance(exc, WireClosed):
+    if isinstance(exc, ConnectionClosedError):
         return f"{what}: it {_end_of(exc)}"
     if isinstance(exc, TimeoutError) and not isinstance(exc, StartTimeout):
         return f"{what}: no answer within {config.limits.start_s:g} s"
-    if _is_refusal(exc) and site in {Site.CONNECT, Site.LIST}:
+    if _is_refusal(exc) and site in {FaultSite.CONNECT, FaultSite.LIST}:
         return f"{what}: {_quote_refusal(exc)}"
     if isinstance(exc, RpcError) and not exc.message.strip():
         return f"{what}: it answered with the error {exc.code} and no message"
@@ -107,7 +117,7 @@ def _said(exc: BaseException, config: ServerConfig, site: Site, subject: str) ->
     return f"{what}: {cut_text(said or type(exc).__name__, _SHOWN_CHARACTERS)}"
 
 
-def _end_of(exc: WireClosed) -> str:
+def _end_of(exc: ConnectionClosedError) -> str:
     """Say why a connection ended; a link may know no more than a status or a reason."""
     message, detail = exc.end.message.strip(), exc.end.detail
     if message:

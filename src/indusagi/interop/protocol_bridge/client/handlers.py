@@ -12,8 +12,13 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, cast
 from indusagi.core.invisible import clean_json
 from indusagi.core.json import JsonObject, is_json_object
 from indusagi.interop.protocol_bridge.client.tools import ArgumentSpelling
-from indusagi.interop.protocol_bridge.rpc.codec import Unwritable, prepare
-from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, METHOD_NOT_FOUND, RpcError, WireTimeout
+from indusagi.interop.protocol_bridge.rpc.codec import EncodeError, encode_object
+from indusagi.interop.protocol_bridge.rpc.connection import (
+    INVALID_PARAMS,
+    METHOD_NOT_FOUND,
+    RequestTimeoutError,
+    RpcError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -58,8 +63,8 @@ class Handlers:
 HOPS = "indusagi/hops"
 """In the `_meta` of a call: through how many gateways of ours it came."""
 CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"
-NOBODY = -32000
-DOUBT_S = 60.0
+UNKNOWN_CALLER = -32000
+ABANDONED_S = 60.0
 """For so long at least a call that nobody waits for may still be the one that asks."""
 _MOST_DOUBTS = 1_000
 
@@ -91,12 +96,12 @@ class Caller(Protocol):
         ...
 
 
-calling: ContextVar[Caller | None] = ContextVar("calling", default=None)
+current_caller: ContextVar[Caller | None] = ContextVar("current_caller", default=None)
 """Who stands behind the call that this task works for."""
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class PendingCall:
     """A call that its server has not answered."""
 
     caller: Caller | None
@@ -105,34 +110,36 @@ class Place:
 
 
 @dataclass(slots=True)
-class _Doubt:
+class AbandonedCall:
+    """A call whose caller has stopped waiting and which its server may still run."""
+
     client: object | None
     until: float
 
 
-class InFlight:
+class PendingCalls:
     """The calls that one server has not answered, those that nobody waits for included."""
 
-    def __init__(self, doubt_s: float = DOUBT_S) -> None:
+    def __init__(self, doubt_s: float = ABANDONED_S) -> None:
         self._doubt_s = doubt_s
-        self._calls: dict[Place, None] = {}
-        self._left: dict[RequestId, _Doubt] = {}
+        self._calls: dict[PendingCall, None] = {}
+        self._left: dict[RequestId, AbandonedCall] = {}
         self._blind_until = 0.0
 
     @contextmanager
-    def call(self) -> Generator[Place]:
+    def call(self) -> Generator[PendingCall]:
         """Count a call as long as the block runs, and as long as its server may go on with it."""
-        place = Place(calling.get())
+        place = PendingCall(current_caller.get())
         self._calls[place] = None
         try:
             yield place
-        except (asyncio.CancelledError, WireTimeout):
+        except (asyncio.CancelledError, RequestTimeoutError):
             self._leave(place)
             raise
         finally:
             del self._calls[place]
 
-    def _leave(self, place: Place) -> None:
+    def _leave(self, place: PendingCall) -> None:
         if place.identity is None:
             return
         now = asyncio.get_running_loop().time()
@@ -142,7 +149,7 @@ class InFlight:
             self._left.clear()
             self._blind_until = now + self._doubt_s
         client = None if place.caller is None else place.caller.client
-        self._left[place.identity] = _Doubt(client, now + self._doubt_s)
+        self._left[place.identity] = AbandonedCall(client, now + self._doubt_s)
 
     def stray(self, identity: JsonValue, said: Literal["answer", "progress"]) -> None:
         """Hear of a request that nobody waits for: the server has answered it, or goes on."""
@@ -167,7 +174,7 @@ class InFlight:
         return newest if same or not others else None
 
 
-def on_behalf(caller: Caller, params: JsonObject, offered: JsonObject | None) -> JsonObject:
+def add_caller_meta(caller: Caller, params: JsonObject, offered: JsonObject | None) -> JsonObject:
     """Say through how many hands a request came, and which of the `offered` its client can do."""
     meta: JsonObject = {HOPS: caller.hops + 1}
     if offered is not None:
@@ -176,7 +183,7 @@ def on_behalf(caller: Caller, params: JsonObject, offered: JsonObject | None) ->
     return {**params, "_meta": meta}
 
 
-def asking_handlers() -> Handlers:
+def forwarding_handlers() -> Handlers:
     """Have what servers ask answered by whoever stands behind the call."""
 
     async def elicit(params: JsonObject) -> JsonObject:
@@ -189,20 +196,20 @@ def asking_handlers() -> Handlers:
 
 
 async def _asked(method: str, capability: str, params: JsonObject) -> JsonObject:
-    caller = calling.get()
+    caller = current_caller.get()
     if caller is None:
         said = f"{method} was refused: it cannot be told which client it is meant for"
-        raise RpcError(NOBODY, said)
+        raise RpcError(UNKNOWN_CALLER, said)
     if capability not in caller.capabilities:
         raise RpcError(METHOD_NOT_FOUND, f"the client cannot be asked: it has no {capability}")
     shown = cast("JsonObject", clean_json(params)[0])
     spelling = ArgumentSpelling(params.get("requestedSchema"))
     try:
         # The way to the client may be long: what cannot be written there is found out here.
-        answer = await caller.ask(method, prepare(shown))
+        answer = await caller.ask(method, encode_object(shown))
         content = answer.get("content")
         if method == "elicitation/create" and is_json_object(content):
             return {**answer, "content": spelling.restore(content)}
         return answer
-    except Unwritable as exc:
+    except EncodeError as exc:
         raise RpcError(INVALID_PARAMS, f"{method} cannot be passed on: {exc}") from exc

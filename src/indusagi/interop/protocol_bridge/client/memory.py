@@ -8,9 +8,9 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeGuard
 
-from indusagi.interop.protocol_bridge.client.session import Peer
+from indusagi.interop.protocol_bridge.client.session import ClientSession
 from indusagi.interop.protocol_bridge.contract import FaultDetail
-from indusagi.interop.protocol_bridge.rpc.connection import LinkEnd
+from indusagi.interop.protocol_bridge.rpc.connection import TransportEnd
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.client.handlers import Handlers
     from indusagi.interop.protocol_bridge.contract import ServerConfig
-    from indusagi.interop.protocol_bridge.rpc.connection import Link, RequestId
+    from indusagi.interop.protocol_bridge.rpc.connection import RequestId, Transport
 
 
-class PairedLink:
+class MemoryTransport:
     """One end of a pair; what is sent here arrives there, in the next turn of the loop."""
 
     def __init__(self) -> None:
@@ -30,10 +30,10 @@ class PairedLink:
         self.other = self
         self._arrived: deque[JsonObject] = deque()
         self._on_frame: Callable[[bytes | JsonValue], None] | None = None
-        self._on_end: Callable[[LinkEnd], None] | None = None
-        self._end: LinkEnd | None = None
+        self._on_end: Callable[[TransportEnd], None] | None = None
+        self._end: TransportEnd | None = None
 
-    def attach(self, on_frame: Callable[[bytes | JsonValue], None], on_end: Callable[[LinkEnd], None]) -> None:
+    def attach(self, on_frame: Callable[[bytes | JsonValue], None], on_end: Callable[[TransportEnd], None]) -> None:
         """Deliver what comes, also what came before; `on_end` is called once."""
         self._on_frame, self._on_end = on_frame, on_end
         self._deliver()
@@ -63,7 +63,7 @@ class PairedLink:
     def finish(self, message: str = "closed the connection") -> None:
         """End both links; safe to call twice."""
         if self._end is None:
-            self._end = LinkEnd(message, FaultDetail(reason="closed"))
+            self._end = TransportEnd(message, FaultDetail(reason="closed"))
             self.other.finish(message)
             if self._on_end is not None:
                 self._on_end(self._end)
@@ -73,7 +73,7 @@ class PairedLink:
             self._on_frame(self._arrived.popleft())
 
 
-def is_link(value: object) -> TypeGuard[Link]:
+def is_transport(value: object) -> TypeGuard[Transport]:
     """Tell whether a value carries frames, as an end of a `linked_pair` does."""
     return not isinstance(value, type) and all(
         callable(getattr(value, one, None)) for one in ("attach", "send", "detail")
@@ -81,11 +81,11 @@ def is_link(value: object) -> TypeGuard[Link]:
 
 
 @asynccontextmanager
-async def linked_peer(
-    link: Link, config: ServerConfig, handlers: Handlers, client_info: JsonObject
-) -> AsyncGenerator[Peer]:
+async def transport_session(
+    link: Transport, config: ServerConfig, handlers: Handlers, client_info: JsonObject
+) -> AsyncGenerator[ClientSession]:
     """Speak to a server at the other end of a link, which is ended when the block is left."""
-    peer = Peer(link, config.limits, handlers, client_info)
+    peer = ClientSession(link, config.limits, handlers, client_info)
     try:
         await peer.connect()
         yield peer
@@ -96,8 +96,8 @@ async def linked_peer(
             finish()
 
 
-def linked_pair() -> tuple[PairedLink, PairedLink]:
+def linked_pair() -> tuple[MemoryTransport, MemoryTransport]:
     """Make two links; give one to a host's `connect` and the other to an endpoint."""
-    ours, theirs = PairedLink(), PairedLink()
+    ours, theirs = MemoryTransport(), MemoryTransport()
     ours.other, theirs.other = theirs, ours
     return ours, theirs

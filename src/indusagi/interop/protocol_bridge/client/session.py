@@ -1,7 +1,7 @@
 """MCP on a wire: both eras, lists, calls, rounds of input, change notices.
 
 The older protocol shakes hands (`initialize`) and lets a server push requests; the newer one has no
-handshake, stamps every request, and answers "input required" instead of pushing. A `Peer` finds out
+handshake, stamps every request, and answers "input required" instead of pushing. A `ClientSession` finds out
 which of the two its server speaks and hides the difference. Results are plain dicts, as they came.
 """
 
@@ -17,27 +17,34 @@ from functools import partial
 from typing import Literal, TypeAlias
 
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
-from indusagi.interop.protocol_bridge.client.handlers import DOUBT_S, Handlers, InFlight, Place, calling, on_behalf
+from indusagi.interop.protocol_bridge.client.handlers import (
+    ABANDONED_S,
+    Handlers,
+    PendingCall,
+    PendingCalls,
+    add_caller_meta,
+    current_caller,
+)
 from indusagi.interop.protocol_bridge.contract import ServerLimits
-from indusagi.interop.protocol_bridge.rpc.codec import Unwritable
+from indusagi.interop.protocol_bridge.rpc.codec import EncodeError
 from indusagi.interop.protocol_bridge.rpc.connection import (
     INVALID_PARAMS,
     METHOD_NOT_FOUND,
-    BadAnswer,
-    Link,
+    ConnectionClosedError,
+    InvalidResponseError,
+    JsonRpcConnection,
     OnProgress,
     RequestId,
+    RequestTimeoutError,
     RpcError,
-    Wire,
-    WireClosed,
-    WireTimeout,
+    Transport,
 )
 from indusagi.interop.protocol_bridge.rpc.errors import (
     UNSUPPORTED_VERSION,
-    VersionMismatch,
+    VersionMismatchError,
     is_final,
-    locked_modern,
     names_versions,
+    requires_modern,
     supported,
 )
 
@@ -91,17 +98,17 @@ class ServerFacts:
         return isinstance(found, dict) and found.get(feature) is True
 
 
-class Peer:
+class ClientSession:
     """A server at the other end of a link."""
 
     def __init__(
         self,
-        link: Link,
+        link: Transport,
         limits: ServerLimits,
         handlers: Handlers,
         client_info: JsonObject,
         *,
-        on_noise: Callable[[bytes], None] | None = None,
+        on_invalid_frame: Callable[[bytes], None] | None = None,
     ) -> None:
         self.facts: ServerFacts | None = None
         self.on_tools_changed: Callable[[], None] = _nothing
@@ -111,15 +118,15 @@ class Peer:
         self._answers = handlers.by_method()
         self._info = client_info
         # So long a call may be silent: a server that goes on with one may be as late as that.
-        self._in_flight = InFlight(max(DOUBT_S, limits.call_idle_s))
-        self.wire = Wire(
+        self._in_flight = PendingCalls(max(ABANDONED_S, limits.call_idle_s))
+        self.wire = JsonRpcConnection(
             link,
             on_request=self._pushed if self._answers else None,
             on_notify=self._notified,
-            on_stray=self._in_flight.stray,
+            on_unmatched=self._in_flight.stray,
             in_flight=limits.in_flight,
             inbound=limits.inbound,
-            on_noise=on_noise,
+            on_invalid_frame=on_invalid_frame,
         )
 
     # -- meeting ----------------------------------------------------------------------------
@@ -132,8 +139,8 @@ class Peer:
 
         Raises:
             RpcError: It refused.
-            VersionMismatch: It speaks another version.
-            WireClosed: It went away.
+            VersionMismatchError: It speaks another version.
+            ConnectionClosedError: It went away.
         """
         self.facts = await (self._initialize() if first == "legacy" else self._negotiate())
         if self.facts.era == "legacy":
@@ -166,7 +173,7 @@ class Peer:
             for task in (discover, initialize):  # of two good answers the modern one
                 if task in done and task.exception() is None:
                     return task.result()
-            if initialize in done and locked_modern(initialize.exception()):
+            if initialize in done and requires_modern(initialize.exception()):
                 # Our first question made it choose the modern protocol: ask again in that way.
                 return await self._discover()
         # The refusal of the old handshake tells more than that of a method it may not know.
@@ -185,7 +192,7 @@ class Peer:
         theirs = offered if isinstance(offered, list) else []
         common = [v for v in MODERN_VERSIONS if v in theirs]
         if not common:
-            raise VersionMismatch(_mismatch(theirs))
+            raise VersionMismatchError(_mismatch(theirs))
         return ServerFacts("modern", common[-1], answer)
 
     async def _ask_for_versions(self, version: str) -> JsonObject:
@@ -201,7 +208,7 @@ class Peer:
         answer = await self._wait_for("initialize", params)
         version = answer.get("protocolVersion")
         if version not in LEGACY_VERSIONS:
-            raise VersionMismatch(_mismatch([version]))
+            raise VersionMismatchError(_mismatch([version]))
         return ServerFacts("legacy", str(version), answer)
 
     async def _wait_for(self, method: str, params: JsonObject) -> JsonObject:
@@ -229,7 +236,7 @@ class Peer:
         """Read a list page by page, within the limits; what was left out is noted.
 
         Raises:
-            BadAnswer: A page is no list.
+            InvalidResponseError: A page is no list.
         """
         rows: list[JsonValue] = []
         cursor: JsonValue = None
@@ -240,7 +247,7 @@ class Peer:
                 answer = await self.request(method, params, idle_s=self._limits.list_s)
                 page = answer.get(key)
                 if not isinstance(page, list):
-                    raise BadAnswer(f"{method} answered without a list of {key}")
+                    raise InvalidResponseError(f"{method} answered without a list of {key}")
                 rows.extend(page)
                 cursor = answer.get("nextCursor")
                 if not isinstance(cursor, str) or not cursor:
@@ -263,7 +270,7 @@ class Peer:
 
         Raises:
             RpcError: It refused, or asked for what is not allowed here.
-            BadAnswer: It asked too often.
+            InvalidResponseError: It asked too often.
         """
         call: JsonObject = {"name": name, "arguments": arguments}
         return self.with_input("tools/call", call, on_progress=on_progress)
@@ -274,21 +281,21 @@ class Peer:
             if place.caller is not None:
                 modern = self.facts is not None and self.facts.era == "modern"
                 able = self._handlers.capabilities() if modern else None
-                params = on_behalf(place.caller, params, able)
+                params = add_caller_meta(place.caller, params, able)
             ask = partial(self._ask, place, method, on_progress)
             try:
                 answer = await ask(params)
-            except Unwritable as exc:
+            except EncodeError as exc:
                 raise RpcError(INVALID_PARAMS, f"it cannot be sent: {exc}") from exc
             if answer.get("resultType") == "input_required":
                 async with _within(self._limits.call_hard_s, method):
                     answer = await self._with_answers(ask, params, answer)
         kind = answer.get("resultType") or "complete"
         if kind != "complete":
-            raise BadAnswer(f"{method} answered with a result of type {kind!r}")
+            raise InvalidResponseError(f"{method} answered with a result of type {kind!r}")
         return answer
 
-    def _ask(self, place: Place, method: str, on_progress: OnProgress | None, params: JsonObject) -> Asking:
+    def _ask(self, place: PendingCall, method: str, on_progress: OnProgress | None, params: JsonObject) -> Asking:
         limits = self._limits
         place.identity = next(self.wire.ids)
         return self.request(
@@ -311,7 +318,7 @@ class Peer:
             answer = await ask(asked)
             if answer.get("resultType") != "input_required":
                 return answer
-        raise BadAnswer(f"it asked for input more than {INPUT_ROUNDS} times")
+        raise InvalidResponseError(f"it asked for input more than {INPUT_ROUNDS} times")
 
     async def _input(self, answer: JsonObject) -> JsonObject:
         questions = answer.get("inputRequests")
@@ -331,9 +338,9 @@ class Peer:
         identity = f"listen-{next(_listen_ids)}"
         await self.request("subscriptions/listen", params, idle_s=math.inf, request_id=identity)
 
-    def end_error(self) -> WireClosed:
+    def end_error(self) -> ConnectionClosedError:
         """Say why the link ended; only after it has."""
-        return WireClosed(self.wire.ended.result())
+        return ConnectionClosedError(self.wire.ended.result())
 
     async def close(self) -> None:
         """Stop answering the server."""
@@ -343,7 +350,7 @@ class Peer:
 
     async def _pushed(self, method: str, params: JsonObject) -> JsonObject:
         # A task of the wire's own: whoever it would inherit has nothing to do with the question.
-        calling.set(self._in_flight.attributed())
+        current_caller.set(self._in_flight.attributed())
         return await self._requested(method, params)
 
     async def _requested(self, method: str, params: JsonObject) -> JsonObject:
@@ -382,7 +389,7 @@ async def _within(limit_s: float, method: str) -> AsyncGenerator[None]:
         async with asyncio.timeout(limit_s):
             yield
     except TimeoutError:
-        raise WireTimeout(f"{method} was not answered within {limit_s:g} s in all") from None
+        raise RequestTimeoutError(f"{method} was not answered within {limit_s:g} s in all") from None
 
 
 def _mismatch(theirs: Sequence[JsonValue]) -> str:

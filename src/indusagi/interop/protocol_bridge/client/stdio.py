@@ -20,8 +20,8 @@ from indusagi.interop.protocol_bridge.client.start.causes import find_cause
 from indusagi.interop.protocol_bridge.client.start.environment import child_environment
 from indusagi.interop.protocol_bridge.client.start.package_managers import find_package_manager
 from indusagi.interop.protocol_bridge.contract import FaultDetail, FaultReason, ProtocolFault
-from indusagi.interop.protocol_bridge.rpc.codec import write_frame
-from indusagi.interop.protocol_bridge.rpc.connection import LinkEnd
+from indusagi.interop.protocol_bridge.rpc.codec import encode_frame
+from indusagi.interop.protocol_bridge.rpc.connection import TransportEnd
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,14 +47,14 @@ _GENTLE_IDLE_S = 2.0
 """How long a package manager that is being ended may pause while it cleans up."""
 
 
-async def spawn_link(config: StdioServerConfig) -> StdioLink:
+async def start_server_process(config: StdioServerConfig) -> StdioTransport:
     """Start the server process of a configuration.
 
     Raises:
         ProtocolFault: It cannot be started; the message says why.
     """
     downloads = find_package_manager(config.command, config.args) is not None
-    link = StdioLink(config.id, config.limits, downloads=downloads)
+    link = StdioTransport(config.id, config.limits, downloads=downloads)
     try:
         argv = [config.command, *config.args]
         env = child_environment(os.environ, config.env)
@@ -82,7 +82,7 @@ def _spawn_fault(config: StdioServerConfig, exc: OSError | ValueError) -> Protoc
     return ProtocolFault("spawn_failed", f"server {config.id!r}: {said}", exc, detail=detail)
 
 
-class StdioLink:
+class StdioTransport:
     """The standard streams of one process as a link."""
 
     def __init__(self, server: str, limits: ServerLimits, *, downloads: bool = False) -> None:
@@ -100,8 +100,8 @@ class StdioLink:
         self._early: list[bytes] = []
         self._outgoing: list[bytes] = []
         self._on_frame: Callable[[bytes | JsonValue], None] | None = None
-        self._on_end: Callable[[LinkEnd], None] | None = None
-        self._end: LinkEnd | None = None
+        self._on_end: Callable[[TransportEnd], None] | None = None
+        self._end: TransportEnd | None = None
         self._stderr: collections.deque[bytes] = collections.deque(maxlen=limits.stderr_lines)
         self._stderr_rest = b""
         # A package manager that has not got its server to say anything may still be unpacking.
@@ -115,7 +115,7 @@ class StdioLink:
 
     # -- for the wire -----------------------------------------------------------------------
 
-    def attach(self, on_frame: Callable[[bytes | JsonValue], None], on_end: Callable[[LinkEnd], None]) -> None:
+    def attach(self, on_frame: Callable[[bytes | JsonValue], None], on_end: Callable[[TransportEnd], None]) -> None:
         """Deliver what comes, also what came before; `on_end` is called once."""
         self._on_frame, self._on_end = on_frame, on_end
         early, self._early = self._early, []
@@ -131,7 +131,7 @@ class StdioLink:
         """
         if not self._outgoing:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._outgoing.append(write_frame(frame))
+        self._outgoing.append(encode_frame(frame))
 
     def _flush(self) -> None:
         if self._outgoing:
@@ -232,16 +232,16 @@ class StdioLink:
     # -- for whoever watches its start -------------------------------------------------------
 
     @property
-    def bytes_heard(self) -> int:
+    def bytes_received(self) -> int:
         """How much it has written to its standard output and error."""
         return self._bytes_heard
 
-    def keep_noise(self, line: bytes) -> None:
+    def keep_invalid_line(self, line: bytes) -> None:
         """Keep a line of its standard output that was not a protocol message; of many the first."""
         if len(self._noise) < _NOISE_LINES:
             self._noise.append(line[: self._limits.stderr_line_bytes])
 
-    def read_noise(self) -> tuple[str, ...]:
+    def read_invalid_lines(self) -> tuple[str, ...]:
         """Give the first lines of its standard output that were not protocol messages.
 
         A last line without its end is one of them as long as nothing else came.
@@ -315,9 +315,9 @@ class StdioLink:
             exit_code=code if code is not None and code >= 0 else None,
             signal=-code if code is not None and code < 0 else None,
             stderr=self.read_stderr(),
-            stdout=self.read_noise(),
+            stdout=self.read_invalid_lines(),
         )
-        self._end = LinkEnd(message, detail)
+        self._end = TransportEnd(message, detail)
         if self._on_end is not None:
             self._on_end(self._end)
 
@@ -339,7 +339,7 @@ class StdioLink:
         """
         self._flush()
         if self._said is None:
-            self._said = self.read_stderr(), self.read_noise()
+            self._said = self.read_stderr(), self.read_invalid_lines()
         if self._stall is not None:
             self._stall.cancel()
         if self._may_unpack:

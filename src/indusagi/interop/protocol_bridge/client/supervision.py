@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from indusagi.interop.protocol_bridge.contract import ProtocolFault
 
-HOPELESS = frozenset({"auth", "not_found", "untrusted", "version", "malformed", "redirect"})
+PERMANENT_REASONS = frozenset({"auth", "not_found", "untrusted", "version", "malformed", "redirect"})
 """Reasons that do not pass by themselves: somebody has to change something first."""
 
 
@@ -30,7 +30,7 @@ class Supervision:
 
 
 @dataclass(slots=True)
-class Record:
+class RestartRecord:
     """What a server has done so far."""
 
     rules: Supervision
@@ -49,7 +49,7 @@ class Record:
     def delay(self, fault: ProtocolFault | None, up_s: float, now: float) -> float | None:
         """Say how long to wait before the next start; None: until somebody asks for it."""
         rules = self.rules
-        if fault is not None and fault.detail.reason in HOPELESS:
+        if fault is not None and fault.detail.reason in PERMANENT_REASONS:
             return None
         if up_s >= rules.healthy_s:
             self.forget()

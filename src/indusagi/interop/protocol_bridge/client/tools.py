@@ -81,7 +81,7 @@ _BRANCHES = ("anyOf", "oneOf", "allOf")
 _SHOWN_CHARACTERS = 120
 
 
-class AmbiguousDefinition(CoreError):
+class AmbiguousDefinitionError(CoreError):
     """Two names or values of a definition are equal once their invisible characters are removed."""
 
 
@@ -92,7 +92,7 @@ def clean_definition(row: JsonObject) -> tuple[JsonObject, int]:
     ECMA-262 22.2.1), since JSON Schema takes ECMA-262 patterns.
 
     Raises:
-        AmbiguousDefinition: Names or enum values would become equal.
+        AmbiguousDefinitionError: Names or enum values would become equal.
     """
     found = clean_json(row)[1]
     if not found:
@@ -113,7 +113,7 @@ def _refuse_equal(names: Iterable[str]) -> None:
         other = seen.setdefault(shown, name)
         if other != name or (name and not shown):
             said = cut_text(escape_invisible(name)[0], _SHOWN_CHARACTERS)
-            raise AmbiguousDefinition(
+            raise AmbiguousDefinitionError(
                 f"{said!r} cannot be told from another name or value, or from nothing, without its invisible characters"
             )
 
@@ -287,7 +287,7 @@ class _Reader:
             return
         try:
             shown, removed = clean_definition(row)
-        except AmbiguousDefinition as exc:
+        except AmbiguousDefinitionError as exc:
             self.note(subject, f"it was left out: {exc}")
             return
         schema = shown.get("inputSchema")
@@ -341,7 +341,7 @@ _DEAR = frozenset({"pattern", "patternProperties", "uniqueItems"})
 """Regular expressions may take for ever, and comparing each item with each other almost so."""
 
 
-async def mismatch(schema: JsonSchema, value: JsonValue) -> str | None:
+async def find_output_mismatch(schema: JsonSchema, value: JsonValue) -> str | None:
     """Say how a value does not fit its schema; None when it does, or cannot be checked."""
     if value is None:
         return "it declares an output schema and gave no structured content"

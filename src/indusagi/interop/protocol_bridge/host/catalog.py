@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias, cast, runtime_checkable
 
 from indusagi.core.json import JsonLike, JsonObject, JsonValue, NotJson, compact_json
-from indusagi.interop.protocol_bridge.rpc.codec import Prepared
+from indusagi.interop.protocol_bridge.rpc.codec import EncodedObject
 from indusagi.runtime.contract import ToolBox, ToolDescriptor
 
 BoxSource: TypeAlias = ToolBox | Callable[[], ToolBox]
@@ -25,8 +25,8 @@ class ToolListing:
 
     schemas: Mapping[str, JsonObject]
     """By name, as they are listed."""
-    legacy: Prepared
-    modern: Prepared
+    legacy: EncodedObject
+    modern: EncodedObject
 
 
 def build_listing(descriptors: Sequence[ToolDescriptor], server_info: JsonObject) -> ToolListing:
@@ -57,10 +57,10 @@ class _Rows:
         self._rows.append(row)
         self._texts.append(text)
 
-    def prepared(self, rest: JsonObject) -> Prepared:
+    def prepared(self, rest: JsonObject) -> EncodedObject:
         more = f",{compact_json(rest)[1:-1]}" if rest else ""
         text = f'{{"tools":[{",".join(self._texts)}]{more}}}'
-        return Prepared({"tools": self._rows, **rest}, text.encode())
+        return EncodedObject({"tools": self._rows, **rest}, text.encode())
 
 
 def build_tool_row(descriptor: ToolDescriptor) -> JsonObject:

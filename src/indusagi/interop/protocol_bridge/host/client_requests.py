@@ -13,8 +13,14 @@ from typing import TYPE_CHECKING, TypeAlias
 from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import describe_error
 from indusagi.core.tasks import BackgroundTask
-from indusagi.interop.protocol_bridge.client.handlers import HOPS, NOBODY
-from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, BadAnswer, RpcError, WireClosed, WireTimeout
+from indusagi.interop.protocol_bridge.client.handlers import HOPS, UNKNOWN_CALLER
+from indusagi.interop.protocol_bridge.rpc.connection import (
+    INVALID_PARAMS,
+    ConnectionClosedError,
+    InvalidResponseError,
+    RequestTimeoutError,
+    RpcError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -60,8 +66,8 @@ class LegacyCaller:
         """Put a question to it, and wait for the answer."""
         try:
             return await self._request.ask(method, params, within_s=ANSWER_S)
-        except (BadAnswer, WireClosed, WireTimeout) as exc:
-            raise RpcError(NOBODY, f"the client did not answer: {describe_error(exc)}") from exc
+        except (InvalidResponseError, ConnectionClosedError, RequestTimeoutError) as exc:
+            raise RpcError(UNKNOWN_CALLER, f"the client did not answer: {describe_error(exc)}") from exc
 
 
 class SuspendedCall:
@@ -106,7 +112,7 @@ class SuspendedCall:
     async def ask(self, method: str, params: JsonObject) -> JsonObject:
         """Put a question to the client, with the answer to its present request."""
         if not self._owner.started:  # it runs within its one request, whose client takes none
-            raise RpcError(NOBODY, "the client cannot be asked: it declared nothing that it can do")
+            raise RpcError(UNKNOWN_CALLER, "the client cannot be asked: it declared nothing that it can do")
         self._asked += 1
         key = f"{self._asked}"
         answer: asyncio.Future[JsonObject] = asyncio.get_running_loop().create_future()
@@ -186,7 +192,7 @@ class SuspendedCalls:
         return await self._round(request, call)
 
     def _taken(self, owner: bytes) -> int:
-        # Each has its own places: one that leaves calls unanswered keeps nobody else from calling.
+        # Each has its own places: one that leaves calls unanswered keeps nobody else from current_caller.
         running = sum(call.owner == owner for call in self._running)
         return max(running, sum(call.owner == owner for call, _ in self._suspended.values()))
 

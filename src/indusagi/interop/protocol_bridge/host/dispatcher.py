@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeGuard
 from indusagi.core.cancel import CancelToken
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.interop.protocol_bridge.host.pending_requests import OutgoingRequests, closed
-from indusagi.interop.protocol_bridge.rpc.codec import Prepared, read_frame
+from indusagi.interop.protocol_bridge.rpc.codec import EncodedObject, decode_frame
 from indusagi.interop.protocol_bridge.rpc.connection import INTERNAL_ERROR, PARSE_ERROR, RequestId, RpcError
 from indusagi.interop.protocol_bridge.rpc.limits import Slots
 
@@ -119,9 +119,9 @@ class HostRequest:
 
         Raises:
             RpcError: The client refused, or was asked too much.
-            BadAnswer: It answered with something else than an object.
-            WireTimeout: It did not answer in time, and was told that nobody waits.
-            WireClosed: It is gone, hears nothing here, or wants no answer any more.
+            InvalidResponseError: It answered with something else than an object.
+            RequestTimeoutError: It did not answer in time, and was told that nobody waits.
+            ConnectionClosedError: It is gone, hears nothing here, or wants no answer any more.
         """
         with self.cancel.guard():
             return await self.questions.ask(method, params, self.channel, within_s)
@@ -189,7 +189,7 @@ class RequestDispatcher:
         limits: HostLimits | None = None,
         *,
         on_answer: Callable[[JsonObject], None] | None = None,
-        read: Reader = read_frame,
+        read: Reader = decode_frame,
     ) -> None:
         self._serve = serve
         self._on_notice = on_notice
@@ -337,7 +337,7 @@ class RequestDispatcher:
         """Answer as soon as there is room; what waits for a client to read has a limit."""
         room = request.channel.writable
         if not room.is_set():
-            size = len(result.encoded) if isinstance(result, Prepared) else 0
+            size = len(result.encoded) if isinstance(result, EncodedObject) else 0
             if self._unread + size > self._limits.unread_bytes:
                 said = f"the answer of {size:,} bytes was dropped: those before it are not read"
                 raise RpcError(BUSY, said)

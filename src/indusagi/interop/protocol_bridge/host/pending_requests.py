@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 from indusagi.interop.protocol_bridge.contract import FaultDetail
 from indusagi.interop.protocol_bridge.rpc.connection import (
     INTERNAL_ERROR,
-    BadAnswer,
-    LinkEnd,
+    ConnectionClosedError,
+    InvalidResponseError,
+    RequestTimeoutError,
     RpcError,
-    WireClosed,
-    WireTimeout,
+    TransportEnd,
 )
 from indusagi.interop.protocol_bridge.rpc.limits import before
 
@@ -58,9 +58,9 @@ class OutgoingRequests:
 
         Raises:
             RpcError: The client refused, or there are too many questions.
-            BadAnswer: It answered with something else than an object.
-            WireTimeout: It did not answer in time.
-            WireClosed: It is gone, or hears nothing on this channel.
+            InvalidResponseError: It answered with something else than an object.
+            RequestTimeoutError: It did not answer in time.
+            ConnectionClosedError: It is gone, or hears nothing on this channel.
         """
         if not channel.accepts_notifications:
             raise closed("cannot be asked: it reads nothing but answers")
@@ -75,7 +75,7 @@ class OutgoingRequests:
             await before(asyncio.get_running_loop().time() + within_s, answer)
         except TimeoutError:
             _withdraw(channel, identity)
-            raise WireTimeout(f"{method} was not answered within {within_s:g} s") from None
+            raise RequestTimeoutError(f"{method} was not answered within {within_s:g} s") from None
         except asyncio.CancelledError:
             _withdraw(channel, identity)
             raise
@@ -98,7 +98,7 @@ class OutgoingRequests:
         elif "error" in frame:
             answer.set_exception(refusal(frame["error"]))
         else:
-            answer.set_exception(BadAnswer("the client answered with something else than a result"))
+            answer.set_exception(InvalidResponseError("the client answered with something else than a result"))
 
     def gone(self, reason: str) -> None:
         """Tell those who wait that no answer will come."""
@@ -108,15 +108,15 @@ class OutgoingRequests:
                 answer.set_exception(closed(reason))
 
 
-def closed(reason: str) -> WireClosed:
+def closed(reason: str) -> ConnectionClosedError:
     """Say that a client answers nothing any more."""
-    return WireClosed(LinkEnd(reason, FaultDetail(reason="closed")))
+    return ConnectionClosedError(TransportEnd(reason, FaultDetail(reason="closed")))
 
 
-def refusal(error: JsonValue) -> RpcError | BadAnswer:
+def refusal(error: JsonValue) -> RpcError | InvalidResponseError:
     """Read the error that a client answers with."""
     if not isinstance(error, dict):
-        return BadAnswer("the client's error is no object")
+        return InvalidResponseError("the client's error is no object")
     code, message = error.get("code"), error.get("message")
     return RpcError(
         code if isinstance(code, int) else INTERNAL_ERROR,

@@ -18,11 +18,11 @@ from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import describe_error
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.tasks import BackgroundTask
-from indusagi.interop.protocol_bridge.client.memory import PairedLink
+from indusagi.interop.protocol_bridge.client.memory import MemoryTransport
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
 from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits, ServerSession
 from indusagi.interop.protocol_bridge.host.stdio import StdioHostTransport, standard_streams
-from indusagi.interop.protocol_bridge.rpc.connection import LinkEnd
+from indusagi.interop.protocol_bridge.rpc.connection import TransportEnd
 
 _STOPPED = "the host was stopped"
 
@@ -40,7 +40,7 @@ class ServerTransport(Protocol):
         """Whether there is anybody at the other end."""
         ...
 
-    def attach(self, on_frame: Callable[[bytes | JsonValue], None], on_end: Callable[[LinkEnd], None]) -> None:
+    def attach(self, on_frame: Callable[[bytes | JsonValue], None], on_end: Callable[[TransportEnd], None]) -> None:
         """Deliver what comes; `on_end` is called once."""
         ...
 
@@ -107,7 +107,7 @@ class RunningProviderHost:
             _live.discard(self)
 
     async def _serve(self, link: ServerTransport, started: asyncio.Event) -> None:
-        def ended(end: LinkEnd) -> None:
+        def ended(end: TransportEnd) -> None:
             self._over.set()
 
         self.client.notification_channel = link
@@ -202,7 +202,7 @@ async def _linked(transport: HostTransport) -> AsyncGenerator[ServerTransport]:
         try:
             yield transport
         finally:
-            if isinstance(transport, PairedLink):
+            if isinstance(transport, MemoryTransport):
                 transport.finish("was stopped")  # else the client at its other end would wait for ever
         return
     streams = await asyncio.to_thread(_loaded_streams)

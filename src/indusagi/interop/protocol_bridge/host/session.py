@@ -12,10 +12,10 @@ import math
 from typing import TYPE_CHECKING, TypeAlias
 
 from indusagi.core.json import NotJson, compact_json
-from indusagi.interop.protocol_bridge.client.handlers import CAPABILITIES, calling
+from indusagi.interop.protocol_bridge.client.handlers import CAPABILITIES, current_caller
 from indusagi.interop.protocol_bridge.client.session import LEGACY_VERSIONS, MODERN_VERSIONS
 from indusagi.interop.protocol_bridge.content import to_blocks
-from indusagi.interop.protocol_bridge.host.catalog import SERVER_INFO, Prepared
+from indusagi.interop.protocol_bridge.host.catalog import SERVER_INFO, EncodedObject
 from indusagi.interop.protocol_bridge.host.client_requests import LegacyCaller, SuspendedCall, SuspendedCalls, read_hops
 from indusagi.interop.protocol_bridge.host.dispatcher import RequestDispatcher
 from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, METHOD_NOT_FOUND, RpcError
@@ -189,7 +189,7 @@ class HostSession:
         request.is_subscription = True
         return self._stay(request, wanted.get("toolsListChanged") is True)
 
-    # -- calling ----------------------------------------------------------------------------
+    # -- current_caller ----------------------------------------------------------------------------
 
     def _call(self, request: HostRequest) -> PendingResult:
         name, arguments = request.params.get("name"), request.params.get("arguments")
@@ -226,7 +226,7 @@ class HostSession:
     async def _answer(
         self, request: HostRequest, call: ToolCall, caller: Caller, cancel: CancelToken, sink: ProgressSink | None
     ) -> JsonObject:
-        calling.set(caller)
+        current_caller.set(caller)
         try:
             runner = self._catalog.box().runner
             outcome = await runner.run(call, cancel, on_progress=sink)
@@ -239,7 +239,7 @@ class HostSession:
     def _result(self, request: HostRequest, result: ToolResult) -> JsonObject:
         try:
             written = self._written(request, result)
-            return Prepared(written, compact_json(written).encode())
+            return EncodedObject(written, compact_json(written).encode())
         except NotJson as exc:
             said = ToolResult.error(f"The answer cannot be sent: it is {exc}", code="bad_result")
             return self._written(request, said)

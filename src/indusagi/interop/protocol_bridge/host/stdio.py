@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from indusagi.core.process.pipes import PipeReader, PipeWriter
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
-from indusagi.interop.protocol_bridge.rpc.codec import write_frame
-from indusagi.interop.protocol_bridge.rpc.connection import LinkEnd
+from indusagi.interop.protocol_bridge.rpc.codec import encode_frame
+from indusagi.interop.protocol_bridge.rpc.connection import TransportEnd
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -104,8 +104,8 @@ class StdioHostTransport:
         self._next_turn: asyncio.Handle | None = None
         self._leaving = False
         self._on_frame: Callable[[bytes | JsonValue], None] | None = None
-        self._on_end: Callable[[LinkEnd], None] | None = None
-        self._end: LinkEnd | None = None
+        self._on_end: Callable[[TransportEnd], None] | None = None
+        self._end: TransportEnd | None = None
         self._reader: PipeReader | None = None
         self._writer: asyncio.WriteTransport | None = None
         self._written = asyncio.Event()
@@ -118,7 +118,7 @@ class StdioHostTransport:
 
     # -- for the dispatcher ---------------------------------------------------------------
 
-    def attach(self, on_frame: Callable[[bytes | JsonValue], None], on_end: Callable[[LinkEnd], None]) -> None:
+    def attach(self, on_frame: Callable[[bytes | JsonValue], None], on_end: Callable[[TransportEnd], None]) -> None:
         """Deliver what comes, also what came before; `on_end` is called once."""
         self._on_frame, self._on_end = on_frame, on_end
         early, self._early = self._early, []
@@ -138,7 +138,7 @@ class StdioHostTransport:
             return
         if not self._outgoing:
             asyncio.get_running_loop().call_soon(self._flush)
-        line = write_frame(frame)
+        line = encode_frame(frame)
         self._outgoing.append(line)
         self._outgoing_bytes += len(line)
         if self._outgoing_bytes >= _PIECE_BYTES:
@@ -262,7 +262,7 @@ class StdioHostTransport:
         """Declare the end; what was said before it is still written."""
         if self._end is None:
             self._flush()
-            self._end = LinkEnd(message, FaultDetail(reason="closed"))
+            self._end = TransportEnd(message, FaultDetail(reason="closed"))
             self.input_ended.set()
             if self._on_end is not None:
                 self._on_end(self._end)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from indusagi.interop.protocol_bridge.host.dispatcher import NO_PARAMS, RequestDispatcher
 from indusagi.interop.protocol_bridge.relay.shared import VERSION
 from indusagi.interop.protocol_bridge.relay.upstream import CANCELLED, PROGRESS, UNAVAILABLE, RequestForwarder
-from indusagi.interop.protocol_bridge.rpc.codec import read_exact, weight
+from indusagi.interop.protocol_bridge.rpc.codec import decode_frame_verbatim, estimate_size
 from indusagi.interop.protocol_bridge.rpc.connection import RpcError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class RelaySession:
         self.version: str | None = None
         """What the handshake has agreed on; None before one."""
         self.dispatcher = RequestDispatcher(
-            self._serve, self._noticed, limits, on_answer=self._answered, read=read_exact
+            self._serve, self._noticed, limits, on_answer=self._answered, read=decode_frame_verbatim
         )
         self._channel = RequestForwarder(lines, backoff, self._received)
         self._schemas = schemas
@@ -102,7 +102,7 @@ class RelaySession:
         if channel.line is None:
             self._asked.clear()
             self._kept = deque(said for said in self._kept if "id" not in said)
-            self._kept_bytes = sum(weight(said) for said in self._kept)
+            self._kept_bytes = sum(estimate_size(said) for said in self._kept)
             replay = [] if request.method == "initialize" else self._replay()
             channel.ready(replay).version = self.version
         elif not channel.line.has_room and len(channel.open) >= self._limits.waiting:
@@ -180,7 +180,7 @@ class RelaySession:
     def _tell(self, frame: JsonObject) -> None:
         channel, identity = self._way(frame), frame.get("id")
         asks = isinstance(identity, (int, str))
-        if not self._takes(channel, weight(frame)):
+        if not self._takes(channel, estimate_size(frame)):
             if asks:
                 self._refuse(identity, "the client reads nothing at the moment")
             return
@@ -191,7 +191,7 @@ class RelaySession:
             self._asked[identity] = channel
         if channel is None:
             self._kept.append(frame)
-            self._kept_bytes += weight(frame)
+            self._kept_bytes += estimate_size(frame)
         else:
             channel.send(frame)
 

@@ -12,9 +12,9 @@ import asyncio
 import itertools
 from typing import TYPE_CHECKING
 
-from indusagi.interop.protocol_bridge.client.handlers import DOUBT_S
+from indusagi.interop.protocol_bridge.client.handlers import ABANDONED_S
 from indusagi.interop.protocol_bridge.relay.upstream import PROGRESS, SUBSCRIPTION, RateLimitedLog, RequestForwarder
-from indusagi.interop.protocol_bridge.rpc.codec import prepare
+from indusagi.interop.protocol_bridge.rpc.codec import encode_object
 from indusagi.interop.protocol_bridge.rpc.connection import METHOD_NOT_FOUND, RpcError
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class SharedUpstream:
     def _only_one(self) -> RelayedRequest | None:
         calls = [one for one in self._channel.open.values() if not one.request.is_subscription]
         clear_s = asyncio.get_running_loop().time() - self._channel.withdrawn_at
-        if len(calls) != 1 or clear_s < DOUBT_S:
+        if len(calls) != 1 or clear_s < ABANDONED_S:
             return None
         return calls[0] if LOG_LEVEL in calls[0].request.meta else None
 
@@ -130,13 +130,13 @@ def _with_token(request: HostRequest, identity: RequestId) -> JsonObject | None:
     """Put an id that is unique here in the place of a client's progress token."""
     if request.meta.get("progressToken") is None:
         return None
-    return prepare({**request.params, "_meta": {**request.meta, "progressToken": identity}})
+    return encode_object({**request.params, "_meta": {**request.meta, "progressToken": identity}})
 
 
 def _addressed(params: JsonObject, relayed: RelayedRequest) -> JsonObject:
     """Write a notice in the words of its client."""
     if "progressToken" in params and relayed.token is not None:
-        return prepare({**params, "progressToken": relayed.token})
+        return encode_object({**params, "progressToken": relayed.token})
     return _renamed(params, relayed) if relayed.request.is_subscription else params
 
 
@@ -145,4 +145,4 @@ def _renamed(value: JsonObject, relayed: RelayedRequest) -> JsonObject:
     meta = value.get("_meta")
     if not isinstance(meta, dict) or SUBSCRIPTION not in meta:
         return value
-    return prepare({**value, "_meta": {**meta, SUBSCRIPTION: relayed.request.identity}})
+    return encode_object({**value, "_meta": {**meta, SUBSCRIPTION: relayed.request.identity}})

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, cast
 
 from indusagi.core.tasks import BackgroundTask
 from indusagi.core.text import clean_text, cut_text
-from indusagi.interop.protocol_bridge.client.connect import open_link
-from indusagi.interop.protocol_bridge.client.faults import Site, classify
+from indusagi.interop.protocol_bridge.client.connect import open_transport
+from indusagi.interop.protocol_bridge.client.faults import FaultSite, to_protocol_fault
 from indusagi.interop.protocol_bridge.client.start.causes import find_cause
-from indusagi.interop.protocol_bridge.client.supervision import Record, Supervision
+from indusagi.interop.protocol_bridge.client.supervision import RestartRecord, Supervision
 from indusagi.interop.protocol_bridge.host.dispatcher import NO_PARAMS, ForwardedError
-from indusagi.interop.protocol_bridge.rpc.codec import answered_id, read_exact, weight
-from indusagi.interop.protocol_bridge.rpc.connection import INTERNAL_ERROR, RpcError, WireClosed
+from indusagi.interop.protocol_bridge.rpc.codec import decode_frame_verbatim, estimate_size, find_response_id
+from indusagi.interop.protocol_bridge.rpc.connection import INTERNAL_ERROR, ConnectionClosedError, RpcError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.contract import ProtocolFault, ServerConfig
     from indusagi.interop.protocol_bridge.host.dispatcher import HostRequest
-    from indusagi.interop.protocol_bridge.rpc.connection import Link, LinkEnd, RequestId
+    from indusagi.interop.protocol_bridge.rpc.connection import RequestId, Transport, TransportEnd
 
 
 _log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class UpstreamConnection:
         self._waiting: list[JsonObject] = []
         self._unread = 0
         self._warnings = RateLimitedLog(config.id)
-        self._link: Link | None = None
+        self._link: Transport | None = None
         self._ready = False
         self._over = asyncio.Event()
         self._owner = BackgroundTask("relay")
@@ -110,7 +110,7 @@ class UpstreamConnection:
 
     async def _live(self, after: Callable[[UpstreamConnection], None]) -> None:
         try:
-            async with open_link(self._config, lambda: self.version) as link:
+            async with open_transport(self._config, lambda: self.version) as link:
                 self._link = link
                 link.attach(self._received, self._ended)
                 self._begin()
@@ -137,18 +137,18 @@ class UpstreamConnection:
         for frame in waiting:
             self._say(frame)
 
-    def _ended(self, end: LinkEnd) -> None:
+    def _ended(self, end: TransportEnd) -> None:
         if end.detail.stderr and not self._over.is_set():
             # For whoever runs us: a client may be anybody.
             cause = find_cause(end.detail.stderr)
             _log.warning("standard error of server %r: %s", self._config.id, cause)
-        self._broke(WireClosed(replace(end, detail=replace(end.detail, stderr=()))))
+        self._broke(ConnectionClosedError(replace(end, detail=replace(end.detail, stderr=()))))
 
     def _broke(self, exc: Exception) -> None:
         if not self._over.is_set():
             self._over.set()
-            site = Site.CONNECT if self._link is None else Site.HELD
-            self._on_end(classify(exc, self._config, site))
+            site = FaultSite.CONNECT if self._link is None else FaultSite.HELD
+            self._on_end(to_protocol_fault(exc, self._config, site))
 
     # -- what is said -----------------------------------------------------------------------
 
@@ -160,7 +160,7 @@ class UpstreamConnection:
             self._warnings.add("reads nothing: what it is told is dropped")
             return False
         else:
-            self._unread += weight(frame)
+            self._unread += estimate_size(frame)
         if self._ready:
             self._say(frame)
         else:
@@ -183,10 +183,10 @@ class UpstreamConnection:
 
     def _parsed(self, line: bytes) -> JsonValue:
         try:
-            return read_exact(line)
+            return decode_frame_verbatim(line)
         except (ValueError, RecursionError) as exc:
             self._warnings.add("said something that cannot be read")
-            identity = answered_id(line)
+            identity = find_response_id(line)
             if identity is None:
                 return None
             said = f"server {self._config.id!r}: its answer cannot be read: {exc}"
@@ -216,7 +216,7 @@ class ReconnectBackoff:
     """How soon a connection may be made after one that broke."""
 
     def __init__(self, rules: Supervision | None = None) -> None:
-        self._record = Record(rules or Supervision())
+        self._record = RestartRecord(rules or Supervision())
         self._not_before = 0.0
         self._fault: ProtocolFault | None = None
 

@@ -28,11 +28,11 @@ _OBJECT = re.compile(r'\{\s*"(?:jsonrpc|id|result|error)"\s*:')
 _MOST_TRIES = 16
 
 
-class Unwritable(ValueError):
+class EncodeError(ValueError):
     """A frame holds a number that JSON has no way to write."""
 
 
-def read_frame(line: bytes) -> JsonValue:
+def decode_frame(line: bytes) -> JsonValue:
     """Read what a peer has written in one line.
 
     Half of a surrogate pair becomes U+FFFD, as bytes that are not UTF-8 do: Python reads the escape
@@ -56,7 +56,7 @@ def _replace_surrogates(text: str) -> tuple[str, int]:
     return _HALF.subn("\ufffd", text)
 
 
-class Prepared(dict[str, "JsonValue"]):
+class EncodedObject(dict[str, "JsonValue"]):
     """An object whose bytes are known; not to be changed afterwards."""
 
     __slots__ = ("encoded",)
@@ -66,7 +66,7 @@ class Prepared(dict[str, "JsonValue"]):
         self.encoded = encoded
 
 
-def read_exact(line: bytes) -> JsonValue:
+def decode_frame_verbatim(line: bytes) -> JsonValue:
     """Read a frame, and keep the very bytes of what it carries: to be handed on as they are.
 
     Raises:
@@ -75,7 +75,7 @@ def read_exact(line: bytes) -> JsonValue:
     """
     text = line.removeprefix(_BOM).decode("utf-8", "replace").strip(_WHITE)
     if not text.startswith("{"):
-        return _writable(read_frame(line))
+        return _writable(decode_frame(line))
     frame: JsonObject = {}
     at = _after_white(text, 1)
     more = not text.startswith("}", at)
@@ -94,13 +94,13 @@ def read_exact(line: bytes) -> JsonValue:
     return frame
 
 
-def prepare(value: JsonObject) -> Prepared:
+def encode_object(value: JsonObject) -> EncodedObject:
     """Write an object once, for good.
 
     Raises:
-        Unwritable: It holds a number that JSON has no way to write.
+        EncodeError: It holds a number that JSON has no way to write.
     """
-    return Prepared(value, _written(value))
+    return EncodedObject(value, _written(value))
 
 
 def _kept(value: JsonValue, text: str) -> JsonValue:
@@ -108,7 +108,7 @@ def _kept(value: JsonValue, text: str) -> JsonValue:
         return _writable(value)
     # Outside of texts, where none can be, the end of a line means nothing, and would end ours.
     whole = text.replace("\r", " ").replace("\n", " ")
-    return Prepared(value, whole.encode("utf-8", "backslashreplace"))
+    return EncodedObject(value, whole.encode("utf-8", "backslashreplace"))
 
 
 def _after(text: str, at: int, sign: str) -> int:
@@ -124,19 +124,19 @@ def _after_white(text: str, at: int) -> int:
     return at
 
 
-def weight(frame: JsonObject) -> int:
+def estimate_size(frame: JsonObject) -> int:
     """Say about how many bytes a frame takes that was read and is handed on."""
     carried = (frame.get(key) for key in _CARRIED)
-    return _AROUND + sum(len(value.encoded) for value in carried if type(value) is Prepared)
+    return _AROUND + sum(len(value.encoded) for value in carried if type(value) is EncodedObject)
 
 
-def answered_id(line: bytes) -> int | None:
+def find_response_id(line: bytes) -> int | None:
     """Tell which request a line was meant to answer that cannot be read."""
     found = _ANSWER.match(line.removeprefix(_BOM))
     return int(found[1]) if found else None
 
 
-def find_answers(line: bytes) -> list[JsonObject]:
+def find_responses(line: bytes) -> list[JsonObject]:
     """Find answers in a line that has other text before, between or after them."""
     text = line.decode("utf-8", "replace")
     found: list[JsonObject] = []
@@ -155,21 +155,21 @@ def find_answers(line: bytes) -> list[JsonObject]:
     return found
 
 
-def write_frame(frame: JsonObject) -> bytes:
+def encode_frame(frame: JsonObject) -> bytes:
     """Write a frame as one line, without its end; what is prepared in it is not written anew.
 
     Raises:
-        Unwritable: It holds a number that JSON has no way to write.
+        EncodeError: It holds a number that JSON has no way to write.
     """
     for key in _CARRIED:
         value = frame.get(key)
-        if type(value) is Prepared:
+        if type(value) is EncodedObject:
             around = _written({name: other for name, other in frame.items() if name != key})
             return b'%b,"%b":%b}' % (around[:-1], key.encode(), value.encoded)
     return _written(frame)
 
 
-def followed(params: JsonObject | None, identity: int | str) -> JsonObject:
+def add_progress_token(params: JsonObject | None, identity: int | str) -> JsonObject:
     """Ask whoever is given a request to tell how far it has come."""
     given = params or {}
     meta = given.get("_meta")
@@ -181,7 +181,7 @@ def _written(value: JsonValue) -> bytes:
     try:
         text = _ENCODER.encode(value)
     except ValueError as exc:  # an infinity (also `1e999`, once read), or too many digits
-        raise Unwritable(f"it holds a number that cannot be written: {exc}") from exc
+        raise EncodeError(f"it holds a number that cannot be written: {exc}") from exc
     return text.encode("utf-8", "backslashreplace")
 
 

@@ -20,7 +20,12 @@ from typing import Literal, Protocol, TypeAlias
 
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.interop.protocol_bridge.contract import FaultDetail
-from indusagi.interop.protocol_bridge.rpc.codec import answered_id, find_answers, followed, read_frame
+from indusagi.interop.protocol_bridge.rpc.codec import (
+    add_progress_token,
+    decode_frame,
+    find_response_id,
+    find_responses,
+)
 from indusagi.interop.protocol_bridge.rpc.limits import Alarm, Slots, before
 
 _log = logging.getLogger(__name__)
@@ -29,7 +34,7 @@ RequestId: TypeAlias = int | str
 OnProgress: TypeAlias = Callable[[JsonObject], None]
 OnRequest: TypeAlias = Callable[[str, JsonObject], Awaitable[JsonObject]]
 OnNotify: TypeAlias = Callable[[str, JsonObject], None]
-OnStray: TypeAlias = Callable[[JsonValue, Literal["answer", "progress"]], None]
+OnUnmatched: TypeAlias = Callable[[JsonValue, Literal["answer", "progress"]], None]
 """Hears what the peer says of a request that nobody waits for."""
 
 METHOD_NOT_FOUND = -32601
@@ -51,34 +56,34 @@ class RpcError(Exception):
         """What the link knows about it, such as the status of an HTTP response."""
 
 
-class BadAnswer(Exception):
+class InvalidResponseError(Exception):
     """The peer answered with something that is no answer."""
 
 
-class WireTimeout(Exception):
+class RequestTimeoutError(Exception):
     """No answer within the deadline; the peer was told that nobody waits any more."""
 
 
 @dataclass(frozen=True, slots=True)
-class LinkEnd:
+class TransportEnd:
     """Why a link carries nothing any more."""
 
     message: str
     detail: FaultDetail
 
 
-class WireClosed(Exception):
+class ConnectionClosedError(Exception):
     """The link ended before the answer came."""
 
-    def __init__(self, end: LinkEnd) -> None:
+    def __init__(self, end: TransportEnd) -> None:
         super().__init__(end.message)
         self.end = end
 
 
-class Link(Protocol):
+class Transport(Protocol):
     """Carries frames to one peer and back."""
 
-    def attach(self, on_frame: Callable[[bytes | JsonValue], None], on_end: Callable[[LinkEnd], None]) -> None:
+    def attach(self, on_frame: Callable[[bytes | JsonValue], None], on_end: Callable[[TransportEnd], None]) -> None:
         """Deliver what comes, also what came before; `on_end` is called once."""
         ...
 
@@ -108,33 +113,33 @@ class _Waiting:
     on_progress: OnProgress | None
 
 
-class Wire:
+class JsonRpcConnection:
     """One conversation over a link."""
 
     def __init__(
         self,
-        link: Link,
+        link: Transport,
         *,
         on_request: OnRequest | None = None,
         on_notify: OnNotify | None = None,
-        on_stray: OnStray = lambda _, said: None,
+        on_unmatched: OnUnmatched = lambda _, said: None,
         in_flight: int = 64,
         inbound: int = 8,
-        on_noise: Callable[[bytes], None] | None = None,
+        on_invalid_frame: Callable[[bytes], None] | None = None,
     ) -> None:
         self.noise = 0
         """Frames that could not be understood."""
         self.heard = 0
         """Frames that came, understood or not."""
         # Set before the link is attached, which delivers lines that have already come.
-        self._on_noise = on_noise
-        self.ended: asyncio.Future[LinkEnd] = asyncio.get_running_loop().create_future()
+        self._on_noise = on_invalid_frame
+        self.ended: asyncio.Future[TransportEnd] = asyncio.get_running_loop().create_future()
         self._loop = asyncio.get_running_loop()
         self._alarm = Alarm(self._expire)
         self._link = link
         self._on_request = on_request
         self._on_notify = on_notify
-        self._on_stray = on_stray
+        self._on_stray = on_unmatched
         self._slots = Slots(in_flight)
         self._inbound_limit = inbound
         self.ids = itertools.count(1)
@@ -161,9 +166,9 @@ class Wire:
 
         Raises:
             RpcError: The peer answered with an error.
-            BadAnswer: It answered with something else.
-            WireTimeout: It did not answer in time; waiting for a free slot counts.
-            WireClosed: The link ended.
+            InvalidResponseError: It answered with something else.
+            RequestTimeoutError: It did not answer in time; waiting for a free slot counts.
+            ConnectionClosedError: The link ended.
         """
         now = self._loop.time()
         hard_at = now + (idle_s if hard_s is None else hard_s)
@@ -181,16 +186,16 @@ class Wire:
         except TimeoutError:
             late = hard_s and self._loop.time() >= hard_at
             limit = f"{hard_s:g} s in all" if late else f"{idle_s:g} s"
-            raise WireTimeout(f"{method} was not answered within {limit}") from None
+            raise RequestTimeoutError(f"{method} was not answered within {limit}") from None
 
     async def _ask(
         self, identity: RequestId, method: str, params: JsonObject | None, waiting: _Waiting, cancellable: bool
     ) -> JsonObject:
         if self.ended.done():
-            raise WireClosed(self.ended.result())
+            raise ConnectionClosedError(self.ended.result())
         frame: JsonObject = {"jsonrpc": "2.0", "id": identity, "method": method}
         if waiting.follows:
-            frame["params"] = followed(params, identity)
+            frame["params"] = add_progress_token(params, identity)
         elif params is not None:
             frame["params"] = params
         answer = waiting.answer
@@ -238,7 +243,7 @@ class Wire:
             frame["params"] = params
         self._link.send(frame)
 
-    def give_up(self, end: LinkEnd) -> None:
+    def give_up(self, end: TransportEnd) -> None:
         """Take the link for ended although it is open: whoever waits is told why."""
         self._end(end)
 
@@ -252,14 +257,14 @@ class Wire:
 
     # -- inbound ----------------------------------------------------------------------------
 
-    def _end(self, end: LinkEnd) -> None:
+    def _end(self, end: TransportEnd) -> None:
         if self.ended.done():
             return
         self.ended.set_result(end)
         self._alarm.stop()
         for waiting in self._waiting.values():
             if not waiting.answer.done():
-                waiting.answer.set_exception(WireClosed(end))
+                waiting.answer.set_exception(ConnectionClosedError(end))
         for task in self._inbound.values():
             task.cancel()
 
@@ -274,11 +279,11 @@ class Wire:
 
     def _parsed(self, line: bytes) -> JsonValue:
         try:
-            return read_frame(line)
+            return decode_frame(line)
         except (ValueError, RecursionError) as exc:
-            identity = answered_id(line)
+            identity = find_response_id(line)
             if identity is not None:
-                self._resolve(identity, BadAnswer(f"the answer cannot be read: {exc}"))
+                self._resolve(identity, InvalidResponseError(f"the answer cannot be read: {exc}"))
                 return None
             # A banner without an end of line stands before the first answer.
             return self._find_answers(line)
@@ -288,7 +293,7 @@ class Wire:
 
         Only answers that are waited for are taken: a log line may quote any message.
         """
-        answers = [one for one in find_answers(line) if self._find(one.get("id")) is not None]
+        answers = [one for one in find_responses(line) if self._find(one.get("id")) is not None]
         if not answers:
             return None
         self.noise += 1
@@ -318,7 +323,7 @@ class Wire:
             self._resolve(identity, result)
         else:
             shown = type(result).__name__ if result is not None else "null"
-            self._resolve(identity, BadAnswer(f"the result is {shown}, not an object"))
+            self._resolve(identity, InvalidResponseError(f"the result is {shown}, not an object"))
 
     def _resolve(self, identity: JsonValue, outcome: JsonObject | Exception) -> None:
         waiting = self._find(identity)
@@ -404,7 +409,7 @@ class Wire:
 
 def _rpc_error(error: JsonValue) -> Exception:
     if not isinstance(error, dict):
-        return BadAnswer("the error is no object")
+        return InvalidResponseError("the error is no object")
     code, message = error.get("code"), error.get("message")
     return RpcError(
         code if isinstance(code, int) else INTERNAL_ERROR,

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 UNSUPPORTED_VERSION = -32022
 
 
-class VersionMismatch(Exception):
+class VersionMismatchError(Exception):
     """The server speaks no version that we speak."""
 
 
@@ -34,9 +34,9 @@ def supported(exc: RpcError) -> list[JsonValue]:
 
 def names_versions(exc: BaseException | None) -> bool:
     """Tell whether a server that knows the modern protocol said that it speaks another version."""
-    return isinstance(exc, VersionMismatch) or locked_modern(exc)
+    return isinstance(exc, VersionMismatchError) or requires_modern(exc)
 
 
-def locked_modern(exc: BaseException | None) -> bool:
+def requires_modern(exc: BaseException | None) -> bool:
     """Tell whether a server refused since it speaks the modern protocol, and no other any more."""
     return isinstance(exc, RpcError) and exc.code == UNSUPPORTED_VERSION

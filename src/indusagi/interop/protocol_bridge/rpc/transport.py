@@ -11,7 +11,7 @@ import collections
 from typing import TYPE_CHECKING
 
 from indusagi.core.json import is_json_object
-from indusagi.interop.protocol_bridge.rpc.connection import LinkEnd
+from indusagi.interop.protocol_bridge.rpc.connection import TransportEnd
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +25,7 @@ _LINE = 64
 _NOT_CARRIED = -32000
 
 
-class QueuedLink:
+class QueuedTransport:
     """A link without a carrier; those who derive from it take the frames from `following`."""
 
     def __init__(self) -> None:
@@ -34,12 +34,12 @@ class QueuedLink:
         self.writable = asyncio.Event()
         self.writable.set()
         self._on_frame: Callable[[bytes | JsonValue], None] | None = None
-        self._on_end: Callable[[LinkEnd], None] | None = None
-        self._end: LinkEnd | None = None
+        self._on_end: Callable[[TransportEnd], None] | None = None
+        self._end: TransportEnd | None = None
 
     # -- for the wire -----------------------------------------------------------------------
 
-    def attach(self, on_frame: Callable[[bytes | JsonValue], None], on_end: Callable[[LinkEnd], None]) -> None:
+    def attach(self, on_frame: Callable[[bytes | JsonValue], None], on_end: Callable[[TransportEnd], None]) -> None:
         """Deliver what comes; the carriers start only after this."""
         self._on_frame, self._on_end = on_frame, on_end
         if self._end is not None:
@@ -76,10 +76,10 @@ class QueuedLink:
         error: JsonObject = {"code": code, "message": message}
         self.deliver({"jsonrpc": "2.0", "id": request_id, "error": error})
 
-    def finish(self, message: str, detail: FaultDetail) -> LinkEnd:
+    def finish(self, message: str, detail: FaultDetail) -> TransportEnd:
         """Declare the end, and give it; the first one stands."""
         if self._end is None:
-            self._end = LinkEnd(message, detail)
+            self._end = TransportEnd(message, detail)
             self._line.clear()
             self.writable.set()
             if self._on_end is not None:
@@ -87,13 +87,13 @@ class QueuedLink:
         return self._end
 
 
-def request_id_of(frame: JsonObject) -> RequestId | None:
+def find_request_id(frame: JsonObject) -> RequestId | None:
     """Give the id of a frame that asks for an answer."""
     identity = frame.get("id")
     return identity if "method" in frame and isinstance(identity, (int, str)) else None
 
 
-def cancelled_by(frame: JsonObject) -> RequestId | None:
+def find_cancelled_id(frame: JsonObject) -> RequestId | None:
     """Give the id of the request that a frame says nobody waits for."""
     if frame.get("method") != "notifications/cancelled":
         return None

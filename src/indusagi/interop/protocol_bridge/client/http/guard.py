@@ -26,19 +26,19 @@ import httpx2
 
 from indusagi.core.json import is_json_object
 from indusagi.interop.protocol_bridge.client.http.failures import (
-    Mishap,
+    TransportFailure,
+    build_failure,
     by_error,
     by_status,
     content_type,
     elsewhere,
+    format_origin,
+    get_origin,
     is_rpc_error,
-    mishap,
-    origin_of,
-    shown_origin,
     suspicion,
 )
 from indusagi.interop.protocol_bridge.client.http.proxy import proxy_for
-from indusagi.interop.protocol_bridge.client.http.responses import EventFilter, judge_message, name_answer
+from indusagi.interop.protocol_bridge.client.http.responses import EventFilter, add_response_id, classify_message
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
 from indusagi.interop.protocol_bridge.rpc.connection import PARSE_ERROR
 
@@ -61,7 +61,7 @@ _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(r"[\x20-\x7e\t]*")
 
 
-class Guard(httpx2.AsyncBaseTransport):
+class HttpGuard(httpx2.AsyncBaseTransport):
     """Stands between an HTTP client and the network, for one server."""
 
     def __init__(
@@ -74,15 +74,15 @@ class Guard(httpx2.AsyncBaseTransport):
         """Told, in a sentence about the server, that it has answered another request."""
         self._session_lost = False
         self._inner = inner
-        self._origin = origin_of(address)
+        self._origin = get_origin(address)
         self._limits = limits
-        self._mishaps: collections.OrderedDict[RequestId, Mishap] = collections.OrderedDict()
-        self._by_task: weakref.WeakKeyDictionary[asyncio.Task[Any], Journey] = weakref.WeakKeyDictionary()
-        self._by_id: weakref.WeakValueDictionary[RequestId, Journey] = weakref.WeakValueDictionary()
+        self._mishaps: collections.OrderedDict[RequestId, TransportFailure] = collections.OrderedDict()
+        self._by_task: weakref.WeakKeyDictionary[asyncio.Task[Any], ResumableRequest] = weakref.WeakKeyDictionary()
+        self._by_id: weakref.WeakValueDictionary[RequestId, ResumableRequest] = weakref.WeakValueDictionary()
 
     # -- what is known of a request ---------------------------------------------------------
 
-    def note(self, identity: RequestId | None, what: Mishap | None) -> None:
+    def note(self, identity: RequestId | None, what: TransportFailure | None) -> None:
         """Remember what befell a request, in place of what was known; None: nothing did."""
         if identity is None:
             return
@@ -92,7 +92,7 @@ class Guard(httpx2.AsyncBaseTransport):
             while len(self._mishaps) > _REMEMBERED:
                 self._mishaps.popitem(last=False)
 
-    def known(self, identity: RequestId) -> Mishap | None:
+    def known(self, identity: RequestId) -> TransportFailure | None:
         """Tell what befell a request."""
         return self._mishaps.get(identity)
 
@@ -113,14 +113,14 @@ class Guard(httpx2.AsyncBaseTransport):
         """Send a request; failures of the network come back as responses."""
         request.headers["accept-encoding"] = "identity"
         journey = self._journey(request)
-        if origin_of(request.url) != self._origin:
+        if get_origin(request.url) != self._origin:
             return self._refusal(journey, elsewhere(request.url))
         if request.method == "DELETE":
             return await self._farewell(request)
         if request.method == "GET":
             await journey.pace(resumes="last-event-id" in request.headers)
             if journey.given_up:
-                return self._refusal(journey, mishap("was given up", "cancelled"))
+                return self._refusal(journey, build_failure("was given up", "cancelled"))
         # The SDK sends nothing else while a notification is on its way: it must not hang.
         hurry = request.method == "POST" and journey.identity is None
         try:
@@ -128,16 +128,16 @@ class Guard(httpx2.AsyncBaseTransport):
             response = await journey.bounded(answer, self._limits.start_s if hurry else None)
             return await self._judged(request, response, journey)
         except TimeoutError:
-            return self._refusal(journey, mishap("did not answer in time", "closed"))
+            return self._refusal(journey, build_failure("did not answer in time", "closed"))
         except httpx2.TransportError as exc:
             return self._refusal(journey, by_error(exc, self.via))
 
-    def _journey(self, request: httpx2.Request) -> Journey:
+    def _journey(self, request: httpx2.Request) -> ResumableRequest:
         identity = cast("RequestId | None", request.extensions.get(REQUEST))
         task = cast("asyncio.Task[Any]", asyncio.current_task())
         journey = self._by_task.get(task)
         if journey is None or (identity is not None and journey.identity != identity):
-            journey = Journey(identity)
+            journey = ResumableRequest(identity)
             self._by_task[task] = journey
             if identity is not None:
                 self._by_id[identity] = journey
@@ -158,13 +158,15 @@ class Guard(httpx2.AsyncBaseTransport):
 
     # -- responses --------------------------------------------------------------------------
 
-    async def _judged(self, request: httpx2.Request, response: httpx2.Response, journey: Journey) -> httpx2.Response:
+    async def _judged(
+        self, request: httpx2.Request, response: httpx2.Response, journey: ResumableRequest
+    ) -> httpx2.Response:
         coding = response.headers.get("content-encoding", "identity").strip().lower()
         length = response.headers.get("content-length", "")
         if coding not in {"", "identity"}:
             await response.aclose()
             said = "answered with a compressed body, which was not asked for"
-            return self._refusal(journey, mishap(said, "malformed", response.status_code))
+            return self._refusal(journey, build_failure(said, "malformed", response.status_code))
         if length.isdecimal() and int(length) > self._limits.frame_bytes:
             await response.aclose()
             return self._refusal(journey, self._too_large())
@@ -188,7 +190,9 @@ class Guard(httpx2.AsyncBaseTransport):
                 headers.pop("content-length", None)
         return httpx2.Response(response.status_code, headers=headers, stream=stream, extensions=response.extensions)
 
-    async def _rejected(self, request: httpx2.Request, response: httpx2.Response, journey: Journey) -> httpx2.Response:
+    async def _rejected(
+        self, request: httpx2.Request, response: httpx2.Response, journey: ResumableRequest
+    ) -> httpx2.Response:
         body = await self._error_body(response)
         found = by_status(response, self.via)
         known = response.status_code != HTTPStatus.NOT_FOUND or _SESSION not in request.headers
@@ -198,7 +202,7 @@ class Guard(httpx2.AsyncBaseTransport):
         if not is_rpc_error(body):
             return self._refusal(journey, found, response.status_code)
         if found.detail.reason not in {"auth", "rate_limited"}:
-            found = mishap("", None, response.status_code)
+            found = build_failure("", None, response.status_code)
         self.note(journey.identity, found)
         headers = {"content-type": "application/json"}
         return httpx2.Response(response.status_code, headers=headers, content=body)
@@ -218,18 +222,20 @@ class Guard(httpx2.AsyncBaseTransport):
             await response.aclose()
         return body
 
-    def _refusal(self, journey: Journey, what: Mishap, status: int = HTTPStatus.BAD_GATEWAY) -> httpx2.Response:
+    def _refusal(
+        self, journey: ResumableRequest, what: TransportFailure, status: int = HTTPStatus.BAD_GATEWAY
+    ) -> httpx2.Response:
         """Answer in the server's place; the SDK passes the error on to whoever asked."""
         self.note(journey.identity, what)
         error = {"code": -32000, "message": f"it {what.said}"}
         body = {"jsonrpc": "2.0", "id": None, "error": error}
         return httpx2.Response(status, json=body)
 
-    def _too_large(self) -> Mishap:
+    def _too_large(self) -> TransportFailure:
         said = f"sent a message of more than {self._limits.frame_bytes:,} bytes"
-        return mishap(said, "frame_too_large")
+        return build_failure(said, "frame_too_large")
 
-    def too_large(self, journey: Journey) -> str:
+    def too_large(self, journey: ResumableRequest) -> str:
         """Note that a body went past the cap, and say so."""
         what = self._too_large()
         self.note(journey.identity, what)
@@ -243,7 +249,9 @@ class Guard(httpx2.AsyncBaseTransport):
 class _Watched(httpx2.AsyncByteStream):
     """The body of a response, counted: as a whole, or event by event."""
 
-    def __init__(self, response: httpx2.Response, guard: Guard, journey: Journey, cap: int, *, events: bool) -> None:
+    def __init__(
+        self, response: httpx2.Response, guard: HttpGuard, journey: ResumableRequest, cap: int, *, events: bool
+    ) -> None:
         self._inner = cast("httpx2.AsyncByteStream", response.stream)
         self._guard = guard
         self._journey = journey
@@ -263,7 +271,7 @@ class _Watched(httpx2.AsyncByteStream):
             yield piece
 
     async def _next(self, pieces: AsyncIterator[bytes]) -> bytes | None:
-        early = mishap("ended its answer before it was complete", "closed")
+        early = build_failure("ended its answer before it was complete", "closed")
         try:
             return await self._journey.bounded(anext(pieces))
         except StopAsyncIteration:
@@ -293,7 +301,7 @@ class _Watched(httpx2.AsyncByteStream):
 class _OwnEvents(httpx2.AsyncByteStream):
     """The events that answer one request, without answers to others."""
 
-    def __init__(self, inner: _Watched, guard: Guard, asked: RequestId) -> None:
+    def __init__(self, inner: _Watched, guard: HttpGuard, asked: RequestId) -> None:
         self._inner = inner
         self._guard = guard
         self._asked = asked
@@ -310,7 +318,7 @@ class _OwnEvents(httpx2.AsyncByteStream):
             yield rest
         if filtered.foreign is not None:
             # The request will now be told that the stream has ended: this is why.
-            self._guard.note(self._asked, mishap(_foreign(filtered.foreign), "malformed"))
+            self._guard.note(self._asked, build_failure(_foreign(filtered.foreign), "malformed"))
 
     async def aclose(self) -> None:
         await self._inner.aclose()
@@ -319,21 +327,21 @@ class _OwnEvents(httpx2.AsyncByteStream):
 class _OwnAnswer(httpx2.AsyncByteStream):
     """The JSON body that answers one request; anything else becomes an error of that request."""
 
-    def __init__(self, inner: _Watched, guard: Guard, asked: RequestId) -> None:
+    def __init__(self, inner: _Watched, guard: HttpGuard, asked: RequestId) -> None:
         self._inner = inner
         self._guard = guard
         self._asked = asked
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         body = b"".join([piece async for piece in self._inner])
-        judged = judge_message(body, self._asked)
+        judged = classify_message(body, self._asked)
         if judged.kind in {"own", "unnamed"}:
-            yield body if judged.kind == "own" else name_answer(body, self._asked)
+            yield body if judged.kind == "own" else add_response_id(body, self._asked)
             return
         said = _foreign(judged.shown_id)
         if judged.kind == "other":
             said = "answered with a message that is not an answer"
-        self._guard.note(self._asked, mishap(said, "malformed"))
+        self._guard.note(self._asked, build_failure(said, "malformed"))
         error = {"code": PARSE_ERROR, "message": f"it {said}"}
         yield json.dumps({"jsonrpc": "2.0", "id": self._asked, "error": error}).encode()
 
@@ -365,9 +373,9 @@ class GuardedClient(httpx2.AsyncClient):
 
 
 @asynccontextmanager
-async def guarded_client(
+async def open_guarded_client(
     config: SseServerConfig | StreamableHttpServerConfig,
-) -> AsyncGenerator[tuple[GuardedClient, Guard]]:
+) -> AsyncGenerator[tuple[GuardedClient, HttpGuard]]:
     """Make the HTTP client of a server, and close it when the block is left.
 
     Raises:
@@ -378,7 +386,7 @@ async def guarded_client(
     proxy = proxy_for(config, address, os.environ)
     # In a thread: the first one loads half of the HTTP library, and the certificates.
     inner = await asyncio.to_thread(_network, address.scheme == "https", limits.in_flight, proxy)
-    guard = Guard(inner, address, limits, None if proxy is None else shown_origin(proxy.url))
+    guard = HttpGuard(inner, address, limits, None if proxy is None else format_origin(proxy.url))
     # Whoever waits for an answer has a deadline; here only what comes before is bounded.
     client = GuardedClient(
         transport=guard,
@@ -447,7 +455,7 @@ _PAUSE_FACTOR = 1.6
 _LONGEST_PAUSE_S = 60.0
 
 
-class Journey:
+class ResumableRequest:
     """A request of ours and the GETs by which the SDK goes on with it; all in one task."""
 
     def __init__(self, identity: RequestId | None) -> None:

@@ -36,7 +36,7 @@ _OVERLAP = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class MessageMatch:
     """What a message is to the request that was asked, and the id that it names."""
 
     kind: Kind
@@ -52,25 +52,25 @@ def is_same_id(given: object, asked: RequestId) -> bool:
     return given == asked or (isinstance(given, str) and given == str(asked))
 
 
-def judge_message(data: bytes, asked: RequestId) -> Judgement:
+def classify_message(data: bytes, asked: RequestId) -> MessageMatch:
     """Tell whether a message answers the request `asked`; what is not JSON is left to others."""
     if len(data) > _LARGE and (found := _edge_id(data)) is not None:
         return _judge_id(found, asked)
     try:
         message: object = json.loads(data.removeprefix(_BOM))
     except (ValueError, RecursionError):
-        return Judgement("own")
+        return MessageMatch("own")
     if not is_json_object(message) or not ("result" in message or "error" in message):
-        return Judgement("other")
+        return MessageMatch("other")
     identity = message.get("id")
     if identity is None and "error" in message:
         # "If there was an error in detecting the id in the Request object, it MUST be Null":
         # https://www.jsonrpc.org/specification#response_object
-        return Judgement("unnamed")
+        return MessageMatch("unnamed")
     return _judge_id(identity, asked)
 
 
-def name_answer(data: bytes, asked: RequestId) -> bytes:
+def add_response_id(data: bytes, asked: RequestId) -> bytes:
     """Give an error without an id the id of the request that it answers."""
     return json.dumps({**json.loads(data.removeprefix(_BOM)), "id": asked}).encode()
 
@@ -80,9 +80,9 @@ def _edge_id(data: bytes) -> object:
     return None if found is None else json.loads(found[1])
 
 
-def _judge_id(identity: object, asked: RequestId) -> Judgement:
+def _judge_id(identity: object, asked: RequestId) -> MessageMatch:
     kind: Kind = "own" if is_same_id(identity, asked) else "foreign"
-    return Judgement(kind, json.dumps(identity)[:80])
+    return MessageMatch(kind, json.dumps(identity)[:80])
 
 
 class EventFilter:
@@ -141,7 +141,7 @@ class EventFilter:
             return True
         lines = _LINE_END.split(event.removeprefix(_BOM))
         data = b"\n".join(line[5:].removeprefix(b" ") for line in lines if line[:5] == b"data:")
-        judged = judge_message(data, self._asked)
+        judged = classify_message(data, self._asked)
         if judged.kind == "foreign":
             self.foreign = judged.shown_id
         return judged.kind != "foreign"

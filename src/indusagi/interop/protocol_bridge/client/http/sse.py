@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import anyio
 import httpx2
 
-from indusagi.interop.protocol_bridge.client.http.failures import elsewhere, origin_of
-from indusagi.interop.protocol_bridge.client.http.guard import REQUEST, guarded_client
+from indusagi.interop.protocol_bridge.client.http.failures import elsewhere, get_origin
+from indusagi.interop.protocol_bridge.client.http.guard import REQUEST, open_guarded_client
 from indusagi.interop.protocol_bridge.contract import FaultDetail
-from indusagi.interop.protocol_bridge.rpc.connection import WireClosed
-from indusagi.interop.protocol_bridge.rpc.transport import QueuedLink, cancelled_by, request_id_of
+from indusagi.interop.protocol_bridge.rpc.connection import ConnectionClosedError
+from indusagi.interop.protocol_bridge.rpc.transport import QueuedTransport, find_cancelled_id, find_request_id
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from indusagi.core.json import JsonObject
-    from indusagi.interop.protocol_bridge.client.http.guard import Guard, GuardedClient
+    from indusagi.interop.protocol_bridge.client.http.guard import GuardedClient, HttpGuard
     from indusagi.interop.protocol_bridge.contract import SseServerConfig, StreamableHttpServerConfig
     from indusagi.interop.protocol_bridge.rpc.connection import RequestId
 
@@ -37,10 +37,10 @@ _STREAM = "events"
 
 
 @asynccontextmanager
-async def sse_link(config: SseServerConfig | StreamableHttpServerConfig) -> AsyncGenerator[SseLink]:
+async def sse_transport(config: SseServerConfig | StreamableHttpServerConfig) -> AsyncGenerator[SseTransport]:
     """Open the stream of events of a server, and close it when the block is left."""
-    async with guarded_client(config) as (client, guard), anyio.create_task_group() as tasks:
-        link = SseLink(config.url, client, guard)
+    async with open_guarded_client(config) as (client, guard), anyio.create_task_group() as tasks:
+        link = SseTransport(config.url, client, guard)
         tasks.start_soon(link.read)
         tasks.start_soon(link.write, tasks)
         try:
@@ -50,10 +50,10 @@ async def sse_link(config: SseServerConfig | StreamableHttpServerConfig) -> Asyn
             tasks.cancel_scope.cancel()
 
 
-class SseLink(QueuedLink):
+class SseTransport(QueuedTransport):
     """A link over a stream of events."""
 
-    def __init__(self, url: str, client: GuardedClient, guard: Guard) -> None:
+    def __init__(self, url: str, client: GuardedClient, guard: HttpGuard) -> None:
         super().__init__()
         self.via = guard.via
         """The origin of the proxy between us and the server."""
@@ -66,13 +66,13 @@ class SseLink(QueuedLink):
         """Wait until the server has said where to send messages.
 
         Raises:
-            WireClosed: It ended before.
+            ConnectionClosedError: It ended before.
         """
         await self._post_to
 
     def send(self, frame: JsonObject) -> None:
         """Put a frame in line."""
-        if (unwanted := cancelled_by(frame)) is not None:
+        if (unwanted := find_cancelled_id(frame)) is not None:
             self._guard.give_up(unwanted)
         super().send(frame)
 
@@ -112,7 +112,7 @@ class SseLink(QueuedLink):
     def _happened(self, event: httpx2.ServerSentEvent, url: httpx2.URL) -> None:
         if event.event == "endpoint" and not self._post_to.done():
             target = url.join(event.data)
-            if origin_of(target) == origin_of(url):
+            if get_origin(target) == get_origin(url):
                 self._post_to.set_result(target)
             else:
                 found = elsewhere(target)
@@ -123,7 +123,7 @@ class SseLink(QueuedLink):
     def _over(self, said: str, detail: FaultDetail) -> None:
         end = self.finish(said, detail)
         if not self._post_to.done():
-            self._post_to.set_exception(WireClosed(end))
+            self._post_to.set_exception(ConnectionClosedError(end))
 
     # -- messages ---------------------------------------------------------------------------
 
@@ -135,13 +135,13 @@ class SseLink(QueuedLink):
         target = self._post_to.result()
         while True:
             frame = await self.following()
-            if request_id_of(frame) is None:
+            if find_request_id(frame) is None:
                 await self._post(target, frame)
             else:
                 tasks.start_soon(self._post, target, frame)
 
     async def _post(self, target: httpx2.URL, frame: JsonObject) -> None:
-        identity = request_id_of(frame)
+        identity = find_request_id(frame)
         try:
             text = json.dumps(frame, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         except (ValueError, RecursionError) as exc:

@@ -11,12 +11,12 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.inbound import find_invalid_x_mcp_header, x_mcp_header_map
 
 from indusagi.core.json import is_json_object
-from indusagi.interop.protocol_bridge.client.http.guard import guarded_client
-from indusagi.interop.protocol_bridge.client.http.sse import sse_link
-from indusagi.interop.protocol_bridge.client.sdk.streams import HttpStamp, StreamLink
+from indusagi.interop.protocol_bridge.client.http.guard import open_guarded_client
+from indusagi.interop.protocol_bridge.client.http.sse import sse_transport
+from indusagi.interop.protocol_bridge.client.sdk.streams import McpHeaders, StreamTransport
 from indusagi.interop.protocol_bridge.client.session import ServerFacts
 from indusagi.interop.protocol_bridge.contract import FaultDetail
-from indusagi.interop.protocol_bridge.rpc.codec import prepare
+from indusagi.interop.protocol_bridge.rpc.codec import encode_object
 from indusagi.interop.protocol_bridge.rpc.connection import INTERNAL_ERROR
 
 if TYPE_CHECKING:
@@ -25,32 +25,32 @@ if TYPE_CHECKING:
     from mcp_types import JSONRPCError, JSONRPCMessage
 
     from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.protocol_bridge.client.session import Peer
+    from indusagi.interop.protocol_bridge.client.session import ClientSession
     from indusagi.interop.protocol_bridge.contract import SseServerConfig, StreamableHttpServerConfig
-    from indusagi.interop.protocol_bridge.rpc.connection import Link
+    from indusagi.interop.protocol_bridge.rpc.connection import Transport
 
 
 _log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
-async def remote_link(
+async def remote_transport(
     config: SseServerConfig | StreamableHttpServerConfig, version: Callable[[], str | None]
-) -> AsyncGenerator[Link]:
+) -> AsyncGenerator[Transport]:
     """Reach a server behind an address, and let it go when the block is left."""
     if config.kind == "sse":
-        async with sse_link(config) as link:
+        async with sse_transport(config) as link:
             await link.opened()
             yield link
         return
     async with (
-        guarded_client(config) as (client, guard),
+        open_guarded_client(config) as (client, guard),
         # The guard counts the bytes of each event; the SDK's own cap knows no configuration.
         streamable_http_client(config.url, http_client=client, max_sse_event_size=None) as streams,
         anyio.create_task_group() as tasks,
     ):
-        link = RelayLink(streams, guard)
-        link.stamp = RelayStamp(cast("Peer", _Met(version)))
+        link = RawStreamTransport(streams, guard)
+        link.stamp = RawMcpHeaders(cast("ClientSession", _Met(version)))
         tasks.start_soon(link.read)
         tasks.start_soon(link.write)
         try:
@@ -60,7 +60,7 @@ async def remote_link(
             tasks.cancel_scope.cancel()
 
 
-class RelayLink(StreamLink):
+class RawStreamTransport(StreamTransport):
     """A link that adds nothing to what the server said."""
 
     def _frame(self, message: JSONRPCMessage) -> JsonObject:
@@ -84,7 +84,7 @@ class RelayLink(StreamLink):
 
 
 def _kept(value: JsonValue) -> JsonValue:
-    return prepare(value) if isinstance(value, dict) else value
+    return encode_object(value) if isinstance(value, dict) else value
 
 
 class _Met:
@@ -100,7 +100,7 @@ class _Met:
         return None if version is None else ServerFacts("legacy", version)
 
 
-class RelayStamp(HttpStamp):
+class RawMcpHeaders(McpHeaders):
     """Repeats in headers what has to be there, and leaves every list as it is."""
 
     def _admits(self, row: JsonValue) -> bool:

@@ -3,7 +3,7 @@
 The session stamps and validates by itself, answers what an older server asks with the callbacks it
 was made with, and tells the change notices of such a server only to the handler it was made with.
 That handler cannot be exchanged later; a `Client` that is not yet entered can still be given one
-(`overheard`). The end of a session shows only when something is asked of it.
+(`tap_notifications`). The end of a session shows only when something is asked of it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from pydantic import TypeAdapter, ValidationError
 from indusagi.core.json import is_json_object
 from indusagi.interop.protocol_bridge.client.session import ServerFacts
 from indusagi.interop.protocol_bridge.contract import FaultDetail
-from indusagi.interop.protocol_bridge.rpc.transport import QueuedLink, cancelled_by, request_id_of
+from indusagi.interop.protocol_bridge.rpc.transport import QueuedTransport, find_cancelled_id, find_request_id
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
     from anyio.abc import TaskGroup
-    from mcp.client import Client, ClientSession
+    from mcp.client import Client
+    from mcp.client import ClientSession as SdkSession
     from mcp.client.session import IncomingMessage, MessageHandlerFnT
 
     from indusagi.core.json import JsonObject
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 _raw: TypeAdapter[Any] = TypeAdapter(dict[str, Any])
 
 
-def session_facts(session: ClientSession) -> ServerFacts:
+def session_facts(session: SdkSession) -> ServerFacts:
     """Say what a session has found out about its server."""
     result = session.discover_result or session.initialize_result
     dumped = {} if result is None else result.model_dump(by_alias=True, exclude_none=True)
@@ -47,11 +48,11 @@ def session_facts(session: ClientSession) -> ServerFacts:
     return ServerFacts(era, version, dumped)
 
 
-class Ear:
+class NotificationTap:
     """Hears what a client of the SDK is told, before whoever was to hear it anyway."""
 
     def __init__(self, rightful: MessageHandlerFnT | None) -> None:
-        self.link: SessionLink | None = None
+        self.link: SdkSessionTransport | None = None
         """Set once there is somebody to hand it on to."""
         self._rightful = rightful
 
@@ -65,20 +66,20 @@ class Ear:
 
 
 @contextmanager
-def overheard(client: Client) -> Generator[Ear]:
+def tap_notifications(client: Client) -> Generator[NotificationTap]:
     """Listen in to a client that is about to be entered; its own handler hears all as before."""
     rightful = client.message_handler
-    client.message_handler = ear = Ear(rightful)
+    client.message_handler = ear = NotificationTap(rightful)
     try:
         yield ear
     finally:
         client.message_handler = rightful
 
 
-class SessionLink(QueuedLink):
+class SdkSessionTransport(QueuedTransport):
     """A link over a session; its own callbacks stay in force."""
 
-    def __init__(self, session: ClientSession) -> None:
+    def __init__(self, session: SdkSession) -> None:
         super().__init__()
         self._session = session
         self._asking: dict[RequestId, anyio.CancelScope] = {}
@@ -92,7 +93,7 @@ class SessionLink(QueuedLink):
         """Pass on what stands in line; each request in a task of its own."""
         while True:
             frame = await self.following()
-            identity, unwanted = request_id_of(frame), cancelled_by(frame)
+            identity, unwanted = find_request_id(frame), find_cancelled_id(frame)
             if identity is not None:
                 self._asking[identity] = anyio.CancelScope()
                 tasks.start_soon(self._ask, identity, frame)

@@ -25,10 +25,10 @@ from mcp.shared.message import ClientMessageMetadata, SessionMessage
 from mcp_types import JSONRPCError, JSONRPCMessage, JSONRPCResponse, jsonrpc_message_adapter
 
 from indusagi.core.json import is_json_object
-from indusagi.interop.protocol_bridge.client.http.failures import mishap
+from indusagi.interop.protocol_bridge.client.http.failures import build_failure
 from indusagi.interop.protocol_bridge.contract import FaultDetail
 from indusagi.interop.protocol_bridge.rpc.connection import PARSE_ERROR
-from indusagi.interop.protocol_bridge.rpc.transport import QueuedLink, cancelled_by, request_id_of
+from indusagi.interop.protocol_bridge.rpc.transport import QueuedTransport, find_cancelled_id, find_request_id
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from anyio.abc import AsyncResource
 
     from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.protocol_bridge.client.http.guard import Guard
-    from indusagi.interop.protocol_bridge.client.session import Peer
+    from indusagi.interop.protocol_bridge.client.http.guard import HttpGuard
+    from indusagi.interop.protocol_bridge.client.session import ClientSession
     from indusagi.interop.protocol_bridge.rpc.connection import RequestId
 
 
@@ -55,12 +55,12 @@ class Writer(Protocol):
 Streams: TypeAlias = "tuple[AsyncIterable[SessionMessage | Exception], Writer]"
 
 
-class StreamLink(QueuedLink):
+class StreamTransport(QueuedTransport):
     """A link over a pair of the SDK's streams."""
 
-    def __init__(self, streams: Streams, guard: Guard | None = None) -> None:
+    def __init__(self, streams: Streams, guard: HttpGuard | None = None) -> None:
         super().__init__()
-        self.stamp: HttpStamp | None = None
+        self.stamp: McpHeaders | None = None
         """Set before anything is sent, where the streams lead to HTTP."""
         self._read, self._write = streams
         self._guard = guard
@@ -69,7 +69,7 @@ class StreamLink(QueuedLink):
 
     def send(self, frame: JsonObject) -> None:
         """Put a frame in line."""
-        unwanted = cancelled_by(frame)
+        unwanted = find_cancelled_id(frame)
         if unwanted is not None and self._guard is not None:
             self._guard.give_up(unwanted)
         super().send(frame)
@@ -103,7 +103,7 @@ class StreamLink(QueuedLink):
                 message.model_dump(mode="json")
                 json.dumps(frame, ensure_ascii=False, allow_nan=False).encode()
         except (ValueError, RecursionError) as exc:
-            identity = request_id_of(frame)
+            identity = find_request_id(frame)
             if identity is not None:
                 self.fail(identity, f"it cannot be sent: {exc}")
             return None
@@ -135,7 +135,7 @@ class StreamLink(QueuedLink):
         said = given.message
         if self._guard is not None and identity is not None:
             if self._guard.known(identity) is None and _is_parse_failure(message):
-                unread = mishap("sent an answer that cannot be read", "malformed")
+                unread = build_failure("sent an answer that cannot be read", "malformed")
                 self._guard.note(identity, unread)
             found = self._guard.known(identity)
             said = f"it {found.said}" if found is not None and found.said else said
@@ -153,10 +153,10 @@ def _is_parse_failure(message: JSONRPCError) -> bool:
     return error.code == PARSE_ERROR and error.message.startswith("Failed to parse ")
 
 
-class HttpStamp:
+class McpHeaders:
     """Repeats in HTTP headers what the modern protocol wants those on the way to see."""
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: ClientSession) -> None:
         self._peer = peer
         self._listings: set[RequestId] = set()
         self._params: dict[str, dict[tuple[str, ...], str]] = {}
@@ -186,7 +186,7 @@ class HttpStamp:
         return headers
 
     def _expect(self, frame: JsonObject) -> None:
-        identity = request_id_of(frame)
+        identity = find_request_id(frame)
         if frame.get("method") == "tools/list" and identity is not None:
             self._listings.add(identity)
 
@@ -217,7 +217,7 @@ _FLUSH_S = 1.0
 """How long the last words may take to be read."""
 
 
-class HostStreamLink(StreamLink):
+class HostStreamTransport(StreamTransport):
     """A link that can tell when all was said."""
 
     def __init__(self, streams: Streams) -> None:
@@ -249,9 +249,9 @@ class HostStreamLink(StreamLink):
 
 
 @asynccontextmanager
-async def host_streams(streams: Streams) -> AsyncGenerator[HostStreamLink]:
+async def host_streams(streams: Streams) -> AsyncGenerator[HostStreamTransport]:
     """Carry what goes over a stream pair, and close it at the end, as a server of the SDK does."""
-    link = HostStreamLink(streams)
+    link = HostStreamTransport(streams)
 
     async def read() -> None:
         try:

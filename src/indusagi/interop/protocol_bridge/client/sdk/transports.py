@@ -13,19 +13,20 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import anyio
-from mcp.client import Client, ClientSession
+from mcp.client import Client
+from mcp.client import ClientSession as SdkSession
 from mcp.client.streamable_http import streamable_http_client
 from mcp.server.lowlevel import NotificationOptions, Server
 from mcp.shared.memory import create_client_server_memory_streams
 
-from indusagi.interop.protocol_bridge.client.http.guard import guarded_client
-from indusagi.interop.protocol_bridge.client.http.sse import sse_link
-from indusagi.interop.protocol_bridge.client.memory import is_link, linked_peer
-from indusagi.interop.protocol_bridge.client.sdk.session import SessionLink, overheard, session_facts
-from indusagi.interop.protocol_bridge.client.sdk.streams import HttpStamp, StreamLink
-from indusagi.interop.protocol_bridge.client.session import Peer
+from indusagi.interop.protocol_bridge.client.http.guard import open_guarded_client
+from indusagi.interop.protocol_bridge.client.http.sse import sse_transport
+from indusagi.interop.protocol_bridge.client.memory import is_transport, transport_session
+from indusagi.interop.protocol_bridge.client.sdk.session import SdkSessionTransport, session_facts, tap_notifications
+from indusagi.interop.protocol_bridge.client.sdk.streams import McpHeaders, StreamTransport
+from indusagi.interop.protocol_bridge.client.session import ClientSession
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
-from indusagi.interop.protocol_bridge.rpc.connection import RpcError, WireClosed
+from indusagi.interop.protocol_bridge.rpc.connection import ConnectionClosedError, RpcError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.client.handlers import Handlers
-    from indusagi.interop.protocol_bridge.client.http.guard import Guard
-    from indusagi.interop.protocol_bridge.client.sdk.session import Ear
+    from indusagi.interop.protocol_bridge.client.http.guard import HttpGuard
+    from indusagi.interop.protocol_bridge.client.sdk.session import NotificationTap
     from indusagi.interop.protocol_bridge.client.sdk.streams import Streams
     from indusagi.interop.protocol_bridge.contract import ServerConfig, SseServerConfig, StreamableHttpServerConfig
 
@@ -54,7 +55,9 @@ _LET_GO = FaultDetail(reason="closed")
 
 
 @asynccontextmanager
-async def remote_peer(config: RemoteConfig, handlers: Handlers, client_info: JsonObject) -> AsyncGenerator[Peer]:
+async def remote_session(
+    config: RemoteConfig, handlers: Handlers, client_info: JsonObject
+) -> AsyncGenerator[ClientSession]:
     """Connect to a server behind an address; the caller sets the deadline.
 
     A server that refuses the present transport outright is asked in the old one as well.
@@ -69,7 +72,7 @@ async def remote_peer(config: RemoteConfig, handlers: Handlers, client_info: Jso
 
 async def _either(
     config: StreamableHttpServerConfig, handlers: Handlers, client_info: JsonObject, stack: AsyncExitStack
-) -> Peer:
+) -> ClientSession:
     try:
         return await stack.enter_async_context(_http_peer(config, handlers, client_info))
     except RpcError as exc:
@@ -78,7 +81,7 @@ async def _either(
         refused = exc
     try:
         peer = await stack.enter_async_context(_sse_peer(config, handlers, client_info))
-    except (RpcError, WireClosed):
+    except (RpcError, ConnectionClosedError):
         raise refused from None
     peer.notes.append("it speaks only the old HTTP transport (SSE)")
     return peer
@@ -86,7 +89,7 @@ async def _either(
 
 async def _old_or_present(
     config: SseServerConfig, handlers: Handlers, client_info: JsonObject, stack: AsyncExitStack
-) -> Peer:
+) -> ClientSession:
     """Connect by the old HTTP transport, or by the present one where the server has only that.
 
     A server of the present transport refuses the GET that opens the old one (405, or 4xx for want
@@ -96,13 +99,13 @@ async def _old_or_present(
     opening = _sse_peer(config, handlers, client_info, config.limits.probe_s)
     try:
         return await stack.enter_async_context(opening)
-    except (RpcError, WireClosed, TimeoutError) as exc:
+    except (RpcError, ConnectionClosedError, TimeoutError) as exc:
         if not _may_be_present(exc):
             raise
         refused = exc
     try:
         peer = await stack.enter_async_context(_http_peer(config, handlers, client_info))
-    except (RpcError, WireClosed):
+    except (RpcError, ConnectionClosedError):
         if not isinstance(refused, TimeoutError):
             raise refused from None
         return await stack.enter_async_context(_sse_peer(config, handlers, client_info))
@@ -112,7 +115,7 @@ async def _old_or_present(
 
 def _may_be_present(exc: Exception) -> bool:
     """Tell whether a server that refused the old HTTP transport may speak the present one."""
-    if not isinstance(exc, WireClosed):
+    if not isinstance(exc, ConnectionClosedError):
         return isinstance(exc, TimeoutError)
     detail = exc.end.detail
     if detail.http_status is None:
@@ -121,8 +124,10 @@ def _may_be_present(exc: Exception) -> bool:
 
 
 @asynccontextmanager
-async def _http_peer(config: RemoteConfig, handlers: Handlers, client_info: JsonObject) -> AsyncGenerator[Peer]:
-    async with guarded_client(config) as (client, guard):
+async def _http_peer(
+    config: RemoteConfig, handlers: Handlers, client_info: JsonObject
+) -> AsyncGenerator[ClientSession]:
+    async with open_guarded_client(config) as (client, guard):
         # The guard counts the bytes of each event; the SDK's own cap knows no configuration.
         transport = streamable_http_client(config.url, http_client=client, max_sse_event_size=None)
         async with _stream_peer(transport, config, handlers, client_info, guard) as peer:
@@ -133,10 +138,10 @@ async def _http_peer(config: RemoteConfig, handlers: Handlers, client_info: Json
 @asynccontextmanager
 async def _sse_peer(
     config: RemoteConfig, handlers: Handlers, client_info: JsonObject, opened_s: float | None = None
-) -> AsyncGenerator[Peer]:
+) -> AsyncGenerator[ClientSession]:
     failure: Exception | None = None
-    async with sse_link(config) as link:
-        peer = Peer(link, config.limits, handlers, client_info)
+    async with sse_transport(config) as link:
+        peer = ClientSession(link, config.limits, handlers, client_info)
         try:
             async with asyncio.timeout(opened_s):
                 await link.opened()
@@ -153,7 +158,7 @@ async def _sse_peer(
         raise failure
 
 
-def _tell_of_proxy(peer: Peer, config: RemoteConfig, via: str | None) -> None:
+def _tell_of_proxy(peer: ClientSession, config: RemoteConfig, via: str | None) -> None:
     if via is not None:
         open_to_it = "" if config.url.lower().startswith("https:") else ", which can read all of it"
         peer.notes.append(f"it is reached through the proxy {via}{open_to_it}")
@@ -168,14 +173,14 @@ async def _stream_peer(
     config: ServerConfig,
     handlers: Handlers,
     client_info: JsonObject,
-    guard: Guard | None = None,
-) -> AsyncGenerator[Peer]:
+    guard: HttpGuard | None = None,
+) -> AsyncGenerator[ClientSession]:
     failure: Exception | None = None
     async with transport as streams, anyio.create_task_group() as tasks:
-        link = StreamLink(streams, guard)
-        peer = Peer(link, config.limits, handlers, client_info)
+        link = StreamTransport(streams, guard)
+        peer = ClientSession(link, config.limits, handlers, client_info)
         if guard is not None:
-            link.stamp = HttpStamp(peer)
+            link.stamp = McpHeaders(peer)
             guard.on_foreign_answer = peer.note
         tasks.start_soon(link.read)
         tasks.start_soon(link.write)
@@ -197,12 +202,12 @@ async def _stream_peer(
 
 
 @asynccontextmanager
-async def injected_peer(
+async def injected_session(
     config: ServerConfig,
     handlers: Handlers,
     client_info: JsonObject,
     session_factory: Callable[[], AbstractAsyncContextManager[object]],
-) -> AsyncGenerator[Peer]:
+) -> AsyncGenerator[ClientSession]:
     """Speak through what a factory yields: a stream pair, a low-level server, or a session.
 
     Raises:
@@ -211,17 +216,17 @@ async def injected_peer(
     async with AsyncExitStack() as stack:
         coming = session_factory()
         # Once it is entered, nobody can be told any more what its server says unasked.
-        ear = stack.enter_context(overheard(coming)) if isinstance(coming, Client) else None
+        ear = stack.enter_context(tap_notifications(coming)) if isinstance(coming, Client) else None
         given = await stack.enter_async_context(coming)
         if isinstance(given, Client):
             given = given.session
-        if isinstance(given, ClientSession):
+        if isinstance(given, SdkSession):
             opening = _session_peer(given, config, handlers, client_info, ear)
         elif isinstance(given, Server):
             transport = _served(cast("Server[Any]", given))
             opening = _stream_peer(transport, config, handlers, client_info)
-        elif is_link(given):
-            opening = linked_peer(given, config, handlers, client_info)
+        elif is_transport(given):
+            opening = transport_session(given, config, handlers, client_info)
         else:
             transport = _lent(_stream_pair(given, config))
             opening = _stream_peer(transport, config, handlers, client_info)
@@ -274,12 +279,12 @@ async def _served(server: Server[Any]) -> AsyncGenerator[Streams]:
 
 @asynccontextmanager
 async def _session_peer(
-    session: ClientSession, config: ServerConfig, handlers: Handlers, client_info: JsonObject, ear: Ear | None
-) -> AsyncGenerator[Peer]:
+    session: SdkSession, config: ServerConfig, handlers: Handlers, client_info: JsonObject, ear: NotificationTap | None
+) -> AsyncGenerator[ClientSession]:
     if session.protocol_version is None:
         await session.initialize()
-    link = SessionLink(session)
-    peer = Peer(link, config.limits, handlers, client_info)
+    link = SdkSessionTransport(session)
+    peer = ClientSession(link, config.limits, handlers, client_info)
     peer.facts = session_facts(session)
     # A modern session subscribes to changes, and would be told twice.
     if peer.facts.era == "legacy" and ear is not None:

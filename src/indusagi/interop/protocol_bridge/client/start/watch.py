@@ -22,7 +22,7 @@ class StartedProcess(Protocol):
     """A process that is being started, as its watcher sees it."""
 
     @property
-    def bytes_heard(self) -> int:
+    def bytes_received(self) -> int:
         """How much it has written to its standard output and error."""
         ...
 
@@ -30,7 +30,7 @@ class StartedProcess(Protocol):
         """Give the last lines of its standard error."""
         ...
 
-    def read_noise(self) -> Sequence[str]:
+    def read_invalid_lines(self) -> Sequence[str]:
         """Give lines of its standard output that were not protocol messages."""
         ...
 
@@ -108,7 +108,7 @@ class StartWatch:
         with suppress(TimeoutError):
             async with asyncio.timeout(_SAMPLE_S):
                 activity = await process.activity()
-        return process.bytes_heard, activity
+        return process.bytes_received, activity
 
 
 def _is_alive(before: tuple[int, Activity | None], after: tuple[int, Activity | None]) -> bool:

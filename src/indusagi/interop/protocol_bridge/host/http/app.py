@@ -37,7 +37,7 @@ from indusagi.interop.protocol_bridge.host.http.request import (
     cancelled,
 )
 from indusagi.interop.protocol_bridge.host.http.sessions import HttpSessions
-from indusagi.interop.protocol_bridge.rpc.codec import read_exact
+from indusagi.interop.protocol_bridge.rpc.codec import decode_frame_verbatim
 from indusagi.interop.protocol_bridge.rpc.connection import METHOD_NOT_FOUND, PARSE_ERROR
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class HostApp:
             raise HttpRefusal(415, "the content type must be application/json")
         body = await request.body(self._settings.body_bytes, self._settings.body_s)
         try:
-            return read_exact(body)
+            return decode_frame_verbatim(body)
         except (ValueError, RecursionError):
             raise HttpRefusal(400, "the body is no JSON that can be read", PARSE_ERROR) from None
 

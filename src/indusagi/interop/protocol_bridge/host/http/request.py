@@ -10,7 +10,7 @@ import anyio
 
 from indusagi.core.json import compact_json
 from indusagi.interop.protocol_bridge.host.dispatcher import INVALID_REQUEST
-from indusagi.interop.protocol_bridge.rpc.codec import write_frame
+from indusagi.interop.protocol_bridge.rpc.codec import encode_frame
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -221,7 +221,7 @@ class ResponseQueue:
             return None if self.ended else b""
         if len(self._line) <= _LINE:
             self.writable.set()
-        return write_frame(self._line.popleft())
+        return encode_frame(self._line.popleft())
 
     async def settled(self, within_s: float = 0) -> bool:
         """Wait for an answer without anything before it; False if it takes a stream to tell.
