@@ -18,7 +18,6 @@ from tests.support.tools import box_of
 from tests.support.waiting import is_alive, running, until
 
 from indusagi.capabilities import receipts
-from indusagi.capabilities.jobs.process_info import measure_usage, waits_for_typing
 from indusagi.capabilities.jobs.table import jobs_of
 from indusagi.capabilities.local import make_local_context
 from indusagi.capabilities.local.shell import LocalShell
@@ -26,7 +25,7 @@ from indusagi.capabilities.receipts import Receipt, end_leftover, find_leftover_
 from indusagi.capabilities.sandbox.policy import Sandbox
 from indusagi.capabilities.tools.process import process_tool
 from indusagi.core.ids import new_ulid
-from indusagi.core.process.tree import start_time
+from indusagi.core.process.procfs import measure_usage, read_start_time, reads_terminal
 from indusagi.runtime.contract import ToolCall
 
 if TYPE_CHECKING:
@@ -150,7 +149,7 @@ async def test_a_stranger_with_the_same_number_is_left_alone(tmp_path: Path) -> 
     """Whoever does not carry the mark is not signalled, whatever its number."""
     stranger = await anyio.open_process(["sleep", "600"])
     try:
-        started = await to_thread.run_sync(start_time, stranger.pid)
+        started = await to_thread.run_sync(read_start_time, stranger.pid)
         assert started is not None
         receipt = Receipt(new_ulid(), stranger.pid, started, 1, 0, "sleep", str(tmp_path))
         assert await to_thread.run_sync(end_leftover, receipt)
@@ -226,8 +225,8 @@ def test_a_receipt_is_removed_once(tmp_path: Path) -> None:
 def test_of_processes_that_are_gone_nothing_is_known() -> None:
     gone = 2**22 + 1
     assert measure_usage([gone]).rss_bytes == 0
-    assert start_time(gone) is None
-    assert not waits_for_typing([gone])
+    assert read_start_time(gone) is None
+    assert not reads_terminal([gone])
 
 
 def test_of_this_process_something_is_known() -> None:

@@ -18,7 +18,8 @@ from typing import cast
 
 from indusagi.core.app_dirs import create_private_file, make_private_dir, state_dir
 from indusagi.core.ids import is_ulid, new_ulid
-from indusagi.core.process.tree import ProcessTree, find_descendants, signal_processes, start_time
+from indusagi.core.process.procfs import read_start_time
+from indusagi.core.process.tree import ProcessTree, signal_processes
 
 _GRACE_S = 3.0
 _PAUSE_S = 0.05
@@ -46,7 +47,7 @@ def write_receipt(mark: str, pid: int, command: str, cwd: str) -> str | None:
     Raises:
         OSError: The file cannot be written.
     """
-    started, owner_started = start_time(pid), start_time(os.getpid())
+    started, owner_started = read_start_time(pid), read_start_time(os.getpid())
     if started is None or owner_started is None:
         return None
     receipt = Receipt(mark, pid, started, os.getpid(), owner_started, command, cwd)
@@ -77,7 +78,7 @@ def find_leftover_jobs() -> list[Receipt]:
         receipt = _read(path) if is_ulid(name.removesuffix(".json")) else None
         if receipt is None or _is_there(receipt.owner_pid, receipt.owner_started):
             continue
-        if find_descendants(None, receipt.mark):
+        if ProcessTree(receipt.mark).list_running(None):
             found.append(receipt)
         else:
             remove_receipt(path)
@@ -93,10 +94,10 @@ def end_leftover(receipt: Receipt) -> bool:
     # One for both signals: who was seen to descend from the command is known for good.
     tree = ProcessTree(receipt.mark)
     for number in (signal.SIGTERM, signal.SIGKILL):
-        signal_processes(tree.left(None), number)
+        signal_processes(tree.list_running(None), number)
         deadline = time.monotonic() + _GRACE_S
         while time.monotonic() < deadline:
-            if not tree.left(None):
+            if not tree.list_running(None):
                 return True
             time.sleep(_PAUSE_S)
     return False
@@ -117,4 +118,4 @@ def _read(path: str) -> Receipt | None:
 
 
 def _is_there(pid: int, started: int) -> bool:
-    return start_time(pid) == started
+    return read_start_time(pid) == started

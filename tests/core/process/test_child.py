@@ -21,7 +21,7 @@ from indusagi.core.process.tree import MARK, ProcessTree
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from indusagi.core.process.tree import ProcessInfo
+    from indusagi.core.process.procfs import ProcessInfo
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
 
@@ -72,7 +72,7 @@ async def test_the_three_pipes_are_three() -> None:
 
 
 async def test_two_pipes_can_be_one_and_the_input_empty() -> None:
-    options = {"with_input": False, "merged": True}
+    options = {"with_input": False, "merge_stderr": True}
     async with running("cat; echo out; echo error >&2; echo out", **options) as (child, heard):
         await child.output_ended.wait()
         assert (heard.output, heard.errors) == (b"out\nerror\nout\n", b"")
@@ -130,7 +130,7 @@ async def test_an_input_that_is_just_being_closed_is_closed_once() -> None:
     asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
     async with running("cat") as (child, _):
         child.close_input()
-        child._let_go()
+        child._release()
         await until(lambda: not child.input_open)
     assert told == []
 
@@ -184,7 +184,7 @@ async def test_who_is_started_after_the_others_were_asked_is_asked_too() -> None
 
 
 async def test_an_end_comes_also_where_no_thread_is_free_to_look_who_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child_module, "_LOOK_S", 0.02)
+    monkeypatch.setattr(child_module, "_SCAN_S", 0.02)
     monkeypatch.setattr(child_module, "_REAP_S", 0.2)
     busy = threading.Event()
     with ThreadPoolExecutor(1) as threads:
@@ -217,7 +217,7 @@ async def test_the_end_of_one_that_has_started_nobody_takes_one_look_at_all_proc
             looks.append(leader)
             return []
 
-        monkeypatch.setattr(ProcessTree, "left", left)
+        monkeypatch.setattr(ProcessTree, "list_running", left)
         await child.end(grace_s)
         assert looks == [child.pid]
 
@@ -234,16 +234,16 @@ async def test_an_orphan_of_one_that_heeds_the_end_of_its_input_is_found() -> No
 
 async def test_who_is_left_is_killed_however_long_it_takes_to_find_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """To look at thousands of processes takes longer than the kernel gets to end those killed."""
-    look, pauses = ProcessTree.left, iter([0.0])
+    look, pauses = ProcessTree.list_running, iter([0.0])
 
-    def slowly(kin: ProcessTree, leader: int | None) -> list[ProcessInfo]:
+    def slowly(tree: ProcessTree, leader: int | None) -> list[ProcessInfo]:
         time.sleep(next(pauses, 0.25))
-        return look(kin, leader)
+        return look(tree, leader)
 
     script = "setsid sh -c 'echo $$; trap \"\" TERM; exec sleep 600' & exit 3"
     async with running(script, with_input=False) as (child, heard):
         await until(lambda: heard.output.endswith(b"\n"))
-        monkeypatch.setattr(ProcessTree, "left", slowly)
+        monkeypatch.setattr(ProcessTree, "list_running", slowly)
         monkeypatch.setattr(child_module, "_REAP_S", 0.2)
         await child.end(0)
         monkeypatch.undo()
@@ -266,11 +266,11 @@ async def test_ending_a_child_that_was_never_started_signals_no_process(monkeypa
 async def test_output_that_is_held_back_comes_when_it_is_released() -> None:
     async with running("echo first; read line; echo second") as (child, heard):
         await until(lambda: heard.output == b"first\n")
-        child.hold_output()
+        child.pause_output()
         child.write(b"\n")
         await child.exited.wait()
         assert heard.output == b"first\n"
-        child.release_output()
+        child.resume_output()
         await child.output_ended.wait()
         assert heard.output == b"first\nsecond\n"
 
@@ -279,7 +279,7 @@ async def test_output_that_is_held_back_comes_when_it_is_released() -> None:
 async def test_what_is_still_in_the_pipe_at_the_end_is_read_if_that_is_wanted(written: int) -> None:
     script = f"read line; head -c {written} /dev/zero"
     async with running(script) as (child, heard):
-        child.hold_output()
+        child.pause_output()
         child.write(b"\n")
         await child.exited.wait()
         await child.end(0, drain_s=0.01)
@@ -289,7 +289,7 @@ async def test_what_is_still_in_the_pipe_at_the_end_is_read_if_that_is_wanted(wr
 async def test_an_output_that_somebody_fills_without_end_is_given_up() -> None:
     async with running("echo; exec yes", with_input=False) as (child, heard):
         await until(lambda: len(heard.output) > 0)
-        child.hold_output()
+        child.pause_output()
         await child.end(0, drain_s=0.01)
         assert len(heard.output) < 4 * 1024 * 1024
 

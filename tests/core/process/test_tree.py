@@ -14,14 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from indusagi.core.ids import new_ulid
-from indusagi.core.process.tree import (
-    MARK,
-    ProcessTree,
-    find_descendants,
-    select_settled,
-    signal_group,
-    signal_processes,
-)
+from indusagi.core.process.tree import MARK, ProcessTree, select_settled, signal_group, signal_processes
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -61,7 +54,7 @@ def test_a_process_that_has_ended_and_is_not_collected_does_not_run() -> None:
     with leading("true") as process:
         exit_of(process)
         assert signal_group(process.pid, 0)
-        assert find_descendants(process.pid, new_ulid()) == []
+        assert ProcessTree(new_ulid()).list_running(process.pid) == []
 
 
 def test_a_group_that_is_not_there_is_told() -> None:
@@ -82,7 +75,7 @@ def test_a_group_that_may_not_be_signalled_is_there(monkeypatch: pytest.MonkeyPa
 def test_those_of_the_session_are_found_in_whatever_group_they_are() -> None:
     with leading("bash", "-c", "set -m; sleep 600 & echo $!; wait") as process:
         child = line_of(process)
-        found = {one.pid: one for one in find_descendants(process.pid, new_ulid())}
+        found = {one.pid: one for one in ProcessTree(new_ulid()).list_running(process.pid)}
         assert found.keys() == {process.pid, child}
         assert (found[child].group, found[child].session) == (child, process.pid)
         signal_processes(list(found.values()), signal.SIGKILL)
@@ -95,7 +88,7 @@ def test_a_program_with_a_name_that_looks_like_figures_is_found(tmp_path: Path) 
     path = tmp_path / "a) Z 1 1 ("
     shutil.copy(sleep, path)
     with leading(str(path), "600") as process:
-        assert [one.pid for one in find_descendants(process.pid, new_ulid())] == [process.pid]
+        assert [one.pid for one in ProcessTree(new_ulid()).list_running(process.pid)] == [process.pid]
 
 
 def test_one_that_left_the_session_is_found_by_its_mark() -> None:
@@ -104,55 +97,55 @@ def test_one_that_left_the_session_is_found_by_its_mark() -> None:
     with leading("sh", "-c", script, mark=mark) as process:
         child = line_of(process)
         exit_of(process)
-        assert find_descendants(process.pid, new_ulid()) == []
-        while not (left := find_descendants(process.pid, mark)):
+        assert ProcessTree(new_ulid()).list_running(process.pid) == []
+        while not (left := ProcessTree(mark).list_running(process.pid)):
             pass  # who is just becoming another program shows no environment meanwhile
         assert [one.pid for one in left] == [child]
-        assert find_descendants(None, new_ulid()) == []
-        signal_processes(find_descendants(None, mark), signal.SIGKILL)
+        assert ProcessTree(new_ulid()).list_running(None) == []
+        signal_processes(ProcessTree(mark).list_running(None), signal.SIGKILL)
 
 
 def test_one_that_threw_everything_away_is_found_by_its_descent_and_known_from_then_on() -> None:
     script = "env -i setsid sh -c 'echo $$; exec sleep 600' & wait"
     with leading("sh", "-c", script) as process:
         child = line_of(process)
-        kin = ProcessTree(new_ulid())
-        assert {process.pid, child} <= {one.pid for one in kin.left(process.pid)}
+        tree = ProcessTree(new_ulid())
+        assert {process.pid, child} <= {one.pid for one in tree.list_running(process.pid)}
         process.kill()
         process.wait()
-        left = kin.left(None)
+        left = tree.list_running(None)
         assert {one.session for one in left} == {child}
-        assert find_descendants(None, new_ulid()) == []
+        assert ProcessTree(new_ulid()).list_running(None) == []
         signal_processes(left, signal.SIGKILL)
 
 
 def test_we_ourselves_are_never_found() -> None:
-    kin = ProcessTree(new_ulid())
-    kin.pipe = os.readlink("/proc/self/fd/1")
-    assert os.getpid() not in {one.pid for one in kin.left(None)}
+    tree = ProcessTree(new_ulid())
+    tree.pipe = os.readlink("/proc/self/fd/1")
+    assert os.getpid() not in {one.pid for one in tree.list_running(None)}
 
 
 def test_the_mark_of_an_outer_program_is_found_beside_the_inner_one() -> None:
     outer, inner = new_ulid(), new_ulid()
     with leading("sh", "-c", "echo $$; sleep 600; :", mark=f"{outer} {inner}") as process:
         leader = line_of(process)
-        assert leader in {one.pid for one in find_descendants(None, outer)}
-        assert leader in {one.pid for one in find_descendants(None, inner)}
+        assert leader in {one.pid for one in ProcessTree(outer).list_running(None)}
+        assert leader in {one.pid for one in ProcessTree(inner).list_running(None)}
 
 
 def test_who_was_only_just_made_has_not_settled() -> None:
     with leading(*SLEEP) as process:
-        (found,) = find_descendants(process.pid, new_ulid())
+        (found,) = ProcessTree(new_ulid()).list_running(process.pid)
         later = replace(found, started=found.started + 100_000)
         former = replace(found, started=found.started - 100)
-        assert select_settled([later, former]) == {former.name}
+        assert select_settled([later, former]) == {former.key}
 
 
 def test_another_process_under_the_same_number_is_not_signalled() -> None:
     with leading(*SLEEP) as process:
-        (found,) = find_descendants(process.pid, new_ulid())
+        (found,) = ProcessTree(new_ulid()).list_running(process.pid)
         signal_processes([replace(found, started=found.started - 1)], signal.SIGKILL)
-        assert find_descendants(process.pid, new_ulid()) == [found]
+        assert ProcessTree(new_ulid()).list_running(process.pid) == [found]
         signal_processes([found], signal.SIGTERM)
         assert process.wait() == -signal.SIGTERM
 
@@ -160,7 +153,7 @@ def test_another_process_under_the_same_number_is_not_signalled() -> None:
 def test_without_a_descriptor_of_the_process_its_number_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "pidfd_open")
     with leading(*SLEEP) as process:
-        signal_processes(find_descendants(process.pid, new_ulid()), signal.SIGTERM)
+        signal_processes(ProcessTree(new_ulid()).list_running(process.pid), signal.SIGTERM)
         assert process.wait() == -signal.SIGTERM
 
 
@@ -174,7 +167,7 @@ def test_one_that_may_not_be_signalled_does_not_keep_the_others_from_it(monkeypa
     monkeypatch.setattr(signal, "pidfd_send_signal", refuse)
     with leading("sh", "-c", "sleep 600 & echo $!; wait") as process:
         line_of(process)
-        signal_processes(find_descendants(process.pid, new_ulid()), signal.SIGTERM)
+        signal_processes(ProcessTree(new_ulid()).list_running(process.pid), signal.SIGTERM)
         assert tried == [signal.SIGTERM] * 2
 
 
@@ -184,16 +177,16 @@ def test_where_there_is_no_proc_the_group_is_all_that_is_known(monkeypatch: pyte
 
     monkeypatch.setattr(os, "listdir", missing)
     with leading(*SLEEP) as process:
-        (found,) = find_descendants(process.pid, new_ulid())
+        (found,) = ProcessTree(new_ulid()).list_running(process.pid)
         assert found.pid == process.pid
-        assert find_descendants(process.pid, new_ulid()) == [found]
+        assert ProcessTree(new_ulid()).list_running(process.pid) == [found]
         assert ProcessTree(new_ulid()).snapshot_children(process.pid) == [found]
-        assert find_descendants(None, new_ulid()) == []
+        assert ProcessTree(new_ulid()).list_running(None) == []
         signal_processes([found], signal.SIGKILL)  # nothing is known of it, so it is left alone
         assert process.poll() is None
         process.kill()
         process.wait()
-        assert find_descendants(process.pid, new_ulid()) == []
+        assert ProcessTree(new_ulid()).list_running(process.pid) == []
 
 
 def test_where_nothing_more_can_be_opened_the_group_is_all_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +199,7 @@ def test_where_nothing_more_can_be_opened_the_group_is_all_that_is_known(monkeyp
 
     with leading(*SLEEP) as process, monkeypatch.context() as patch:
         patch.setattr(os, "open", refuse)
-        assert find_descendants(None, new_ulid()) == []
+        assert ProcessTree(new_ulid()).list_running(None) == []
         process.kill()
         process.wait()
-        assert find_descendants(process.pid, new_ulid()) == []
+        assert ProcessTree(new_ulid()).list_running(process.pid) == []

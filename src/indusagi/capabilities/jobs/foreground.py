@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import anyio
 from anyio import to_thread
 
-from indusagi.capabilities.jobs.process_info import waits_for_typing
 from indusagi.capabilities.jobs.text import plain_text
 from indusagi.capabilities.ports import Ended
+from indusagi.core.process.procfs import reads_terminal
 from indusagi.runtime.contract import ToolProgress
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class ForegroundWait:
             self._ctx.report(ToolProgress(size, None, await to_thread.run_sync(self._latest)))
 
     def _waits(self) -> bool:
-        return waits_for_typing([self._process.pid, *self._process.survivors()])
+        return reads_terminal([self._process.pid, *self._process.survivors()])
 
     def _latest(self) -> str:
         try:

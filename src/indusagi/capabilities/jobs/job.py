@@ -10,11 +10,11 @@ import anyio
 from anyio import to_thread
 
 from indusagi.capabilities.jobs.lines import LineRing
-from indusagi.capabilities.jobs.process_info import ResourceUsage, measure_usage
 from indusagi.capabilities.jobs.text import shows
 from indusagi.capabilities.local.shell import LocalProcess
 from indusagi.capabilities.ports import STOP_GRACE_MS
-from indusagi.core.process.tree import find_descendants, signal_group, signal_processes
+from indusagi.core.process.procfs import ResourceUsage, measure_usage
+from indusagi.core.process.tree import ProcessTree, signal_group, signal_processes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -205,7 +205,7 @@ class Job:
         return 0
 
     def _signal_left(self, number: int) -> None:
-        signal_processes(find_descendants(None, self.process.mark), number)
+        signal_processes(ProcessTree(self.process.mark).list_running(None), number)
 
     async def _put_away(self) -> None:
         self._ended = anyio.current_time()

@@ -113,7 +113,7 @@ class LocalProcess:
         A caller that is cancelled meanwhile waits for the end all the same.
         """
         # The end of its input says nothing to a server: it is told in so many words.
-        await self._child.end(grace_ms / 1000, drain_s=_DRAIN_S, by_input=False)
+        await self._child.end(grace_ms / 1000, drain_s=_DRAIN_S, close_input=False)
         await self._written()
         return self._code()
 
@@ -297,10 +297,10 @@ async def _start(prepare: Callable[[], _Prepared], command: str, folder: str, wi
             enclosed.env,
             folder,
             with_input=with_input,
-            merged=errors is None,
+            merge_stderr=errors is None,
             # Such a child would die with us even by kill -9, at the price of a slow start, and
             # what it has started would not: all of it is found by its receipt.
-            dies_with_us=False,
+            die_with_parent=False,
         )
     except BaseException as exc:
         capture.close()

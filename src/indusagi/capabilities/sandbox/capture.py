@@ -85,9 +85,9 @@ class Capture:
         self._waiting.clear()
         self._idle.clear()
         if self._of_errors:
-            self.child.hold_errors()
+            self.child.pause_errors()
         else:
-            self.child.hold_output()
+            self.child.pause_output()
         sink = self._sink
         owed, self._told = self._told, self.size + len(piece) if sink is not None else self._told
         file = self._file if self._failure is None else None
@@ -107,9 +107,9 @@ class Capture:
             return
         self._idle.set()
         if self._of_errors:
-            self.child.release_errors()
+            self.child.resume_errors()
         else:
-            self.child.release_output()
+            self.child.resume_output()
         if self._closed:
             self._file.close()
         elif self._is_over() and self._when_over is not None:

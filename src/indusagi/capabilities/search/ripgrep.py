@@ -154,7 +154,7 @@ async def run_program(
     listener = _OutputListener(reader)
     child = listener.child = ChildProcess(listener)
     try:
-        await child.start(argv, env, cwd, with_input=False, dies_with_us=False)
+        await child.start(argv, env, cwd, with_input=False, die_with_parent=False)
         with anyio.move_on_after(timeout_s) as timer:
             await listener.over.wait()
         exit_code = None if reader.is_full or timer.cancelled_caught else child.exit_code

@@ -39,7 +39,7 @@ async def asked(
     try:
         with fail_after(deadline_s):
             # It reads all before it works and writes at the end: it does not outlive us for long.
-            await child.start(argv, env or {}, None, dies_with_us=False)
+            await child.start(argv, env or {}, None, die_with_parent=False)
             await tell(child, question)
             child.close_input()
             await child.output_ended.wait()

@@ -1,4 +1,4 @@
-"""Our ends of the pipes of a child process, in the event loop."""
+"""Our ends of the pipes of a child process, or of our own standard streams, in the event loop."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ if TYPE_CHECKING:
 
 _PIECE_BYTES = 64 * 1024
 _REST_BYTES = 1024 * 1024
-"""The most that is taken out of a pipe at the end: as much as a user may have a pipe hold."""
+"""The most that is read from a pipe at the end: the largest pipe of an unprivileged user (pipe(7))."""
 
 
 class PipeReader(asyncio.Protocol):
-    """The end of a pipe that we read."""
+    """Our reading end of a pipe."""
 
-    def __init__(self, received: Callable[[bytes], None], lost: Callable[[], None]) -> None:
+    def __init__(self, on_data: Callable[[bytes], None], on_end: Callable[[], None]) -> None:
         self.transport: asyncio.ReadTransport | None = None
-        self._received = received
-        self._lost = lost
+        self._on_data = on_data
+        self._on_end = on_end
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport, which can be told to wait."""
+        """Keep the transport."""
         self.transport = cast("asyncio.ReadTransport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """Hand on what was read."""
-        self._received(data)
+        """Pass data on."""
+        self._on_data(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell that nothing more will come."""
-        self._lost()
+        """Report the end of the pipe."""
+        self._on_end()
 
     def pause(self) -> None:
-        """Leave in the pipe what is in it."""
+        """Leave the data in the pipe."""
         if self.transport is not None:
             self.transport.pause_reading()
 
@@ -45,12 +45,12 @@ class PipeReader(asyncio.Protocol):
             self.transport.resume_reading()
 
     def close(self) -> None:
-        """Read no more."""
+        """Close the pipe."""
         if self.transport is not None:
             self.transport.close()
 
-    def take_the_rest(self) -> None:
-        """Read what is in the pipe, and little more however fast somebody may be filling it."""
+    def read_rest(self) -> None:
+        """Read what is in the pipe, at most `_REST_BYTES`, since a process may be filling it."""
         if self.transport is None or self.transport.is_closing():
             return
         descriptor: int = self.transport.get_extra_info("pipe").fileno()
@@ -61,24 +61,17 @@ class PipeReader(asyncio.Protocol):
                 return
             if not data:
                 return
-            self._received(data)
+            self._on_data(data)
 
 
 class PipeWriter(asyncio.BaseProtocol):
-    """The end of a pipe that we write to."""
+    """Our writing end of a pipe."""
 
-    def __init__(self, writable: asyncio.Event, lost: Callable[[], None]) -> None:
+    def __init__(self, writable: asyncio.Event, on_end: Callable[[], None]) -> None:
         self.pause_writing = writable.clear
         self.resume_writing = writable.set
-        self._lost = lost
+        self._on_end = on_end
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell that nobody reads any more."""
-        self._lost()
-
-
-def abort_pipe(pipe: asyncio.WriteTransport) -> None:
-    """Close a pipe without writing what is left."""
-    # One that is being closed and has nothing left to write would tell of its end twice.
-    if not pipe.is_closing() or pipe.get_write_buffer_size():
-        pipe.abort()
+        """Report the end of the pipe."""
+        self._on_end()

@@ -1,12 +1,15 @@
-"""The processes that a process has left behind: in its group, in its session, and beyond.
+"""Process tree: a child process with all its descendants, found and signalled together.
 
-A program may give its children groups of their own (`timeout` does, and a shell with job control),
-but they stay in the session of the first. A descendant that starts a session of its own is found by
-a variable that the first process was started with, where the system shows the environment of a
-process; one that threw that away too, by those who stand between it and one that is found, or by
-the pipe that it writes to. Where there is no `/proc`, the group is all that can be known.
+Descendants are searched in four ways, since each of the first three can be undone by the program itself:
 
-Who is found or signalled one by one is looked up in the process list: not for the event loop.
+1. the process group and the session of the first process (setsid(2)); `timeout` and shells with job control give their
+   children other groups, but the session stays;
+2. a marker in the environment (`INDUS_CHILD`), for a descendant in a session of its own;
+3. the pipe that the first process got as standard output, for one that also cleared its environment;
+4. parents: every process that descends from one that is found.
+
+Found processes are remembered by (pid, start time). Without `/proc` only the group is known. The process list is read
+in the calling thread: call it in a worker thread.
 """
 
 from __future__ import annotations
@@ -15,43 +18,105 @@ import os
 import signal
 import sys
 import time
-from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING
 
+from indusagi.core.process.procfs import (
+    INACCESSIBLE,
+    ProcessInfo,
+    list_processes,
+    may_have_children,
+    read_descriptor,
+    read_process,
+    read_start_time,
+    read_variable,
+)
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
 MARK = "INDUS_CHILD"
-"""The variable. It holds the marks of all processes of ours that stand above, so that those of an
-inner program of ours are found by the outer one too."""
+"""The environment variable with the markers of all child processes above, separated by spaces: an outer `indus`
+finds the descendants of an inner one too."""
 _YOUNG_S = 0.1
-_GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
-"""What looking at a process raises when it has just ended, or when it is not for us to see."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessInfo:
-    """A process that runs."""
+class ProcessTree:
+    """A first process and its descendants.
 
-    pid: int
-    parent: int
-    group: int
-    session: int
-    started: int
-    """In ticks of the system."""
+    A process whose parent has ended gets another parent: descendants that only rule 4 finds must be listed before
+    anything is ended (`snapshot_children`).
+    """
 
-    @property
-    def name(self) -> tuple[int, int]:
-        """What names a process for good."""
-        return self.pid, self.started
+    def __init__(self, mark: str) -> None:
+        self.pipe = ""
+        """The standard output of the first process, as `pipe_name` names it."""
+        self._mark = mark
+        self._lock = Lock()
+        self._known: frozenset[tuple[int, int]] = frozenset()
+
+    def list_running(self, leader: int | None) -> list[ProcessInfo]:
+        """List the running processes of the tree.
+
+        Args:
+            leader: Pid of the first process, also that of its group and session; None if it may have been reused.
+        """
+        with self._lock:
+            try:
+                # Started without a standard output, this process itself may have the pipe as descriptor 1.
+                running = [process for process in list_processes() if process.pid != os.getpid()]
+                # A process older than the leader is no descendant: its environment need not be read.
+                oldest = 0 if leader is None else read_start_time(leader, zombie=True) or 0
+                tree = [
+                    process
+                    for process in running
+                    if leader in {process.session, process.group}
+                    or process.key in self._known
+                    or (process.started >= oldest and self._is_marked(process.pid))
+                ]
+            except OSError:
+                return [] if leader is None or not signal_group(leader, 0) else [unknown_process(leader)]
+            tree = _add_descendants(tree, running)
+            self._known = frozenset(process.key for process in tree)
+            return tree
+
+    def snapshot_children(self, leader: int) -> list[ProcessInfo]:
+        """Remember the tree before its leader ends; one without children needs no process list."""
+        return self.list_running(leader) if may_have_children(leader) else []
+
+    def _is_marked(self, pid: int) -> bool:
+        marks = read_variable(pid, MARK)
+        if marks:
+            return self._mark in marks
+        return self.pipe != "" and self.pipe in {read_descriptor(pid, 1), read_descriptor(pid, 2)}
+
+
+def _add_descendants(tree: list[ProcessInfo], running: list[ProcessInfo]) -> list[ProcessInfo]:
+    children: dict[int, list[ProcessInfo]] = {}
+    for process in running:
+        children.setdefault(process.parent, []).append(process)
+    known = {process.pid: process for process in tree}
+    pending = list(tree)
+    while pending:
+        for child in children.get(pending.pop().pid, ()):
+            if child.pid not in known:
+                known[child.pid] = child
+                pending.append(child)
+    return list(known.values())
+
+
+def pipe_name(descriptor: int) -> str:
+    """Name a pipe as `/proc/PID/fd` does for every process that holds an end of it."""
+    return f"pipe:[{os.fstat(descriptor).st_ino}]"
+
+
+def unknown_process(leader: int) -> ProcessInfo:
+    """Stand for a process group of which only its existence is known."""
+    return ProcessInfo(leader, 0, leader, leader, -1)
 
 
 def signal_group(group: int, number: int) -> bool:
-    """Signal every process of a group, and tell whether there is one.
-
-    One that may not be signalled is there all the same.
-    """
+    """Signal a process group; return whether it exists, also if it may not be signalled."""
     try:
         os.killpg(group, number)
     except ProcessLookupError:
@@ -61,110 +126,28 @@ def signal_group(group: int, number: int) -> bool:
     return True
 
 
-def find_descendants(leader: int | None, mark: str) -> list[ProcessInfo]:
-    """List who still runs of a session, if one is given, and who carries the mark anywhere.
-
-    With each one come its descendants. Zombies do not run.
-    """
-    return ProcessTree(mark).left(leader)
-
-
-class ProcessTree:
-    """All that one process has started. Who was seen once is known for good.
-
-    A process whose parent has ended is the child of another: what is to be found then by its
-    descent has to be looked for before anybody is ended.
-    """
-
-    def __init__(self, mark: str) -> None:
-        self.pipe = ""
-        """The one that the first process was given to write to, as `pipe_name` names it."""
-        self._mark = mark
-        self._lock = Lock()
-        self._seen: frozenset[tuple[int, int]] = frozenset()
-
-    def left(self, leader: int | None) -> list[ProcessInfo]:
-        """List who still runs; `leader` is the first of the session, if it is still there."""
-        with self._lock:
-            try:
-                # Started without an output, we may have our end of the pipe in the place of it.
-                running = [one for one in _running() if one.pid != os.getpid()]
-                left = _with_descendants(self._found(leader, running), running)
-            except OSError:
-                return [] if leader is None or not signal_group(leader, 0) else [unknown_process(leader)]
-            self._seen = frozenset(one.name for one in left)
-            return left
-
-    def snapshot_children(self, leader: int) -> list[ProcessInfo]:
-        """Look as `left` does if somebody may be lost with the leader: if it has children."""
-        return self.left(leader) if _may_have_children(leader) else []
-
-    def _found(self, leader: int | None, running: list[ProcessInfo]) -> list[ProcessInfo]:
-        born = _born(leader)
-        return [
-            one
-            for one in running
-            if leader in {one.session, one.group}
-            or one.name in self._seen
-            # Older than the leader is no descendant: most of the machine need not be asked.
-            or (one.started >= born and self._is_marked(one.pid))
-        ]
-
-    def _is_marked(self, pid: int) -> bool:
-        marks = _marks(pid)
-        # Who carries other marks than this one is somebody else's. There may be hundreds.
-        return self._mark in marks if marks else self.pipe != "" and _writes_to(pid, self.pipe)
-
-
-def _with_descendants(found: list[ProcessInfo], running: list[ProcessInfo]) -> list[ProcessInfo]:
-    children: dict[int, list[ProcessInfo]] = {}
-    for one in running:
-        children.setdefault(one.parent, []).append(one)
-    known = {one.pid: one for one in found}
-    ahead = list(found)
-    while ahead:
-        for child in children.get(ahead.pop().pid, ()):
-            if child.pid not in known:
-                known[child.pid] = child
-                ahead.append(child)
-    return list(known.values())
-
-
 def signal_processes(processes: list[ProcessInfo], number: int) -> list[ProcessInfo]:
-    """Signal processes that were found, each only if it is still that one; give them back."""
-    for found in processes:
+    """Signal each process that is still the one that was listed; return `processes`."""
+    for process in processes:
         try:
-            _signal(found, number)
-        except _GONE:
+            _signal(process, number)
+        except INACCESSIBLE:
             continue
     return processes
 
 
-def select_settled(processes: Iterable[ProcessInfo]) -> set[tuple[int, int]]:
-    """Name those who have heard what was sent to them.
-
-    What bash has only just made still has its handler, forgets the signal and becomes a program
-    for which bash then waits: such a one has to be told again.
-    """
-    if sys.platform != "linux":  # pragma: no cover — start times are known on Linux
-        return {one.name for one in processes}
-    now = time.clock_gettime(time.CLOCK_BOOTTIME)
-    latest = (now - _YOUNG_S) * os.sysconf("SC_CLK_TCK")
-    return {one.name for one in processes if one.started <= latest}
-
-
-def _signal(found: ProcessInfo, number: int) -> None:
+def _signal(process: ProcessInfo, number: int) -> None:
     try:
-        # A descriptor stays with its process: what is checked is what is signalled.
-        handle = os.pidfd_open(found.pid)
+        # The kernel never gives the pid of an open pidfd to another process (pidfd_open(2)).
+        handle = os.pidfd_open(process.pid)
     except (AttributeError, OSError):
         handle = None
     try:
-        now = _look(found.pid)
-        if now is None or now.started != found.started:
+        now = read_process(process.pid)
+        if now is None or now.key != process.key:
             return
         if handle is None:
-            os.kill(found.pid, number)
+            os.kill(process.pid, number)
         else:
             signal.pidfd_send_signal(handle, number)
     finally:
@@ -172,88 +155,13 @@ def _signal(found: ProcessInfo, number: int) -> None:
             os.close(handle)
 
 
-def unknown_process(leader: int) -> ProcessInfo:
-    """Stand for a group of which nothing is known but that it is there."""
-    return ProcessInfo(leader, 0, leader, leader, -1)
+def select_settled(processes: Iterable[ProcessInfo]) -> set[tuple[int, int]]:
+    """Return the keys of processes that need no second signal.
 
-
-def start_time(pid: int) -> int | None:
-    """Tell when a process started, in ticks of the system; with the pid it names it for good."""
-    found = _look(pid)
-    return None if found is None else found.started
-
-
-def _running() -> Iterator[ProcessInfo]:
-    """Look at every process there is.
-
-    Raises:
-        OSError: There is no `/proc`, or it cannot be read now.
+    A process that bash has just forked still has bash's handler: it drops the signal, runs a program, and bash waits
+    for that program. So young processes are signalled again.
     """
-    for name in os.listdir("/proc"):
-        if name.isdigit() and (found := _look(int(name))) is not None:
-            yield found
-
-
-def _born(leader: int | None) -> int:
-    fields = None if leader is None else read_stat(leader)
-    return 0 if fields is None else int(fields[19])
-
-
-def _look(pid: int) -> ProcessInfo | None:
-    fields = read_stat(pid)
-    if fields is None or fields[0] in {b"Z", b"X"}:
-        return None
-    return ProcessInfo(pid, int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))
-
-
-def read_stat(pid: int) -> list[bytes] | None:
-    """Read the fields of `/proc/PID/stat` from the state on (proc_pid_stat(5), field 3 first)."""
-    # The name of the program stands in brackets and may hold any character.
-    said = read_proc(pid, "stat")
-    return None if said is None else said.rpartition(b") ")[2].split(None, 20)
-
-
-def _may_have_children(pid: int) -> bool:
-    try:
-        threads = os.listdir(f"/proc/{pid}/task")
-        return any(read_proc(pid, f"task/{thread}/children") != b"" for thread in threads)
-    except OSError:
-        return True
-
-
-def pipe_name(descriptor: int) -> str:
-    """Name a pipe as `/proc` does for everybody who has an end of it."""
-    return f"pipe:[{os.fstat(descriptor).st_ino}]"
-
-
-def _writes_to(pid: int, pipe: str) -> bool:
-    return pipe in {_target(pid, 1), _target(pid, 2)}
-
-
-def _target(pid: int, descriptor: int) -> str:
-    try:
-        return os.readlink(f"/proc/{pid}/fd/{descriptor}")
-    except OSError:
-        return ""
-
-
-def _marks(pid: int) -> str:
-    """Give what the variable holds for a process; nothing if it has none that can be seen."""
-    variables = b"\0" + (read_proc(pid, "environ") or b"")
-    return variables.partition(f"\0{MARK}=".encode())[2].partition(b"\0")[0].decode("ascii", "replace")
-
-
-def read_proc(pid: int, name: str) -> bytes | None:
-    """Read what `/proc` says of a process; None when it has ended or is not for us to see."""
-    try:
-        # Without a file object: this is done for every process of the machine.
-        descriptor = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            parts: list[bytes] = []
-            while part := os.read(descriptor, 64 * 1024):
-                parts.append(part)
-            return b"".join(parts)
-        finally:
-            os.close(descriptor)
-    except _GONE:
-        return None
+    if sys.platform != "linux":  # pragma: no cover — start times are known on Linux
+        return {process.key for process in processes}
+    latest = (time.clock_gettime(time.CLOCK_BOOTTIME) - _YOUNG_S) * os.sysconf("SC_CLK_TCK")
+    return {process.key for process in processes if process.started <= latest}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from indusagi.core.ids import new_ulid
 from indusagi.core.notes import Note
-from indusagi.core.process.tree import MARK, find_descendants, signal_processes
+from indusagi.core.process.tree import MARK, ProcessTree, signal_processes
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.client.start.package_managers import find_package_manager
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
@@ -138,7 +138,7 @@ def kill_all_below() -> None:
             if found is not None and found.parent == ours:
                 downloads = found.argv and find_package_manager(found.argv[0], found.argv[1:])
                 number = signal.SIGTERM if downloads else signal.SIGKILL
-                signal_processes(find_descendants(pid, _mark_of(pid)), number)
+                signal_processes(ProcessTree(_mark_of(pid)).list_running(pid), number)
 
 
 def _mark_of(pid: int) -> str:

@@ -35,7 +35,7 @@ from indusagi.interop.protocol_bridge.client.start.policy import StartPacer
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from indusagi.core.process.activity import Activity
+    from indusagi.core.process.procfs import Activity
     from indusagi.interop.protocol_bridge.client.stdio import StdioTransport
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.core.process.activity import Activity
+    from indusagi.core.process.procfs import Activity
     from indusagi.interop.protocol_bridge.contract import ServerLimits, StdioServerConfig
     from indusagi.interop.protocol_bridge.rpc.connection import RequestId
 
@@ -185,10 +185,10 @@ class StdioTransport:
         self._next_turn = None
         self._deliver(_TURN_FRAMES, _TURN_BYTES)
         if self._unread:
-            self.child.hold_output()
+            self.child.pause_output()
             self._next_turn = asyncio.get_running_loop().call_soon(self._take_turn)
         else:
-            self.child.release_output()
+            self.child.resume_output()
 
     def _deliver(self, frames: float, size: float) -> None:
         """Deliver lines until so many frames or bytes were handled, or all that was read."""
