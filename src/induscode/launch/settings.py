@@ -88,7 +88,7 @@ def read_hosts(value: JsonValue) -> tuple[str, ...]:
         ValueError: One of them is neither.
     """
     from indusagi.capabilities.ports import FetchError  # noqa: PLC0415 — for a file that has some
-    from indusagi.capabilities.web.target import parse_host_and_port  # noqa: PLC0415 — as above
+    from indusagi.capabilities.web.url import parse_host_and_port  # noqa: PLC0415 — as above
 
     for one in value if isinstance(value, list) else (value,):
         try:

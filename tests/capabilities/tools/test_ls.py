@@ -17,7 +17,7 @@ from tests.support.tools import box_of, call, context
 
 from indusagi.capabilities.local import make_local_context
 from indusagi.capabilities.ports import DirEntry, FileKind, FileStat, Folder
-from indusagi.capabilities.tools.ls import MOST_ENTRIES, Branch, ls_tool, sized
+from indusagi.capabilities.tools.ls import MOST_ENTRIES, ListedEntry, format_size, ls_tool
 from indusagi.core.cancel import CancelToken
 from indusagi.interop.protocol_bridge.bridge import UnavailableFs
 from indusagi.runtime.contract import ToolCall
@@ -202,11 +202,11 @@ async def test_of_very_many_entries_none_is_kept_that_is_not_shown(
     """What is kept is looked through and sorted while no other thread runs."""
     made: list[DirEntry] = []
 
-    def branch(entry: DirEntry, ignored: bool) -> Branch:
+    def branch(entry: DirEntry, ignored: bool) -> ListedEntry:
         made.append(entry)
-        return Branch(entry, ignored)
+        return ListedEntry(entry, ignored)
 
-    monkeypatch.setattr("indusagi.capabilities.tools.ls.Branch", branch)
+    monkeypatch.setattr("indusagi.capabilities.tools.ls.ListedEntry", branch)
     for number in range(1_234):
         (tmp_path / f"{number:04}").touch()
     (tmp_path / ".gitignore").write_text("1*\n", encoding="utf-8")
@@ -387,12 +387,12 @@ async def test_a_directory_that_is_gone_when_it_is_listed_is_an_error(tmp_path: 
     ],
 )
 def test_a_size_is_said_in_few_digits(size: int, said: str) -> None:
-    assert sized(size) == said
+    assert format_size(size) == said
 
 
 @given(st.integers(min_value=0, max_value=2**63 - 1))
 def test_a_size_is_never_said_larger_than_it_is_nor_a_tenth_smaller(size: int) -> None:
-    number, unit = sized(size).split(" ")
+    number, unit = format_size(size).split(" ")
     scale = 1024 ** ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"].index(unit)
     whole, _, tenth = number.partition(".")
     least = (int(whole) * 10 + int(tenth or 0)) * scale // 10

@@ -162,7 +162,7 @@ async def test_the_list_is_always_the_last_one_that_was_accepted(
     box = box_of(ctx, todo_set_tool())
     await set_items(box, *first)
     await set_items(box, *second)
-    listed: list[JsonValue] = [entry.as_json() for entry in checklist_of(ctx).items]
+    listed: list[JsonValue] = [entry.to_json() for entry in checklist_of(ctx).items]
     wanted = [
         {**row, "id": str(row["id"]).strip(), "text": str(row["text"]).strip()}
         for row in second

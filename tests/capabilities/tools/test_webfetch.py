@@ -28,8 +28,8 @@ from indusagi.capabilities.context import Framework
 from indusagi.capabilities.overflow import SessionDir
 from indusagi.capabilities.ports import WebSettings
 from indusagi.capabilities.tools.webfetch import webfetch_tool
-from indusagi.capabilities.web import fetching, page
-from indusagi.capabilities.web.layout import SHORT_JSON
+from indusagi.capabilities.web import fetch as fetching
+from indusagi.capabilities.web.convert import LONGEST_JSON
 from indusagi.core.app_dirs import create_private_file
 from indusagi.core.cancel import CancelToken
 from indusagi.runtime.content import JsonContentBlock, TextContentBlock
@@ -143,32 +143,9 @@ async def test_json_is_laid_out_and_nothing_in_it_changes(tmp_path: Path) -> Non
     )
 
 
-LONG_JSON = b"[" + b"1," * SHORT_JSON + b"1]"
-
-
-async def test_a_long_json_text_is_laid_out_in_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its parser lets nobody else run: in a thread the event loop would stand still."""
-
-    def here(_text: str) -> str:
-        raise AssertionError("laid out here")
-
-    monkeypatch.setattr(page, "laid_out", here)
-    headers = {"Content-Type": "application/json"}
-    outcome = await read(tmp_path, replying(LONG_JSON, headers=headers))
-    assert inside(outcome).startswith("[\n  1,\n  1,\n")
-
-
-@pytest.mark.parametrize(
-    "argv", [["/nowhere/python"], [sys.executable, "-c", "pass"], [sys.executable, "-c", "print('[\\n  1,')"]]
-)
-async def test_json_that_cannot_be_laid_out_is_shown_as_it_came(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: list[str]
-) -> None:
-    def instead(_module: str) -> list[str]:
-        return argv
-
-    monkeypatch.setattr(page, "own_python", instead)
-    outcome = await read(tmp_path, replying(LONG_JSON, headers={"Content-Type": "text/json"}))
+async def test_long_json_is_shown_as_it_came(tmp_path: Path) -> None:
+    data = b"[" + b"1," * LONGEST_JSON + b"1]"
+    outcome = await read(tmp_path, replying(data, headers={"Content-Type": "application/json"}))
     assert inside(outcome).startswith("[1,1,")
 
 
@@ -267,9 +244,9 @@ async def test_a_pdf_file_is_shown_as_text_in_a_fence_and_saved(tmp_path: Path) 
         as_it_is = await fetch(ctx, url=url, format="raw")
     path = cast("str", outcome.details["path"])
     assert await anyio.Path(path).read_bytes() == body
-    said, _, fenced = text_of(outcome).partition("<untrusted-page")
+    said, _, fence_text = text_of(outcome).partition("<untrusted-page")
     assert f"Note: the text of 20 of its 30 pages.\nNote: the file is in {path}" in said
-    assert "--- page 1 ---\ntext of page 1 x" in fenced
+    assert "--- page 1 ---\ntext of page 1 x" in fence_text
     assert "--- page 20 ---\ntext of page 20 x" in text_of(following)
     assert (following.details["path"], following.details["cached"]) == (path, True)
     assert "It is not shown: this is no text" in text_of(as_it_is)
@@ -483,7 +460,7 @@ async def test_probe_0_19_hostile_html_costs_neither_time_nor_the_loop(tmp_path:
 async def test_a_page_the_converter_gives_up_on_is_given_as_its_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("indusagi.capabilities.web.markdown.LONGEST_S", 0.0)
+    monkeypatch.setattr("indusagi.capabilities.web.convert.LONGEST_S", 0.0)
     outcome = await read(tmp_path, replying(b"<p>x</p>" * 10_000, headers=HTML))
     assert "this is its source" in text_of(outcome)
     assert inside(outcome).startswith("<p>x</p>")
@@ -577,11 +554,11 @@ async def test_a_call_that_is_cancelled_ends_and_hangs_up(tmp_path: Path) -> Non
 
 
 async def test_a_conversion_that_is_cancelled_leaves_no_process(tmp_path: Path) -> None:
-    from indusagi.capabilities.web.markdown import converted  # noqa: PLC0415 — beside its test
+    from indusagi.capabilities.web.convert import convert_page  # noqa: PLC0415 — beside its test
 
     page = "<p>hello <b>world</b></p>\n" * 200_000
     with anyio.move_on_after(0.2) as scope:
-        await converted(page, "https://x.example/", "markdown")
+        await convert_page(page, "https://x.example/", "markdown")
     assert scope.cancelled_caught
 
 
@@ -593,8 +570,6 @@ from dataclasses import replace
 from indusagi.capabilities import Framework, make_local_context
 from indusagi.capabilities.ports import WebSettings
 from indusagi.capabilities.tools.webfetch import webfetch_tool
-from indusagi.capabilities.web import fetching, page
-from indusagi.capabilities.web.layout import SHORT_JSON
 
 packer = zlib.compressobj(9, zlib.DEFLATED, 31)
 bomb = b"".join([packer.compress(bytes(1 << 20)) for _ in range(300)] + [packer.flush()])

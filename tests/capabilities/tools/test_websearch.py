@@ -292,8 +292,8 @@ async def test_searxng_can_be_named_by_the_environment(tmp_path: Path, monkeypat
     [
         (b"", 403, {}, "under search: formats"),
         (b"", 500, {}, "answered 500"),
-        (b"<html>", 200, {}, "no JSON"),
-        (b"[" * 100_000, 200, {}, "no JSON"),
+        (b"<html>", 200, {}, "invalid JSON"),
+        (b"[" * 100_000, 200, {}, "invalid JSON"),
         (b"[]", 200, {}, "no list"),
         (b'{"results": {}}', 200, {}, "no list"),
         (b"", 302, {"Location": "https://elsewhere.example/"}, "https://elsewhere.example/"),

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indusagi.capabilities.web.addresses import AT_HOME, Kind, kind_of
+from indusagi.capabilities.web.addresses import PRIVATE_KINDS, AddressKind, classify_address
 
-EXPECTED: dict[str, Kind] = {
+EXPECTED: dict[str, AddressKind] = {
     "1.1.1.1": "public",
     "8.8.8.8": "public",
     "9.255.255.255": "public",
@@ -77,25 +77,25 @@ EXPECTED: dict[str, Kind] = {
 
 
 @pytest.mark.parametrize(("address", "kind"), EXPECTED.items())
-def test_an_address_is_told_by_where_it_leads(address: str, kind: Kind) -> None:
-    assert kind_of(address) == kind
+def test_an_address_is_told_by_where_it_leads(address: str, kind: AddressKind) -> None:
+    assert classify_address(address) == kind
 
 
 @given(st.ip_addresses(v=4))
 def test_an_ipv4_address_is_the_same_however_ipv6_carries_it(address: ipaddress.IPv4Address) -> None:
-    alone = kind_of(address)
-    assert kind_of(ipaddress.IPv6Address(f"::ffff:{address}")) == alone
-    assert kind_of(ipaddress.IPv6Address(f"64:ff9b::{address}")) == alone
+    alone = classify_address(address)
+    assert classify_address(ipaddress.IPv6Address(f"::ffff:{address}")) == alone
+    assert classify_address(ipaddress.IPv6Address(f"64:ff9b::{address}")) == alone
     six_to_four = ipaddress.IPv6Address((0x2002 << 112) | (int(address) << 80))
-    assert kind_of(six_to_four) != "public"
+    assert classify_address(six_to_four) != "public"
 
 
 @given(st.ip_addresses())
 def test_what_is_public_here_is_global_to_python_too(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:
-    if kind_of(address) == "public":
+    if classify_address(address) == "public":
         inner = address if address.version == 4 else address.ipv4_mapped or address
         assert inner.is_global
 
 
 def test_nothing_but_servers_of_ones_own_can_be_opened() -> None:
-    assert {"loopback", "private", "shared"} == AT_HOME
+    assert {"loopback", "private", "shared"} == PRIVATE_KINDS

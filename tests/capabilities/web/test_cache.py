@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indusagi.capabilities.web.cache import PageCache
+from indusagi.capabilities.web.fetch import PageCache
 
 
 def test_a_page_is_found_until_its_time_is_over() -> None:

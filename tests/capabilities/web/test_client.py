@@ -15,8 +15,8 @@ from tests.support.ssrf import LOCATIONS, NAMES, URLS
 from tests.support.waiting import until
 
 from indusagi.capabilities.ports import FetchError, WebSettings
-from indusagi.capabilities.web import resolve
-from indusagi.capabilities.web.client import Elsewhere, Fetched, WebClient
+from indusagi.capabilities.web import addresses as resolve
+from indusagi.capabilities.web.client import CrossSiteRedirect, WebClient, WebResponse
 
 if TYPE_CHECKING:
     import ssl
@@ -29,17 +29,17 @@ pytestmark = pytest.mark.anyio
 KIB = 1024
 
 
-async def fetched(url: str, settings: WebSettings, cap: int = 64 * KIB) -> Fetched | Elsewhere:
+async def fetched(url: str, settings: WebSettings, cap: int = 64 * KIB) -> WebResponse | CrossSiteRedirect:
     def whatever(headers: Mapping[str, str]) -> int:
         return cap
 
     return await WebClient(settings).fetch(url, accept="*/*", cap=whatever)
 
 
-async def page(server: HttpServer, settings: WebSettings | None = None, cap: int = 64 * KIB) -> Fetched:
+async def page(server: HttpServer, settings: WebSettings | None = None, cap: int = 64 * KIB) -> WebResponse:
     """Fetch the page of a server under a name that is allowed to lead there."""
     found = await fetched(f"http://open.example:{port_of(server)}/a?b", open_to(server, settings=settings), cap)
-    assert isinstance(found, Fetched)
+    assert isinstance(found, WebResponse)
     return found
 
 
@@ -77,7 +77,7 @@ async def test_the_name_is_in_the_handshake_and_in_the_certificate(tmp_path: Pat
         port = port_of(server)
         settings = replace(open_to(server, "127.0.0.1", "open.example"), tls=ours)
         found = await fetched(f"https://127.0.0.1:{port}/", settings)
-        assert isinstance(found, Fetched)
+        assert isinstance(found, WebResponse)
         with pytest.raises(FetchError, match=r"not valid for 'open\.example'") as caught:
             await fetched(f"https://open.example:{port}/", settings)
         assert caught.value.facts["reason"] == "tls"
@@ -110,7 +110,7 @@ async def test_an_ipv6_server_is_reached_and_named_in_brackets() -> None:
         settings = WebSettings(allow_private=[f"[::1]:{port}"])
         found = await fetched(f"http://[0:0::1]:{port}/", settings)
         group.cancel_scope.cancel()
-        assert isinstance(found, Fetched)
+        assert isinstance(found, WebResponse)
         assert found.body == b"six"
         assert f"Host: [::1]:{port}\r\n".encode() in heard[0]
 
@@ -227,7 +227,7 @@ async def test_a_server_of_ones_own_is_reached_on_its_port_alone() -> None:
     async with http_server(replying()) as server:
         port = port_of(server)
         settings = WebSettings(allow_private=[f"127.0.0.1:{port}"])
-        assert isinstance(await fetched(f"http://127.0.0.1:{port}/", settings), Fetched)
+        assert isinstance(await fetched(f"http://127.0.0.1:{port}/", settings), WebResponse)
         with pytest.raises(FetchError):
             await fetched("http://127.0.0.1:8080/", settings)
         with pytest.raises(FetchError, match="port") as caught:
@@ -268,7 +268,7 @@ def _steps(count: int) -> Behaviour:
 async def test_a_redirect_to_another_site_is_told_not_followed() -> None:
     async with http_server(replying(b"", 301, {"Location": "https://other.example/x"})) as server:
         found = await fetched(f"http://open.example:{port_of(server)}/", open_to(server))
-    assert isinstance(found, Elsewhere)
+    assert isinstance(found, CrossSiteRedirect)
     assert (found.status, found.url) == (301, "https://other.example/x")
 
 
@@ -283,7 +283,7 @@ async def test_a_redirect_to_a_subdomain_is_followed() -> None:
     async with http_server(behave) as server:
         settings = open_to(server, "open.example", "www.open.example")
         found = await fetched(f"http://open.example:{port_of(server)}/", settings)
-    assert isinstance(found, Fetched)
+    assert isinstance(found, WebResponse)
     assert found.body == b"www"
 
 
@@ -435,7 +435,7 @@ async def test_the_next_address_is_tried_when_one_does_not_answer() -> None:
     async with http_server(replying()) as server:
         settings = replace(open_to(server), resolver=names("127.0.0.2", "127.0.0.1"))
         found = await fetched(f"http://open.example:{port_of(server)}/", settings)
-    assert isinstance(found, Fetched)
+    assert isinstance(found, WebResponse)
 
 
 async def test_a_name_without_addresses_is_not_found() -> None:
@@ -539,7 +539,7 @@ async def test_a_proxy_that_was_named_is_asked_in_place_of_the_server() -> None:
             proxy=f"http://127.0.0.1:{port_of(server)}", proxy_auth=("me", "secret"), resolver=nobody_asks
         )
         found = await fetched("http://open.example/a?b", settings)
-    assert isinstance(found, Fetched)
+    assert isinstance(found, WebResponse)
     assert found.body == b"by proxy"
     (request,) = server.requests
     assert request.path == "http://open.example:80/a?b"

@@ -1,7 +1,4 @@
-"""The twelve native tools: one table, and every view of it derived.
-
-A tool is loaded when it is asked for, and with it none of the libraries that it works with.
-"""
+"""The twelve native tools, in one table. A tool's module is imported on first use, without the libraries it needs."""
 
 from __future__ import annotations
 
@@ -32,29 +29,29 @@ if TYPE_CHECKING:
 class _Row(NamedTuple):
     name: str
     home: str
-    only_looks: bool
+    read_only: bool
 
 
-# In the order a catalog shows it: those that only look come first.
+# In the order of the catalog: read-only tools first.
 _TABLE = (
-    _Row("read", "read", only_looks=True),
-    _Row("ls", "ls", only_looks=True),
-    _Row("grep", "grep", only_looks=True),
-    _Row("find", "find", only_looks=True),
-    _Row("websearch", "websearch", only_looks=True),
-    _Row("webfetch", "webfetch", only_looks=True),
-    _Row("todo_read", "todo", only_looks=True),
-    _Row("write", "write", only_looks=False),
-    _Row("edit", "edit", only_looks=False),
-    _Row("bash", "bash", only_looks=False),
-    _Row("process", "process", only_looks=False),
-    _Row("todo_set", "todo", only_looks=False),
+    _Row("read", "read", read_only=True),
+    _Row("ls", "ls", read_only=True),
+    _Row("grep", "grep", read_only=True),
+    _Row("find", "find", read_only=True),
+    _Row("websearch", "websearch", read_only=True),
+    _Row("webfetch", "webfetch", read_only=True),
+    _Row("todo_read", "todo", read_only=True),
+    _Row("write", "write", read_only=False),
+    _Row("edit", "edit", read_only=False),
+    _Row("bash", "bash", read_only=False),
+    _Row("process", "process", read_only=False),
+    _Row("todo_set", "todo", read_only=False),
 )
 _HOMES = {f"{row.name}_tool": row.home for row in _TABLE}
 _ALIASES = {"web_fetch_tool": "webfetch_tool", "web_search_tool": "websearch_tool"}
-"""The second name that a factory has: the parts of the tool's name set off."""
-READ_ONLY_NAMES = tuple(row.name for row in _TABLE if row.only_looks)
-MUTATING_NAMES = tuple(row.name for row in _TABLE if not row.only_looks)
+"""Second names of factories, with an underscore."""
+READ_ONLY_NAMES = tuple(row.name for row in _TABLE if row.read_only)
+MUTATING_NAMES = tuple(row.name for row in _TABLE if not row.read_only)
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll] — factories are loaded by name, below
     *_HOMES,
     *_ALIASES,
@@ -69,19 +66,19 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll] — factories are loa
 
 def native_tools() -> tuple[DefinedTool, ...]:
     """Make the twelve tools, in the order of the table."""
-    return tuple(_factory(name)() for name in _HOMES)
+    return tuple(_load_factory(name)() for name in _HOMES)
 
 
 def native_tool(name: str) -> DefinedTool:
     """Make one of the tools.
 
     Raises:
-        KeyError: There is none of this name.
+        KeyError: There is no tool with this name.
     """
-    return _factory(f"{name}_tool")()
+    return _load_factory(f"{name}_tool")()
 
 
-def _factory(name: str) -> Callable[[], DefinedTool]:
+def _load_factory(name: str) -> Callable[[], DefinedTool]:
     home = import_module(f"{__name__}.{_HOMES[name]}")
     return cast("Callable[[], DefinedTool]", getattr(home, name))
 
@@ -90,7 +87,7 @@ def __getattr__(name: str) -> object:
     name = _ALIASES.get(name, name)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return _factory(name)
+    return _load_factory(name)
 
 
 def __dir__() -> list[str]:

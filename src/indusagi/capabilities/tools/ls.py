@@ -1,4 +1,4 @@
-"""`ls`: what is in a directory, and in those below it as far as asked for."""
+"""`ls`: the entries of a directory, and of the directories below it up to a depth."""
 
 from __future__ import annotations
 
@@ -37,223 +37,223 @@ _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _STEP = 1024
 
 
-def sized(size: int) -> str:
-    """Say a size in at most four digits; the same size is always said the same way."""
+def format_size(size: int) -> str:
+    """Format a size in at most four digits, rounded down."""
     if size < _STEP:
         return f"{size} B"
-    # In whole numbers, and never rounded up to the next unit.
     power = min((size.bit_length() - 1) // 10, len(_UNITS))
     tenths = size * 10 >> 10 * power
     return f"{tenths // 10}.{tenths % 10} {_UNITS[power - 1]}"
 
 
-def render(name: str, tree: Tree) -> str:
-    """Give the listing: a line on the whole, then one for each entry."""
-    return "\n".join([_header(name, tree), *_lines(tree.top, "")])
+def format_tree(name: str, tree: DirectoryTree) -> str:
+    """Format the listing: a header, then one line per entry."""
+    return "\n".join([_format_header(name, tree), *_format_level(tree.top, "")])
 
 
-def _header(name: str, tree: Tree) -> str:
+def _format_header(name: str, tree: DirectoryTree) -> str:
     files = tree.entries - tree.folders
-    parts = [_count(tree.folders, "directory", "directories"), _count(files, "file", "files")]
+    parts = [_format_count(tree.folders, "directory", "directories"), _format_count(files, "file", "files")]
     parts = [part for part in parts if part] or ["empty"]
     if tree.hidden:
         parts.append(f"{tree.hidden:,} hidden (showHidden shows them)")
-    if tree.left_out:
-        parts.append(f"{tree.left_out:,} left out by ignore")
-    if tree.is_cut:
-        unlisted = _count(tree.unlisted, "directory was", "directories were")
-        parts.append(f"cut at {MOST_ENTRIES:,}" + (f", {unlisted} not entered" * bool(unlisted)))
+    if tree.excluded:
+        parts.append(f"{tree.excluded:,} left out by ignore")
+    if tree.is_truncated:
+        unread = _format_count(tree.unread, "directory was", "directories were")
+        parts.append(f"cut at {MOST_ENTRIES:,}" + (f", {unread} not entered" * bool(unread)))
     return f"[{name}: {'; '.join(parts)}]"
 
 
-def _count(number: int, one: str, many: str) -> str:
+def _format_count(number: int, one: str, many: str) -> str:
     return f"{number:,} {one if number == 1 else many}" if number else ""
 
 
-def _lines(level: Level, indent: str) -> Iterator[str]:
-    for branch in level.shown:
-        yield f"{indent}{_line(branch)}"
-        if branch.below is not None:
-            yield from _lines(branch.below, f"{indent}  ")
+def _format_level(level: ListedDirectory, indent: str) -> Iterator[str]:
+    for entry_row in level.shown:
+        yield f"{indent}{_format_entry(entry_row)}"
+        if entry_row.below is not None:
+            yield from _format_level(entry_row.below, f"{indent}  ")
     if level.more:
         yield f"{indent}[{level.more:,} more]"
 
 
-def _line(branch: Branch) -> str:
-    entry = branch.entry
+def _format_entry(entry_row: ListedEntry) -> str:
+    entry = entry_row.entry
     line = format_path(entry.name)
     if entry.kind is FileKind.DIRECTORY:
         line += "/"
     elif entry.kind is FileKind.SYMLINK:
         line += f" -> {format_path(entry.target or '?')}"
-        line += "/" if branch.leads_to_folder else ""
+        line += "/" if entry_row.is_link_to_directory else ""
     elif entry.kind is FileKind.OTHER:
         line += " (special)"
     elif entry.size is not None:
-        line += f"  {sized(entry.size)}"
-    if branch.trouble:
-        line += f" ({branch.trouble})"
-    return f"{line} (ignored)" if branch.ignored else line
+        line += f"  {format_size(entry.size)}"
+    if entry_row.problem:
+        line += f" ({entry_row.problem})"
+    return f"{line} (ignored)" if entry_row.ignored else line
 
 
 MOST_ENTRIES = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """What a listing is to show."""
+class ListOptions:
+    """Options of a listing."""
 
     depth: int = 1
     show_hidden: bool = False
     patterns: tuple[str, ...] = ()
-    """What it leaves out; a pattern with a slash inside is for the path from the top."""
+    """Globs to exclude; a glob with a slash matches the path from the top."""
 
 
 @dataclass(slots=True)
-class Branch:
+class ListedEntry:
     """One entry that is shown."""
 
     entry: DirEntry
     ignored: bool
-    below: Level | None = None
-    trouble: str = ""
-    """Why it cannot be listed, or what is the matter with a link."""
-    leads_to_folder: bool = False
+    below: ListedDirectory | None = None
+    problem: str = ""
+    """Why a directory cannot be read, or what is wrong with a link."""
+    is_link_to_directory: bool = False
 
 
 @dataclass(slots=True)
-class Level:
-    """A directory: what is shown of it, and how much is not."""
+class ListedDirectory:
+    """The entries that are shown of a directory, and the number of the others."""
 
-    shown: list[Branch] = field(default_factory=list[Branch])
+    shown: list[ListedEntry] = field(default_factory=list[ListedEntry])
     more: int = 0
-    """Entries for which there was no room."""
+    """Entries past the limit."""
 
 
 @dataclass(slots=True)
-class _Waiting:
-    """A directory that is to be listed."""
+class _PendingDirectory:
+    """A directory that is still to be read."""
 
     path: str
     way: str
     """The path from the top, with a slash at its end; empty for the top itself."""
     depth: int
     rules: IgnoreRules
-    branch: Branch | None
+    entry_row: ListedEntry | None
 
 
-class Tree:
-    """A directory with what is below it."""
+class DirectoryTree:
+    """A directory and the directories below it."""
 
-    def __init__(self, choice: Choice) -> None:
-        self.top = Level()
+    def __init__(self, options: ListOptions) -> None:
+        self.top = ListedDirectory()
         self.entries = 0
         self.folders = 0
         self.hidden = 0
         self.ignored = 0
-        self.left_out = 0
-        self.unlisted = 0
-        """Directories for whose entries there was no room."""
-        self._choice = choice
-        self._patterns = [_compiled(pattern) for pattern in choice.patterns]
-        self._room = MOST_ENTRIES
+        self.excluded = 0
+        self.unread = 0
+        """Directories that were not read because of the limit."""
+        self._choice = options
+        self._patterns = [_compile_pattern(pattern) for pattern in options.patterns]
+        self._remaining = MOST_ENTRIES
 
     @staticmethod
-    async def grow(fs: Fs, path: str, choice: Choice) -> Tree:
-        """List a directory and those below it, the upper levels first.
+    async def read(fs: Fs, path: str, options: ListOptions) -> DirectoryTree:
+        """Read a directory and the directories below it, level by level.
 
         Raises:
-            OSError: The directory itself cannot be listed; those below say so in their place.
+            OSError: The top directory cannot be read; for others the entry holds the problem.
         """
-        tree = Tree(choice)
-        waiting = deque([_Waiting(path, "", 1, IgnoreRules(), None)])
-        while waiting and tree._room:
-            here = waiting.popleft()
+        tree = DirectoryTree(options)
+        waiting = deque([_PendingDirectory(path, "", 1, IgnoreRules(), None)])
+        while waiting and tree._remaining:
+            pending = waiting.popleft()
             try:
-                entries = await fs.readdir(here.path)
+                entries = await fs.readdir(pending.path)
             except OSError as exc:
-                if here.branch is None:
+                if pending.entry_row is None:
                     raise
-                here.branch.trouble = exc.strerror or str(exc)
+                pending.entry_row.problem = exc.strerror or str(exc)
                 continue
-            here.rules = await _rules_of(fs, here, entries)
-            level = await to_thread.run_sync(tree._take, here, entries)
-            await _follow_links(fs, here.path, level)
-            if here.branch is None:
+            pending.rules = await _load_rules(fs, pending, entries)
+            level = await to_thread.run_sync(tree._select_entries, pending, entries)
+            await _resolve_links(fs, pending.path, level)
+            if pending.entry_row is None:
                 tree.top = level
             else:
-                here.branch.below = level
-            waiting.extend(tree._next(here, level))
-        tree.unlisted = len(waiting)
+                pending.entry_row.below = level
+            waiting.extend(tree._list_pending(pending, level))
+        tree.unread = len(waiting)
         return tree
 
     @property
-    def is_cut(self) -> bool:
-        """Whether there is more than is shown."""
-        return self.entries > MOST_ENTRIES or self.unlisted > 0
+    def is_truncated(self) -> bool:
+        """Whether entries are missing."""
+        return self.entries > MOST_ENTRIES or self.unread > 0
 
-    def counts(self) -> dict[str, JsonValue]:
-        """Give the facts for programs."""
+    def to_details(self) -> dict[str, JsonValue]:
+        """Return the counts as result details."""
         return {
             "kind": "directory",
             "entries": self.entries,
-            "shown": MOST_ENTRIES - self._room,
+            "shown": MOST_ENTRIES - self._remaining,
             "directories": self.folders,
             "hidden": self.hidden,
             "ignored": self.ignored,
-            "leftOut": self.left_out,
-            "truncated": self.is_cut,
+            "leftOut": self.excluded,
+            "truncated": self.is_truncated,
         }
 
-    def _take(self, here: _Waiting, entries: Sequence[DirEntry]) -> Level:
-        """Choose and sort what is shown of a directory; for a thread, there may be very many."""
+    def _select_entries(self, pending: _PendingDirectory, entries: Sequence[DirEntry]) -> ListedDirectory:
+        """Select and sort the entries that are shown. Blocks: a directory may be very large."""
         before = self.entries
-        # One after the other, and none is kept that is not shown: to sort very many at once, or to
-        # look through them for what is no longer used, would let no other thread run meanwhile.
-        chosen = heapq.nsmallest(self._room, self._kept(here, entries), key=_order)
-        shown = [Branch(entry, here.rules.ignores(entry.name, is_dir=_is_folder(entry))) for entry in chosen]
-        self._room -= len(shown)
-        return Level(shown, self.entries - before - len(shown))
+        # A heap of the shown entries: sorting a very large list would hold the interpreter lock.
+        chosen = heapq.nsmallest(self._remaining, self._filter_entries(pending, entries), key=_sort_key)
+        shown = [ListedEntry(entry, pending.rules.ignores(entry.name, is_dir=_is_folder(entry))) for entry in chosen]
+        self._remaining -= len(shown)
+        return ListedDirectory(shown, self.entries - before - len(shown))
 
-    def _kept(self, here: _Waiting, entries: Sequence[DirEntry]) -> Iterator[DirEntry]:
-        """Give what is neither hidden nor left out, and count all of it."""
+    def _filter_entries(self, pending: _PendingDirectory, entries: Sequence[DirEntry]) -> Iterator[DirEntry]:
+        """Yield the entries that are neither hidden nor excluded, and count all of them."""
         for entry in entries:
             is_folder = _is_folder(entry)
             if entry.name.startswith(".") and not self._choice.show_hidden:
                 self.hidden += 1
-            elif self._leaves_out(entry.name, here.way + entry.name, is_folder=is_folder):
-                self.left_out += 1
+            elif self._is_excluded(entry.name, pending.way + entry.name, is_folder=is_folder):
+                self.excluded += 1
             else:
                 self.entries += 1
                 self.folders += is_folder
-                self.ignored += here.rules.ignores(entry.name, is_dir=is_folder)
+                self.ignored += pending.rules.ignores(entry.name, is_dir=is_folder)
                 yield entry
 
-    def _leaves_out(self, name: str, way: str, *, is_folder: bool) -> bool:
+    def _is_excluded(self, name: str, way: str, *, is_folder: bool) -> bool:
         return any(
             regex is not None and (is_folder or not folders) and regex.match(way if by_way else name)
             for regex, by_way, folders in self._patterns
         )
 
-    def _next(self, here: _Waiting, level: Level) -> list[_Waiting]:
-        """Name the directories that are listed next: neither ignored ones nor git's own."""
-        if here.depth >= self._choice.depth:
+    def _list_pending(self, pending: _PendingDirectory, level: ListedDirectory) -> list[_PendingDirectory]:
+        """List the directories that are read next: neither ignored nor `.git`."""
+        if pending.depth >= self._choice.depth:
             return []
         return [
-            _Waiting(
-                os.path.join(here.path, branch.entry.name),
-                f"{here.way}{branch.entry.name}/",
-                here.depth + 1,
-                here.rules,
-                branch,
+            _PendingDirectory(
+                os.path.join(pending.path, entry_row.entry.name),
+                f"{pending.way}{entry_row.entry.name}/",
+                pending.depth + 1,
+                pending.rules,
+                entry_row,
             )
-            for branch in level.shown
-            if branch.entry.kind is FileKind.DIRECTORY and not branch.ignored and branch.entry.name != REPOSITORY
+            for entry_row in level.shown
+            if entry_row.entry.kind is FileKind.DIRECTORY
+            and not entry_row.ignored
+            and entry_row.entry.name != REPOSITORY
         ]
 
 
-def _compiled(pattern: str) -> tuple[re.Pattern[str] | None, bool, bool]:
-    """Give what a pattern matches, whether it is for whole paths, and for directories only."""
+def _compile_pattern(pattern: str) -> tuple[re.Pattern[str] | None, bool, bool]:
+    """Compile a pattern; also tell whether it matches whole paths, and directories only."""
     text = pattern.removeprefix("./")
     folders = text.endswith("/")
     text = text.rstrip("/")
@@ -264,42 +264,42 @@ def _is_folder(entry: DirEntry) -> bool:
     return entry.kind is FileKind.DIRECTORY
 
 
-def _order(entry: DirEntry) -> tuple[bool, str, str]:
+def _sort_key(entry: DirEntry) -> tuple[bool, str, str]:
     return not _is_folder(entry), entry.name.casefold(), entry.name
 
 
-async def _rules_of(fs: Fs, here: _Waiting, entries: Sequence[DirEntry]) -> IgnoreRules:
-    """Give git's rules for a directory; without files of this machine there are none."""
-    names = {name for name in (REPOSITORY, RULE_FILE) if _holds(entries, name)}
-    name = os.path.basename(here.path)
-    if here.branch is not None and not names:
-        return here.rules.below(name, here.path, names)
+async def _load_rules(fs: Fs, pending: _PendingDirectory, entries: Sequence[DirEntry]) -> IgnoreRules:
+    """Load the ignore rules of a directory; a file system without handles has none."""
+    names = {name for name in (REPOSITORY, RULE_FILE) if _has_name(entries, name)}
+    name = os.path.basename(pending.path)
+    if pending.entry_row is not None and not names:
+        return pending.rules.below(name, pending.path, names)
     try:
-        with await fs.folder(here.path) as folder:
-            if here.branch is None:
+        with await fs.folder(pending.path) as folder:
+            if pending.entry_row is None:
                 return await to_thread.run_sync(IgnoreRules.load, folder.path)
-            return await to_thread.run_sync(here.rules.below, name, folder.handle, names)
+            return await to_thread.run_sync(pending.rules.below, name, folder.handle, names)
     except OSError:
-        return here.rules
+        return pending.rules
 
 
-def _holds(entries: Sequence[DirEntry], name: str) -> bool:
-    """Tell whether a name is among entries that are sorted, however many there are."""
+def _has_name(entries: Sequence[DirEntry], name: str) -> bool:
+    """Tell whether sorted entries contain a name, by bisection."""
     at = bisect_left(entries, name, key=attrgetter("name"))
     return at < len(entries) and entries[at].name == name
 
 
-async def _follow_links(fs: Fs, path: str, level: Level) -> None:
-    """Look where links lead."""
-    for branch in level.shown:
-        if branch.entry.kind is FileKind.SYMLINK:
+async def _resolve_links(fs: Fs, path: str, level: ListedDirectory) -> None:
+    """Look up what the links lead to."""
+    for entry_row in level.shown:
+        if entry_row.entry.kind is FileKind.SYMLINK:
             try:
-                found = await fs.stat(os.path.join(path, branch.entry.name))
-                branch.leads_to_folder = found.kind is FileKind.DIRECTORY
+                found = await fs.stat(os.path.join(path, entry_row.entry.name))
+                entry_row.is_link_to_directory = found.kind is FileKind.DIRECTORY
             except PathRefused:
-                branch.trouble = "outside"
+                entry_row.problem = "outside"
             except OSError:
-                branch.trouble = "broken"
+                entry_row.problem = "broken"
 
 
 _DEEPEST = 3
@@ -364,22 +364,22 @@ async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
         resolved = await ctx.fs.resolve(path)
     except OSError as exc:
         return await report_missing_path(exc, path, ctx)
-    name = format_path(await _name(resolved, ctx))
+    name = format_path(await _relative_name(resolved, ctx))
     if found.kind is not FileKind.DIRECTORY:
-        return _one(found, name, resolved)
+        return _describe_file(found, name, resolved)
     depth = arguments.get("depth")
-    choice = Choice(
+    options = ListOptions(
         depth=depth if isinstance(depth, int) else 1, show_hidden=arguments.get("showHidden") is True, patterns=patterns
     )
     try:
-        tree = await Tree.grow(ctx.fs, path, choice)
+        tree = await DirectoryTree.read(ctx.fs, path, options)
     except OSError as exc:
         return path_trouble(exc, path)
-    return ToolResult.text(render(name, tree), path=resolved, **tree.counts())
+    return ToolResult.text(format_tree(name, tree), path=resolved, **tree.to_details())
 
 
-async def _name(resolved: str, ctx: ToolContext) -> str:
-    """Give the name under which a model knows a path: relative where it lies in the cwd."""
+async def _relative_name(resolved: str, ctx: ToolContext) -> str:
+    """Return the path relative to the cwd if it lies there."""
     try:
         cwd = await ctx.fs.resolve(ctx.cwd)
     except OSError:
@@ -393,6 +393,6 @@ def _patterns(arguments: JsonObject) -> tuple[str, ...]:
     return tuple(pattern for pattern in listed if isinstance(pattern, str))
 
 
-def _one(found: FileStat, name: str, resolved: str) -> ToolResult:
-    line = f"{name}  {sized(found.size)}" if found.kind is FileKind.FILE else f"{name} (special)"
+def _describe_file(found: FileStat, name: str, resolved: str) -> ToolResult:
+    line = f"{name}  {format_size(found.size)}" if found.kind is FileKind.FILE else f"{name} (special)"
     return ToolResult.text(line, path=resolved, kind=str(found.kind), size=found.size)

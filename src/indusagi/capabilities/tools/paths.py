@@ -1,4 +1,4 @@
-"""A path as a model gives it, and what is answered when nothing can be done with it."""
+"""The path argument of the tools, and the error result of a path that fails."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from indusagi.core.json import JsonObject
 from indusagi.runtime.contract import ToolResult
 
 PATH_ALIASES = {"file_path": "path", "filePath": "path", "filepath": "path", "file": "path"}
-"""What other agents call the same argument."""
-_ADDRESS = "file://"
+"""Names that other agents use for the argument."""
+_FILE_URL = "file://"
 _CODES = {
     errno.ENOENT: "not_found",
     errno.ENOTDIR: "not_found",
@@ -31,19 +31,18 @@ _CODES = {
 
 
 def path_given(arguments: JsonObject, name: str = "path", default: str = ".") -> str:
-    """Read a path from the arguments: relative, absolute, with a `~`, or as a `file://` address."""
+    """Read a path from the arguments: relative, absolute, with a `~`, or as a `file://` URL."""
     given = arguments.get(name)
     text = given if isinstance(given, str) and given else default
-    if text.startswith(_ADDRESS):
-        return _addressed(text.removeprefix(_ADDRESS)) or default
+    if text.startswith(_FILE_URL):
+        return _parse_file_url(text.removeprefix(_FILE_URL)) or default
     return os.path.expanduser(text) if text.startswith("~") else text
 
 
-def _addressed(rest: str) -> str:
-    """Read what follows `file://`: a path, behind the name of this machine if there is one.
+def _parse_file_url(rest: str) -> str:
+    """Parse the part after `file://` (RFC 8089): a path, after `localhost` if present.
 
-    Any other name is the start of a relative path. A `#` or a `?` is a part of the name: to cut
-    there would be to open another file.
+    Any other host is the start of a relative path. `#` and `?` belong to the name.
     """
     host, slash, path = rest.partition("/")
     named = slash + path if slash and host in {"", "localhost"} else rest
@@ -51,7 +50,7 @@ def _addressed(rest: str) -> str:
 
 
 def path_trouble(exc: OSError, path: str) -> ToolResult:
-    """Answer for a path at which nothing could be done: what, why, and under which code."""
+    """Build the error result of a failed path: name, reason, code."""
     shown = format_path(path)
     if isinstance(exc, PathRefused):
         return ToolResult.error(f"{shown}: {exc.strerror}", code="denied", refusal=exc.refusal)

@@ -1,8 +1,7 @@
 """`todo_read` and `todo_set`: the checklist of a session.
 
-The two share one list, which lives and dies with the context: calls on one box see it, nobody else
-does. A list is always replaced as a whole, so the answer says what changed; an item that a model
-forgot to write down again is named instead of lost in silence.
+Both tools share one list per context. A list is always replaced as a whole; the answer names unfinished items that
+the new list no longer contains.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ _ITEMS: JsonSchema = {
 
 @dataclass(frozen=True, slots=True)
 class ChecklistItem:
-    """One thing to do."""
+    """One item of the checklist."""
 
     id: str
     text: str
@@ -56,24 +55,24 @@ class ChecklistItem:
     def __str__(self) -> str:
         return f"{_GLYPHS[self.status]} {self.id}: {self.text}"
 
-    def as_json(self) -> JsonObject:
-        """Give it as it was written."""
+    def to_json(self) -> JsonObject:
+        """Return the item as JSON."""
         return {"id": self.id, "text": self.text, "status": self.status}
 
 
 class Checklist:
-    """The list of one session, and the one it took the place of."""
+    """The checklist of one session, and the list before the last change."""
 
     def __init__(self) -> None:
         self.items: tuple[ChecklistItem, ...] = ()
         self.former: tuple[ChecklistItem, ...] = ()
 
     def replace(self, items: Sequence[ChecklistItem]) -> None:
-        """Put a new list in the place of the present one, which can be looked up once more."""
+        """Replace the list; the former one is kept until the next change."""
         self.items, self.former = tuple(items), self.items
 
     def open_items(self) -> Sequence[ChecklistItem]:
-        """List what is still to be done, for whoever shortens a conversation."""
+        """List the unfinished items."""
         return tuple(item for item in self.items if item.status != "done")
 
 
@@ -81,7 +80,7 @@ _CHECKLISTS: PerContext[Checklist] = PerContext(Checklist)
 
 
 def checklist_of(ctx: ToolContext) -> Checklist:
-    """Give the list that the two tools keep in this context."""
+    """Return the checklist of a context."""
     return _CHECKLISTS.of(ctx)
 
 
@@ -113,21 +112,21 @@ def todo_set_tool() -> DefinedTool:
 
 
 async def _read(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
-    return _shown(checklist_of(ctx).items, ())
+    return _format_list(checklist_of(ctx).items, ())
 
 
 async def _set(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
     rows = cast("list[dict[str, str]]", arguments["items"])
     items = [ChecklistItem(row["id"].strip(), row["text"].strip(), row["status"]) for row in rows]
-    problem = _problem(items)
+    problem = _find_problem(items)
     if problem is not None:
         return ToolResult.error(f"The checklist was left as it was: {problem}.", code="invalid_items")
     checklist = checklist_of(ctx)
     checklist.replace(items)
-    return _shown(checklist.items, _changes(checklist.former, checklist.items))
+    return _format_list(checklist.items, _describe_changes(checklist.former, checklist.items))
 
 
-def _problem(items: Sequence[ChecklistItem]) -> str | None:
+def _find_problem(items: Sequence[ChecklistItem]) -> str | None:
     seen: set[str] = set()
     for item in items:
         if not item.id:
@@ -140,8 +139,8 @@ def _problem(items: Sequence[ChecklistItem]) -> str | None:
     return None
 
 
-def _changes(before: Sequence[ChecklistItem], after: Sequence[ChecklistItem]) -> Sequence[str]:
-    """Say what a reader of the new list alone would not see."""
+def _describe_changes(before: Sequence[ChecklistItem], after: Sequence[ChecklistItem]) -> Sequence[str]:
+    """Describe unfinished items that were dropped, and several active ones."""
     kept = {item.id for item in after}
     dropped = [item.id for item in before if item.id not in kept and item.status != "done"]
     notes: list[str] = []
@@ -153,11 +152,11 @@ def _changes(before: Sequence[ChecklistItem], after: Sequence[ChecklistItem]) ->
     return notes
 
 
-def _shown(items: Sequence[ChecklistItem], notes: Sequence[str]) -> ToolResult:
+def _format_list(items: Sequence[ChecklistItem], notes: Sequence[str]) -> ToolResult:
     done = sum(item.status == "done" for item in items)
     head = f"{done} of {len(items)} done" if items else "The checklist is empty."
     lines = [head, *(str(item) for item in items), *notes]
-    listed: JsonValue = [item.as_json() for item in items]
+    listed: JsonValue = [item.to_json() for item in items]
     return ToolResult(
         (TextContentBlock("\n".join(lines)), JsonContentBlock({"items": listed})),
         details={"open": len(items) - done, "done": done},

@@ -1,4 +1,4 @@
-"""The tool `webfetch`: a page of the web as text, in parts, in a fence."""
+"""The tool `webfetch`: a web page as text, in parts, inside a fence."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def webfetch_tool() -> DefinedTool:
 
 
 async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
-    fetch = await to_thread.run_sync(_loaded)
+    fetch = await to_thread.run_sync(_load_fetch)
     return await fetch(arguments, ctx)
 
 
-def _loaded() -> Callable[[JsonObject, ToolContext], Awaitable[ToolResult]]:
-    """Load the way to the web: in a thread, and not before somebody takes it."""
-    from indusagi.capabilities.web.fetching import fetch  # noqa: PLC0415 — see above
+def _load_fetch() -> Callable[[JsonObject, ToolContext], Awaitable[ToolResult]]:
+    """Import the implementation on first use, outside the event loop."""
+    from indusagi.capabilities.web.fetch import fetch  # noqa: PLC0415 — see above
 
     return fetch

@@ -1,4 +1,4 @@
-"""The tool `websearch`: the first provider that finds something answers."""
+"""The tool `websearch`: the first provider with results answers."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def websearch_tool() -> DefinedTool:
 
 
 async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
-    search = await to_thread.run_sync(_loaded)
+    search = await to_thread.run_sync(_load_search)
     return await search(arguments, ctx)
 
 
-def _loaded() -> Callable[[JsonObject, ToolContext], Awaitable[ToolResult]]:
-    """Load the way to the web: in a thread, and not before somebody takes it."""
-    from indusagi.capabilities.web.searching import search  # noqa: PLC0415 — see above
+def _load_search() -> Callable[[JsonObject, ToolContext], Awaitable[ToolResult]]:
+    """Import the implementation on first use, outside the event loop."""
+    from indusagi.capabilities.web.results import search  # noqa: PLC0415 — see above
 
     return search

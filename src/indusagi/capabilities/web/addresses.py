@@ -1,17 +1,26 @@
-"""Which addresses of the Internet Protocol are the open web, and what the others are. Pure.
+"""Classification of IP addresses, and the look-up of host names.
 
-The tables are our own: what Python calls global differs between its versions, and counts in ranges
-that carry an IPv4 address inside. An address that is not listed here and lies outside of what is
-given out to the public network is refused all the same.
+Only `public` addresses may be fetched. The tables follow the IANA special-purpose registries
+(https://www.iana.org/assignments/iana-ipv4-special-registry/, RFC 6890): `ipaddress.is_global` differs between Python
+versions and accepts IPv6 ranges that embed an IPv4 address. An unlisted IPv6 address outside 2000::/3 is refused too.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import socket
+import threading
+from functools import partial
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
-from typing import Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-Kind: TypeAlias = Literal[
+from anyio import to_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+AddressKind: TypeAlias = Literal[
     "public",
     "loopback",
     "private",
@@ -25,9 +34,9 @@ Kind: TypeAlias = Literal[
     "transition",
     "malformed",
 ]
-"""Where an address leads; `shared` is what carriers put between their customers and the web."""
-AT_HOME: Final[frozenset[Kind]] = frozenset({"loopback", "private", "shared"})
-"""What a host may open for its own servers; the rest stays shut whatever is configured."""
+"""Kinds of addresses; `shared` is carrier-grade NAT (RFC 6598)."""
+PRIVATE_KINDS: Final[frozenset[AddressKind]] = frozenset({"loopback", "private", "shared"})
+"""Kinds that a user may allow; the others are refused whatever is configured."""
 
 _METADATA: Final = frozenset(
     ipaddress.ip_address(text)
@@ -41,7 +50,7 @@ _METADATA: Final = frozenset(
         "fd20:ce::254",  # Google
     )
 )
-_IPV4: Final[dict[str, Kind]] = {
+_IPV4: Final[dict[str, AddressKind]] = {
     "0.0.0.0/8": "unspecified",
     "10.0.0.0/8": "private",
     "100.64.0.0/10": "shared",
@@ -59,11 +68,11 @@ _IPV4: Final[dict[str, Kind]] = {
     "240.0.0.0/4": "reserved",
 }
 _GLOBAL_IPV6: Final = IPv6Network("2000::/3")
-"""All that has been given out of IPv6 so far."""
+"""All IPv6 addresses that are allocated so far."""
 _MAPPED: Final = IPv6Network("::ffff:0:0/96")
 _NAT64: Final = IPv6Network("64:ff9b::/96")
-"""Where a network without IPv4 finds the IPv4 web: such an address is what it holds."""
-_IPV6: Final[dict[str, Kind]] = {  # the first that fits counts
+"""IPv4 addresses embedded for NAT64 (RFC 6052): classified as the embedded address."""
+_IPV6: Final[dict[str, AddressKind]] = {  # the first match decides
     "::/128": "unspecified",
     "::1/128": "loopback",
     "::/96": "transition",
@@ -80,31 +89,31 @@ _IPV6: Final[dict[str, Kind]] = {  # the first that fits counts
     "fec0::/10": "private",
     "ff00::/8": "multicast",
 }
-_V4_NETWORKS: Final[tuple[tuple[IPv4Network, Kind], ...]] = tuple(
+_V4_NETWORKS: Final[tuple[tuple[IPv4Network, AddressKind], ...]] = tuple(
     (IPv4Network(text), kind) for text, kind in _IPV4.items()
 )
-_V6_NETWORKS: Final[tuple[tuple[IPv6Network, Kind], ...]] = tuple(
+_V6_NETWORKS: Final[tuple[tuple[IPv6Network, AddressKind], ...]] = tuple(
     (IPv6Network(text), kind) for text, kind in _IPV6.items()
 )
 _ISATAP: Final = frozenset({0x0000_5EFE, 0x0200_5EFE})
-"""The upper half of an interface that stands for the IPv4 address in its lower half."""
+"""Upper half of an ISATAP interface identifier (RFC 5214), which embeds an IPv4 address."""
 
 
-def kind_of(address: str | IPv4Address | IPv6Address) -> Kind:
-    """Tell where an address leads; only `public` is the open web."""
+def classify_address(address: str | IPv4Address | IPv6Address) -> AddressKind:
+    """Classify an address; only `public` is the open web."""
     if isinstance(address, str):
         try:
             address = ipaddress.ip_address(address)
         except ValueError:
             return "malformed"
     if isinstance(address, IPv4Address):
-        return _kind_of_v4(address)
-    if address.scope_id is not None:  # a zone: it names a network card of this machine
+        return _classify_v4(address)
+    if address.scope_id is not None:  # a zone names a network interface of this machine
         return "link-local"
-    return _kind_of_v6(address)
+    return _classify_v6(address)
 
 
-def _kind_of_v4(address: IPv4Address) -> Kind:
+def _classify_v4(address: IPv4Address) -> AddressKind:
     if address in _METADATA:
         return "metadata"
     for network, kind in _V4_NETWORKS:
@@ -113,11 +122,11 @@ def _kind_of_v4(address: IPv4Address) -> Kind:
     return "public"
 
 
-def _kind_of_v6(address: IPv6Address) -> Kind:
+def _classify_v6(address: IPv6Address) -> AddressKind:
     if address in _METADATA:
         return "metadata"
     if address in _MAPPED or address in _NAT64:
-        return _kind_of_v4(_last_32_bits(address))
+        return _classify_v4(_last_32_bits(address))
     for network, kind in _V6_NETWORKS:
         if address in network:
             return kind
@@ -130,3 +139,27 @@ def _kind_of_v6(address: IPv6Address) -> Kind:
 
 def _last_32_bits(address: IPv6Address) -> IPv4Address:
     return IPv4Address(int(address) & 0xFFFF_FFFF)
+
+
+_AT_ONCE: Final = 16
+"""Look-ups cannot be cancelled, only abandoned: so many threads may wait in one."""
+_free = threading.BoundedSemaphore(_AT_ONCE)
+
+
+async def system_resolver(host: str, port: int) -> Sequence[str]:
+    """Look up the addresses of a host name; a cancelled caller does not wait for them.
+
+    Raises:
+        OSError: The name has no address, or too many look-ups are running.
+    """
+    if not _free.acquire(blocking=False):
+        raise OSError(f"{_AT_ONCE} names are being looked up already: try again later")
+    return await to_thread.run_sync(partial(_resolve_host, host, port), abandon_on_cancel=True)
+
+
+def _resolve_host(host: str, port: int) -> Sequence[str]:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    finally:
+        _free.release()
+    return list(dict.fromkeys(str(address[0]) for *_, address in found))

@@ -1,62 +1,71 @@
-"""The body of an answer, taken piece by piece: counted packed and unpacked, and cut in time.
+"""The body of a response: decompressed in small steps within a size limit, and decoded as text.
 
-What arrives is unpacked in small steps, so that a body that would grow without end costs no more
-than one that is as long as is allowed.
+A compression bomb costs as much as a body of the largest allowed size. Decoding trusts a byte order mark first, then
+the label of the server or the page, then UTF-8 (mislabelled pages are common); undecodable bytes are replaced and
+counted (https://encoding.spec.whatwg.org/#bom-sniff).
 """
 
 from __future__ import annotations
 
+import codecs
+import re
 import zlib
-from typing import Final, Literal, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
+from indusagi.capabilities.files.text.codec import shorten_words
 from indusagi.capabilities.ports import FetchError
 
-Cut: TypeAlias = Literal["size", "ratio", "ended early"]
-"""Why a body is not whole."""
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+Truncation: TypeAlias = Literal["size", "ratio", "ended early"]
+"""Why a body is incomplete."""
 _STEP: Final = 64 * 1024
 _SHORT: Final = 64 * 1024
-"""Up to this size a body may have been packed as tightly as it likes."""
+"""Bodies up to this size may have any compression ratio."""
 _GZIP: Final = zlib.MAX_WBITS | 16
-PLAIN: Final = frozenset({"", "identity"})
-PACKED: Final = frozenset({"gzip", "x-gzip"})
+_PLAIN: Final = frozenset({"", "identity"})
+_PACKED: Final = frozenset({"gzip", "x-gzip"})
 
 
-class EndedEarly(FetchError):
-    """A body that broke off."""
+class BodyEndedEarly(FetchError):
+    """The connection closed before the body was complete."""
 
 
-class Body:
-    """Collects a body up to a size."""
+class ResponseBody:
+    """Collects a body up to a size limit."""
 
     def __init__(self, coding: str, cap: int, ratio: int) -> None:
         coding = coding.strip().lower()
-        if coding not in PLAIN | PACKED:
+        if coding not in _PLAIN | _PACKED:
             message = f"the server packed its answer as {coding[:40]!r}, which was not asked for"
             raise FetchError(message, code="unsupported", reason="coding")
-        self._unpacker = zlib.decompressobj(_GZIP) if coding in PACKED else None
-        self._members = 0
-        self._padded = False
+        self._decompressor = zlib.decompressobj(_GZIP) if coding in _PACKED else None
+        self._gzip_members = 0
+        self._is_padding = False
         self._cap = cap
         self._ratio = ratio
         self._data = bytearray()
         self.packed = 0
-        """How many bytes have come over the wire."""
-        self.cut: Cut | None = None
+        """Bytes received, before decompression."""
+        self.cut: Truncation | None = None
 
     @property
     def data(self) -> bytes:
-        """What there is, unpacked."""
+        """The decompressed bytes so far."""
         return bytes(self._data)
 
     def feed(self, piece: bytes) -> bool:
-        """Take a piece, and tell whether another one is wanted.
+        """Add a piece; return whether more is wanted.
 
         Raises:
-            FetchError: It is not packed the way the server said.
+            FetchError: The body is not compressed the way the server says.
         """
         left = self._cap - self.packed
         self.packed += len(piece)
-        if self._unpacker is None:
+        if self._decompressor is None:
             self._data += piece[:left]
         else:
             self._unpack(piece[:left])
@@ -65,28 +74,28 @@ class Body:
         return self.cut is None
 
     def finish(self, *, early: bool) -> None:
-        """Say that nothing more comes, be it before the end."""
-        unfinished = self._unpacker is not None and self.packed > 0 and not self._unpacker.eof
-        if early or (unfinished and not self._padded):
+        """Mark the end of the body; `early` says that the connection closed first."""
+        unfinished = self._decompressor is not None and self.packed > 0 and not self._decompressor.eof
+        if early or (unfinished and not self._is_padding):
             self.cut = self.cut or "ended early"
 
     def _unpack(self, piece: bytes) -> None:
-        while piece and self.cut is None and self._unpacker is not None and not self._padded:
+        while piece and self.cut is None and self._decompressor is not None and not self._is_padding:
             try:
-                grown = self._unpacker.decompress(piece, _STEP)
+                grown = self._decompressor.decompress(piece, _STEP)
             except zlib.error as exc:
-                # After the last member there may be padding, which every reader of gzip ignores.
-                self._padded = self._members > 0
-                if self._padded:
+                # Padding may follow the last member of a gzip file; readers ignore it (RFC 1952).
+                self._is_padding = self._gzip_members > 0
+                if self._is_padding:
                     return
                 message = f"the server said that its answer is packed, but it is not: {exc}"
                 raise FetchError(message, code="failed", reason="coding") from None
-            piece = self._unpacker.unconsumed_tail
+            piece = self._decompressor.unconsumed_tail
             self._keep(grown, self.packed - len(piece))
-            if self._unpacker.eof:
-                piece = self._unpacker.unused_data
-                self._members += 1
-                self._unpacker = zlib.decompressobj(_GZIP) if piece else self._unpacker
+            if self._decompressor.eof:
+                piece = self._decompressor.unused_data
+                self._gzip_members += 1
+                self._decompressor = zlib.decompressobj(_GZIP) if piece else self._decompressor
 
     def _keep(self, grown: bytes, used: int) -> None:
         self._data += grown[: self._cap - len(self._data)]
@@ -94,3 +103,95 @@ class Body:
             self.cut = "ratio"
         elif len(self._data) >= self._cap:
             self.cut = "size"
+
+
+_BOMS: Final = ((codecs.BOM_UTF8, "utf-8"), (b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
+_LABEL = re.compile(r"charset\s*=\s*[\"']?\s*([A-Za-z0-9_:.-]{1,40})", re.IGNORECASE)
+_IN_PAGE = re.compile(
+    rb"<meta[^>]{0,500}?charset\s*=\s*[\"']?\s*([A-Za-z0-9_:.-]{1,40})"
+    rb"|^\s*<\?xml[^>]{0,200}?encoding\s*=\s*[\"']([A-Za-z0-9_:.-]{1,40})",
+    re.IGNORECASE,
+)
+_LOOKED_AT: Final = 1024
+"""Bytes in which a page may declare its charset (HTML standard: the first 1024)."""
+_SNIFFED: Final = 32 * 1024
+_PIECE: Final = 256 * 1024
+_TEXT_CODECS = re.compile(
+    r"ascii|utf-8|utf-16(-[lb]e)?|iso8859-\d+|cp\d+|koi8-[rut]|gb\w+|hz|big5\w*|shift_jis\w*"
+    r"|euc_\w+|iso2022_\w+|mac-\w+|tis-620|johab"
+)
+"""Python codecs that decode text; others decompress, unescape or are very slow."""
+_AS_BROWSERS_DO: Final = {"ascii": "cp1252", "iso8859-1": "cp1252", "gb2312": "gb18030"}
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedText:
+    """A decoded text, its charset, and the number of replaced places."""
+
+    text: str
+    charset: str
+    replaced: int = 0
+
+
+def decode_text(data: bytes, content_type: str, *, whole: bool = True) -> DecodedText:
+    """Decode bytes as text; a character truncated at the end of an incomplete body is dropped."""
+    for mark, charset in _BOMS:
+        if data.startswith(mark):
+            return _decode_first(data[len(mark) :], [charset], charset, whole=whole)
+    label = _parse_label(content_type) or _find_label_in_page(data)
+    tried = list(dict.fromkeys(filter(None, (label, "utf-8"))))
+    return _decode_first(data, tried, label, whole=whole)
+
+
+def _decode_first(data: bytes, tried: Sequence[str], label: str | None, *, whole: bool) -> DecodedText:
+    for charset in tried:
+        text = _decode_strict(data, charset, whole=whole)
+        if text is not None:
+            return DecodedText(text, charset)
+    charset = label or _guess_charset(data)
+    text = _decode_in_pieces(data, charset, "replace", whole=whole)
+    return DecodedText(text, charset, text.count("\N{REPLACEMENT CHARACTER}"))
+
+
+def _parse_label(content_type: str) -> str | None:
+    found = _LABEL.search(content_type)
+    return None if found is None else _find_codec(found[1])
+
+
+def _find_label_in_page(data: bytes) -> str | None:
+    found = _IN_PAGE.search(data[:_LOOKED_AT])
+    if found is None:
+        return None
+    charset = _find_codec((found[1] or found[2]).decode("ascii"))
+    # The declaration was read as ASCII, so the page cannot be UTF-16.
+    return "utf-8" if charset is not None and charset.startswith("utf-16") else charset
+
+
+def _find_codec(label: str) -> str | None:
+    try:
+        name = codecs.lookup(label).name
+    except (LookupError, ValueError):
+        return None
+    name = _AS_BROWSERS_DO.get(name, name)
+    return name if _TEXT_CODECS.fullmatch(name) else None
+
+
+def _decode_strict(data: bytes, charset: str, *, whole: bool) -> str | None:
+    try:
+        return _decode_in_pieces(data, charset, "strict", whole=whole)
+    except UnicodeError:
+        return None
+
+
+def _decode_in_pieces(data: bytes, charset: str, errors: str, *, whole: bool) -> str:
+    """Decode in pieces: a codec holds the interpreter lock while it works."""
+    decoder = codecs.getincrementaldecoder(charset)(errors)
+    parts = [decoder.decode(data[at : at + _PIECE]) for at in range(0, len(data), _PIECE)]
+    return "".join((*parts, decoder.decode(b"", whole)))
+
+
+def _guess_charset(data: bytes) -> str:
+    import chardet  # noqa: PLC0415 — large tables, only for pages without a charset
+
+    guess = chardet.detect(shorten_words(data[:_SNIFFED]))["encoding"]
+    return (guess and _find_codec(guess)) or "cp1252"

@@ -1,8 +1,7 @@
-"""The guarded client: every hop is checked, dialled where it was checked, and counted.
+"""HTTP client of the web tools, guarded against SSRF: each hop is checked and connected to the checked address.
 
-A name is looked up once for each hop. All its addresses must be on the open web, and one of those
-is connected to: who answers the name otherwise a moment later gains nothing. Redirects are followed
-by hand, under the same rules, and only as long as they stay on the same site.
+A host name is looked up once per hop. All its addresses must be public, and the connection goes to one of them, so a
+later DNS answer (DNS rebinding) changes nothing. Redirects are followed under the same rules, within one site.
 """
 
 from __future__ import annotations
@@ -14,10 +13,9 @@ from typing import TYPE_CHECKING, Final, Protocol
 from anyio import fail_after, to_thread
 
 from indusagi.capabilities.ports import FetchError
-from indusagi.capabilities.web.addresses import AT_HOME, kind_of
-from indusagi.capabilities.web.body import Body, EndedEarly
-from indusagi.capabilities.web.resolve import system_resolver
-from indusagi.capabilities.web.target import is_within, parse_host_and_port, parse_target, same_site
+from indusagi.capabilities.web.addresses import PRIVATE_KINDS, classify_address, system_resolver
+from indusagi.capabilities.web.body import BodyEndedEarly, ResponseBody
+from indusagi.capabilities.web.url import is_same_site, is_subdomain, parse_host_and_port, parse_url
 from indusagi.core.text import clean_text, cut_text
 
 if TYPE_CHECKING:
@@ -25,12 +23,12 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from indusagi.capabilities.ports import WebSettings
-    from indusagi.capabilities.web.body import Cut
-    from indusagi.capabilities.web.dial import Answer
-    from indusagi.capabilities.web.target import Target
+    from indusagi.capabilities.web.body import Truncation
+    from indusagi.capabilities.web.dial import HttpAnswer
+    from indusagi.capabilities.web.url import WebUrl
     from indusagi.core.json import JsonValue
 
-_OWN_NAMES: Final = (
+_LOCAL_NAMES: Final = (
     *("localhost", "local", "localdomain", "internal", "intranet", "private", "corp"),
     *("home", "lan", "home.arpa"),
 )
@@ -38,26 +36,26 @@ _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class WebResponse:
     """An answer."""
 
-    target: Target
-    """Where it came from in the end."""
+    target: WebUrl
+    """The URL after all redirects."""
     status: int
     headers: Mapping[str, str]
     body: bytes
-    """Unpacked."""
+    """Decompressed."""
     received: int
-    """Bytes that came over the wire."""
-    cut: Cut | None
-    """Why the body is not whole."""
+    """Bytes received, before decompression."""
+    cut: Truncation | None
+    """Why the body is incomplete."""
     hops: Sequence[str] = ()
-    """The addresses that led here."""
+    """The URLs that redirected here."""
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
-    """A redirect to another site, which the caller may follow by asking for it."""
+class CrossSiteRedirect:
+    """A redirect to another site, which is reported instead of followed."""
 
     status: int
     url: str
@@ -66,15 +64,17 @@ class Elsewhere:
 
 
 class WebClient:
-    """Fetches pages within the bounds of its settings. It holds nothing open between two calls."""
+    """Fetches URLs within the limits of its settings; no connection stays open between two calls."""
 
     def __init__(self, settings: WebSettings) -> None:
         self._settings = settings
         self._resolve = settings.resolver or system_resolver
         self._proxy = _proxy(settings.proxy)
-        self._at_home = frozenset(parse_host_and_port(text) for text in settings.allow_private)
+        self._allowed_private = frozenset(parse_host_and_port(text) for text in settings.allow_private)
 
-    async def fetch(self, url: str, *, accept: str, cap: Callable[[Mapping[str, str]], int]) -> Fetched | Elsewhere:
+    async def fetch(
+        self, url: str, *, accept: str, cap: Callable[[Mapping[str, str]], int]
+    ) -> WebResponse | CrossSiteRedirect:
         """Fetch a page; `cap` tells from the headers how many bytes of it are wanted.
 
         Raises:
@@ -82,39 +82,39 @@ class WebClient:
         """
         try:
             with fail_after(self._settings.total_s):
-                return await self._follow(parse_target(url), accept, cap)
+                return await self._follow(parse_url(url), accept, cap)
         except TimeoutError:
-            message = f"{_shown(url)} did not arrive within {self._settings.total_s:g} s"
+            message = f"{_shorten_url(url)} did not arrive within {self._settings.total_s:g} s"
             raise FetchError(message, code="timeout", reason="total") from None
 
     async def _follow(
-        self, target: Target, accept: str, cap: Callable[[Mapping[str, str]], int]
-    ) -> Fetched | Elsewhere:
+        self, target: WebUrl, accept: str, cap: Callable[[Mapping[str, str]], int]
+    ) -> WebResponse | CrossSiteRedirect:
         hops: list[str] = []
         for _ in range(self._settings.redirects + 1):
             try:
                 found = await self._hop(target, accept, cap, hops)
             except FetchError as trouble:
-                raise _on_the_way(trouble, hops) from trouble
-            if not isinstance(found, _Onward):
+                raise _add_hops(trouble, hops) from trouble
+            if not isinstance(found, _Redirect):
                 return found
             hops.append(target.url)
             target = found.target
-        message = f"{_shown(target.url)}: {len(hops)} redirects, and no page at the end of them"
+        message = f"{_shorten_url(target.url)}: {len(hops)} redirects, and no page at the end of them"
         raise FetchError(message, code="failed", reason="redirects", redirects=[*hops])
 
     async def _hop(
-        self, target: Target, accept: str, cap: Callable[[Mapping[str, str]], int], hops: Sequence[str]
-    ) -> Fetched | Elsewhere | _Onward:
-        addresses = await self._checked(target)
-        load = partial(self._loaded, addresses, target.scheme == "https")
+        self, target: WebUrl, accept: str, cap: Callable[[Mapping[str, str]], int], hops: Sequence[str]
+    ) -> WebResponse | CrossSiteRedirect | _Redirect:
+        addresses = await self._resolve_addresses(target)
+        load = partial(self._load_exchange, addresses, target.scheme == "https")
         exchange = await to_thread.run_sync(load, abandon_on_cancel=True)
         headers = {"User-Agent": self._settings.user_agent, "Accept": accept, "Accept-Encoding": "gzip"}
         async with exchange(target, headers=headers) as answer:
             location = answer.headers.get("location")
             if answer.status in _REDIRECTS and location is not None:
-                return self._onward(target, answer.status, location, hops)
-            body = Body(
+                return self._follow_redirect(target, answer.status, location, hops)
+            body = ResponseBody(
                 answer.headers.get("content-encoding", ""),
                 min(cap(answer.headers), self._settings.hard_bytes),
                 self._settings.ratio,
@@ -124,15 +124,15 @@ class WebClient:
                 async for piece in answer.pieces:
                     if not body.feed(piece):
                         break
-            except EndedEarly:
+            except BodyEndedEarly:
                 if not body.packed:
                     raise
                 early = True
             body.finish(early=early)
-        return Fetched(target, answer.status, answer.headers, body.data, body.packed, body.cut, tuple(hops))
+        return WebResponse(target, answer.status, answer.headers, body.data, body.packed, body.cut, tuple(hops))
 
-    def _loaded(self, addresses: Sequence[str], secure: bool) -> _Exchange:
-        """Load the HTTP library and, where it is needed, the certificates: not for the loop."""
+    def _load_exchange(self, addresses: Sequence[str], secure: bool) -> _Exchange:
+        """Load the HTTP library and the certificates. Blocks."""
         from indusagi.capabilities.web import dial  # noqa: PLC0415 — the library, on first use
 
         settings = self._settings
@@ -141,48 +141,50 @@ class WebClient:
         route = dial.Route(addresses, settings.connect_s, tls, proxy, settings.proxy_auth)
         return partial(dial.exchange, route=route)
 
-    def _onward(self, target: Target, status: int, location: str, hops: Sequence[str]) -> Elsewhere | _Onward:
-        following = target.joined(location)
-        # Told at once: a notice that names such a place would only invite another try.
+    def _follow_redirect(
+        self, target: WebUrl, status: int, location: str, hops: Sequence[str]
+    ) -> CrossSiteRedirect | _Redirect:
+        following = target.join(location)
+        # Refused before the redirect is reported: naming such a URL would invite another try.
         self._refuse_by_name(following)
-        if not same_site(target, following):
-            return Elsewhere(status, following.url, target.url, tuple(hops))
+        if not is_same_site(target, following):
+            return CrossSiteRedirect(status, following.url, target.url, tuple(hops))
         if (target.scheme, following.scheme) == ("https", "http"):
             message = f"{target.url} leads to {following.url}, which is not encrypted: not followed"
             raise FetchError(message, code="denied", reason="downgrade")
-        return _Onward(following)
+        return _Redirect(following)
 
     # -- what may be dialled ----------------------------------------------------------------
 
-    async def _checked(self, target: Target) -> Sequence[str]:
-        """Give the addresses of a target, all of them allowed; none: the proxy finds them."""
-        if target.port not in self._settings.ports and not self._is_at_home(target):
+    async def _resolve_addresses(self, target: WebUrl) -> Sequence[str]:
+        """Return the addresses of a URL, all of them allowed; none if the proxy looks them up."""
+        if target.port not in self._settings.ports and not self._is_allowed_private(target):
             allowed = ", ".join(map(str, self._settings.ports))
             message = f"{target.authority}: port {target.port} is not fetched from, only {allowed}; "
-            own = _is_own_name(target) or (target.address and kind_of(target.host) in AT_HOME)
+            own = _is_local_name(target) or (target.address and classify_address(target.host) in PRIVATE_KINDS)
             message += _allow_hint(target) if own else "the setting `web.ports` can name others"
             raise FetchError(message, code="denied", reason="port", host=target.host)
-        if self._proxy is not None and not self._is_at_home(target):
+        if self._proxy is not None and not self._is_allowed_private(target):
             self._refuse_by_name(target)
-            if ":" in target.host:  # the library writes it to a proxy without brackets
+            if ":" in target.host:  # the library sends it to a proxy without brackets
                 message = f"{target.host}: an IPv6 address cannot be fetched through a proxy"
                 raise FetchError(message, code="unsupported", reason="proxy")
             return ()
-        found = [target.host] if target.address else await self._looked_up(target)
-        self._refuse_unless_open(target, found)
+        found = [target.host] if target.address else await self._look_up_host(target)
+        self._refuse_private(target, found)
         return found
 
-    def _refuse_by_name(self, target: Target) -> None:
-        """Refuse what is not on the open web, as far as can be told without a look-up."""
+    def _refuse_by_name(self, target: WebUrl) -> None:
+        """Refuse private hosts and addresses, without a look-up."""
         if target.address is not None:
-            self._refuse_unless_open(target, [target.host])
+            self._refuse_private(target, [target.host])
             return
-        if _is_own_name(target) and not self._is_at_home(target):
+        if _is_local_name(target) and not self._is_allowed_private(target):
             message = f"{target.host}: a name of one's own network, which is not on the open web; "
             message += _allow_hint(target)
             raise FetchError(message, code="denied", reason="name", host=target.host)
 
-    async def _looked_up(self, target: Target) -> Sequence[str]:
+    async def _look_up_host(self, target: WebUrl) -> Sequence[str]:
         try:
             with fail_after(self._settings.connect_s):
                 found = await self._resolve(target.host, target.port)
@@ -197,60 +199,60 @@ class WebClient:
             raise FetchError(message, code="not_found", reason="dns", host=target.host)
         return found
 
-    def _refuse_unless_open(self, target: Target, addresses: Sequence[str]) -> None:
+    def _refuse_private(self, target: WebUrl, addresses: Sequence[str]) -> None:
         for address in addresses:
-            kind = kind_of(address)
-            if kind == "public" or (kind in AT_HOME and self._is_at_home(target)):
+            kind = classify_address(address)
+            if kind == "public" or (kind in PRIVATE_KINDS and self._is_allowed_private(target)):
                 continue
             named = "" if target.address else f" is at {address}"
             message = f"{target.host}{named}: a {kind} address, which is not on the open web"
-            if kind in AT_HOME:
+            if kind in PRIVATE_KINDS:
                 message += f"; {_allow_hint(target)}"
             facts = {"host": target.host, "address": address, "kind": kind}
             raise FetchError(message, code="denied", reason="address", **facts)
 
-    def _is_at_home(self, target: Target) -> bool:
-        return (target.host, target.port) in self._at_home or (target.host, None) in self._at_home
+    def _is_allowed_private(self, target: WebUrl) -> bool:
+        return (target.host, target.port) in self._allowed_private or (target.host, None) in self._allowed_private
 
 
-def _is_own_name(target: Target) -> bool:
-    """Tell whether a name can only be one of somebody's own network."""
+def _is_local_name(target: WebUrl) -> bool:
+    """Tell whether a name can only belong to a local network (RFC 6761, RFC 8375)."""
     if target.address is not None:
         return False
-    return "." not in target.host or is_within(target.host, _OWN_NAMES)
+    return "." not in target.host or is_subdomain(target.host, _LOCAL_NAMES)
 
 
-def _allow_hint(target: Target) -> str:
-    """Say how the user can allow a server of their own network."""
+def _allow_hint(target: WebUrl) -> str:
+    """Describe how the user can allow a server of the local network."""
     own = f"{target.authority.removesuffix(f':{target.port}')}:{target.port}"
     flag = f"the user can allow it with --web-allow '{own}'"
     return f"if it is a server of the user's, {flag} or in the setting `web.allow_private`"
 
 
 class _Exchange(Protocol):
-    def __call__(self, target: Target, *, headers: Mapping[str, str]) -> AbstractAsyncContextManager[Answer]: ...
+    def __call__(self, target: WebUrl, *, headers: Mapping[str, str]) -> AbstractAsyncContextManager[HttpAnswer]: ...
 
 
 @dataclass(frozen=True, slots=True)
-class _Onward:
-    target: Target
+class _Redirect:
+    target: WebUrl
 
 
-def _proxy(address: str | None) -> Target | None:
+def _proxy(address: str | None) -> WebUrl | None:
     if address is None:
         return None
-    proxy = parse_target(address)
+    proxy = parse_url(address)
     if proxy.scheme != "http":
-        message = f"the proxy {_shown(address)} must be named as http://host:port"
+        message = f"the proxy {_shorten_url(address)} must be named as http://host:port"
         raise FetchError(message, code="unsupported", reason="proxy")
     return proxy
 
 
-def _on_the_way(trouble: FetchError, hops: Sequence[str]) -> FetchError:
-    """Say which redirects led to the trouble."""
+def _add_hops(trouble: FetchError, hops: Sequence[str]) -> FetchError:
+    """Add the redirects that led to the error."""
     if not hops:
         return trouble
-    message = f"{trouble} (redirected from {_shown(hops[-1])})"
+    message = f"{trouble} (redirected from {_shorten_url(hops[-1])})"
     facts: dict[str, JsonValue] = {**trouble.facts, "redirects": [*hops]}
     return FetchError(message, code=trouble.code, **facts)
 
@@ -259,5 +261,5 @@ def _reason(exc: Exception) -> str:
     return exc.strerror or str(exc) if isinstance(exc, OSError) else str(exc)
 
 
-def _shown(url: str) -> str:
+def _shorten_url(url: str) -> str:
     return cut_text(clean_text(url)[0], 200)

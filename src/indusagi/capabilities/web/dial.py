@@ -1,11 +1,10 @@
-"""One request to one checked address: the only module of the kernel that speaks HTTP.
+"""One HTTP request to a checked address, by httpcore.
 
-The HTTP library is given the parts of the target as they were checked, and a network that leads to
-the checked addresses and nowhere else. The name is told to the server in the `Host` header and in
-the TLS handshake, and it is the name that the certificate must hold. Cookies, proxies, redirects
-and environment variables are none of its business.
+The library receives the parsed URL and a network backend that connects to the checked addresses only. The host name
+goes into the `Host` header and the TLS handshake (SNI), and the certificate must be valid for it. There are no cookies,
+redirects or environment variables.
 
-Importing this loads the library: import it in a thread, where a page is fetched.
+Importing this module loads the library: import it in a thread, on first use.
 """
 
 from __future__ import annotations
@@ -21,54 +20,54 @@ import httpcore2
 from anyio import CancelScope
 
 from indusagi.capabilities.ports import FetchError
-from indusagi.capabilities.web.body import EndedEarly
+from indusagi.capabilities.web.body import BodyEndedEarly
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterable, Mapping, Sequence
 
-    from indusagi.capabilities.web.target import Target
+    from indusagi.capabilities.web.url import WebUrl
 
 _TRIED: Final = 4
-"""How many addresses of one name are dialled, one after the other."""
+"""Addresses of one name that are tried, one after the other."""
 _Connection: TypeAlias = "httpcore2.AsyncHTTPConnection | httpcore2.AsyncHTTPProxy"
 _making_tls = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """The head of a response, and its body as it comes."""
+class HttpAnswer:
+    """The head of a response, and its body in pieces."""
 
     status: int
     headers: Mapping[str, str]
-    """By name in small letters; of several with one name the first."""
+    """By lower-case name; the first of repeated headers."""
     pieces: AsyncGenerator[bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """How to get to a server: straight to one of its addresses or, without any, by a proxy."""
+    """The route to a server: one of its addresses or, without addresses, a proxy."""
 
     addresses: Sequence[str]
     connect_s: float
     tls: ssl.SSLContext | None
-    """For a server that is to be spoken to in private."""
-    proxy: Target | None = None
+    """For https."""
+    proxy: WebUrl | None = None
     proxy_auth: tuple[str, str] | None = None
 
-    def connection(self, origin: httpcore2.Origin) -> _Connection:
-        """Make the connection; nothing is dialled yet."""
+    def create_connection(self, origin: httpcore2.Origin) -> _Connection:
+        """Create the connection object; it connects on the first request."""
         if self.proxy is None:
-            network = Pinned(self.addresses)
+            network = PinnedBackend(self.addresses)
             return httpcore2.AsyncHTTPConnection(origin, ssl_context=self.tls, network_backend=network)
         return httpcore2.AsyncHTTPProxy(self.proxy.url, proxy_auth=self.proxy_auth, ssl_context=self.tls)
 
 
-class Pinned(httpcore2.AsyncNetworkBackend):
-    """A network with a few addresses in it."""
+class PinnedBackend(httpcore2.AsyncNetworkBackend):
+    """A network backend that connects to given addresses, whatever the host name."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self._addresses = addresses[:_TRIED]
-        # The name stands for two classes, of which one is there for want of the other.
+        # httpcore2 exports a stub under this name where anyio is missing.
         self._inner = cast("httpcore2.AsyncNetworkBackend", httpcore2.AnyIOBackend())
 
     async def connect_tcp(
@@ -79,7 +78,7 @@ class Pinned(httpcore2.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
     ) -> httpcore2.AsyncNetworkStream:
-        """Connect to the first address that answers, whatever the name."""
+        """Connect to the first address that answers."""
         share = None if timeout is None else timeout / len(self._addresses)
         *others, last = self._addresses
         for address in others:
@@ -91,11 +90,11 @@ class Pinned(httpcore2.AsyncNetworkBackend):
 
 
 @asynccontextmanager
-async def exchange(target: Target, route: Route, headers: Mapping[str, str]) -> AsyncGenerator[Answer]:
-    """Send a GET request, and close the connection when the block is left.
+async def exchange(target: WebUrl, route: Route, headers: Mapping[str, str]) -> AsyncGenerator[HttpAnswer]:
+    """Send a GET request; the connection closes at the end of the block.
 
     Raises:
-        FetchError: There was no answer, or it was no HTTP.
+        FetchError: There was no response, or an invalid one.
     """
     url = httpcore2.URL(scheme=target.scheme, host=target.host, port=target.port, target=target.path)
     request = httpcore2.Request(
@@ -104,35 +103,35 @@ async def exchange(target: Target, route: Route, headers: Mapping[str, str]) -> 
         headers={"Host": target.authority, "Connection": "close", **headers},
         extensions={"timeout": {"connect": route.connect_s}},
     )
-    connection = route.connection(url.origin)
+    connection = route.create_connection(url.origin)
     try:
         try:
             response = await connection.handle_async_request(request)
         except _FAILURES as exc:
-            raise _trouble(target, exc) from exc
+            raise _to_fetch_error(target, exc) from exc
         stream = cast("AsyncIterable[bytes]", response.stream)
-        pieces = _pieces(target, cast("AsyncGenerator[bytes]", aiter(stream)))
+        pieces = _iterate_body(target, cast("AsyncGenerator[bytes]", aiter(stream)))
         async with aclosing(pieces):
-            yield Answer(response.status, _by_name(response.headers), pieces)
+            yield HttpAnswer(response.status, _parse_headers(response.headers), pieces)
     finally:
         with CancelScope(shield=True):
             await connection.aclose()
 
 
-async def _pieces(target: Target, stream: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+async def _iterate_body(target: WebUrl, stream: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
     try:
         async with aclosing(stream):
             async for piece in stream:
                 yield piece
     except (httpcore2.ProtocolError, httpcore2.NetworkError) as exc:
-        message = f"{target.host} ended its answer before it was complete: {_told(exc)}"
-        raise EndedEarly(message, code="failed", reason="ended early") from exc
+        message = f"{target.host} ended its answer before it was complete: {_shorten_error(exc)}"
+        raise BodyEndedEarly(message, code="failed", reason="ended early") from exc
 
 
-def _by_name(headers: Iterable[tuple[bytes, bytes]]) -> Mapping[str, str]:
+def _parse_headers(headers: Iterable[tuple[bytes, bytes]]) -> Mapping[str, str]:
     found: dict[str, str] = {}
     for name, value in headers:
-        # Servers that put other letters here mean UTF-8; whatever else it is cannot fail.
+        # Header values are UTF-8 or Latin-1 in practice; Latin-1 decodes any bytes (RFC 9110 §5.5).
         try:
             text = value.decode("utf-8")
         except UnicodeDecodeError:
@@ -144,7 +143,7 @@ def _by_name(headers: Iterable[tuple[bytes, bytes]]) -> Mapping[str, str]:
 _FAILURES = (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException, httpcore2.ProxyError)
 
 
-def _trouble(target: Target, exc: Exception) -> FetchError:
+def _to_fetch_error(target: WebUrl, exc: Exception) -> FetchError:
     causes = list(_causes(exc))
     where = f"{target.host}:{target.port}"
     if isinstance(exc, httpcore2.TimeoutException):
@@ -160,14 +159,14 @@ def _trouble(target: Target, exc: Exception) -> FetchError:
     if isinstance(exc, httpcore2.ProxyError):
         return FetchError(f"the proxy refused {where}: {exc}", code="failed", reason="proxy")
     if isinstance(exc, httpcore2.ProtocolError):
-        message = f"{where} did not answer with HTTP: {_told(exc)}"
+        message = f"{where} did not answer with HTTP: {_shorten_error(exc)}"
         return FetchError(message, code="failed", reason="protocol")
     message = f"{where} cannot be reached: {causes[-1]}"
     return FetchError(message, code="failed", reason="unreachable")
 
 
-def _told(exc: Exception) -> str:
-    """Say what the library found, without what it quotes: that was written by the server."""
+def _shorten_error(exc: Exception) -> str:
+    """Shorten an error to the words of the library, without quotes from the server."""
     return str(exc).partition(":")[0][:200]
 
 
@@ -178,7 +177,7 @@ def _causes(exc: BaseException | None) -> Generator[BaseException]:
 
 
 def shared_tls() -> ssl.SSLContext:
-    """Give the one TLS context of the process; the first time takes a while: not in the loop."""
+    """Return the TLS context of the process; the first call loads the certificates. Blocks."""
     with _making_tls:
         return _make_tls()
 

@@ -2,30 +2,112 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar
 
 from anyio import to_thread
 
+from indusagi.capabilities.files.media.pdf import MOST_PAGES, read_pdf_pages
+from indusagi.capabilities.files.media.picture_apart import fit_image
+from indusagi.capabilities.files.text.display import ReadFailure
 from indusagi.capabilities.ports import FetchError
-from indusagi.capabilities.web import layout
-from indusagi.capabilities.web.charset import decoded
-from indusagi.capabilities.web.layout import LONGEST_JSON, SHORT_JSON, laid_open, laid_out
-from indusagi.capabilities.web.markdown import converted
-from indusagi.capabilities.web.media import medium_of
-from indusagi.capabilities.worker.client import asked
-from indusagi.capabilities.worker.interpreter import own_python
+from indusagi.capabilities.web.body import decode_text
+from indusagi.capabilities.web.convert import convert_page, format_json, show_invisible
 from indusagi.core.text import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from indusagi.capabilities.web.client import Fetched
-    from indusagi.capabilities.web.media import Medium
+    from indusagi.capabilities.files.media.images import EncodedImage
+    from indusagi.capabilities.files.media.pdf import PdfPages
+    from indusagi.capabilities.web.client import WebResponse
+
+
+Medium: TypeAlias = Literal["html", "json", "text", "image", "binary"]
+_TYPE = re.compile(r"[a-z0-9!#$&^_.+-]{1,60}/[a-z0-9!#$&^_.+-]{1,100}")
+_HTML: Final = frozenset({"text/html", "application/xhtml+xml"})
+_TEXT_TYPES = re.compile(
+    r"text/.*|.*\+(json|xml|yaml)"
+    r"|application/(json|xml|javascript|ecmascript|x-javascript|typescript|yaml|x-yaml|toml|sql"
+    r"|graphql|x-sh|x-ndjson|jsonl?|json5|x-www-form-urlencoded|rtf|x-tex|x-latex)"
+)
+_JSON = re.compile(r"(application|text)/(json|.*\+json)")
+_UNSPECIFIC_TYPES: Final = frozenset({"", "application/octet-stream", "binary/octet-stream", "text/plain"})
+"""Media types of files that a server knows nothing about."""
+_IMAGE_MAGIC: Final = (
+    (re.compile(rb"\x89PNG\r\n\x1a\n"), "image/png"),
+    (re.compile(rb"\xff\xd8\xff"), "image/jpeg"),
+    (re.compile(rb"GIF8[79]a"), "image/gif"),
+    (re.compile(rb"RIFF....WEBP", re.DOTALL), "image/webp"),
+)
+_HTML_START = re.compile(rb"\s*(<!--.{0,500}?-->\s*)?<(!doctype\s+html|html|head|body)\b", re.I | re.S)
+_WIDE: Final = (b"\xff\xfe", b"\xfe\xff")
+_LOOKED_AT: Final = 8 * 1024
+_EXTENSIONS: Final = {
+    "application/pdf": ".pdf",
+    "application/zip": ".zip",
+    "application/gzip": ".gz",
+    "application/x-tar": ".tar",
+    "application/epub+zip": ".epub",
+    "application/wasm": ".wasm",
+    "application/vnd.openxmlformats-officedocument.wordprocessingml.document": ".docx",
+    "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet": ".xlsx",
+    "application/vnd.openxmlformats-officedocument.presentationml.presentation": ".pptx",
+    "image/png": ".png",
+    "image/jpeg": ".jpg",
+    "image/gif": ".gif",
+    "image/webp": ".webp",
+    "audio/mpeg": ".mp3",
+    "video/mp4": ".mp4",
+}
+
+
+def media_type(headers: Mapping[str, str]) -> str:
+    """Return the media type without its parameters (RFC 9110 §8.3); empty if there is none."""
+    named = headers.get("content-type", "").partition(";")[0].strip().lower()
+    return named if _TYPE.fullmatch(named) else ""
+
+
+def is_text(headers: Mapping[str, str]) -> bool:
+    """Tell whether the headers name a text type, of which a part is useful."""
+    named = media_type(headers)
+    return not named or _TEXT_TYPES.fullmatch(named) is not None
+
+
+def detect_medium(headers: Mapping[str, str], body: bytes) -> tuple[Medium, str]:
+    """Detect the medium and media type from the headers and the first bytes."""
+    named = media_type(headers)
+    for picture, kind in _IMAGE_MAGIC:
+        if picture.match(body):
+            return "image", kind
+    if body.startswith(b"%PDF-"):
+        return "binary", "application/pdf"
+    head = body[:_LOOKED_AT]
+    wide = body.startswith(_WIDE) or "utf-16" in headers.get("content-type", "").lower()
+    if named in _HTML or (named in _UNSPECIFIC_TYPES - {"text/plain"} and _HTML_START.match(head)):
+        return "html", named or "text/html"
+    if b"\x00" in head and not wide:
+        return "binary", named or "application/octet-stream"
+    if _JSON.fullmatch(named):
+        return "json", named
+    if _TEXT_TYPES.fullmatch(named) or (named in _UNSPECIFIC_TYPES and (wide or _is_utf8(head))):
+        return "text", named or "text/plain"
+    return "binary", named or "application/octet-stream"
+
+
+def file_extension(named: str) -> str:
+    """Return the file extension of a media type."""
+    return _EXTENSIONS.get(named, ".bin")
+
+
+def _is_utf8(head: bytes) -> bool:
+    # The last character may be truncated: its first bytes are ignored.
+    return "\N{REPLACEMENT CHARACTER}" not in head[:-3].decode("utf-8", "replace")[:-1]
+
 
 T = TypeVar("T")
-_JSON_S: Final = 10.0
 Format: TypeAlias = Literal["markdown", "text", "html", "raw"]
 ACCEPT: Final[dict[Format, str]] = {
     "markdown": "text/markdown, text/html;q=0.9, application/xhtml+xml;q=0.9, text/plain;q=0.8, "
@@ -38,61 +120,58 @@ ACCEPT: Final[dict[Format, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class TextPage:
-    """A page as text, with nothing in it that cannot be seen."""
+    """A page as text without invisible characters."""
 
     text: str
     kind: str
-    """The media type of what came."""
+    """The media type of the response."""
     notes: Sequence[str] = ()
-    """What a reader should know about the text."""
+    """Facts a reader should know about the text."""
     hidden: int = 0
-    """Characters that could not be seen, and are written out."""
+    """Invisible characters that were escaped."""
 
 
 @dataclass(frozen=True, slots=True)
 class BytesPage:
-    """An answer that is no text."""
+    """A binary response."""
 
     data: bytes
     kind: str
     is_image: bool
 
 
-async def page_of(fetched: Fetched, form: Format) -> TextPage | BytesPage:
-    """Make of an answer what a model can be shown.
-
-    A page that the converter does not take is given as its source.
-    """
-    medium, kind = medium_of(fetched.headers, fetched.body)
+async def build_page(fetched: WebResponse, form: Format) -> TextPage | BytesPage:
+    """Build the page a model is shown; HTML that cannot be converted is shown as its source."""
+    medium, kind = detect_medium(fetched.headers, fetched.body)
     if medium in {"image", "binary"}:
         return BytesPage(fetched.body, kind, medium == "image")
     content_type = fetched.headers.get("content-type", "")
-    read = await _aside(partial(decoded, fetched.body, content_type, whole=fetched.cut is None))
+    read = await _run_in_thread(partial(decode_text, fetched.body, content_type, whole=fetched.cut is None))
     notes: list[str] = []
     if read.replaced:
         said = f"{format_count(read.replaced, 'place is', 'places are')} not {read.charset}"
         notes.append(f"{said}, and shown as \N{REPLACEMENT CHARACTER}")
     text = read.text
     if form in {"markdown", "text"}:
-        text = await _readable(text, medium, fetched.target.url, form, notes)
-    visible, hidden = await _aside(partial(laid_open, text))
+        text = await _convert_text(text, medium, fetched.target.url, form, notes)
+    visible, hidden = await _run_in_thread(partial(show_invisible, text))
     if hidden:
-        notes.append(written_out(hidden))
+        notes.append(describe_invisible(hidden))
     return TextPage(visible, kind, tuple(notes), hidden)
 
 
-def written_out(hidden: int) -> str:
-    """Say how many characters there are that could not be seen."""
+def describe_invisible(hidden: int) -> str:
+    """Describe how many invisible characters were escaped."""
     return f"{format_count(hidden, 'character')} that cannot be seen: written as <U+…>"
 
 
-async def _readable(text: str, medium: Medium, url: str, form: Format, notes: list[str]) -> str:
+async def _convert_text(text: str, medium: Medium, url: str, form: Format, notes: list[str]) -> str:
     if medium == "json":
-        return await _laid_out(text)
+        return await _run_in_thread(partial(format_json, text))
     if medium != "html":
         return text
     try:
-        page = await converted(text, url, "markdown" if form == "markdown" else "plain")
+        page = await convert_page(text, url, "markdown" if form == "markdown" else "plain")
     except FetchError as trouble:
         notes.append(f"{trouble}; this is its source")
         return text
@@ -103,17 +182,34 @@ async def _readable(text: str, medium: Medium, url: str, form: Format, notes: li
     return f"Title: {page.title}\n\n{page.text}" if page.title else page.text
 
 
-async def _laid_out(text: str) -> str:
-    """Lay out JSON: a longer text in a process of its own, as for a page of HTML."""
-    if not SHORT_JSON < len(text) <= LONGEST_JSON:
-        return await _aside(partial(laid_out, text))
-    try:
-        pieces = await asked(own_python(layout.__name__), layout.message(text), _JSON_S)
-        return layout.text_in(pieces)
-    except (OSError, ValueError):  # no process to be had, it took too long, or broke down
-        return text
-
-
-async def _aside(work: Callable[[], T]) -> T:
-    """Do work that ends by itself in a thread; a caller that is cancelled does not wait for it."""
+async def _run_in_thread(work: Callable[[], T]) -> T:
+    """Run `work` in a thread; a cancelled caller does not wait for it."""
     return await to_thread.run_sync(work, abandon_on_cancel=True)
+
+
+PDF: Final = "application/pdf"
+
+
+async def fit_picture(page: BytesPage) -> EncodedImage | ReadFailure:
+    """Shrink an image for a model, or say why that fails."""
+    return await fit_image(page.data, page.kind)
+
+
+async def extract_pdf_text(page: BytesPage) -> TextPage | ReadFailure:
+    """Extract the text of the first pages of a PDF file, or say why that fails."""
+    found = await read_pdf_pages(page.data, 1, MOST_PAGES)
+    if isinstance(found, ReadFailure):
+        return found
+    return await to_thread.run_sync(_format_pdf, found, abandon_on_cancel=True)
+
+
+def _format_pdf(found: PdfPages) -> TextPage:
+    parts = (
+        f"--- page {number} ---\n{text or '[no text on this page]'}\n"
+        for number, text in enumerate(found.texts, start=found.first)
+    )
+    text, hidden = show_invisible("".join(parts))
+    notes = [f"the text of {len(found.texts)} of its {found.total} pages"]
+    if hidden:
+        notes.append(describe_invisible(hidden))
+    return TextPage(text, PDF, tuple(notes), hidden)

@@ -1,6 +1,6 @@
-"""The two searches that need no key: a SearXNG instance of the user's, and the package `ddgs`.
+"""Search providers without an API key: a SearXNG instance of the user, and the package `ddgs`.
 
-Others are handed in by the host. Nothing here reads result pages of a search engine by itself.
+The host program passes in others. Result pages of search engines are never scraped here.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from urllib.parse import urlencode
 from anyio import to_thread
 
 from indusagi.capabilities.ports import FetchError, SearchError, SearchHit
-from indusagi.capabilities.web.client import Elsewhere, WebClient
-from indusagi.capabilities.web.target import parse_target
+from indusagi.capabilities.web.client import CrossSiteRedirect, WebClient
+from indusagi.capabilities.web.url import parse_url
 from indusagi.core.json import is_json_object
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ SEARXNG_VARIABLE: Final = "INDUS_SEARXNG_URL"
 _ANSWER_BYTES: Final = 2 * 1024 * 1024
 
 
-def providers(settings: WebSettings, given: Sequence[SearchProvider]) -> Sequence[SearchProvider]:
-    """List who can be asked, in this order: those of the host, SearXNG, ddgs."""
+def list_providers(settings: WebSettings, given: Sequence[SearchProvider]) -> Sequence[SearchProvider]:
+    """List the providers in their order: those of the host program, SearXNG, ddgs."""
     found = list(given)
     address = settings.searxng_url or os.environ.get(SEARXNG_VARIABLE)
     if address:
@@ -42,8 +42,8 @@ def providers(settings: WebSettings, given: Sequence[SearchProvider]) -> Sequenc
     return found
 
 
-def with_sites(query: SearchQuery) -> str:
-    """Write the domains of a query the way search engines read them."""
+def add_site_filters(query: SearchQuery) -> str:
+    """Append the domains of a query as `site:` filters."""
     wanted = " OR ".join(f"site:{domain}" for domain in query.domains)
     several = f"({wanted})" if len(query.domains) > 1 else wanted
     unwanted = " ".join(f"-site:{domain}" for domain in query.exclude_domains)
@@ -52,32 +52,32 @@ def with_sites(query: SearchQuery) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SearxngProvider:
-    """A SearXNG instance whose settings allow answers in JSON."""
+    """A SearXNG instance with the JSON format enabled (https://docs.searxng.org/dev/search_api.html)."""
 
     address: str
     settings: WebSettings
     name: str = "searxng"
 
     async def search(self, query: SearchQuery) -> Sequence[SearchHit]:
-        """Ask the instance.
+        """Query the instance.
 
         Raises:
-            SearchError: It cannot be reached, or does not answer with results.
+            SearchError: The instance cannot be reached, or its answer is invalid.
         """
-        asked = {"q": with_sites(query), "format": "json"}
+        asked = {"q": add_site_filters(query), "format": "json"}
         if query.freshness is not None:
             asked["time_range"] = query.freshness
         try:
-            base = parse_target(self.address)
+            base = parse_url(self.address)
             path = base.path.partition("?")[0].rstrip("/").removesuffix("/search")
             url = f"{replace(base, path=path).url}/search?{urlencode(asked)}"
-            # Whoever configured it means it, wherever it is.
+            # The user configured this host, so its private address is allowed.
             own = f"{base.authority.removesuffix(f':{base.port}')}:{base.port}"
             allowed = replace(self.settings, allow_private=[*self.settings.allow_private, own])
             found = await WebClient(allowed).fetch(url, accept="application/json", cap=_cap)
         except FetchError as trouble:
             raise SearchError(str(trouble), code=trouble.code) from trouble
-        if isinstance(found, Elsewhere):
+        if isinstance(found, CrossSiteRedirect):
             message = f"it redirects to {found.url}: configure that address"
             raise SearchError(message, code="failed")
         if found.status != 200:
@@ -94,10 +94,10 @@ def _searxng_hits(body: bytes) -> Sequence[SearchHit]:
     try:
         answer: JsonValue = json.loads(body)
     except (ValueError, RecursionError):
-        raise SearchError("its answer is no JSON", code="failed") from None
+        raise SearchError("its answer is invalid JSON", code="failed") from None
     rows = answer.get("results") if is_json_object(answer) else None
     if not isinstance(rows, list):
-        raise SearchError("its answer holds no list of results", code="failed")
+        raise SearchError("its answer has no list of results", code="failed")
     return [
         SearchHit(
             _text(row, "title"), _text(row, "url"), _text(row, "content"), published=_text(row, "publishedDate") or None
@@ -109,16 +109,16 @@ def _searxng_hits(body: bytes) -> Sequence[SearchHit]:
 
 @dataclass(frozen=True, slots=True)
 class DdgsProvider:
-    """The package `ddgs`, where it is installed; it speaks to several engines by itself."""
+    """The package `ddgs`, if it is installed; it queries several search engines."""
 
     timeout_s: float
     name: str = "ddgs"
 
     async def search(self, query: SearchQuery) -> Sequence[SearchHit]:
-        """Ask the package, in a thread that is left alone when nobody waits any more.
+        """Query the package in a thread, which a cancelled caller abandons.
 
         Raises:
-            SearchError: It failed, whatever it raised.
+            SearchError: The package raised any exception.
         """
         ask = partial(_ddgs_hits, query, self.timeout_s)
         return await to_thread.run_sync(ask, abandon_on_cancel=True)
@@ -128,7 +128,7 @@ def _ddgs_hits(query: SearchQuery, timeout_s: float) -> Sequence[SearchHit]:
     try:
         engine: Any = import_module("ddgs").DDGS(timeout=max(1, int(timeout_s)))
         rows: list[Any] = engine.text(
-            with_sites(query), max_results=query.limit, timelimit=query.freshness[0] if query.freshness else None
+            add_site_filters(query), max_results=query.limit, timelimit=query.freshness[0] if query.freshness else None
         )
     except Exception as exc:
         limited = "ratelimit" in type(exc).__name__.lower()

@@ -1,8 +1,8 @@
-"""An address of the web, taken apart once: what is checked is what is connected to. Pure.
+"""Parser of http and https URLs: the parts that are checked are the parts that are connected to.
 
-Two readers of one URL that disagree about its host are how a check is passed by. So there is one
-reader here, stricter than the standard, and the parts it found are handed to the HTTP library as
-they are. Hosts are brought to one form before anything is compared with them.
+Two parsers that disagree about the host of a URL are how SSRF checks are bypassed
+(https://owasp.org/www-community/attacks/Server_Side_Request_Forgery). This parser is the only one, stricter than
+RFC 3986, and its parts go to the HTTP library unchanged. Hosts are normalized before any comparison.
 """
 
 from __future__ import annotations
@@ -31,78 +31,78 @@ _NUL_IN_DISGUISE = re.compile(r"%00|^[^?#]*%0[ad]", re.IGNORECASE)
 _AUTHORITY = re.compile(r"(?P<host>\[[^\]]*\]|[^:]*)(?::(?P<port>[0-9]{0,5}))?")
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
-_KEPT = "/?:@!$&'()*+,;=-._~%"
-"""What may stand in a path and a query as it is."""
+_SAFE = "/?:@!$&'()*+,;=-._~%"
+"""Characters that are not percent-encoded in a path and query."""
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """The parts of a URL that can be fetched."""
+class WebUrl:
+    """A parsed URL."""
 
     scheme: Scheme
     host: str
-    """In small letters and ASCII, without a dot at its end; an IPv6 address without brackets."""
+    """Lower case, ASCII, without a trailing dot; an IPv6 address without brackets."""
     port: int
     path: str
     """With the query, as it is sent."""
     address: IPv4Address | IPv6Address | None = None
-    """The host, where it is an address."""
+    """The host, if it is an IP address."""
 
     @property
     def authority(self) -> str:
-        """The host and, unless it is the usual one, the port, as the server is told."""
+        """The value of the `Host` header: the host, and the port unless it is the default."""
         host = f"[{self.host}]" if isinstance(self.address, IPv6Address) else self.host
         return host if self.port == STANDARD_PORTS[self.scheme] else f"{host}:{self.port}"
 
     @property
     def url(self) -> str:
-        """The one way to write it; without a fragment."""
+        """The normalized URL, without a fragment."""
         return f"{self.scheme}://{self.authority}{self.path}"
 
-    def joined(self, reference: str) -> Target:
-        """Follow a reference that was found here.
+    def join(self, reference: str) -> WebUrl:
+        """Resolve a relative reference (RFC 3986 §5).
 
         Raises:
-            FetchError: It leads nowhere that can be fetched.
+            FetchError: The result is not a URL that can be fetched.
         """
-        # What the standard library would take out without a word is refused before it does so.
-        _refuse_odd_letters(reference)
-        return parse_target(urljoin(self.url, reference))
+        # `urljoin` removes control characters silently: they are refused first.
+        _check_characters(reference)
+        return parse_url(urljoin(self.url, reference))
 
 
-def parse_target(url: str) -> Target:
-    """Take a URL apart.
+def parse_url(url: str) -> WebUrl:
+    """Parse a URL.
 
     Raises:
-        FetchError: It is no http or https address, or its host can be read in two ways.
+        FetchError: It is not an http or https URL, or its host is ambiguous.
     """
     url = url.strip(" ")
-    _refuse_odd_letters(url)
+    _check_characters(url)
     found = _URL.fullmatch(url)
     if found is None:
-        raise _unusable(url)
+        raise _scheme_error(url)
     scheme = cast("Scheme", found["scheme"].lower())
-    host, port, address = _authority(found["authority"], url)
+    host, port, address = _parse_authority(found["authority"], url)
     path, _, _ = found["rest"].partition("#")
     path = path if path.startswith("/") else f"/{path}"
-    return Target(scheme, host, port or STANDARD_PORTS[scheme], quote(path, safe=_KEPT), address=address)
+    return WebUrl(scheme, host, port or STANDARD_PORTS[scheme], quote(path, safe=_SAFE), address=address)
 
 
 def parse_host_and_port(text: str) -> tuple[str, int | None]:
-    """Read `host:port` or `host`, and bring the host to its one form.
+    """Parse `host:port` or `host`, and normalize the host.
 
     Raises:
         FetchError: It is neither.
     """
-    _refuse_odd_letters(text)
-    host, port, _ = _authority(text, text)
+    _check_characters(text)
+    host, port, _ = _parse_authority(text, text)
     return host, port
 
 
-def same_site(one: Target, other: Target) -> bool:
-    """Tell whether a redirect from one to the other stays with the same owner, as far as is known.
+def is_same_site(one: WebUrl, other: WebUrl) -> bool:
+    """Tell whether two URLs belong to one site: the same host, or a domain and its subdomain.
 
-    The same host does, and a domain and what lies under it, unless anybody can have a name there.
+    Domains under which the public can register names (`co.uk`, `github.io`) are no common site.
     """
     if one.host == other.host:
         return True
@@ -112,89 +112,89 @@ def same_site(one: Target, other: Target) -> bool:
     return short == long or (long.endswith(f".{short}") and not _is_public_suffix(short))
 
 
-def is_within(host: str, domains: Sequence[str]) -> bool:
-    """Tell whether a host is one of the domains or lies under one."""
+def is_subdomain(host: str, domains: Sequence[str]) -> bool:
+    """Tell whether a host is one of the domains or a subdomain of one."""
     return any(host == domain or host.endswith(f".{domain}") for domain in domains)
 
 
-def _refuse_odd_letters(url: str) -> None:
+def _check_characters(url: str) -> None:
     if len(url) > LONGEST_URL:
         message = f"the address has {len(url):,} characters; {LONGEST_URL:,} are the most"
         raise FetchError(message, code="denied", reason="url")
     if _CONTROL.search(url) or "\\" in url or _NUL_IN_DISGUISE.search(url):
-        message = f"{_shown(url)}: control characters, NUL and backslashes cannot be in an address"
+        message = f"{_quote_url(url)}: control characters, NUL and backslashes cannot be in an address"
         raise FetchError(message, code="denied", reason="url")
 
 
-def _unusable(url: str) -> FetchError:
+def _scheme_error(url: str) -> FetchError:
     if _ANY_SCHEME.match(url) and "://" in url:
-        message = f"{_shown(url)}: only http and https addresses can be fetched"
+        message = f"{_quote_url(url)}: only http and https addresses can be fetched"
         return FetchError(message, code="unsupported", reason="scheme")
-    message = f"{_shown(url)} is no web address: it must begin with https:// or http://"
+    message = f"{_quote_url(url)} is no web address: it must begin with https:// or http://"
     return FetchError(message, code="unsupported", reason="scheme")
 
 
-def _authority(text: str, url: str) -> tuple[str, int | None, IPv4Address | IPv6Address | None]:
+def _parse_authority(text: str, url: str) -> tuple[str, int | None, IPv4Address | IPv6Address | None]:
     if "@" in text:
         message = "an address with a user name or password in it is not fetched: leave them out"
         raise FetchError(message, code="denied", reason="userinfo")
     found = _AUTHORITY.fullmatch(text)
     if found is None:
-        raise _bad_host(url, "its host and port cannot be told apart")
+        raise _host_error(url, "its host and port cannot be told apart")
     port = int(found["port"]) if found["port"] else None
     if port is not None and not 0 < port < 65_536:
-        raise _bad_host(url, f"{port} is no port")
-    host, address = _host(found["host"], url)
+        raise _host_error(url, f"{port} is no port")
+    host, address = _parse_host(found["host"], url)
     return host, port, address
 
 
-def _host(text: str, url: str) -> tuple[str, IPv4Address | IPv6Address | None]:
+def _parse_host(text: str, url: str) -> tuple[str, IPv4Address | IPv6Address | None]:
     if text.startswith("["):
         try:
             address = IPv6Address(text[1:-1])
         except ValueError:
-            raise _bad_host(url, "what is in brackets is no IPv6 address") from None
+            raise _host_error(url, "what is in brackets is no IPv6 address") from None
         if address.scope_id is not None:
-            raise _bad_host(url, "an address with a zone cannot be fetched")
+            raise _host_error(url, "an address with a zone cannot be fetched")
         return address.compressed, address
-    name = _ascii(text, url).lower().removesuffix(".")
+    name = _encode_idna(text, url).lower().removesuffix(".")
     labels = name.split(".")
     if len(name) > _LONGEST_HOST or not all(_LABEL.fullmatch(label) for label in labels):
-        raise _bad_host(url, "its host is no host name")
+        raise _host_error(url, "its host is no host name")
     if _NUMBER.fullmatch(labels[-1]) is None:
         return name, None
-    # A name cannot end in a number: systems read `0x7f.1`, `2130706433` and `010.0.0.1` as
-    # addresses, and not all of them as the same.
+    # A host that ends in a number is an address (https://url.spec.whatwg.org/#ends-in-a-number-checker): systems
+    # read `0x7f.1`, `2130706433` and `010.0.0.1` differently, so only the dotted form is accepted.
     try:
         return name, ipaddress.IPv4Address(name)
     except ValueError:
-        raise _bad_host(url, "write an IPv4 address as four decimal numbers") from None
+        raise _host_error(url, "write an IPv4 address as four decimal numbers") from None
 
 
-def _ascii(text: str, url: str) -> str:
-    """Bring a name in other scripts to the form that is looked up."""
+def _encode_idna(text: str, url: str) -> str:
+    """Encode an internationalized name (UTS #46)."""
     if text.isascii():
         return text
     if len(text) > _LONGEST_HOST:
-        raise _bad_host(url, "its host is too long")
-    import idna  # noqa: PLC0415 — large tables, for the few names that need them
+        raise _host_error(url, "its host is too long")
+    import idna  # noqa: PLC0415 — large tables, only for non-ASCII names
 
     try:
         return idna.encode(text, uts46=True).decode("ascii")
     except idna.IDNAError:
-        raise _bad_host(url, "its host is no host name") from None
+        raise _host_error(url, "its host is no host name") from None
 
 
-def _bad_host(url: str, why: str) -> FetchError:
-    return FetchError(f"{_shown(url)}: {why}", code="denied", reason="host")
+def _host_error(url: str, why: str) -> FetchError:
+    return FetchError(f"{_quote_url(url)}: {why}", code="denied", reason="host")
 
 
-def _shown(url: str) -> str:
+def _quote_url(url: str) -> str:
     return repr(cut_text(clean_text(url)[0], 200))
 
 
 _REGISTRIES = frozenset({"ac", "co", "com", "edu", "go", "gob", "gov", "ltd", "me", "mil", "ne", "net", "or", "org"})
-"""What stands between a country and those who have a name there: `co.uk`, `com.au`."""
+"""Second-level registries under country domains: `co.uk`, `com.au`."""
 _SHARED_HOSTS = frozenset(
     {
         *("amazonaws.com", "appspot.com", "azurewebsites.net", "blogspot.com", "cloudfront.net"),
@@ -202,7 +202,7 @@ _SHARED_HOSTS = frozenset(
         *("pages.dev", "readthedocs.io", "vercel.app", "web.app", "windows.net", "workers.dev"),
     }
 )
-"""Where anybody can have a name: the best known. A missing one costs a redirect followed."""
+"""The best-known domains with public registration of names. A missing entry means one redirect followed."""
 
 
 def _is_public_suffix(domain: str) -> bool:

@@ -1,4 +1,4 @@
-"""The conversion of a page, the process that does it, and what goes between it and us."""
+"""The HTML converter, and the worker process that runs it. The process imports only this module and the converter."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 
 Style: TypeAlias = Literal["markdown", "plain"]
 LONGEST_S: Final = 20
-"""How long a conversion may take; hostile pages of the largest size need two."""
+"""Time limit of a conversion in seconds; hostile pages of the largest size take two."""
 _MEMORY: Final = 1024 * 1024 * 1024
 _EXCLUDED: Final = ["nav", "script", "style", "noscript", "template", "iframe", "svg", "dialog"]
 
 
 def convert(html: str, base_url: str, style: Style) -> tuple[str, bool]:
-    """Convert a page in this thread: the text, and whether parts were left out for lying too deep.
+    """Convert a page in this thread; return the text, and whether deeply nested parts were dropped.
 
     Raises:
-        ValueError: The converter does not take it.
+        ValueError: The converter refuses the page.
     """
-    import html_to_markdown as converter  # noqa: PLC0415 — a large library, for pages alone
+    import html_to_markdown as converter  # noqa: PLC0415 — a large library, only for HTML
 
     options = converter.ConversionOptions(
         output_format=style,
@@ -35,23 +35,23 @@ def convert(html: str, base_url: str, style: Style) -> tuple[str, bool]:
         preprocessing=converter.PreprocessingOptions(remove_navigation=True, remove_forms=False),
     )
     try:
-        found = converter.convert(html, options)
+        result = converter.convert(html, options)
     except converter.ConversionError as exc:
         raise ValueError(str(exc)) from exc
-    deep = any(str(warning.kind) == "depth_limit_exceeded" for warning in found.warnings)
-    return found.content or "", deep
+    deep = any(str(warning.kind) == "depth_limit_exceeded" for warning in result.warnings)
+    return result.content or "", deep
 
 
-def request(html: str, base_url: str, style: Style) -> list[bytes]:
-    """Write what the process is to do."""
-    return packed({"base_url": base_url, "style": style}, [_encoded(html)])
+def encode_request(html: str, base_url: str, style: Style) -> list[bytes]:
+    """Encode the request to the worker."""
+    return packed({"base_url": base_url, "style": style}, [_encode_text(html)])
 
 
-def answer(pieces: Sequence[bytes]) -> tuple[str, bool]:
-    """Read what the process has written.
+def decode_answer(pieces: Sequence[bytes]) -> tuple[str, bool]:
+    """Decode the answer of the worker.
 
     Raises:
-        ValueError: There is no answer, or the page was not taken.
+        ValueError: There is no answer, or the page was refused.
     """
     try:
         given, parts = unpacked(b"".join(pieces))
@@ -59,25 +59,25 @@ def answer(pieces: Sequence[bytes]) -> tuple[str, bool]:
         raise ValueError("the converter gave up") from None
     if not parts:
         raise ValueError(given["refused"])
-    return _decoded(parts[0]), given["deep"] is True
+    return _decode_text(parts[0]), given["deep"] is True
 
 
-def _encoded(text: str) -> bytes:
+def _encode_text(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def _decoded(data: bytes) -> str:
+def _decode_text(data: bytes) -> str:
     return data.decode("utf-8", "surrogatepass")
 
 
 def main() -> int:
-    """Answer the one request on standard input: what the process is for."""
+    """Run the worker: read one request from standard input, write one answer."""
     limit_ourselves(LONGEST_S, _MEMORY)
     given, (html,) = unpacked(sys.stdin.buffer.read())
     facts: dict[str, Any] = {**given}
     try:
-        text, deep = convert(_decoded(html), **facts)
-        reply = packed({"deep": deep}, [_encoded(text)])
+        text, deep = convert(_decode_text(html), **facts)
+        reply = packed({"deep": deep}, [_encode_text(text)])
     except ValueError as exc:
         reply = packed({"refused": str(exc)}, [])
     for piece in reply:

@@ -1,0 +1,147 @@
+"""Conversion of a fetched page: HTML to Markdown or plain text, JSON indented, invisible characters escaped.
+
+The HTML converter holds the interpreter lock while it works. A short page is converted in a thread, a longer one in a
+worker process with a time and memory limit, which a cancelled caller kills.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from functools import partial
+from html import unescape
+from typing import TYPE_CHECKING, Final
+
+from anyio import to_thread
+
+from indusagi.capabilities.ports import FetchError
+from indusagi.capabilities.web import html_worker
+from indusagi.capabilities.web.html_worker import LONGEST_S, convert, decode_answer, encode_request
+from indusagi.capabilities.worker.client import asked
+from indusagi.capabilities.worker.interpreter import library_of, own_python
+from indusagi.core.text import escape_invisible, remove_break_hints
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from indusagi.capabilities.web.html_worker import Style
+
+
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+', re.DOTALL)
+_LINE_ENDS = re.compile(r"\r\n?|\u2028|\u2029|\x85")
+_STEP: Final = 128 * 1024
+LONGEST_JSON: Final = 128 * 1024
+"""Longer JSON is shown as it came: the parser holds the interpreter lock for 10 ms at this length."""
+
+_DEEPEST: Final = 16
+"""The deepest indentation: a few nested bytes must not become megabytes of spaces."""
+
+
+def format_json(text: str) -> str:
+    """Indent JSON by two spaces, every token as it was written; invalid or very deep JSON is returned unchanged."""
+    if len(text) > LONGEST_JSON:
+        return text
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    # `finditer` releases the interpreter lock between two tokens; `findall` would not.
+    return "".join(_indent_json(match[0] for match in _TOKEN.finditer(text)))
+
+
+def _indent_json(tokens: Iterable[str]) -> list[str]:
+    written: list[str] = []
+    depth, before = 0, ""
+    for token in tokens:
+        if token in {"}", "]"}:
+            depth -= 1
+        if before and _needs_line_break(before, token):
+            written.append("\n" + "  " * min(depth, _DEEPEST))
+        written.append(": " if token == ":" else token)
+        if token in {"{", "["}:
+            depth += 1
+        before = token
+    return written
+
+
+def _needs_line_break(before: str, token: str) -> bool:
+    if before in {"{", "["}:
+        return token not in {"}", "]"}
+    return before == "," or token in {"}", "]"}
+
+
+def show_invisible(text: str) -> tuple[str, int]:
+    """Normalize line endings and escape invisible characters and lone surrogates; also count the escaped ones."""
+    shown: list[str] = []
+    hidden = 0
+    for piece in _split_text(text):
+        plain = _LINE_ENDS.sub("\n", piece).replace("\u00ad", "")
+        visible, found = escape_invisible(remove_break_hints(plain))
+        shown.append(visible)
+        hidden += found
+    return "".join(shown), hidden
+
+
+def _split_text(text: str) -> Iterator[str]:
+    """Truncation a text so that a pattern runs over little at a time.
+
+    No line end falls apart, nor what makes one sign of several characters.
+    """
+    at = 0
+    while at < len(text):
+        end = at + _STEP
+        while end < at + 2 * _STEP and not text[end : end + 1].isascii():
+            end += 1
+        end += text[end - 1 : end] == "\r"
+        yield text[at:end]
+        at = end
+
+
+SHORT: Final = 32 * 1024
+"""Characters up to which a page is converted in a thread."""
+_HEAD: Final = 64 * 1024
+_TITLE = re.compile(r"<title[^>]{0,200}>([^<]{0,500})", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertedPage:
+    """A page as text."""
+
+    text: str
+    title: str
+    shortened: bool
+    """Whether deeply nested parts were dropped."""
+
+
+async def convert_page(html: str, base_url: str, style: Style) -> ConvertedPage:
+    """Convert a page; its links become absolute.
+
+    Raises:
+        FetchError: The page cannot be converted, or not in time.
+    """
+    # The converter takes a text with many NULs for a binary file.
+    html = html.replace("\x00", "")
+    try:
+        if len(html) <= SHORT:
+            work = partial(convert, html, base_url, style)
+            text, shortened = await to_thread.run_sync(work, abandon_on_cancel=True)
+        else:
+            text, shortened = await _convert_in_worker(html, base_url, style)
+    except (ValueError, OSError) as exc:
+        message = f"the page could not be converted: {str(exc) or 'it took too long'}"
+        raise FetchError(message, code="failed", reason="html") from exc
+    return ConvertedPage(text, _find_title(html), shortened)
+
+
+def _find_title(html: str) -> str:
+    match = _TITLE.search(html, 0, _HEAD)
+    return "" if match is None else " ".join(unescape(match[1]).split())
+
+
+async def _convert_in_worker(html: str, base_url: str, style: Style) -> tuple[str, bool]:
+    library = await to_thread.run_sync(library_of, "html_to_markdown")
+    question = await to_thread.run_sync(encode_request, html, base_url, style)
+    argv = own_python(html_worker.__name__, library=library)
+    pieces = await asked(argv, question, LONGEST_S)
+    return await to_thread.run_sync(decode_answer, pieces)
