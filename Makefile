@@ -1,7 +1,7 @@
 # Recipes use relative paths only: the clone's own path may hold spaces.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types arrows unit format docs bench soak gate-fuzz scoreboard interop conformance clients coldstart lock clean
+.PHONY: help setup demo test lint types arrows unit format docs wheel bench soak gate-fuzz scoreboard interop conformance clients coldstart lock clean
 # The steps of `test` run in the order given, also under -j.
 .NOTPARALLEL:
 
@@ -50,6 +50,9 @@ unit: setup  ## run the tests and measure their coverage
 
 docs: setup  ## build the documentation into site/
 	@sh scripts/docs
+
+wheel: setup  ## build dist/, install the wheel into a fresh environment and run it
+	@sh scripts/wheel
 
 format: setup  ## format, and mend what can be mended
 	@.venv/bin/ruff format
