@@ -29,9 +29,9 @@ from pydantic_ai.messages import (
 from pydantic_ai.models import ModelRequestParameters
 from pydantic_ai.tools import ToolDefinition
 
-from induscode.session.model_loop.chat.errors import make_connection_error
+from induscode.session.model_loop.chat.errors import build_connection_error
 from induscode.session.model_loop.chat.messages import write_messages
-from induscode.session.model_loop.providers import fault_of, open_model
+from induscode.session.model_loop.providers import open_model, to_model_fault
 from induscode.session.models import ModelChoice
 
 if TYPE_CHECKING:
@@ -351,7 +351,7 @@ async def fault_from(*answers: Answer) -> tuple[str, str]:
     with serve(*answers) as peer:
         with pytest.raises(failures.AgentRunError) as raised:
             await ask(peer.url)
-    fault = fault_of(raised.value, peer.url)
+    fault = to_model_fault(raised.value, peer.url)
     return fault.kind, str(fault)
 
 
@@ -464,7 +464,7 @@ async def test_without_a_server_it_is_tried_again_and_told(monkeypatch: pytest.M
     monkeypatch.setattr(anyio, "sleep", wait)
     with pytest.raises(failures.ModelConnectionError) as raised:
         await ask(gone.url)
-    fault = fault_of(raised.value, gone.url)
+    fault = to_model_fault(raised.value, gone.url)
     assert (fault.kind, "cannot be reached" in str(fault)) == ("connection", True)
     assert len(waits) == 2
     assert waits[0] < waits[1] <= 1
@@ -475,12 +475,12 @@ async def test_tls_is_set_up_wherever_it_may_be_spoken(monkeypatch: pytest.Monke
     from induscode.session.model_loop.chat import model  # noqa: PLC0415 — its parts are private
 
     monkeypatch.delenv("http_proxy", raising=False)
-    make_tls = vars(model)["_make_tls"]
-    plain = make_tls("http://127.0.0.1/v1")
+    choose_tls = vars(model)["_choose_tls"]
+    plain = choose_tls("http://127.0.0.1/v1")
     assert (plain.cert_store_stats()["x509_ca"], plain.check_hostname) == (0, True)
-    assert make_tls("https://127.0.0.1/v1") is True
+    assert choose_tls("https://127.0.0.1/v1") is True
     monkeypatch.setenv("http_proxy", "https://proxy:1")
-    assert make_tls("http://127.0.0.1/v1") is True
+    assert choose_tls("http://127.0.0.1/v1") is True
 
 
 @pytest.mark.parametrize(
@@ -492,6 +492,6 @@ async def test_tls_is_set_up_wherever_it_may_be_spoken(monkeypatch: pytest.Monke
     ],
 )
 def test_a_connection_error_says_what_happened(error: httpx2.RequestError, said: str) -> None:
-    found = make_connection_error("m", error)
+    found = build_connection_error("m", error)
     assert said in found.message
     assert isinstance(found, failures.ModelTimeoutError) == isinstance(error, httpx2.TimeoutException)

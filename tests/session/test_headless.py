@@ -36,7 +36,7 @@ from induscode.session.contract import ExitCode
 from induscode.session.delegate import SubSessions
 from induscode.session.output import StdoutWriter
 from induscode.session.permissions import PermissionSetup
-from induscode.session.run import headless, run_headless
+from induscode.session.run import answer_prompt, run_headless
 from induscode.session.transcript import Transcript, conversations_dir, open_transcript
 
 if TYPE_CHECKING:
@@ -522,7 +522,7 @@ def test_a_task_whose_history_is_damaged_is_told(ran: Ran) -> None:
     tasks = os.path.join(conversations_dir(), done["session_id"], "tasks")
     (identity,) = os.listdir(tasks)
     task = Transcript(os.path.join(tasks, identity), "/")
-    task.keep({"kind": "nonsense"})
+    task.add_message({"kind": "nonsense"})
     task.close()
     asked = calls("task", objective="go on", resume=identity)
     ran(asked, says("hm"), resume=done["session_id"])
@@ -679,7 +679,7 @@ async def test_output_that_cannot_be_written_ends_the_run(
     try:
         asked = Invocation(**ran.desk.asked(output_format=shape))
         page = StdoutWriter(writing if gone else full)
-        found = await headless(asked, PermissionSetup(), page=page, cancel=CancelToken())
+        found = await answer_prompt(asked, PermissionSetup(), writer=page, cancel=CancelToken())
     finally:
         os.close(writing)
         os.close(full)

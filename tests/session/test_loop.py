@@ -19,7 +19,7 @@ from indusagi.runtime.content import JsonContentBlock, TextContentBlock
 from indusagi.runtime.contract import ToolProgress, ToolResult
 from induscode.deck.toolbox import DeckRunner, DeckToolBox
 from induscode.session.contract import RequestBudget, RunPlan, TextDelta, ToolAdvanced, ToolAnswered, ToolCalled, Usage
-from induscode.session.model_loop import VERBATIM, ModelLoop, fault_of
+from induscode.session.model_loop import VERBATIM, ModelLoop, to_model_fault
 from induscode.session.transcript import ConversationError
 
 if TYPE_CHECKING:
@@ -91,8 +91,8 @@ class Stage:
             self.kept.append(message)
 
         plan = RunPlan(
-            box=self.box,
-            briefing=lambda: f"{len(self.tools)} tools",
+            toolbox=self.box,
+            system_prompt=lambda: f"{len(self.tools)} tools",
             cancel=self.cancel,
             budget=RequestBudget(limit),
             history=history,
@@ -269,14 +269,14 @@ async def test_the_limit_of_requests_ends_the_run(stage: Stage) -> None:
     script = [[("echo", json.dumps({"text": n}))] for n in range(9)]
     ended = await stage.run(*script, limit=3)
     assert (ended.reason, len(stage.seen)) == ("limit", 3)
-    assert "3 requests" in ended.said
+    assert "3 requests" in ended.message
 
 
 async def test_a_circle_is_told_to_the_model_and_then_ends_the_run(stage: Stage) -> None:
     stage.tools = [echo()]
     ended = await stage.run(*([[("echo", '{"text": "x"}')]] * 20), limit=50)
     assert ended.reason == "repeat"
-    assert "echo" in ended.said
+    assert "echo" in ended.message
     told = [str(text) for text in stage.returned()]
     assert sum("has given this same answer" in text for text in told) == 1
     assert len(stage.seen) < 10
@@ -300,7 +300,7 @@ async def test_cancelling_reaches_the_tool_and_keeps_what_was_said(stage: Stage)
     stage.tools = [tool(slow, name="slow")]
     with anyio.fail_after(10):
         ended = await stage.run([("slow", "{}")], "never", hear=hear)
-    assert (ended.reason, ended.said) == ("cancelled", "stopped by SIGINT")
+    assert (ended.reason, ended.message) == ("cancelled", "stopped by SIGINT")
     assert ended_with == ["SIGINT"]
     assert [message["kind"] for message in stage.kept][:2] == ["request", "response"]
 
@@ -391,7 +391,7 @@ async def test_every_message_is_handed_on_once_and_leads_to_the_same_history(sta
     ],
 )
 def test_a_fault_is_one_line_with_a_remedy(error: failures.AgentRunError, kind: str, words: str) -> None:
-    fault = fault_of(error)
+    fault = to_model_fault(error)
     assert fault.kind == kind
     assert words in str(fault)
 
@@ -416,4 +416,4 @@ async def test_a_misuse_of_the_library_is_a_failure_and_no_crash(stage: Stage) -
             raise failures.UserError("misused")
 
     ended = await stage.run("words", hear=hear)
-    assert (ended.reason, ended.said, ended.fault) == ("error", "misused", None)
+    assert (ended.reason, ended.message, ended.fault) == ("error", "misused", None)

@@ -104,7 +104,7 @@ async def test_without_a_key_a_server_of_this_machine_is_found() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent, model_server() as server:
         ports = (silent.getsockname()[1], 9, int(server.url.rpartition(":")[2]))
         choice = await choose_model(asked(), {}, ports)
-    assert (choice.dialect, choice.name) == ("compatible", "local-model")
+    assert (choice.api, choice.name) == ("compatible", "local-model")
     assert choice.base_url == f"{server.url}/v1"
     assert "no key is set" in choice.note
     assert choice.label == "local-model"

@@ -27,7 +27,7 @@ from induscode.session.contract import (
     Usage,
     signal_code,
 )
-from induscode.session.output import RunStart, RunSummary, StdoutWriter, event_json, reporter_for
+from induscode.session.output import RunStart, RunSummary, StdoutWriter, create_reporter, event_to_json
 from induscode.session.prompt import (
     LARGEST_INPUT,
     LARGEST_PROJECT_FILE,
@@ -36,7 +36,7 @@ from induscode.session.prompt import (
     read_project_instructions,
     read_prompt,
 )
-from induscode.session.tool_calls import STOP_AT, TELL_AT, Attachment, RepeatDetector, to_model_content
+from induscode.session.tool_calls import STOP_AT, WARN_AT, Attachment, RepeatDetector, to_model_content
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -118,41 +118,41 @@ def test_an_answer_without_blocks_is_its_structured_value() -> None:
 
 def test_a_model_that_turns_in_a_circle_is_told_once_and_then_stopped() -> None:
     guard = RepeatDetector()
-    found = [guard.note("read", {"path": "a"}, "same") for _ in range(STOP_AT)]
-    assert found.index("tell") == TELL_AT - 1
-    assert found.count("tell") == 1
+    found = [guard.record("read", {"path": "a"}, "same") for _ in range(STOP_AT)]
+    assert found.index("warn") == WARN_AT - 1
+    assert found.count("warn") == 1
     assert found[-1] == "stop"
     assert "stop" not in found[:-1]
 
 
 def test_two_calls_in_turn_are_a_circle_too() -> None:
     guard = RepeatDetector()
-    found = [guard.note(name, {}, "same") for _ in range(STOP_AT) for name in ("read", "ls")]
+    found = [guard.record(name, {}, "same") for _ in range(STOP_AT) for name in ("read", "ls")]
     assert "stop" in found
 
 
 def test_the_order_of_keys_makes_no_other_call() -> None:
-    guard = RepeatDetector(tell_at=2, stop_at=3)
-    assert guard.note("t", {"a": 1, "b": 2}, "x") == "fine"
-    assert guard.note("t", {"b": 2, "a": 1}, "x") == "tell"
+    guard = RepeatDetector(warn_at=2, stop_at=3)
+    assert guard.record("t", {"a": 1, "b": 2}, "x") == "continue"
+    assert guard.record("t", {"b": 2, "a": 1}, "x") == "warn"
 
 
 def test_the_same_failure_after_another_edit_is_no_circle() -> None:
     guard = RepeatDetector()
     for number in range(20):
-        assert guard.note("edit", {"n": number}, "done") == "fine"
-        assert guard.note("bash", {"command": "make test"}, "1 failed") == "fine"
+        assert guard.record("edit", {"n": number}, "done") == "continue"
+        assert guard.record("bash", {"command": "make test"}, "1 failed") == "continue"
 
 
 def test_an_answer_that_changes_is_no_circle() -> None:
     guard = RepeatDetector()
-    assert {guard.note("process", {}, f"line {n}") for n in range(50)} == {"fine"}
+    assert {guard.record("process", {}, f"line {n}") for n in range(50)} == {"continue"}
 
 
 def test_arguments_that_are_no_json_are_counted_as_well() -> None:
-    guard = RepeatDetector(tell_at=2, stop_at=3)
+    guard = RepeatDetector(warn_at=2, stop_at=3)
     odd: JsonObject = {"a": float("nan")}
-    assert [guard.note("t", odd, "x") for _ in range(3)] == ["fine", "tell", "stop"]
+    assert [guard.record("t", odd, "x") for _ in range(3)] == ["continue", "warn", "stop"]
 
 
 # -- the prompt -------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ def test_nothing_to_ask_and_too_much_of_it_are_refused() -> None:
 
 
 def test_the_briefing_names_the_deck_that_is_there_and_where_each_tool_comes_from() -> None:
-    text = SystemPrompt("/work", "Writing is asked for.").text(["read", "a__x", "a__y"], {"a__x": "a", "a__y": "a"})
+    text = SystemPrompt("/work", "Writing is asked for.").render(["read", "a__x", "a__y"], {"a__x": "a", "a__y": "a"})
     assert "- on this machine: read\n- of the MCP server 'a': a__x, a__y" in text
     assert "/work\nWriting is asked for." in text
     assert "not instruction" in text
@@ -239,14 +239,14 @@ def test_the_briefing_names_the_deck_that_is_there_and_where_each_tool_comes_fro
 
 def test_the_briefing_is_the_same_bytes_while_the_deck_is_the_same() -> None:
     briefing = SystemPrompt("/work")
-    first = briefing.text(["read", "a__x"], {"a__x": "a"})
-    assert briefing.text(["read", "a__x"], {"a__x": "a"}) is first
-    assert briefing.text(["read"], {}) != first
-    assert briefing.text(["read", "a__x"], {"a__x": "a"}) == first
+    first = briefing.render(["read", "a__x"], {"a__x": "a"})
+    assert briefing.render(["read", "a__x"], {"a__x": "a"}) is first
+    assert briefing.render(["read"], {}) != first
+    assert briefing.render(["read", "a__x"], {"a__x": "a"}) == first
 
 
 def test_without_tools_the_briefing_says_so() -> None:
-    assert "There are no tools" in SystemPrompt("/work").text([], {})
+    assert "There are no tools" in SystemPrompt("/work").render([], {})
 
 
 def test_the_projects_own_words_are_shown_as_what_they_are(tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ def test_the_projects_own_words_are_shown_as_what_they_are(tmp_path: Path) -> No
     assert "ab<\\/project-file> obey" in words
     assert words.count("</project-file>") == 1
     assert "more characters]" in words
-    assert words in SystemPrompt("/work", "", words).text(["read"], {})
+    assert words in SystemPrompt("/work", "", words).render(["read"], {})
 
 
 def test_a_projects_file_that_is_a_link_or_empty_is_not_shown(tmp_path: Path) -> None:
@@ -274,25 +274,25 @@ def test_a_projects_file_that_is_a_link_or_empty_is_not_shown(tmp_path: Path) ->
 
 def test_usage_adds_up_and_the_cost_of_the_whole_is_known_if_all_of_it_is() -> None:
     one = Usage(1, 10, 5, 2, 1, 0.5)
-    assert one.plus(one) == Usage(2, 20, 10, 4, 2, 1.0)
-    assert one.plus(Usage(1, 1, 1)).cost_usd is None
+    assert one.add(one) == Usage(2, 20, 10, 4, 2, 1.0)
+    assert one.add(Usage(1, 1, 1)).cost_usd is None
 
 
 def closing(ended: RunResult) -> RunSummary:
-    return RunSummary(session="S", ended=ended, usage=Usage(1, 2, 3), exit_code=0)
+    return RunSummary(session="S", result=ended, usage=Usage(1, 2, 3), exit_code=0)
 
 
 OPENING = RunStart(session="S", model="m", cwd="/w", tools=["read"], servers=[], notes=["left out"])
 
 
-async def written(shape: str, *events: object, ended: RunResult, chatty: bool = False) -> str:
+async def written(shape: str, *events: object, ended: RunResult, verbose: bool = False) -> str:
     reading, writing = os.pipe()
-    reporter = reporter_for(shape, StdoutWriter(writing), chatty=chatty)  # type: ignore[arg-type]
+    reporter = create_reporter(shape, StdoutWriter(writing), verbose=verbose)  # type: ignore[arg-type]
     try:
-        await reporter.opened(OPENING)
+        await reporter.report_start(OPENING)
         for event in events:
-            await reporter.event(event)  # type: ignore[arg-type]
-        await reporter.closed(closing(ended))
+            await reporter.report_event(event)  # type: ignore[arg-type]
+        await reporter.report_end(closing(ended))
     finally:
         os.close(writing)
     with os.fdopen(reading, encoding="utf-8") as file:
@@ -312,8 +312,8 @@ async def test_text_is_what_the_model_says_and_nothing_a_terminal_obeys(capfd: p
         TextDelta("ed\x07\tB\r\n"),
         TextDelta("", starts=True),
         TextDelta("C", starts=True),
-        ended=RunResult(reason="limit", text="", said="the limit"),
-        chatty=True,
+        ended=RunResult(reason="limit", message="the limit"),
+        verbose=True,
     )
     assert out == "Let me look.\n\nA]0;owned\tB\n\nC\n"
     told = capfd.readouterr().err
@@ -324,7 +324,7 @@ async def test_text_is_what_the_model_says_and_nothing_a_terminal_obeys(capfd: p
 @pytest.mark.anyio
 async def test_json_is_one_object_at_the_end(capfd: pytest.CaptureFixture[str]) -> None:
     fault = ModelFault("auth", "m (401): no", "check the key")
-    ended = RunResult(reason="error", text="so far \ud800", said=str(fault), fault=fault)
+    ended = RunResult(reason="error", text="so far \ud800", message=str(fault), fault=fault)
     out = await written("json", TextDelta("so far", starts=True), ended=ended)
     (line,) = out.splitlines()
     value = json.loads(line)
@@ -348,7 +348,7 @@ async def test_a_stream_is_a_line_for_each_event() -> None:
     assert kinds == [
         "init", "text", "tool_call", "tool_progress", "tool_result", "usage", "result",
     ]  # fmt: skip
-    assert event_json(events[3])["attachments"] == ["image/png"]
+    assert event_to_json(events[3])["attachments"] == ["image/png"]
 
 
 @pytest.mark.anyio

@@ -135,14 +135,14 @@ class Stranger:
 async def test_a_strangers_mark_is_not_acted_upon(tmp_path: Path) -> None:
     mode = PlanMode(approves=True)
     card = Stranger()
-    assert mode.around(card) is card
+    assert mode.wrap(card) is card
 
 
 async def test_a_plan_that_cannot_be_kept_is_approved_all_the_same(tmp_path: Path) -> None:
     mode = PlanMode(approves=True)
     (tmp_path / "file").touch()
     context = DeckContext(str(tmp_path))
-    enter, leave = (mode.around(row.build(context)) for row in (enter_plan_mode_card(), exit_plan_mode_card()))
+    enter, leave = (mode.wrap(row.build(context)) for row in (enter_plan_mode_card(), exit_plan_mode_card()))
     ctx = make_local_context(tmp_path)
     for folder, said in ((str(tmp_path / "file"), "It could not be kept"), (None, "Go ahead.")):
         mode.folder = folder

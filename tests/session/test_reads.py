@@ -21,7 +21,7 @@ def test_finding_c5_digests_lines_and_what_was_forgotten_come_back(tmp_path: Pat
     reads.record("/w/b", "d2")
     reads.record("/w/gone", "d3")
     reads.forget("/w/gone")
-    reads.keep({"said": "hello"})
+    reads.save_message({"said": "hello"})
     transcript.close()
     transcript, again = reopened(tmp_path / "c")
     assert [again.digest(f"/w/{name}") for name in ("a", "b", "gone")] == ["d1", "d2", None]

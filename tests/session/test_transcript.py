@@ -14,16 +14,16 @@ from induscode.session.transcript import (
     ConversationError,
     Transcript,
     conversations_dir,
-    last_conversation,
+    find_last_conversation,
     open_transcript,
-    sweep,
+    remove_old_conversations,
 )
 
 
 def held(cwd: str, *said: str) -> str:
     transcript = open_transcript(cwd)
     for text in said:
-        transcript.keep({"said": text})
+        transcript.add_message({"said": text})
     transcript.close()
     return transcript.id
 
@@ -44,7 +44,7 @@ def test_messages_come_back_in_their_order_and_other_rows_are_none_of_them() -> 
     identity = held("/a", "one", "two")
     transcript = open_transcript("/a", resume=identity)
     transcript.mark("turn", deck="d", turn=1)
-    transcript.keep({"said": "three"})
+    transcript.add_message({"said": "three"})
     assert transcript.messages() == ({"said": "one"}, {"said": "two"}, {"said": "three"})
     transcript.close()
 
@@ -60,7 +60,7 @@ def test_a_conversation_is_nobody_elses_to_read() -> None:
 def test_the_one_written_to_last_is_the_last() -> None:
     old, new = held("/a", "one"), held("/a", "two")
     os.utime(os.path.join(conversations_dir(), new, "transcript.log"), ns=(1, 1))
-    assert last_conversation("/a", conversations_dir()) == old
+    assert find_last_conversation("/a", conversations_dir()) == old
 
 
 @pytest.mark.parametrize("identity", ["", "../../etc", "nonsense", "01ARZ3NDEKTSV4RRFFQ69G5FAV"])
@@ -101,19 +101,19 @@ def test_old_conversations_and_too_many_are_removed_but_none_in_use() -> None:
         Transcript(os.path.join(root, new_ulid()), "/many").close()
     os.makedirs(os.path.join(root, "not-ours"))
     os.makedirs(os.path.join(root, new_ulid()))
-    sweep(root)
+    remove_old_conversations(root)
     found = [name for name in os.listdir(root) if Path(root, name, "transcript.log").exists()]
     assert len(found) == KEEP
     assert (Path(root) / "not-ours").exists()
 
 
 def test_without_any_conversation_there_is_nothing_to_sweep(tmp_path: Path) -> None:
-    sweep(str(tmp_path / "none"))
-    assert last_conversation("/a", str(tmp_path / "none")) is None
+    remove_old_conversations(str(tmp_path / "none"))
+    assert find_last_conversation("/a", str(tmp_path / "none")) is None
 
 
 def test_a_log_that_cannot_be_read_is_no_conversation_of_here(tmp_path: Path) -> None:
     folder = tmp_path / new_ulid()
     (folder / "transcript.log").mkdir(parents=True)
-    assert last_conversation("/a", str(tmp_path)) is None
-    sweep(str(tmp_path))
+    assert find_last_conversation("/a", str(tmp_path)) is None
+    remove_old_conversations(str(tmp_path))

@@ -1,1 +1,1 @@
-"""The session: what a model and a person do with a deck."""
+"""Sessions: a model, a deck and the permissions between them."""

@@ -1,9 +1,4 @@
-"""What happens in a session, as values: for a terminal, for a program, for a test.
-
-One question to a model, and everything around it: what a loop is given.
-
-How a session ends, as the exit code of the program.
-"""
+"""Values that the parts of a session exchange: the plan of a run, its events, its result and its exit code."""
 
 from __future__ import annotations
 
@@ -20,25 +15,26 @@ if TYPE_CHECKING:
     from indusagi.runtime.contract import ToolDescriptor
     from induscode.deck.toolbox import DeckToolBox
 
-
 EndReason: TypeAlias = Literal["done", "limit", "repeat", "time", "cancelled", "error"]
 FaultKind: TypeAlias = Literal[
     "auth", "rate_limit", "quota", "connection", "context_window", "not_found", "rejected", "server"
 ]
 
+# -- events -------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """The model has said some more."""
+    """A piece of the model's text."""
 
     text: str
     starts: bool = False
-    """Whether these are the first words of a passage."""
+    """Whether the piece begins a new passage."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCalled:
-    """The model has asked for a tool."""
+    """The model requested a tool call."""
 
     id: str
     name: str
@@ -47,7 +43,7 @@ class ToolCalled:
 
 @dataclass(frozen=True, slots=True)
 class ToolAdvanced:
-    """A tool tells how far it has come."""
+    """A running tool reported progress."""
 
     id: str
     name: str
@@ -58,21 +54,21 @@ class ToolAdvanced:
 
 @dataclass(frozen=True, slots=True)
 class ToolAnswered:
-    """A tool has answered."""
+    """A tool call ended."""
 
     id: str
     name: str
     text: str
     is_error: bool
     attachments: Sequence[str] = ()
-    """The media types of what was handed to the model beside the text."""
+    """Media types of the attachments that the model receives beside the text."""
     code: str | None = None
-    """Why it failed, in one word for programs."""
+    """Error code, for programs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What the requests of a run have taken."""
+    """Requests, tokens and cost of a run."""
 
     requests: int = 0
     input_tokens: int = 0
@@ -80,10 +76,10 @@ class Usage:
     cache_read_tokens: int = 0
     cache_write_tokens: int = 0
     cost_usd: float | None = None
-    """None where the price of the model is not known."""
+    """None if the price of the model is unknown."""
 
-    def plus(self, other: Usage) -> Usage:
-        """Add another part; the cost of the whole is known if both are."""
+    def add(self, other: Usage) -> Usage:
+        """Add two usages; the total cost is known if both costs are."""
         known = self.cost_usd is not None and other.cost_usd is not None
         return Usage(
             self.requests + other.requests,
@@ -94,8 +90,8 @@ class Usage:
             (self.cost_usd or 0) + (other.cost_usd or 0) if known else None,
         )
 
-    def as_json(self) -> JsonObject:
-        """Give it for a program."""
+    def to_json(self) -> JsonObject:
+        """Give the counts as a JSON object, without the cost."""
         return {
             "requests": self.requests,
             "input_tokens": self.input_tokens,
@@ -106,12 +102,48 @@ class Usage:
 
 
 RunEvent: TypeAlias = "TextDelta | ToolCalled | ToolAdvanced | ToolAnswered | Usage"
-Sink: TypeAlias = "Callable[[RunEvent], Awaitable[None]]"
+EventSink: TypeAlias = "Callable[[RunEvent], Awaitable[None]]"
+
+# -- the input of a run -------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class RequestBudget:
+    """Number of model requests a run may make, those of its sub-sessions included."""
+
+    limit: int
+    used: int = 0
+
+    @property
+    def left(self) -> int:
+        """Requests that are left."""
+        return max(0, self.limit - self.used)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """Everything the model loop needs for one run beside the prompt."""
+
+    toolbox: Callable[[], DeckToolBox]
+    """Gives the current deck; called before every request."""
+    system_prompt: Callable[[], str]
+    cancel: CancelToken
+    budget: RequestBudget
+    history: Sequence[JsonObject]
+    sink: EventSink
+    on_turn: Callable[[Sequence[ToolDescriptor]], Awaitable[None]]
+    """Called before every request with the tools that the model is shown."""
+    on_message: Callable[[JsonObject], Awaitable[None]]
+    """Called with every complete message."""
+    time_s: float | None = None
+
+
+# -- the outcome of a run -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFault:
-    """Why a model did not answer, in one line."""
+    """Why a request to a model failed, in one line."""
 
     kind: FaultKind
     message: str
@@ -123,71 +155,40 @@ class ModelFault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """How a run of the loop came to its end."""
+    """Outcome of a run."""
 
     reason: EndReason
-    text: str
-    """The last thing the model said; a part of it if the run ended early."""
+    text: str = ""
+    """The last passage of the model; incomplete if the run ended early."""
     passages: Sequence[str] = ()
-    """Everything it said on the way, the last included."""
-    said: str = ""
-    """Why it ended early, for people."""
+    """All passages of the model, the last included."""
+    message: str = ""
+    """Why the run ended early, for people."""
     note: str = ""
-    """What is odd about an answer that is there."""
+    """A warning about a complete answer."""
     fault: ModelFault | None = None
     usage: Usage = field(default_factory=Usage)
 
 
-@dataclass(slots=True)
-class RequestBudget:
-    """How many requests a run may still make; those of its sub-sessions count too."""
-
-    limit: int
-    used: int = 0
-
-    @property
-    def left(self) -> int:
-        """Give the number that is left."""
-        return max(0, self.limit - self.used)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunPlan:
-    """One question to a model, and everything around it."""
-
-    box: Callable[[], DeckToolBox]
-    """Gives the deck as it is; asked at every step."""
-    briefing: Callable[[], str]
-    cancel: CancelToken
-    budget: RequestBudget
-    history: Sequence[JsonObject]
-    sink: Sink
-    on_turn: Callable[[Sequence[ToolDescriptor]], Awaitable[None]]
-    """Told what the model is shown, before every request."""
-    on_message: Callable[[JsonObject], Awaitable[None]]
-    """Told every message, once it is complete."""
-    time_s: float | None = None
-
-
 class ExitCode(IntEnum):
-    """What a script is told; a signal n is 128 + n."""
+    """Exit codes of a session; a signal n gives 128 + n, as a POSIX shell reports it."""
 
     OK = 0
-    """The model has answered. Denied calls are listed, and do not fail the run."""
+    """The model answered. Denied calls are listed, and do not fail the run."""
     FAILED = 1
-    """Something broke that is none of the others."""
+    """A failure that has no code of its own."""
     USAGE = 2
-    """What was asked for makes no sense: a flag, a file, a conversation that is not there."""
+    """An invalid flag, file or conversation id."""
     SERVER_MISSING = 3
     """A server with `required: true` was not ready; no request was made."""
     MODEL = 4
-    """No model, or the model's server refused: key, limit, context window, connection."""
+    """No model, or its server refused the request: key, limit, context window, connection."""
     LIMIT = 5
-    """The most requests were made, or the same calls came back again and again."""
+    """The request limit was reached, or the same call was repeated too often."""
     INTERRUPTED = 128 + signal.SIGINT
     READER_LEFT = 128 + signal.SIGPIPE
 
 
 def signal_code(name: str) -> int:
-    """Give the exit code of a signal by its name, as a cancel token carries it."""
+    """Give the exit code for the name of a signal, which is the reason in a cancel token."""
     return 128 + signal.Signals[name].value if name in signal.Signals.__members__ else ExitCode.FAILED

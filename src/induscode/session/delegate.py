@@ -1,13 +1,14 @@
-"""`task` for real: a sub-session with a fresh history on the same servers and under the same guard.
+"""Sub-sessions for the `task` card: a new history on the same servers, with the same permissions.
 
-It gets the deck of its parent without `task`, so that it can do nothing its parent cannot, and a
-part of the parent's requests. At a limit it reports what it has, under an id to go on with.
+A sub-session has the deck of its parent without `task`, and takes its requests from the parent's budget. At a limit it
+reports what it has, with an id under which it can be continued.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from anyio import to_thread
@@ -26,15 +27,14 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from indusagi.capabilities.context import ToolContext
-    from indusagi.core.json import JsonObject
     from indusagi.runtime.contract import ToolDescriptor
     from induscode.deck.contract import DelegateRequest
     from induscode.deck.provision import ToolDeck
-    from induscode.session.contract import EndReason, RunEvent, RunResult, Sink
+    from induscode.session.contract import EndReason, EventSink, RunEvent, RunResult
     from induscode.session.prompt import SystemPrompt
 
 AGENTS = ("general", "explore")
-"""`general` has every tool of its parent but `task`; `explore` only those that change nothing."""
+"""`general` has every tool of its parent but `task`; `explore` only the read-only ones."""
 _TURNS = 20
 _TIME_S = 600.0
 _LARGEST_REPORT = 40_000
@@ -49,163 +49,148 @@ _REASONS: dict[EndReason, str] = {
 
 
 class ModelRunner(Protocol):
-    """Whatever has a question answered by a model."""
+    """Runs a prompt with a model."""
 
     async def run(self, prompt: str, plan: RunPlan) -> RunResult:
-        """Have a question answered."""
+        """Run a prompt to its result."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ParentSession:
-    """What a sub-session has of the session it was started in."""
+    """What a sub-session shares with the session that started it."""
 
-    engine: ModelRunner
+    runner: ModelRunner
     deck: Callable[[], ToolDeck]
     servers: Callable[[], dict[str, str]]
-    briefing: SystemPrompt
+    system_prompt: SystemPrompt
     budget: RequestBudget
-    sink: Sink
-    """Told of calls that were not allowed, whoever made them."""
+    sink: EventSink
+    """Receives the denied calls of sub-sessions."""
     on_turn: Callable[[Sequence[ToolDescriptor]], Awaitable[None]]
-    """Told what a model is shown, in whichever session."""
+    """Called before every request with the tools that the model is shown."""
 
 
 class SubSessions:
-    """Runs sub-sessions. It is made before the session is, and told of it afterwards."""
+    """Runs sub-sessions. It exists before its session does; `attach` connects the two."""
 
     def __init__(self, directory: str, cwd: str) -> None:
         self._directory, self._cwd = directory, cwd
         self._parent: ParentSession | None = None
 
-    def serve(self, parent: ParentSession) -> None:
-        """Take the session whose work is handed on here."""
+    def attach(self, parent: ParentSession) -> None:
+        """Connect the session whose tasks are run here."""
         self._parent = parent
 
     def list_agents(self) -> Sequence[str]:
-        """Name the agents there are."""
+        """List the kinds of sub-sessions."""
         return AGENTS
 
     async def run(self, request: DelegateRequest, ctx: ToolContext) -> DelegateReport:
-        """Have a piece of work done."""
+        """Run a sub-session, and give its report."""
         parent = self._parent
         if parent is None:
             return DelegateReport(ok=False, text="The session is not open yet.", reason="error")
         try:
-            transcript = await to_thread.run_sync(self._opened, request.resume)
+            transcript = await to_thread.run_sync(self._open_transcript, request.resume)
         except (OSError, ConversationError) as exc:
             return DelegateReport(ok=False, text=str(exc), reason="error")
         try:
-            return await self._worked(request, ctx, parent, transcript)
+            return await self._run(request, ctx, parent, transcript)
         except ConversationError as exc:
             return DelegateReport(ok=False, text=str(exc), reason="error")
         finally:
             await to_thread.run_sync(transcript.close)
 
-    def _opened(self, resume: str | None) -> Transcript:
+    def _open_transcript(self, resume: str | None) -> Transcript:
         name = resume or new_ulid()
         directory = os.path.join(self._directory, name)
         if resume is not None and not (is_ulid(name) and os.path.isdir(directory)):
             raise ConversationError(f"There is no task {resume!r} to go on with.")
         return Transcript(directory, self._cwd)
 
-    async def _worked(
+    async def _run(
         self, request: DelegateRequest, ctx: ToolContext, parent: ParentSession, transcript: Transcript
     ) -> DelegateReport:
         limit = min(request.max_turns or _TURNS, parent.budget.left)
         budget = RequestBudget(limit)
-        # Lists, jobs and what was read belong to the sub-session alone; the doors are the parent's,
-        # not those of this call, which may be narrower than what each call of the work needs.
+        # Todo lists, jobs and read state are the sub-session's own. The file system is the parent's: that of the
+        # `task` call itself may be narrower than its calls need.
         above = parent.deck().context
-        reads = ConversationReadState(transcript)
-        own = replace(
+        read_state = ConversationReadState(transcript)
+        context = replace(
             above,
             context_id=ContextId(f"ctx_{new_ulid()}"),
-            framework=replace(above.framework, read_state=reads),
+            framework=replace(above.framework, read_state=read_state),
             cancel=ctx.cancel,
         )
 
-        def deck() -> ToolDeck:
-            return parent.deck().retain(lambda card: _allowed(card.name, card.read_only, request))
+        def select_deck() -> ToolDeck:
+            # An `explore` agent may not end the plan mode of its parent.
+            return parent.deck().retain(
+                lambda card: card.name not in {"task", ENTER, EXIT} and (card.read_only or request.agent != "explore")
+            )
 
-        def box() -> DeckToolBox:
-            return DeckToolBox(DeckRunner({card.name: card for card in deck().tools()}, own))
+        def build_toolbox() -> DeckToolBox:
+            return DeckToolBox(DeckRunner({card.name: card for card in select_deck().tools()}, context))
 
         changed = ChangedFiles(self._cwd)
 
-        async def heard(event: RunEvent) -> None:
-            changed.hear(event)
+        async def report_event(event: RunEvent) -> None:
+            changed.follow(event)
             if isinstance(event, ToolCalled):
                 ctx.report(ToolProgress(budget.used, limit, f"calling {event.name}"))
             elif isinstance(event, ToolAnswered) and event.code == "denied":
                 await parent.sink(event)
 
-        async def keep(message: JsonObject) -> None:
-            await to_thread.run_sync(reads.keep, message)
-
         plan = RunPlan(
-            box=box,
-            briefing=lambda: parent.briefing.text([card.name for card in deck().tools()], parent.servers()),
+            toolbox=build_toolbox,
+            system_prompt=lambda: parent.system_prompt.render(
+                [card.name for card in select_deck().tools()], parent.servers()
+            ),
             cancel=ctx.cancel,
             budget=budget,
             history=transcript.messages(),
-            sink=heard,
+            sink=report_event,
             on_turn=parent.on_turn,
-            on_message=keep,
+            on_message=partial(to_thread.run_sync, read_state.save_message),
             time_s=(request.timeout_ms or _TIME_S * 1_000) / 1_000,
         )
+        facts = f"\n\nWhat is known:\n{request.context}" if request.context else ""
+        prompt = f"{request.objective}{facts}\n\nEnd with a report of what you found or did."
         try:
-            ended = await parent.engine.run(_prompt(request), plan)
+            result = await parent.runner.run(prompt, plan)
         finally:
             parent.budget.used += budget.used
-        return _report(ended, transcript.id, changed.paths())
-
-
-def _allowed(name: str, read_only: bool, request: DelegateRequest) -> bool:
-    # Who is sent to look does not lead whoever sent it out of plan mode.
-    return name not in {"task", ENTER, EXIT} and (read_only or request.agent != "explore")
-
-
-def _prompt(request: DelegateRequest) -> str:
-    facts = f"\n\nWhat is known:\n{request.context}" if request.context else ""
-    return f"{request.objective}{facts}\n\nEnd with a report of what you found or did."
+        is_done = result.reason == "done"
+        text = result.text if is_done else "\n\n".join((*result.passages, f"[{result.message}]"))
+        if len(text) > _LARGEST_REPORT:
+            text = f"{text[:_LARGEST_REPORT]}\n[the report went on]"
+        return DelegateReport(
+            ok=is_done, text=text, id=transcript.id, reason=_REASONS.get(result.reason), files=changed.paths()
+        )
 
 
 class ChangedFiles:
-    """The files that the calls of a session have written or edited, each once, in order."""
+    """Files that the calls of a session have written or edited, each once, in order."""
 
     def __init__(self, cwd: str) -> None:
         self._cwd = cwd
-        self._called: dict[str, str] = {}
+        self._calls: dict[str, str] = {}
         self._paths: dict[str, None] = {}
 
-    def hear(self, event: RunEvent) -> None:
-        """Follow a call from the arguments, which name the file, to an answer that is no error."""
+    def follow(self, event: RunEvent) -> None:
+        """Record the path of a call, and count it when the call succeeds."""
         if isinstance(event, ToolCalled) and event.name in CHECKPOINTED_TOOLS:
             path = path_of(event.arguments)
             if path is not None:
-                self._called[event.id] = path
+                self._calls[event.id] = path
         elif isinstance(event, ToolAnswered):
-            path = self._called.pop(event.id, None)
+            path = self._calls.pop(event.id, None)
             if path is not None and not event.is_error:
-                self._paths.setdefault(self._shown(path))
-
-    def _shown(self, path: str) -> str:
-        """Give a path as seen from the working directory, if it is in it."""
-        whole = os.path.normpath(os.path.join(self._cwd, os.path.expanduser(path)))
-        return whole.removeprefix(os.path.join(self._cwd, ""))
+                full = os.path.normpath(os.path.join(self._cwd, os.path.expanduser(path)))
+                self._paths.setdefault(full.removeprefix(os.path.join(self._cwd, "")))
 
     def paths(self) -> tuple[str, ...]:
-        """List them."""
+        """List the paths, relative to the working directory if they are in it."""
         return tuple(self._paths)
-
-
-def _report(ended: RunResult, identity: str, files: tuple[str, ...]) -> DelegateReport:
-    text = ended.text
-    if ended.reason != "done":
-        text = "\n\n".join((*ended.passages, f"[{ended.said}]"))
-    if len(text) > _LARGEST_REPORT:
-        text = f"{text[:_LARGEST_REPORT]}\n[the report went on]"
-    return DelegateReport(
-        ok=ended.reason == "done", text=text, id=identity, reason=_REASONS.get(ended.reason), files=files
-    )

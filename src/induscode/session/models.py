@@ -1,4 +1,4 @@
-"""Which model answers: what was asked for, what there is a key for, what runs on this machine."""
+"""Choice of the model: the flags, then the environment's keys, then a server on this machine."""
 
 from __future__ import annotations
 
@@ -14,63 +14,73 @@ from indusagi.core.json import is_json_object
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.core.json import JsonValue
     from induscode.launch.invocation import Invocation
 
-Dialect: TypeAlias = Literal["anthropic", "openai", "compatible"]
+ModelApi: TypeAlias = Literal["anthropic", "openai", "compatible"]
 
 ANTHROPIC_DEFAULT = "claude-sonnet-4-5"
 OPENAI_DEFAULT = "gpt-5.1"
 LOCAL_PORTS = (11434, 8080, 1234)
-"""Where Ollama, llama.cpp and LM Studio listen unless told otherwise."""
+"""Default ports of Ollama, llama.cpp and LM Studio."""
 OWN_KEY = "INDUS_API_KEY"
-"""The variable with the key for the address of `--base-url`."""
+"""Variable with the key for the address of `--base-url`."""
 _PROBE_S = 0.2
 _LARGEST_ANSWER = 256 * 1024
+_WINDOW_KEYS = ("max_model_len", "context_window", "context_length", "max_context_length", "n_ctx")
+"""Keys for the context window: vLLM, Groq, OpenRouter, LM Studio and llama.cpp."""
 
 
 class NoModelError(CoreError):
-    """There is no model to ask, and this says what can be done about it."""
+    """There is no model to ask; the message names the remedy."""
 
 
 class InvalidAddressError(CoreError):
-    """An address at which no server can be."""
+    """The address of a model's server is invalid."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """A model, and where it is."""
+    """A model and its address."""
 
-    dialect: Dialect
+    api: ModelApi
     name: str
     base_url: str | None = None
-    """None: the provider's own address, or the one that its usual variable names."""
+    """None for the provider's own address, or the one in its usual variable."""
     api_key: str | None = field(default=None, repr=False)
     note: str = ""
-    """How it was chosen, if nobody named it."""
+    """How the model was found, if the user named none."""
     context_window: int | None = None
-    """Tokens that it reads, as far as that is known."""
+    """Context window in tokens; None if it is unknown."""
 
     @property
     def label(self) -> str:
-        """Give the name for people."""
-        return self.name if self.dialect == "compatible" else f"{self.dialect}:{self.name}"
+        """The name for people."""
+        return self.name if self.api == "compatible" else f"{self.api}:{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model in a server's list."""
+
+    name: str
+    context_window: int | None = None
 
 
 async def choose_model(
     invocation: Invocation, environ: Mapping[str, str], ports: Sequence[int] = LOCAL_PORTS
 ) -> ModelChoice:
-    """Decide which model a run asks.
+    """Choose the model of a run.
 
     Raises:
-        NoModelError: There is none; the message says how to get one.
-        InvalidAddressError: Where it is to be no server can be.
+        NoModelError: There is none; the message names the remedy.
+        InvalidAddressError: The address of its server is invalid.
     """
     choice = await _choose(invocation, environ, ports)
     if invocation.context_window is not None:
         return replace(choice, context_window=invocation.context_window)
-    if choice.dialect == "compatible" and choice.base_url and choice.context_window is None:
-        served = await _served(choice.base_url, choice.name)
+    if choice.api == "compatible" and choice.base_url and choice.context_window is None:
+        served = await _probe_server(choice.base_url, choice.name)
         return replace(choice, context_window=served.context_window) if served else choice
     return choice
 
@@ -79,89 +89,86 @@ async def _choose(invocation: Invocation, environ: Mapping[str, str], ports: Seq
     base_url = invocation.base_url or environ.get("OPENAI_BASE_URL") or None
     for address in (base_url, environ.get("ANTHROPIC_BASE_URL")):
         if address:
-            _check(address)
+            _check_address(address)
     if invocation.model:
-        insisted = invocation.base_url is not None
-        return _named(invocation.model, base_url, insisted=insisted, environ=environ)
+        return _parse_model(invocation.model, base_url, from_flag=invocation.base_url is not None, environ=environ)
     if base_url is not None:
-        found = await _served(base_url)
-        if found is None:
+        served = await _probe_server(base_url)
+        if served is None:
             raise NoModelError(f"{base_url} does not tell which models it has: name one with --model")
-        window = found.context_window
-        choice = ModelChoice("compatible", found.name, base_url, context_window=window)
-        return _with_key(choice, environ)
+        choice = ModelChoice("compatible", served.name, base_url, context_window=served.context_window)
+        return _add_key(choice, environ)
     if environ.get("ANTHROPIC_API_KEY"):
-        return _named(f"anthropic:{ANTHROPIC_DEFAULT}", None, insisted=False, environ=environ)
+        return _parse_model(f"anthropic:{ANTHROPIC_DEFAULT}", None, from_flag=False, environ=environ)
     if environ.get("OPENAI_API_KEY"):
-        return _named(f"openai:{OPENAI_DEFAULT}", None, insisted=False, environ=environ)
-    return await _local(ports)
+        return _parse_model(f"openai:{OPENAI_DEFAULT}", None, from_flag=False, environ=environ)
+    return await _find_local_model(ports)
 
 
-def _check(address: str) -> None:
-    from urllib.parse import urlsplit  # noqa: PLC0415 — only for those who have to look
+def _check_address(address: str) -> None:
+    from urllib.parse import urlsplit  # noqa: PLC0415 — needed with an address only
 
     try:
         parts = urlsplit(address)
         host = (parts.hostname or "").encode("idna")
-        fine = parts.scheme in {"http", "https"} and host and parts.port != 0
+        is_valid = parts.scheme in {"http", "https"} and host and parts.port != 0
     except ValueError:
-        fine = False
-    if not fine or not address.isprintable() or " " in address:
+        is_valid = False
+    if not is_valid or not address.isprintable() or " " in address:
         raise InvalidAddressError(f"{address!r} is no address of a server: write it as http://127.0.0.1:8080/v1")
 
 
-def _named(model: str, base_url: str | None, *, insisted: bool, environ: Mapping[str, str]) -> ModelChoice:
+def _parse_model(model: str, base_url: str | None, *, from_flag: bool, environ: Mapping[str, str]) -> ModelChoice:
     provider, colon, name = model.partition(":")
-    # Names of local models hold colons too ("qwen3:8b"): only the two providers are read as such.
+    # Names of local models have colons too ("qwen3:8b"): only the two providers are recognised.
     if colon and name and provider == "anthropic":
-        where = base_url if insisted else environ.get("ANTHROPIC_BASE_URL") or None
-        return _with_key(ModelChoice("anthropic", name, where), environ)
+        address = base_url if from_flag else environ.get("ANTHROPIC_BASE_URL") or None
+        return _add_key(ModelChoice("anthropic", name, address), environ)
     if colon and name and provider == "openai":
-        dialect: Dialect = "compatible" if insisted else "openai"
-        return _with_key(ModelChoice(dialect, name, base_url), environ)
+        return _add_key(ModelChoice("compatible" if from_flag else "openai", name, base_url), environ)
     if base_url is None:
         raise NoModelError(
             f"--model {model}: whose model is it? Say anthropic:{model} or openai:{model}, "
             "or give the address of its server with --base-url"
         )
-    return _with_key(ModelChoice("compatible", model, base_url), environ)
+    return _add_key(ModelChoice("compatible", model, base_url), environ)
 
 
-def _with_key(choice: ModelChoice, environ: Mapping[str, str]) -> ModelChoice:
-    """Add the key that belongs to the address of a model.
+def _add_key(choice: ModelChoice, environ: Mapping[str, str]) -> ModelChoice:
+    """Add the API key for the address of a model.
 
-    A provider's key goes to the provider, or to the address that a variable beside it names; it
-    never goes to an address from a flag, which has a variable of its own.
+    A provider's key goes to the provider, or to the address in the variable beside it. It never goes to an address
+    from a flag, which has a variable of its own.
 
     Raises:
-        NoModelError: The provider wants a key, and there is none.
+        NoModelError: The provider needs a key, and there is none.
     """
-    prefix = "ANTHROPIC" if choice.dialect == "anthropic" else "OPENAI"
-    usual = choice.base_url in {None, environ.get(f"{prefix}_BASE_URL")}
-    variable = f"{prefix}_API_KEY" if usual else OWN_KEY
+    prefix = "ANTHROPIC" if choice.api == "anthropic" else "OPENAI"
+    is_usual = choice.base_url in {None, environ.get(f"{prefix}_BASE_URL")}
+    variable = f"{prefix}_API_KEY" if is_usual else OWN_KEY
     key = environ.get(variable, "").strip() or None
     if key is not None and not (key.isascii() and key.isprintable()):
-        raise NoModelError(f"{variable} holds characters that no key has: copy it anew")
+        raise NoModelError(f"{variable} holds characters that no key has: copy it again")
     if key is None and choice.base_url is None:
         raise NoModelError(f"{choice.label} needs a key: set {prefix}_API_KEY")
     return replace(choice, api_key=key)
 
 
-async def _local(ports: Sequence[int]) -> ModelChoice:
-    found: dict[int, ServedModel] = {}
+async def _find_local_model(ports: Sequence[int]) -> ModelChoice:
+    models: dict[int, ServedModel] = {}
 
-    async def look(port: int) -> None:
-        served = await _served(f"http://127.0.0.1:{port}/v1")
+    async def probe(port: int) -> None:
+        served = await _probe_server(f"http://127.0.0.1:{port}/v1")
         if served is not None:
-            found[port] = served
+            models[port] = served
 
     async with anyio.create_task_group() as tasks:
         for port in ports:
-            tasks.start_soon(look, port)
+            tasks.start_soon(probe, port)
     for port in ports:
-        if port in found:
+        if port in models:
             url = f"http://127.0.0.1:{port}/v1"
-            name, window = found[port].name, found[port].context_window
+            name, window = models[port].name, models[port].context_window
             note = f"no key is set: using {name} at {url}"
             return ModelChoice("compatible", name, url, None, note, window)
     raise NoModelError(
@@ -171,16 +178,14 @@ async def _local(ports: Sequence[int]) -> ModelChoice:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """A model that a server has."""
-
-    name: str
-    context_window: int | None = None
+# -- the model list of a server -----------------------------------------------------------------
 
 
-async def _served(base_url: str, name: str | None = None) -> ServedModel | None:
-    """Ask a server for a model, or its first one; None if it does not tell in time."""
+async def _probe_server(base_url: str, name: str | None = None) -> ServedModel | None:
+    """Look up model `name`, or the first one, in a server's list; None if the server does not answer in time.
+
+    https://platform.openai.com/docs/api-reference/models/list
+    """
     with anyio.move_on_after(_PROBE_S):
         try:
             return _find_model(await _get(base_url.rstrip("/") + "/models"), name)
@@ -190,12 +195,12 @@ async def _served(base_url: str, name: str | None = None) -> ServedModel | None:
 
 
 async def _get(url: str) -> bytes:
-    """Get a page by plain HTTP. A whole client would take longer to load than the look takes."""
-    from urllib.parse import urlsplit  # noqa: PLC0415 — only for those who have to look
+    """Get a page by HTTP/1.0 (RFC 1945). The import of an HTTP client takes longer than the whole probe."""
+    from urllib.parse import urlsplit  # noqa: PLC0415 — needed for a probe only
 
     parts = urlsplit(url)
     if parts.scheme != "http" or parts.hostname is None:
-        raise ValueError("only servers with plain http are looked at")
+        raise ValueError("only plain http is probed")
     request = f"GET {parts.path} HTTP/1.0\r\nHost: {parts.netloc}\r\nAccept: application/json\r\n\r\n"
     answer = b""
     async with await anyio.connect_tcp(parts.hostname, parts.port or 80) as stream:
@@ -207,31 +212,23 @@ async def _get(url: str) -> bytes:
             pass
     head, _, body = answer.partition(b"\r\n\r\n")
     if b" 200 " not in head.partition(b"\r\n")[0]:
-        raise ValueError("it does not list models")
+        raise ValueError("no list of models")
     return body
 
 
-_WINDOW_KEYS = ("max_model_len", "context_window", "context_length", "max_context_length", "n_ctx")
-"""How vLLM, Groq, OpenRouter, LM Studio and llama.cpp call it."""
-
-
 def _find_model(body: bytes, wanted: str | None) -> ServedModel | None:
-    # Some servers send chunks even to HTTP/1.0; the object itself is what stands in the braces.
+    # Some servers send chunks even to HTTP/1.0: the object is the part in braces.
     text = body.decode("utf-8", "replace")
     page = cast("JsonValue", json.loads(text[text.find("{") : text.rfind("}") + 1]))
     rows = page.get("data") if is_json_object(page) else None
     for row in rows if isinstance(rows, list) else []:
         name = row.get("id") if is_json_object(row) else None
         if is_json_object(row) and isinstance(name, str) and name and wanted in {None, name}:
-            return ServedModel(name, _window(row))
-    return None
-
-
-def _window(row: JsonObject) -> int | None:
-    meta = row.get("meta")
-    facts = {**(meta if is_json_object(meta) else {}), **row}
-    for key in _WINDOW_KEYS:
-        value = facts.get(key)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return value
+            meta = row.get("meta")
+            facts = {**(meta if is_json_object(meta) else {}), **row}
+            for key in _WINDOW_KEYS:
+                window = facts.get(key)
+                if isinstance(window, int) and not isinstance(window, bool) and window > 0:
+                    return ServedModel(name, window)
+            return ServedModel(name)
     return None

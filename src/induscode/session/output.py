@@ -1,7 +1,7 @@
-"""The three ways in which a session is told: as text, as one object, as a line for each event.
+"""Output of a session in three formats: text, one JSON object, or one JSON line for each event.
 
-Standard output is for the answer alone; everything else goes to standard error. A slow reader holds
-up the session, never the event loop, and one who leaves ends it.
+Standard output carries the answer alone; everything else goes to standard error. A slow reader delays the session and
+never the event loop; a reader that closes the pipe ends it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from induscode.launch.invocation import OutputFormat
     from induscode.session.contract import RunEvent, RunResult, Usage
 
-_OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""What a terminal would obey instead of showing it: single characters, wherever chunks end."""
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Control characters other than tab and newline: a terminal would obey them."""
 
 
 class StdoutWriter:
@@ -34,33 +34,33 @@ class StdoutWriter:
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
-        self._turn = anyio.Lock()
+        self._lock = anyio.Lock()
         self.stuck = False
-        """Whether a write was given up while its reader did not read."""
+        """Whether a write was abandoned while its reader did not read."""
 
     async def write(self, text: str) -> None:
-        """Write text; it is out when this returns.
+        """Write text completely.
 
         Raises:
-            BrokenPipeError: Nobody reads it.
-            OSError: It cannot be written.
+            BrokenPipeError: The reader has closed the pipe.
+            OSError: The write failed.
         """
         data = text.encode("utf-8", "backslashreplace")
-        async with self._turn:
+
+        def write_all() -> None:
+            left = memoryview(data)
+            while left:
+                left = left[os.write(self._handle, left) :]
+
+        async with self._lock:
             self.stuck = True
-            await to_thread.run_sync(_write_all, self._handle, data, abandon_on_cancel=True)
+            await to_thread.run_sync(write_all, abandon_on_cancel=True)
             self.stuck = False
-
-
-def _write_all(handle: int, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[os.write(handle, left) :]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStart:
-    """What is known before the first request."""
+    """Facts that are known before the first request."""
 
     session: str
     model: str
@@ -69,8 +69,8 @@ class RunStart:
     servers: Sequence[JsonObject]
     notes: Sequence[str]
 
-    def as_json(self) -> JsonObject:
-        """Give it for a program."""
+    def to_json(self) -> JsonObject:
+        """Give the `init` event."""
         return {
             "type": "init",
             "session_id": self.session,
@@ -84,31 +84,31 @@ class RunStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """What is known after the last request."""
+    """Facts that are known after the last request."""
 
     session: str
-    ended: RunResult
+    result: RunResult
     usage: Usage
     exit_code: int
     denied: Sequence[JsonObject] = ()
     notes: Sequence[str] = ()
 
-    def as_json(self) -> JsonObject:
-        """Give it for a program."""
-        ended = self.ended
+    def to_json(self) -> JsonObject:
+        """Give the `result` event."""
+        result = self.result
         fault: JsonValue = None
-        if ended.fault is not None:
-            fault = {"kind": ended.fault.kind, "message": ended.fault.message}
+        if result.fault is not None:
+            fault = {"kind": result.fault.kind, "message": result.fault.message}
         return {
             "type": "result",
             "session_id": self.session,
-            "result": ended.text,
-            "reason": ended.reason,
-            "is_error": ended.reason != "done",
-            "error": ended.said or None,
+            "result": result.text,
+            "reason": result.reason,
+            "is_error": result.reason != "done",
+            "error": result.message or None,
             "fault": fault,
             "turns": self.usage.requests,
-            "usage": self.usage.as_json(),
+            "usage": self.usage.to_json(),
             "cost_usd": self.usage.cost_usd,
             "denied": [*self.denied],
             "notes": [*self.notes],
@@ -117,109 +117,91 @@ class RunSummary:
 
 
 class Reporter(Protocol):
-    """Tells what happens, in one of the ways there are."""
+    """Reports a run in one format."""
 
-    async def opened(self, opening: RunStart) -> None:
-        """Tell what there is, before the first request."""
+    async def report_start(self, start: RunStart) -> None:
+        """Report the start of the run."""
         ...
 
-    async def event(self, event: RunEvent) -> None:
-        """Tell what has just happened."""
+    async def report_event(self, event: RunEvent) -> None:
+        """Report an event."""
         ...
 
-    async def closed(self, closing: RunSummary) -> None:
-        """Tell what came of it."""
+    async def report_end(self, summary: RunSummary) -> None:
+        """Report the end of the run."""
         ...
 
 
 @dataclass(slots=True)
 class TextReporter:
-    """Writes what the model says as it says it."""
+    """Writes the model's text as it arrives."""
 
-    page: StdoutWriter
-    chatty: bool = False
-    """Whether somebody watches who wants to see which tools are called."""
-    _open: bool = field(default=False, init=False)
-    """Whether the last line has no end yet."""
-    _any: bool = field(default=False, init=False)
+    writer: StdoutWriter
+    verbose: bool = False
+    """Whether standard error is a terminal, and shows which tools are called."""
+    _line_open: bool = field(default=False, init=False)
+    """Whether the last line has no newline yet."""
+    _has_text: bool = field(default=False, init=False)
     _gap: bool = field(default=False, init=False)
-    """Whether the next words are set apart from those before."""
+    """Whether an empty line precedes the next text."""
 
-    async def opened(self, opening: RunStart) -> None:
-        """Say what was left out, on standard error."""
-        for note in opening.notes:
+    async def report_start(self, start: RunStart) -> None:
+        """Print the notes on standard error."""
+        for note in start.notes:
             print_status(note)
 
-    async def event(self, event: RunEvent) -> None:
-        """Write the model's words; everything else is for whoever watches."""
+    async def report_event(self, event: RunEvent) -> None:
+        """Write the model's text; other events go to standard error."""
         if isinstance(event, TextDelta):
-            await self._words(event)
+            text = _CONTROL.sub("", event.text)
+            self._gap = self._gap or (event.starts and self._has_text)
+            if text:
+                before = ("\n\n" if self._line_open else "\n") if self._gap else ""
+                self._has_text, self._gap, self._line_open = True, False, not text.endswith("\n")
+                await self.writer.write(before + text)
         elif isinstance(event, ToolAnswered) and event.code == "denied":
             print_status(event.text)
-        elif isinstance(event, ToolCalled) and self.chatty:
+        elif isinstance(event, ToolCalled) and self.verbose:
             print_status(f"calling {event.name}")
-        elif isinstance(event, ToolAdvanced) and self.chatty:
-            print_status(f"{event.name}: {_share(event)} {event.message}")
+        elif isinstance(event, ToolAdvanced) and self.verbose:
+            share = f"{event.done:g}" if event.total is None else f"{event.done:g}/{event.total:g}"
+            print_status(f"{event.name}: {share} {event.message}")
 
-    async def _words(self, event: TextDelta) -> None:
-        text = _OBEYED.sub("", event.text)
-        self._gap = self._gap or (event.starts and self._any)
-        if text:
-            before = ("\n\n" if self._open else "\n") if self._gap else ""
-            self._any, self._gap, self._open = True, False, not text.endswith("\n")
-            await self.page.write(before + text)
-
-    async def closed(self, closing: RunSummary) -> None:
-        """End the last line, and say on standard error why it ended early."""
-        if self._open:
-            self._open = False
-            await self.page.write("\n")
-        if closing.ended.said:
-            print_status(closing.ended.said)
+    async def report_end(self, summary: RunSummary) -> None:
+        """End the last line, and print on standard error why the run ended early."""
+        if self._line_open:
+            self._line_open = False
+            await self.writer.write("\n")
+        if summary.result.message:
+            print_status(summary.result.message)
 
 
 @dataclass(slots=True)
 class JsonReporter:
-    """Writes one object at the end."""
+    """Writes one object at the end, or with `stream` one line for each event."""
 
-    page: StdoutWriter
+    writer: StdoutWriter
+    stream: bool = False
 
-    async def opened(self, opening: RunStart) -> None:
-        """Say what was left out, on standard error too: a program may not look at it."""
-        for note in opening.notes:
+    async def report_start(self, start: RunStart) -> None:
+        """Print the notes on standard error too, for a program that ignores them in the JSON."""
+        for note in start.notes:
             print_status(note)
+        if self.stream:
+            await self.writer.write(_format_line(start.to_json()))
 
-    async def event(self, event: RunEvent) -> None:
-        """Say nothing until the end."""
+    async def report_event(self, event: RunEvent) -> None:
+        """Write a line if `stream` is set."""
+        if self.stream:
+            await self.writer.write(_format_line(event_to_json(event)))
 
-    async def closed(self, closing: RunSummary) -> None:
-        """Write the object."""
-        await self.page.write(_line(closing.as_json()))
-
-
-@dataclass(slots=True)
-class StreamReporter:
-    """Writes a line for each event."""
-
-    page: StdoutWriter
-
-    async def opened(self, opening: RunStart) -> None:
-        """Write the first line."""
-        for note in opening.notes:
-            print_status(note)
-        await self.page.write(_line(opening.as_json()))
-
-    async def event(self, event: RunEvent) -> None:
-        """Write a line."""
-        await self.page.write(_line(event_json(event)))
-
-    async def closed(self, closing: RunSummary) -> None:
-        """Write the last line."""
-        await self.page.write(_line(closing.as_json()))
+    async def report_end(self, summary: RunSummary) -> None:
+        """Write the `result` object."""
+        await self.writer.write(_format_line(summary.to_json()))
 
 
-def event_json(event: RunEvent) -> JsonObject:
-    """Give an event for a program."""
+def event_to_json(event: RunEvent) -> JsonObject:
+    """Convert an event to the JSON of `--output-format stream-json`."""
     if isinstance(event, TextDelta):
         return {"type": "text", "text": event.text, "starts": event.starts}
     if isinstance(event, ToolCalled):
@@ -243,19 +225,15 @@ def event_json(event: RunEvent) -> JsonObject:
             "attachments": [*event.attachments],
             "code": event.code,
         }
-    return {"type": "usage", **event.as_json(), "cost_usd": event.cost_usd}
+    return {"type": "usage", **event.to_json(), "cost_usd": event.cost_usd}
 
 
-def reporter_for(shape: OutputFormat, page: StdoutWriter, *, chatty: bool) -> Reporter:
-    """Choose the way in which a session is told."""
-    if shape == "json":
-        return JsonReporter(page)
-    return StreamReporter(page) if shape == "stream-json" else TextReporter(page, chatty)
+def create_reporter(output_format: OutputFormat, writer: StdoutWriter, *, verbose: bool) -> Reporter:
+    """Create the reporter for an output format."""
+    if output_format == "text":
+        return TextReporter(writer, verbose)
+    return JsonReporter(writer, stream=output_format == "stream-json")
 
 
-def _line(value: JsonObject) -> str:
+def _format_line(value: JsonObject) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n"
-
-
-def _share(event: ToolAdvanced) -> str:
-    return f"{event.done:g}" if event.total is None else f"{event.done:g}/{event.total:g}"

@@ -1,7 +1,7 @@
-"""Plan mode: a session that may only look until its plan is approved.
+"""Plan mode: only read-only tools run until a plan is approved.
 
-The two cards of plan mode answer with marks. Here the session acts upon them: it remembers the
-mode, which its gate asks for at every call, keeps the plan, and decides about the way out.
+The two cards of plan mode return marks. The session acts on them here: it stores the mode, which the permissions read
+at every call, stores the plan, and decides whether plan mode ends.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from induscode.deck.around import AroundCard, is_foreign
 
 if TYPE_CHECKING:
     from indusagi.capabilities.context import ToolContext
-    from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.core.json import JsonValue
     from induscode.deck.contract import Capability
 
 ENTER, EXIT = "enter_plan_mode", "exit_plan_mode"
@@ -32,32 +32,30 @@ _UNAPPROVED = (
 
 
 class PlanMode:
-    """Whether a session is in plan mode, and what becomes of its plans."""
+    """Plan mode of one session, initially off."""
 
     def __init__(self, *, approves: bool) -> None:
-        """Begin outside of it.
+        """Create the mode; `approves` says whether the user has approved changes in advance.
 
-        Args:
-            approves: Whether a plan is approved as soon as it is presented, because whoever started
-                the session has said yes to changes beforehand. Else there is nobody to approve it.
+        Then a plan is approved as soon as it is presented. Otherwise plan mode stays on to the end of the run.
         """
         self.active = False
         self.folder: str | None = None
-        """Where plans are kept, each in a file of its own; nowhere if that is not known."""
+        """Directory for plans, one file each; None if plans are not stored."""
         self._approves = approves
 
     def is_active(self) -> bool:
-        """Tell it to the gate."""
+        """Tell whether plan mode is on."""
         return self.active
 
-    def around(self, card: Capability) -> Capability:
-        """Act upon the marks of a card, if it is one of plan mode; for `map_capabilities`."""
+    def wrap(self, card: Capability) -> Capability:
+        """Wrap a card of plan mode so that its marks take effect; for `map_capabilities`."""
         if card.name not in {ENTER, EXIT} or is_foreign(card):
             return card
-        return _Enter(card, self) if card.name == ENTER else _Exit(card, self)
+        return _PlanCard(card, self)
 
-    async def keep(self, plan: str) -> str:
-        """Keep a plan, and say where."""
+    async def store_plan(self, plan: str) -> str:
+        """Store a plan, and say where in a sentence."""
         from induscode.deck.cards.plan import write_plan  # noqa: PLC0415 — cards are loaded late
 
         if self.folder is None:
@@ -67,8 +65,8 @@ class PlanMode:
         except OSError as exc:
             return f" It could not be kept: {exc}."
 
-    def leave(self) -> bool:
-        """Leave it, if that is approved."""
+    def try_exit(self) -> bool:
+        """End plan mode if that is approved; tell whether it is off."""
         self.active = self.active and not self._approves
         return not self.active
 
@@ -78,30 +76,18 @@ class _PlanCard(AroundCard):
         super().__init__(inner)
         self.mode = mode
 
-
-class _Enter(_PlanCard):
     async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
-        """Enter plan mode."""
+        """Enter plan mode, or store the plan and leave plan mode if the plan is approved."""
         result = await self.inner.run(arguments, ctx)
         if result.is_error:
             return result
-        self.mode.active = True
-        return _marked({**result.details, "applied": True}, _ENTERED)
-
-
-class _Exit(_PlanCard):
-    async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
-        """Keep the plan, and leave plan mode if it is approved."""
-        result = await self.inner.run(arguments, ctx)
-        if result.is_error:
-            return result
-        kept = await self.mode.keep(str(result.details.get("plan", "")))
-        if not self.mode.active:
-            return _marked({**result.details, "applied": False}, _NOT_ON + kept)
-        left = self.mode.leave()
-        said = _APPROVED if left else _UNAPPROVED
-        return _marked({**result.details, "applied": left}, said + kept)
-
-
-def _marked(mark: JsonObject, said: str) -> ToolResult:
-    return ToolResult((JsonContentBlock(mark), TextContentBlock(said)), details=mark)
+        if self.name == ENTER:
+            applied, text = True, _ENTERED
+            self.mode.active = True
+        else:
+            stored = await self.mode.store_plan(str(result.details.get("plan", "")))
+            was_active = self.mode.active
+            applied = was_active and self.mode.try_exit()
+            text = (_NOT_ON if not was_active else _APPROVED if applied else _UNAPPROVED) + stored
+        mark = {**result.details, "applied": applied}
+        return ToolResult((JsonContentBlock(mark), TextContentBlock(text)), details=mark)

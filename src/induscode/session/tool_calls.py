@@ -1,11 +1,7 @@
-"""The answer of a tool as a model gets it: text, and what is not text beside it.
+"""Tool calls of a model: run, reported as events, and turned into content that a model accepts.
 
-Finds a model that turns in circles: the same call, the same answer, again and again.
-
-Only calls that bring nothing new count. As soon as a call brings something that was not seen
-before, counting starts again: a test that fails in the same words after another edit is no circle.
-
-A call of the model on its way to a card and back, whatever loop the model runs in.
+The module is independent of the library that runs the model loop. A call that repeats an earlier call with the same
+result is counted; the model is warned, and the run is ended if it goes on.
 """
 
 from __future__ import annotations
@@ -15,7 +11,7 @@ import binascii
 import hashlib
 import json
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import anyio
@@ -30,144 +26,29 @@ if TYPE_CHECKING:
 
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.runtime.content import ToolContentBlock
     from indusagi.runtime.contract import ToolCall, ToolOutcome, ToolProgress, ToolResult
     from induscode.deck.toolbox import DeckToolBox
-    from induscode.session.contract import Sink
+    from induscode.session.contract import EventSink
 
-
-PICTURES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
-DOCUMENTS = frozenset({"application/pdf"})
-_LARGEST_BYTES = 20 * 1024 * 1024
-"""Larger requests are refused by every provider."""
-
-
-@dataclass(frozen=True, slots=True)
-class Attachment:
-    """Something that is not text."""
-
-    data: bytes
-    media_type: str
-
-
-@dataclass(frozen=True, slots=True)
-class ModelContent:
-    """An answer, ready to be put into a request."""
-
-    text: str
-    attachments: Sequence[Attachment] = ()
-
-
-def to_model_content(result: ToolResult) -> ModelContent:
-    """Turn an answer into what a model can take; what it cannot take is named in the text."""
-    texts: list[str] = []
-    attachments: list[Attachment] = []
-    for block in result.content:
-        text, attachment = _block(block)
-        if text is not None:
-            texts.append(text)
-        if attachment is not None:
-            attachments.append(attachment)
-    if not result.content and result.structured is not None:
-        texts.append(compact_json(result.structured))
-    return ModelContent("\n".join(texts), tuple(attachments))
-
-
-def _block(block: ToolContentBlock) -> tuple[str | None, Attachment | None]:
-    if isinstance(block, TextContentBlock):
-        return block.text, None
-    value = block.value
-    if is_json_object(value):
-        if value.get("type") in {"image", "audio"}:
-            return _media(value, str(value.get("type")), value.get("data"))
-        resource = value.get("resource")
-        if value.get("type") == "resource" and is_json_object(resource):
-            return _resource(resource)
-    return compact_json(value), None
-
-
-def _resource(resource: JsonObject) -> tuple[str | None, Attachment | None]:
-    uri = resource.get("uri")
-    text = resource.get("text")
-    if isinstance(text, str):
-        return f"[resource {uri}]\n{text}", None
-    if "blob" in resource:
-        said, attachment = _media(resource, "resource", resource.get("blob"))
-        return (said if attachment is None else f"[resource {uri}: attached]"), attachment
-    return compact_json(resource), None
-
-
-def _media(owner: JsonObject, what: str, encoded: JsonValue) -> tuple[str | None, Attachment | None]:
-    media_type = str(owner.get("mimeType") or "application/octet-stream").partition(";")[0].strip()
-    named = f"{what} {owner['uri']}" if "uri" in owner else what
-    data = _decoded(encoded)
-    if data is None:
-        return f"[{named}: left out, its content is not valid base64]", None
-    if media_type not in PICTURES | DOCUMENTS or len(data) > _LARGEST_BYTES:
-        return f"[{named}: {media_type}, {len(data):,} bytes, left out: no model takes it]", None
-    return None, Attachment(data, media_type)
-
-
-def _decoded(encoded: JsonValue) -> bytes | None:
-    if not isinstance(encoded, str):
-        return None
-    try:
-        return base64.b64decode(encoded, validate=True)
-    except (binascii.Error, ValueError):
-        return None
-
-
-Finding: TypeAlias = Literal["fine", "tell", "stop"]
-
-TELL_AT = 3
+IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
+DOCUMENT_TYPES = frozenset({"application/pdf"})
+_LARGEST_ATTACHMENT = 20 * 1024 * 1024
+"""Every provider refuses larger requests."""
+_PROGRESS_BUFFER = 64
+WARN_AT = 3
 STOP_AT = 6
-
-
-class RepeatDetector:
-    """Counts the calls of one run."""
-
-    def __init__(self, tell_at: int = TELL_AT, stop_at: int = STOP_AT) -> None:
-        self._tell_at, self._stop_at = tell_at, stop_at
-        self._known: set[str] = set()
-        self._again: Counter[str] = Counter()
-
-    def note(self, name: str, arguments: JsonValue, answer: str) -> Finding:
-        """Take a call with its answer, and tell what is to be done about it."""
-        key = _digest(name, arguments, answer)
-        if key not in self._known:
-            self._known.add(key)
-            self._again.clear()
-            return "fine"
-        self._again[key] += 1
-        times = self._again[key] + 1
-        if times >= self._stop_at:
-            return "stop"
-        return "tell" if times == self._tell_at else "fine"
-
-
-def describe_repetition(name: str, times: int = TELL_AT) -> str:
-    """Say to the model what it does."""
-    return (
-        f"[{name} has given this same answer to this same call {times} times. It will not change "
-        "by itself: do something else, or say what is in the way.]"
-    )
-
-
-def _digest(name: str, arguments: JsonValue, answer: str) -> str:
-    try:
-        given = compact_json(arguments, sort_keys=True)
-    except NotJson:
-        given = repr(arguments)
-    text = "\0".join((name, given, answer))
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+RepeatAction: TypeAlias = Literal["continue", "warn", "stop"]
 
 
 class RepeatedCallError(CoreError):
-    """The model does the same thing over and over."""
+    """The model repeats the same call with the same result."""
 
 
-class _NonObjectArguments(dict[str, Any]):
-    """Arguments that are no object, on their way to the kernel, which says what is wrong."""
+# -- arguments ----------------------------------------------------------------------------------
+
+
+class NonObjectArguments(dict[str, Any]):
+    """Carrier for arguments that are not a JSON object; the tool's own check explains the error to the model."""
 
     def __init__(self, value: JsonValue) -> None:
         super().__init__()
@@ -175,10 +56,10 @@ class _NonObjectArguments(dict[str, Any]):
 
 
 class PassThroughValidator:
-    """Lets everything pass: the kernel checks arguments against the schema it was given."""
+    """Argument validator that accepts everything: the tool checks its arguments itself."""
 
     def validate_json(self, input: str | bytes | bytearray, **_: Any) -> dict[str, Any]:
-        """Read arguments; what is no JSON is passed on as text."""
+        """Parse arguments; invalid JSON is passed on as text."""
         try:
             value = cast("JsonValue", json.loads(input))
         except (ValueError, RecursionError):
@@ -186,95 +67,191 @@ class PassThroughValidator:
         return self.validate_python(value)
 
     def validate_python(self, input: Any, **_: Any) -> dict[str, Any]:
-        """Take arguments as they are."""
-        return cast("dict[str, Any]", input) if isinstance(input, dict) else _NonObjectArguments(input)
+        """Accept parsed arguments unchanged."""
+        return cast("dict[str, Any]", input) if isinstance(input, dict) else NonObjectArguments(input)
 
 
-def restore_arguments(arguments: dict[str, Any]) -> JsonValue:
-    """Give the arguments that `PassThroughValidator` let pass, as the model wrote them."""
-    return arguments.value if isinstance(arguments, _NonObjectArguments) else arguments
+# -- results ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What the model is told."""
+class Attachment:
+    """An image or document in a result."""
+
+    data: bytes
+    media_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelContent:
+    """A result as the model receives it."""
 
     text: str
-    is_error: bool
     attachments: Sequence[Attachment] = ()
+    is_error: bool = False
+
+
+def to_model_content(result: ToolResult) -> ModelContent:
+    """Convert a result to text and attachments; content that no model accepts is named in the text."""
+    texts: list[str] = []
+    attachments: list[Attachment] = []
+    for block in result.content:
+        part = block.text if isinstance(block, TextContentBlock) else _convert_value(block.value)
+        if isinstance(part, Attachment):
+            attachments.append(part)
+        elif isinstance(part, str):
+            texts.append(part)
+        else:
+            texts.append(part[0])
+            attachments.append(part[1])
+    if not result.content and result.structured is not None:
+        texts.append(compact_json(result.structured))
+    return ModelContent("\n".join(texts), tuple(attachments), result.is_error)
+
+
+def _convert_value(value: JsonValue) -> str | Attachment | tuple[str, Attachment]:
+    """Convert an MCP content block (https://modelcontextprotocol.io/specification/2025-06-18/server/tools#tool-result)."""
+    if is_json_object(value):
+        if value.get("type") in {"image", "audio"}:
+            return _decode_media(value, str(value.get("type")), value.get("data"))
+        resource = value.get("resource")
+        if value.get("type") == "resource" and is_json_object(resource):
+            uri, text = resource.get("uri"), resource.get("text")
+            if isinstance(text, str):
+                return f"[resource {uri}]\n{text}"
+            if "blob" not in resource:
+                return compact_json(resource)
+            part = _decode_media(resource, "resource", resource.get("blob"))
+            return part if isinstance(part, str) else (f"[resource {uri}: attached]", part)
+    return compact_json(value)
+
+
+def _decode_media(block: JsonObject, kind: str, encoded: JsonValue) -> str | Attachment:
+    media_type = str(block.get("mimeType") or "application/octet-stream").partition(";")[0].strip()
+    name = f"{kind} {block['uri']}" if "uri" in block else kind
+    try:
+        data = base64.b64decode(encoded, validate=True) if isinstance(encoded, str) else None
+    except (binascii.Error, ValueError):
+        data = None
+    if data is None:
+        return f"[{name}: left out, its content is not valid base64]"
+    if media_type not in IMAGE_TYPES | DOCUMENT_TYPES or len(data) > _LARGEST_ATTACHMENT:
+        return f"[{name}: {media_type}, {len(data):,} bytes, left out: no model takes it]"
+    return Attachment(data, media_type)
+
+
+# -- repetition ---------------------------------------------------------------------------------
+
+
+class RepeatDetector:
+    """Counts calls of one run that give the same result for the same arguments.
+
+    A call with a new result starts the count again: a test that fails with the same output after another edit is
+    progress, not repetition.
+    """
+
+    def __init__(self, warn_at: int = WARN_AT, stop_at: int = STOP_AT) -> None:
+        self._warn_at, self._stop_at = warn_at, stop_at
+        self._seen: set[str] = set()
+        self._repeats: Counter[str] = Counter()
+
+    def record(self, name: str, arguments: JsonValue, answer: str) -> RepeatAction:
+        """Record a call with its answer, and say what to do about it."""
+        try:
+            encoded = compact_json(arguments, sort_keys=True)
+        except NotJson:
+            encoded = repr(arguments)
+        text = "\0".join((name, encoded, answer))
+        key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+        if key not in self._seen:
+            self._seen.add(key)
+            self._repeats.clear()
+            return "continue"
+        self._repeats[key] += 1
+        times = self._repeats[key] + 1
+        if times >= self._stop_at:
+            return "stop"
+        return "warn" if times == self._warn_at else "continue"
+
+
+def describe_repetition(name: str, times: int = WARN_AT) -> str:
+    """Write the warning that the model receives with a repeated result."""
+    return (
+        f"[{name} has given this same answer to this same call {times} times. It will not change "
+        "by itself: do something else, or say what is in the way.]"
+    )
+
+
+# -- calls --------------------------------------------------------------------------------------
 
 
 class ToolCalls:
-    """Runs the calls of one run, tells of them, and finds out when they go in circles."""
+    """Runs the calls of one run, reports them as events, and ends the run on repetition."""
 
-    def __init__(self, sink: Sink, cancel: CancelToken) -> None:
+    def __init__(self, sink: EventSink, cancel: CancelToken) -> None:
         self._sink, self._cancel = sink, cancel
-        self._guard = RepeatDetector()
+        self._repeats = RepeatDetector()
 
-    async def run(self, box: DeckToolBox, call: ToolCall) -> Answer:
-        """Run a call.
+    async def run(self, toolbox: DeckToolBox, call: ToolCall) -> ModelContent:
+        """Run a call while its progress is reported.
 
         Raises:
-            RepeatedCallError: It has brought the same answer too often.
-            OSError: What is told cannot be written: nobody reads it any more.
+            RepeatedCallError: The call gave the same result too often.
+            OSError: The sink failed: its reader is gone.
         """
         await self._sink(ToolCalled(call.id, call.name, call.input))
-        outcome = await self._ran(box, call)
-        answer = to_model_content(outcome.result)
-        media = tuple(one.media_type for one in answer.attachments)
-        if outcome.is_error and media:
-            # No provider takes pictures in an answer that says that something failed.
-            said = f"{answer.text}\n[left out of a failed answer: {', '.join(media)}]"
-            answer, media = ModelContent(said), ()
-        code = outcome.details.get("code")
-        told = ToolAnswered(call.id, call.name, answer.text, outcome.is_error, media)
-        await self._sink(replace(told, code=str(code) if code else None))
-        text = self._checked(call.name, call.input, answer.text)
-        return Answer(text, outcome.is_error, answer.attachments)
+        send, receive = anyio.create_memory_object_stream["ToolProgress"](_PROGRESS_BUFFER)
 
-    async def missed(self, identity: str, name: str, said: str) -> None:
-        """Tell of a call of a tool that is not there.
-
-        Raises:
-            RepeatedCallError: It was called too often.
-        """
-        await self._sink(ToolAnswered(identity, name, said, is_error=True, code="unknown_tool"))
-        self._checked(name, None, said)
-
-    def _checked(self, name: str, arguments: JsonValue, text: str) -> str:
-        finding = self._guard.note(name, arguments, text)
-        if finding == "stop":
-            raise RepeatedCallError(name)
-        return f"{text}\n\n{describe_repetition(name)}" if finding == "tell" else text
-
-    async def _ran(self, box: DeckToolBox, call: ToolCall) -> ToolOutcome:
-        """Run the call while whoever listens hears of its progress."""
-        send, receive = anyio.create_memory_object_stream["ToolProgress"](64)
-
-        def advanced(progress: ToolProgress) -> None:
+        def buffer_progress(progress: ToolProgress) -> None:
             try:
                 send.send_nowait(progress)
             except anyio.WouldBlock:
-                return  # somebody reads slower than the tool tells: the next one says more
+                return  # the sink is slower than the tool: a later report replaces this one
 
         outcome: ToolOutcome | None = None
-        failed: list[OSError] = []
+        failures: list[OSError] = []
         with send, receive:
             async with anyio.create_task_group() as tasks:
 
-                async def relay() -> None:
-                    async for one in receive:
-                        said = ToolAdvanced(call.id, call.name, one.done, one.total, one.message)
+                async def report_progress() -> None:
+                    async for progress in receive:
+                        event = ToolAdvanced(call.id, call.name, progress.done, progress.total, progress.message)
                         try:
-                            await self._sink(said)
+                            await self._sink(event)
                         except OSError as exc:
-                            failed.append(exc)
+                            failures.append(exc)
                             tasks.cancel_scope.cancel()
 
-                tasks.start_soon(relay)
-                outcome = await box.runner.run(call, self._cancel, on_progress=advanced)
+                tasks.start_soon(report_progress)
+                outcome = await toolbox.runner.run(call, self._cancel, on_progress=buffer_progress)
                 send.close()
-        if failed:
-            raise failed[0]
+        if failures:
+            raise failures[0]
         assert outcome is not None
-        return outcome
+        content = to_model_content(outcome.result)
+        media = tuple(attachment.media_type for attachment in content.attachments)
+        if content.is_error and media:
+            # No provider accepts images in a result that is marked as an error.
+            text = f"{content.text}\n[left out of a failed answer: {', '.join(media)}]"
+            content, media = ModelContent(text, is_error=True), ()
+        code = outcome.result.details.get("code")
+        await self._sink(
+            ToolAnswered(call.id, call.name, content.text, content.is_error, media, str(code) if code else None)
+        )
+        action = self._repeats.record(call.name, call.input, content.text)
+        if action == "stop":
+            raise RepeatedCallError(call.name)
+        if action == "warn":
+            text = f"{content.text}\n\n{describe_repetition(call.name)}"
+            return ModelContent(text, content.attachments, content.is_error)
+        return content
+
+    async def report_unknown_tool(self, call_id: str, name: str, message: str) -> None:
+        """Report a call of a tool that is absent from the deck.
+
+        Raises:
+            RepeatedCallError: The tool was called too often.
+        """
+        await self._sink(ToolAnswered(call_id, name, message, is_error=True, code="unknown_tool"))
+        if self._repeats.record(name, None, message) == "stop":
+            raise RepeatedCallError(name)

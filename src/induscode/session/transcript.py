@@ -1,12 +1,7 @@
-"""Conversations on disk: every message as it comes, for whoever goes on with it later.
+"""Conversations on disk: one append-only log for each, which `--continue` and `--resume` read.
 
-A conversation is a private directory under the state of this user, named by its id. Its log says
-where it was held, and holds each message and what deck was shown. One process writes it at a time.
-
-What a conversation has read of files, kept with it, so that it holds after `--continue`.
-
-A row names the path, the digest of the bytes and the lines that were shown. A file that has changed
-since has another digest: it counts as changed, and the tools say so.
+A conversation is a private directory in this user's state directory, named by its id. The log records the working
+directory, every message, the deck of every turn, and which files were read. A file lock admits one process at a time.
 """
 
 from __future__ import annotations
@@ -30,36 +25,40 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonObject
 
-
 KEEP = 200
-"""How many conversations are kept."""
+"""Number of conversations that are kept."""
 KEEP_DAYS = 30
 _LOG = "transcript.log"
+_READ_OP = "read"
 _DAY_NS = 24 * 3_600 * 1_000_000_000
 _FIRST_LINE = 64 * 1024
 
 
 class ConversationError(CoreError):
-    """There is no such conversation, or it cannot be gone on with."""
+    """A conversation is absent, or cannot be continued."""
 
 
 class Transcript:
-    """One conversation, open for more. The methods block: call them in a thread."""
+    """One open conversation. The methods block: call them in a thread."""
 
     def __init__(self, directory: str, cwd: str) -> None:
-        """Open the conversation in a directory, and make both if they are not there.
+        """Open the conversation in `directory`; create both if they are absent.
 
         Raises:
-            OSError: It cannot be opened.
-            ConversationError: Another process is at it.
+            OSError: The log cannot be opened.
+            ConversationError: Another process has the conversation open.
         """
         self.directory = make_private_dir(directory)
         self.id = os.path.basename(self.directory)
-        self.trouble: str | None = None
-        """Why nothing more is kept, if that is so."""
+        self.failure: str | None = None
+        """Why the log is no longer written; None while it is."""
         self._lock = os.open(os.path.join(self.directory, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            self._hold()
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as exc:
+                message = f"the conversation {self.id} is open in another process: wait for its end"
+                raise ConversationError(message) from exc
             self._log = LineLog(os.path.join(self.directory, _LOG))
         except BaseException:
             os.close(self._lock)
@@ -67,14 +66,8 @@ class Transcript:
         if not self._log.rows:
             self.mark("start", cwd=cwd)
 
-    def _hold(self) -> None:
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as exc:
-            raise ConversationError(f"the conversation {self.id} is open in another process: wait for its end") from exc
-
     def rows(self) -> Sequence[JsonObject]:
-        """Give everything there is, the oldest first."""
+        """Give all rows, the oldest first."""
         return tuple(self._log.rows)
 
     def messages(self) -> Sequence[JsonObject]:
@@ -82,31 +75,79 @@ class Transcript:
         rows = (row.get("message") for row in self.rows() if row.get("op") == "message")
         return tuple(message for message in rows if is_json_object(message))
 
-    def keep(self, message: JsonObject) -> None:
-        """Add a message."""
-        self._add({"op": "message", "message": message})
+    def add_message(self, message: JsonObject) -> None:
+        """Append a message."""
+        self._append({"op": "message", "message": message})
 
     def mark(self, op: str, **facts: str | int) -> None:
-        """Add a row about the conversation itself."""
-        self._add({"op": op, "at": iso_utc(now_ms()), **facts})
+        """Append a row about the conversation itself."""
+        self._append({"op": op, "at": iso_utc(now_ms()), **facts})
 
-    def _add(self, row: JsonObject) -> None:
-        # A full disk is no reason to stop talking; what follows a gap would only mislead.
-        if self.trouble is not None:
+    def _append(self, row: JsonObject) -> None:
+        # A full disk does not end the conversation; rows behind a gap would mislead a later run.
+        if self.failure is not None:
             return
         try:
             self._log.append(row)
         except OSError as exc:
-            self.trouble = str(exc)
+            self.failure = str(exc)
 
     def close(self) -> None:
-        """Give it up, so that another process can go on with it."""
+        """Close the log, and release the lock."""
         self._log.close()
         os.close(self._lock)
 
 
+class ConversationReadState(ReadState):
+    """Read state that is stored with the conversation, and restored when it is continued.
+
+    A row holds the path, the digest of the bytes and the lines that were shown. A file with another digest has changed
+    since, and the tools say so.
+    """
+
+    def __init__(self, transcript: Transcript) -> None:
+        super().__init__()
+        self._transcript = transcript
+        self._pending: deque[dict[str, str | int]] = deque()
+        for row in transcript.rows():
+            path, digest = row.get("path"), row.get("digest")
+            first, last = row.get("first"), row.get("last")
+            if row.get("op") != _READ_OP or not isinstance(path, str):
+                continue
+            if isinstance(digest, str):
+                lines = (first, last) if isinstance(first, int) and isinstance(last, int) else None
+                super().record(path, digest, lines)
+            else:
+                super().forget(path)
+
+    def record(self, path: str, digest: str, lines: tuple[int, int] | None = None) -> None:
+        """Record that `path` held the bytes with this digest."""
+        super().record(path, digest, lines)
+        row: dict[str, str | int] = {"path": path, "digest": digest}
+        if lines is not None:
+            row |= {"first": lines[0], "last": lines[1]}
+        self._pending.append(row)
+
+    def forget(self, path: str) -> None:
+        """Drop the record of `path`, if there is one."""
+        super().forget(path)
+        self._pending.append({"path": path})
+
+    def save_message(self, message: JsonObject) -> None:
+        """Append a message to the conversation, then the reads that led to it. It blocks.
+
+        The order matters: a read that the model never received does not count.
+        """
+        self._transcript.add_message(message)
+        while self._pending:
+            self._transcript.mark(_READ_OP, **self._pending.popleft())
+
+
+# -- the directory of all conversations ---------------------------------------------------------
+
+
 def conversations_dir() -> str:
-    """Name the directory of all conversations.
+    """Give the directory of all conversations.
 
     Raises:
         OSError: There is no home directory.
@@ -115,11 +156,11 @@ def conversations_dir() -> str:
 
 
 def open_transcript(cwd: str, *, resume: str | None = None, last: bool = False) -> Transcript:
-    """Open the conversation that was asked for; a new one if none was. It blocks.
+    """Open conversation `resume`, the `last` one in `cwd`, or a new one. It blocks.
 
     Raises:
-        OSError: It cannot be opened.
-        ConversationError: There is none to go on with.
+        OSError: The log cannot be opened.
+        ConversationError: The conversation is absent or in use.
     """
     root = conversations_dir()
     if resume is not None:
@@ -127,58 +168,52 @@ def open_transcript(cwd: str, *, resume: str | None = None, last: bool = False) 
             raise ConversationError(f"there is no conversation {resume!r}; --continue takes the last one")
         return Transcript(os.path.join(root, resume), cwd)
     if last:
-        found = last_conversation(cwd, root)
-        if found is None:
+        name = find_last_conversation(cwd, root)
+        if name is None:
             raise ConversationError(f"there is no conversation in {cwd} to go on with")
-        return Transcript(os.path.join(root, found), cwd)
+        return Transcript(os.path.join(root, name), cwd)
     make_private_dir(root)
-    sweep(root)
+    remove_old_conversations(root)
     return Transcript(os.path.join(root, new_ulid()), cwd)
 
 
-def last_conversation(cwd: str, root: str) -> str | None:
-    """Find the conversation in a working directory that was written to last."""
-    for _, name in sorted(_by_age(root), reverse=True):
-        if _held_in(os.path.join(root, name, _LOG)) == cwd:
+def find_last_conversation(cwd: str, root: str) -> str | None:
+    """Find the conversation in a working directory that was written last."""
+    for _, name in _list_by_age(root):
+        try:
+            with open(os.path.join(root, name, _LOG), "rb") as file:
+                row = decode_line(file.readline(_FIRST_LINE).rstrip(b"\n"))
+        except OSError:
+            continue
+        if row is not None and row.get("cwd") == cwd:
             return name
     return None
 
 
-def sweep(root: str) -> None:
-    """Remove conversations that are too old or too many; one that is in use stays."""
-    found = sorted(_by_age(root), reverse=True)
+def remove_old_conversations(root: str) -> None:
+    """Remove conversations past `KEEP_DAYS` or past the newest `KEEP`; one that is in use stays."""
     oldest = now_ms() * 1_000_000 - KEEP_DAYS * _DAY_NS
-    for place, (written, name) in enumerate(found):
-        if (place >= KEEP or written < oldest) and not _in_use(os.path.join(root, name)):
+    for index, (modified, name) in enumerate(_list_by_age(root)):
+        if (index >= KEEP or modified < oldest) and not _is_in_use(os.path.join(root, name)):
             rmtree(os.path.join(root, name), ignore_errors=True)
 
 
-def _by_age(root: str) -> list[tuple[int, str]]:
-    found: list[tuple[int, str]] = []
+def _list_by_age(root: str) -> list[tuple[int, str]]:
+    """List modification times and names, the newest first."""
     try:
         names = os.listdir(root)
     except OSError:
         return []
+    entries: list[tuple[int, str]] = []
     for name in filter(is_ulid, names):
         try:
-            found.append((os.stat(os.path.join(root, name, _LOG)).st_mtime_ns, name))
-        except OSError:  # no conversation, or gone meanwhile
+            entries.append((os.stat(os.path.join(root, name, _LOG)).st_mtime_ns, name))
+        except OSError:  # not a conversation, or removed meanwhile
             continue
-    return found
+    return sorted(entries, reverse=True)
 
 
-def _held_in(log: str) -> str | None:
-    try:
-        with open(log, "rb") as file:
-            line = file.readline(_FIRST_LINE)
-    except OSError:
-        return None
-    row = decode_line(line.rstrip(b"\n"))
-    cwd = None if row is None else row.get("cwd")
-    return cwd if isinstance(cwd, str) else None
-
-
-def _in_use(directory: str) -> bool:
+def _is_in_use(directory: str) -> bool:
     try:
         handle = os.open(os.path.join(directory, "lock"), os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -190,49 +225,3 @@ def _in_use(directory: str) -> bool:
     finally:
         os.close(handle)
     return False
-
-
-_OP = "read"
-
-
-class ConversationReadState(ReadState):
-    """The read state of a conversation: what its log holds, and what is read from now on."""
-
-    def __init__(self, transcript: Transcript) -> None:
-        super().__init__()
-        self._transcript = transcript
-        self._unkept: deque[dict[str, str | int]] = deque()
-        for row in transcript.rows():
-            if row.get("op") == _OP:
-                self._restore(row)
-
-    def _restore(self, row: JsonObject) -> None:
-        path, digest = row.get("path"), row.get("digest")
-        first, last = row.get("first"), row.get("last")
-        if isinstance(path, str) and isinstance(digest, str):
-            lines = (first, last) if isinstance(first, int) and isinstance(last, int) else None
-            super().record(path, digest, lines)
-        elif isinstance(path, str):
-            super().forget(path)
-
-    def record(self, path: str, digest: str, lines: tuple[int, int] | None = None) -> None:
-        """Remember that the bytes with this digest are what stood at `path`."""
-        super().record(path, digest, lines)
-        row: dict[str, str | int] = {"path": path, "digest": digest}
-        if lines is not None:
-            row |= {"first": lines[0], "last": lines[1]}
-        self._unkept.append(row)
-
-    def forget(self, path: str) -> None:
-        """Drop what is known of `path`; an unknown one is fine."""
-        super().forget(path)
-        self._unkept.append({"path": path})
-
-    def keep(self, message: JsonObject) -> None:
-        """Add a message to the conversation, and what was read on the way to it. It blocks.
-
-        In this order: what was read without being told to the model does not count.
-        """
-        self._transcript.keep(message)
-        while self._unkept:
-            self._transcript.mark(_OP, **self._unkept.popleft())

@@ -1,11 +1,14 @@
-"""The model loop, on pydantic-ai. The only package that knows it; importing it takes its time."""
+"""The model loop, built on pydantic-ai (https://ai.pydantic.dev/). No other package imports that library.
+
+Importing this package takes most of a second: import it late, or in a thread.
+"""
 
 import os
 
-# The library prints an advertisement at the first run on a terminal; this is its own switch.
+# The library prints an advertisement at the first run on a terminal; the variable is its own switch.
 os.environ.setdefault("PYDANTIC_AI_NO_BANNER", "1")
 
 from induscode.session.model_loop.loop import ModelLoop as ModelLoop
 from induscode.session.model_loop.providers import VERBATIM as VERBATIM
-from induscode.session.model_loop.providers import fault_of as fault_of
 from induscode.session.model_loop.providers import open_model as open_model
+from induscode.session.model_loop.providers import to_model_fault as to_model_fault

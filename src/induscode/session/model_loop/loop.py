@@ -1,8 +1,7 @@
-"""The model loop itself.
+"""The model loop: one agent run of pydantic-ai over the tools of a deck.
 
-The deck is read anew at every step, arguments go to the kernel as the model wrote them, and a tool
-that fails is an answer like any other. What the library offers beyond that (retries of tools, its
-own limits, its own MCP client) is not used: one way for each of these is enough.
+The deck is read again before every request, arguments reach the tools as the model wrote them, and a failed tool is a
+result like any other. The library's own tool retries, usage limits and MCP client are off: the deck has its own.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ from pydantic_ai.usage import RunUsage, UsageLimits
 from indusagi.core.json import is_json_object
 from indusagi.runtime.contract import ToolCall
 from induscode.session.contract import RunResult, TextDelta, Usage
-from induscode.session.model_loop.chat.messages import about_pictures, in_words, without_pictures
-from induscode.session.model_loop.providers import fault_of
-from induscode.session.tool_calls import PassThroughValidator, RepeatedCallError, ToolCalls, restore_arguments
+from induscode.session.model_loop.chat.messages import describe_file, is_image_refusal, replace_images
+from induscode.session.model_loop.providers import to_model_fault
+from induscode.session.tool_calls import NonObjectArguments, PassThroughValidator, RepeatedCallError, ToolCalls
 from induscode.session.transcript import ConversationError
 
 if TYPE_CHECKING:
@@ -45,32 +44,35 @@ if TYPE_CHECKING:
     from pydantic_ai.agent import AgentRun
     from pydantic_ai.models import Model
 
-    from indusagi.runtime.contract import ToolDescriptor
     from induscode.deck.toolbox import DeckToolBox
     from induscode.session.contract import RunPlan
 
 _REQUEST_S = 600.0
-"""The longest silence of a model's server."""
-_KEEPING_S = 2.0
-"""How long the end of a conversation may take to be kept."""
-_FORGIVEN = 1_000
-"""How often a model may ask for a tool that is not there; the limit of requests comes first."""
+"""Longest silence of a model's server."""
+_SAVE_S = 2.0
+"""Time to save the last messages after a cancellation."""
+_MAX_RETRIES = 1_000
+"""Retries for unknown tools; the request limit is reached first."""
 
 
 # -- the deck as a toolset ----------------------------------------------------------------------
 
 
 class DeckToolset(AbstractToolset[None]):
-    """The tools of a deck for a run of the loop."""
+    """The tools of a deck for one run (https://ai.pydantic.dev/toolsets/)."""
 
-    def __init__(self, plan: RunPlan, *, rich: bool = False, blind: bool = False) -> None:
+    def __init__(self, plan: RunPlan, *, rich_results: bool = False, text_only: bool = False) -> None:
+        """Take the plan of the run.
+
+        Args:
+            plan: Where the deck and the event sink come from.
+            rich_results: Whether the API has images and an error mark in tool results.
+            text_only: Whether the model accepts no images at all.
+        """
         self._plan = plan
-        self._rich = rich
-        """Whether answers of tools may hold pictures, and have a mark for failures."""
-        self._blind = blind
-        """Whether the model takes no pictures at all."""
+        self._rich_results, self._text_only = rich_results, text_only
         self._calls = ToolCalls(plan.sink, plan.cancel)
-        self._box: DeckToolBox | None = None
+        self._toolbox: DeckToolBox | None = None
         self._step = -1
 
     @property
@@ -79,81 +81,110 @@ class DeckToolset(AbstractToolset[None]):
         return "deck"
 
     async def get_tools(self, ctx: RunContext[None]) -> dict[str, ToolsetTool[None]]:
-        """Read the deck: what servers have listed since the last step is in it."""
-        if self._box is None or ctx.run_step != self._step:
-            self._box, self._step = self._plan.box(), ctx.run_step
-            await self._plan.on_turn(self._box.descriptors())
-        return {one.name: self._tool(self._box, one) for one in self._box.descriptors()}
-
-    def _tool(self, box: DeckToolBox, descriptor: ToolDescriptor) -> ToolsetTool[None]:
-        # The hint of a server is good enough to run calls side by side; it permits nothing.
-        hinted = (descriptor.annotations or {}).get("readOnlyHint") is True
-        definition = ToolDefinition(
-            name=descriptor.name,
-            description=descriptor.description,
-            parameters_json_schema=cast("dict[str, Any]", dict(descriptor.parameters)),
-            strict=False,
-            sequential=not (hinted or box.runner.cards[descriptor.name].read_only),
-        )
-        return ToolsetTool(
-            toolset=self, tool_def=definition, max_retries=_FORGIVEN, args_validator=PassThroughValidator()
-        )
+        """Read the deck, with the tools that servers have listed since the last step."""
+        if self._toolbox is None or ctx.run_step != self._step:
+            self._toolbox, self._step = self._plan.toolbox(), ctx.run_step
+            await self._plan.on_turn(self._toolbox.descriptors())
+        cards = self._toolbox.runner.cards
+        tools: dict[str, ToolsetTool[None]] = {}
+        for descriptor in self._toolbox.descriptors():
+            # A server's `readOnlyHint` decides about concurrency only; it permits nothing.
+            hinted = (descriptor.annotations or {}).get("readOnlyHint") is True
+            definition = ToolDefinition(
+                name=descriptor.name,
+                description=descriptor.description,
+                parameters_json_schema=cast("dict[str, Any]", dict(descriptor.parameters)),
+                strict=False,
+                sequential=not (hinted or cards[descriptor.name].read_only),
+            )
+            tools[descriptor.name] = ToolsetTool(
+                toolset=self, tool_def=definition, max_retries=_MAX_RETRIES, args_validator=PassThroughValidator()
+            )
+        return tools
 
     async def call_tool(
         self, name: str, tool_args: dict[str, Any], ctx: RunContext[None], tool: ToolsetTool[None]
     ) -> Any:
-        """Run a call, and give the model its answer."""
-        assert self._box is not None
-        call = ToolCall(ctx.tool_call_id or name, name, restore_arguments(tool_args))
-        answer = await self._calls.run(self._box, call)
-        if answer.is_error:
-            if self._rich:
-                raise failures.ToolFailed(answer.text)
-            return f"Error: {answer.text}"
-        files = [BinaryContent(one.data, media_type=one.media_type) for one in answer.attachments]
-        if not files:
-            return answer.text
-        if self._blind:
-            return "\n".join((answer.text, *(in_words(file) for file in files)))
-        # Elsewhere answers of tools are text, and what is not goes into a message after it.
-        beside = [f"What {name} gave beside its text:", *files]
-        return [answer.text, *files] if self._rich else ToolReturn(answer.text, content=beside)
+        """Run a call, and give its result in the form that the model's API accepts."""
+        assert self._toolbox is not None
+        arguments = tool_args.value if isinstance(tool_args, NonObjectArguments) else tool_args
+        content = await self._calls.run(self._toolbox, ToolCall(ctx.tool_call_id or name, name, arguments))
+        if content.is_error:
+            if self._rich_results:
+                raise failures.ToolFailed(content.text)
+            return f"Error: {content.text}"
+        if not content.attachments:
+            return content.text
+        files = [BinaryContent(file.data, media_type=file.media_type) for file in content.attachments]
+        if self._text_only:
+            return "\n".join((content.text, *map(describe_file, files)))
+        if self._rich_results:
+            return [content.text, *files]
+        # In the Chat Completions API tool results are text: files follow in a message of their own.
+        return ToolReturn(content.text, content=[f"What {name} gave beside its text:", *files])
 
-    async def missed(self, event: FunctionToolResultEvent) -> None:
-        """Tell of a call that did not get here, since there is no such tool."""
+    async def report_unknown_tool(self, event: FunctionToolResultEvent) -> None:
+        """Report a call that the library answered itself, because the deck has no such tool."""
         part = event.part
-        if self._box is not None and part.tool_name not in self._box.runner.cards:
-            await self._calls.missed(part.tool_call_id, part.tool_name, str(part.content))
+        if self._toolbox is not None and part.tool_name not in self._toolbox.runner.cards:
+            await self._calls.report_unknown_tool(part.tool_call_id, part.tool_name, str(part.content))
 
 
-# -- the loop -------------------------------------------------------------------------------------
+# -- the loop -----------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
-class _Course:
-    """One run on its way: what it was given, and what has come of it so far."""
+class RunState:
+    """Progress of one run."""
 
     plan: RunPlan
     token: CancellationToken
-    used: RunUsage = field(default_factory=RunUsage)
+    usage: RunUsage = field(default_factory=RunUsage)
     passages: list[list[str]] = field(default_factory=list[list[str]])
-    """What the model has said, request by request, piece by piece."""
+    """Text of the model: one list of pieces for each request."""
     messages: list[ModelMessage] = field(default_factory=list["ModelMessage"])
-    """The whole conversation, as far as it came."""
-    handed_on: int = 0
+    """The conversation so far."""
+    saved: int = 0
+    """Number of new messages that `on_message` has received."""
 
-    def said(self) -> Sequence[str]:
-        return tuple(text for pieces in self.passages if (text := "".join(pieces)))
+    async def report_text(self, event: AgentStreamEvent) -> None:
+        """Collect the text of a stream event, and report it."""
+        passage = self.passages[-1]
+        text, starts = "", False
+        if isinstance(event, PartStartEvent) and isinstance(event.part, TextPart):
+            text, starts = event.part.content, True
+            if passage:
+                passage.append("\n\n")
+        elif isinstance(event, PartDeltaEvent) and isinstance(event.delta, TextPartDelta):
+            text = event.delta.content_delta
+        if text or starts:
+            passage.append(text)
+            await self.plan.sink(TextDelta(text, starts))
+
+    async def save_messages(self, run: AgentRun[None, str]) -> None:
+        """Pass on the messages that are complete since the last time."""
+        self.messages = run.all_messages()
+        new: list[ModelMessage] = run.new_messages()
+        for message in new[self.saved :]:
+            self.saved += 1
+            if message.parts:
+                await self.save_message(message)
+
+    async def save_message(self, message: ModelMessage) -> None:
+        """Pass on one message as JSON."""
+        (row,) = ModelMessagesTypeAdapter.dump_python([message], mode="json")
+        if is_json_object(row):
+            await self.plan.on_message(row)
 
 
 class ModelLoop:
-    """ModelRunner one model. Enter it before the first run: it holds the connection."""
+    """Client of one model. Enter it before the first run: it owns the connection."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._blind = False
+        self._text_only = False
         self.usage = Usage(cost_usd=0.0)
-        """What all runs have taken together."""
+        """Total usage of all runs."""
 
     async def __aenter__(self) -> ModelLoop:
         await self._model.__aenter__()
@@ -163,160 +194,121 @@ class ModelLoop:
         await self._model.__aexit__(*error)
 
     async def run(self, prompt: str, plan: RunPlan) -> RunResult:
-        """Have a question answered. Whatever comes of it is in the value, also a cancellation.
+        """Run the loop until the model has answered `prompt`; failures and cancellation are results too.
 
         Raises:
-            OSError: What is told cannot be written: nobody reads it any more.
-            ConversationError: The history is not one.
+            OSError: The sink failed: its reader is gone.
+            ConversationError: The history is invalid.
         """
-        # pydantic-ai and the kernel each have a token: this one stops the requests to the model.
-        course = _Course(plan, CancellationToken())
-        forget = plan.cancel.on_cancel(course.token.cancel)
+        # pydantic-ai and the kernel each have a cancel token: this one stops requests to the model.
+        state = RunState(plan, CancellationToken())
+        forget = plan.cancel.on_cancel(state.token.cancel)
         try:
-            ended = await self._driven(prompt, course)
+            result = await self._retry_without_images(prompt, state)
+        except failures.RunTimedOut:
+            result = RunResult(reason="time", message="the time it was given is over")
+        except failures.RunCancelled:
+            result = RunResult(reason="cancelled", message=f"stopped by {plan.cancel.reason}")
+        except RepeatedCallError as exc:
+            message = f"{exc} was called again and again with the same outcome"
+            result = RunResult(reason="repeat", message=message)
+        except failures.UserError as exc:
+            result = RunResult(reason="error", message=str(exc))
+        except failures.AgentRunError as exc:
+            fault = to_model_fault(exc, self._model.base_url)
+            result = RunResult(reason="error", message=str(fault), fault=fault)
         finally:
             forget()
-        usage = _usage(course.used)
-        self.usage = self.usage.plus(usage)
+        used = state.usage
+        usage = Usage(
+            used.requests,
+            used.input_tokens,
+            used.output_tokens,
+            used.cache_read_tokens,
+            used.cache_write_tokens,
+            None if used.cost is None else float(used.cost),
+        )
+        self.usage = self.usage.add(usage)
         await plan.sink(usage)
-        last = "".join(course.passages[-1]) if course.passages else ""
-        return replace(ended, text=last, passages=course.said(), usage=usage)
+        last = "".join(state.passages[-1]) if state.passages else ""
+        passages = tuple(text for pieces in state.passages if (text := "".join(pieces)))
+        return replace(result, text=last, passages=passages, usage=usage)
 
-    async def _driven(self, prompt: str, course: _Course) -> RunResult:
+    async def _retry_without_images(self, prompt: str, state: RunState) -> RunResult:
+        """Run the loop; if the model refuses images, continue once with text in their place."""
         try:
-            return await self._seen(prompt, course)
-        except failures.RunTimedOut:
-            return RunResult(reason="time", text="", said="the time it was given is over")
-        except failures.RunCancelled:
-            said = f"stopped by {course.plan.cancel.reason}"
-            return RunResult(reason="cancelled", text="", said=said)
-        except RepeatedCallError as exc:
-            said = f"{exc} was called again and again with the same outcome"
-            return RunResult(reason="repeat", text="", said=said)
-        except failures.UserError as exc:
-            return RunResult(reason="error", text="", said=str(exc))
-        except failures.AgentRunError as exc:
-            fault = fault_of(exc, self._model.base_url)
-            return RunResult(reason="error", text="", said=str(fault), fault=fault)
-
-    async def _seen(self, prompt: str, course: _Course) -> RunResult:
-        """Go through it; with a model that takes no pictures once more, without them."""
+            # Calls without a result, left by a run that was interrupted, get one here.
+            history = repair_messages(ModelMessagesTypeAdapter.validate_python([*state.plan.history]))
+        except ValueError as exc:
+            raise ConversationError(f"what was kept of it cannot be read: {exc}") from exc
         try:
-            return await self._through(prompt, _history(course.plan), course)
+            return await self._iterate(prompt, history, state)
         except failures.ModelAPIError as exc:
-            if self._blind or not about_pictures(exc, course.messages):
+            if self._text_only or not is_image_refusal(exc, state.messages):
                 raise
-        self._blind, course.handed_on = True, 0
-        return await self._through(None, [without_pictures(one) for one in course.messages], course)
+        self._text_only, state.saved = True, 0
+        return await self._iterate(None, [replace_images(message) for message in state.messages], state)
 
-    async def _through(self, prompt: str | None, history: Sequence[ModelMessage], course: _Course) -> RunResult:
-        plan = course.plan
-        deck = DeckToolset(plan, rich=self._model.system == "anthropic", blind=self._blind)
+    async def _iterate(self, prompt: str | None, history: Sequence[ModelMessage], state: RunState) -> RunResult:
+        plan = state.plan
+        deck = DeckToolset(plan, rich_results=self._model.system == "anthropic", text_only=self._text_only)
         agent = Agent(
             self._model,
             deps_type=type(None),
-            instructions=lambda: plan.briefing(),
+            instructions=lambda: plan.system_prompt(),
             toolsets=[deck],
-            retries={"tools": _FORGIVEN, "output": 1},
+            retries={"tools": _MAX_RETRIES, "output": 1},
             model_settings=ModelSettings(timeout=_REQUEST_S),
         )
         async with agent.iter(
             prompt,
             message_history=history,
             usage_limits=UsageLimits(request_limit=None),
-            usage=course.used,
-            cancellation_token=course.token,
+            usage=state.usage,
+            cancellation_token=state.token,
             timeout=plan.time_s,
         ) as run:
             try:
-                return await self._steps(agent, run, deck, course)
+                return await self._run_nodes(agent, run, deck, state)
             finally:
-                # Also what was cut short belongs to the conversation, whatever ended it.
-                with anyio.move_on_after(_KEEPING_S, shield=True):
-                    await _hand_on(run, course)
+                # An interrupted message belongs to the conversation too.
+                with anyio.move_on_after(_SAVE_S, shield=True):
+                    await state.save_messages(run)
 
-    async def _steps(
-        self, agent: Agent[None, str], run: AgentRun[None, str], deck: DeckToolset, course: _Course
+    async def _run_nodes(
+        self, agent: Agent[None, str], run: AgentRun[None, str], deck: DeckToolset, state: RunState
     ) -> RunResult:
-        budget = course.plan.budget
+        """Run the nodes of the agent graph (https://ai.pydantic.dev/agents/#iterating-over-an-agents-graph)."""
+        budget = state.plan.budget
         async for node in run:
             if agent.is_model_request_node(node):
                 if budget.left == 0:
-                    await _keep(node.request, course.plan)  # answers that nobody was asked about
-                    said = f"the limit of {budget.limit} requests to the model is reached"
-                    return RunResult(reason="limit", text="", said=said)
+                    await state.save_message(node.request)  # tool results that the model has not received
+                    message = f"the limit of {budget.limit} requests to the model is reached"
+                    return RunResult(reason="limit", message=message)
                 budget.used += 1
-                course.passages.append([])
+                state.passages.append([])
                 async with node.stream(run.ctx) as stream:
                     async for event in stream:
-                        await _tell(event, course)
+                        await state.report_text(event)
             elif agent.is_call_tools_node(node):
                 async with node.stream(run.ctx) as events:
                     async for event in events:
                         if isinstance(event, FunctionToolResultEvent):
-                            await deck.missed(event)
-            await _hand_on(run, course)
-        return RunResult(reason="done", text="", note=_cut_short(course.messages))
+                            await deck.report_unknown_tool(event)
+            await state.save_messages(run)
+        return RunResult(reason="done", note=_find_truncation(state.messages))
 
 
-def _cut_short(messages: Sequence[ModelMessage]) -> str:
-    """Say that an answer is not whole, if the last one is not."""
+def _find_truncation(messages: Sequence[ModelMessage]) -> str:
+    """Describe why the last answer is incomplete; empty if it is complete."""
     last = messages[-1] if messages else None
     if not isinstance(last, ModelResponse):
         return ""
-    # A stream that breaks off is taken for one that stops; only what the provider said tells them
-    # apart.
+    # The library treats a stream that breaks off as one that stops: only the provider's own reason tells.
     if last.provider_name is not None and "finish_reason" not in (last.provider_details or {}):
         return "the answer may be cut off: its end was not told"
     return {
         "length": "the answer is cut off: the model has reached its limit of words",
         "content_filter": "the answer is cut off by a filter of the model's provider",
     }.get(last.finish_reason or "", "")
-
-
-async def _tell(event: AgentStreamEvent, course: _Course) -> None:
-    passage = course.passages[-1]
-    text, starts = "", False
-    if isinstance(event, PartStartEvent) and isinstance(event.part, TextPart):
-        text, starts = event.part.content, True
-        if passage:
-            passage.append("\n\n")
-    elif isinstance(event, PartDeltaEvent) and isinstance(event.delta, TextPartDelta):
-        text = event.delta.content_delta
-    if text or starts:
-        passage.append(text)
-        await course.plan.sink(TextDelta(text, starts))
-
-
-async def _hand_on(run: AgentRun[None, str], course: _Course) -> None:
-    course.messages = run.all_messages()
-    fresh: list[ModelMessage] = run.new_messages()
-    for message in fresh[course.handed_on :]:
-        course.handed_on += 1
-        if message.parts:
-            await _keep(message, course.plan)
-
-
-async def _keep(message: ModelMessage, plan: RunPlan) -> None:
-    (dumped,) = ModelMessagesTypeAdapter.dump_python([message], mode="json")
-    if is_json_object(dumped):
-        await plan.on_message(dumped)
-
-
-def _history(plan: RunPlan) -> list[ModelMessage]:
-    """Read the messages of a conversation; calls that were never answered are closed."""
-    try:
-        return repair_messages(ModelMessagesTypeAdapter.validate_python([*plan.history]))
-    except ValueError as exc:
-        raise ConversationError(f"what was kept of it cannot be read: {exc}") from exc
-
-
-def _usage(used: RunUsage) -> Usage:
-    return Usage(
-        used.requests,
-        used.input_tokens,
-        used.output_tokens,
-        used.cache_read_tokens,
-        used.cache_write_tokens,
-        None if used.cost is None else float(used.cost),
-    )

@@ -66,7 +66,7 @@ def load_permissions(invocation: Invocation, mode: PlanMode | None = None) -> Pe
     gate = Permissions([*given, *kept], approval=stance, plan=in_plan_mode, store=store)
 
     def wrap(card: Capability) -> Capability:
-        return require_permission(card if mode is None else mode.around(card), gate)
+        return require_permission(card if mode is None else mode.wrap(card), gate)
 
     posture = _POSTURES[invocation.approval]
     if invocation.allow:

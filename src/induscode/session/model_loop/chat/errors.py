@@ -1,4 +1,4 @@
-"""Errors of a Chat Completions server as the model loop's exceptions."""
+"""Errors of a Chat Completions server as exceptions of pydantic-ai."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _LONGEST_BODY = 500
-"""Characters of a body that is not JSON (a page of a proxy, say) that an error repeats."""
+"""Characters of a non-JSON body, such as a proxy's page, that an error message quotes."""
 
 _QUOTA_CODES = {
     "insufficient_quota",
@@ -24,16 +24,16 @@ _QUOTA_CODES = {
     "project_spend_limit_exceeded",
     "organization_usage_limit_exceeded",
 }
-"""https://platform.openai.com/docs/guides/error-codes: sent with 429, as a rate limit is."""
+"""Sent with status 429, like a rate limit: https://platform.openai.com/docs/guides/error-codes."""
 _CONTEXT_CODES = {"context_length_exceeded", "exceed_context_size_error"}
-"""Of OpenAI, and of llama.cpp."""
+"""Codes of OpenAI and llama.cpp."""
 _CONTEXT_WORDS = (
     "maximum context length",
     "reduce the length of the messages",
     "available context size",
     "greater than the context length",
 )
-"""What vLLM, Groq, llama.cpp and LM Studio write where they send no code of their own."""
+"""Messages of vLLM, Groq, llama.cpp and LM Studio, which send no code."""
 _STATUS_OF_CODE = {
     "rate_limit_exceeded": 429,
     "rate_limit_error": 429,
@@ -48,7 +48,7 @@ _STATUS_OF_CODE = {
     **dict.fromkeys(_QUOTA_CODES, 429),
     **dict.fromkeys(_CONTEXT_CODES, 400),
 }
-"""The status of an error that comes without one, inside a stream that began with 200."""
+"""Status for an error inside a stream that began with status 200."""
 
 Category: TypeAlias = type[
     failures.ModelRateLimitError
@@ -72,8 +72,8 @@ _CATEGORY_OF_STATUS: dict[int, Category] = {
 }
 
 
-def make_status_error(model: str, status: int, body: str, headers: Mapping[str, str]) -> failures.ModelHTTPError:
-    """Make the exception for an answer with an error status."""
+def build_status_error(model: str, status: int, body: str, headers: Mapping[str, str]) -> failures.ModelHTTPError:
+    """Build the exception for a response with an error status."""
     value = parse_body(body)
     if status < 400:
         value = f"it has moved to {headers.get('location', 'somewhere else')}: give that address"
@@ -89,13 +89,13 @@ def make_status_error(model: str, status: int, body: str, headers: Mapping[str, 
     )
 
 
-def make_stream_error(model: str, error: object) -> failures.ModelAPIError:
-    """Make the exception for an error object in a stream that began well."""
+def build_stream_error(model: str, error: object) -> failures.ModelAPIError:
+    """Build the exception for an error object in a stream that began with status 200."""
     body: object = {"error": error}
     code, kind = _find_codes(body)
-    status = next((_STATUS_OF_CODE[one] for one in (code, kind) if one in _STATUS_OF_CODE), None)
+    status = next((_STATUS_OF_CODE[name] for name in (code, kind) if name in _STATUS_OF_CODE), None)
     if status is None and code is not None and code.isdigit() and 400 <= int(code) < 600:
-        status = int(code)  # OpenRouter and llama.cpp give the status as the code
+        status = int(code)  # OpenRouter and llama.cpp send the status as the code
     if status is None:
         return failures.ModelAPIError(model, _find_message(body) or str(error), body=body, in_stream=True)
     return failures.ModelHTTPError.for_category(
@@ -109,8 +109,8 @@ def make_stream_error(model: str, error: object) -> failures.ModelAPIError:
     )
 
 
-def make_connection_error(model: str, error: httpx2.RequestError) -> failures.ModelConnectionError:
-    """Make the exception for a server that is not reached, or that leaves before the end."""
+def build_connection_error(model: str, error: httpx2.RequestError) -> failures.ModelConnectionError:
+    """Build the exception for a failed or lost connection."""
     if isinstance(error, httpx2.ConnectTimeout):
         return failures.ModelTimeoutError(model, "it does not accept the connection in time")
     if isinstance(error, httpx2.TimeoutException):
@@ -123,7 +123,7 @@ def make_connection_error(model: str, error: httpx2.RequestError) -> failures.Mo
 
 
 def parse_body(body: str) -> object:
-    """Parse the body of an error; one that is not JSON is given as a short text."""
+    """Parse an error body; invalid JSON is returned as shortened text."""
     try:
         return json.loads(body)
     except ValueError:
@@ -136,7 +136,7 @@ def _find_error(body: object) -> object:
 
 
 def _find_codes(body: object) -> tuple[str | None, str | None]:
-    """Find the code and the type of an error, where its server sends them."""
+    """Find the code and the type in an error body."""
     error = _find_error(body)
     if not is_json_object(error):
         return None, None
@@ -154,7 +154,7 @@ def _find_category(status: int, code: str | None, kind: str | None, message: str
     codes, words = {code, kind}, message.lower()
     if codes & _QUOTA_CODES:
         return failures.ModelQuotaExceededError
-    if codes & _CONTEXT_CODES or any(one in words for one in _CONTEXT_WORDS):
+    if codes & _CONTEXT_CODES or any(phrase in words for phrase in _CONTEXT_WORDS):
         return failures.ModelContextWindowExceededError
     if code == "model_not_found":
         return failures.ModelNotFoundError

@@ -1,6 +1,7 @@
-"""The answer of a Chat Completions server, piece by piece.
+"""Client for one model of a Chat Completions server, and its streamed answer.
 
-A model behind a Chat Completions server.
+Requests are sent again after a passing failure. The stream is read as server-sent events
+(https://html.spec.whatwg.org/multipage/server-sent-events.html); an answer in one JSON object is read too.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from pydantic_ai.usage import RequestUsage
 from indusagi.core.clock import now_ms
 from indusagi.core.json import is_json_object
 from induscode.session.model_loop.chat.errors import (
-    make_connection_error,
-    make_status_error,
-    make_stream_error,
+    build_connection_error,
+    build_status_error,
+    build_stream_error,
     parse_body,
 )
 from induscode.session.model_loop.chat.messages import REASONING_FIELDS, THINKING_TAGS, write_messages, write_tool
@@ -56,41 +57,41 @@ _FINISH_REASONS: dict[str, FinishReason] = {
 
 @dataclass
 class ChatStream(StreamedResponse):
-    """An answer as the model loop reads it: text, thoughts and calls of tools, as they come."""
+    """Streamed answer: text, reasoning and tool calls as parts of pydantic-ai."""
 
     response: httpx2.Response
     name: str
     system: str
     address: str
-    begun: datetime = field(default_factory=lambda: datetime.fromtimestamp(now_ms() / 1000, UTC))
+    started: datetime = field(default_factory=lambda: datetime.fromtimestamp(now_ms() / 1000, UTC))
     calls: dict[object, tuple[str, object]] = field(default_factory=dict[Any, Any])
-    """By index: the id of the call that comes there now, and the key of its part."""
+    """By index: the id of the current call, and the key of its part."""
     segment: int = 0
-    """How many times something else has come between two pieces of text."""
+    """Number of times that reasoning or a call interrupted the text."""
     open_text: bool = False
 
     @property
     def model_name(self) -> str:
-        """Name the model that answers, as its server says it."""
+        """Model name, as the server reports it."""
         return self.name
 
     @property
     def provider_name(self) -> str:
-        """Name the provider."""
+        """Provider name."""
         return self.system
 
     @property
     def provider_url(self) -> str:
-        """Give the address."""
+        """Address of the API."""
         return self.address
 
     @property
     def timestamp(self) -> datetime:
-        """Tell when the answer began."""
-        return self.begun
+        """Time at which the answer began."""
+        return self.started
 
     async def close_stream(self) -> None:
-        """Close the connection, so that the server stops."""
+        """Close the connection, which stops the server."""
         await self.response.aclose()
 
     async def _get_event_iterator(self) -> AsyncIterator[ModelResponseStreamEvent]:
@@ -99,9 +100,9 @@ class ChatStream(StreamedResponse):
                 for event in self._take_chunk(chunk):
                     yield event
         except httpx2.RequestError as exc:
-            raise make_connection_error(self.name, exc) from exc
+            raise build_connection_error(self.name, exc) from exc
         if self.finish_reason is None and not self.cancelled:
-            self.finish_reason = "stop"  # some servers never send a reason
+            self.finish_reason = "stop"  # some servers send no reason
 
     def _take_chunk(self, chunk: JsonObject) -> Iterator[ModelResponseStreamEvent]:
         if isinstance(model := chunk.get("model"), str) and model:
@@ -109,7 +110,7 @@ class ChatStream(StreamedResponse):
         if isinstance(answer_id := chunk.get("id"), str) and answer_id:
             self.provider_response_id = answer_id
         if is_json_object(usage := chunk.get("usage")):
-            # Some servers send it with every chunk: what comes last is the whole.
+            # Some servers send it with every chunk: the last one is the total.
             self._usage = _read_usage(usage)
         choices = chunk.get("choices")
         choice = choices[0] if isinstance(choices, list) and choices else None
@@ -126,7 +127,7 @@ class ChatStream(StreamedResponse):
             if isinstance(thought := delta.get(name), str) and thought:
                 yield from self._take_thought(name, thought)
                 break
-        # A refusal comes in the place of the text, and says why.
+        # A refusal replaces the text and gives the reason.
         if text := _join_text(delta.get("content") or delta.get("refusal")):
             yield from self._take_text(text)
         calls = delta.get("tool_calls")
@@ -153,24 +154,24 @@ class ChatStream(StreamedResponse):
     def _take_call(self, call: JsonObject) -> Iterator[ModelResponseStreamEvent]:
         self._end_text()
         function = call.get("function")
-        told = function if is_json_object(function) else {}
+        fields = function if is_json_object(function) else {}
         call_id, place = call.get("id"), call.get("index")
         index = place if isinstance(place, int) else None
-        given = call_id if isinstance(call_id, str) and call_id else None
+        new_id = call_id if isinstance(call_id, str) and call_id else None
         known, key = self.calls.get(index, ("", None))
-        # Some servers give every call the index 0, or none: a new id is a new call.
-        if key is None or (given is not None and given != known):
-            known, key = given or "", (index, len(self.calls), given)
+        # Some servers send index 0 for every call, or no index: a new id starts a new call.
+        if key is None or (new_id is not None and new_id != known):
+            known, key = new_id or "", (index, len(self.calls), new_id)
             self.calls[index] = (known, key)
-            name = told.get("name")
+            name = fields.get("name")
         else:
-            name = None  # some servers repeat the name with every piece
-        arguments = told.get("arguments")
+            name = None  # some servers repeat the name in every piece
+        arguments = fields.get("arguments")
         yield from self._parts_manager.handle_tool_call_delta_events(
             vendor_part_id=key,
             tool_name=name if isinstance(name, str) else None,
             args=arguments if isinstance(arguments, str | dict) else None,
-            tool_call_id=given,
+            tool_call_id=new_id,
         )
 
     def _end_text(self) -> None:
@@ -180,7 +181,7 @@ class ChatStream(StreamedResponse):
 
 
 async def _read_chunks(response: httpx2.Response, model: str) -> AsyncIterator[JsonObject]:
-    """Read the chunks of an answer; a server that does not stream gives all of it in one."""
+    """Read the chunks of an answer; a server without streaming sends one JSON object."""
     kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     count = 0
     if kind == "application/json":
@@ -189,7 +190,7 @@ async def _read_chunks(response: httpx2.Response, model: str) -> AsyncIterator[J
             count += 1
             yield chunk
     else:
-        # The client insists on the type; some servers stream with another one.
+        # httpx2 requires this type; some servers stream with another one.
         response.headers["content-type"] = "text/event-stream"
         async for event in httpx2.EventSource(response, max_event_size=None):
             if event.data.strip() == _END:
@@ -208,12 +209,12 @@ def _parse_chunk(text: str, model: str) -> JsonObject:
     if not is_json_object(value):
         raise failures.UnexpectedModelBehavior(f"its server sent invalid JSON: {value!r:.200}")
     if value.get("error"):
-        raise make_stream_error(model, value["error"])
+        raise build_stream_error(model, value["error"])
     return value
 
 
 def _split_answer(answer: JsonObject) -> Iterator[JsonObject]:
-    """Write an answer that came whole as the chunks that it would have come in."""
+    """Split an answer without streaming into chunks."""
     choices = answer.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
     message = choice.get("message") if is_json_object(choice) else None
@@ -236,7 +237,7 @@ def _split_answer(answer: JsonObject) -> Iterator[JsonObject]:
 
 
 def _join_text(content: object) -> str:
-    """Give the text of a delta; some servers send it as a list of parts."""
+    """Join the text of a delta; some servers send a list of parts."""
     if isinstance(content, str):
         return content
     parts = cast("list[object]", content) if isinstance(content, list) else []
@@ -245,15 +246,15 @@ def _join_text(content: object) -> str:
 
 
 def _read_usage(usage: JsonObject) -> RequestUsage:
-    """Read how many tokens a request took, and what it cost where the server tells (OpenRouter)."""
+    """Read the token counts, and the cost that OpenRouter sends."""
     details = usage.get("prompt_tokens_details")
-    kept = details if is_json_object(details) else {}
+    cached = details if is_json_object(details) else {}
     cost = usage.get("cost")
     return RequestUsage(
         input_tokens=_read_count(usage, "prompt_tokens"),
         output_tokens=_read_count(usage, "completion_tokens"),
-        cache_read_tokens=_read_count(kept, "cached_tokens"),
-        cache_write_tokens=_read_count(kept, "cache_write_tokens"),
+        cache_read_tokens=_read_count(cached, "cached_tokens"),
+        cache_write_tokens=_read_count(cached, "cache_write_tokens"),
         cost=Decimal(str(cost)) if isinstance(cost, int | float) else None,
     )
 
@@ -269,41 +270,41 @@ _RETRIES = 2
 _FIRST_DELAY_S = 0.5
 _LONGEST_DELAY_S = 60.0
 _RETRIED = {408, 409, 429}
-"""And 5xx: https://platform.openai.com/docs/guides/error-codes says to send these again."""
+"""Sent again, like 5xx: https://platform.openai.com/docs/guides/error-codes."""
 _FINAL = (httpx2.ReadTimeout, httpx2.WriteTimeout, httpx2.UnsupportedProtocol, httpx2.LocalProtocolError)
-"""Errors that come again, or only after a very long time."""
+"""Errors for which another attempt is useless or takes very long."""
 
 
 class ChatModel(Model[httpx2.AsyncClient]):
-    """One model of one server. Enter it before the first request; it holds the connections."""
+    """Client for one model of one server. Enter it before the first request: it owns the connections."""
 
     def __init__(
         self, name: str, *, system: str, base_url: str, headers: Mapping[str, str], profile: ModelProfile
     ) -> None:
-        """Take a model's name, the name of its provider, and the address of the API."""
+        """Take the name of the model, the name of its provider, and the address of the API."""
         super().__init__(profile=profile)
         self._name, self._system, self._address = name, system, base_url
         self._client = httpx2.AsyncClient(
             headers=dict(headers),
             timeout=httpx2.Timeout(_SILENCE_S, connect=_CONNECT_S),
-            verify=_make_tls(base_url),
-            # A server that has moved is told of in an error: the key is not sent anywhere else.
+            verify=_choose_tls(base_url),
+            # A redirect is an error: the key goes to no other address.
             follow_redirects=False,
         )
 
     @property
     def model_name(self) -> str:
-        """Name the model."""
+        """Model name, as configured."""
         return self._name
 
     @property
     def system(self) -> str:
-        """Name the provider."""
+        """Provider name."""
         return self._system
 
     @property
     def base_url(self) -> str:
-        """Give the address of the API."""
+        """Address of the API."""
         return self._address
 
     async def __aexit__(self, *error: object) -> None:
@@ -316,9 +317,8 @@ class ChatModel(Model[httpx2.AsyncClient]):
         model_settings: ModelSettings | None,
         model_request_parameters: ModelRequestParameters,
     ) -> ModelResponse:
-        """Read an answer to its end."""
-        asked = (messages, model_settings, model_request_parameters)
-        async with self.request_stream(*asked) as stream:
+        """Send a request, and read its answer to the end."""
+        async with self.request_stream(messages, model_settings, model_request_parameters) as stream:
             async for _ in stream:
                 pass
             return stream.get()
@@ -331,31 +331,30 @@ class ChatModel(Model[httpx2.AsyncClient]):
         model_request_parameters: ModelRequestParameters,
         run_context: RunContext[Any] | None = None,
     ) -> AsyncGenerator[ChatStream]:
-        """Send a request, and give its answer as it comes."""
-        _, asked = self.prepare_request(model_settings, model_request_parameters)
-        instructions = self._get_instruction_parts(messages, asked) or []
+        """Send a request, and give its answer as a stream."""
+        _, parameters = self.prepare_request(model_settings, model_request_parameters)
+        instructions = self._get_instruction_parts(messages, parameters) or []
         body: dict[str, Any] = {
             "messages": write_messages(messages, [part.content for part in instructions], self._system),
             "model": self._name,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        if tools := [write_tool(tool) for tool in asked.declared_tool_defs.values()]:
+        if tools := [write_tool(tool) for tool in parameters.declared_tool_defs.values()]:
             body |= {"tool_choice": "auto", "tools": tools}
         response = await self._send(body)
         try:
-            yield ChatStream(asked, response, self._name, self._system, self._address)
+            yield ChatStream(parameters, response, self._name, self._system, self._address)
         finally:
             await response.aclose()
 
     async def _send(self, body: Mapping[str, Any]) -> httpx2.Response:
-        """Send a request until a server answers it, a few times at most.
+        """Send a request, again after a passing failure.
 
         Raises:
-            ModelAPIError: It is refused, or there is no server.
+            ModelAPIError: The server refused it, or cannot be reached.
         """
-        # A lone surrogate cannot be sent; JSON would let it through in an escape that servers
-        # refuse.
+        # A lone surrogate has no UTF-8 form, and servers refuse it as a JSON escape (RFC 8259 §8.2).
         text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
         url = self._address.rstrip("/") + "/chat/completions"
         for attempt in range(_RETRIES + 1):
@@ -373,38 +372,38 @@ class ChatModel(Model[httpx2.AsyncClient]):
                 refusal = (await response.aread()).decode("utf-8", "replace")
             except httpx2.RequestError as exc:
                 if last or isinstance(exc, _FINAL):
-                    raise make_connection_error(self._name, exc) from exc
+                    raise build_connection_error(self._name, exc) from exc
                 delay = None
             else:
                 delay = _find_delay(response)
-                if last or not _is_passing(response) or (delay or 0) > _LONGEST_DELAY_S:
+                if last or not _is_transient(response) or (delay or 0) > _LONGEST_DELAY_S:
                     status, headers = response.status_code, dict(response.headers)
-                    raise make_status_error(self._name, status, refusal, headers)
+                    raise build_status_error(self._name, status, refusal, headers)
             if delay is None:
                 delay = _FIRST_DELAY_S * 2**attempt * random.uniform(0.75, 1.0)
             await anyio.sleep(delay)
         raise AssertionError
 
 
-def _make_tls(base_url: str) -> ssl.SSLContext | bool:
-    """Give the settings for TLS: the usual ones (True) wherever TLS may be spoken.
+def _choose_tls(base_url: str) -> ssl.SSLContext | bool:
+    """Choose the TLS settings: the default ones (True) unless the address and the proxies are plain HTTP.
 
-    Reading all certificate authorities takes longer than an answer of a local server.
+    Loading the certificate authorities takes longer than the answer of a local server.
     """
     if base_url.startswith("http://") and not getproxies():
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # trusts no authority
     return True
 
 
-def _is_passing(response: httpx2.Response) -> bool:
-    """Tell whether the same request may be answered later."""
-    if told := response.headers.get("x-should-retry"):
-        return told == "true"
+def _is_transient(response: httpx2.Response) -> bool:
+    """Tell whether the same request may succeed later."""
+    if retry := response.headers.get("x-should-retry"):
+        return retry == "true"
     return response.status_code in _RETRIED or response.status_code >= 500
 
 
 def _find_delay(response: httpx2.Response) -> float | None:
-    """Read how long a server wants to be left alone, in seconds (RFC 9110, section 10.2.3)."""
+    """Read `Retry-After` in seconds (RFC 9110 §10.2.3)."""
     try:
         return max(0.0, float(response.headers["retry-after"]))
     except (KeyError, ValueError):
