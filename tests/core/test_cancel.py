@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from indusagi.core.cancel import CancelToken
+from indusagi.core.cancel import _LOCK, CancelToken
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
-def test_a_new_token_is_not_cancelled_and_has_no_reason() -> None:
+def test_new_token_is_not_cancelled() -> None:
     token = CancelToken()
     assert (token.cancelled, token.reason) == (False, None)
 
 
-def test_the_first_reason_stays() -> None:
+def test_first_reason_stays() -> None:
     token = CancelToken()
     assert token.cancel("first") is True
     assert token.cancel("second") is False
     assert (token.cancelled, token.reason) == (True, "first")
 
 
-def test_a_child_is_cancelled_with_its_parent_and_for_the_same_reason() -> None:
+def test_child_is_cancelled_with_its_parent_for_the_same_reason() -> None:
     token = CancelToken()
     grandchild = token.child().child()
     token.cancel("enough")
@@ -42,19 +42,30 @@ def test_a_child_is_cancelled_with_its_parent_and_for_the_same_reason() -> None:
     assert grandchild.reason == "enough"
 
 
-def test_a_child_can_be_cancelled_alone() -> None:
+def test_child_can_be_cancelled_alone() -> None:
     token = CancelToken()
     child, sibling = token.child(), token.child()
     child.cancel("mine")
     assert (child.reason, token.cancelled, sibling.cancelled) == ("mine", False, False)
 
 
-def test_a_child_keeps_its_own_reason_when_the_parent_follows() -> None:
+def test_child_keeps_its_own_reason_when_the_parent_is_cancelled() -> None:
     token = CancelToken()
     child = token.child()
     child.cancel("mine")
     token.cancel("theirs")
     assert child.reason == "mine"
+
+
+def test_token_of_two_parents_keeps_the_reason_of_the_first_cancelled() -> None:
+    first, second = CancelToken(), CancelToken()
+    listening, silent = CancelToken(first, second), CancelToken(first, second)
+    heard: list[str] = []
+    listening.on_cancel(lambda: heard.append("called"))
+    second.cancel("second")
+    assert (silent.reason, first._listeners) == ("second", {})
+    first.cancel("first")
+    assert (listening.reason, silent.reason, heard) == ("second", "second", ["called"])
 
 
 def test_callbacks_are_called_once_and_in_order() -> None:
@@ -67,7 +78,7 @@ def test_callbacks_are_called_once_and_in_order() -> None:
     assert heard == ["a", "b", "c"]
 
 
-def test_a_callback_that_comes_too_late_is_called_at_once() -> None:
+def test_callback_on_a_cancelled_token_is_called_at_once() -> None:
     token = CancelToken()
     token.cancel()
     heard: list[str] = []
@@ -76,7 +87,7 @@ def test_a_callback_that_comes_too_late_is_called_at_once() -> None:
     assert heard == ["now"]
 
 
-def test_a_callback_on_a_child_of_a_cancelled_token_is_called_at_once() -> None:
+def test_callback_on_a_child_of_a_cancelled_token_is_called_at_once() -> None:
     token = CancelToken()
     token.cancel()
     heard: list[str] = []
@@ -84,7 +95,7 @@ def test_a_callback_on_a_child_of_a_cancelled_token_is_called_at_once() -> None:
     assert heard == ["now"]
 
 
-def test_a_callback_taken_off_is_not_called() -> None:
+def test_removed_callback_is_not_called() -> None:
     token = CancelToken()
     heard: list[str] = []
     forget = token.child().on_cancel(lambda: heard.append("never"))
@@ -94,7 +105,7 @@ def test_a_callback_taken_off_is_not_called() -> None:
     assert heard == []
 
 
-def test_a_child_that_nobody_else_holds_still_hears_its_parent() -> None:
+def test_unreferenced_child_with_a_callback_is_cancelled_with_its_parent() -> None:
     token = CancelToken()
     heard: list[str] = []
     token.child().on_cancel(lambda: heard.append("heard"))
@@ -103,7 +114,7 @@ def test_a_child_that_nobody_else_holds_still_hears_its_parent() -> None:
     assert heard == ["heard"]
 
 
-def test_a_parent_keeps_nothing_of_children_that_were_let_go() -> None:
+def test_parent_does_not_keep_children_without_callbacks_alive() -> None:
     token = CancelToken()
     silent = weakref.ref(token.child())
     listened_to = token.child()
@@ -123,7 +134,7 @@ def raiser(exc: BaseException) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("exc", [ValueError("broken"), SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()])
-def test_every_callback_is_called_whatever_one_of_them_raises(exc: BaseException) -> None:
+def test_every_callback_is_called_when_one_raises(exc: BaseException) -> None:
     token = CancelToken()
     heard: list[str] = []
     token.on_cancel(raiser(exc))
@@ -135,7 +146,7 @@ def test_every_callback_is_called_whatever_one_of_them_raises(exc: BaseException
     assert (heard, token.reason) == (["child", "after"], "why")
 
 
-def test_what_several_callbacks_raise_comes_in_one_group_also_from_tokens_below() -> None:
+def test_failures_of_callbacks_are_raised_as_one_group() -> None:
     token = CancelToken()
     failures = [ValueError("one"), KeyError("two"), SystemExit(3)]
     token.on_cancel(raiser(failures[0]))
@@ -146,14 +157,14 @@ def test_what_several_callbacks_raise_comes_in_one_group_also_from_tokens_below(
     assert list(caught.value.exceptions) == failures
 
 
-def test_ordinary_failures_alone_are_an_ordinary_group() -> None:
+def test_group_of_ordinary_exceptions_is_an_exception_group() -> None:
     token = CancelToken()
     token.on_cancel(raiser(ValueError("broken")))
     with pytest.raises(ExceptionGroup):
         token.cancel()
 
 
-def test_a_failure_of_a_callback_that_is_called_at_once_comes_in_a_group_too() -> None:
+def test_failure_of_a_callback_called_at_once_is_raised_as_a_group() -> None:
     token = CancelToken()
     token.cancel()
     with pytest.raises(BaseExceptionGroup) as caught:
@@ -161,7 +172,7 @@ def test_a_failure_of_a_callback_that_is_called_at_once_comes_in_a_group_too() -
     assert isinstance(caught.value.exceptions[0], SystemExit)
 
 
-async def test_a_wait_is_woken_although_a_callback_before_it_exits() -> None:
+async def test_waiter_wakes_although_an_earlier_callback_raises() -> None:
     token = CancelToken()
     token.on_cancel(raiser(SystemExit(3)))
 
@@ -176,7 +187,7 @@ async def test_a_wait_is_woken_although_a_callback_before_it_exits() -> None:
             assert await token == "stop"
 
 
-def test_callbacks_of_a_child_take_their_turn_among_those_of_its_parent() -> None:
+def test_callbacks_of_a_child_run_in_its_place_among_those_of_the_parent() -> None:
     token = CancelToken()
     child = token.child()
     heard: list[str] = []
@@ -186,24 +197,23 @@ def test_callbacks_of_a_child_take_their_turn_among_those_of_its_parent() -> Non
     assert heard == ["a", "b", "d", "c"]
 
 
-class Overtaken(CancelToken):
-    """A token that somebody else cancels right after the look whether it is cancelled."""
+class InterruptedToken(CancelToken):
+    """A token that a signal handler cancels while its own `cancel` reads the reason."""
 
     @property
-    def cancelled(self) -> bool:
-        found = super().cancelled
-        if self._node.claim("winner"):
-            assert not found
-        return found
+    def reason(self) -> str | None:
+        before = self._reason
+        self._reason = before or "winner"
+        return before
 
 
-def test_whoever_loses_the_race_to_cancel_is_told_so() -> None:
-    token = Overtaken()
+def test_cancel_that_loses_a_race_returns_false() -> None:
+    token = InterruptedToken()
     assert token.cancel("loser") is False
     assert token.reason == "winner"
 
 
-def test_of_many_threads_exactly_one_cancels() -> None:
+def test_exactly_one_of_many_threads_cancels() -> None:
     for _ in range(50):
         token = CancelToken()
         start = threading.Barrier(8)
@@ -224,46 +234,46 @@ def test_of_many_threads_exactly_one_cancels() -> None:
         assert won == [token.reason]
 
 
-def test_a_parent_lists_a_child_once_however_many_listen_to_it() -> None:
+def test_parent_lists_a_child_once_for_all_its_callbacks() -> None:
     token = CancelToken()
     child = token.child()
     forgets = [child.on_cancel(lambda: None) for _ in range(10)]
-    assert len(token._node.listeners) == 1
+    assert len(token._listeners) == 1
     for forget in forgets[:-1]:
         forget()
-    assert len(token._node.listeners) == 1
+    assert len(token._listeners) == 1
     forgets[-1]()
-    assert token._node.listeners == {}
+    assert token._listeners == {}
 
 
-def test_a_child_that_was_cancelled_alone_leaves_nothing_in_its_parents() -> None:
+def test_child_cancelled_alone_is_removed_from_its_parents() -> None:
     token = CancelToken()
     middle = token.child()
     child = middle.child()
     child.on_cancel(lambda: None)
     child.cancel()
-    assert (token._node.listeners, middle._node.listeners) == ({}, {})
+    assert (token._listeners, middle._listeners) == ({}, {})
 
 
-def test_a_child_that_is_just_being_cancelled_alone_is_left_to_whoever_does_that() -> None:
+def test_callbacks_of_a_child_that_is_being_cancelled_run_once() -> None:
     token = CancelToken()
     child = token.child()
     heard: list[str] = []
     child.on_cancel(lambda: heard.append("twice"))
-    child._node.claim("mine")
+    child._reason = "mine"
     token.cancel("theirs")
     assert (child.reason, heard) == ("mine", [])
 
 
-def test_a_callback_that_came_too_late_leaves_nothing_behind() -> None:
+def test_callback_called_at_once_is_not_kept() -> None:
     token = CancelToken()
     token.cancel()
     child = token.child()
     child.on_cancel(lambda: None)
-    assert (token._node.listeners, child._node.listeners) == ({}, {})
+    assert (token._listeners, child._listeners) == ({}, {})
 
 
-def test_a_child_goes_while_another_one_is_still_listened_to() -> None:
+def test_removing_one_child_keeps_the_callbacks_of_another() -> None:
     token = CancelToken()
     heard: list[str] = []
     child = token.child()
@@ -274,7 +284,7 @@ def test_a_child_goes_while_another_one_is_still_listened_to() -> None:
     assert heard == ["heard"]
 
 
-def test_a_chain_of_tokens_may_be_longer_than_the_stack_is_deep() -> None:
+def test_chain_of_tokens_may_be_longer_than_the_stack_is_deep() -> None:
     token = CancelToken()
     last = token
     for _ in range(2 * sys.getrecursionlimit()):
@@ -289,7 +299,7 @@ def test_a_chain_of_tokens_may_be_longer_than_the_stack_is_deep() -> None:
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_other_threads_can_use_a_token_while_its_callbacks_run(late: bool) -> None:
+def test_other_threads_can_use_a_token_while_callbacks_run(late: bool) -> None:
     token = CancelToken()
     child = token.child()
     finished: list[bool] = []
@@ -307,7 +317,7 @@ def test_other_threads_can_use_a_token_while_its_callbacks_run(late: bool) -> No
     assert finished == [True]
 
 
-def test_a_loop_that_was_closed_meanwhile_is_no_failure() -> None:
+def test_cancel_ignores_a_loop_closed_meanwhile() -> None:
     token = CancelToken()
     taken, closed = threading.Event(), threading.Event()
 
@@ -330,7 +340,7 @@ def test_a_loop_that_was_closed_meanwhile_is_no_failure() -> None:
     assert cancelled == [True]
 
 
-async def test_awaiting_a_token_gives_the_reason() -> None:
+async def test_awaiting_a_token_returns_the_reason() -> None:
     token = CancelToken()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_cancel_soon, token, "from a task")
@@ -350,7 +360,7 @@ async def test_awaiting_a_child_ends_with_its_parent() -> None:
         assert await token.child() == "above"
 
 
-async def test_a_thread_can_cancel_what_a_task_waits_for() -> None:
+async def test_thread_can_cancel_an_awaited_token() -> None:
     token = CancelToken()
     thread = threading.Timer(0.01, token.cancel, args=["from a thread"])
     thread.start()
@@ -366,7 +376,7 @@ def _cancelling(token: CancelToken, reason: str) -> Callable[[int, FrameType | N
     return handler
 
 
-async def test_a_signal_handler_can_cancel_what_a_task_waits_for() -> None:
+async def test_signal_handler_can_cancel_an_awaited_token() -> None:
     token = CancelToken()
     former = signal.signal(signal.SIGUSR1, _cancelling(token, "signal"))
     killer = threading.Timer(0.01, os.kill, args=[os.getpid(), signal.SIGUSR1])
@@ -379,7 +389,7 @@ async def test_a_signal_handler_can_cancel_what_a_task_waits_for() -> None:
         signal.signal(signal.SIGUSR1, former)
 
 
-async def test_a_guarded_block_is_cut_short_when_the_token_is_cancelled() -> None:
+async def test_guarded_block_ends_when_the_token_is_cancelled() -> None:
     token = CancelToken()
     reached: list[str] = []
     async with anyio.create_task_group() as tasks:
@@ -390,7 +400,7 @@ async def test_a_guarded_block_is_cut_short_when_the_token_is_cancelled() -> Non
     assert reached == ["after the block, cut short: True"]
 
 
-async def test_a_block_guarded_by_a_cancelled_token_stops_at_its_first_wait() -> None:
+async def test_block_guarded_by_a_cancelled_token_ends_at_its_first_await() -> None:
     token = CancelToken()
     token.cancel()
     reached: list[str] = []
@@ -401,7 +411,7 @@ async def test_a_block_guarded_by_a_cancelled_token_stops_at_its_first_wait() ->
     assert reached == ["before"]
 
 
-async def test_a_guard_that_was_left_no_longer_listens() -> None:
+async def test_guard_stops_listening_after_its_block() -> None:
     token = CancelToken()
     with token.guard() as scope:
         pass
@@ -410,7 +420,7 @@ async def test_a_guard_that_was_left_no_longer_listens() -> None:
     assert not scope.cancel_called
 
 
-async def test_cancellation_from_outside_passes_through_a_guard() -> None:
+async def test_outer_cancellation_passes_through_a_guard() -> None:
     token = CancelToken()
     reached: list[str] = []
     with anyio.CancelScope() as outer:
@@ -421,16 +431,16 @@ async def test_cancellation_from_outside_passes_through_a_guard() -> None:
     assert (outer.cancelled_caught, token.cancelled, reached) == (True, False, [])
 
 
-def test_a_handler_that_interrupts_the_token_itself_does_not_lock_up() -> None:
+def test_signal_handler_can_cancel_while_its_thread_holds_the_lock() -> None:
     token = CancelToken()
-    with token._node.lock:
+    with _LOCK:
         former = signal.signal(signal.SIGUSR1, _cancelling(token, "inside"))
         os.kill(os.getpid(), signal.SIGUSR1)
         signal.signal(signal.SIGUSR1, former)
     assert token.reason == "inside"
 
 
-def test_a_callback_registered_while_another_thread_cancels_is_called_exactly_once() -> None:
+def test_callback_registered_during_a_cancel_is_called_exactly_once() -> None:
     for _ in range(200):
         token = CancelToken()
         heard: list[int] = []

@@ -31,34 +31,34 @@ def deep_object(depth: int) -> JsonValue:
 
 
 @given(json_values)
-def test_compact_json_reads_back_as_the_same_value(value: JsonValue) -> None:
+def test_compact_json_decodes_to_the_same_value(value: JsonValue) -> None:
     assert json.loads(compact_json(value)) == value
 
 
 @given(json_values)
-def test_sorting_keys_changes_the_order_and_nothing_else(value: JsonValue) -> None:
+def test_sort_keys_changes_only_the_order(value: JsonValue) -> None:
     text = compact_json(value, sort_keys=True)
     assert json.loads(text) == value
     assert text == compact_json(json.loads(text), sort_keys=True)
 
 
 @given(json_values)
-def test_the_writer_without_recursion_agrees_with_the_standard_library(value: JsonValue) -> None:
+def test_iterative_encoder_agrees_with_the_standard_library(value: JsonValue) -> None:
     for sort_keys in (False, True):
         expected = json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=sort_keys)
-        assert "".join(_write(value, sort_keys=sort_keys)) == expected
+        assert _write(value, sort_keys=sort_keys) == expected
 
 
-def test_keys_keep_the_order_they_were_put_in() -> None:
+def test_keys_keep_insertion_order() -> None:
     assert compact_json({"b": 1, "a": [True, None, "é"]}) == '{"b":1,"a":[true,null,"é"]}'
 
 
-def test_any_depth_can_be_written() -> None:
+def test_deeply_nested_values_are_encoded() -> None:
     assert compact_json(deep_list(DEEP)) == "[" * DEEP + "1" + "]" * DEEP
     assert compact_json(deep_object(DEEP), sort_keys=True).startswith('{"a":0,"b":{"a":0,"b":')
 
 
-def test_half_a_surrogate_pair_is_written_as_an_escape() -> None:
+def test_lone_surrogates_are_escaped() -> None:
     text = compact_json({"\ud800": "x\udfff"})
     assert text == '{"\\ud800":"x\\udfff"}'
     assert json.loads(text) == {"\ud800": "x\udfff"}
@@ -84,13 +84,13 @@ def cyclic() -> Any:
         (cyclic(), "$[0].again is a container that holds itself"),
     ],
 )
-def test_what_json_cannot_carry_is_refused_with_its_place(value: Any, place: str) -> None:
+def test_invalid_values_are_refused_with_their_path(value: Any, place: str) -> None:
     with pytest.raises(NotJson) as caught:
         compact_json(value)
     assert place in str(caught.value)
 
 
-def test_the_place_of_a_very_deep_culprit_is_cut() -> None:
+def test_long_paths_are_shortened() -> None:
     value: Any = math.nan
     for _ in range(DEEP):
         value = {"a": value}
@@ -99,16 +99,16 @@ def test_the_place_of_a_very_deep_culprit_is_cut() -> None:
     assert str(caught.value) == "not JSON: $" + ".a" * 8 + "… is nan, a number that JSON does not have"
 
 
-def test_a_value_used_twice_is_not_a_cycle() -> None:
+def test_shared_values_are_not_cycles() -> None:
     shared: JsonValue = deep_list(DEEP)
     assert compact_json([shared, shared]).count("1") == 2
 
 
 @pytest.mark.parametrize("value", [{}, {"a": 1}])
-def test_a_dict_with_string_keys_is_an_object(value: object) -> None:
+def test_dict_with_string_keys_is_a_json_object(value: object) -> None:
     assert is_json_object(value)
 
 
 @pytest.mark.parametrize("value", [{1: 2}, [], "x", None])
-def test_anything_else_is_no_object(value: object) -> None:
+def test_other_values_are_not_json_objects(value: object) -> None:
     assert not is_json_object(value)

@@ -1,16 +1,17 @@
-"""A registry of tools, and the box a loop calls them through."""
+"""Registry of tools, and the toolbox that an agent loop calls."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from indusagi.capabilities.arguments import find_similar_name
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.overflow import fit_result
-from indusagi.capabilities.tool import DefinedTool
+from indusagi.capabilities.tool import DefinedTool, make_result
 from indusagi.core.cancel import CancelToken
+from indusagi.core.faults import describe_error
 from indusagi.core.json import JsonValue, NotJson, compact_json
 from indusagi.core.notes import Note
 from indusagi.runtime.contract import ProgressSink, ToolCall, ToolDescriptor, ToolOutcome, ToolResult
@@ -18,7 +19,7 @@ from indusagi.runtime.foreign import clean_result
 
 
 class ToolRegistry:
-    """Tools by name. The last registration of a name wins, and a note says so."""
+    """Tools by name. The last registration of a name wins, and a note reports it."""
 
     def __init__(self) -> None:
         self._tools: dict[str, DefinedTool] = {}
@@ -26,11 +27,11 @@ class ToolRegistry:
 
     @property
     def notes(self) -> Sequence[Note]:
-        """What was replaced."""
+        """One note per replaced tool."""
         return tuple(self._notes)
 
     def register(self, tool: DefinedTool) -> None:
-        """Add a tool; one that takes the place of another leaves a note."""
+        """Add a tool; replacing another one leaves a note."""
         known = self._tools.get(tool.name)
         if known is not None and known is not tool:
             message = "registered more than once; the last registration is used"
@@ -47,56 +48,59 @@ class ToolRegistry:
         return self._tools.get(name)
 
     def has(self, name: str) -> bool:
-        """Tell whether there is a tool of this name."""
+        """Tell whether a tool of this name is registered."""
         return name in self._tools
 
     def names(self) -> Sequence[str]:
-        """List the names in the order they were first registered."""
+        """List the names in the order of registration."""
         return tuple(self._tools)
 
     def to_tool_box(self, ctx: ToolContext) -> RegistryToolBox:
-        """Put the tools there are now into a box that runs them in this context."""
+        """Make a toolbox of the tools registered now, which run in `ctx`."""
         tools = dict(self._tools)
         foreign = frozenset(name for name, tool in tools.items() if tool.spec.foreign)
         return RegistryToolBox(RegistryRunner(tools, ctx, foreign), tools)
 
 
 class Runnable(Protocol):
-    """Whatever answers arguments with a result."""
+    """Anything that runs with arguments in a context; a plain value that it returns becomes a result."""
 
     async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
-        """Do the work; what goes wrong comes back as an error result."""
+        """Run with `arguments`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RegistryRunner:
-    """Finds the tool of a call, runs it in the box's context, and keeps to the budget."""
+    """Runs the tool that a call names, in the context of the box, and fits its result into the budget."""
 
     tools: Mapping[str, Runnable]
     context: ToolContext
     foreign: Collection[str] = ()
-    """The names of those whose answers another party writes."""
+    """The names of tools whose results another party writes."""
 
     async def run(
         self, call: ToolCall, cancel: CancelToken | None = None, *, on_progress: ProgressSink | None = None
     ) -> ToolOutcome:
-        """Run one call; an unknown tool is an error outcome."""
+        """Run one call; an unknown tool and a failure are error outcomes."""
         tool = self.tools.get(call.name)
         if tool is None:
-            return ToolOutcome(call.id, _unknown_tool(call.name, self.tools))
-        base = self.context
-        ctx = base if on_progress is None else base.with_progress(on_progress)
-        if cancel is None:
+            similar = find_similar_name(call.name, self.tools)
+            hint = f" Did you mean {similar!r}?" if similar else ""
+            message = f"There is no tool named {call.name!r}.{hint}"
+            return ToolOutcome(call.id, ToolResult.error(message, code="unknown_tool"))
+        ctx = base = self.context
+        if cancel is not None or on_progress is not None:
+            # The token of the context ends the call too: it ends all calls of a session.
+            token = base.cancel if cancel is None else CancelToken(cancel, base.cancel)
+            ctx = replace(base, cancel=token, on_progress=on_progress or base.on_progress)
+        try:
             result = await tool.run(call.input, ctx)
-        else:
-            token = cancel.child()
-            # Whoever ends the session ends its calls, also those with a token of their own.
-            forget = base.cancel.on_cancel(lambda: _follow(token, base.cancel))
-            try:
-                result = await tool.run(call.input, ctx.with_cancel(token))
-            finally:
-                forget()
+        except Exception as exc:  # noqa: BLE001 — boundary: a card may be code of another party
+            message = f"{call.name} failed: {type(exc).__name__}: {describe_error(exc)}"
+            return ToolOutcome(call.id, ToolResult.error(message, code="failed"))
+        if not isinstance(result, ToolResult):  # pyright: ignore[reportUnnecessaryIsInstance] — see above
+            result = make_result(call.name, result)
         if call.name in self.foreign:
             result = clean_result(result, base.clean_foreign)
         try:
@@ -104,14 +108,13 @@ class RegistryRunner:
                 compact_json([result.structured, dict(result.details)])
             fitted = await fit_result(result, base.budget, base.session_dir, call.name)
         except NotJson as exc:
-            said = f"{call.name} answered with what is {exc}"
-            fitted = ToolResult.error(said, code="bad_result")
+            fitted = ToolResult.error(f"{call.name} answered with what is {exc}", code="bad_result")
         return ToolOutcome(call.id, fitted)
 
 
 @dataclass(frozen=True, slots=True)
 class RegistryToolBox:
-    """The tools of a registry, as they were when the box was made."""
+    """The tools of a registry as they were when the box was made."""
 
     runner: RegistryRunner
     tools: Mapping[str, DefinedTool]
@@ -121,18 +124,8 @@ class RegistryToolBox:
         return tuple(tool.descriptor for tool in self.tools.values())
 
 
-def _follow(token: CancelToken, above: CancelToken) -> None:
-    token.cancel(above.reason or "cancelled")
-
-
-def _unknown_tool(name: str, names: Iterable[str]) -> ToolResult:
-    meant = find_similar_name(name, names)
-    hint = f" Did you mean {meant!r}?" if meant else ""
-    return ToolResult.error(f"There is no tool named {name!r}.{hint}", code="unknown_tool")
-
-
 def __getattr__(name: str) -> object:
-    """Give the factories of the native tools, which are documented as part of the registry."""
+    """Return a factory of a native tool, which is documented as part of the registry."""
     from indusagi.capabilities import tools  # noqa: PLC0415 — the tools are built on this module
 
     if name.startswith("_") or name not in tools.__all__:

@@ -1,8 +1,8 @@
-"""A tool: a name, a description, a schema, and the coroutine that does the work.
+"""Tool: a name, a description, a JSON Schema and an async function.
 
-`define_tool` turns a `ToolSpec` into a `DefinedTool` whose doors never raise: whatever goes wrong
-comes back as an error result that a model can read. Only the cancellation of the running task
-passes through; a cancelled token ends the tool and comes back as a result too.
+`define_tool` makes a `DefinedTool` of a `ToolSpec`. Running it never raises: arguments that do not fit and failures of
+the function are error results that a model can read, and a cancelled token ends the function with such a result. Only
+the cancellation of the running task passes through.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from indusagi.core.json import JsonLike, JsonObject, JsonValue, NotJson, compact
 from indusagi.runtime.contract import JsonSchema, ToolCall, ToolDescriptor, ToolOutcome, ToolResult
 
 ToolAnswer: TypeAlias = ToolResult | JsonLike
-"""What a tool may return: a result, or a plain value (a string becomes text, the rest JSON)."""
+"""What a tool function may return: a result, or a plain value (a string becomes text, the rest JSON)."""
 
 _log = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-"""What every model provider accepts as the name of a tool."""
+"""Tool names that every model provider accepts."""
 
 
 class Tool(Protocol):
-    """What a registry, a deck or a bridge needs of a tool; `DefinedTool` is the kernel's own."""
+    """What a registry, a deck or a bridge needs of a tool; `DefinedTool` implements it."""
 
     @property
     def name(self) -> str:
@@ -39,7 +39,7 @@ class Tool(Protocol):
 
     @property
     def description(self) -> str:
-        """What a model is told about it."""
+        """The description for the model."""
         ...
 
     @property
@@ -48,17 +48,17 @@ class Tool(Protocol):
         ...
 
     async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
-        """Do the work; a failure is an error result."""
+        """Run the tool; a failure is an error result."""
         ...
 
 
 class InvalidTool(CoreError):
-    """A tool whose definition cannot work."""
+    """A tool definition that cannot work."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """Everything there is to know about a tool."""
+    """The definition of a tool."""
 
     name: str
     description: str
@@ -66,26 +66,26 @@ class ToolSpec:
     run: Callable[[JsonObject, ToolContext], Awaitable[ToolAnswer]]
     title: str | None = field(default=None, kw_only=True)
     read_only: bool = field(default=False, kw_only=True)
-    """Whether it leaves everything as it was; such tools may run side by side."""
+    """Whether it changes nothing; such tools may run concurrently."""
     annotations: Mapping[str, JsonValue] = field(default_factory=dict[str, "JsonValue"], kw_only=True)
     output_schema: JsonSchema | None = field(default=None, kw_only=True)
     check_arguments: bool = field(default=True, kw_only=True)
-    """Off for a tool that passes its arguments on to whoever checks them, and leaves them alone."""
+    """False for a tool that passes its arguments on unchanged to a server that checks them."""
     terse: bool = field(default=False, kw_only=True)
-    """Whether models are not told the bounds of arguments, which the check explains when broken."""
+    """Whether the model's schema leaves out bounds of values, which the check explains when they are exceeded."""
     foreign: bool = field(default=False, kw_only=True)
-    """Whether another party writes its answers: the runner makes invisible characters visible."""
+    """Whether another party writes its results: the runner makes their invisible characters visible."""
     definition: Mapping[str, JsonValue] | None = field(default=None, kw_only=True)
-    """All that the server of a remote tool says of it."""
+    """The complete definition by the server of a remote tool."""
     prepare: Callable[[JsonValue], JsonValue] | None = field(default=None, kw_only=True)
-    """Puts right what models get wrong without harm, before the arguments are checked."""
+    """Corrects harmless mistakes of models (see `coerce_to`) before the arguments are checked."""
 
 
 def define_tool(spec: ToolSpec) -> DefinedTool:
-    """Make a tool from its specification.
+    """Make a tool.
 
     Raises:
-        InvalidTool: No provider would accept the name, or the parameters describe no object.
+        InvalidTool: Model providers reject the name, or the parameters describe something other than an object.
     """
     if not isinstance(spec.name, str) or not _NAME.fullmatch(spec.name):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidTool(f"{spec.name!r} cannot be the name of a tool: use 1 to 64 of letters, digits, _ and -")
@@ -109,39 +109,45 @@ def _check_schema(name: str, part: str, schema: JsonSchema) -> None:
 _BOUNDS = frozenset({"minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "additionalProperties"})
 
 
-def without_bounds(schema: JsonSchema) -> JsonSchema:
-    """Leave out what a schema only forbids: bounds of values, and names it does not know.
+def without_bounds(level: JsonValue) -> JsonValue:
+    """Leave bounds of values and `additionalProperties: false` out of a schema.
 
-    A deck is told with every request. What remains allows all that the schema allows.
+    A model receives the schemas with every request. The result accepts everything that the schema accepts.
     """
-    return cast("JsonSchema", _without_bounds(cast("JsonObject", schema)))
-
-
-def _without_bounds(level: JsonValue) -> JsonValue:
     if isinstance(level, list):
-        return [_without_bounds(one) for one in level]
+        return [without_bounds(item) for item in level]
     if not isinstance(level, dict):
         return level
     kept: JsonObject = {}
     for key, value in level.items():
         if key == "properties" and isinstance(value, dict):
-            kept[key] = {name: _without_bounds(one) for name, one in value.items()}
+            kept[key] = {name: without_bounds(inner) for name, inner in value.items()}
         elif key == "items":
-            kept[key] = _without_bounds(value)
+            kept[key] = without_bounds(value)
         elif key not in _BOUNDS or (key == "additionalProperties" and value is not False):
             kept[key] = value
     return kept
 
 
+class CheckedArguments(dict[str, JsonValue]):
+    """Arguments that `DefinedTool.prepare_call` has copied, coerced and checked against `schema`."""
+
+    __slots__ = ("schema",)
+
+    def __init__(self, arguments: JsonObject, schema: JsonSchema) -> None:
+        super().__init__(arguments)
+        self.schema = schema
+
+
 class DefinedTool:
-    """A tool that can be called. Make it with `define_tool`."""
+    """A callable tool, made by `define_tool`."""
 
     def __init__(self, spec: ToolSpec) -> None:
         self.spec = spec
         self.descriptor = ToolDescriptor(
             spec.name,
             spec.description,
-            without_bounds(spec.parameters) if spec.terse else spec.parameters,
+            cast("JsonSchema", without_bounds(cast("JsonObject", spec.parameters))) if spec.terse else spec.parameters,
             title=spec.title,
             annotations={**spec.annotations, "readOnlyHint": spec.read_only},
             output_schema=spec.output_schema,
@@ -164,17 +170,17 @@ class DefinedTool:
 
     @property
     def description(self) -> str:
-        """What a model is told about it."""
+        """The description for the model."""
         return self.spec.description
 
     @property
     def parameters(self) -> JsonSchema:
-        """The schema of its arguments, as a model is told it."""
+        """The schema of its arguments, as the model receives it."""
         return self.descriptor.parameters
 
     @property
     def read_only(self) -> bool:
-        """Whether it leaves everything as it was."""
+        """Whether it changes nothing."""
         return self.spec.read_only
 
     async def invoke(self, call: ToolCall, ctx: ToolContext) -> ToolOutcome:
@@ -182,56 +188,59 @@ class DefinedTool:
         return ToolOutcome(call.id, await self.run(call.input, ctx))
 
     async def run(self, arguments: JsonValue, ctx: ToolContext) -> ToolResult:
-        """Check the arguments, run the tool, and answer; never raises but for cancellation."""
-        given: JsonValue = {} if arguments is None else arguments  # how some call without any
-        if self.spec.prepare is not None:
-            given = self.spec.prepare(given)
-        if self.spec.check_arguments or not is_json_object(given):
-            refusal = await self._refusal(given)
-            if refusal is not None:
-                return refusal
+        """Check the arguments and run the tool; raises nothing but the cancellation of the task."""
+        prepared = await self.prepare_call(arguments)
+        if isinstance(prepared, ToolResult):
+            return prepared
+        name = self.spec.name
         try:
             with ctx.cancel.guard():
-                answer = await self._start(self._own(given), ctx)
-                return make_result(self.name, answer)
+                running = self.spec.run(prepared, ctx)
+                if not inspect.isawaitable(running):
+                    raise InvalidTool("its run function is not async")
+                answer = await running
+                return answer if isinstance(answer, ToolResult) else make_result(name, answer)
         except BaseException as exc:  # boundary: the tool's own code, whatever it raises
             if _passes(exc):
                 raise
-            _log.debug("tool %s failed", self.name, exc_info=exc)
-            return ToolResult.error(f"{self.name} failed: {_reason(exc)}", code="failed")
-        return ToolResult.error(f"{self.name} was stopped: {ctx.cancel.reason}", code="cancelled")
+            _log.debug("tool %s failed", name, exc_info=exc)
+            return ToolResult.error(f"{name} failed: {_reason(exc)}", code="failed")
+        return ToolResult.error(f"{name} was stopped: {ctx.cancel.reason}", code="cancelled")
 
     execute = run
 
-    def _own(self, arguments: JsonValue) -> JsonObject:
-        """Give the tool arguments of its own: what it does to them must not reach the caller's."""
-        given = cast("JsonObject", arguments)
-        return copy.deepcopy(given) if self.spec.check_arguments else given
+    async def prepare_call(self, arguments: JsonValue) -> JsonObject | ToolResult:
+        """Copy, coerce and check arguments; return what the tool runs with, or an error result.
 
-    async def _refusal(self, arguments: JsonValue) -> ToolResult | None:
-        """Say why the tool cannot be run with these arguments, or give None."""
+        `run` accepts the returned object without a second check, so a caller that decides about a call by its
+        arguments decides about exactly what will run.
+        """
+        if isinstance(arguments, CheckedArguments) and arguments.schema is self.spec.parameters:
+            return arguments
+        given: JsonValue = {} if arguments is None else arguments  # some models send null for no arguments
+        if not self.spec.check_arguments and is_json_object(given):
+            return given
         try:
-            problems = await self._arguments.check(arguments)
+            # A copy: neither the tool nor the caller can change the arguments of the other.
+            given = copy.deepcopy(given)
+            if self.spec.prepare is not None:
+                given = self.spec.prepare(given)
+            problems = await self._arguments.check(given)
         except NotJson as exc:
             problems = [f"the arguments are {exc}"]
-        except Exception as exc:  # noqa: BLE001 — boundary: a schema that the validator chokes on
+        except Exception as exc:  # noqa: BLE001 — boundary: a schema that the validator fails on
             return ToolResult.error(f"{self.name} cannot check its arguments: {_reason(exc)}", code="bad_schema")
-        if not problems:
-            return None
-        listed = "".join(f"\n- {problem}" for problem in problems)
-        return ToolResult.error(f"{self.name} was not run, the arguments do not fit:{listed}", code="invalid_arguments")
-
-    def _start(self, arguments: JsonObject, ctx: ToolContext) -> Awaitable[ToolAnswer]:
-        running = self.spec.run(arguments, ctx)
-        if not inspect.isawaitable(running):
-            raise InvalidTool("its run function is not async")
-        return running
+        if problems:
+            listed = "".join(f"\n- {problem}" for problem in problems)
+            message = f"{self.name} was not run, the arguments do not fit:{listed}"
+            return ToolResult.error(message, code="invalid_arguments")
+        return CheckedArguments(cast("JsonObject", given), self.spec.parameters)
 
 
 def make_result(name: str, answer: object) -> ToolResult:
-    """Make a result of whatever a tool returned: text of a string, JSON of another plain value.
+    """Make a result of what a tool function returned: text of a string, JSON of another plain value.
 
-    A value that JSON cannot carry is an error result that names the tool.
+    A value that JSON cannot carry becomes an error result.
     """
     if isinstance(answer, ToolResult):
         return answer
@@ -247,15 +256,15 @@ def make_result(name: str, answer: object) -> ToolResult:
 
 
 def _passes(exc: BaseException) -> bool:
-    """Tell what is not the tool's failure: an interrupt, or the cancellation of the caller's task.
+    """Tell whether an exception is an interrupt or the cancellation of the running task.
 
-    A tool that awaits a task of its own which was cancelled ends with the same exception, but then
-    nobody has cancelled the task it runs in.
+    A tool that awaits a cancelled task of its own raises the same exception, but its own task is not being cancelled
+    (https://docs.python.org/3/library/asyncio-task.html#asyncio.Task.cancelling).
     """
     if isinstance(exc, BaseExceptionGroup):
         group = cast("BaseExceptionGroup[BaseException]", exc)
         return any(_passes(inner) for inner in group.exceptions)
-    import asyncio  # noqa: PLC0415 — loaded wherever a tool runs, and dear everywhere else
+    import asyncio  # noqa: PLC0415 — loaded wherever a tool runs, slow elsewhere
 
     if isinstance(exc, asyncio.CancelledError):
         task = asyncio.current_task()
@@ -264,11 +273,9 @@ def _passes(exc: BaseException) -> bool:
 
 
 def _reason(exc: BaseException) -> str:
-    """Say what went wrong; our own errors and the system's are sentences already."""
+    """Describe an exception, with its type unless it is one of ours or the system's."""
     if isinstance(exc, BaseExceptionGroup):
         group = cast("BaseExceptionGroup[BaseException]", exc)
         return "; ".join(_reason(inner) for inner in group.exceptions)
-    said = describe_error(exc)
-    name = type(exc).__name__
-    plain = isinstance(exc, (CoreError, OSError)) or said.startswith(name)
-    return said if plain else f"{name}: {said}"
+    message, name = describe_error(exc), type(exc).__name__
+    return message if isinstance(exc, (CoreError, OSError)) or message.startswith(name) else f"{name}: {message}"

@@ -1,8 +1,8 @@
-"""A one-shot signal that asks work to stop.
+"""Cancel token: a one-shot request to stop, with a reason.
 
-A token is handed down with a piece of work; whoever started the work keeps it and may cancel it
-once, with a reason. It can be cancelled from any thread and from a signal handler. It stops
-nothing by itself: work looks at it, awaits it, hangs a callback on it, or runs inside `guard()`.
+A token is passed down with a piece of work; its owner may cancel it once, from any thread and from a signal handler.
+The token stops nothing by itself: the work checks `cancelled`, awaits the token, registers a callback, or runs inside
+`guard()`. A token that is made from others is cancelled with any of them.
 """
 
 from __future__ import annotations
@@ -13,79 +13,109 @@ from threading import RLock
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # neither is in a public signature, and both are dear to load
+if TYPE_CHECKING:  # absent from public signatures, and slow to import
     from asyncio import AbstractEventLoop
 
     from anyio import CancelScope
 
 DEFAULT_REASON = "cancelled"
+_LOCK = RLock()
+"""Guards every token. Re-entrant, because a signal handler may cancel while its thread holds the lock. Callbacks never
+run under it."""
 
 
 class CancelToken:
-    """Ask work to stop: once, with a reason, and for every token derived from this one."""
+    """A one-shot request to stop, for this token and every token derived from it.
 
-    def __init__(self, *, _above: _Node | None = None) -> None:
-        self._node = _Node(_above)
+    Args:
+        parents: Tokens whose cancellation cancels this one; the first reason stays. They refer to this token only
+            while it has listeners, so a long-lived token does not collect the finished work below it.
+    """
+
+    __slots__ = ("__weakref__", "_listeners", "_parents", "_reason")
+
+    def __init__(self, *parents: CancelToken) -> None:
+        self._parents = parents
+        self._reason: str | None = None
+        # Callbacks and listening child tokens, in the order of registration.
+        self._listeners: dict[object, Callable[[], None] | CancelToken] = {}
 
     @property
     def cancelled(self) -> bool:
-        """Whether `cancel` was called, here or on a token above."""
-        return self._node.cause() is not None
+        """Whether `cancel` was called on this token or on one above."""
+        return self.reason is not None
 
     @property
     def reason(self) -> str | None:
-        """Why, as told by whoever cancelled; None until then."""
-        # Without the lock this token could be cancelled after the look at it, and the one above
-        # before the look at that: the answer would be the later reason.
-        with self._node.lock:
-            return self._node.cause()
+        """The reason given to `cancel`; None before that."""
+        if self._reason is None and self._parents:
+            with _LOCK:
+                # A loop, since a chain of tokens may be longer than the stack is deep.
+                pending = [*reversed(self._parents)]
+                while pending:
+                    token = pending.pop()
+                    if token._reason is not None:
+                        # Kept, so that the reason stays when another parent is cancelled later.
+                        self._reason = token._reason
+                        break
+                    pending.extend(reversed(token._parents))
+        return self._reason
 
     def child(self) -> CancelToken:
-        """Derive a token that is cancelled with this one, and can be cancelled alone.
-
-        The parent refers to the child only while somebody listens to the child, so a token that
-        lives long collects nothing of the work that came and went under it.
-        """
-        return CancelToken(_above=self._node)
+        """Derive a token that is cancelled with this one, and can be cancelled alone."""
+        return CancelToken(self)
 
     def cancel(self, reason: str = DEFAULT_REASON) -> bool:
-        """Cancel, and tell whether this call was the one that did; later ones change nothing.
+        """Cancel; return whether this call did it, since later calls change nothing.
 
         Raises:
-            BaseExceptionGroup: What callbacks raised, be it one and be it `SystemExit`, after all
-                of them were called.
+            BaseExceptionGroup: What callbacks raised, `SystemExit` included, after all of them were called.
         """
-        with self._node.lock:
-            if self.cancelled or not self._node.claim(reason):
+        with _LOCK:
+            # Twice: a signal handler may run during the call of `reason`. CPython runs none between the second look
+            # and the assignment.
+            if self.reason is not None or self._reason is not None:
                 return False
-            callbacks = self._node.take_all(reason)
-            self._node.unlink()
-        _call(callbacks)
+            self._reason = reason
+            callbacks: list[Callable[[], None]] = []
+            cancelled: list[CancelToken] = [self]
+            pending: list[Callable[[], None] | CancelToken] = [*reversed(self._listeners.values())]
+            self._listeners = {}
+            while pending:
+                listener = pending.pop()
+                if not isinstance(listener, CancelToken):
+                    callbacks.append(listener)
+                elif listener._reason is None:
+                    listener._reason = reason
+                    pending.extend(reversed(listener._listeners.values()))
+                    listener._listeners = {}
+                    cancelled.append(listener)
+            for token in cancelled:
+                token._unlink()
+        _call_all(callbacks)
         return True
 
     def on_cancel(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` once on cancellation, at once if it has happened; return the way out.
+        """Call `callback` once on cancellation, at once if that has happened; return a function that removes it.
 
-        The callback runs in the thread that cancels, so it must be quick; other threads can use
-        the token meanwhile. What is returned takes the callback off again and may be called any
-        number of times.
+        The callback runs in the cancelling thread and must be quick. The returned function may be called repeatedly.
 
         Raises:
             BaseExceptionGroup: What the callback raised when it was called at once.
         """
-        place = object()
+        key = object()
+        # If the token is cancelled by now, either `cancel` has taken the callback or it is removed and called here.
+        if self.add_listener(key, callback) and self.remove_listener(key):
+            _call_all([callback])
 
-        def forget() -> None:
-            self._node.take(place)
+        def remove() -> None:
+            self.remove_listener(key)
 
-        # Either `cancel` took the callback, or it comes too late for that and is called here.
-        if self._node.hear(place, callback) and self._node.take(place):
-            _call([callback])
-        return forget
+        return remove
 
     async def wait(self) -> str:
         """Wait for cancellation and return its reason."""
-        from anyio import sleep_forever  # noqa: PLC0415 — whoever awaits has a loop, others pay nothing
+        from anyio import sleep_forever  # noqa: PLC0415 — loaded wherever a loop runs, slow elsewhere
 
         with self.guard():
             await sleep_forever()
@@ -95,145 +125,92 @@ class CancelToken:
         return self.wait().__await__()
 
     def guard(self) -> CancelGuard:
-        """Run a block in a cancel scope that ends when this token is cancelled.
+        """Return a cancel scope that is cancelled with this token.
 
-        `scope.cancelled_caught` tells afterwards whether the block was cut short. Cancellation
-        from outside (of the task, or of a scope further out) passes through as always.
+        `scope.cancelled_caught` tells afterwards whether the block was cut short. Cancellation from outside (of the
+        task or of an outer scope) passes through.
         """
-        return CancelGuard(self._node)
+        return CancelGuard(self)
+
+    def add_listener(self, key: object, callback: Callable[[], None]) -> bool:
+        """Register a callback here and this token in its ancestors; return whether it is cancelled."""
+        with _LOCK:
+            self._listeners[key] = callback
+            pending: list[CancelToken] = [self] if self._parents else []
+            while pending:
+                token = pending.pop()
+                for parent in token._parents:
+                    if token not in parent._listeners:
+                        parent._listeners[token] = token
+                        pending.append(parent)
+        return self.reason is not None
+
+    def remove_listener(self, key: object) -> bool:
+        """Remove a callback; return whether it was still registered."""
+        with _LOCK:
+            was_there = self._listeners.pop(key, None) is not None
+            if not self._listeners:
+                self._unlink()
+        return was_there
+
+    def _unlink(self) -> None:
+        """Remove tokens without listeners from their parents."""
+        pending: list[CancelToken] = [self] if self._parents else []
+        while pending:
+            token = pending.pop()
+            if not token._listeners:
+                pending.extend(parent for parent in token._parents if parent._listeners.pop(token, None) is not None)
 
 
 class CancelGuard:
-    """The block that `CancelToken.guard` makes; entered once."""
+    """The context manager of `CancelToken.guard`; entered once."""
 
-    __slots__ = ("_loop", "_node", "_scope")
+    __slots__ = ("_loop", "_scope", "_token")
 
-    def __init__(self, node: _Node) -> None:
-        self._node = node
+    def __init__(self, token: CancelToken) -> None:
+        self._token = token
 
     def __enter__(self) -> CancelScope:
-        get_running_loop, kind = _scopes()
+        get_running_loop, scope_type = _loop_types()
         self._loop = get_running_loop()
-        self._scope = scope = kind()
+        self._scope = scope = scope_type()
         scope.__enter__()
-        if self._node.hear(self, self._wake):
+        if self._token.add_listener(self, self._cancel_scope):
             scope.cancel()
         return scope
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        self._node.take(self)
+        self._token.remove_listener(self)
         return self._scope.__exit__(kind, error, trace)
 
-    def _wake(self) -> None:
-        # Through the loop, since the one who cancels may be a thread or a signal handler:
-        # neither may touch the scope, nor would the loop wake up for it.
+    def _cancel_scope(self) -> None:
+        # Through the loop: the caller may be a thread or a signal handler, which must not touch the scope.
         try:
             self._loop.call_soon_threadsafe(self._scope.cancel)
         except RuntimeError:
-            # Closed since the callback was taken: the guard was left, and nobody is to be woken.
-            pass
+            pass  # the loop was closed, so the guarded block has ended
 
 
 @cache
-def _scopes() -> tuple[Callable[[], AbstractEventLoop], type[CancelScope]]:
-    """Give what tells the running loop, and the class of the scopes that work in it."""
+def _loop_types() -> tuple[Callable[[], AbstractEventLoop], type[CancelScope]]:
+    """Return `get_running_loop` and the concrete scope class of anyio's backend."""
     from asyncio import get_running_loop  # noqa: PLC0415 — loaded wherever a loop runs
 
-    from anyio import CancelScope  # noqa: PLC0415 — see wait()
+    from anyio import CancelScope  # noqa: PLC0415 — loaded wherever a loop runs, slow elsewhere
 
     get_running_loop()
-    # anyio finds out at every call which class of scope fits the loop: as dear as the scope itself.
+    # `CancelScope()` looks the backend up at every call, which takes as long as the scope itself.
     return get_running_loop, type(CancelScope())
 
 
-class _Node:
-    """A token's place among those it was derived from. The chain may be long: no recursion.
-
-    Whatever changes a node happens under the lock; only callbacks never do.
-    """
-
-    def __init__(self, above: _Node | None) -> None:
-        self.above = above
-        # One for a token and all that are derived from it, so that who was first is never in
-        # doubt. Re-entrant, because a signal handler may cancel while this thread holds it.
-        self.lock = RLock() if above is None else above.lock
-        self.reason: str | None = None
-        # Callbacks, and the nodes below that somebody listens to, in the order they came.
-        self.listeners: dict[object, Callable[[], None] | _Node] = {}
-
-    def cause(self) -> str | None:
-        """Give the reason that holds here, this node's own before one from above."""
-        node: _Node | None = self
-        while node is not None:
-            if node.reason is not None:
-                return node.reason
-            node = node.above
-        return None
-
-    def claim(self, reason: str) -> bool:
-        """Set the reason unless there is one."""
-        # A signal handler runs where a function is called: between look and write none is.
-        if self.reason is not None:
-            return False
-        self.reason = reason
-        return True
-
-    def take_all(self, reason: str) -> list[Callable[[], None]]:
-        """Take the callbacks of this node and of those below, which get the reason on the way."""
-        callbacks: list[Callable[[], None]] = []
-        waiting = self.take_listeners()
-        while waiting:
-            listener = waiting.pop()
-            if not isinstance(listener, _Node):
-                callbacks.append(listener)
-            elif listener.claim(reason):
-                waiting.extend(listener.take_listeners())
-        return callbacks
-
-    def take_listeners(self) -> list[Callable[[], None] | _Node]:
-        """Take the listeners of this node, the first one last."""
-        taken, self.listeners = self.listeners, {}
-        return list(reversed(taken.values()))
-
-    def hear(self, place: object, callback: Callable[[], None]) -> bool:
-        """Hang a callback on, and tell whether this node is cancelled by now."""
-        with self.lock:
-            self.listeners[place] = callback
-            if self.above is not None:
-                self.link()
-        return self.cause() is not None
-
-    def link(self) -> None:
-        """Let every node above know of the one below it; a second time changes nothing."""
-        node = self
-        while (above := node.above) is not None:
-            above.listeners.setdefault(node, node)
-            node = above
-
-    def unlink(self) -> None:
-        """Let go of every node on the way up that nobody listens to any more."""
-        node = self
-        while not node.listeners and (above := node.above) is not None:
-            above.listeners.pop(node, None)
-            node = above
-
-    def take(self, place: object) -> bool:
-        """Take one callback off, and tell whether it was still there."""
-        with self.lock:
-            taken = self.listeners.pop(place, None) is not None
-            self.unlink()
-        return taken
-
-
-def _call(callbacks: Iterable[Callable[[], None]]) -> None:
-    """Call all of them, then raise what some of them raised."""
+def _call_all(callbacks: Iterable[Callable[[], None]]) -> None:
     failures: list[BaseException] = []
     for callback in callbacks:
         try:
             callback()
-        except BaseException as exc:  # noqa: BLE001 — boundary: the others are called first
+        except BaseException as exc:  # noqa: BLE001 — boundary: the other callbacks are called first
             failures.append(exc)
     if failures:
         raise BaseExceptionGroup("cancel callbacks failed", failures)
