@@ -70,14 +70,19 @@ class Runnable(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
 class RegistryRunner:
-    """Runs the tool that a call names, in the context of the box, and fits its result into the budget."""
+    """Runs the tool that a call names, in the context of the box, and fits its result into the budget.
 
-    tools: Mapping[str, Runnable]
-    context: ToolContext
-    foreign: Collection[str] = ()
-    """The names of tools whose results another party writes."""
+    Args:
+        tools: By name.
+        context: What they run in.
+        foreign: The names of tools whose results another party writes.
+    """
+
+    def __init__(self, tools: Mapping[str, Runnable], context: ToolContext, foreign: Collection[str] = ()) -> None:
+        self.tools = tools
+        self.context = context
+        self.foreign = foreign
 
     async def run(
         self, call: ToolCall, cancel: CancelToken | None = None, *, on_progress: ProgressSink | None = None
@@ -99,7 +104,9 @@ class RegistryRunner:
         except Exception as exc:  # noqa: BLE001 — boundary: a card may be code of another party
             message = f"{call.name} failed: {type(exc).__name__}: {describe_error(exc)}"
             return ToolOutcome(call.id, ToolResult.error(message, code="failed"))
-        if not isinstance(result, ToolResult):  # pyright: ignore[reportUnnecessaryIsInstance] — see above
+        if result is None:  # pyright: ignore[reportUnnecessaryComparison] — see above
+            result = ToolResult.error(f"{call.name} gave no result", code="bad_result")
+        elif not isinstance(result, ToolResult):  # pyright: ignore[reportUnnecessaryIsInstance] — see above
             result = make_result(call.name, result)
         if call.name in self.foreign:
             result = clean_result(result, base.clean_foreign)
