@@ -20,7 +20,7 @@ from bench.row import CannotMeasure, Row
 from bench.samples import SEARCH_SCHEMA
 from indusagi.interop.protocol_bridge import BridgeConfig, EndpointPhase, StdioServerConfig, mount_protocol_bridge
 from indusagi.interop.protocol_bridge.client.tools import read_tools
-from induscode.deck.mcp.boot import BootPlan, boot_bridge
+from induscode.deck.mcp.boot import BootOptions, ServerPlan, boot_bridge
 from induscode.deck.mcp.capability import BridgeCapability
 from induscode.deck.mcp.ledger import BridgeLedger, EnrollRequest
 from induscode.deck.mcp.store import open_store
@@ -165,14 +165,14 @@ def _boot() -> Pair:
 async def _booted(path: str, servers: Sequence[StdioServerConfig], *, lazy: bool) -> float:
     started = perf_counter()
     store = await open_store(path)
-    plan = BootPlan(servers, lazy=frozenset(one.id for one in servers) if lazy else ())
-    bridge = await boot_bridge(store, plan)
+    options = BootOptions(lazy=frozenset(one.id for one in servers) if lazy else ())
+    bridge = await boot_bridge(store, ServerPlan.from_configs(servers), options)
     took = perf_counter() - started
-    status = bridge.attached.status or {}
+    status, tools = bridge.status(), bridge.capabilities
     await bridge.aclose()
     await store.aclose()
-    if len(bridge.attached.ledger.live_capabilities()) < _BOOT_TOOLS - _SERVERS:
-        raise CannotMeasure(f"the deck is not whole: {bridge.attached.notes}")
+    if len(tools) < _BOOT_TOOLS - _SERVERS:
+        raise CannotMeasure(f"the deck is not whole: {bridge.notes}")
     if lazy and any(one.phase is not EndpointPhase.IDLE for one in status.values()):
         raise CannotMeasure("a server was started")
     return took

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mcp import Client, StdioServerParameters
 
 from indusagi.capabilities.local import make_local_context
-from induscode.deck.mcp.boot import BootPlan, boot_bridge
+from induscode.deck.mcp.boot import ServerPlan, boot_bridge
 from induscode.deck.mcp.drift import is_same_definition
 from induscode.deck.mcp.store import open_store
 from outside.visit import Visit, nothing_left, stdio
@@ -37,9 +37,9 @@ async def visit_restarts(server: Server, ledger: Path) -> Visit:
             theirs, answers = await _ask_sdk(server)
             store = await open_store(str(ledger))
             try:
-                bridge = await boot_bridge(store, BootPlan([stdio(server)]))
+                bridge = await boot_bridge(store, ServerPlan.from_configs([stdio(server)]))
                 try:
-                    await bridge.settled()
+                    await bridge.wait_started()
                     _compare(bridge, server.id, theirs, done)
                     await _call(bridge, server, answers, done)
                 finally:
@@ -78,13 +78,12 @@ def _plain(model: Any) -> Any:
 
 
 def _compare(bridge: BootedBridge, server: str, theirs: list[JsonObject], done: Visit) -> None:
-    enrolment = bridge.attached.enrolment
-    assert enrolment is not None
+    enrolment = bridge.enrolment
     for status in enrolment.status().values():
         if status.fault is not None:
             done.wrong.append(str(status.fault))
     done.wrong.extend(str(one.note) for one in enrolment.disabled)
-    endpoint = bridge.attached.fleet and bridge.attached.fleet.endpoint(server)
+    endpoint = bridge.fleet.endpoint(server)
     facts = endpoint and endpoint.facts
     done.spoken = f"{facts.era} {facts.version}" if facts else ""
     ours = {one.ref.name: one.raw for one in enrolment.ledger.live_capabilities()}
@@ -99,8 +98,7 @@ def _compare(bridge: BootedBridge, server: str, theirs: list[JsonObject], done: 
 
 
 async def _call(bridge: BootedBridge, server: Server, answers: list[tuple[bool, str]], done: Visit) -> None:
-    assert bridge.attached.enrolment is not None
-    live = {one.ref.name: one for one in bridge.attached.enrolment.ledger.live_capabilities()}
+    live = {one.ref.name: one for one in bridge.capabilities}
     for call, theirs in zip(server.calls, answers, strict=True):
         if call.tool not in live:
             done.wrong.append(f"{server.id} has no tool {call.tool}")

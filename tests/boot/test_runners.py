@@ -185,7 +185,7 @@ async def test_r36_a_run_without_consent_starts_nothing(work: Path, tmp_path: Pa
 async def test_a_run_without_tools_has_none(work: Path) -> None:
     async with open_session(Invocation(cwd=str(work), no_tools=True)) as session:
         assert session.box().descriptors() == ()
-        assert session.mcp.ledger is None
+        assert session.mcp.capabilities == ()
         assert session.mcp.status() == {}
 
 

@@ -11,10 +11,11 @@ from anyio import to_thread
 
 from indusagi.capabilities.ports import WebSettings
 from indusagi.core.records import record
-from induscode.boot.runners import McpCapabilities, attach_servers, canon_tool_name, load_mcp_capabilities, select_tools
+from induscode.boot.runners import attach_servers, canon_tool_name, load_mcp_capabilities, select_tools
 from induscode.deck.availability import find_missing_backend
 from induscode.deck.catalog import cards_for_profile
 from induscode.deck.contract import BackendFault, DeckContext, DeckFramework, Profile
+from induscode.deck.mcp.boot import BootOptions
 from induscode.deck.provision import ToolDeck, base_context, provision_deck
 from induscode.launch.settings import (
     SEARCH_SEARXNG_URL,
@@ -29,9 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
     from indusagi.core.notes import Note
-    from indusagi.interop.protocol_bridge.client.handlers import Handlers
-    from induscode.boot.runners import ReloadOptions, ServerPlan
     from induscode.deck.contract import Capability
+    from induscode.deck.mcp.boot import BootedBridge, ServerPlan
     from induscode.deck.mcp.store import LedgerStore
     from induscode.deck.toolbox import DeckToolBox
     from induscode.launch.invocation import Invocation
@@ -44,7 +44,7 @@ class Session:
     invocation: Invocation
     native: ToolDeck
     """The cards of this machine, as far as they were asked for."""
-    mcp: McpCapabilities
+    mcp: BootedBridge
     store: LedgerStore
     wrap: Callable[[Capability], Capability] | None = None
     """Put around every card, if there is something between a call and its card."""
@@ -58,9 +58,7 @@ class Session:
 
     def deck(self) -> ToolDeck:
         """Give the deck as it is now: what servers have listed since is in it."""
-        ledger = self.mcp.ledger
-        remote = self.mcp.capabilities if ledger is None else ledger.live_capabilities()
-        deck = self.native.graft(remote)
+        deck = self.native.graft(self.mcp.capabilities)
         return deck if self.wrap is None else deck.map_capabilities(self.wrap)
 
     def box(self) -> DeckToolBox:
@@ -77,8 +75,7 @@ async def open_session(
     wrap: Callable[[Capability], Capability] | None = None,
     plan: ServerPlan | None = None,
     wait: bool = True,
-    reload_options: ReloadOptions | None = None,
-    handlers: Handlers | None = None,
+    options: BootOptions | None = None,
     plan_mode: bool = False,
 ) -> AsyncGenerator[Session]:
     """Open all that a run needs, and close it at the end.
@@ -110,12 +107,10 @@ async def open_session(
         store = await open_store()
         stack.push_async_callback(store.aclose)
         if plan is None:
-            mcp = await load_mcp_capabilities(invocation, store, handlers=handlers, wait=wait)
+            mcp = await load_mcp_capabilities(invocation, store, options, wait=wait)
         else:
-            lazy = tuple(plan.configs)
-            mcp = await attach_servers(
-                plan, store, lazy=lazy, handlers=handlers, wait=wait, reload_options=reload_options
-            )
+            lazy = replace(options or BootOptions(), lazy=tuple(plan.configs))
+            mcp = await attach_servers(plan, store, lazy, wait=wait)
         stack.push_async_callback(mcp.aclose)
         if native is None:
             # In a thread: servers that are not waited for start while cards are loaded.

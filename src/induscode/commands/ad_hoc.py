@@ -18,7 +18,7 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from induscode.boot.runners import ServerPlan
+    from induscode.deck.mcp.boot import ServerPlan
 
 _DIGEST_LETTERS = 6
 
@@ -29,8 +29,8 @@ def plan_ad_hoc_server(context: click.Context, line: str | None, url: str | None
     Raises:
         click.UsageError: There is not exactly one of them, or it cannot be a server.
     """
-    from induscode.boot.runners import ServerPlan  # noqa: PLC0415 — brings the deck
     from induscode.commands.mcp.add import parse_server_row, server_fields  # noqa: PLC0415 — for this option
+    from induscode.deck.mcp.boot import ServerPlan  # noqa: PLC0415 — brings the deck
     from induscode.deck.mcp.config import resolve_rows  # noqa: PLC0415 — as above
 
     if (line is None) == (url is None):

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from indusagi.core.notes import Note
     from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
     from indusagi.runtime.contract import ToolOutcome, ToolProgress
-    from induscode.boot.runners import ServerPlan
     from induscode.boot.session import Session
     from induscode.deck.contract import Capability
+    from induscode.deck.mcp.boot import ServerPlan
     from induscode.deck.mcp.drift import DisabledTool
     from induscode.deck.mcp.store import LedgerStore
     from induscode.launch.invocation import Invocation
@@ -140,9 +140,9 @@ class _Call:
 
     async def made(self, token: CancelToken) -> int:
         """Open what the call needs, make it, and show what came of it."""
-        from induscode.boot.runners import ServerPlan  # noqa: PLC0415 — brings the deck
         from induscode.boot.session import open_session  # noqa: PLC0415 — as above
         from induscode.deck.contract import Profile  # noqa: PLC0415 — as above
+        from induscode.deck.mcp.boot import ServerPlan  # noqa: PLC0415 — brings the deck
 
         plan = ServerPlan() if self.plan is None else await self._narrowed(self.plan)
         async with AsyncExitStack() as stack:
@@ -182,9 +182,9 @@ class _Call:
         """Keep the server that is known to have the tool, or those that may have it."""
         known = await self._known_server(plan) if plan.configs else None
         if known is not None:
-            return plan.narrowed([known])
+            return plan.narrow([known])
         self._likely = [row.id for row in plan.rows if self.tool.startswith(f"{row.id}__")]
-        return plan.narrowed(self._likely) if self._likely else plan
+        return plan.narrow(self._likely) if self._likely else plan
 
     async def _known_server(self, plan: ServerPlan) -> str | None:
         async with opened_store() as store:
@@ -194,11 +194,10 @@ class _Call:
 
     async def _card(self, session: Session) -> Capability | None:
         found = _find(session, self.tool)
-        fleet = session.mcp.fleet
-        if found is not None or fleet is None:
+        if found is not None:
             return found
         # A server that was seen before may have more tools by now.
-        await _wake_all(fleet)
+        await _wake_all(session.mcp.fleet)
         return _find(session, self.tool)
 
     def _missing(self, session: Session) -> int:

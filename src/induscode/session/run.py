@@ -329,7 +329,7 @@ class Run:
 
     def _list_notes(self) -> list[str]:
         notes = [self.choice.note] if self.choice.note else []
-        notes.extend(str(note) for note in (*self.session.notes, *self.session.mcp.list_enrolment_notes()))
+        notes.extend(str(note) for note in (*self.session.notes, *self.session.mcp.enrolment.notes))
         for name, status in self.session.mcp.status().items():
             if status.fault is not None:
                 fault = str(status.fault)
@@ -387,8 +387,7 @@ class Run:
 
     def _map_servers(self) -> dict[str, str]:
         """Map the names of remote tools to their servers."""
-        ledger = self.session.mcp.ledger
-        return {} if ledger is None else {card.name: card.ref.server for card in ledger.live_capabilities()}
+        return {card.name: card.ref.server for card in self.session.mcp.capabilities}
 
     async def report_event(self, event: RunEvent) -> None:
         """Report an event, and remember a denied call."""
@@ -423,10 +422,7 @@ class TurnRecorder:
     """Records the deck of each turn, in the ledger and in the conversation."""
 
     def __init__(self, session: Session, transcript: Transcript, node: str) -> None:
-        from induscode.deck.mcp.store.journal import Journal  # noqa: PLC0415 — needs a running session
-
-        booted = session.mcp.booted
-        self._journal = Journal(session.store) if booted is None else booted.journal
+        self._journal = session.mcp.journal
         self._transcript, self._node = transcript, node
 
     async def record(self, descriptors: Sequence[ToolDescriptor]) -> None:

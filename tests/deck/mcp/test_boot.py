@@ -16,9 +16,9 @@ from tests.support.waiting import until
 from indusagi.capabilities.local import make_local_context
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, RemoteToolRef
 from induscode.deck.mcp.attach import bridge_tool_names
-from induscode.deck.mcp.boot import BootPlan, _wake, boot_bridge
+from induscode.deck.mcp.boot import BootOptions, ServerPlan, boot_bridge, find_started_before
+from induscode.deck.mcp.config.rows import Origin, ServerRow
 from induscode.deck.mcp.ledger import BridgeLedger
-from induscode.deck.mcp.starts import find_seen_up
 from induscode.deck.mcp.store.events import Retention
 from induscode.deck.mcp.store.history import deck_at, stored_log
 from induscode.deck.mcp.store.journal import Journal
@@ -46,8 +46,13 @@ async def booted(
     untrusted: Collection[str] = (),
     wait_for_new: bool = True,
 ) -> AsyncGenerator[BootedBridge]:
-    plan = BootPlan(servers, lazy, untrusted, wait_for_new)
-    bridge = await boot_bridge(store, plan, supervision=QUICK)
+    origin = Origin("mcp.json", "project", "indus")
+    plan = ServerPlan(
+        rows=[ServerRow(server, origin) for server in servers],
+        configs={server.id: server for server in servers if server.id not in untrusted},
+        consent={server.id: "unknown" if server.id in untrusted else "trusted" for server in servers},
+    )
+    bridge = await boot_bridge(store, plan, BootOptions(lazy=lazy, reloadable=not wait_for_new, supervision=QUICK))
     try:
         yield bridge
     finally:
@@ -55,13 +60,11 @@ async def booted(
 
 
 def enrolment_of(bridge: BootedBridge) -> Enrolment:
-    assert bridge.attached.enrolment is not None
-    return bridge.attached.enrolment
+    return bridge.enrolment
 
 
 def phase_of(bridge: BootedBridge, server: str) -> EndpointPhase:
-    assert bridge.attached.fleet is not None
-    return bridge.attached.fleet.status()[server].phase
+    return bridge.fleet.status()[server].phase
 
 
 async def call(bridge: BootedBridge, tool: str, folder: Path, **arguments: str) -> ToolResult:
@@ -76,13 +79,13 @@ async def test_a_lazy_server_that_was_seen_is_shown_at_once_and_started_by_the_f
         async with booted(store, server, lazy=["h"]) as first:
             # Nothing is known of it yet, so it is started although it is lazy.
             assert (first.from_store, len(diary(log, "start"))) == ((), 1)
-            shown = first.attached.ledger.live_capabilities()
+            shown = first.ledger.live_capabilities()
             ops = [row.op for row in await store.rows(first.journal.run)]
             assert ops[:3] == ["run", "connect", "ready"]
         async with booted(store, server, lazy=["h"]) as bridge:
-            await bridge.settled()
+            await bridge.wait_started()
             assert bridge.from_store == ("h",)
-            assert bridge.attached.ledger.live_capabilities() == shown
+            assert bridge.ledger.live_capabilities() == shown
             assert (len(diary(log, "start")), phase_of(bridge, "h")) == (1, EndpointPhase.IDLE)
             before = enrolment_of(bridge).ledger
             answer = await call(bridge, "h__echo", tmp_path, text="hi")
@@ -101,9 +104,9 @@ async def test_an_eager_server_is_shown_at_once_and_starts_in_the_background(tmp
         async with booted(store, honest("--log", log, id="h")):
             pass
         async with booted(store, honest("--log", log, id="h")) as bridge:
-            assert bridge_tool_names(bridge.attached.ledger) == ALL
+            assert bridge_tool_names(bridge.ledger) == ALL
             assert len(diary(log, "start")) == 1
-            await bridge.settled()
+            await bridge.wait_started()
             assert (len(diary(log, "start")), phase_of(bridge, "h")) == (2, EndpointPhase.READY)
 
 
@@ -121,12 +124,12 @@ async def test_servers_that_are_new_can_come_later_and_come_last(tmp_path: Path)
         async with booted(store, honest(id="z")):
             pass
         async with booted(store, honest(id="a"), honest(id="z"), wait_for_new=False) as bridge:
-            assert {name[0] for name in bridge_tool_names(bridge.attached.ledger)} == {"z"}
-            await bridge.settled()
+            assert {name[0] for name in bridge_tool_names(bridge.ledger)} == {"z"}
+            await bridge.wait_started()
             names = bridge_tool_names(enrolment_of(bridge).ledger)
             assert [name[0] for name in names] == ["z"] * len(ALL) + ["a"] * len(ALL)
         async with booted(store, honest(id="a"), honest(id="z"), lazy=["a", "z"]) as bridge:
-            names = bridge_tool_names(bridge.attached.ledger)
+            names = bridge_tool_names(bridge.ledger)
             assert [name[0] for name in names] == ["a"] * len(ALL) + ["z"] * len(ALL)
 
 
@@ -137,11 +140,10 @@ async def test_a_server_nobody_consented_to_is_neither_shown_nor_started(tmp_pat
         async with booted(store, server):
             pass
         async with booted(store, server, untrusted=["h"]) as bridge:
-            await bridge.settled()
-            assert bridge_tool_names(bridge.attached.ledger) == ()
+            await bridge.wait_started()
+            assert bridge_tool_names(bridge.ledger) == ()
             assert len(diary(log, "start")) == 1
-            assert bridge.attached.fleet is not None
-            assert bridge.attached.fleet.status()["h"].trust == "untrusted"
+            assert bridge.fleet.status()["h"].trust == "untrusted"
 
 
 async def test_a_server_that_is_configured_differently_is_another_one(tmp_path: Path) -> None:
@@ -170,8 +172,8 @@ async def test_r41_a_call_that_starts_a_server_whose_tool_has_changed_does_not_r
     async with stored(tmp_path) as store:
         ref = await pinned_otherwise(store, server, "echo")
         async with booted(store, server, lazy=["h"]) as bridge:
-            assert bridge_tool_names(bridge.attached.ledger) == ALL
-            live = bridge.attached.ledger.live_capabilities()
+            assert bridge_tool_names(bridge.ledger) == ALL
+            live = bridge.ledger.live_capabilities()
             assert live[0].description == "What it said before."
             answer = await call(bridge, "h__echo", tmp_path, text="hi")
             assert (answer.is_error, answer.details["code"]) == (True, "drift")
@@ -184,18 +186,18 @@ async def test_r41_a_call_that_starts_a_server_whose_tool_has_changed_does_not_r
             assert (await call(bridge, "h__add", tmp_path)).details.get("code") != "drift"
         # What is kept out stays out, also before the server has said anything.
         async with booted(store, server, lazy=["h"]) as bridge:
-            assert bridge_tool_names(bridge.attached.ledger) == ALL[1:]
+            assert bridge_tool_names(bridge.ledger) == ALL[1:]
         async with booted(store, server) as bridge:
-            await bridge.settled()
+            await bridge.wait_started()
             assert enrolment_of(bridge).approve(ref)
             answer = await call(bridge, "h__echo", tmp_path, text="hi")
             assert not answer.is_error
             ops = [row.op for row in await store.rows(bridge.journal.run)]
             assert ops[-4:] == ["pin", "approve", "enroll", "list"]
         async with booted(store, server, lazy=["h"]) as bridge:
-            assert bridge_tool_names(bridge.attached.ledger) == ALL
+            assert bridge_tool_names(bridge.ledger) == ALL
             entries, _ = await stored_log(store, bridge.journal.run)
-            assert BridgeLedger.from_log(entries) == bridge.attached.ledger
+            assert BridgeLedger.from_log(entries) == bridge.ledger
 
 
 async def test_a_server_that_does_not_start_any_more_keeps_its_tools_and_says_why(tmp_path: Path) -> None:
@@ -206,8 +208,8 @@ async def test_a_server_that_does_not_start_any_more_keeps_its_tools_and_says_wh
             pass
         (tmp_path / "server").unlink()
         async with booted(store, server) as bridge:
-            await bridge.settled()
-            assert bridge_tool_names(bridge.attached.ledger) == ALL
+            await bridge.wait_started()
+            assert bridge_tool_names(bridge.ledger) == ALL
             answer = await call(bridge, "h__echo", tmp_path, text="hi")
             assert (answer.is_error, phase_of(bridge, "h")) == (True, EndpointPhase.FAULTED)
             rows = await store.rows(bridge.journal.run)
@@ -216,8 +218,7 @@ async def test_a_server_that_does_not_start_any_more_keeps_its_tools_and_says_wh
 
 async def test_tools_are_not_called_before_a_server_that_came_up_has_listed_them(tmp_path: Path) -> None:
     async with stored(tmp_path) as store, booted(store, honest(id="h")) as bridge:
-        assert bridge.attached.fleet is not None
-        endpoint = bridge.attached.fleet.endpoint("h")
+        endpoint = bridge.fleet.endpoint("h")
         assert endpoint is not None
         endpoint._tools = None
         answer = await call(bridge, "h__echo", tmp_path, text="hi")
@@ -229,8 +230,7 @@ async def test_a_server_that_is_gone_for_good_is_told_to_whoever_calls(tmp_path:
         async with booted(store, honest(id="h")):
             pass
         async with booted(store, honest(id="h"), lazy=["h"]) as bridge:
-            assert bridge.attached.fleet is not None
-            await bridge.attached.fleet.remove("h")
+            await bridge.fleet.remove("h")
             answer = await call(bridge, "h__echo", tmp_path, text="hi")
             assert (answer.is_error, answer.details["code"]) == (True, "not_connected")
 
@@ -239,8 +239,7 @@ async def test_a_server_that_dies_goes_through_the_pins_when_it_comes_back(tmp_p
     async with stored(tmp_path) as store, booted(store, fault("dies", id="d")) as bridge:
         before = enrolment_of(bridge).ledger
         assert (await call(bridge, "d__fault", tmp_path)).is_error
-        assert bridge.attached.fleet is not None
-        fleet = bridge.attached.fleet
+        fleet = bridge.fleet
         await until(lambda: fleet.status()["d"].restarts > 0 and fleet.status()["d"].tool_count > 0)
         assert enrolment_of(bridge).ledger is before
 
@@ -248,11 +247,11 @@ async def test_a_server_that_dies_goes_through_the_pins_when_it_comes_back(tmp_p
 async def test_a_boot_without_servers_has_books_all_the_same(tmp_path: Path) -> None:
     async with stored(tmp_path) as store:
         journal = Journal(store)
-        bridge = await boot_bridge(store, BootPlan(()), journal=journal)
-        await bridge.settled()
+        bridge = await boot_bridge(store, ServerPlan(), journal=journal)
+        await bridge.wait_started()
         journal.turn([])
         await bridge.aclose()
-        assert (bridge.attached.fleet, bridge.attached.enrolled) == (None, 0)
+        assert (bridge.status(), bridge.capabilities) == ({}, ())
         record = await deck_at(store, journal.run)
         assert record is not None
         assert record.text == "[]"
@@ -261,8 +260,8 @@ async def test_a_boot_without_servers_has_books_all_the_same(tmp_path: Path) -> 
 async def test_old_runs_are_taken_out_when_a_deck_boots(tmp_path: Path) -> None:
     async with stored(tmp_path) as store:
         for _ in range(3):
-            bridge = await boot_bridge(store, BootPlan((), retention=Retention(runs=2)))
-            await bridge.settled()
+            bridge = await boot_bridge(store, ServerPlan(), BootOptions(retention=Retention(runs=2)))
+            await bridge.wait_started()
             await bridge.aclose()
         assert len(await store.runs()) == 2
         assert await store.verify() == ()
@@ -281,9 +280,8 @@ async def test_what_a_model_was_shown_of_remote_tools_can_be_shown_again(tmp_pat
 
 async def test_a_tool_that_has_no_digest_is_left_out_with_a_note_and_alone(tmp_path: Path) -> None:
     async with stored(tmp_path) as store, booted(store, honest(id="h")) as bridge:
-        await bridge.settled()
-        assert bridge.attached.fleet is not None
-        endpoint = bridge.attached.fleet.endpoint("h")
+        await bridge.wait_started()
+        endpoint = bridge.fleet.endpoint("h")
         assert endpoint is not None
         enrolment, listed = enrolment_of(bridge), list(endpoint.known_tools or ())
         odd = replace(listed[0], raw={**listed[0].raw, "limit": float("inf")})
@@ -301,11 +299,10 @@ async def test_a_server_that_stops_listing_a_changed_tool_is_not_asked_about_it(
     async with stored(tmp_path) as store:
         await pinned_otherwise(store, server, "echo")
         async with booted(store, server) as bridge:
-            await bridge.settled()
+            await bridge.wait_started()
             enrolment = enrolment_of(bridge)
             assert len(enrolment.quarantined) == 1
-            assert bridge.attached.fleet is not None
-            endpoint = bridge.attached.fleet.endpoint("h")
+            endpoint = bridge.fleet.endpoint("h")
             assert endpoint is not None
             enrolment.take_tools("h", list(endpoint.known_tools or ())[2:])
             assert (enrolment.quarantined, bridge_tool_names(enrolment.ledger)) == ((), ALL[2:])
@@ -318,27 +315,25 @@ async def test_a_server_that_stops_listing_a_changed_tool_is_not_asked_about_it(
 
 async def test_a_server_that_is_taken_out_before_its_turn_is_not_started(tmp_path: Path) -> None:
     async with stored(tmp_path) as store, booted(store, honest(id="h")) as bridge:
-        assert bridge.attached.fleet is not None
-        await _wake(bridge.attached.fleet, "nobody")
+        await bridge.wake(["unknown"])
 
 
 async def test_finding_b1_whether_a_server_was_seen_up_is_remembered_in_the_ledger(tmp_path: Path) -> None:
     server, mute = honest(id="h", limits=FAST), fault("mute", limits=SOON)
     async with stored(tmp_path) as store:
-        assert await find_seen_up(store, [server, mute]) == []
+        assert await find_started_before(store, [server, mute]) == []
         async with booted(store, server, mute) as bridge:
-            assert bridge.attached.fleet is not None
-            assert bridge.attached.fleet.history.was_up(server)
-        assert await find_seen_up(store, [server, mute]) == [server]
+            assert bridge.fleet.history.was_up(server)
+        assert await find_started_before(store, [server, mute]) == [server]
         # Another command line is another server; another id or deadline is not.
         other = replace(server, args=(*server.args, "--era", "modern"))
-        assert await find_seen_up(store, [other]) == []
+        assert await find_started_before(store, [other]) == []
         late = Journal(store, [server])
         late.note("fault", "h", "timeout", "no answer within 10 s")
-        assert await find_seen_up(store, [server]) == []
+        assert await find_started_before(store, [server]) == []
         async with booted(store, server) as bridge:
-            await bridge.settled()
-        assert await find_seen_up(store, [server]) == [server]
+            await bridge.wait_started()
+        assert await find_started_before(store, [server]) == [server]
 
 
 async def test_finding_b1_a_server_that_was_up_before_has_a_short_limit_in_the_next_run(tmp_path: Path) -> None:
@@ -347,5 +342,4 @@ async def test_finding_b1_a_server_that_was_up_before_has_a_short_limit_in_the_n
         async with booted(store, server):
             pass
         async with booted(store, server, lazy=("h",)) as bridge:
-            assert bridge.attached.fleet is not None
-            assert bridge.attached.fleet.history.was_up(server)
+            assert bridge.fleet.history.was_up(server)

@@ -16,7 +16,7 @@ import click
 from indusagi.core.json import is_json_object
 from indusagi.core.text import format_count
 from induscode.commands.support.output import print_notes
-from induscode.commands.support.runner import load_plan, opened_store, run_until_signal
+from induscode.commands.support.runner import opened_store, run_until_signal
 from induscode.commands.support.servers import scope_option
 from induscode.deck.mcp.config.rows import BadRow, Origin, server_row
 from induscode.deck.mcp.config.writer import changing, own_file
@@ -146,16 +146,16 @@ def _add_server(
 
 def try_server(invocation: Invocation, name: str) -> int:
     """Start a server once and tell how it is; 0 also if it fails, since it was added."""
-    plan = load_plan(invocation).narrowed([name])
+    plan = load_plan(invocation).narrow([name])
 
     async def start(_: CancelToken) -> int:
         from time import monotonic  # noqa: PLC0415 — for this alone
 
-        from induscode.boot.runners import attach_servers  # noqa: PLC0415 — brings the bridge
+        from induscode.boot.runners import START_ONCE, attach_servers  # noqa: PLC0415 — brings the bridge
 
         async with opened_store() as store:
             began = monotonic()
-            mcp = await attach_servers(plan, store, lazy=(), once=True)
+            mcp = await attach_servers(plan, store, START_ONCE)
             took_s = monotonic() - began
             try:
                 status = mcp.status()[name]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.client.start.policy import StartHistory
     from indusagi.interop.protocol_bridge.contract import RemoteTool, ServerConfig
     from indusagi.interop.protocol_bridge.endpoint import EndpointEvent, ServerEndpointImpl
-    from induscode.boot.runners import ServerPlan
+    from induscode.deck.mcp.boot import ServerPlan
     from induscode.deck.mcp.config.rows import ServerRow
     from induscode.deck.mcp.drift import DisabledTool
     from induscode.deck.mcp.store import ThreadedStore
@@ -104,7 +104,7 @@ def doctor(context: click.Context, name: str | None, *, as_json: bool, end_lefto
 
     plan = load_plan(invocation_from(context))
     if name is not None:
-        plan = plan.narrowed([find_row(plan, name).id])
+        plan = plan.narrow([find_row(plan, name).id])
     found = [_begun(row, plan) for row in plan.rows]
 
     async def work(_: CancelToken) -> int:
@@ -164,10 +164,10 @@ def _target(row: ServerRow, config: ServerConfig) -> str:
 async def _read_history(store: ThreadedStore, plan: ServerPlan) -> StartHistory:
     """Read which servers were up before: the others have the time of a first start."""
     from indusagi.interop.protocol_bridge.client.start.policy import StartHistory  # noqa: PLC0415 — brings the bridge
-    from induscode.deck.mcp.starts import find_seen_up  # noqa: PLC0415 — as above
+    from induscode.deck.mcp.boot import find_started_before  # noqa: PLC0415 — as above
 
     history = StartHistory()
-    for config in await find_seen_up(store, plan.configs.values()):
+    for config in await find_started_before(store, plan.configs.values()):
         history.record_up(config)
     return history
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.contract import EndpointStatus
-    from induscode.boot.runners import ServerPlan
+    from induscode.deck.mcp.boot import ServerPlan
     from induscode.deck.mcp.config.rows import ServerRow
     from induscode.deck.mcp.drift import DisabledTool
     from induscode.deck.mcp.store import LedgerStore
@@ -61,9 +61,9 @@ def list_(context: click.Context, *, as_json: bool, no_check: bool, **_: object)
     async def look(_: CancelToken) -> int:
         async with opened_store() as store:
             if not no_check:
-                from induscode.boot.runners import attach_servers  # noqa: PLC0415 — brings the bridge
+                from induscode.boot.runners import START_ONCE, attach_servers  # noqa: PLC0415 — brings the bridge
 
-                mcp = await attach_servers(plan, store, lazy=(), once=True)
+                mcp = await attach_servers(plan, store, START_ONCE)
                 try:
                     status.update(mcp.status())
                 finally:

@@ -26,27 +26,26 @@ if TYPE_CHECKING:
 
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject
-    from induscode.boot.runners import McpCapabilities, ServerPlan
+    from induscode.deck.mcp.boot import BootedBridge, ServerPlan
     from induscode.deck.mcp.drift import Drift
-    from induscode.deck.mcp.enrolment import Enrolment
 
 _DIFFERENT = 1
 _FAULT = 3
 
 
 @asynccontextmanager
-async def _connected(plan: ServerPlan) -> AsyncGenerator[McpCapabilities]:
-    from induscode.boot.runners import attach_servers  # noqa: PLC0415 — brings the bridge
+async def _connected(plan: ServerPlan) -> AsyncGenerator[BootedBridge]:
+    from induscode.boot.runners import START_ONCE, attach_servers  # noqa: PLC0415 — brings the bridge
 
     async with opened_store() as store:
-        mcp = await attach_servers(plan, store, lazy=(), once=True)
+        mcp = await attach_servers(plan, store, START_ONCE)
         try:
             yield mcp
         finally:
             await mcp.aclose()
 
 
-def _failed(mcp: McpCapabilities) -> bool:
+def _failed(mcp: BootedBridge) -> bool:
     """Say which servers are not there, and tell whether there are any."""
     faults = [
         build_fault_note(server, status.fault) for server, status in mcp.status().items() if status.fault is not None
@@ -54,12 +53,6 @@ def _failed(mcp: McpCapabilities) -> bool:
     left_out = [note for note in mcp.plan.notes if note.message.startswith("not started")]
     print_notes((*faults, *left_out))
     return bool(faults or left_out)
-
-
-def _enrolment(mcp: McpCapabilities) -> Enrolment:
-    assert mcp.booted is not None
-    assert mcp.booted.attached.enrolment is not None
-    return mcp.booted.attached.enrolment
 
 
 # -- lock -------------------------------------------------------------------------------------
@@ -81,7 +74,7 @@ def lock(context: click.Context, *, check: bool, as_json: bool, **_: object) -> 
 
     invocation = invocation_from(context)
     plan = load_plan(invocation)
-    plan = plan.narrowed([row.id for row in plan.rows if row.origin.scope != "user"])
+    plan = plan.narrow([row.id for row in plan.rows if row.origin.scope != "user"])
     if not plan.rows:
         said = "The project has no servers of its own: indus mcp add -s project NAME …, or --mcp FILE"
         raise click.UsageError(said, context)
@@ -101,17 +94,15 @@ def _done(*, check: bool) -> str:
     return "compared" if check else "written"
 
 
-def _locked(path: str, mcp: McpCapabilities, as_json: bool) -> int:
+def _locked(path: str, mcp: BootedBridge, as_json: bool) -> int:
     from induscode.deck.mcp.lock import write_lock  # noqa: PLC0415 — see lock
 
-    waiting = _enrolment(mcp).notes
+    waiting = mcp.enrolment.notes
     if waiting:
         print_notes(waiting)
         print_status("nothing was written: these tools wait for approval")
         return _DIFFERENT
-    ledger = mcp.ledger
-    assert ledger is not None
-    tools = ledger.live_capabilities()
+    tools = mcp.capabilities
     write_lock(path, tools)
     if as_json:
         write_json({"file": path, "tools": len(tools)})
@@ -120,15 +111,13 @@ def _locked(path: str, mcp: McpCapabilities, as_json: bool) -> int:
     return 0
 
 
-def _checked(path: str, mcp: McpCapabilities, *, as_json: bool) -> int:
+def _checked(path: str, mcp: BootedBridge, *, as_json: bool) -> int:
     from induscode.deck.mcp.drift import compare_definitions  # noqa: PLC0415 — see lock
     from induscode.deck.mcp.lock import read_lock  # noqa: PLC0415 — see lock
 
-    ledger = mcp.ledger
-    assert ledger is not None
-    present = {one.ref: one.raw for one in ledger.live_capabilities()}
+    present = {one.ref: one.raw for one in mcp.capabilities}
     # As the servers list them now, which is not what the deck shows of a tool that has changed.
-    present |= {one.ref: one.after for one in _enrolment(mcp).drifts if one.after is not None}
+    present |= {one.ref: one.after for one in mcp.enrolment.drifts if one.after is not None}
     drifts = compare_definitions(read_lock(path), present)
     _show_drifts(drifts, as_json=as_json)
     if not drifts and not as_json:
@@ -174,7 +163,7 @@ def diff(context: click.Context, server: str | None, *, as_json: bool, **_: obje
     async def work(_: CancelToken) -> int:
         async with _connected(plan) as mcp:
             failed = _failed(mcp)
-            drifts = _enrolment(mcp).drifts
+            drifts = mcp.enrolment.drifts
         _show_drifts(drifts, as_json=as_json)
         if any(one.disables for one in drifts):
             return _DIFFERENT
@@ -190,7 +179,7 @@ def diff(context: click.Context, server: str | None, *, as_json: bool, **_: obje
 def _wanted(context: click.Context, server: str | None) -> ServerPlan:
     plan = load_plan(invocation_from(context))
     if server is not None:
-        return plan.narrowed([find_row(plan, server).id])
+        return plan.narrow([find_row(plan, server).id])
     if not plan.rows:
         raise click.UsageError("There are no servers: 'indus mcp add' adds one", context)
     return plan
@@ -209,7 +198,7 @@ def approve(context: click.Context, server: str, tool: str | None, **_: object) 
         async with _connected(plan) as mcp:
             if _failed(mcp):
                 return _FAULT
-            enrolment = _enrolment(mcp)
+            enrolment = mcp.enrolment
             waiting = [one.ref for one in enrolment.quarantined]
             wanted = [ref for ref in waiting if tool in {None, ref.name}]
             if tool is not None and not wanted:

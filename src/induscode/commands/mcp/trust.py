@@ -22,7 +22,7 @@ from induscode.terminal import print_line, print_status
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from induscode.boot.runners import ServerPlan
+    from induscode.deck.mcp.boot import ServerPlan
     from induscode.deck.mcp.config.rows import ServerRow
 
 _DECLINED = 1

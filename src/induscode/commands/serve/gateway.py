@@ -16,7 +16,7 @@ from indusagi.core.text import clean_text
 from indusagi.interop.protocol_bridge.client.tools import ViewNote
 from indusagi.interop.protocol_bridge.contract import EndpointPhase
 from indusagi.runtime.contract import ToolOutcome
-from induscode.boot.runners import ConfigPathError, boot_plan_of, plan_servers
+from induscode.boot.runners import ConfigPathError, plan_servers
 from induscode.commands.serve.recursion import without_ourselves
 from induscode.commands.serve.reload import troubles, unreadable
 from induscode.commands.support.catalog import build_fault_note
@@ -34,14 +34,13 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.fleet import FleetEvent
     from indusagi.interop.protocol_bridge.host import ProviderHost
     from indusagi.runtime.contract import ProgressSink, ToolCall, ToolDescriptor, ToolResult
-    from induscode.boot.runners import ReloadOptions, ServerPlan
     from induscode.boot.session import Session
     from induscode.commands.serve import Schemas
     from induscode.commands.serve.permissions import ServingGate
     from induscode.commands.serve.recursion import GatewayInfo, Listening
     from induscode.commands.serve.reload import ConsentedRows, FileWatch
     from induscode.commands.serve.signals import SignalState
-    from induscode.deck.mcp.boot import Changed
+    from induscode.deck.mcp.boot import BootOptions, ServerChanges, ServerPlan
     from induscode.deck.mcp.ledger import BridgeLedger
     from induscode.deck.toolbox import DeckToolBox
 
@@ -122,7 +121,7 @@ class GatewayContext:
     """What stays the same about a gateway, whatever becomes of its servers."""
 
     info: GatewayInfo
-    reload_options: ReloadOptions
+    options: BootOptions
     listening: Listening | None
     agreed: ConsentedRows
     watch: FileWatch | None
@@ -146,13 +145,7 @@ class Gateway:
         self._said: set[str] = set()
         self._box: GatewayBox | None = None
         self._boxed: BridgeLedger | None = None
-        # A lasting session has all of these, also without any server.
-        booted = session.mcp.booted
-        assert booted is not None
-        assert booted.attached.fleet is not None
-        assert booted.attached.enrolment is not None
-        self._booted, self._fleet = booted, booted.attached.fleet
-        self._enrolment = booted.attached.enrolment
+        self._bridge, self._fleet, self._enrolment = session.mcp, session.mcp.fleet, session.mcp.enrolment
 
     # -- what is served ---------------------------------------------------------------------
 
@@ -187,14 +180,14 @@ class Gateway:
         endpoint = None if disabled is None else self._fleet.endpoint(disabled.ref.server)
         if endpoint is not None and endpoint.known_tools is None:
             # What is remembered from the run before may be right again.
-            await self._booted.wake([endpoint.config.id])
+            await self._bridge.wake([endpoint.config.id])
         await self._take_approvals()
         disabled = self._enrolment.find_disabled(name)
         return None if disabled is None else refuse_disabled(disabled)
 
     async def _take_approvals(self) -> None:
         before = self._enrolment.ledger
-        await self._booted.reread_approvals()
+        await self._bridge.reread_approvals()
         if self._enrolment.ledger is not before:
             self._moved.set()
 
@@ -219,14 +212,14 @@ class Gateway:
     async def first_servers(self) -> None:
         """Wait for servers that nothing is known of, but not long; and for those that must be."""
         with anyio.move_on_after(FIRST_S):
-            await self._booted.wake(self.session.mcp.brand_new())
+            await self._bridge.wake(self._bridge.unknown_servers())
         await self.required_servers()
 
     async def required_servers(self, limit_s: float | None = None) -> None:
         """Wait until servers that must be there have come up or failed."""
         required = [row.id for row in self.plan.rows if row.required and row.id in self.plan.configs]
         with anyio.move_on_after(limit_s):
-            await self._booted.wake(required)
+            await self._bridge.wake(required)
 
     async def follow(self, host: ProviderHost, told: SignalState) -> None:
         """Keep what clients are told in step with the servers, and these with their files."""
@@ -248,7 +241,7 @@ class Gateway:
         """Start servers that were seen before; the first list needs none, and comes first."""
         with anyio.move_on_after(_LISTED_S):
             await self._listed.wait()
-        await self._booted.wake(self.session.mcp.eager())
+        await self._bridge.wake(self._bridge.eager_servers())
 
     def _heard(self, event: FleetEvent, tasks: TaskGroup) -> None:
         if event.event == "phase":
@@ -312,17 +305,17 @@ class Gateway:
         ours = [one for one, config in self._ourselves.items() if plan.configs.get(one) == config]
         self._ourselves = {one: self._ourselves[one] for one in ours}
         if ours:
-            plan = plan.narrowed([row.id for row in plan.rows if row.id not in ours])
+            plan = plan.narrow([row.id for row in plan.rows if row.id not in ours])
         order = [row.id for row in self.plan.rows]
         self.plan = plan
-        changed = await self._booted.change(boot_plan_of(plan, reload_options=self._frame.reload_options))
+        changed = await self._bridge.change(plan)
         self._mention(plan.notes)
         if changed or order != [row.id for row in plan.rows]:
             self._box = None
             self._moved.set()
         if changed:
             print_status(f"the configuration has changed: {_told(changed, plan)}")
-        tasks.start_soon(self._booted.wake, changed.started)
+        tasks.start_soon(self._bridge.wake, changed.to_start)
 
     # -- telling ----------------------------------------------------------------------------
 
@@ -338,7 +331,7 @@ class Gateway:
         """Tell what servers have listed that was left out; of each server the first few."""
         whole = self._frame.schemas == "raw"
         for server in self._fleet.status():
-            remarks = self._booted.list_remarks(server)
+            remarks = self._bridge.list_remarks(server)
             notes = [one for one in remarks if not (whole and isinstance(one, ViewNote))]
             self._mention(notes[:_REMARKS], _uncounted)
             left = len(notes) - _REMARKS
@@ -365,7 +358,7 @@ def _uncounted(note: Note) -> str:
     return f"{note.owner}: {_COUNT.sub('#', note.message)}"
 
 
-def _told(changed: Changed, plan: ServerPlan) -> str:
+def _told(changed: ServerChanges, plan: ServerPlan) -> str:
     held = [one for one in (*changed.replaced, *changed.added) if one not in plan.configs]
     parts = {
         "removed": changed.removed,

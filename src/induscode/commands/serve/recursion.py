@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.client.session import ServerFacts
     from indusagi.interop.protocol_bridge.contract import ServerConfig
-    from induscode.boot.runners import ServerPlan
+    from induscode.deck.mcp.boot import ServerPlan
     from induscode.deck.mcp.config.rows import ServerRow
     from induscode.launch.invocation import Invocation
 
@@ -197,7 +197,7 @@ def without_ourselves(plan: ServerPlan, listening: Listening | None) -> ServerPl
             notes[row.id] = Note(_owner(row), f"left out: {why}", "name its servers here instead")
     if not notes:
         return plan
-    rest = plan.narrowed([row.id for row in plan.rows if row.id not in notes])
+    rest = plan.narrow([row.id for row in plan.rows if row.id not in notes])
     return replace(rest, notes=(*rest.notes, *notes.values()))
 
 

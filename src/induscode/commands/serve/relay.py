@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from indusagi.interop.protocol_bridge.contract import ServerConfig
-    from induscode.boot.runners import ServerPlan
+    from induscode.deck.mcp.boot import ServerPlan
 
 _REMEDIES = {
     "untrusted": "nobody has consented to it: indus mcp trust {}",

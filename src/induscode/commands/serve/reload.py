@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from indusagi.core.config_file import ConfigFile
-    from induscode.boot.runners import ServerPlan
     from induscode.commands.serve.signals import SignalState
+    from induscode.deck.mcp.boot import ServerPlan
     from induscode.deck.mcp.config.rows import ServerRow
     from induscode.launch.invocation import Invocation
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,7 +17,6 @@ from indusagi.capabilities.registry import ToolRegistry
 from indusagi.interop.protocol_bridge.bridge import make_inert_context
 from indusagi.interop.protocol_bridge.contract import ProtocolFault
 from indusagi.interop.protocol_bridge.host import create_provider_host
-from induscode.boot.runners import ReloadOptions
 from induscode.boot.session import open_session
 from induscode.commands.serve.gateway import FIRST_S, Gateway, GatewayContext
 from induscode.commands.serve.permissions import serving_gate
@@ -36,6 +36,7 @@ from induscode.commands.serve.stderr import non_blocking_stderr
 from induscode.commands.support.output import can_ask_user
 from induscode.commands.support.runner import load_plan, usage_errors
 from induscode.deck.contract import Profile
+from induscode.deck.mcp.boot import BootOptions
 from induscode.launch.profiles import PROFILES
 from induscode.session.contract import ExitCode
 from induscode.session.permissions import InvalidRuleError
@@ -50,9 +51,9 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.host import ProviderHost
     from indusagi.interop.protocol_bridge.host.http.settings import HttpHost, HttpSettings
     from indusagi.runtime.contract import ToolBox
-    from induscode.boot.runners import ServerPlan
     from induscode.commands.serve import ServeOptions
     from induscode.commands.serve.signals import SignalState
+    from induscode.deck.mcp.boot import ServerPlan
     from induscode.launch.invocation import Invocation
 
 
@@ -94,7 +95,7 @@ def _run(invocation: Invocation, options: ServeOptions) -> int:
         return int(ExitCode.USAGE)
     frame = GatewayContext(
         info=GatewayInfo(options.name, __version__),
-        reload_options=ReloadOptions(partial(marked, above)),
+        options=BootOptions(reloadable=True, decorate_config=partial(marked, above)),
         listening=listening,
         agreed=ConsentedRows(invocation.cwd, read),
         watch=watch,
@@ -177,8 +178,7 @@ async def _open_gateway(
                 profile=profile,
                 plan=plan,
                 wait=False,
-                reload_options=frame.reload_options,
-                handlers=forwarding_handlers(),
+                options=replace(frame.options, handlers=forwarding_handlers()),
             )
         )
         # In a thread, and after the servers were started: it takes as long as they do.
@@ -267,7 +267,7 @@ def _relay(invocation: Invocation, plan: ServerPlan, options: ServeOptions, abov
     config = find_relay_server(plan, name, above)
     if config is None:
         return int(ExitCode.SERVER_MISSING)
-    why = refusal(plan.narrowed([name]), above) or stripped_loop(invocation, os.environ)
+    why = refusal(plan.narrow([name]), above) or stripped_loop(invocation, os.environ)
     if why is not None:
         print_status(why)
         return int(ExitCode.USAGE)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.contract import ProtocolFault, RemoteTool
     from indusagi.runtime.contract import ToolDescriptor
-    from induscode.boot.runners import ServerPlan
     from induscode.deck.contract import Capability
+    from induscode.deck.mcp.boot import ServerPlan
     from induscode.deck.mcp.drift import DisabledTool
     from induscode.deck.mcp.store import LedgerStore
     from induscode.launch.invocation import Invocation
@@ -148,19 +148,19 @@ async def list_tools(invocation: Invocation, *, check: bool) -> Listing:
 
 
 async def _remote(plan: ServerPlan, store: LedgerStore, *, check: bool) -> Listing:
-    from induscode.deck.mcp.boot import known_tools  # noqa: PLC0415 — for those with servers
+    from induscode.deck.mcp.boot import read_known_tools  # noqa: PLC0415 — for those with servers
     from induscode.deck.mcp.store.pins import disabled_tools  # noqa: PLC0415 — as above
 
-    known, notes = await known_tools(store, plan.configs.values())
+    known, notes = await read_known_tools(store, plan.configs.values())
     unseen = [server for server in plan.configs if server not in known]
     states = dict.fromkeys(known, "known")
     faults: list[Note] = []
     if unseen and check:
-        asked = await _asked(plan.narrowed(unseen), store)
+        asked = await _asked(plan.narrow(unseen), store)
         faults = list(asked.notes)
         states.update(asked.states)
         # Once more, since what was heard has been pinned: two ways to know would be one too many.
-        known, notes = await known_tools(store, plan.configs.values())
+        known, notes = await read_known_tools(store, plan.configs.values())
     for server in unseen:
         states.setdefault(server, "unseen")
     if not check:

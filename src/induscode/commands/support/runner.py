@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 
     from indusagi.core.cancel import CancelToken
-    from induscode.boot.runners import ServerPlan
+    from induscode.deck.mcp.boot import ServerPlan
     from induscode.deck.mcp.store import ThreadedStore
     from induscode.launch.invocation import Invocation
 

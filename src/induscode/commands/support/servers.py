@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.contract import ServerConfig
-    from induscode.boot.runners import ServerPlan
+    from induscode.deck.mcp.boot import ServerPlan
     from induscode.deck.mcp.config.rows import Scope, ServerRow
     from induscode.launch.invocation import Invocation
 

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, cast, runtime_checkable
 
 from indusagi.core.faults import describe_error
 from indusagi.core.notes import Note
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
-from indusagi.interop.protocol_bridge.client.start.policy import StartHistory
 from indusagi.interop.protocol_bridge.client.supervision import Supervision
 from indusagi.interop.protocol_bridge.contract import (
     BridgeConfig,
     FleetStatus,
     ProtocolFault,
-    RemoteTool,
     ServerConfig,
     ServerFleet,
     find_config_problem,
 )
-from indusagi.interop.protocol_bridge.fleet import FleetEvent, ServerFleetImpl, Waiting
+from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
 from induscode.deck.contract import BridgeFault, Capability, CapabilityCard, DeckContext, DeckFault, capability_id
 from induscode.deck.mcp.capability import BridgeCapability
-from induscode.deck.mcp.drift import DisabledTool
 from induscode.deck.mcp.enrolment import Enrolment, EventSink, PinBook, iso_now
 from induscode.deck.mcp.ledger import BridgeLedger, BridgeOp
 
@@ -60,37 +57,22 @@ async def attach_bridge_capabilities(
     *,
     pins: PinBook | None = None,
     sink: EventSink | None = None,
-    waiting: Mapping[str, Waiting] | None = None,
-    known: Mapping[str, Sequence[RemoteTool]] | None = None,
-    disabled: Mapping[str, Sequence[DisabledTool]] | None = None,
     supervision: Supervision | None = None,
     handlers: Handlers | None = None,
-    reloadable: bool = False,
-    history: StartHistory | None = None,
-    on_event: Callable[[FleetEvent], None] | None = None,
-    servers: Sequence[str] = (),
 ) -> AttachResult:
-    """Connect to servers and enrol their tools; the ledger that is given stays as it is.
+    """Connect to servers and enrol their tools; the `ledger` passed in stays as it is.
 
-    A server that fails contributes nothing and says why in the status. Without servers nothing is
-    started, and the ledger itself comes back, unless the fleet is `lasting` and may get some later.
-    What is not the description of a server is left out, and named in the result's `fault`.
-    Those that are `waiting` are not started either; what is `known` of their tools is enrolled, and
-    the first call of one starts its server. Tools that were `disabled` when they were seen last are
-    told as such until their server lists its tools. The `history` tells which starts are first
-    ones, and `on_event` hears what happens from the beginning on. `servers` are the ids of all
-    that are configured, in their order: names of tools depend on them.
+    A server that fails contributes no tools, and its fault is in the status. Without servers nothing is started and
+    the same `ledger` comes back. An invalid server configuration is left out and named in the result's `fault`.
     """
     config, fault = _check_config(config)
-    if not config.servers and not reloadable:
+    if not config.servers:
         return AttachResult(ledger, None, None, 0, fault)
-    fleet = ServerFleetImpl(supervision=supervision, handlers=handlers, history=history)
-    if on_event is not None:
-        fleet.follow(on_event)
-    # Before anything starts, so that it hears of servers that come up or fail at once.
-    enrolment = Enrolment(fleet, ledger, pins=pins, sink=sink, servers=servers)
-    await fleet.start(config, waiting=waiting)
-    await enrolment.take_all(known, disabled)
+    fleet = ServerFleetImpl(supervision=supervision, handlers=handlers)
+    # Follows the fleet before anything starts: a server may come up or fail at once.
+    enrolment = Enrolment(fleet, ledger, pins=pins, sink=sink)
+    await fleet.start(config)
+    await enrolment.take_all()
     after = enrolment.ledger
     return AttachResult(
         after,

@@ -1,29 +1,31 @@
-"""Boot from the ledger: the deck is there before any of its servers is.
+"""Boot of a run's servers: the deck is complete before any server is up.
 
-Tools of servers that were seen before are enrolled from the store, as they were pinned. An eager
-server, which is what they are unless their row says otherwise, is then started in the background; a
-lazy one by the first call of one of its tools. What a server lists once it is up goes through the
-pins like any listing: nothing happens if it is the same, and a tool that is not is taken out.
+Tools of servers that an earlier run has seen are enrolled from the store, as they were pinned. An eager server
+(the default) is then started in the background, a lazy one by the first call of one of its tools. What a server
+lists once it is up is compared with the pins like any listing: equal definitions change nothing, and a tool whose
+definition has drifted is disabled.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import field, replace
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from anyio import to_thread
 
+from indusagi.core.records import record
 from indusagi.core.tasks import BackgroundTask
 from indusagi.interop.protocol_bridge.client.start.policy import StartHistory
 from indusagi.interop.protocol_bridge.client.tools import DefinitionNote, read_tools
 from indusagi.interop.protocol_bridge.contract import BridgeConfig, ProtocolFault
-from induscode.deck.mcp.attach import attach_bridge_capabilities
+from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
+from induscode.deck.mcp.config.trust import server_identity
+from induscode.deck.mcp.enrolment import Enrolment
 from induscode.deck.mcp.ledger import BridgeLedger
-from induscode.deck.mcp.starts import find_seen_up
 from induscode.deck.mcp.store.events import Retention
 from induscode.deck.mcp.store.journal import Journal
-from induscode.deck.mcp.store.pins import definitions_of, disabled_tools, learn_pins, open_pins
+from induscode.deck.mcp.store.pins import StorePins, definitions_of, disabled_tools, learn_pins
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -32,275 +34,374 @@ if TYPE_CHECKING:
     from indusagi.core.notes import Note
     from indusagi.interop.protocol_bridge.client.handlers import Handlers
     from indusagi.interop.protocol_bridge.client.supervision import Supervision
-    from indusagi.interop.protocol_bridge.contract import RemoteTool, RemoteToolRef, ServerConfig
-    from indusagi.interop.protocol_bridge.fleet import FleetEvent, ServerFleetImpl, Waiting
-    from induscode.deck.mcp.attach import AttachResult
+    from indusagi.interop.protocol_bridge.contract import FleetStatus, RemoteTool, RemoteToolRef, ServerConfig
+    from indusagi.interop.protocol_bridge.fleet import FleetEvent, Waiting
+    from induscode.deck.mcp.capability import BridgeCapability
+    from induscode.deck.mcp.config.rows import ServerRow
+    from induscode.deck.mcp.config.trust import Consent
     from induscode.deck.mcp.drift import DisabledTool
-    from induscode.deck.mcp.enrolment import Enrolment
     from induscode.deck.mcp.store import LedgerStore
-    from induscode.deck.mcp.store.pins import StorePins
+
+RowState: TypeAlias = Literal["startable", "untrusted", "changed", "unresolved"]
+"""Can be started; without consent, or changed since; or with a variable that has no value."""
+STANDARD_ERROR = "stderr"
+"""The journal's subject for what a server wrote to standard error before it failed."""
+_STDERR_CHARACTERS = 1_900
 
 
-@dataclass(frozen=True, slots=True)
-class BootPlan:
-    """Which servers there are, and when each is started."""
+@record
+class ServerPlan:
+    """The servers of a run, before any of them is started."""
 
-    servers: Sequence[ServerConfig]
-    lazy: Collection[str] = ()
-    """Started by a first call; those that were never seen are started at once all the same."""
-    untrusted: Collection[str] = ()
-    """Never started, and nothing of them is shown."""
-    wait_for_new: bool = True
-    """Whether to wait until servers that were never seen have come up or failed."""
-    retention: Retention = field(default_factory=Retention)
-    reloadable: bool = False
-    """Whether servers may be added later: then there is a fleet also without any."""
-    decorate_config: Callable[[ServerConfig], ServerConfig] | None = None
-    """What a server is started with, where that is more than its pins and the books know."""
-
+    rows: Sequence[ServerRow] = ()
+    configs: Mapping[str, ServerConfig] = field(default_factory=dict[str, "ServerConfig"])
+    """Trusted servers by id, with the values of their variables; a row without its values is absent."""
+    consent: Mapping[str, Consent] = field(default_factory=dict[str, "Consent"])
+    notes: Sequence[Note] = ()
     locked: Mapping[RemoteToolRef, JsonObject] = field(default_factory=dict["RemoteToolRef", "JsonObject"])
-    """The definitions of the project's lock, for servers that the project has."""
+    """The definitions of the project's lock file: a tool seen for the first time must match it."""
     configured: Sequence[str] = ()
-    """The ids of all servers that are configured, in order: names of tools depend on them."""
+    """The ids of all configured servers in order, also of those left out of the plan: names of tools depend on it."""
 
-    def decorate(self, config: ServerConfig) -> ServerConfig:
-        """Give what a server is started with."""
+    @classmethod
+    def from_configs(cls, configs: Iterable[ServerConfig]) -> ServerPlan:
+        """Plan these servers, all of them trusted."""
+        return cls(configs={config.id: config for config in configs})
+
+    @property
+    def untrusted(self) -> Sequence[ServerRow]:
+        """The rows without consent to what they are now."""
+        return tuple(row for row in self.rows if self.consent.get(row.id) != "trusted")
+
+    @property
+    def lazy(self) -> Collection[str]:
+        """The ids of servers whose rows say that a first call starts them."""
+        return [row.id for row in self.rows if row.start == "lazy"]
+
+    def state_of(self, row: ServerRow) -> RowState:
+        """Tell whether a row can be started, and if not, why."""
+        consent = self.consent.get(row.id, "unknown")
+        if consent != "trusted":
+            return "changed" if consent == "changed" else "untrusted"
+        return "startable" if row.id in self.configs else "unresolved"
+
+    def narrow(self, servers: Collection[str]) -> ServerPlan:
+        """Return the plan of these servers only, without the notes about others."""
+        others = tuple(f"server {row.id!r} of " for row in self.rows if row.id not in servers)
+        return replace(
+            self,
+            rows=tuple(row for row in self.rows if row.id in servers),
+            configs={server: config for server, config in self.configs.items() if server in servers},
+            notes=tuple(note for note in self.notes if not note.owner.startswith(others)),
+        )
+
+
+@record(kw_only=True)
+class BootOptions:
+    """How the servers of a plan are started and watched."""
+
+    lazy: Collection[str] | None = None
+    """Servers that a first call starts, if the store knows their tools; None: as their rows say."""
+    reloadable: bool = False
+    """Whether the servers may change during the run (`indus serve`): unknown servers are not waited for."""
+    decorate_config: Callable[[ServerConfig], ServerConfig] | None = None
+    """Transforms the configuration a server is started with; pins and journal use the original."""
+    retention: Retention = field(default_factory=Retention)
+    supervision: Supervision | None = None
+    handlers: Handlers | None = None
+    on_event: Callable[[FleetEvent], None] | None = None
+    """Receives the events of the fleet from the first start on."""
+
+    def launch_config(self, config: ServerConfig) -> ServerConfig:
+        """Return the configuration a server is started with."""
         return config if self.decorate_config is None else self.decorate_config(config)
 
 
-@dataclass(frozen=True, slots=True)
-class Changed:
-    """What became of the servers when their configuration changed."""
+@record
+class ServerChanges:
+    """The effect of a changed configuration on the servers."""
 
     removed: Sequence[str] = ()
     replaced: Sequence[str] = ()
     added: Sequence[str] = ()
-    started: Sequence[str] = ()
-    """Of those that are there anew, which are to be woken."""
+    to_start: Sequence[str] = ()
+    """Replaced and added servers that the caller must wake."""
 
     def __bool__(self) -> bool:
         return bool(self.removed or self.replaced or self.added)
 
 
-@dataclass(frozen=True, slots=True)
 class BootedBridge:
-    """A deck's remote half, with what keeps its books. Whoever boots closes it."""
+    """The servers of a run with their enrolled tools and their journal. The caller of `boot_bridge` closes it."""
 
-    attached: AttachResult
-    journal: Journal
-    from_store: Collection[str]
-    """The servers whose tools were there before they were."""
-    _background: BackgroundTask
-    _pins: StorePins
-    _present: dict[str, tuple[ServerConfig, bool]]
-    """What each server is made from, and whether it is trusted."""
-    _tidying: BackgroundTask
-    _seen: set[RemoteToolRef]
-    """The tools whose definitions the store had before their servers listed them."""
+    def __init__(
+        self,
+        store: LedgerStore,
+        plan: ServerPlan,
+        options: BootOptions | None = None,
+        *,
+        ledger: BridgeLedger | None = None,
+        journal: Journal | None = None,
+    ) -> None:
+        """Prepare a bridge without servers; `boot_bridge` adds those of the plan."""
+        self.plan = plan
+        self.options = options or BootOptions()
+        self.notes: Sequence[Note] = plan.notes
+        """Everything that was left out at boot, with the reason."""
+        self.from_store: Collection[str] = ()
+        """The servers whose tools were enrolled from the store."""
+        self._store = store
+        self._journal = journal
+        self.fleet = ServerFleetImpl(
+            supervision=self.options.supervision, handlers=self.options.handlers, history=StartHistory()
+        )
+        if self.options.on_event is not None:
+            self.fleet.follow(self.options.on_event)
+        self._pins = StorePins(journal, {})
+        self._configs: dict[str, tuple[ServerConfig, bool]] = {}
+        """The configuration of each server, and whether it is trusted."""
+        self._known_refs: set[RemoteToolRef] = set()
+        """The tools whose definitions the store had before their servers listed them."""
+        self._startup = BackgroundTask("boot of servers")
+        self._compaction = BackgroundTask("compaction of the ledger")
+        # Follows the fleet before anything starts: a server may come up or fail at once.
+        self.enrolment = Enrolment(
+            self.fleet,
+            ledger or BridgeLedger.empty(),
+            pins=None if journal is None else self._pins,
+            sink=journal,
+            servers=plan.configured,
+        )
+
+    @property
+    def journal(self) -> Journal:
+        """The journal of this run; a run without servers begins it when it is first used."""
+        if self._journal is None:
+            self._journal = Journal(self._store)
+        return self._journal
+
+    @property
+    def ledger(self) -> BridgeLedger:
+        """The ledger as it is now."""
+        return self.enrolment.ledger
+
+    @property
+    def capabilities(self) -> Sequence[BridgeCapability]:
+        """The servers' tools that are enrolled now."""
+        return self.enrolment.ledger.live_capabilities()
+
+    @property
+    def disabled(self) -> Sequence[DisabledTool]:
+        """The tools that may not be called until their changed definitions are approved."""
+        return self.enrolment.disabled
+
+    def status(self) -> FleetStatus:
+        """Return the status of every server; disabled tools are among its notes."""
+        return self.enrolment.status()
 
     def list_remarks(self, server: str) -> Sequence[Note]:
-        """Give the notes about what a server lists.
-
-        What is said of a definition is said once, when that definition is new.
-        """
-        fleet = self.attached.fleet
-        status = None if fleet is None else fleet.status().get(server)
+        """List the notes about what a server lists; a note about a definition only if the definition is new."""
+        status = self.fleet.status().get(server)
         return tuple(
             note
             for note in (() if status is None else status.notes)
-            if not (isinstance(note, DefinitionNote) and note.tool in self._seen)
+            if not (isinstance(note, DefinitionNote) and note.tool in self._known_refs)
         )
 
-    async def change(self, plan: BootPlan) -> Changed:
-        """Have the servers of a plan in place of those there are; what is the same goes on.
+    def missing(self) -> Sequence[str]:
+        """List the required servers that are not ready."""
+        status = self.status()
+        return tuple(
+            row.id
+            for row in self.plan.rows
+            if row.required and (row.id not in status or status[row.id].phase != "ready")
+        )
 
-        Those that are new stay asleep: whoever calls this wakes them. Only for a fleet that is
-        lasting, and by one caller at a time.
-        """
-        fleet, enrolment = self.attached.fleet, self.attached.enrolment
-        assert fleet is not None
-        assert enrolment is not None
-        wanted = {one.id: (one, one.id not in plan.untrusted) for one in plan.servers}
-        removed = [one for one in self._present if one not in wanted]
-        replaced = [one for one in self._present if wanted.get(one, self._present[one]) != self._present[one]]
-        added = [one for one in wanted if one not in self._present]
-        for server in (*removed, *replaced):
-            enrolment.forget(server)
-            del self._present[server]
-        await _close(fleet, (*removed, *replaced))
-        self.journal.forget(removed)
-        self._pins.learn(dict.fromkeys(removed, ""), (), {})
-        self._pins.lock(plan.locked)
-        fresh = [wanted[one][0] for one in (*replaced, *added) if wanted[one][1]]
-        known, disabled = await self._introduced(fresh)
-        for config in await find_seen_up(self.journal.store, fresh):
-            fleet.history.record_up(plan.decorate(config))
-        for server in (*replaced, *added):
-            config, trusted = self._present[server] = wanted[server]
-            await fleet.add(plan.decorate(config), waiting="asleep" if trusted else "untrusted")
-            if server in known:
-                enrolment.take_tools(server, known[server], disabled.get(server, ()))
-        enrolment.know_servers(plan.configured)
-        started = [one.id for one in fresh if one.id not in known or one.id not in plan.lazy]
-        return Changed(removed, replaced, added, started)
+    def unknown_servers(self) -> Sequence[str]:
+        """List the servers that can be started and whose tools the store did not know."""
+        return tuple(server for server in self.plan.configs if server not in self.from_store)
 
-    async def _introduced(self, servers: Sequence[ServerConfig]) -> _Remembered:
-        store = self.journal.store
-        self.journal.introduce(servers)
-        await learn_pins(self._pins, store, servers)
-        known, _ = await known_tools(store, servers)
-        disabled = await disabled_tools(store, servers)
-        self.journal.knows(_names(known), disabled)
-        self._seen.update(_references(known))
-        return _Remembered(known, disabled)
+    def eager_servers(self) -> Sequence[str]:
+        """List the servers that run whether one of their tools is called or not."""
+        return tuple(row.id for row in self.plan.rows if row.start != "lazy" and row.id in self.plan.configs)
 
-    async def reread_approvals(self) -> None:
-        """Take what was approved by another process: `indus mcp approve`, while this one runs."""
-        enrolment = self.attached.enrolment
-        servers = {one.ref.server for one in enrolment.disabled} if enrolment is not None else ()
-        configs = [self._present[one][0] for one in servers if one in self._present]
-        if enrolment is not None and configs:
-            await learn_pins(self._pins, self.journal.store, configs)
-            for config in configs:
-                enrolment.take(config.id)
+    # -- starting -----------------------------------------------------------------------------
 
     async def wake(self, servers: Iterable[str]) -> None:
         """Start servers, and wait until each has come up or failed."""
-        if self.attached.fleet is not None:
-            await _wake_all(self.attached.fleet, servers)
+        async with asyncio.TaskGroup() as tasks:
+            for server in servers:
+                tasks.create_task(self._wake(server))
 
-    async def settled(self) -> None:
-        """Wait until every server that is started without being called has come up or failed."""
-        await self._background.wait()
+    async def _wake(self, server: str) -> None:
+        try:
+            await self.fleet.wake(server, urgent=False)
+        except ProtocolFault:
+            return  # it was removed meanwhile
+
+    async def wait_for_required(self) -> None:
+        """Wait until every required server has come up or failed."""
+        await self.wake(row.id for row in self.plan.rows if row.required and row.id in self.plan.configs)
+
+    async def wait_started(self) -> None:
+        """Wait until every server that starts without a call has come up or failed."""
+        await self._startup.wait()
+
+    async def boot(self) -> None:
+        """Enrol the tools of the plan's servers, from the store where it has them, and start what is to start.
+
+        Servers that the store does not know are waited for, unless the bridge is reloadable.
+        """
+        plan, options = self.plan, self.options
+        untrusted = plan.untrusted
+        trusted = [*plan.configs.values()]
+        known, disabled = await self._introduce(trusted)
+        self._pins.lock(plan.locked)
+        self._configs = {config.id: (config, True) for config in trusted}
+        self._configs.update((row.id, (row.config, False)) for row in untrusted)
+        waiting: dict[str, Waiting] = {
+            server: "asleep" for server in plan.configs if server in known or options.reloadable
+        }
+        waiting.update((row.id, "untrusted") for row in untrusted)
+        config = BridgeConfig([options.launch_config(config) for config, _ in self._configs.values()])
+        await self.fleet.start(config, waiting=waiting)
+        await self.enrolment.take_all(known, disabled)
+        self.from_store = tuple(known)
+        lazy = plan.lazy if options.lazy is None else options.lazy
+        self._startup.start(
+            self._start([server for server in plan.configs if server not in known or server not in lazy])
+        )
+        self._compaction.start(self._compact())
+        self.notes = (*plan.notes, *self.fleet.notes, *self.enrolment.notes, *self._store.notes)
+
+    async def _introduce(
+        self, servers: Sequence[ServerConfig]
+    ) -> tuple[Mapping[str, Sequence[RemoteTool]], Mapping[str, Sequence[DisabledTool]]]:
+        """Read from the store which tools servers have, and which of these are disabled."""
+        self.journal.introduce(servers)
+        await learn_pins(self._pins, self._store, servers)
+        known, _ = await read_known_tools(self._store, servers)
+        disabled = await disabled_tools(self._store, servers)
+        self.journal.knows({server: [tool.ref.name for tool in tools] for server, tools in known.items()}, disabled)
+        self._known_refs.update(tool.ref for tools in known.values() for tool in tools)
+        for config in await find_started_before(self._store, servers):
+            self.fleet.history.record_up(self.options.launch_config(config))
+        return known, disabled
+
+    async def _start(self, servers: Sequence[str]) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.wake(servers))
+            tasks.create_task(self._prune())
+
+    async def _prune(self) -> None:
+        await self._store.prune(self.options.retention, self.journal.run)
+
+    async def _compact(self) -> None:
+        """Drop past events from the ledger in memory whenever they are many and the store has them."""
+        while True:
+            await self.enrolment.long()
+            end = self.enrolment.ledger.next_seq
+            # A store that has lost its file keeps the rest of this run in memory.
+            if await self._store.flush() or self._store.path is None:
+                self.enrolment.compact(end)
+
+    # -- changes while it runs ----------------------------------------------------------------
+
+    async def change(self, plan: ServerPlan) -> ServerChanges:
+        """Replace the servers by those of a plan; servers that stay the same go on.
+
+        New servers stay asleep: the caller wakes those in `to_start`. Only one caller at a time.
+        """
+        wanted = {config.id: (config, True) for config in plan.configs.values()}
+        wanted.update((row.id, (row.config, False)) for row in plan.untrusted)
+        removed = [server for server in self._configs if server not in wanted]
+        replaced = [
+            server for server in self._configs if wanted.get(server, self._configs[server]) != self._configs[server]
+        ]
+        added = [server for server in wanted if server not in self._configs]
+        for server in (*removed, *replaced):
+            self.enrolment.forget(server)
+            del self._configs[server]
+        async with asyncio.TaskGroup() as tasks:
+            for server in (*removed, *replaced):
+                tasks.create_task(self.fleet.remove(server))
+        self.journal.forget(removed)
+        self._pins.learn(dict.fromkeys(removed, ""), (), {})
+        self._pins.lock(plan.locked)
+        fresh = [wanted[server][0] for server in (*replaced, *added) if wanted[server][1]]
+        known, disabled = await self._introduce(fresh)
+        for server in (*replaced, *added):
+            config, trusted = self._configs[server] = wanted[server]
+            await self.fleet.add(self.options.launch_config(config), waiting="asleep" if trusted else "untrusted")
+            if server in known:
+                self.enrolment.take_tools(server, known[server], disabled.get(server, ()))
+        self.enrolment.know_servers(plan.configured)
+        to_start = [config.id for config in fresh if config.id not in known or config.id not in plan.lazy]
+        return ServerChanges(removed, replaced, added, to_start)
+
+    async def reread_approvals(self) -> None:
+        """Apply what another process has approved (`indus mcp approve`) while this one runs."""
+        servers = {tool.ref.server for tool in self.enrolment.disabled}
+        configs = [self._configs[server][0] for server in servers if server in self._configs]
+        if configs:
+            await learn_pins(self._pins, self._store, configs)
+            for config in configs:
+                self.enrolment.take(config.id)
 
     async def aclose(self) -> None:
-        """Close the servers, and write the books to their end; the store stays open."""
-        for owner in (self._background, self._tidying):
-            owner.cancel()
-            await owner.join()
-        if self.attached.enrolment is not None:
-            self.attached.enrolment.close()
-        if self.attached.fleet is not None:
-            await self.attached.fleet.tear_down()
-        await self.journal.store.flush()
-
-
-class _Remembered(NamedTuple):
-    """What the store knows of servers from the runs before."""
-
-    known: Mapping[str, Sequence[RemoteTool]]
-    disabled: Mapping[str, Sequence[DisabledTool]]
-
-
-async def known_tools(
-    store: LedgerStore, servers: Iterable[ServerConfig]
-) -> tuple[Mapping[str, Sequence[RemoteTool]], Sequence[Note]]:
-    """Give the tools of servers that were seen before, the way a listing gives them."""
-    configs = {config.id: config for config in servers}
-    known: dict[str, Sequence[RemoteTool]] = {}
-    notes: list[Note] = []
-    for server, rows in (await definitions_of(store, configs.values())).items():
-        # In a thread, since hundreds of schemas take a while to be made fit for a model.
-        known[server], said = await to_thread.run_sync(read_tools, [*rows], configs[server])
-        notes.extend(said)
-    return known, notes
+        """Close the servers and write the journal to its end; the store stays open."""
+        if self._journal is not None:
+            for server, status in self.status().items():
+                if status.fault is not None and status.fault.detail.stderr:
+                    text = "\n".join(status.fault.detail.stderr)[-_STDERR_CHARACTERS:]
+                    self._journal.note("fault", server, STANDARD_ERROR, text)
+        for task in (self._startup, self._compaction):
+            task.cancel()
+            await task.join()
+        self.enrolment.close()
+        if self._configs:
+            await self.fleet.tear_down()
+        if self._journal is not None:
+            await self._store.flush()
 
 
 async def boot_bridge(
     store: LedgerStore,
-    plan: BootPlan,
+    plan: ServerPlan,
+    options: BootOptions | None = None,
     *,
     ledger: BridgeLedger | None = None,
     journal: Journal | None = None,
-    supervision: Supervision | None = None,
-    handlers: Handlers | None = None,
-    on_event: Callable[[FleetEvent], None] | None = None,
 ) -> BootedBridge:
-    """Enrol the tools of servers, from the store where it has them, and start what is to start."""
-    trusted = [config for config in plan.servers if config.id not in plan.untrusted]
-    books = journal or Journal(store, trusted)
-    if journal is not None:
-        books.introduce(trusted)
-    known, _ = await known_tools(store, trusted)
-    disabled = await disabled_tools(store, trusted)
-    books.knows(_names(known), disabled)
-    started = [one.id for one in trusted if one.id not in known or one.id not in plan.lazy]
-    waiting: dict[str, Waiting] = {one.id: "asleep" for one in trusted if one.id in known or not plan.wait_for_new}
-    waiting.update(dict.fromkeys(plan.untrusted, "untrusted"))
-    pins = await open_pins(books, trusted)
-    pins.lock(plan.locked)
-    history = StartHistory()
-    for config in await find_seen_up(store, trusted):
-        history.record_up(plan.decorate(config))
-    attached = await attach_bridge_capabilities(
-        ledger or BridgeLedger.empty(),
-        BridgeConfig([plan.decorate(one) for one in plan.servers]),
-        pins=pins,
-        sink=books,
-        waiting=waiting,
-        known=known,
-        disabled=disabled,
-        supervision=supervision,
-        handlers=handlers,
-        reloadable=plan.reloadable,
-        history=history,
-        on_event=on_event,
-        servers=plan.configured,
-    )
-    background = BackgroundTask("boot of servers")
-    background.start(_start(attached.fleet, started, books, plan.retention))
-    tidying = BackgroundTask("tidying of the ledger")
-    if attached.enrolment is not None:
-        tidying.start(_keep_short(attached.enrolment, store))
-    told = replace(attached, notes=(*attached.notes, *store.notes))
-    present = {one.id: (one, one.id not in plan.untrusted) for one in plan.servers}
-    seen = set(_references(known))
-    return BootedBridge(told, books, tuple(known), background, pins, present, tidying, seen)
+    """Boot the servers of a plan; see `BootedBridge.boot`."""
+    bridge = BootedBridge(store, plan, options, ledger=ledger, journal=journal or Journal(store, plan.configs.values()))
+    await bridge.boot()
+    return bridge
 
 
-def _names(known: Mapping[str, Sequence[RemoteTool]]) -> dict[str, list[str]]:
-    return {server: [one.ref.name for one in tools] for server, tools in known.items()}
+async def read_known_tools(
+    store: LedgerStore, servers: Iterable[ServerConfig]
+) -> tuple[Mapping[str, Sequence[RemoteTool]], Sequence[Note]]:
+    """Read the tools of servers seen before from the store, in the form a listing gives them."""
+    configs = {config.id: config for config in servers}
+    known: dict[str, Sequence[RemoteTool]] = {}
+    notes: list[Note] = []
+    for server, rows in (await definitions_of(store, configs.values())).items():
+        # In a thread: hundreds of schemas take a while to be prepared for a model.
+        known[server], remarks = await to_thread.run_sync(read_tools, [*rows], configs[server])
+        notes.extend(remarks)
+    return known, notes
 
 
-def _references(known: Mapping[str, Sequence[RemoteTool]]) -> list[RemoteToolRef]:
-    return [tool.ref for tools in known.values() for tool in tools]
+async def find_started_before(store: LedgerStore, servers: Iterable[ServerConfig]) -> Sequence[ServerConfig]:
+    """Find the servers that came up with their present configuration and have not timed out since.
 
-
-async def _close(fleet: ServerFleetImpl, servers: Sequence[str]) -> None:
-    async with asyncio.TaskGroup() as tasks:
-        for server in servers:
-            tasks.create_task(fleet.remove(server))
-
-
-async def _start(fleet: ServerFleetImpl | None, servers: Sequence[str], books: Journal, keep: Retention) -> None:
-    async with asyncio.TaskGroup() as tasks:
-        if fleet is not None:
-            tasks.create_task(_wake_all(fleet, servers))
-        tasks.create_task(_prune(books, keep))
-
-
-async def _wake_all(fleet: ServerFleetImpl, servers: Iterable[str]) -> None:
-    async with asyncio.TaskGroup() as tasks:
-        for server in servers:
-            tasks.create_task(_wake(fleet, server))
-
-
-async def _wake(fleet: ServerFleetImpl, server: str) -> None:
-    try:
-        await fleet.wake(server, urgent=False)
-    except ProtocolFault:
-        return  # it was taken out meanwhile
-
-
-async def _keep_short(enrolment: Enrolment, store: LedgerStore) -> None:
-    """Have the ledger go on without its past, whenever that is long and in the store."""
-    while True:
-        await enrolment.long()
-        end = enrolment.ledger.next_seq
-        # A store that has lost its file keeps in memory what this process needs.
-        if await store.flush() or store.path is None:
-            enrolment.compact(end)
-
-
-async def _prune(books: Journal, keep: Retention) -> None:
-    await books.store.prune(keep, books.run)
+    A server whose start timed out may have to download its program again: it is left out.
+    """
+    up: dict[object, int] = {}
+    for op in ("list", "ready"):
+        for row in await store.latest(op):
+            identity = row.facts.get("identity")
+            up[identity] = max(row.position, up.get(identity, 0))
+    late = {row.facts.get("identity"): row.position for row in await store.latest("fault")}
+    return [config for config in servers if (key := server_identity(config)) in up and up[key] > late.get(key, 0)]

@@ -20,7 +20,7 @@ from tests.support.waiting import until
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from induscode.deck.contract import BridgeFault
 from induscode.deck.mcp import enrolment as enrolment_module
-from induscode.deck.mcp.boot import BootPlan, boot_bridge
+from induscode.deck.mcp.boot import BootOptions, ServerPlan, boot_bridge
 from induscode.deck.mcp.enrolment import LONGEST_LOG
 from induscode.deck.mcp.ledger import BridgeEntry, BridgeLedger, EnrollRequest, content_key_of
 from induscode.deck.mcp.store import memory_store
@@ -176,22 +176,20 @@ def test_compacting_again_and_again_is_compacting_once(
 
 @asynccontextmanager
 async def booted(store: LedgerStore, *servers: ServerConfig) -> AsyncGenerator[BootedBridge]:
-    bridge = await boot_bridge(store, BootPlan(servers, reloadable=True), supervision=QUICK)
+    bridge = await boot_bridge(store, ServerPlan.from_configs(servers), BootOptions(supervision=QUICK))
     try:
-        await bridge.settled()
+        await bridge.wait_started()
         yield bridge
     finally:
         await bridge.aclose()
 
 
 def enrolment_of(bridge: BootedBridge) -> Enrolment:
-    assert bridge.attached.enrolment is not None
-    return bridge.attached.enrolment
+    return bridge.enrolment
 
 
 def listed_by(bridge: BootedBridge, server: str) -> Sequence[RemoteTool]:
-    assert bridge.attached.fleet is not None
-    endpoint = bridge.attached.fleet.endpoint(server)
+    endpoint = bridge.fleet.endpoint(server)
     assert endpoint is not None
     assert endpoint.known_tools is not None
     return endpoint.known_tools
@@ -238,8 +236,7 @@ async def test_a_server_that_keeps_changing_is_followed_by_a_short_ledger(
     fast = honest(id="h", limits=replace(FAST, relist_gap_s=0.0))
     async with stored(tmp_path) as store, booted(store, fast) as bridge:
         enrolment = enrolment_of(bridge)
-        assert bridge.attached.fleet is not None
-        endpoint = bridge.attached.fleet.endpoint("h")
+        endpoint = bridge.fleet.endpoint("h")
         assert endpoint is not None
         extra = RemoteToolRef("h", "extra")
         while not enrolment.ledger.folded:
@@ -257,9 +254,9 @@ async def test_a_configuration_that_keeps_changing_leaves_nothing_of_servers_tha
     async with stored(tmp_path) as store, booted(store, honest(id="h")) as bridge:
         for number in range(30):
             passing = honest(id=f"p{number}")
-            await bridge.change(BootPlan([honest(id="h"), passing], reloadable=True))
+            await bridge.change(ServerPlan.from_configs([honest(id="h"), passing]))
             enrolment_of(bridge).take_tools(passing.id, named(passing.id, listed_by(bridge, "h")))
-        await bridge.change(BootPlan([honest(id="h")], reloadable=True))
+        await bridge.change(ServerPlan.from_configs([honest(id="h")]))
         enrolment, journal = enrolment_of(bridge), bridge.journal
         await until(lambda: enrolment.ledger.events <= LONGEST_LOG)
         assert len(enrolment.ledger.live_capabilities()) == len(HONEST_TOOLS)
