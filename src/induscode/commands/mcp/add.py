@@ -16,7 +16,7 @@ import click
 from indusagi.core.json import is_json_object
 from indusagi.core.text import format_count
 from induscode.commands.support.output import print_notes
-from induscode.commands.support.runner import opened_store, run_until_signal
+from induscode.commands.support.runner import load_plan, opened_store, run_until_signal
 from induscode.commands.support.servers import scope_option
 from induscode.deck.mcp.config.rows import BadRow, Origin, server_row
 from induscode.deck.mcp.config.writer import changing, own_file
