@@ -1,0 +1,50 @@
+"""Type checkers in strict mode accept a user's program and see the documented types."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.support.scripts import ROOT, unmeasured
+
+pytestmark = pytest.mark.process
+PROGRAM = Path(__file__).with_name("user_program.py")
+BIN = Path(sys.executable).parent
+CHECKERS = {
+    "pyright": [str(BIN / "pyright"), "--pythonpath", sys.executable],
+    "mypy": [str(BIN / "mypy"), "--strict", "--config-file", os.devnull, "--cache-dir", os.devnull],
+}
+
+
+def check(checker: str, program: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*CHECKERS[checker], str(program)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+        env={**unmeasured(), "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"},
+    )
+
+
+@pytest.mark.parametrize("checker", CHECKERS)
+def test_a_type_checker_accepts_the_program_of_a_user(checker: str) -> None:
+    done = check(checker, PROGRAM)
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_wrong_type_is_noticed(tmp_path: Path) -> None:
+    program = tmp_path / "wrong.py"
+    lines = (
+        "from typing import assert_type",
+        "from indusagi.core import CancelToken",
+        "assert_type(CancelToken(), str)",
+    )
+    program.write_text("\n".join(lines), encoding="utf-8")
+    done = check("mypy", program)
+    assert done.returncode == 1
+    assert '"CancelToken", not "str"' in done.stdout
