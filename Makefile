@@ -1,25 +1,25 @@
-# Recipes use relative paths only: the clone's own path may hold spaces.
+# Recipes use relative paths only: the path of the clone may contain spaces.
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint types arrows unit format docs wheel bench soak gate-fuzz scoreboard interop conformance clients coldstart lock clean
 # The steps of `test` run in the order given, also under -j.
 .NOTPARALLEL:
 
-# Whatever the caller's shell or a git hook has set, a run here depends on this clone alone.
+# A run depends on this clone alone, not on variables of the caller's shell or of a git hook.
 unexport PYTHONHOME PYTHONPATH PYTHONOPTIMIZE PYTHONUNBUFFERED PYTHONWARNINGS
 unexport PYTEST_ADDOPTS PYTEST_PLUGINS
 unexport COVERAGE_FILE COVERAGE_RCFILE VIRTUAL_ENV GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE GIT_PREFIX
 unexport MAKEFLAGS MFLAGS MAKEOVERRIDES
-# Without bytecode every process the tests start would compile the packages again.
+# Without bytecode every process that the tests start would compile the packages again.
 unexport PYTHONDONTWRITEBYTECODE
-# Pyright comes with its wheel: no look for a newer one, and no other version.
+# Pyright comes with its wheel: it neither looks for a newer version nor takes another one.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 unexport PYRIGHT_PYTHON_FORCE_VERSION PYRIGHT_PYTHON_PYLANCE_VERSION
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
 
-setup:  ## make or update .venv
+setup:  ## create or update .venv
 	@sh scripts/setup
 
 demo: setup  ## show what the project does
@@ -54,38 +54,38 @@ docs: setup  ## build the documentation into site/
 wheel: setup  ## build dist/, install the wheel into a fresh environment and run it
 	@sh scripts/wheel
 
-format: setup  ## format, and mend what can be mended
+format: setup  ## format, and fix what can be fixed automatically
 	@.venv/bin/ruff format
 	@.venv/bin/ruff check --fix
 
-bench: setup  ## measure
+bench: setup  ## measure speed and memory
 	@.venv/bin/python -m bench
 
-soak: setup  ## put indus serve under mixed load and see that nothing grows (MINUTES=30: for long)
+soak: setup  ## put mixed load on indus serve and check that nothing grows (MINUTES=30)
 	@.venv/bin/python -m bench.soak $(if $(MINUTES),--minutes $(MINUTES))
 
-gate-fuzz: setup  ## run 10,000 generated commands that the gate allows, and see that they stay within their rules (COUNT=, SEED=)
+gate-fuzz: setup  ## run 10,000 generated commands that the permissions allow, and check what they do (COUNT=, SEED=)
 	@.venv/bin/python -m outside.gate_fuzz $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))
 
-scoreboard: setup  ## probe the native tools, item by item
+scoreboard: setup  ## probe the native tools, one by one
 	@.venv/bin/python -m bench.tools
 
-interop: setup  ## connect to servers that others wrote (installs them into .outside)
+interop: setup  ## connect to other authors' servers (installs them into .outside)
 	@.venv/bin/python -m outside.interop
 
-conformance: setup  ## have the official suite judge our client and our servers (installs it into .outside)
+conformance: setup  ## run the official suite against our client and servers (installs it into .outside)
 	@.venv/bin/python -m outside.conformance
 
-clients: setup  ## let clients that others wrote visit `indus serve` (installs them into .outside)
+clients: setup  ## let other authors' clients use indus serve (installs them into .outside)
 	@.venv/bin/python -m outside.clients
 
-coldstart: setup  ## start real npx and uvx servers in an empty home, and interrupt them (downloads)
+coldstart: setup  ## start npx and uvx servers in an empty home, and interrupt them (downloads)
 	@.venv/bin/python -m outside.coldstart
 
-lock: setup  ## write the locks anew (scripts/lock --upgrade takes newer versions)
+lock: setup  ## write the lock files (scripts/lock --upgrade takes newer versions)
 	@sh scripts/lock
 
-clean:  ## remove all that was made here
+clean:  ## remove everything that make has created
 	rm -rf .venv .docs site .bench .outside .coverage .coverage.* .hypothesis .pytest_cache .ruff_cache
 	rm -rf .import_linter_cache build dist
 	find src tests bench examples scripts outside -name __pycache__ -prune -exec rm -rf {} +
