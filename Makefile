@@ -65,7 +65,7 @@ soak: setup  ## put mixed load on indus serve and check that nothing grows (MINU
 	@.venv/bin/python -m bench.soak $(if $(MINUTES),--minutes $(MINUTES))
 
 gate-fuzz: setup  ## run 10,000 generated commands that the permissions allow, and check what they do (COUNT=, SEED=)
-	@.venv/bin/python -m outside.gate_fuzz $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))
+	@.venv/bin/python -m outside.permission_fuzz $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))
 
 scoreboard: setup  ## probe the native tools, one by one
 	@.venv/bin/python -m bench.tools

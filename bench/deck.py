@@ -14,7 +14,7 @@ from functools import partial
 from time import perf_counter, process_time
 from typing import TYPE_CHECKING
 
-from bench.bridge_program import server
+from bench.bridge.program import server
 from bench.measure import Pair, calls, compare
 from bench.row import CannotMeasure, Row
 from bench.samples import SEARCH_SCHEMA

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bench import answer, bridge, commands, deck, gateway, gateway_crowd, kernel, start, tools, tools_search
+from bench import answer, bridge, commands, deck, gateway, kernel, start, tools
+from bench.gateway import crowd as gateway_crowd
+from bench.tools import search as tools_search
 
 if TYPE_CHECKING:
     from bench.row import Row

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 from bench.__main__ import main
 from bench.bridge import FASTMCP, Big, big_check, compare_calls, compare_neighbours, floor_s, memory_check
-from bench.bridge_fresh import Fresh, fresh
+from bench.bridge.fresh import Fresh, fresh
 from bench.measure import Pair, Sample, calls, compare
 from bench.process import console_script, output_of, python, surroundings
 from bench.row import CannotMeasure, Check, Row

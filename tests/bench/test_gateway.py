@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from bench.gateway import CALLERS, Figures, Plan, check, measure, table
-from bench.gateway_client import names, open_pipes, result_of
-from bench.gateway_contenders import (
+from bench.gateway.client import names, open_pipes, result_of
+from bench.gateway.contenders import (
     CONTENDERS,
     DIRECT,
     FASTMCP_PROXY,
@@ -21,16 +21,16 @@ from bench.gateway_contenders import (
     free_port,
     new_desk,
 )
-from bench.gateway_crowd import compare_crowd
-from bench.gateway_http import Web
-from bench.gateway_run import Memory, children, running
+from bench.gateway.crowd import compare_crowd
+from bench.gateway.http_client import Web
+from bench.gateway.run import Memory, children, running
 from bench.row import CannotMeasure
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
-    from bench.gateway_client import Answer
-    from bench.gateway_contenders import Desk
+    from bench.gateway.client import Answer
+    from bench.gateway.contenders import Desk
 
 BRIEF = Plan(starts=1, rounds=1, slice_s=0.0, least=2)
 GOOD = Figures(0.2, 0.0005, 0.0006, 6000.0, Memory(25_000_000, 25_000_000))

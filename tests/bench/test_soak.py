@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import pytest
-from bench.gateway_client import open_pipes
-from bench.gateway_http import Web
+from bench.gateway.client import open_pipes
+from bench.gateway.http_client import Web
 from bench.soak import Course, main, report, soak
-from bench.soak_gateways import SUBJECTS, Subject
-from bench.soak_judge import LEAST, Quantity, judge
-from bench.soak_load import Visitor, Wrong, expect, is_error, lap, texts
-from bench.soak_sample import QUANTITIES, Sample, at_rest
+from bench.soak.gateways import SUBJECTS, Subject
+from bench.soak.growth import LEAST, Quantity, judge
+from bench.soak.load import Visitor, Wrong, expect, is_error, lap, texts
+from bench.soak.sample import QUANTITIES, Sample, at_rest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from bench.gateway_client import Answer
+    from bench.gateway.client import Answer
     from hypothesis.strategies import DrawFn
 
 PLAIN = Quantity("things", slack=10)
@@ -183,7 +183,7 @@ async def test_a_lap_over_a_server_itself_is_right_and_one_wrong_answer_fails_it
 OBSERVED = """
 import asyncio, sys
 sys.path.insert(0, sys.argv[2])
-import bench.soak_subject as subject
+import bench.soak.subject as subject
 import types
 held = []
 async def main():

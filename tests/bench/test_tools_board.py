@@ -9,19 +9,25 @@ from typing import TYPE_CHECKING
 
 import pytest
 from bench.row import CannotMeasure
-from bench.tools_board import Finding, Item, Scene, Sizes, counted, ground
-from bench.tools_original import original
-from bench.tools_subject import OURS, TOKEN, TOKEN_NAME, Driver, Stuck, Subject
-from bench.tools_trees import files_in, grow, kept_by_git
+from bench.tools import board as tools_board
+from bench.tools import edits as tools_edits
+from bench.tools import event_loop as tools_loop
+from bench.tools import reading as tools_looking
+from bench.tools import shell as tools_shell
+from bench.tools import web as tools_web
+from bench.tools.board import Finding, Item, Scene, Sizes, counted, ground
+from bench.tools.original import original
+from bench.tools.subject import OURS, TOKEN, TOKEN_NAME, Driver, Stuck, Subject
+from bench.tools.trees import files_in, grow, kept_by_git
 from tests.support.scripts import ROOT
 
-from bench import tools, tools_board, tools_edits, tools_looking, tools_loop, tools_shell, tools_web
+from bench import tools
 
 if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
 
-    from bench.tools_board import Ground
+    from bench.tools.board import Ground
 
 SMALL = Sizes(
     edit_lines=200,

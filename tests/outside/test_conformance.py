@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from outside.conformance import cells
-from outside.conformance_servers import Judged, table
+from outside.conformance.servers import Judged, table
+from outside.conformance.subjects import Subject, subjects
+from outside.conformance.suite import Verdict, read_results, scenario_of, scenarios_in, weigh
 from outside.remote import NotListening, listening
-from outside.subjects import Subject, subjects
-from outside.suite import Verdict, read_results, scenario_of, scenarios_in, weigh
 
 if TYPE_CHECKING:
     from pathlib import Path

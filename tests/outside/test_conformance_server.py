@@ -15,8 +15,8 @@ from mcp_types import (
     ListRootsResult,
     TextContent,
 )
-from outside.conformance_server.events import Events
-from outside.conformance_server.serving import Subject
+from outside.conformance.server.events import Events
+from outside.conformance.server.serving import Subject
 
 if TYPE_CHECKING:
     from mcp.client.client import ConnectMode

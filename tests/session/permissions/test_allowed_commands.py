@@ -10,8 +10,8 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from outside.gate_fuzz.laws import decide, find_hidden, find_overruns
-from outside.gate_fuzz.run import Playground
+from outside.permission_fuzz.laws import decide, find_hidden, find_overruns
+from outside.permission_fuzz.run import Playground
 from tests.session.permissions.support import Person, rules, verdict
 
 from induscode.session.permissions.check import Permissions

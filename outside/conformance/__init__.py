@@ -1,0 +1,91 @@
+"""`python -m outside.conformance`: have the official suite judge our client and our servers.
+
+Ends with 0 if every check passed or is left out with a reason, with 1 if not, with 2 if the suite
+cannot be run at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from typing import TYPE_CHECKING
+
+from outside.conformance.servers import judge_servers, table
+from outside.conformance.suite import REVISIONS, Suite, Verdict
+from outside.install import HOME, ROOT, CannotInstall
+from outside.say import aligned, complain, markdown, say, write_between
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+_NOT_OURS = "auth/"
+"""Scenarios of signing in: the bridge sends the headers it is given, and does not sign in."""
+_CLIENT = (sys.executable, "-m", "outside.conformance.client")
+_HEAD = ("revision", "scenario", "passed", "failed", "result")
+_WIDTHS = (10, 35, 6, 6, 6)
+_PAGE = ROOT / "docs/outside.md"
+
+
+class _Options(argparse.Namespace):
+    only: str | None
+    of: str | None
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the suite and return the exit code."""
+    parser = argparse.ArgumentParser(prog="outside.conformance", description=__doc__)
+    parser.add_argument("--only", metavar="SCENARIO", help="run one scenario; writes no table")
+    parser.add_argument("--of", metavar="SUBJECT", help="judge the client, or one server; writes no table")
+    options = parser.parse_args(arguments, _Options())
+    results = HOME / "results"
+    shutil.rmtree(results, ignore_errors=True)
+    try:
+        suite = Suite()
+        return _judge(suite, results, options)
+    except CannotInstall as exc:
+        complain(f"outside.conformance: {exc}")
+        return 2
+
+
+def _judge(suite: Suite, results: Path, options: _Options) -> int:
+    verdicts = [] if options.of not in {None, "client"} else _clients(suite, results, options.only)
+    servers = [] if options.of == "client" else judge_servers(suite, results, options.only, options.of)
+    if options.only is None and options.of is None:
+        rows = [cells(verdict) for verdict in verdicts]
+        write_between(_PAGE, "conformance", markdown(_HEAD, rows))
+        write_between(_PAGE, "conformance of servers", table(servers))
+    failed = [f"client, {one.revision}, {one.scenario}" for one in verdicts if one.wrong]
+    if options.only is None:
+        failed += [line for judged in servers for line in judged.stale]
+    failed += [line for judged in servers for line in judged.failed]
+    every = [*verdicts, *(one for judged in servers for one in judged.verdicts)]
+    say(f"{len(every)} scenarios, {len(failed)} complaints")
+    for line in failed:
+        say(f"  {line}")
+    return 1 if failed or not every else 0
+
+
+def _clients(suite: Suite, results: Path, only: str | None) -> list[Verdict]:
+    say(aligned(_HEAD, _WIDTHS))
+    verdicts: list[Verdict] = []
+    for revision in REVISIONS:
+        # One at a time: the suite would start them all at once, more than a small machine carries.
+        for scenario in suite.scenarios("client", revision):
+            if scenario.startswith(_NOT_OURS) or only not in {None, scenario}:
+                continue
+            folder = results / revision / scenario
+            verdict = suite.judge_client(_CLIENT, revision, scenario, folder)
+            verdicts.append(verdict)
+            say(aligned(cells(verdict), _WIDTHS))
+            for line in verdict.wrong:
+                say(f"  {line}")
+    return verdicts
+
+
+def cells(verdict: Verdict) -> tuple[str, ...]:
+    """Give the row of the table of the client."""
+    result = "ok" if not verdict.wrong else "FAILED"
+    counts = (str(verdict.passed), str(verdict.failed))
+    return (verdict.revision, verdict.scenario, *counts, result)

@@ -1,0 +1,128 @@
+"""The servers that the conformance suite judges, and what each of them cannot have.
+
+What a server does not offer is left out with a reason: never without one, and never if it passes
+after all.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from outside.install import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+_NO_RESOURCES = "a box of tools has no resources"
+_NO_PROMPTS = "a box of tools has no prompts"
+_NO_COMPLETION = "there are neither prompts nor templates whose arguments could be completed"
+_NO_LOGGING = "a tool of a box has no log of its client to write to"
+_OWN_STREAM = "a tool behind us cannot close the stream that its own answer goes out on"
+_NO_ERROR = "a tool of a box answers with results, never with an error of the protocol"
+_OWN_KEYS = "the host numbers what tools ask; the suite looks for a name that the server has chosen"
+_NO_STATE = "the answers come without the state, so that they belong to no call"
+_NO_SUCH_NAMES = "it has none of the names that the suite calls"
+
+_BOX_LEFT_OUT: dict[str, str] = {
+    "completion-complete": _NO_COMPLETION,
+    "tools-call-with-logging": _NO_LOGGING,
+    "server-sse-polling": _OWN_STREAM,
+    "resources-list": _NO_RESOURCES,
+    "resources-read-text": _NO_RESOURCES,
+    "resources-read-binary": _NO_RESOURCES,
+    "resources-templates-read": _NO_RESOURCES,
+    "resources-subscribe": _NO_RESOURCES,
+    "resources-unsubscribe": _NO_RESOURCES,
+    "sep-2164-resource-not-found": _NO_RESOURCES,
+    "prompts-list": _NO_PROMPTS,
+    "prompts-get-simple": _NO_PROMPTS,
+    "prompts-get-with-args": _NO_PROMPTS,
+    "prompts-get-embedded-resource": _NO_PROMPTS,
+    "prompts-get-with-image": _NO_PROMPTS,
+    "input-required-result-basic-elicitation": _OWN_KEYS,
+    "input-required-result-non-tool-request": _NO_PROMPTS,
+    "input-required-result-ignore-extra-params": _NO_STATE,
+}
+_BOX_MAY_FAIL: dict[str, str] = {
+    "sep-2549-prompts-list-caching-hints": _NO_PROMPTS,
+    "sep-2549-resources-list-caching-hints": _NO_RESOURCES,
+    "sep-2549-resources-templates-list-caching-hints": _NO_RESOURCES,
+    "sep-2575-server-no-log-without-loglevel": _NO_LOGGING,
+    "sep-2575-server-rejects-undeclared-capability": _NO_ERROR,
+    "sep-2575-missing-capability-http-400": _NO_ERROR,
+}
+_SESSIONS = 8
+_RELAY_LEFT_OUT = {"server-sse-polling": _OWN_STREAM}
+_GENERAL = frozenset(
+    {
+        "server-initialize",
+        "server-session-lifecycle",
+        "server-stateless",
+        "logging-set-level",
+        "ping",
+        "tools-list",
+        "server-sse-multiple-streams",
+        "dns-rebinding-protection",
+        "http-header-validation",
+        "input-required-result-unsupported-methods",
+    }
+)
+"""What can be said of any server that has tools."""
+_DECK_MAY_FAIL: dict[str, str] = dict.fromkeys(
+    (
+        "sep-2575-server-rejects-undeclared-capability",
+        "sep-2575-missing-capability-http-400",
+        "sep-2575-http-server-no-independent-requests-on-stream",
+        "sep-2575-server-no-log-without-loglevel",
+        "sep-2575-server-sends-tools-list-changed-on-subscription",
+    ),
+    _NO_SUCH_NAMES,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A server under judgement."""
+
+    name: str
+    command: tuple[str, ...]
+    """What serves `http://localhost:{port}/mcp`; the port is put in for `{port}`."""
+    left_out: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The scenarios about what it does not offer, with the reason."""
+    may_fail: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Checks about the same inside of other scenarios."""
+    only: frozenset[str] | None = None
+    """All that can be judged, where that is the shorter list."""
+    sessions: int | None = None
+    """So many scenarios a process of it has room for: the suite leaves its sessions open."""
+
+    def why_not(self, scenario: str) -> str | None:
+        """Give the reason why a scenario does not count."""
+        if self.only is not None and scenario not in self.only:
+            return _NO_SUCH_NAMES
+        return self.left_out.get(scenario)
+
+
+def subjects(scratch: Path) -> list[Subject]:
+    """Name them all; what they need is written into an empty folder."""
+    config = scratch / "servers.json"
+    server = {"command": sys.executable, "args": ["-m", "outside.conformance.server"], "cwd": str(ROOT)}
+    config.write_text(json.dumps({"mcpServers": {"conformance": server}}), "utf-8")
+    python = sys.executable
+    indus = (python, "-m", "induscode", "serve", "--http", "127.0.0.1:{port}", "--no-token")
+    relay = (*indus, "--transparent", "conformance", "--mcp", str(config))
+    return [
+        Subject("direct", (python, "-m", "outside.conformance.server", "--http", "{port}")),
+        Subject(
+            "tool box",
+            (python, "-m", "outside.conformance.host", "{port}"),
+            left_out=_BOX_LEFT_OUT,
+            may_fail=_BOX_MAY_FAIL,
+        ),
+        Subject("pass-through", relay, left_out=_RELAY_LEFT_OUT, sessions=_SESSIONS),
+        Subject("deck", (*indus, "--no-mcp"), may_fail=_DECK_MAY_FAIL, only=_GENERAL, sessions=_SESSIONS),
+    ]
