@@ -1,7 +1,7 @@
 # Recipes use relative paths only: the path of the clone may contain spaces.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types arrows unit format docs wheel bench soak gate-fuzz scoreboard interop conformance clients coldstart lock clean
+.PHONY: help setup demo test lint types arrows unit suite coverage format docs wheel bench soak gate-fuzz scoreboard interop conformance clients coldstart lock clean
 # The steps of `test` run in the order given, also under -j.
 .NOTPARALLEL:
 
@@ -26,7 +26,7 @@ demo: setup  ## show what the project does
 	@.venv/bin/indus --version
 	@.venv/bin/python examples/demo/demo.py
 
-test: setup lint types arrows unit  ## run every check
+test: setup lint types arrows suite  ## run every check
 
 lint: setup  ## check format and style
 	@echo '== lint'
@@ -41,10 +41,18 @@ arrows: setup  ## check which package may import which
 	@echo '== arrows'
 	@.venv/bin/lint-imports --no-logo
 
-unit: setup  ## run the tests and measure their coverage
+unit: setup  ## run the fast tests: those that start no process (for daily work)
 	@echo '== unit'
+	@.venv/bin/python -m pytest -q -m 'not process' -n logical --maxprocesses 4 --dist worksteal
+
+suite: setup  ## run all tests
+	@echo '== suite'
+	@.venv/bin/python -m pytest -q -n logical --maxprocesses 4 --dist worksteal
+
+coverage: setup  ## run all tests and measure their coverage
+	@echo '== coverage'
 	@.venv/bin/coverage erase
-	@.venv/bin/coverage run -m pytest -n logical --maxprocesses 4 --dist worksteal
+	@.venv/bin/coverage run -m pytest -q -n logical --maxprocesses 4 --dist worksteal
 	@.venv/bin/coverage combine -q
 	@.venv/bin/coverage report
 
