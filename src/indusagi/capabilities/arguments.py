@@ -52,7 +52,7 @@ class ArgumentChecker:
     """
 
     def __init__(self, schema: JsonSchema | None) -> None:
-        self._schema = schema
+        self.schema = schema
         self._validator: Draft202012Validator | None = None
 
     async def check(self, arguments: JsonValue) -> list[str]:
@@ -62,11 +62,10 @@ class ArgumentChecker:
             NotJson: The arguments are no JSON.
             Exception: The schema itself is broken, in one of the validator's many ways.
         """
-        if self._schema is None:
-            return self.problems(arguments)
-        light, weight = _lightened(arguments)
+        light, weight = _lighten(arguments)
         size = weight + len(compact_json(light))
-        await load_validator()
+        if self.schema is not None:
+            await load_validator()
         if size <= _QUICK_BYTES:
             return self.problems(arguments)
         return await to_thread.run_sync(self.problems, arguments)
@@ -79,9 +78,9 @@ class ArgumentChecker:
         """
         if not is_json_object(arguments):
             return [f"the arguments must be an object, got {_shown(arguments)}"]
-        if self._schema is None:
+        if self.schema is None:
             return []
-        found = cast("Iterator[ValidationError]", self._check(self._schema).iter_errors(arguments))  # pyright: ignore[reportUnknownMemberType] — its stub is half typed
+        found = cast("Iterator[ValidationError]", self._check(self.schema).iter_errors(arguments))  # pyright: ignore[reportUnknownMemberType] — its stub is half typed
         errors = sorted(_distinct(found), key=_by_place)
         sentences = list(dict.fromkeys(s for error in errors for s in _sentences(error)))
         if len(sentences) > _SHOWN_PROBLEMS:
@@ -111,7 +110,7 @@ def _distinct(found: Iterator[ValidationError]) -> Iterator[ValidationError]:
         yield error
 
 
-def _lightened(value: JsonValue, depth: int = _LIGHTENED_DEPTH) -> tuple[JsonValue, int]:
+def _lighten(value: JsonValue, depth: int = _LIGHTENED_DEPTH) -> tuple[JsonValue, int]:
     """Put empty texts in the place of long ones, and say how long they were.
 
     Any text is JSON, and to write out a long one takes longer than the event loop may stand still.
@@ -121,9 +120,9 @@ def _lightened(value: JsonValue, depth: int = _LIGHTENED_DEPTH) -> tuple[JsonVal
     if not depth or not isinstance(value, (dict, list)) or len(value) > _LIGHTENED_ITEMS:
         return value, 0
     if isinstance(value, list):
-        items = [_lightened(item, depth - 1) for item in value]
+        items = [_lighten(item, depth - 1) for item in value]
         return [item for item, _ in items], sum(weight for _, weight in items)
-    fields = {key: _lightened(item, depth - 1) for key, item in value.items()}
+    fields = {key: _lighten(item, depth - 1) for key, item in value.items()}
     light: JsonObject = {key: item for key, (item, _) in fields.items()}
     return light, sum(weight for _, weight in fields.values())
 

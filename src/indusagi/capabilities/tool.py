@@ -130,11 +130,11 @@ def without_bounds(level: JsonValue) -> JsonValue:
 
 
 class CheckedArguments(dict[str, JsonValue]):
-    """Arguments that `DefinedTool.prepare_call` has copied, coerced and checked against `schema`."""
+    """Arguments that `prepare_call` has copied, coerced and checked against `schema`."""
 
     __slots__ = ("schema",)
 
-    def __init__(self, arguments: JsonObject, schema: JsonSchema) -> None:
+    def __init__(self, arguments: JsonObject, schema: JsonSchema | None) -> None:
         super().__init__(arguments)
         self.schema = schema
 
@@ -217,24 +217,29 @@ class DefinedTool:
         """
         if isinstance(arguments, CheckedArguments) and arguments.schema is self.spec.parameters:
             return arguments
-        given: JsonValue = {} if arguments is None else arguments  # some models send null for no arguments
-        if not self.spec.check_arguments and is_json_object(given):
-            return given
-        try:
-            # A copy: neither the tool nor the caller can change the arguments of the other.
-            given = copy.deepcopy(given)
-            if self.spec.prepare is not None:
-                given = self.spec.prepare(given)
-            problems = await self._arguments.check(given)
-        except NotJson as exc:
-            problems = [f"the arguments are {exc}"]
-        except Exception as exc:  # noqa: BLE001 — boundary: a schema that the validator fails on
-            return ToolResult.error(f"{self.name} cannot check its arguments: {_reason(exc)}", code="bad_schema")
-        if problems:
-            listed = "".join(f"\n- {problem}" for problem in problems)
-            message = f"{self.name} was not run, the arguments do not fit:{listed}"
-            return ToolResult.error(message, code="invalid_arguments")
-        return CheckedArguments(cast("JsonObject", given), self.spec.parameters)
+        if not self.spec.check_arguments and is_json_object(arguments):
+            return arguments
+        return await prepare_call(self.spec.name, arguments, self._arguments, self.spec.prepare)
+
+
+async def prepare_call(
+    name: str, arguments: JsonValue, checker: ArgumentChecker, coerce: Callable[[JsonValue], JsonValue] | None = None
+) -> JsonObject | ToolResult:
+    """Copy, coerce and check the arguments of the tool `name`; return them, or an error result."""
+    try:
+        # A copy: neither the tool nor the caller can change the arguments of the other. Some models send null for none.
+        given: JsonValue = {} if arguments is None else copy.deepcopy(arguments)
+        if coerce is not None:
+            given = coerce(given)
+        problems = await checker.check(given)
+    except (NotJson, RecursionError) as exc:
+        given, problems = None, [f"the arguments are {exc}"]
+    except Exception as exc:  # noqa: BLE001 — boundary: a schema that the validator fails on
+        return ToolResult.error(f"{name} cannot check its arguments: {_reason(exc)}", code="bad_schema")
+    if problems:
+        listed = "".join(f"\n- {problem}" for problem in problems)
+        return ToolResult.error(f"{name} was not run, the arguments do not fit:{listed}", code="invalid_arguments")
+    return CheckedArguments(cast("JsonObject", given), checker.schema)
 
 
 def make_result(name: str, answer: object) -> ToolResult:

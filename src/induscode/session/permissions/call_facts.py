@@ -6,7 +6,6 @@ paths through the same door.
 
 from __future__ import annotations
 
-import copy
 import os
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -15,11 +14,11 @@ from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 from anyio import to_thread
 
+from indusagi.capabilities.arguments import ArgumentChecker
 from indusagi.capabilities.files.paths.protected import default_protected_paths
 from indusagi.capabilities.ports import PathRefused, SandboxState
-from indusagi.capabilities.tool import DefinedTool
+from indusagi.capabilities.tool import DefinedTool, prepare_call
 from indusagi.capabilities.tools.paths import path_given
-from indusagi.core.json import is_json_object
 from induscode.deck.around import is_foreign, layers
 from induscode.deck.builtin import builtin_ids
 from induscode.session.permissions.shell.parse import parse_command
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from indusagi.capabilities.ports import Refusal
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.contract import RemoteToolRef
+    from indusagi.runtime.contract import ToolResult
     from induscode.deck.contract import Capability
     from induscode.session.permissions.shell.parse import Script
 
@@ -123,13 +123,16 @@ class _RemoteCard(Protocol):
     def pin(self) -> str: ...
 
 
-def prepare_arguments(card: Capability, arguments: JsonValue) -> JsonValue:
-    """Give the arguments as the card will read them, as a copy that nobody else can change."""
-    given: JsonValue = {} if arguments is None else copy.deepcopy(arguments)
-    tool = None if is_foreign(card) else _tool_of(card)
-    if tool is None or tool.spec.prepare is None:
-        return given
-    return tool.spec.prepare(given)
+async def prepare_arguments(card: Capability, arguments: JsonValue) -> JsonObject | ToolResult:
+    """Return a checked copy of the arguments that the card will run with, or an error result.
+
+    Arguments for a server are checked by the server.
+    """
+    foreign = is_foreign(card)
+    tool = None if foreign else _tool_of(card)
+    if tool is not None:
+        return await tool.prepare_call(arguments)
+    return await prepare_call(card.name, arguments, ArgumentChecker(None if foreign else card.parameters))
 
 
 def _tool_of(card: Capability) -> DefinedTool | None:
@@ -236,8 +239,3 @@ async def _looked_up(ctx: ToolContext, given: str, *, writing: bool) -> PathFact
 
 def _joined(folder: str, path: str) -> str:
     return os.path.normpath(os.path.join(folder, os.path.expanduser(path)))
-
-
-def as_object(arguments: JsonValue) -> JsonObject | None:
-    """Give arguments as an object, if they are one."""
-    return arguments if is_json_object(arguments) else None

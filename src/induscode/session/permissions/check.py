@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 import anyio
 from anyio import to_thread
 
-from indusagi.capabilities.arguments import ArgumentChecker
 from indusagi.capabilities.context import PerContext
-from indusagi.core.json import NotJson, compact_json
 from indusagi.core.notes import Note
 from indusagi.core.text import escape_invisible
+from indusagi.runtime.content import project_content
 from indusagi.runtime.contract import ToolResult
-from induscode.deck.around import AroundCard, is_foreign
-from induscode.session.permissions.call_facts import as_object, gather_facts, prepare_arguments
+from induscode.deck.around import AroundCard
+from induscode.session.permissions.call_facts import gather_facts, prepare_arguments
 from induscode.session.permissions.confirm import (
     ApprovalScope,
     PermissionAnswer,
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 
     from indusagi.capabilities.context import ToolContext
     from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.runtime.contract import JsonSchema
     from induscode.deck.contract import Capability
     from induscode.session.permissions.call_facts import CallFacts
     from induscode.session.permissions.confirm import Approver
@@ -105,7 +103,6 @@ class Permissions:
         self._store = store
         self._asking = anyio.Lock()
         self._folders: PerContext[_Folders] = PerContext(_Folders)
-        self._checkers: dict[str, tuple[JsonSchema, ArgumentChecker]] = {}
         self.notes: list[Note] = []
         """What went wrong besides."""
 
@@ -116,15 +113,11 @@ class Permissions:
 
     async def check(self, card: Capability, arguments: JsonValue, ctx: ToolContext) -> CheckResult:
         """Decide about a call; a person may be asked."""
-        try:
-            given = as_object(prepare_arguments(card, arguments))
-            problems = await self._problems(card, given)
-        except (NotJson, RecursionError) as exc:
-            given, problems = None, [f"the arguments are {exc}"]
-        if given is None or problems:
-            listed = "".join(f"\n- {problem}" for problem in problems)
-            reason = f"{card.name} was not run, the arguments do not fit:{listed}"
-            return CheckResult(allowed=False, reason=reason, code="invalid_arguments")
+        given = await prepare_arguments(card, arguments)
+        if isinstance(given, ToolResult):
+            return CheckResult(
+                allowed=False, reason=str(project_content(given.content)), code=str(given.details["code"])
+            )
         for _ in range(_ATTEMPTS):
             verdict = await self._check_once(card, given, ctx)
             if verdict is not None:
@@ -155,22 +148,6 @@ class Permissions:
         return result
 
     # -- deciding ---------------------------------------------------------------------------
-
-    async def _problems(self, card: Capability, given: JsonObject | None) -> list[str]:
-        """List why the card would not run at all; nobody is asked about such a call."""
-        if given is None:
-            return ["the arguments must be an object"]
-        compact_json(given)
-        if is_foreign(card):
-            return []
-        schema, checker = self._checkers.get(card.name, (None, None))
-        if checker is None or schema is not card.parameters:
-            checker = ArgumentChecker(card.parameters)
-            self._checkers[card.name] = (card.parameters, checker)
-        try:
-            return await checker.check(given)
-        except Exception as exc:  # noqa: BLE001 — boundary: whoever asks is the host's
-            return [f"its schema cannot be used: {exc}"]
 
     async def _check_once(self, card: Capability, given: JsonObject, ctx: ToolContext) -> CheckResult | None:
         """Decide about a call as it is now; None if it became another while somebody was asked."""
