@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _HEAD = ("subject", "revision", "scenario", "passed", "failed", "result")
 _WIDTHS = (12, 10, 45, 6, 6, 11)
 _NOT_OFFERED = "not offered"
-_REST = "all that have no number"
+_REST = "all scenarios without a number"
 _STATE = ("HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME")
 
 

@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-_NO_RESOURCES = "a box of tools has no resources"
-_NO_PROMPTS = "a box of tools has no prompts"
-_NO_COMPLETION = "there are neither prompts nor templates whose arguments could be completed"
-_NO_LOGGING = "a tool of a box has no log of its client to write to"
-_OWN_STREAM = "a tool behind us cannot close the stream that its own answer goes out on"
-_NO_ERROR = "a tool of a box answers with results, never with an error of the protocol"
-_OWN_KEYS = "the host numbers what tools ask; the suite looks for a name that the server has chosen"
-_NO_STATE = "the answers come without the state, so that they belong to no call"
-_NO_SUCH_NAMES = "it has none of the names that the suite calls"
+_NO_RESOURCES = "a tool box has no resources"
+_NO_PROMPTS = "a tool box has no prompts"
+_NO_COMPLETION = "completion needs prompts or resource templates"
+_NO_LOGGING = "a tool in a tool box cannot send log messages"
+_OWN_STREAM = "a tool cannot close the stream of its own response"
+_NO_ERROR = "a tool in a tool box returns results, never protocol errors"
+_OWN_KEYS = "the host chooses the keys of input requests; the suite expects the server's own key"
+_NO_STATE = "the input arrives without the state that identifies its call"
+_NO_SUCH_NAMES = "it has none of the tools that the suite calls"
 
 _BOX_LEFT_OUT: dict[str, str] = {
     "completion-complete": _NO_COMPLETION,

@@ -172,7 +172,7 @@ def test_checks_that_may_fail_are_listed_with_their_reason() -> None:
 
 def test_of_a_server_that_offers_little_only_that_much_is_said() -> None:
     assert table([Judged(OFFERS_LITTLE, [Verdict(NEW, "tools-list")])])[-1] == (
-        "- deck: it has none of the names that the suite calls: all that have no number."
+        "- deck: it has none of the tools that the suite calls: all scenarios without a number."
     )
 
 
