@@ -8,7 +8,6 @@ an answer is made has cancelled the request.
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, cast
 from urllib.parse import parse_qs
 
@@ -18,7 +17,6 @@ from indusagi.core.json import compact_json, is_json_object
 from indusagi.interop.protocol_bridge.client.session import LEGACY_VERSIONS
 from indusagi.interop.protocol_bridge.host.dispatcher import BUSY, NO_PARAMS, is_request_id
 from indusagi.interop.protocol_bridge.host.http.auth import HEALTH, OLD_MESSAGES, OLD_STREAM, Quota, authorize
-from indusagi.interop.protocol_bridge.host.http.batch import answer_batch, object_to_batch
 from indusagi.interop.protocol_bridge.host.http.connection import ANNOUNCED, CROWDED, ON_AUTHENTICATED, RECEIVED
 from indusagi.interop.protocol_bridge.host.http.headers import (
     STATUSES,
@@ -159,11 +157,7 @@ class HostApp:
         streamed = request.accepts(EVENTS)
         if not streamed and not request.accepts(JSON):
             raise HttpRefusal(406, "the answer is application/json or text/event-stream")
-        sent = await self._sent(request)
-        if isinstance(sent, list):
-            await self._legacy_batch(request, sent)
-            return
-        frame = _checked(sent)
+        frame = await self._frame(request)
         opening = frame.get("method") == "initialize" and _SESSION not in request.headers
         if opening and "id" not in frame:
             # Nobody would be told the id of the session: it could only take a place.
@@ -183,24 +177,6 @@ class HostApp:
             if session.client.version is None:
                 # It was opened for a handshake that failed.
                 await self.sessions.drop(session, "it was never initialized")
-
-    async def _legacy_batch(self, request: Request, parts: list[JsonValue]) -> None:
-        session = self._session(request)
-        object_to_batch(session.client, len(parts))
-        frames = [_checked(part) for part in parts]
-        asked = [frame for frame in frames if "id" in frame and "method" in frame]
-        whose = request.owner + session.id.encode()
-        with self.sessions.using(session), ExitStack() as places:
-            for _ in asked:
-                places.enter_context(self._quota.request(whose))
-            for frame in frames:
-                if "id" not in frame or "method" not in frame:
-                    session.client.dispatcher.receive(frame, ResponseQueue())
-            if not asked:
-                await request.respond(202)
-                return
-            named = [(_SESSION.encode(), session.id.encode())]
-            await answer_batch(request, session.client.dispatcher, asked, named)
 
     async def _admitted(self, request: Request) -> HttpSession:
         session = await self.sessions.admit(request.owner)
