@@ -48,7 +48,7 @@ class AskingClient:
         self.within_s = 20.0
 
     async def close(self, reason: str) -> None:
-        await self.dispatcher.finish(reason)
+        await self.dispatcher.close(reason)
 
     def _serve(self, request: HostRequest) -> JsonObject | PendingResult:
         if request.method == "initialize":
@@ -69,9 +69,11 @@ class AskingClient:
         try:
             if unasked:
                 assert self.notification_channel is not None
-                asking = self.dispatcher.ask(method, ASKED[method], self.notification_channel, within_s=self.within_s)
+                asking = self.dispatcher.send_request(
+                    method, ASKED[method], self.notification_channel, within_s=self.within_s
+                )
             else:
-                asking = request.ask(method, ASKED[method], within_s=self.within_s)
+                asking = request.send_request(method, ASKED[method], within_s=self.within_s)
             return {"content": [], "structuredContent": await asking}
         except Exception as exc:
             self.failures.append(exc)

@@ -97,8 +97,8 @@ def test_a_gateway_behind_http_loads_nothing_of_the_sdk(tmp_path: Path) -> None:
     with listening(*NONE, "--no-mcp", cwd=tmp_path, PYTHONPROFILEIMPORTTIME="1") as (gateway, url):
         assert post(url, **bearer()).status_code == 200
         lines = re.findall(r"^import time:.*\| *(\w+)", gateway.said(), re.MULTILINE)
-    assert {"uvicorn", "h11"} <= {*lines}
-    assert {*lines} & {"mcp", "mcp_types", "pydantic", "httpx2", "starlette", "jsonschema"} == set()
+    assert "h11" in lines
+    assert {*lines} & {"mcp", "mcp_types", "pydantic", "httpx2", "starlette", "uvicorn", "jsonschema"} == set()
 
 
 def test_finding_d11_there_is_room_for_256_sessions_or_as_many_as_are_said(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_a_token_that_others_can_read_is_refused(tmp_path: Path) -> None:
     token_file().chmod(0o644)
     done = run("serve", *NONE, "--http", "0", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
-    assert "others may read" in done.stderr
+    assert "other users may read" in done.stderr
 
 
 async def test_r52_a_client_that_vanishes_in_a_call_is_forgotten(tmp_path: Path) -> None:

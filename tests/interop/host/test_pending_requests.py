@@ -273,7 +273,7 @@ async def test_a_client_that_has_gone_is_not_asked() -> None:
     async with raw() as client:
         client.link.finish()
         with pytest.raises(ConnectionClosedError):
-            await client.asking.dispatcher.ask("ping", None, client.theirs, within_s=5)
+            await client.asking.dispatcher.send_request("ping", None, client.theirs, within_s=5)
 
 
 # -- over HTTP ------------------------------------------------------------------------------

@@ -215,7 +215,7 @@ async def test_the_token_is_made_once_and_only_its_user_can_read_it() -> None:
 def test_a_token_that_others_can_read_or_that_is_none_is_not_used() -> None:
     kept = load_token()
     os.chmod(kept.path, 0o644)
-    with pytest.raises(PermissionError, match="others may read"):
+    with pytest.raises(PermissionError, match="other users may read"):
         load_token()
     os.chmod(kept.path, 0o600)
     with open(kept.path, "w", encoding="ascii") as file:
@@ -227,7 +227,7 @@ def test_a_token_that_others_can_read_or_that_is_none_is_not_used() -> None:
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"tokens": None, "without_token": True, "host": "0.0.0.0"}, "this machine alone"),
+        ({"tokens": None, "without_token": True, "host": "0.0.0.0"}, "loopback address"),
         ({"tokens": []}, "32 characters"),
         ({"tokens": ["short"]}, "32 characters"),
         ({"host": "203.0.113.7"}, "cannot listen"),

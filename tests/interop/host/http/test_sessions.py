@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio
 
 from indusagi.interop import HttpSettings
-from indusagi.interop.protocol_bridge.host.http.request import ResponseQueue
+from indusagi.interop.protocol_bridge.host.http.request import HttpResponse
 from indusagi.interop.protocol_bridge.host.http.sessions import HttpSession, HttpSessions
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ async def test_a_session_that_is_used_does_not_give_way_and_is_idle_only_from_th
         assert await sessions.admit(b"") is None
     assert await sessions.admit(b"") is None
     left_alone(session)
-    session.stream = ResponseQueue()
+    session.stream = cast("HttpResponse", object())
     assert await sessions.admit(b"") is None
     session.stream = None
     assert await sessions.admit(b"") is not None

@@ -20,6 +20,7 @@ from indusagi.interop.protocol_bridge.host.http.settings import HttpHost, HttpSe
 from indusagi.interop.protocol_bridge.host.server import RunningProviderHost as RunningProviderHost
 from indusagi.interop.protocol_bridge.host.server import ServingHost
 from indusagi.interop.protocol_bridge.host.session import HostSession
+from indusagi.interop.protocol_bridge.rpc.codec import decode_frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,7 @@ class ProviderHost(ServingHost):
                 lambda owner: self.new_session(suspended, owner),
                 lambda name: schemas.listing().schemas.get(name),
                 settings,
+                read=decode_frame,
             ) as serving:
                 yield serving
         finally:

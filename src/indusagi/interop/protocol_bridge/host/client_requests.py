@@ -1,7 +1,8 @@
-"""The clients behind the calls of a host, as those who have a question see them.
+"""Requests of a host to its clients: for input, for a sample of a model, for roots.
 
-An older client is asked in the middle of its request. In the newer protocol the request is answered
-with the questions, and comes again with the answers; the call goes on meanwhile.
+Up to protocol revision 2025-11-25 the client is sent a JSON-RPC request while its own request is open
+(`OutgoingRequests`, `LegacyCaller`). From 2026-07-28 on its request is answered with the questions and comes again
+with the answers, while the call is suspended (`SuspendedCalls`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import describe_error
 from indusagi.core.tasks import BackgroundTask
 from indusagi.interop.protocol_bridge.client.handlers import HOPS, UNKNOWN_CALLER
+from indusagi.interop.protocol_bridge.host.dispatcher import BUSY
 from indusagi.interop.protocol_bridge.rpc.connection import (
     INVALID_PARAMS,
     ConnectionClosedError,
@@ -29,32 +31,30 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.host.dispatcher import HostRequest, RequestDispatcher
     from indusagi.runtime.contract import ProgressSink, ToolProgress
 
-    Running: TypeAlias = Callable[["SuspendedCall"], Awaitable[JsonObject]]
-
-    SinkOf: TypeAlias = Callable[[HostRequest], ProgressSink | None]
-
+    RunCall: TypeAlias = Callable[["SuspendedCall"], Awaitable[JsonObject]]
+    NewSink: TypeAlias = Callable[[HostRequest], ProgressSink | None]
 
 ANSWER_S = 300.0
 """How long a client may take to answer."""
 MAX_HOPS = 8
+_SUSPENDED_CALLS = 64
 
 
 def read_hops(meta: JsonObject) -> int:
-    """Say through how many gateways a request came.
+    """Read through how many gateways a request came.
 
     Raises:
-        RpcError: Through so many that they must stand in a circle.
+        RpcError: There are more than `MAX_HOPS`: one of them serves itself.
     """
-    told = meta.get(HOPS)
-    hops = told if isinstance(told, int) and not isinstance(told, bool) else 0
+    value = meta.get(HOPS)
+    hops = value if isinstance(value, int) and not isinstance(value, bool) else 0
     if hops > MAX_HOPS:
-        said = f"the call came through {hops} gateways: one of them serves itself; take it out"
-        raise RpcError(INVALID_PARAMS, said)
+        raise RpcError(INVALID_PARAMS, f"the call came through {hops} gateways: one of them serves itself; remove it")
     return max(hops, 0)
 
 
 class LegacyCaller:
-    """An older client, asked on the way to the answer of one of its requests."""
+    """The client behind a call, up to protocol revision 2025-11-25; a `Caller`."""
 
     def __init__(self, request: HostRequest, client: RequestDispatcher, capabilities: JsonObject, hops: int) -> None:
         self.client = client
@@ -63,85 +63,88 @@ class LegacyCaller:
         self._request = request
 
     async def ask(self, method: str, params: JsonObject) -> JsonObject:
-        """Put a question to it, and wait for the answer."""
+        """Send a request to the client, and wait for the result."""
         try:
-            return await self._request.ask(method, params, within_s=ANSWER_S)
+            return await self._request.send_request(method, params, within_s=ANSWER_S)
         except (InvalidResponseError, ConnectionClosedError, RequestTimeoutError) as exc:
             raise RpcError(UNKNOWN_CALLER, f"the client did not answer: {describe_error(exc)}") from exc
 
 
 class SuspendedCall:
-    """One call, from its first request to its last; the `Caller` behind it."""
+    """One call from its first request to its last, from protocol revision 2026-07-28 on; a `Caller`."""
 
-    client = None  # each call has its own ear: the request that comes next
+    client = None  # each call is its own client: the request that comes next
 
-    def __init__(self, name: str, capabilities: JsonObject, hops: int, sink_of: SinkOf, owner: bytes = b"") -> None:
+    def __init__(self, name: str, capabilities: JsonObject, hops: int, new_sink: NewSink, owner: bytes = b"") -> None:
         self.name = name
         self.owner = owner
-        """Who alone may go on with it."""
+        """The only client that may resume it."""
         self.capabilities = capabilities
         self.hops = hops
         self.cancel = CancelToken()
-        self._sink_of = sink_of
+        self._new_sink = new_sink
         self._sink: ProgressSink | None = None
         self._questions: dict[str, tuple[JsonObject, asyncio.Future[JsonObject]]] = {}
         self._asked = 0
-        self._stirred = asyncio.Event()
+        self._is_changed = asyncio.Event()
         self._result: JsonObject | Exception | None = None
-        self._owner = BackgroundTask("call of a host")
+        self._task = BackgroundTask("call of a host")
 
-    def start(self, running: Running, on_end: Callable[[], None]) -> None:
-        """Begin; the call goes on whether a request waits for it or not."""
+    def start(self, run_call: RunCall, on_end: Callable[[], None]) -> None:
+        """Run the call in a task of its own, which goes on between two requests."""
 
         async def run() -> None:
             try:
-                self._result = await running(self)
-            except Exception as exc:  # noqa: BLE001 — boundary: told to whoever waits for the result
+                self._result = await run_call(self)
+            except Exception as exc:  # noqa: BLE001 — boundary: raised where the result is awaited
                 self._result = exc
             finally:
                 on_end()
-                self._stirred.set()
+                self._is_changed.set()
 
-        self._owner.start(run())
+        self._task.start(run())
 
-    def progressed(self, progress: ToolProgress) -> None:
-        """Tell the client how far it has come, while one of its requests is open."""
+    def report_progress(self, progress: ToolProgress) -> None:
+        """Report progress to the client while one of its requests is open."""
         if self._sink is not None:
             self._sink(progress)
 
     async def ask(self, method: str, params: JsonObject) -> JsonObject:
-        """Put a question to the client, with the answer to its present request."""
-        if not self._owner.started:  # it runs within its one request, whose client takes none
-            raise RpcError(UNKNOWN_CALLER, "the client cannot be asked: it declared nothing that it can do")
+        """Put a question into the response to the client's present request, and wait for the answer."""
+        if not self._task.started:  # it runs within one request, whose client declared no capability
+            raise RpcError(UNKNOWN_CALLER, "the client cannot be asked: it declared no such capability")
         self._asked += 1
         key = f"{self._asked}"
         answer: asyncio.Future[JsonObject] = asyncio.get_running_loop().create_future()
         self._questions[key] = ({"method": method, "params": params}, answer)
-        self._stirred.set()
+        self._is_changed.set()
         try:
             return await answer
         finally:
             self._questions.pop(key, None)
 
     def answer(self, answers: JsonObject) -> None:
-        """Take what the client answered; what it left out is asked again."""
-        for key, given in answers.items():
-            found = self._questions.pop(key, None)
-            if found is not None and not found[1].done():
-                if isinstance(given, dict):
-                    found[1].set_result(given)
+        """Take the client's answers; a question without an answer is asked again."""
+        for key, value in answers.items():
+            question = self._questions.pop(key, None)
+            if question is not None and not question[1].done():
+                if isinstance(value, dict):
+                    question[1].set_result(value)
                 else:
-                    said = f"the answer to question {key} is no object"
-                    found[1].set_exception(RpcError(INVALID_PARAMS, said))
+                    question[1].set_exception(RpcError(INVALID_PARAMS, f"the answer to question {key} is no object"))
 
     async def wait_for_result(self, request: HostRequest) -> JsonObject | None:
-        """Wait for the result on behalf of a request; None: there are questions first."""
-        self._sink = self._sink_of(request)
-        forget = request.cancel.on_cancel(lambda: void(self.cancel.cancel(request.cancel.reason or "cancelled")))
+        """Wait for the result on behalf of a request; None if there are questions first."""
+        self._sink = self._new_sink(request)
+
+        def cancel() -> None:
+            self.cancel.cancel(request.cancel.reason or "cancelled")
+
+        forget = request.cancel.on_cancel(cancel)
         try:
             while self._result is None and not self._questions:
-                self._stirred.clear()
-                await self._stirred.wait()
+                self._is_changed.clear()
+                await self._is_changed.wait()
         except asyncio.CancelledError:
             self.cancel.cancel("the client went away")
             raise
@@ -153,86 +156,75 @@ class SuspendedCall:
         return self._result
 
     def questions(self) -> JsonObject:
-        """Give what is to be answered."""
+        """Return the questions that have no answer, by key."""
         return {key: question for key, (question, _) in self._questions.items()}
 
-    async def ended(self) -> None:
-        """Wait for the end of a call that was cancelled, and end it by force if need be."""
-        self._owner.cancel()
-        await self._owner.join()
-
-
-def void(_: object) -> None:
-    """Take something that nobody wants to know."""
-
-
-_CALLS = 64
-_BUSY = -32000
+    async def end(self) -> None:
+        """End a cancelled call, by force if it does not end itself."""
+        self._task.cancel()
+        await self._task.join()
 
 
 class SuspendedCalls:
-    """The calls of a host that may have questions."""
+    """The running calls of a host that may have questions, and those that wait for answers."""
 
-    def __init__(self, calls: int = _CALLS, round_s: float = ANSWER_S) -> None:
+    def __init__(self, calls: int = _SUSPENDED_CALLS, round_s: float = ANSWER_S) -> None:
         self._limit = calls
         self._round_s = round_s
         self._running: set[SuspendedCall] = set()
-        self._suspended: dict[str, tuple[SuspendedCall, asyncio.TimerHandle]] = {}
+        self._waiting: dict[str, tuple[SuspendedCall, asyncio.TimerHandle]] = {}
 
-    async def begin(self, request: HostRequest, call: SuspendedCall, running: Running) -> JsonObject:
+    async def begin(self, request: HostRequest, call: SuspendedCall, run_call: RunCall) -> JsonObject:
         """Run a call until it has a result or questions.
 
         Raises:
-            RpcError: There is no room for it.
+            RpcError: Its owner has too many calls.
         """
-        if self._taken(call.owner) >= self._limit:
-            raise RpcError(_BUSY, "too many calls at once")
+        # Each owner has its own limit: unanswered calls of one client do not refuse those of another.
+        running = sum(other.owner == call.owner for other in self._running)
+        waiting = sum(other.owner == call.owner for other, _ in self._waiting.values())
+        if max(running, waiting) >= self._limit:
+            raise RpcError(BUSY, "too many calls at once")
         self._running.add(call)
-        call.start(running, lambda: self._running.discard(call))
-        return await self._round(request, call)
-
-    def _taken(self, owner: bytes) -> int:
-        # Each has its own places: one that leaves calls unanswered keeps nobody else from current_caller.
-        running = sum(call.owner == owner for call in self._running)
-        return max(running, sum(call.owner == owner for call, _ in self._suspended.values()))
+        call.start(run_call, lambda: self._running.discard(call))
+        return await self._next_round(request, call)
 
     async def resume(self, request: HostRequest, name: str, owner: bytes = b"") -> JsonObject:
-        """Go on with the call that a request of its owner brings the answers for.
+        """Go on with the call for which a request of its owner brings the answers.
 
         Raises:
             RpcError: No call waits for them.
         """
         state, answers = request.params.get("requestState"), request.params.get("inputResponses")
-        found = self._suspended.get(state) if isinstance(state, str) else None
-        if found is None or (found[0].name, found[0].owner) != (name, owner):
-            said = "no call waits under this requestState: it has ended, or waited for too long"
-            raise RpcError(INVALID_PARAMS, said)
-        del self._suspended[str(state)]
-        call, alarm = found
-        alarm.cancel()
+        match = self._waiting.get(state) if isinstance(state, str) else None
+        if match is None or (match[0].name, match[0].owner) != (name, owner):
+            message = "no call waits under this requestState: it has ended, or waited for too long"
+            raise RpcError(INVALID_PARAMS, message)
+        del self._waiting[str(state)]
+        call, timer = match
+        timer.cancel()
         call.answer(answers if isinstance(answers, dict) else {})
-        return await self._round(request, call)
+        return await self._next_round(request, call)
 
-    async def _round(self, request: HostRequest, call: SuspendedCall) -> JsonObject:
+    async def _next_round(self, request: HostRequest, call: SuspendedCall) -> JsonObject:
         result = await call.wait_for_result(request)
         if result is not None:
             return result
         state = secrets.token_urlsafe(32)
-        late = asyncio.get_running_loop().call_later(self._round_s, self._expired, state)
-        self._suspended[state] = (call, late)
-        questions = call.questions()
-        return {"resultType": "input_required", "inputRequests": questions, "requestState": state}
+        timer = asyncio.get_running_loop().call_later(self._round_s, self._expire, state)
+        self._waiting[state] = (call, timer)
+        return {"resultType": "input_required", "inputRequests": call.questions(), "requestState": state}
 
-    def _expired(self, state: str) -> None:
-        call, _ = self._suspended.pop(state)
+    def _expire(self, state: str) -> None:
+        call, _ = self._waiting.pop(state)
         call.cancel.cancel(f"the client did not answer within {self._round_s:g} s")
 
     async def close(self) -> None:
-        """Cancel every call, and see it end."""
-        for _, alarm in self._suspended.values():
-            alarm.cancel()
-        self._suspended.clear()
+        """Cancel every call, and wait for its end."""
+        for _, timer in self._waiting.values():
+            timer.cancel()
+        self._waiting.clear()
         for call in [*self._running]:
             call.cancel.cancel("the host was stopped")
         for call in [*self._running]:
-            await call.ended()
+            await call.end()

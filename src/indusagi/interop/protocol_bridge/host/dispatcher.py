@@ -1,65 +1,88 @@
-"""One request to a host: what it asks, who carries its answer, and what may be said on the way."""
+"""Dispatcher of the requests of one client: runs them, limits them, cancels them and sends their responses.
+
+A session gives it a `serve` function, which answers at once or returns an awaitable. The transport gives it messages
+and, with each, the `ResponseChannel` on which to answer.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeGuard
 
 from indusagi.core.cancel import CancelToken
 from indusagi.core.json import JsonObject, JsonValue
-from indusagi.interop.protocol_bridge.host.pending_requests import OutgoingRequests, closed
+from indusagi.interop.protocol_bridge.contract import FaultDetail
 from indusagi.interop.protocol_bridge.rpc.codec import EncodedObject, decode_frame
-from indusagi.interop.protocol_bridge.rpc.connection import INTERNAL_ERROR, PARSE_ERROR, RequestId, RpcError
-from indusagi.interop.protocol_bridge.rpc.limits import Slots
+from indusagi.interop.protocol_bridge.rpc.connection import (
+    INTERNAL_ERROR,
+    PARSE_ERROR,
+    ConnectionClosedError,
+    InvalidResponseError,
+    RequestId,
+    RequestTimeoutError,
+    RpcError,
+    TransportEnd,
+)
+from indusagi.interop.protocol_bridge.rpc.limits import Slots, before
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-
 NO_PARAMS: JsonObject = {}
-"""What stands for the params of a message that has none."""
+"""Stands for the params of a message that has none."""
+BUSY = -32000
+INVALID_REQUEST = -32600
+_INVALID_MESSAGE = "the message is no request"
+_REASON_CHARS = 200
+_RANDOM_BYTES = 12
+_BATCH_PARTS = 100
+"""The limit of a batch: all of its parts are handled in one turn of the event loop."""
+
+_log = logging.getLogger(__name__)
 
 
 class PendingResult(Protocol):
-    """Gives a result when it is awaited; a coroutine, mostly."""
+    """An awaitable result that can be closed; mostly a coroutine."""
 
     def __await__(self) -> Generator[object, None, JsonObject]:
         """Wait for the result."""
         ...
 
     def close(self) -> None:
-        """Let go of it: called once, awaited or not, done or not."""
+        """Release it: called once, awaited or not."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostLimits:
-    """What one client may take of us."""
+    """Limits for one client."""
 
     calls: int = 64
-    """Run at the same time; further ones wait in line."""
+    """Requests that run at the same time; further ones wait."""
     waiting: int = 1_024
-    """Run or wait in line; further ones are refused."""
+    """Requests that run or wait; further ones are refused."""
     listeners: int = 16
-    """Standing requests to hear of changes."""
+    """Open subscriptions."""
     asks: int = 64
-    """OutgoingRequests of ours that it has not answered."""
+    """Requests to the client that it has not answered."""
     upstreams: int = 17
-    """ConnectionTracker to the server behind a relay: one for each session, and one that is shared."""
+    """Connections of a relay to its server: one for each session, and a shared one."""
     frame_bytes: int = 16 * 1024 * 1024
     unread_bytes: int = 128 * 1024 * 1024
-    """Of answers that wait for a client to read those before; larger ones become an error."""
+    """Responses that wait until the client has read those before; past the limit they become an error."""
     linger_s: float = 1.0
-    """How long calls may finish after a client has said its last word and still listens."""
+    """How long calls may finish after the end of the client's input."""
     stop_s: float = 5.0
     """How long calls may finish when the host is stopped, before they are cancelled."""
 
 
 class ForwardedError(Exception):
-    """An error that is answered as it stands."""
+    """A JSON-RPC error object that is sent to the client as it stands."""
 
     def __init__(self, error: JsonValue) -> None:
         super().__init__("refused")
@@ -67,329 +90,423 @@ class ForwardedError(Exception):
 
 
 class ResponseChannel(Protocol):
-    """Takes what is said to a client."""
+    """Carries frames to a client."""
 
     @property
     def writable(self) -> asyncio.Event:
-        """Set while it can take more."""
+        """Set while more can be written without waiting."""
         ...
 
     @property
     def accepts_notifications(self) -> bool:
-        """Whether the client would read more here than the answer it waits for."""
+        """Whether frames other than a response reach the client here."""
         ...
 
     def send(self, frame: JsonObject) -> None:
-        """Put a frame on its way; nothing happens when the client is gone."""
+        """Send a frame; ignored when the client is gone."""
         ...
 
 
-@dataclass(slots=True, eq=False)
-class HostRequest:
-    """One request that waits for its answer."""
+class OutgoingRequests:
+    """The requests to one client that it has not answered.
 
-    identity: RequestId
-    method: str
-    params: JsonObject
-    channel: ResponseChannel
-    questions: OutgoingRequests
-    cancel: CancelToken = field(default_factory=CancelToken)
-    is_subscription: bool = False
-    """It stays for as long as the client likes, and takes nobody's place."""
-    elsewhere: bool = False
-    """Somebody else works on it: it waits in no line of ours."""
-    released: bool = False
-    """It was ended by us, in good order: it is answered all the same."""
-    settled: bool = False
-    on_settled: Callable[[], None] | None = None
+    Ids are random: a client cannot answer a request that was sent to another one.
+    """
 
-    @property
-    def meta(self) -> JsonObject:
-        """What was sent along with it."""
-        found = self.params.get("_meta")
-        return found if isinstance(found, dict) else {}
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._pending: dict[str, asyncio.Future[JsonObject]] = {}
+        self._ids = (f"{os.urandom(_RANDOM_BYTES).hex()}-{number}" for number in itertools.count(1))
 
-    def tell(self, method: str, params: JsonObject) -> None:
-        """Say something on the way to the answer; nothing is said after it."""
-        if not self.settled:
-            self.channel.send({"jsonrpc": "2.0", "method": method, "params": params})
-
-    async def ask(self, method: str, params: JsonObject | None = None, *, within_s: float) -> JsonObject:
-        """Ask its client something on the way to the answer.
+    async def send(
+        self, method: str, params: JsonObject | None, channel: ResponseChannel, within_s: float
+    ) -> JsonObject:
+        """Send a request and wait for its result; on a timeout or cancellation the client is notified.
 
         Raises:
-            RpcError: The client refused, or was asked too much.
-            InvalidResponseError: It answered with something else than an object.
-            RequestTimeoutError: It did not answer in time, and was told that nobody waits.
-            ConnectionClosedError: It is gone, hears nothing here, or wants no answer any more.
+            RpcError: The client answered with an error, or has too many requests to answer.
+            InvalidResponseError: The result is not an object.
+            RequestTimeoutError: There was no response in time.
+            ConnectionClosedError: The client is gone, or `channel` carries responses only.
+        """
+        if not channel.accepts_notifications:
+            raise closed_error("cannot be asked: it reads nothing but responses")
+        if len(self._pending) >= self._limit:
+            raise RpcError(BUSY, "the client has too many questions to answer")
+        request_id = next(self._ids)
+        loop = asyncio.get_running_loop()
+        response: asyncio.Future[JsonObject] = loop.create_future()
+        self._pending[request_id] = response
+        frame: JsonObject = {"jsonrpc": "2.0", "id": request_id, "method": method}
+        try:
+            channel.send(frame if params is None else {**frame, "params": params})
+            await before(loop.time() + within_s, response)
+        except (TimeoutError, asyncio.CancelledError) as exc:
+            cancelled: JsonObject = {"requestId": request_id, "reason": "no longer wanted"}
+            channel.send({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": cancelled})
+            if isinstance(exc, TimeoutError):
+                raise RequestTimeoutError(f"{method} was not answered within {within_s:g} s") from None
+            raise
+        finally:
+            self._pending.pop(request_id, None)
+            # An error that arrives in the moment of a cancellation has no reader.
+            if response.done() and not response.cancelled():
+                response.exception()
+        return response.result()
+
+    def resolve(self, frame: JsonObject) -> None:
+        """Resolve the request that a response belongs to; unknown ones are ignored."""
+        request_id = frame.get("id")
+        response = self._pending.pop(request_id, None) if isinstance(request_id, str) else None
+        if response is None or response.done():
+            return
+        result = frame.get("result")
+        if isinstance(result, dict):
+            response.set_result(result)
+        elif "error" in frame:
+            response.set_exception(_parse_error(frame["error"]))
+        else:
+            response.set_exception(InvalidResponseError("the client's response has no result object and no error"))
+
+    def fail_all(self, reason: str) -> None:
+        """Fail every pending request: the client is gone."""
+        pending, self._pending = self._pending, {}
+        for response in pending.values():
+            if not response.done():
+                response.set_exception(closed_error(reason))
+
+
+def closed_error(reason: str) -> ConnectionClosedError:
+    """Build the error for a client that cannot be reached any more."""
+    return ConnectionClosedError(TransportEnd(reason, FaultDetail(reason="closed")))
+
+
+def _parse_error(error: JsonValue) -> RpcError | InvalidResponseError:
+    if not isinstance(error, dict):
+        return InvalidResponseError("the client's error is not an object")
+    code, message = error.get("code"), error.get("message")
+    return RpcError(
+        code if isinstance(code, int) else INTERNAL_ERROR,
+        message if isinstance(message, str) else "the client gave no reason",
+        error.get("data"),
+    )
+
+
+class HostRequest:
+    """One request of a client, until it is answered."""
+
+    __slots__ = (
+        "cancel",
+        "channel",
+        "id",
+        "is_answered",
+        "is_forwarded",
+        "is_released",
+        "is_subscription",
+        "meta",
+        "method",
+        "on_answered",
+        "outgoing",
+        "params",
+    )
+
+    def __init__(
+        self,
+        request_id: RequestId,
+        method: str,
+        params: JsonObject,
+        channel: ResponseChannel,
+        outgoing: OutgoingRequests,
+        on_answered: Callable[[], None] | None = None,
+    ) -> None:
+        self.id = request_id
+        self.method = method
+        self.params = params
+        meta = params.get("_meta")
+        self.meta: JsonObject = meta if isinstance(meta, dict) else NO_PARAMS
+        self.channel = channel
+        self.outgoing = outgoing
+        self.on_answered = on_answered
+        self.cancel = CancelToken()
+        self.is_subscription = False
+        """Open for as long as the client likes; not counted against the limit of calls."""
+        self.is_forwarded = False
+        """Another server works on it: it waits for no slot here."""
+        self.is_released = False
+        """Cancelled by the host in good order: it is answered all the same."""
+        self.is_answered = False
+
+    def notify(self, method: str, params: JsonObject) -> None:
+        """Send a notification that belongs to this request; none is sent after the response."""
+        if not self.is_answered:
+            self.channel.send({"jsonrpc": "2.0", "method": method, "params": params})
+
+    async def send_request(self, method: str, params: JsonObject | None = None, *, within_s: float) -> JsonObject:
+        """Send the client a request that belongs to this one.
+
+        Raises:
+            RpcError: The client answered with an error, or has too many requests to answer.
+            InvalidResponseError: The result is not an object.
+            RequestTimeoutError: There was no response in time.
+            ConnectionClosedError: The client is gone, cannot be reached here, or cancelled this request.
         """
         with self.cancel.guard():
-            return await self.questions.ask(method, params, self.channel, within_s)
-        raise closed("the request was cancelled")
+            return await self.outgoing.send(method, params, self.channel, within_s)
+        raise closed_error("the request was cancelled")
 
-    def settle(self, frame: JsonObject | None = None) -> None:
-        """Answer, unless nobody wants it any more."""
-        if self.settled:
+    def respond(self, frame: JsonObject | None = None) -> None:
+        """Send the response, unless the client cancelled the request."""
+        if self.is_answered:
             return
-        if frame is not None and (self.released or not self.cancel.cancelled):
+        if frame is not None and (self.is_released or not self.cancel.cancelled):
             self.channel.send(frame)
-        self.settled = True
-        if self.on_settled is not None:
-            self.on_settled()
+        self.is_answered = True
+        if self.on_answered is not None:
+            self.on_answered()
 
 
 Serve: TypeAlias = Callable[[HostRequest], JsonObject | PendingResult]
-"""Answers at once, or says what has to be awaited; what it refuses it raises as `RpcError`."""
-OnNotice: TypeAlias = Callable[[str, JsonObject], None]
+"""Returns a result, or an awaitable for it; raises `RpcError` to refuse."""
+OnNotification: TypeAlias = Callable[[str, JsonObject], None]
 Reader: TypeAlias = Callable[[bytes], JsonValue]
-
-_log = logging.getLogger(__name__)
-
-INVALID_REQUEST = -32600
-_NO_REQUEST = "the message is no request"
-BUSY = -32000
-_SAID = 200
-_PARTS = 100
-"""So many a batch may have: all of them are taken in one turn of the loop."""
 
 
 class ServerSession(Protocol):
-    """One client, as those who carry its requests see it."""
+    """The session of one client, as a transport sees it."""
 
     @property
     def dispatcher(self) -> RequestDispatcher:
-        """Takes what it asks."""
+        """Takes the client's messages."""
         ...
 
     @property
     def version(self) -> str | None:
-        """What the handshake has agreed on, if there was one."""
+        """The revision that the handshake has agreed on, if there was one."""
         ...
 
     @property
     def notification_channel(self) -> ResponseChannel | None:
-        """Takes what it is told unasked, while there is a way to tell it."""
+        """Carries frames that belong to no request, while there is a way to send them."""
         ...
 
     @notification_channel.setter
-    def notification_channel(self, notification_channel: ResponseChannel | None) -> None: ...
+    def notification_channel(self, channel: ResponseChannel | None) -> None: ...
 
     async def close(self, reason: str) -> None:
-        """End everything it has asked for."""
+        """Cancel the client's requests, and wait for their end."""
         ...
 
 
 class RequestDispatcher:
-    """What one client has asked for, until it is answered, cancelled or gone."""
+    """The open requests of one client."""
 
     def __init__(
         self,
         serve: Serve,
-        on_notice: OnNotice | None = None,
+        on_notification: OnNotification | None = None,
         limits: HostLimits | None = None,
         *,
-        on_answer: Callable[[JsonObject], None] | None = None,
+        on_response: Callable[[JsonObject], None] | None = None,
         read: Reader = decode_frame,
     ) -> None:
         self._serve = serve
-        self._on_notice = on_notice
-        self._on_answer = on_answer
+        self._on_notification = on_notification
+        self._on_response = on_response
         self._read = read
         self._limits = limits or HostLimits()
         self._slots = Slots(self._limits.calls)
-        self._questions = OutgoingRequests(self._limits.asks)
+        self._outgoing = OutgoingRequests(self._limits.asks)
         self._open: dict[RequestId, HostRequest] = {}
         self._tasks: dict[HostRequest, asyncio.Task[None]] = {}
-        self._standing = 0
+        self._subscriptions = 0
         self._unread = 0
-        self._closing = False
+        self._is_closing = False
 
-    # -- what comes -------------------------------------------------------------------------
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is open."""
+        return not self._tasks
+
+    # -- messages of the client -----------------------------------------------------------------
 
     def receive(self, data: bytes | JsonValue, channel: ResponseChannel) -> None:
-        """Take what came over a link, whatever it is."""
+        """Handle a message from a transport, valid or not."""
         if isinstance(data, bytes):
             try:
                 data = self._read(data)
             except (ValueError, RecursionError):
-                _refuse(channel, None, PARSE_ERROR, "the message is no JSON that can be read")
+                channel.send(_error_frame(None, PARSE_ERROR, "the message is not valid JSON"))
                 return
-        # Batches belong to one old revision; each part is taken as if it had come alone.
+        # Batches exist in revision 2025-03-26 only; each part is handled as if it had come alone:
+        # https://modelcontextprotocol.io/specification/2025-03-26/basic#batching
         parts = data if isinstance(data, list) and data else [data]
-        if len(parts) > _PARTS:
-            said = f"a batch may have {_PARTS} parts, and this one has {len(parts):,}"
-            _refuse(channel, None, INVALID_REQUEST, said)
+        if len(parts) > _BATCH_PARTS:
+            message = f"a batch may have {_BATCH_PARTS} parts, and this one has {len(parts):,}"
+            channel.send(_error_frame(None, INVALID_REQUEST, message))
             return
         frames = [part for part in parts if isinstance(part, dict)]
         for frame in frames:
-            self._frame(frame, channel)
+            self._receive_frame(frame, channel)
         if len(frames) < len(parts):
-            _refuse(channel, None, INVALID_REQUEST, _NO_REQUEST)
+            channel.send(_error_frame(None, INVALID_REQUEST, _INVALID_MESSAGE))
 
-    def _frame(self, frame: JsonObject, channel: ResponseChannel) -> None:
+    def _receive_frame(self, frame: JsonObject, channel: ResponseChannel) -> None:
         if "method" not in frame and ("result" in frame or "error" in frame):
-            self._questions.answered(frame)
-            if self._on_answer is not None:
-                self._on_answer(frame)
+            self._outgoing.resolve(frame)
+            if self._on_response is not None:
+                self._on_response(frame)
             return
         method = frame.get("method")
         if not isinstance(method, str):
-            _refuse(channel, None, INVALID_REQUEST, _NO_REQUEST)
+            channel.send(_error_frame(None, INVALID_REQUEST, _INVALID_MESSAGE))
             return
-        given = frame.get("params")
-        params = given if isinstance(given, dict) else NO_PARAMS
+        value = frame.get("params")
+        params = value if isinstance(value, dict) else NO_PARAMS
         if "id" not in frame:
-            self.notice(method, params)
+            self._receive_notification(method, params)
             return
-        identity = frame["id"]
-        if not is_request_id(identity):
-            _refuse(channel, None, INVALID_REQUEST, "the id must be a text or a whole number")
-        elif given is not None and not isinstance(given, dict):
-            _refuse(channel, identity, INVALID_REQUEST, "params must be an object")
+        request_id = frame["id"]
+        if not is_request_id(request_id):
+            channel.send(_error_frame(None, INVALID_REQUEST, "the id must be a text or a whole number"))
+        elif value is not None and not isinstance(value, dict):
+            channel.send(_error_frame(request_id, INVALID_REQUEST, "params must be an object"))
         else:
-            self.request(identity, method, params, channel)
+            self.request(request_id, method, params, channel)
 
-    def notice(self, method: str, params: JsonObject) -> None:
-        """Take a notification."""
-        if self._on_notice is not None:
-            self._on_notice(method, params)
+    def _receive_notification(self, method: str, params: JsonObject) -> None:
+        if self._on_notification is not None:
+            self._on_notification(method, params)
         if method == "notifications/cancelled":
-            identity, reason = params.get("requestId"), params.get("reason")
-            if is_request_id(identity):
-                told = reason[:_SAID] if isinstance(reason, str) and reason else "cancelled"
-                self.cancel(identity, told)
+            # https://modelcontextprotocol.io/specification/2025-06-18/basic/utilities/cancellation
+            request_id, reason = params.get("requestId"), params.get("reason")
+            if is_request_id(request_id):
+                self.cancel(request_id, reason[:_REASON_CHARS] if isinstance(reason, str) and reason else "cancelled")
 
     def request(
         self,
-        identity: RequestId,
+        request_id: RequestId,
         method: str,
         params: JsonObject,
         channel: ResponseChannel,
-        on_settled: Callable[[], None] | None = None,
+        on_answered: Callable[[], None] | None = None,
     ) -> None:
-        """Take a request; its answer goes to its channel."""
-        request = HostRequest(identity, method, params, channel, self._questions, on_settled=on_settled)
-        if self._closing:
-            request.settle(_error(identity, BUSY, "the host is stopping"))
+        """Run a request; its response goes to `channel`, and `on_answered` is called after it."""
+        request = HostRequest(request_id, method, params, channel, self._outgoing, on_answered)
+        if self._is_closing:
+            request.respond(_error_frame(request_id, BUSY, "the host is stopping"))
             return
-        if identity in self._open:
-            request.settle(_error(identity, INVALID_REQUEST, "a request with this id is running"))
+        if request_id in self._open:
+            request.respond(_error_frame(request_id, INVALID_REQUEST, "a request with this id is running"))
             return
         try:
-            given = self._serve(request)
-        except Exception as exc:  # noqa: BLE001 — boundary: whatever it is, the client is answered
-            request.settle(_failure(request, exc))
+            result = self._serve(request)
+        except Exception as exc:  # noqa: BLE001 — boundary: each request is answered
+            request.respond(_failure_frame(request, exc))
             return
-        if not isinstance(given, dict):
-            self._start(request, given)
-        elif channel.writable.is_set():
-            request.settle({"jsonrpc": "2.0", "id": identity, "result": given})
-        else:
-            self._start(request, _known(given))
-
-    def _start(self, request: HostRequest, work: PendingResult) -> None:
+        if isinstance(result, dict):
+            if channel.writable.is_set():
+                request.respond({"jsonrpc": "2.0", "id": request_id, "result": result})
+                return
+            result = _return_later(result)
         if request.is_subscription:
-            full = self._standing >= self._limits.listeners
+            is_full = self._subscriptions >= self._limits.listeners
         else:
-            full = len(self._tasks) - self._standing >= self._limits.waiting
-        if full:
-            work.close()
-            request.settle(_error(request.identity, BUSY, "too many requests at once"))
+            is_full = len(self._tasks) - self._subscriptions >= self._limits.waiting
+        if is_full:
+            result.close()
+            request.respond(_error_frame(request_id, BUSY, "too many requests at once"))
             return
-        # Owned by this dispatcher: kept until it is done, ended by finish().
-        task = asyncio.create_task(self._run(request, work))  # noqa: TID251
-        self._open[request.identity] = request
+        # Owned by this dispatcher: kept until it is done, ended by `close`.
+        task = asyncio.create_task(self._run(request, result))  # noqa: TID251
+        self._open[request_id] = request
         self._tasks[request] = task
-        self._standing += request.is_subscription
+        self._subscriptions += request.is_subscription
 
-        def done(_: object) -> None:
-            work.close()  # of one that was cancelled before it began
-            self._open.pop(request.identity, None)
-            self._tasks.pop(request, None)
-            self._standing -= request.is_subscription
-            request.settle()
+        def finish(_: object) -> None:
+            result.close()
+            self._remove(request)
+            request.respond()
 
-        task.add_done_callback(done)
+        task.add_done_callback(finish)
 
-    async def _run(self, request: HostRequest, work: PendingResult) -> None:
-        try:
-            if request.is_subscription or request.elsewhere:
-                await self._hand_over(request, await work)
-            else:
-                await self._in_turn(request, work)
-        except Exception as exc:  # noqa: BLE001 — boundary: whatever it is, the client is answered
-            request.settle(_failure(request, exc))
+    def _remove(self, request: HostRequest) -> None:
+        if self._tasks.pop(request, None) is not None:
+            del self._open[request.id]
+            self._subscriptions -= request.is_subscription
 
-    async def _in_turn(self, request: HostRequest, work: PendingResult) -> None:
-        if not self._slots.take():
+    async def _run(self, request: HostRequest, result: PendingResult) -> None:
+        takes_slot = not request.is_subscription and not request.is_forwarded
+        if takes_slot and not self._slots.take():
             with request.cancel.guard() as waiting:
                 await self._slots.wait()
             if waiting.cancelled_caught:
                 return
         try:
-            if not request.cancel.cancelled:
-                # It keeps its place until its answer is taken: those after it would only add to it.
-                await self._hand_over(request, await work)
+            if takes_slot and request.cancel.cancelled:
+                return
+            value = await result
+            # The slot is kept until the response is written: requests behind it would only add to what is unread.
+            if not request.channel.writable.is_set():
+                await self._wait_writable(request, value)
+            frame: JsonObject = {"jsonrpc": "2.0", "id": request.id, "result": value}
+        except Exception as exc:  # noqa: BLE001 — boundary: each request is answered
+            frame = _failure_frame(request, exc)
         finally:
-            self._slots.give()
+            if takes_slot:
+                self._slots.give()
+        self._remove(request)
+        request.respond(frame)
 
-    async def _hand_over(self, request: HostRequest, result: JsonObject) -> None:
-        """Answer as soon as there is room; what waits for a client to read has a limit."""
-        room = request.channel.writable
-        if not room.is_set():
-            size = len(result.encoded) if isinstance(result, EncodedObject) else 0
-            if self._unread + size > self._limits.unread_bytes:
-                said = f"the answer of {size:,} bytes was dropped: those before it are not read"
-                raise RpcError(BUSY, said)
-            self._unread += size
-            try:
-                with request.cancel.guard():
-                    while not room.is_set():  # others that waited may have filled it again
-                        await room.wait()
-            finally:
-                self._unread -= size
-        request.settle({"jsonrpc": "2.0", "id": request.identity, "result": result})
+    async def _wait_writable(self, request: HostRequest, result: JsonObject) -> None:
+        size = len(result.encoded) if isinstance(result, EncodedObject) else 0
+        if self._unread + size > self._limits.unread_bytes:
+            raise RpcError(BUSY, f"the response of {size:,} bytes was dropped: those before it are not read")
+        self._unread += size
+        try:
+            with request.cancel.guard():
+                while not request.channel.writable.is_set():  # another response may have filled it again
+                    await request.channel.writable.wait()
+        finally:
+            self._unread -= size
 
-    # -- asking in turn ---------------------------------------------------------------------
-
-    def ask(
+    def send_request(
         self, method: str, params: JsonObject | None, channel: ResponseChannel, *, within_s: float
     ) -> PendingResult:
-        """Ask the client something that belongs to no request; as `HostRequest.ask` otherwise."""
-        return self._questions.ask(method, params, channel, within_s)
+        """Send the client a request that belongs to none of its own; otherwise as `HostRequest.send_request`."""
+        return self._outgoing.send(method, params, channel, within_s)
 
-    # -- the end ----------------------------------------------------------------------------
+    # -- cancellation and the end ---------------------------------------------------------------
 
-    def cancel(self, identity: RequestId, reason: str) -> None:
+    def cancel(self, request_id: RequestId, reason: str) -> None:
         """Cancel one request; it is not answered."""
-        request = self._open.get(identity)
+        request = self._open.get(request_id)
         if request is not None:
             request.cancel.cancel(reason)
 
-    def gone(self, reason: str) -> None:
+    def cancel_all(self, reason: str) -> None:
         """Cancel every request."""
         for request in [*self._tasks]:
             request.cancel.cancel(reason)
 
     def release(self, reason: str) -> None:
-        """Take nothing more, and let those who listen go, with an answer."""
-        self._closing = True
+        """Refuse new requests, and end subscriptions with a response."""
+        self._is_closing = True
         for request in [*self._tasks]:
             if request.is_subscription:
-                request.released = True
+                request.is_released = True
                 request.cancel.cancel(reason)
 
-    async def drained(self, within_s: float) -> bool:
-        """Wait until every request but the standing ones is answered; False if it takes longer."""
+    async def wait_idle(self, within_s: float) -> bool:
+        """Wait until every request but subscriptions is answered; False if it takes longer."""
         tasks = [task for request, task in self._tasks.items() if not request.is_subscription]
         if tasks:
             await asyncio.wait(tasks, timeout=within_s)
         return all(task.done() for task in tasks)
 
-    async def finish(self, reason: str) -> None:
-        """Cancel what is left, and see it end: by its token, or else by force."""
-        self._questions.gone(reason)
-        self.gone(reason)
+    async def close(self, reason: str) -> None:
+        """Cancel all requests by their tokens, then by force, and wait for their end."""
+        self._outgoing.fail_all(reason)
+        self.cancel_all(reason)
         tasks = list(self._tasks.values())
         if tasks:
             await asyncio.wait(tasks, timeout=self._limits.linger_s)
@@ -400,30 +517,26 @@ class RequestDispatcher:
 
 
 def is_request_id(value: object) -> TypeGuard[int | str]:
-    """Tell whether JSON-RPC allows this as the id of a request."""
+    """Tell whether a value is a request id: https://modelcontextprotocol.io/specification/2025-06-18/basic#requests."""
     return isinstance(value, (int, str)) and not isinstance(value, bool)
 
 
-async def _known(result: JsonObject) -> JsonObject:
+async def _return_later(result: JsonObject) -> JsonObject:
     return result
 
 
-def _failure(request: HostRequest, exc: Exception) -> JsonObject:
+def _failure_frame(request: HostRequest, exc: Exception) -> JsonObject:
     if isinstance(exc, ForwardedError):
-        return {"jsonrpc": "2.0", "id": request.identity, "error": exc.error}
+        return {"jsonrpc": "2.0", "id": request.id, "error": exc.error}
     if isinstance(exc, RpcError):
-        return _error(request.identity, exc.code, exc.message, exc.data)
-    # The client learns no more: what is in there is ours.
+        return _error_frame(request.id, exc.code, exc.message, exc.data)
+    # The details stay in the log: they may name paths and values of this machine.
     _log.error("the host failed in %s", request.method, exc_info=exc)
-    return _error(request.identity, INTERNAL_ERROR, "internal error")
+    return _error_frame(request.id, INTERNAL_ERROR, "internal error")
 
 
-def _error(identity: RequestId | None, code: int, message: str, data: JsonValue = None) -> JsonObject:
+def _error_frame(request_id: RequestId | None, code: int, message: str, data: JsonValue = None) -> JsonObject:
     error: JsonObject = {"code": code, "message": message}
     if data is not None:
         error["data"] = data
-    return {"jsonrpc": "2.0", "id": identity, "error": error}
-
-
-def _refuse(channel: ResponseChannel, identity: RequestId | None, code: int, message: str) -> None:
-    channel.send(_error(identity, code, message))
+    return {"jsonrpc": "2.0", "id": request_id, "error": error}

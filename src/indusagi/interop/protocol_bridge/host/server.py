@@ -79,7 +79,7 @@ class RunningProviderHost:
     async def stop(self) -> None:
         """Let what runs finish within the limit, cancel the rest, and end the connection."""
         self.client.dispatcher.release(_STOPPED)
-        await self.client.dispatcher.drained(self._limits.stop_s)
+        await self.client.dispatcher.wait_idle(self._limits.stop_s)
         await self.cancel()
 
     async def start(self, transport: HostTransport) -> None:
@@ -173,7 +173,7 @@ class ServingHost(ABC):
     async def _last_words(self, link: StdioHostTransport, running: RunningProviderHost) -> None:
         """Let calls finish for a moment when a client has nothing more to say."""
         await link.input_ended.wait()
-        await running.client.dispatcher.drained(self.limits.linger_s)
+        await running.client.dispatcher.wait_idle(self.limits.linger_s)
         await running.cancel()
 
 

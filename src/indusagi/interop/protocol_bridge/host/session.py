@@ -1,8 +1,8 @@
-"""One client of a host: what it is told and what it may ask, in both eras of the protocol.
+"""The session of one client of a host, for all protocol revisions.
 
-The older protocol shakes hands once (`initialize`) and is told of changes unasked. The newer one
-stamps every request with what the handshake would have said, and hears of changes on a request that
-stays open (`subscriptions/listen`). Both may come over one connection; a stamp tells them apart.
+Up to 2025-11-25 a client sends `initialize` once and is notified of changes unasked. From 2026-07-28 on each request
+carries in `_meta` what the handshake would have agreed on, and changes are reported on an open request
+(`subscriptions/listen`). Both kinds may come over one connection; `_meta` tells them apart.
 """
 
 from __future__ import annotations
@@ -26,19 +26,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from indusagi.core.cancel import CancelToken
-    from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.client.handlers import Caller
-    from indusagi.interop.protocol_bridge.host.catalog import Catalog
+    from indusagi.interop.protocol_bridge.host.catalog import Catalog, Ready
     from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits, HostRequest, PendingResult, ResponseChannel
     from indusagi.runtime.contract import ProgressSink, ToolProgress
 
-    Answering: TypeAlias = Callable[[HostRequest], JsonObject | PendingResult]
+    Method: TypeAlias = Callable[[HostRequest], JsonObject | PendingResult]
 
 _log = logging.getLogger(__name__)
 
 VERSION = "io.modelcontextprotocol/protocolVersion"
 SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
 TOOLS_CHANGED = "notifications/tools/list_changed"
+_BEFORE_HANDSHAKE = frozenset({"initialize", "ping"})
+_NEED_TOOLS = frozenset({"tools/list", "tools/call"})
 
 
 class HostSession:
@@ -53,219 +55,192 @@ class HostSession:
         owner: bytes = b"",
     ) -> None:
         self.version: str | None = None
-        """What the handshake has agreed on; None before one, and for the newer protocol."""
+        """The revision that the handshake has agreed on; None before it, and without one."""
         self.notification_channel: ResponseChannel | None = None
-        """Takes what an older client is told unasked, while there is a way to tell it."""
-        self.dispatcher = RequestDispatcher(self._serve, self._noticed, limits)
+        """Carries notifications that belong to no request, while there is a way to send them."""
+        self.dispatcher = RequestDispatcher(self._serve, None, limits)
         self.capabilities: JsonObject = {}
-        """What an older client said it can be asked."""
+        """What the client declared in its handshake."""
         self._suspended = suspended or SuspendedCalls()
         self._owns_suspended = suspended is None
         self._owner = owner
         self._catalog = catalog
-        self._instructions = instructions
-        self._forget: Callable[[], None] | None = None
-        self._legacy: dict[str, Answering] = {
+        self._instructions: JsonObject = {} if instructions is None else {"instructions": instructions}
+        self._stop_listening: Callable[[], None] | None = None
+        self._legacy_methods: dict[str, Method] = {
             "initialize": self._initialize,
-            "ping": _nothing,
-            "logging/setLevel": _nothing,
-            "tools/list": self._when_ready(lambda _: self._catalog.listing().legacy),
-            "tools/call": self._when_ready(self._call),
+            "ping": _return_nothing,
+            "logging/setLevel": _return_nothing,
+            "tools/list": lambda _: catalog.listing().legacy,
+            "tools/call": self._call,
         }
-        self._modern: dict[str, Answering] = {
+        self._modern_methods: dict[str, Method] = {
             "server/discover": self._discover,
-            "tools/list": self._when_ready(lambda _: self._catalog.listing().modern),
-            "tools/call": self._when_ready(self._call),
+            "tools/list": lambda _: catalog.listing().modern,
+            "tools/call": self._call,
             "subscriptions/listen": self._listen,
         }
 
     async def close(self, reason: str) -> None:
-        """End everything this client has asked for."""
-        if self._forget is not None:
-            self._forget()
-        await self.dispatcher.finish(reason)
+        """Cancel the client's requests, and wait for their end."""
+        if self._stop_listening is not None:
+            self._stop_listening()
+        await self.dispatcher.close(reason)
         if self._owns_suspended:
             await self._suspended.close()
 
-    def _when_ready(self, answering: Answering) -> Answering:
-        """Let whoever asks for tools wait until there are those that should be."""
-        ready = self._catalog.ready
-        if ready is None:
-            return answering
-
-        async def later(request: HostRequest) -> JsonObject:
-            with request.cancel.guard():
-                await ready.wait()
-            if request.cancel.cancelled:
-                return {}
-            # Outside of the guard: a call has its own way to end.
-            given = answering(request)
-            return given if isinstance(given, dict) else await given
-
-        return lambda request: answering(request) if ready.is_set() else later(request)
-
-    # -- which era --------------------------------------------------------------------------
-
     def _serve(self, request: HostRequest) -> JsonObject | PendingResult:
-        if VERSION in request.meta and request.method != "initialize":
-            check_stamp(request.meta)
-            answering = self._modern.get(request.method)
+        name = request.method
+        if VERSION in request.meta and name != "initialize":
+            _check_meta(request.meta)
+            method = self._modern_methods.get(name)
         else:
-            answering = self._legacy.get(request.method)
-            if answering is not None and not self._may_ask(request.method):
-                raise RpcError(INVALID_PARAMS, _UNMET)
-        if answering is None:
-            raise RpcError(METHOD_NOT_FOUND, f"{request.method} is not supported")
-        return answering(request)
+            method = self._legacy_methods.get(name)
+            if method is not None and self.version is None and name not in _BEFORE_HANDSHAKE:
+                raise RpcError(INVALID_PARAMS, _NOT_INITIALIZED)
+        if method is None:
+            raise RpcError(METHOD_NOT_FOUND, f"{name} is not supported")
+        if name in _NEED_TOOLS and self._catalog.ready is not None and not self._catalog.ready.is_set():
+            return self._serve_when_ready(request, method, self._catalog.ready)
+        return method(request)
 
-    def _may_ask(self, method: str) -> bool:
-        return self.version is not None or method in {"initialize", "ping"}
+    async def _serve_when_ready(self, request: HostRequest, method: Method, ready: Ready) -> JsonObject:
+        with request.cancel.guard():
+            await ready.wait()
+        if request.cancel.cancelled:
+            return {}
+        # Outside of the guard: a call handles its own cancellation.
+        result = method(request)
+        return result if isinstance(result, dict) else await result
 
-    def _noticed(self, method: str, params: JsonObject) -> None:
-        """Know nothing that a notification of a client would change."""
-
-    # -- meeting ----------------------------------------------------------------------------
+    # -- handshake and discovery ----------------------------------------------------------------
 
     def _initialize(self, request: HostRequest) -> JsonObject:
+        # https://modelcontextprotocol.io/specification/2025-06-18/basic/lifecycle#version-negotiation
         wanted = request.params.get("protocolVersion")
         if not isinstance(wanted, str):
             raise RpcError(INVALID_PARAMS, "initialize must name a protocolVersion")
         self.version = wanted if wanted in LEGACY_VERSIONS else LEGACY_VERSIONS[-1]
-        able = request.params.get("capabilities")
-        self.capabilities = able if isinstance(able, dict) else {}
-        if self._forget is None:
-            self._forget = self._catalog.listen(self._announce)
+        capabilities = request.params.get("capabilities")
+        self.capabilities = capabilities if isinstance(capabilities, dict) else {}
+        if self._stop_listening is None:
+            self._stop_listening = self._catalog.listen(self._announce_change)
         return {
             "protocolVersion": self.version,
-            "capabilities": _capabilities(),
+            "capabilities": {"tools": {"listChanged": True}},
             "serverInfo": self._catalog.server_info,
-            **self._said(),
+            **self._instructions,
         }
 
-    def _announce(self) -> None:
+    def _announce_change(self) -> None:
         if self.notification_channel is not None:
             self.notification_channel.send({"jsonrpc": "2.0", "method": TOOLS_CHANGED})
 
     def _discover(self, request: HostRequest) -> JsonObject:
         return {
             "supportedVersions": [*MODERN_VERSIONS],
-            "capabilities": _capabilities(),
-            **self._said(),
+            "capabilities": {"tools": {"listChanged": True}},
+            **self._instructions,
             "resultType": "complete",
             "ttlMs": 0,
             "cacheScope": "private",
-            "_meta": self._stamp(),
+            "_meta": {SERVER_INFO: self._catalog.server_info},
         }
-
-    def _said(self) -> JsonObject:
-        return {} if self._instructions is None else {"instructions": self._instructions}
-
-    def _stamp(self) -> JsonObject:
-        return {SERVER_INFO: self._catalog.server_info}
-
-    # -- hearing of changes -----------------------------------------------------------------
-
-    async def _stay(self, request: HostRequest, wanted: bool) -> JsonObject:
-        meta: JsonObject = {SUBSCRIPTION: request.identity}
-        honoured: JsonObject = {"toolsListChanged": True} if wanted else {}
-
-        def changed() -> None:
-            request.tell(TOOLS_CHANGED, {"_meta": meta})
-
-        forget = self._catalog.listen(changed) if wanted else None
-        try:
-            acknowledged: JsonObject = {"_meta": meta, "notifications": honoured}
-            request.tell("notifications/subscriptions/acknowledged", acknowledged)
-            await request.cancel.wait()
-        finally:
-            if forget is not None:
-                forget()
-        return {"resultType": "complete", "_meta": {**meta, **self._stamp()}}
 
     def _listen(self, request: HostRequest) -> PendingResult:
         wanted = request.params.get("notifications")
         if not isinstance(wanted, dict):
             raise RpcError(INVALID_PARAMS, "subscriptions/listen must name its notifications")
         request.is_subscription = True
-        return self._stay(request, wanted.get("toolsListChanged") is True)
+        return self._send_changes(request, wanted.get("toolsListChanged") is True)
 
-    # -- current_caller ----------------------------------------------------------------------------
+    async def _send_changes(self, request: HostRequest, tools: bool) -> JsonObject:
+        meta: JsonObject = {SUBSCRIPTION: request.id}
+        honoured: JsonObject = {"toolsListChanged": True} if tools else {}
+        stop = self._catalog.listen(lambda: request.notify(TOOLS_CHANGED, {"_meta": meta})) if tools else None
+        try:
+            acknowledged: JsonObject = {"_meta": meta, "notifications": honoured}
+            request.notify("notifications/subscriptions/acknowledged", acknowledged)
+            await request.cancel.wait()
+        finally:
+            if stop is not None:
+                stop()
+        return {"resultType": "complete", "_meta": {**meta, SERVER_INFO: self._catalog.server_info}}
+
+    # -- calls ----------------------------------------------------------------------------------
 
     def _call(self, request: HostRequest) -> PendingResult:
-        name, arguments = request.params.get("name"), request.params.get("arguments")
+        params, meta = request.params, request.meta
+        name, arguments = params.get("name"), params.get("arguments")
         if not isinstance(name, str):
             raise RpcError(INVALID_PARAMS, "tools/call must name a tool")
         if arguments is not None and not isinstance(arguments, dict):
             raise RpcError(INVALID_PARAMS, f"the arguments of {name!r} must be an object")
         if not self._catalog.may_call(name):
             raise RpcError(INVALID_PARAMS, f"there is no tool named {name!r}")
-        hops = read_hops(request.meta)
-        call = ToolCall(str(request.identity), name, arguments or {})
-        if VERSION not in request.meta:
+        hops = read_hops(meta) if meta else 0
+        call = ToolCall(str(request.id), name, arguments or {})
+        if VERSION not in meta:
             caller = LegacyCaller(request, self.dispatcher, self.capabilities, hops)
-            return self._answer(request, call, caller, request.cancel, _sink(request))
-        able = request.meta[CAPABILITIES]
-        if "requestState" in request.params:
-            return self._stamped(self._suspended.resume(request, name, self._owner))
-        parked = SuspendedCall(name, able if isinstance(able, dict) else {}, hops, _sink, self._owner)
-        if not parked.capabilities:
-            return self._answer(request, call, parked, request.cancel, _sink(request))
+            return self._run_tool(request, call, caller, request.cancel, _new_sink(request))
+        if "requestState" in params:
+            return self._stamp_questions(self._suspended.resume(request, name, self._owner))
+        capabilities = meta[CAPABILITIES]
+        suspended = SuspendedCall(
+            name, capabilities if isinstance(capabilities, dict) else {}, hops, _new_sink, self._owner
+        )
+        if not suspended.capabilities:
+            return self._run_tool(request, call, suspended, request.cancel, _new_sink(request))
 
-        def running(parked: SuspendedCall) -> PendingResult:
-            return self._answer(request, call, parked, parked.cancel, parked.progressed)
+        def run(suspended: SuspendedCall) -> PendingResult:
+            return self._run_tool(request, call, suspended, suspended.cancel, suspended.report_progress)
 
-        return self._stamped(self._suspended.begin(request, parked, running))
+        return self._stamp_questions(self._suspended.begin(request, suspended, run))
 
-    async def _stamped(self, rounds: PendingResult) -> JsonObject:
-        """Say of questions too who has them."""
-        answer = await rounds
-        if answer.get("resultType") == "input_required":
-            answer["_meta"] = self._stamp()
-        return answer
+    async def _stamp_questions(self, round_result: PendingResult) -> JsonObject:
+        """Add to questions which server asks them."""
+        result = await round_result
+        if result.get("resultType") == "input_required":
+            result["_meta"] = {SERVER_INFO: self._catalog.server_info}
+        return result
 
-    async def _answer(
+    async def _run_tool(
         self, request: HostRequest, call: ToolCall, caller: Caller, cancel: CancelToken, sink: ProgressSink | None
     ) -> JsonObject:
         current_caller.set(caller)
         try:
-            runner = self._catalog.box().runner
-            outcome = await runner.run(call, cancel, on_progress=sink)
-            return self._result(request, outcome.result)
-        except Exception as exc:  # noqa: BLE001 — boundary: a box of somebody's that breaks its word
-            _log.error("tool %r failed outside of its own policy", call.name, exc_info=exc)
-            said = f"{call.name} failed inside of the host; its log says more."
-            return self._result(request, ToolResult.error(said, code="failed"))
+            outcome = await self._catalog.box().runner.run(call, cancel, on_progress=sink)
+            return self._build_result(request, outcome.result)
+        except Exception as exc:  # noqa: BLE001 — boundary: a tool box of the embedding program
+            _log.error("tool %r raised an exception", call.name, exc_info=exc)
+            message = f"{call.name} failed inside of the host; its log says more."
+            return self._build_result(request, ToolResult.error(message, code="failed"))
 
-    def _result(self, request: HostRequest, result: ToolResult) -> JsonObject:
-        try:
-            written = self._written(request, result)
-            return EncodedObject(written, compact_json(written).encode())
-        except NotJson as exc:
-            said = ToolResult.error(f"The answer cannot be sent: it is {exc}", code="bad_result")
-            return self._written(request, said)
-
-    def _written(self, request: HostRequest, result: ToolResult) -> JsonObject:
-        """Write what a tool answered as a result of the protocol."""
-        modern = VERSION in request.meta
+    def _build_result(self, request: HostRequest, result: ToolResult) -> JsonObject:
+        """Convert a tool's result: https://modelcontextprotocol.io/specification/2025-06-18/server/tools#tool-result."""
+        is_modern = VERSION in request.meta
         structured = result.structured
-        written: JsonObject = {"content": [*to_blocks(result.content)], "isError": result.is_error}
-        # Clients of the older protocol can read an object here, and nothing else.
-        if isinstance(structured, dict) or (modern and structured is not None):
-            written["structuredContent"] = structured
-        meta = result.details.get("_meta")
-        own = dict(meta) if isinstance(meta, dict) else {}
-        # Who answers is said by us: to a client there is one server.
-        own.pop(SERVER_INFO, None)
-        if modern:
-            written["resultType"] = "complete"
-            own |= self._stamp()
-        if own:
-            written["_meta"] = own
-        return written
+        message: JsonObject = {"content": [*to_blocks(result.content)], "isError": result.is_error}
+        # Up to 2025-11-25 structured content is an object.
+        if isinstance(structured, dict) or (is_modern and structured is not None):
+            message["structuredContent"] = structured
+        own_meta = result.details.get("_meta")
+        meta = dict(own_meta) if isinstance(own_meta, dict) else {}
+        # The client sees one server, which is this host.
+        meta.pop(SERVER_INFO, None)
+        if is_modern:
+            message["resultType"] = "complete"
+            meta[SERVER_INFO] = self._catalog.server_info
+        if meta:
+            message["_meta"] = meta
+        try:
+            return EncodedObject(message, compact_json(message).encode())
+        except NotJson as exc:
+            error = ToolResult.error(f"The answer cannot be sent: it is {exc}", code="bad_result")
+            return self._build_result(request, error)
 
 
-def check_stamp(meta: JsonObject) -> None:
-    """Refuse what a request of the newer protocol says about itself, if it cannot be served."""
+def _check_meta(meta: JsonObject) -> None:
     version = meta[VERSION]
     if not isinstance(version, str) or not isinstance(meta.get(CAPABILITIES), dict):
         raise RpcError(INVALID_PARAMS, f"_meta must hold {VERSION} and {CAPABILITIES}")
@@ -274,40 +249,34 @@ def check_stamp(meta: JsonObject) -> None:
         raise RpcError(UNSUPPORTED_VERSION, "unsupported protocol version", data)
 
 
-def _sink(request: HostRequest) -> ProgressSink | None:
+def _new_sink(request: HostRequest) -> ProgressSink | None:
     token = request.meta.get("progressToken")
-    return None if token is None else _progress(request, token)
-
-
-def _progress(request: HostRequest, token: JsonValue) -> ProgressSink:
-    # The protocol wants each number to be larger than the one before.
+    if token is None:
+        return None
     last = -1.0
 
-    def tell(progress: ToolProgress) -> None:
+    def report(progress: ToolProgress) -> None:
         nonlocal last
-        # A client that does not read is not told of each step: steps are not to pile up.
+        # The values must increase: https://modelcontextprotocol.io/specification/2025-06-18/basic/utilities/progress.
+        # A client that does not read gets no further ones, so that they do not pile up.
         if not last < progress.done < math.inf or not request.channel.writable.is_set():
             return
         last = progress.done
-        notice: JsonObject = {"progressToken": token, "progress": progress.done}
+        params: JsonObject = {"progressToken": token, "progress": progress.done}
         if progress.total is not None and abs(progress.total) < math.inf:
-            notice["total"] = progress.total
+            params["total"] = progress.total
         if progress.message:
-            notice["message"] = progress.message
-        request.tell("notifications/progress", notice)
+            params["message"] = progress.message
+        request.notify("notifications/progress", params)
 
-    return tell
-
-
-def _capabilities() -> JsonObject:
-    return {"tools": {"listChanged": True}}
+    return report
 
 
-def _nothing(_: HostRequest) -> JsonObject:
+def _return_nothing(_: HostRequest) -> JsonObject:
     return {}
 
 
-_UNMET = (
+_NOT_INITIALIZED = (
     "this connection has not been initialized: send initialize first, "
-    f"or stamp the request with {VERSION} and {CAPABILITIES} in _meta"
+    f"or put {VERSION} and {CAPABILITIES} into _meta of the request"
 )

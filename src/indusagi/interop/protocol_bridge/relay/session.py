@@ -59,7 +59,7 @@ class RelaySession:
         self.version: str | None = None
         """What the handshake has agreed on; None before one."""
         self.dispatcher = RequestDispatcher(
-            self._serve, self._noticed, limits, on_answer=self._answered, read=decode_frame_verbatim
+            self._serve, self._noticed, limits, on_response=self._answered, read=decode_frame_verbatim
         )
         self._channel = RequestForwarder(lines, backoff, self._received)
         self._schemas = schemas
@@ -82,15 +82,15 @@ class RelaySession:
         return self._notification_channel
 
     @notification_channel.setter
-    def notification_channel(self, notification_channel: ResponseChannel | None) -> None:
-        self._notification_channel = notification_channel
+    def notification_channel(self, channel: ResponseChannel | None) -> None:
+        self._notification_channel = channel
         kept, self._kept, self._kept_bytes = self._kept, deque(), 0
         for frame in kept:
             self._tell(frame)
 
     async def close(self, reason: str) -> None:
         """End everything this client has asked for, and its connection."""
-        await self.dispatcher.finish(reason)
+        await self.dispatcher.close(reason)
         await self._channel.close()
 
     # -- what the client says ---------------------------------------------------------------
@@ -107,7 +107,7 @@ class RelaySession:
             channel.ready(replay).version = self.version
         elif not channel.line.has_room and len(channel.open) >= self._limits.waiting:
             raise RpcError(UNAVAILABLE, "the server takes nothing more at the moment")
-        relayed = channel.hand_on(request, request.identity)
+        relayed = channel.hand_on(request, request.id)
         if request.method == "initialize":
             self._greeting = relayed
         return relayed

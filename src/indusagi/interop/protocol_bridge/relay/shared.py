@@ -104,7 +104,7 @@ class SharedUpstream:
         request = relayed.request
         if method in {PROGRESS, _MESSAGE} and not request.channel.writable.is_set():
             return  # to a client that does not read, steps are not to pile up
-        if not request.settled:
+        if not request.is_answered:
             request.channel.send({**frame, "params": _addressed(params, relayed)})
 
     def _meant(self, method: str, params: JsonObject) -> RelayedRequest | None:
@@ -145,4 +145,4 @@ def _renamed(value: JsonObject, relayed: RelayedRequest) -> JsonObject:
     meta = value.get("_meta")
     if not isinstance(meta, dict) or SUBSCRIPTION not in meta:
         return value
-    return encode_object({**value, "_meta": {**meta, SUBSCRIPTION: relayed.request.identity}})
+    return encode_object({**value, "_meta": {**meta, SUBSCRIPTION: relayed.request.id}})

@@ -346,7 +346,7 @@ class RelayedRequest:
         self._timer: asyncio.TimerHandle | None = None
         self._forget = request.cancel.on_cancel(self._cancelled)
         request.is_subscription = request.method == LISTEN
-        request.elsewhere = True
+        request.is_forwarded = True
 
     # -- for the dispatcher ---------------------------------------------------------------
 
@@ -368,7 +368,7 @@ class RelayedRequest:
         self._withdraw()
         if not self._answer.done():
             # Nobody hears it, but one who listens and is let go in good order.
-            meta: JsonObject = {SUBSCRIPTION: self.request.identity}
+            meta: JsonObject = {SUBSCRIPTION: self.request.id}
             self._answer.set_result({"resultType": "complete", "_meta": meta})
 
     def _withdraw(self) -> None:

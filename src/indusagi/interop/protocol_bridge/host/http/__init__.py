@@ -1,7 +1,6 @@
-"""How a host begins to listen behind an address.
+"""A host behind HTTP.
 
-Whoever can reach the port must show a token, unless that is switched off, which only an address of
-this machine alone allows.
+A client must present a token, unless that is switched off, which only a loopback address allows.
 """
 
 from __future__ import annotations
@@ -15,19 +14,31 @@ from indusagi.core.faults import describe_error
 from indusagi.interop.protocol_bridge.contract import ProtocolFault
 from indusagi.interop.protocol_bridge.host.http.auth import LEAST_TOKEN, is_loopback, load_token
 from indusagi.interop.protocol_bridge.host.http.settings import HttpHost, HttpSettings
+from indusagi.interop.protocol_bridge.rpc.codec import decode_frame_verbatim
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    from indusagi.interop.protocol_bridge.host.dispatcher import Reader
     from indusagi.interop.protocol_bridge.host.http.auth import StoredToken
     from indusagi.interop.protocol_bridge.host.http.settings import FindSchema, NewSession
 
 
 @asynccontextmanager
 async def open_http(
-    new_session: NewSession, find_schema: FindSchema, settings: HttpSettings | None = None
+    new_session: NewSession,
+    find_schema: FindSchema,
+    settings: HttpSettings | None = None,
+    *,
+    read: Reader = decode_frame_verbatim,
 ) -> AsyncGenerator[HttpHost]:
-    """Listen until the block is left; calls that run then may finish for a while.
+    """Listen until the block is left; running calls may then finish within the limits of `settings`.
+
+    Args:
+        new_session: Creates the session of a client from its owner's token.
+        find_schema: Finds the argument schema of a tool, for arguments that are repeated in headers.
+        settings: Address, access and limits.
+        read: Parses the body of a request; the default keeps the exact bytes of `params`.
 
     Raises:
         ProtocolFault: It cannot be started (kind `transport`); the message says why.
@@ -35,36 +46,36 @@ async def open_http(
     chosen = settings or HttpSettings()
     async with AsyncExitStack() as stack:
         try:
-            tokens, kept = await asyncio.to_thread(_tokens, chosen)
-            server = await asyncio.to_thread(_loaded_server)
-            opening = server.serve_app(new_session, find_schema, chosen, tokens)
+            tokens, stored = await asyncio.to_thread(_find_tokens, chosen)
+            server = await asyncio.to_thread(_load_server)
+            opening = server.serve_app(new_session, find_schema, read, chosen, tokens)
             port, connections = await stack.enter_async_context(opening)
         except (OSError, ValueError) as exc:
-            said = f"the host cannot listen on {chosen.host}:{chosen.port}: {describe_error(exc)}"
-            raise ProtocolFault("transport", said, exc) from exc
+            message = f"the host cannot listen on {chosen.host}:{chosen.port}: {describe_error(exc)}"
+            raise ProtocolFault("transport", message, exc) from exc
         name = f"[{chosen.host.strip('[]')}]" if ":" in chosen.host else chosen.host
         url = f"http://{name}:{port}{chosen.path}"
         host = HttpHost(url, port, connections=connections)
-        if kept is not None:
-            host = replace(host, token=kept.token, token_path=kept.path, token_is_new=kept.is_new)
+        if stored is not None:
+            host = replace(host, token=stored.token, token_path=stored.path, token_is_new=stored.is_new)
         yield host
 
 
-def _tokens(settings: HttpSettings) -> tuple[tuple[str, ...], StoredToken | None]:
+def _find_tokens(settings: HttpSettings) -> tuple[tuple[str, ...], StoredToken | None]:
     if settings.without_token:
         if not is_loopback(settings.host):
-            raise ValueError("without a token only an address of this machine alone is allowed")
+            raise ValueError("without a token only a loopback address is allowed")
         return (), None
     if settings.tokens is None:
-        kept = load_token()
-        return (kept.token,), kept
+        stored = load_token()
+        return (stored.token,), stored
     if not settings.tokens or any(len(token) < LEAST_TOKEN for token in settings.tokens):
         raise ValueError(f"a token needs {LEAST_TOKEN} characters or more")
     return tuple(settings.tokens), None
 
 
-def _loaded_server():
-    # The server takes longer to load than all the rest: only HTTP pays for it.
-    from indusagi.interop.protocol_bridge.host.http import server as _host_http  # noqa: PLC0415
+def _load_server():
+    # In a thread and late: h11 and the server take longer to load than all the rest.
+    from indusagi.interop.protocol_bridge.host.http import server  # noqa: PLC0415 — only HTTP pays for it
 
-    return _host_http
+    return server

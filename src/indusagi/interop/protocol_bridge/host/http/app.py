@@ -1,13 +1,15 @@
-"""What an HTTP request to a host goes through: the policy, then its era, then the dispatcher.
+"""The MCP application behind HTTP: access checks, routing, sessions, dispatching.
 
-Both eras share one path. A request that names a version of the older protocol, or none, belongs to
-a session; any other stands alone, and its headers must agree with its body. Whoever goes away while
-an answer is made has cancelled the request.
+All protocol revisions share one path. A request that names a revision up to 2025-11-25, or none, belongs to a
+session; any other is self-contained, and its headers must agree with its body. A client that disconnects cancels its
+request.
 """
 
 from __future__ import annotations
 
+import logging
 import math
+from functools import partial
 from typing import TYPE_CHECKING, cast
 from urllib.parse import parse_qs
 
@@ -15,9 +17,8 @@ import anyio
 
 from indusagi.core.json import compact_json, is_json_object
 from indusagi.interop.protocol_bridge.client.session import LEGACY_VERSIONS
-from indusagi.interop.protocol_bridge.host.dispatcher import BUSY, NO_PARAMS, is_request_id
-from indusagi.interop.protocol_bridge.host.http.auth import HEALTH, OLD_MESSAGES, OLD_STREAM, Quota, authorize
-from indusagi.interop.protocol_bridge.host.http.connection import ANNOUNCED, CROWDED, ON_AUTHENTICATED, RECEIVED
+from indusagi.interop.protocol_bridge.host.dispatcher import NO_PARAMS, is_request_id
+from indusagi.interop.protocol_bridge.host.http.auth import HEALTH, OLD_MESSAGES, OLD_STREAM, authorize
 from indusagi.interop.protocol_bridge.host.http.headers import (
     STATUSES,
     VERSION_HEADER,
@@ -26,333 +27,336 @@ from indusagi.interop.protocol_bridge.host.http.headers import (
     check_version,
 )
 from indusagi.interop.protocol_bridge.host.http.request import (
-    AWAY,
+    CLIENT_GONE,
     EVENTS,
     JSON,
     HttpRefusal,
-    Request,
-    ResponseQueue,
-    cancelled,
+    HttpResponse,
+    NoResponse,
 )
-from indusagi.interop.protocol_bridge.host.http.sessions import HttpSessions
-from indusagi.interop.protocol_bridge.rpc.codec import decode_frame_verbatim
+from indusagi.interop.protocol_bridge.host.http.sessions import HttpSessions, Quota
 from indusagi.interop.protocol_bridge.rpc.connection import METHOD_NOT_FOUND, PARSE_ERROR
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Coroutine, Mapping
 
-    from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.protocol_bridge.host.dispatcher import ServerSession
+    from indusagi.core.json import JsonObject
+    from indusagi.interop.protocol_bridge.host.dispatcher import Reader, ServerSession
     from indusagi.interop.protocol_bridge.host.http.auth import AccessPolicy
-    from indusagi.interop.protocol_bridge.host.http.request import Headers, Receive, Scope, Send
+    from indusagi.interop.protocol_bridge.host.http.request import HttpRequest
     from indusagi.interop.protocol_bridge.host.http.sessions import HttpSession
     from indusagi.interop.protocol_bridge.host.http.settings import FindSchema, HttpSettings, NewSession
     from indusagi.interop.protocol_bridge.rpc.connection import RequestId
 
+_log = logging.getLogger(__name__)
+
 _SESSION = "mcp-session-id"
-_NO_STATUS: Mapping[int, int] = {}
-_LATER = {"retry-after": "1", "connection": "close"}
+_UNACCEPTABLE = "the response is application/json or text/event-stream: accept one of them"
 
 
 class HostApp:
-    """Answers HTTP requests; an ASGI application."""
+    """Answers HTTP requests from the sessions of a host."""
 
     def __init__(
         self,
         new_session: NewSession,
         find_schema: FindSchema,
+        read: Reader,
         settings: HttpSettings,
         policy: AccessPolicy,
         dropped: Mapping[str, int],
+        start_task: Callable[[Callable[[], Coroutine[object, object, None]]], object],
     ) -> None:
         self.sessions = HttpSessions(new_session, settings)
-        self._new_client = new_session
-        self._schema_of = find_schema
+        self._new_session = new_session
+        self._find_schema = find_schema
+        self._read = read
         self._settings = settings
         self._policy = policy
-        self._stopping = False
-        self._alone: set[ServerSession] = set()
-        """Clients of the newer protocol, one for each request."""
-        self._quota = Quota(settings)
         self._dropped = dropped
-        """ConnectionTracker that were given up, by reason."""
+        """Refused and dropped connections by reason."""
+        self._start_task = start_task
+        self._quota = Quota(settings)
+        self._is_stopping = False
+        self._single_sessions: set[ServerSession] = set()
+        """Sessions of one request each, for self-contained requests."""
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one HTTP request (ASGI)."""
-        if scope["type"] != "http":
-            return
-        state = scope["state"]
-        request = Request(scope, receive, send, state[RECEIVED], state[ANNOUNCED])
-        try:
-            if state[CROWDED]():
-                raise HttpRefusal(503, "there are too many connections", BUSY, _LATER)
-            authorize(request, self._policy)
-            state[ON_AUTHENTICATED]()
-            if self._stopping:
-                raise HttpRefusal(503, "the host is stopping", BUSY, _LATER)
-            await self._route(request)
-        except HttpRefusal as refused:
-            await request.refuse(refused)
+    def accept(self, request: HttpRequest) -> None:
+        """Check the head of a request before its body is read.
 
-    async def _route(self, request: Request) -> None:
-        if request.path == self._settings.path:
+        Raises:
+            HttpRefusal: The access policy refuses it, or the host is stopping.
+        """
+        authorize(request, self._policy)
+        if self._is_stopping:
+            raise HttpRefusal(503, "the host is stopping", close=True)
+
+    def handle(self, request: HttpRequest) -> None:
+        """Answer a request.
+
+        Raises:
+            HttpRefusal: The request is refused.
+        """
+        method, path = request.method, request.path
+        if path == self._settings.path:
             version = request.headers.get(VERSION_HEADER)
             if version is not None and version not in LEGACY_VERSIONS:
-                await self._modern(request, version)
+                self._require_method(request, "POST")
+                self._post_single(request, version)
+            elif method == "POST":
+                self._post(request)
+            elif method == "GET":
+                self._open_stream(request)
             else:
-                await self._legacy(request)
-        elif request.path == HEALTH:
-            _require_method(request, "GET")
-            await request.respond(200, compact_json(self._health()).encode())
-        elif request.path == OLD_STREAM:
-            _require_method(request, "GET")
-            await self._old_stream(request)
+                self._require_method(request, "DELETE", "GET, POST, DELETE")
+                self._run(request, partial(self._delete_session, request, self._find_session(request)))
+        elif path == HEALTH:
+            self._require_method(request, "GET")
+            counts: JsonObject = {"sessions": len(self.sessions), "requests": self._quota.running}
+            health: JsonObject = {"status": "ok", **counts, "dropped": {**self._dropped}}
+            request.respond(200, compact_json(health).encode())
+        elif path == OLD_STREAM:
+            self._require_method(request, "GET")
+            self._run(request, partial(self._open_old_stream, request))
         else:
-            _require_method(request, "POST")
-            await self._old_message(request)
+            self._require_method(request, "POST")
+            self._post_old_message(request)
 
-    def _health(self) -> JsonObject:
-        counts: JsonObject = {"sessions": len(self.sessions), "requests": self._quota.running}
-        return {"status": "ok", **counts, "dropped": {**self._dropped}}
+    @staticmethod
+    def _require_method(request: HttpRequest, method: str, allowed: str | None = None) -> None:
+        if request.method != method:
+            # https://www.rfc-editor.org/rfc/rfc9110#section-15.5.6
+            names = allowed or method
+            raise HttpRefusal(405, f"only {names}", headers=[(b"allow", names.encode())])
 
-    # -- the body ---------------------------------------------------------------------------
-
-    async def _frame(self, request: Request) -> JsonObject:
-        return _checked(await self._sent(request))
-
-    async def _sent(self, request: Request) -> JsonValue:
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != JSON.decode():
+    def _read_message(self, request: HttpRequest) -> JsonObject:
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
             raise HttpRefusal(415, "the content type must be application/json")
-        body = await request.body(self._settings.body_bytes, self._settings.body_s)
         try:
-            return decode_frame_verbatim(body)
+            message = self._read(request.body)
         except (ValueError, RecursionError):
-            raise HttpRefusal(400, "the body is no JSON that can be read", PARSE_ERROR) from None
+            raise HttpRefusal(400, "the body is not valid JSON", code=PARSE_ERROR) from None
+        if not is_json_object(message) or message.get("jsonrpc") != "2.0":
+            raise HttpRefusal(400, "the body must be one JSON-RPC message")
+        if "id" in message and "method" in message:
+            params = message.get("params")
+            if not is_request_id(message["id"]) or not isinstance(message["method"], str):
+                raise HttpRefusal(400, "the request has no id that can be answered")
+            if params is not None and not is_json_object(params):
+                raise HttpRefusal(400, "params must be an object")
+        return message
 
-    # -- the older protocol -----------------------------------------------------------------
+    # -- revisions up to 2025-11-25, with sessions ----------------------------------------------
 
-    async def _legacy(self, request: Request) -> None:
-        if request.method == "POST":
-            await self._legacy_post(request)
-        elif request.method == "GET":
-            await self._legacy_stream(request)
-        elif request.method == "DELETE":
-            session = self._session(request)
-            await self.sessions.drop(session, "its client ended it")
-            await request.respond(200)
-        else:
-            raise _method_refusal("GET, POST, DELETE")
-
-    def _session(self, request: Request) -> HttpSession:
-        identity = request.headers.get(_SESSION)
-        if identity is None:
+    def _find_session(self, request: HttpRequest) -> HttpSession:
+        session_id = request.headers.get(_SESSION)
+        if session_id is None:
             raise HttpRefusal(400, "the header Mcp-Session-Id is missing: send initialize first")
-        session = self.sessions.find(identity, request.owner)
+        session = self.sessions.find(session_id, request.owner)
         if session is None:
             raise HttpRefusal(404, "there is no such session: send initialize again")
         return session
 
-    async def _legacy_post(self, request: Request) -> None:
-        streamed = request.accepts(EVENTS)
-        if not streamed and not request.accepts(JSON):
-            raise HttpRefusal(406, "the answer is application/json or text/event-stream")
-        frame = await self._frame(request)
-        opening = frame.get("method") == "initialize" and _SESSION not in request.headers
-        if opening and "id" not in frame:
-            # Nobody would be told the id of the session: it could only take a place.
-            raise HttpRefusal(400, "initialize must be a request: it has no id")
-        session = await self._admitted(request) if opening else self._session(request)
-        if "id" not in frame or "method" not in frame:
-            session.client.dispatcher.receive(frame, ResponseQueue())
-            await request.respond(202)
-            return
-        whose = request.owner + session.id.encode()
-        try:
-            with self.sessions.using(session), self._quota.request(whose):
-                named = [(_SESSION.encode(), session.id.encode())]
-                queue = ResponseQueue(only_answers=not streamed)
-                await self._exchange(request, session.client, frame, queue, named, _NO_STATUS)
-        finally:
-            if session.client.version is None:
-                # It was opened for a handshake that failed.
-                await self.sessions.drop(session, "it was never initialized")
-
-    async def _admitted(self, request: Request) -> HttpSession:
+    async def _admit_session(self, request: HttpRequest) -> HttpSession:
         session = await self.sessions.admit(request.owner)
         if session is None:
-            wait = {"retry-after": str(math.ceil(self._settings.spare_s) or 1)}
-            raise HttpRefusal(503, "there are too many sessions", BUSY, wait)
+            retry_s = math.ceil(self._settings.spare_s) or 1
+            raise HttpRefusal(503, "there are too many sessions", retry_s=retry_s)
         return session
 
-    async def _legacy_stream(self, request: Request) -> None:
+    def _post(self, request: HttpRequest) -> None:
+        if not request.accepts(EVENTS) and not request.accepts(JSON):
+            raise HttpRefusal(406, _UNACCEPTABLE)
+        message = self._read_message(request)
+        if message.get("method") == "initialize" and _SESSION not in request.headers:
+            if "id" not in message:
+                # Its session id could not be sent to the client: the session would only take a place.
+                raise HttpRefusal(400, "initialize must be a request: it has no id")
+            self._run(request, partial(self._initialize, request, message))
+            return
+        session = self._find_session(request)
+        if "id" in message and "method" in message:
+            self._dispatch(request, session, message)
+        else:
+            session.client.dispatcher.receive(message, NoResponse(request.connection))
+            request.respond(202)
+
+    async def _initialize(self, request: HttpRequest, message: JsonObject) -> None:
+        session = await self._admit_session(request)
+        try:
+            if request.is_finished:
+                raise HttpRefusal(400, CLIENT_GONE)
+            self._dispatch(request, session, message)
+        except HttpRefusal:
+            await self.sessions.drop(session, "it was never initialized")
+            raise
+
+    def _dispatch(self, request: HttpRequest, session: HttpSession, message: JsonObject) -> None:
+        owner = request.owner + session.id.encode()
+        self._quota.take(owner)
+        session.busy += 1
+
+        def finish() -> None:
+            self._quota.give(owner)
+            self.sessions.release(session)
+            if session.client.version is None:  # it was opened for a handshake that failed
+                self._start_task(partial(self.sessions.drop, session, "it was never initialized"))
+
+        request.when_finished(finish)
+        headers = [(_SESSION.encode(), session.id.encode())]
+        json_only = not request.accepts(EVENTS)
+        self._send(request, session.client, message, partial(HttpResponse, headers=headers, json_only=json_only))
+
+    def _send(
+        self,
+        request: HttpRequest,
+        client: ServerSession,
+        message: JsonObject,
+        new_response: Callable[..., HttpResponse],
+    ) -> None:
+        """Hand a JSON-RPC request to its session; the client's disconnect cancels it."""
+        request_id, params = cast("RequestId", message["id"]), message.get("params")
+        response = new_response(request, self._settings.ping_s, request_id=request_id)
+
+        def cancel() -> None:
+            response.is_ended = True
+            client.dispatcher.cancel(request_id, CLIENT_GONE)
+
+        request.on_disconnect = cancel
+        given = params if is_json_object(params) else NO_PARAMS
+        client.dispatcher.request(request_id, cast("str", message["method"]), given, response, response.end)
+
+    def _open_stream(self, request: HttpRequest) -> None:
         if not request.accepts(EVENTS):
-            raise HttpRefusal(406, "the answer is text/event-stream")
-        session = self._session(request)
+            raise HttpRefusal(406, "the response is text/event-stream")
+        session = self._find_session(request)
         if session.stream is not None:
-            raise HttpRefusal(409, "this session has its stream already")
-        session.stream = session.client.notification_channel = queue = ResponseQueue()
-        try:
-            with self.sessions.using(session), self._quota.stream():
-                named = [(_SESSION.encode(), session.id.encode())]
-                await self._stream_events(request, queue, named)
-        finally:
+            raise HttpRefusal(409, "this session has an open stream already")
+        self._quota.take_stream()
+        session.busy += 1
+
+        def finish() -> None:
             session.stream = session.client.notification_channel = None
+            self._quota.give_stream()
+            self.sessions.release(session)
 
-    # -- the newer protocol -----------------------------------------------------------------
+        request.when_finished(finish)
+        headers = [(_SESSION.encode(), session.id.encode())]
+        response = HttpResponse(request, self._settings.ping_s, headers)
+        response.start_stream()
+        session.stream = session.client.notification_channel = response
 
-    async def _modern(self, request: Request, version: str) -> None:
-        if request.method != "POST":
-            raise _method_refusal("POST")
+    async def _delete_session(self, request: HttpRequest, session: HttpSession) -> None:
+        await self.sessions.drop(session, "its client ended it")
+        request.respond(200)
+
+    # -- revision 2026-07-28, self-contained requests -------------------------------------------
+
+    def _post_single(self, request: HttpRequest, version: str) -> None:
         if not request.accepts(JSON):
-            raise HttpRefusal(406, "the answer is application/json or text/event-stream")
-        frame = await self._frame(request)
-        if "id" not in frame or "method" not in frame:
-            unspoken = check_version(version)
-            if unspoken is not None:
-                raise HttpRefusal(unspoken.status, unspoken.message, unspoken.code)
-            await request.respond(202)
+            raise HttpRefusal(406, _UNACCEPTABLE)
+        message = self._read_message(request)
+        if "id" not in message or "method" not in message:
+            unsupported = check_version(version)
+            if unsupported is not None:
+                raise HttpRefusal(unsupported.status, unsupported.message, code=unsupported.code)
+            request.respond(202)
             return
-        listens = frame["method"] == "subscriptions/listen"
-        if listens and not request.accepts(EVENTS):
-            raise HttpRefusal(406, "the answer is text/event-stream")
-        objection = check_headers(request.lines, frame, self._schema_of)
-        if objection is None and frame["method"] == "initialize":
-            gone = "there is no handshake in this version of the protocol"
-            objection = RequestProblem(METHOD_NOT_FOUND, gone)
-        if objection is not None:
-            await _reject(request, objection, frame["id"])
+        problem = check_headers(request.lines, message, self._find_schema)
+        if problem is None and message["method"] == "initialize":
+            problem = RequestProblem(METHOD_NOT_FOUND, "this version of the protocol has no handshake")
+        if problem is not None:
+            request.respond(problem.status, problem.to_response(message["id"]))
+        else:
+            self._dispatch_single(request, message)
+
+    def _dispatch_single(self, request: HttpRequest, message: JsonObject) -> None:
+        accepts_events = request.accepts(EVENTS)
+        is_subscription = message["method"] == "subscriptions/listen"
+        if is_subscription and not accepts_events:
+            raise HttpRefusal(406, "the response is text/event-stream")
+        if is_subscription:
+            self._quota.take_stream()
+        else:
+            self._quota.take(request.owner)
+        client = self._new_session(request.owner)
+        self._single_sessions.add(client)
+
+        def finish() -> None:
+            if is_subscription:
+                self._quota.give_stream()
+            else:
+                self._quota.give(request.owner)
+            if client.dispatcher.is_idle:
+                self._single_sessions.discard(client)
+            else:
+                self._start_task(partial(self._close_single, client))
+
+        request.when_finished(finish)
+        self._send(request, client, message, partial(HttpResponse, json_only=not accepts_events, statuses=STATUSES))
+
+    async def _close_single(self, client: ServerSession) -> None:
+        try:
+            await client.close(CLIENT_GONE)
+        finally:
+            self._single_sessions.discard(client)
+
+    # -- the HTTP+SSE transport of revision 2024-11-05 ------------------------------------------
+    # https://modelcontextprotocol.io/specification/2024-11-05/basic/transports#http-with-sse
+
+    async def _open_old_stream(self, request: HttpRequest) -> None:
+        self._quota.take_stream()
+        try:
+            session = await self._admit_session(request)
+        except HttpRefusal:
+            self._quota.give_stream()
+            raise
+
+        def finish() -> None:
+            self._quota.give_stream()
+            self._start_task(partial(self.sessions.drop, session, CLIENT_GONE))
+
+        if request.is_finished:
+            finish()
             return
-        client = self._new_client(request.owner)
-        self._alone.add(client)
-        queue = ResponseQueue(only_answers=not request.accepts(EVENTS))
-        try:
-            with self._quota.stream() if listens else self._quota.request(request.owner):
-                await self._exchange(request, client, frame, queue, (), STATUSES)
-        finally:
-            self._alone.discard(client)
-            with anyio.CancelScope(shield=True):
-                await client.close(AWAY)
+        request.when_finished(finish)
+        response = HttpResponse(request, self._settings.ping_s)
+        response.start_stream(b"endpoint", f"{OLD_MESSAGES}?session_id={session.id}".encode())
+        session.stream = session.client.notification_channel = response
 
-    # -- the old transport ------------------------------------------------------------------
-
-    async def _old_stream(self, request: Request) -> None:
-        session = await self._admitted(request)
-        session.stream = session.client.notification_channel = queue = ResponseQueue()
-        try:
-            with self._quota.stream():
-                place = f"{OLD_MESSAGES}?session_id={session.id}".encode()
-                await self._stream_events(request, queue, (), place)
-        finally:
-            with anyio.CancelScope(shield=True):
-                await self.sessions.drop(session, AWAY)
-
-    async def _old_message(self, request: Request) -> None:
-        identity = parse_qs(request.query.decode("latin-1")).get("session_id", [""])[0]
-        session = self.sessions.find(identity, request.owner)
+    def _post_old_message(self, request: HttpRequest) -> None:
+        session_id = parse_qs(request.query).get("session_id", [""])[0]
+        session = self.sessions.find(session_id, request.owner)
         if session is None or session.stream is None:
             raise HttpRefusal(404, "there is no such session")
-        frame = await self._frame(request)
-        session.client.dispatcher.receive(frame, session.stream)
-        await request.respond(202)
+        message = self._read_message(request)
+        session.client.dispatcher.receive(message, session.stream)
+        request.respond(202)
 
-    # -- answering --------------------------------------------------------------------------
+    # -- tasks and the end ----------------------------------------------------------------------
 
-    async def _exchange(
-        self,
-        request: Request,
-        client: ServerSession,
-        frame: JsonObject,
-        queue: ResponseQueue,
-        headers: Headers,
-        statuses: Mapping[int, int],
-    ) -> None:
-        """Have a request answered; the answer decides what it looks like."""
-        identity, params = cast("RequestId", frame["id"]), frame.get("params")
-        given = params if is_json_object(params) else NO_PARAMS
-        method = cast("str", frame["method"])
+    def _run(self, request: HttpRequest, work: Callable[[], Coroutine[object, object, None]]) -> None:
+        """Answer a request in a task, where something has to be awaited first."""
 
-        async def watch() -> None:
-            await request.gone()
-            client.dispatcher.cancel(identity, AWAY)
-            queue.end()
+        async def run() -> None:
+            try:
+                await work()
+            except HttpRefusal as refusal:
+                request.respond(refusal.status, refusal.body, refusal.headers)
+            except Exception as exc:  # noqa: BLE001 — boundary: each request is answered
+                _log.error("the host failed in %s %s", request.method, request.path, exc_info=exc)
+                request.respond(500)
 
-        async with anyio.create_task_group() as tasks:
-            client.dispatcher.request(identity, method, given, queue, queue.end)
-            if not queue.ended:
-                tasks.start_soon(watch)
-            if queue.ended or await queue.settled(self._settings.ping_s):
-                # The answer itself is not kept while it is being read.
-                body = await queue.next_frame(0) or compact_json(cancelled(identity)).encode()
-                status = 200 if queue.error is None else statuses.get(queue.error, 200)
-                await request.respond(status, body, headers)
-            else:
-                await request.begin_events(headers)
-                await self._written(request, queue)
-            tasks.cancel_scope.cancel()
-
-    async def _stream_events(
-        self, request: Request, queue: ResponseQueue, headers: Headers, endpoint: bytes = b""
-    ) -> None:
-        """Write a standing stream until one of the two ends it."""
-
-        async def watch() -> None:
-            await request.gone()
-            queue.end()
-
-        async with anyio.create_task_group() as tasks:
-            await request.begin_events(headers)
-            await request.event(endpoint, b"endpoint")
-            tasks.start_soon(watch)
-            await self._written(request, queue)
-            tasks.cancel_scope.cancel()
-
-    async def _written(self, request: Request, queue: ResponseQueue) -> None:
-        """Write events until they end; whoever does not take them is hung up on, and gone."""
-        while (data := await queue.next_frame(self._settings.ping_s)) is not None:
-            await request.event(data)
-        await request.end()
-
-    # -- the end ----------------------------------------------------------------------------
+        self._start_task(run)
 
     async def stop(self, reason: str) -> None:
-        """Take nothing more, let calls finish within the limit, and cancel the rest."""
-        self._stopping = True
-        for client in self._alone:
+        """Refuse new requests, let running ones finish within `stop_s`, and cancel the rest."""
+        self._is_stopping = True
+        for client in self._single_sessions:
             client.dispatcher.release(reason)
         with anyio.move_on_after(self._settings.stop_s):
             await self._quota.wait_idle()
-            await self.sessions.drained()
-        for client in [*self._alone]:
-            client.dispatcher.gone(reason)
+            await self.sessions.wait_idle()
+        for client in [*self._single_sessions]:
+            client.dispatcher.cancel_all(reason)
         await self.sessions.close(reason)
-
-
-def _require_method(request: Request, method: str) -> None:
-    if request.method != method:
-        raise _method_refusal(method)
-
-
-def _method_refusal(allowed: str) -> HttpRefusal:
-    """Name what is allowed, as https://www.rfc-editor.org/rfc/rfc9110#section-15.5.6 wants it."""
-    return HttpRefusal(405, f"only {allowed}", headers={"allow": allowed})
-
-
-def _checked(frame: JsonValue) -> JsonObject:
-    if not is_json_object(frame) or frame.get("jsonrpc") != "2.0":
-        raise HttpRefusal(400, "the body must be one JSON-RPC message")
-    if "id" in frame and "method" in frame:
-        params = frame.get("params")
-        if not is_request_id(frame["id"]) or not isinstance(frame["method"], str):
-            raise HttpRefusal(400, "the request has no id that can be answered")
-        if params is not None and not is_json_object(params):
-            raise HttpRefusal(400, "params must be an object")
-    return frame
-
-
-async def _reject(request: Request, objection: RequestProblem, identity: JsonValue) -> None:
-    error: JsonObject = {"code": objection.code, "message": objection.message}
-    if objection.data is not None:
-        error["data"] = objection.data
-    frame: JsonObject = {"jsonrpc": "2.0", "id": identity, "error": error}
-    await request.respond(objection.status, compact_json(frame).encode())

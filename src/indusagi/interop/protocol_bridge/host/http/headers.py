@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from indusagi.core.json import is_json_object
+from indusagi.core.json import compact_json, is_json_object
 from indusagi.interop.protocol_bridge.client.handlers import CAPABILITIES
 from indusagi.interop.protocol_bridge.client.session import MODERN_VERSIONS
 from indusagi.interop.protocol_bridge.host.client_requests import INVALID_PARAMS
@@ -85,6 +85,13 @@ class RequestProblem:
     def status(self) -> int:
         """The HTTP status that goes with it."""
         return STATUSES[self.code]
+
+    def to_response(self, request_id: JsonValue) -> bytes:
+        """Write the JSON-RPC response."""
+        error: JsonObject = {"code": self.code, "message": self.message}
+        if self.data is not None:
+            error["data"] = self.data
+        return compact_json({"jsonrpc": "2.0", "id": request_id, "error": error}).encode()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,241 +1,268 @@
-"""One HTTP request and the ways to answer it: at once, or as a stream of events."""
+"""One HTTP request and the ways to answer it: one JSON body, or a stream of events."""
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
-from typing import TYPE_CHECKING, Any, TypeAlias
-
-import anyio
+from functools import lru_cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+from urllib.parse import unquote
 
 from indusagi.core.json import compact_json
-from indusagi.interop.protocol_bridge.host.dispatcher import INVALID_REQUEST
+from indusagi.interop.protocol_bridge.host.dispatcher import BUSY, INVALID_REQUEST
 from indusagi.interop.protocol_bridge.rpc.codec import encode_frame
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    import asyncio
+    from collections.abc import Callable, Mapping, Sequence
+
+    import h11
 
     from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.rpc.connection import RequestId
 
-    # Any: these are the shapes of ASGI.
-    Scope: TypeAlias = dict[str, Any]
-    Receive: TypeAlias = Callable[[], Awaitable[dict[str, Any]]]
-    Send: TypeAlias = Callable[[dict[str, Any]], Awaitable[None]]
     Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
 
-JSON = b"application/json"
-EVENTS = b"text/event-stream"
-AWAY = "the client went away"
-_CANCELLED = -32800
-_LINE = 64
-"""So many events may wait before those who send are asked to wait."""
-_SLICE = 256 * 1024
-"""So much of an answer is written before its client has to have taken it."""
-_FRAMING = 8
-_FRAMING_BYTES = 1024 * 1024
-"""A chunked body may take so many times the bytes of its data, and so many more.
-
-A chunk of one byte takes six; one with an extension of any length could be sent without end. What
-was received and not yet read, half a megabyte at most, counts as well.
-"""
-_CLOSE = (b"connection", b"close")
-_STREAMED: Headers = (
-    (b"content-type", EVENTS),
+JSON = "application/json"
+EVENTS = "text/event-stream"
+CLIENT_GONE = "the client went away"
+_REQUEST_CANCELLED = -32800
+_BUSY_STATUSES = frozenset({429, 503})
+_STREAM_HEADERS: Headers = (
+    (b"content-type", EVENTS.encode()),
     (b"cache-control", b"no-cache, no-transform"),
     (b"x-accel-buffering", b"no"),
 )
+_NO_STATUSES: Mapping[int, int] = MappingProxyType({})
 
 
 class HttpRefusal(Exception):
-    """A request that is answered with an HTTP status and no more."""
+    """A request that is answered with an HTTP status and a JSON-RPC error without an id.
+
+    With status 429 and 503 the response says after how many seconds to try again (RFC 9110 §10.2.3).
+    """
 
     def __init__(
-        self, status: int, message: str, code: int = INVALID_REQUEST, headers: Mapping[str, str] | None = None
+        self,
+        status: int,
+        message: str,
+        *,
+        code: int | None = None,
+        headers: Headers = (),
+        retry_s: int = 1,
+        close: bool = False,
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
-        self.code = code
-        self.headers = [(key.encode(), value.encode()) for key, value in (headers or {}).items()]
+        is_busy = status in _BUSY_STATUSES
+        error: JsonObject = {"code": code or (BUSY if is_busy else INVALID_REQUEST), "message": message}
+        self.body = compact_json({"jsonrpc": "2.0", "id": None, "error": error}).encode()
+        retry = [(b"retry-after", b"%d" % retry_s)] if is_busy else []
+        self.headers: Headers = [*retry, *headers, *([(b"connection", b"close")] if close else [])]
 
 
-class Request:
-    """What came: method, path, headers, and the body once it is read."""
+class Connection(Protocol):
+    """The part of a connection that answers its present request."""
+
+    @property
+    def writable(self) -> asyncio.Event:
+        """Set while the client has taken all that was written."""
+        ...
+
+    def send_response(self, status: int, body: bytes = b"", headers: Headers = ()) -> None:
+        """Answer in one piece."""
+        ...
+
+    def start_stream(self, headers: Headers) -> None:
+        """Begin a response of unknown length."""
+        ...
+
+    def write_stream(self, data: bytes) -> None:
+        """Write a part of it."""
+        ...
+
+    def end_stream(self) -> None:
+        """End it."""
+        ...
+
+    def set_deadline(self, seconds: float, action: Callable[[], None]) -> None:
+        """Call `action` after this time, unless another deadline replaces this one."""
+        ...
+
+
+class HttpRequest:
+    """A request with its body, and what has to be done when it ends."""
+
+    __slots__ = (
+        "_on_finish",
+        "body",
+        "connection",
+        "has_unread_body",
+        "headers",
+        "is_answered",
+        "is_finished",
+        "lines",
+        "method",
+        "on_disconnect",
+        "owner",
+        "path",
+        "query",
+    )
+
+    def __init__(self, connection: Connection, event: h11.Request) -> None:
+        self.connection = connection
+        self.method = event.method.decode("ascii")
+        path, _, query = event.target.decode("ascii").partition("?")
+        self.path = unquote(path)
+        self.query = query
+        self.lines = [(name.decode("ascii"), value.decode("latin-1")) for name, value in event.headers]
+        """Header lines with names in lower case; a name may occur several times."""
+        self.headers = dict(self.lines)
+        self.body = b""
+        self.has_unread_body = (
+            bool(self.headers.get("content-length", "0").strip("0")) or "transfer-encoding" in self.headers
+        )
+        self.owner = b""
+        """The token that authorized it."""
+        self.is_answered = False
+        self.is_finished = False
+        """The client has taken the response, or is gone."""
+        self.on_disconnect: Callable[[], None] | None = None
+        self._on_finish: Callable[[], None] | None = None
+
+    def accepts(self, media_type: str) -> bool:
+        """Tell whether the Accept header allows a media type; RFC 9110 §12.5.1."""
+        accepted = _parse_accept(self.headers.get("accept", ""))
+        return media_type in accepted or "*/*" in accepted or f"{media_type.partition('/')[0]}/*" in accepted
+
+    def respond(self, status: int, body: bytes = b"", headers: Headers = ()) -> None:
+        """Answer in one piece."""
+        self.connection.send_response(status, body, headers)
+
+    def when_finished(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once: when the client has taken the response, or its connection is lost."""
+        self._on_finish = callback
+
+    def disconnect(self) -> None:
+        """Tell the work on this request that its client is gone."""
+        self.is_answered = True
+        callback, self.on_disconnect = self.on_disconnect, None
+        if callback is not None:
+            callback()
+
+    def finish(self) -> None:
+        """Release what this request holds."""
+        self.is_finished = True
+        self.on_disconnect = None
+        callback, self._on_finish = self._on_finish, None
+        if callback is not None:
+            callback()
+
+
+@lru_cache(maxsize=64)
+def _parse_accept(header: str) -> frozenset[str]:
+    return frozenset(part.partition(";")[0].strip() for part in header.lower().split(","))
+
+
+class HttpResponse:
+    """The response to one request, as a `ResponseChannel`.
+
+    A response frame without another frame before it becomes one JSON body. A notification or request of the host, or
+    `ping_s` seconds without a frame, turns the response into an event stream, on which comments keep the connection
+    alive: https://modelcontextprotocol.io/specification/2025-06-18/basic/transports#sending-messages-to-the-server.
+    """
+
+    __slots__ = ("_connection", "_headers", "_json_only", "_ping_s", "_request", "_response", "_statuses", "_streams",
+                 "is_ended", "request_id")  # fmt: skip
 
     def __init__(
-        self, scope: Scope, receive: Receive, send: Send, received: Callable[[], int], announced: Callable[[], int]
+        self,
+        request: HttpRequest,
+        ping_s: float,
+        headers: Headers = (),
+        *,
+        json_only: bool = False,
+        request_id: RequestId | None = None,
+        statuses: Mapping[int, int] = _NO_STATUSES,
     ) -> None:
-        self.method: str = scope["method"]
-        self.path: str = scope["path"]
-        self.query: bytes = scope["query_string"]
-        self.lines: list[tuple[str, str]] = [
-            (name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]
-        ]
-        self.headers: Mapping[str, str] = dict(self.lines)
-        self.owner = b""
-        """The token it has shown."""
-        self._receive = receive
-        self._send = send
-        self._received = received
-        """Tells how many bytes have come of it, the framing of its body included."""
-        self._announced = announced
-        """Tells how many bytes the chunk that has begun still announces."""
-        sized = self.headers.get("content-length", "0").strip("0")
-        self._has_unread_body = bool(sized) or "transfer-encoding" in self.headers
+        self.is_ended = False
+        self.request_id = request_id
+        self._request = request
+        self._connection = request.connection
+        self._headers = headers
+        self._json_only = json_only
+        self._ping_s = ping_s
+        self._statuses = statuses
+        """HTTP statuses by JSON-RPC error code; 200 for all others."""
+        self._response: JsonObject | None = None
+        self._streams = False
+        if not json_only:
+            self._connection.set_deadline(ping_s, self._keep_alive)
 
-    def accepts(self, kind: bytes) -> bool:
-        """Tell whether the client takes this kind of answer."""
-        wanted = self.headers.get("accept", "").lower().split(",")
-        kinds = {part.partition(";")[0].strip() for part in wanted}
-        whole = kind.decode()
-        return bool(kinds & {whole, f"{whole.partition('/')[0]}/*", "*/*"})
-
-    async def body(self, limit: int, within_s: float) -> bytes:
-        """Read the body, unless it is too large or too slow.
-
-        Raises:
-            HttpRefusal: It is.
-        """
-        parts: list[bytes] = []
-        size = 0
-        with anyio.move_on_after(within_s):
-            while size <= limit:
-                message = await self._receive()
-                if message["type"] == "http.disconnect":
-                    raise HttpRefusal(400, "the request was broken off")
-                part: bytes = message.get("body", b"")
-                size += len(part)
-                if size + self._announced() > limit:
-                    raise HttpRefusal(413, f"the body has more than {limit:,} bytes")
-                if self._received() > size * _FRAMING + _FRAMING_BYTES:
-                    raise HttpRefusal(400, "most of the body is not data but the framing of chunks")
-                if size <= limit:
-                    parts.append(part)
-                else:
-                    parts.clear()
-                if not message.get("more_body"):
-                    self._has_unread_body = False
-                    break
-            if size > limit:
-                raise HttpRefusal(413, f"the body has more than {limit:,} bytes")
-            return b"".join(parts)
-        raise HttpRefusal(408, "the request took too long to arrive")
-
-    async def gone(self) -> None:
-        """Wait until the client goes away; only after the body."""
-        while (await self._receive())["type"] != "http.disconnect":
-            continue
-
-    async def respond(self, status: int, body: bytes = b"", headers: Headers = (), kind: bytes = JSON) -> None:
-        """Answer in one piece."""
-        typed = [(b"content-type", kind)] if body else []
-        length = (b"content-length", str(len(body)).encode())
-        await self._begin(status, [*typed, length, *headers])
-        await self._write(body)
-        await self.end()
-
-    async def refuse(self, refused: HttpRefusal) -> None:
-        """Answer that it was not taken."""
-        error: JsonObject = {"code": refused.code, "message": refused.message}
-        frame: JsonObject = {"jsonrpc": "2.0", "id": None, "error": error}
-        await self.respond(refused.status, compact_json(frame).encode(), refused.headers)
-
-    async def begin_events(self, headers: Headers = ()) -> None:
-        """Begin a stream of events."""
-        await self._begin(200, [*_STREAMED, *headers])
-
-    async def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        """Begin to answer; after a body that was not read nothing more can be asked."""
-        if self._has_unread_body and _CLOSE not in headers:
-            headers = [*headers, _CLOSE]
-        start = {"type": "http.response.start", "status": status}
-        await self._send({**start, "headers": headers})
-
-    async def event(self, data: bytes, name: bytes = b"message") -> None:
-        """Send an event; empty: a sign of life."""
-        if not data:
-            await self._write(b": \r\n\r\n")
-        elif len(data) <= _SLICE:
-            await self._write(b"event: %b\r\ndata: %b\r\n\r\n" % (name, data))
-        else:
-            # A large one is not copied.
-            await self._write(b"event: %b\r\ndata: " % name)
-            await self._write(data)
-            await self._write(b"\r\n\r\n")
-
-    async def _write(self, body: bytes) -> None:
-        """Write as its client takes it; after one that is gone nothing is waited for."""
-        for start in range(0, len(body), _SLICE):
-            part = body[start : start + _SLICE]
-            await self._send({"type": "http.response.body", "body": part, "more_body": True})
-
-    async def end(self) -> None:
-        """Say that this was all; it waits until the rest before it is taken."""
-        await self._send({"type": "http.response.body", "body": b""})
-
-
-class ResponseQueue:
-    """Takes what is said to a client until somebody writes it; a channel."""
-
-    def __init__(self, *, only_answers: bool = False) -> None:
-        self.writable = asyncio.Event()
-        self.writable.set()
-        self.error: int | None = None
-        """The code of the error that the answer is, if it is one."""
-        self.ended = False
-        self._only_answers = only_answers
-        self._line: deque[JsonObject] = deque()
-        self._stirred = asyncio.Event()
+    @property
+    def writable(self) -> asyncio.Event:
+        """Set while the client has taken all that was written."""
+        return self._connection.writable
 
     @property
     def accepts_notifications(self) -> bool:
-        """Whether anything but an answer would be written."""
-        return not self.ended and not self._only_answers
+        """Whether a frame other than the response would be sent."""
+        return not self.is_ended and not self._json_only
 
     def send(self, frame: JsonObject) -> None:
-        """Put a frame in line."""
-        if self.ended or (self._only_answers and "method" in frame):
+        """Send a frame; a first response waits for `end`."""
+        if self.is_ended or (self._json_only and "method" in frame):
             return
-        error = frame.get("error")
-        code = error.get("code") if isinstance(error, dict) else None
-        self.error = code if isinstance(code, int) else None
-        self._line.append(frame)
-        self._stirred.set()
-        if len(self._line) >= _LINE:
-            self.writable.clear()
+        if not self._streams and "method" not in frame:
+            self._response = frame
+            return
+        self.start_stream()
+        self._write_event(b"message", encode_frame(frame))
+
+    def start_stream(self, event: bytes = b"", data: bytes = b"") -> None:
+        """Turn the response into an event stream, with a first event if there is one."""
+        if not self._streams:
+            self._streams = True
+            self._connection.start_stream([*_STREAM_HEADERS, *self._headers])
+        if event:
+            self._write_event(event, data)
+
+    def _write_event(self, event: bytes, data: bytes) -> None:
+        self._connection.write_stream(b"event: %b\r\ndata: %b\r\n\r\n" % (event, data))
+        self._connection.set_deadline(self._ping_s, self._keep_alive)
+
+    def _keep_alive(self) -> None:
+        if self.is_ended:
+            return
+        if not self._streams:
+            self.start_stream()
+        elif self.writable.is_set():
+            self._connection.write_stream(b": \r\n\r\n")
+        self._connection.set_deadline(self._ping_s, self._keep_alive)
 
     def end(self) -> None:
-        """Take nothing more."""
-        self.ended = True
-        self.writable.set()
-        self._stirred.set()
-
-    async def next_frame(self, within_s: float) -> bytes | None:
-        """Take the next frame; empty if none came in time, None if none will come."""
-        with anyio.move_on_after(within_s):
-            while not self._line and not self.ended:
-                self._stirred.clear()
-                await self._stirred.wait()
-        if not self._line:
-            return None if self.ended else b""
-        if len(self._line) <= _LINE:
-            self.writable.set()
-        return encode_frame(self._line.popleft())
-
-    async def settled(self, within_s: float = 0) -> bool:
-        """Wait for an answer without anything before it; False if it takes a stream to tell.
-
-        Whoever takes no stream waits for as long as the answer takes.
-        """
-        with anyio.move_on_after(None if self._only_answers else within_s):
-            while not self._line and not self.ended:
-                self._stirred.clear()
-                await self._stirred.wait()
-        return self.ended and len(self._line) <= 1
+        """Send what is left; a request without a response was cancelled."""
+        if self.is_ended:
+            return
+        self.is_ended = True
+        if self._streams:
+            self._connection.end_stream()
+            return
+        cancelled: JsonObject = {"code": _REQUEST_CANCELLED, "message": "the request was cancelled"}
+        frame: JsonObject = self._response or {"jsonrpc": "2.0", "id": self.request_id, "error": cancelled}
+        error = frame.get("error")
+        code = error.get("code") if isinstance(error, dict) else None
+        status = self._statuses.get(code, 200) if isinstance(code, int) else 200
+        self._response = None
+        self._connection.send_response(status, encode_frame(frame), self._headers)
 
 
-def cancelled(identity: RequestId) -> JsonObject:
-    """Answer a request that nothing will come of: somebody still waits for it."""
-    error: JsonObject = {"code": _CANCELLED, "message": "the request was cancelled"}
-    return {"jsonrpc": "2.0", "id": identity, "error": error}
+class NoResponse:
+    """A `ResponseChannel` that drops everything, for messages that have no response."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.writable = connection.writable
+
+    accepts_notifications = False
+
+    def send(self, frame: JsonObject) -> None:
+        """Drop a frame."""
