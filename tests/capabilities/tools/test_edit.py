@@ -20,8 +20,8 @@ from tests.support.scripts import unmeasured
 from tests.support.tools import box_of, call, context
 
 from indusagi.capabilities.context import Framework
-from indusagi.capabilities.files.edits import match as ladder
-from indusagi.capabilities.tools.edit import MOST_EDITS, edit_tool
+from indusagi.capabilities.files.edits import match
+from indusagi.capabilities.tools.edit import MAX_EDITS, edit_tool
 from indusagi.capabilities.tools.write import write_tool
 from indusagi.core.cancel import CancelToken
 from indusagi.runtime.contract import ToolCall
@@ -383,7 +383,7 @@ async def test_places_found_by_a_tolerant_step_must_be_one_too(ctx: ToolContext)
 async def test_very_many_places_are_not_counted(ctx: ToolContext) -> None:
     have(ctx, "a.txt", "a" * 5_000)
     outcome = await edit(ctx, "a.txt", "a", "b")
-    assert f"at least {ladder.MOST_SPANS}" in said(outcome)
+    assert f"at least {match.MAX_SPANS}" in said(outcome)
     assert said(outcome).endswith("… and more")
 
 
@@ -523,7 +523,7 @@ async def test_a_missing_file_is_not_found(ctx: ToolContext) -> None:
         ({"oldText": "a"}, "give oldText and newText, or edits"),
         ({"oldText": "a", "newText": "a"}, "are the same"),
         ({"edits": []}, "give one at least"),
-        ({"edits": [{"oldText": "a", "newText": "b"}] * (MOST_EDITS + 1)}, "at most 200"),
+        ({"edits": [{"oldText": "a", "newText": "b"}] * (MAX_EDITS + 1)}, "at most 200"),
         ({"oldText": "a", "newText": "b", "edits": [{"oldText": "c", "newText": "d"}]}, "either"),
         ({"edits": [{"oldText": "c"}]}, "newText"),
         ({"edits": "none"}, "edits"),
@@ -661,13 +661,13 @@ async def test_a_call_that_is_cancelled_while_it_computes_writes_nothing(
 ) -> None:
     path = have(ctx, "a.txt", "one\n")
     token = CancelToken()
-    really = ladder.find
+    really = match.find_match
 
     def slow(*args: object, **more: object) -> object:
         token.cancel("enough")
         return really(*args, **more)  # pyright: ignore[reportArgumentType]
 
-    monkeypatch.setattr("indusagi.capabilities.files.edits.plan.find", slow)
+    monkeypatch.setattr("indusagi.capabilities.files.edits.replace.find_match", slow)
     box = box_of(ctx, edit_tool())
     arguments: JsonValue = {"path": "a.txt", "oldText": "one", "newText": "two"}
     with anyio.fail_after(5):

@@ -18,8 +18,8 @@ from tests.support.scripts import unmeasured
 from tests.support.tools import box_of, call, context
 
 from indusagi.capabilities.context import Framework
-from indusagi.capabilities.files.edits import request as task
-from indusagi.capabilities.files.edits.plan import LARGEST_FILE
+from indusagi.capabilities.files.edits import plan
+from indusagi.capabilities.files.edits.replace import MAX_FILE_BYTES
 from indusagi.capabilities.tools import change as _change
 from indusagi.capabilities.tools.write import write_tool
 from indusagi.core.cancel import CancelToken
@@ -238,9 +238,9 @@ async def test_a_directory_a_pipe_and_a_place_below_a_file_are_refused(ctx: Tool
 
 async def test_what_is_too_large_is_refused(ctx: ToolContext, tmp_path: Path) -> None:
     (tmp_path / "a").touch()
-    os.truncate(tmp_path / "a", LARGEST_FILE + 1)
+    os.truncate(tmp_path / "a", MAX_FILE_BYTES + 1)
     assert code(await write(ctx, "a", "x")) == "too_large"
-    assert code(await write(ctx, "b", "x" * (LARGEST_FILE + 1))) == "too_large"
+    assert code(await write(ctx, "b", "x" * (MAX_FILE_BYTES + 1))) == "too_large"
     assert not (tmp_path / "b").exists()
 
 
@@ -254,7 +254,7 @@ async def test_a_file_that_grows_while_it_is_read_is_too_large(
         return replace(stat_now, size=1)
 
     monkeypatch.setattr(ctx.fs, "stat", small)
-    monkeypatch.setattr(_change, "LARGEST_FILE", 3)
+    monkeypatch.setattr(_change, "MAX_FILE_BYTES", 3)
     assert code(await write(ctx, "a", "x")) == "too_large"
 
 
@@ -264,13 +264,13 @@ async def test_a_change_by_somebody_else_at_the_last_moment_is_not_lost(
     path = tmp_path / "a"
     path.write_bytes(b"old\n")
     have_read(ctx, path)
-    really = task.patch_of
+    really = plan.format_patch
 
     def meddling(*args: object, **more: object) -> tuple[bytes, bool]:
         path.write_bytes(b"theirs\n")
         return really(*args, **more)  # pyright: ignore[reportArgumentType]
 
-    monkeypatch.setattr(task, "patch_of", meddling)
+    monkeypatch.setattr(plan, "format_patch", meddling)
     assert code(await write(ctx, "a", "ours\n")) == "stale"
     path.unlink()
     assert code(await write(ctx, "a", "ours\n")) == "stale"

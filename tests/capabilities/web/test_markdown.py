@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import sys
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
+from indusagi.capabilities import worker
 from indusagi.capabilities.ports import FetchError
-from indusagi.capabilities.web import convert, html_worker
 from indusagi.capabilities.web.convert import SHORT, convert_page
-from indusagi.capabilities.web.html_worker import decode_answer, encode_request
 
 pytestmark = pytest.mark.anyio
 BASE = "https://x.example/a/"
@@ -62,32 +58,9 @@ async def test_a_worker_that_cannot_be_started_is_an_error(monkeypatch: pytest.M
 
 
 async def test_a_worker_that_dies_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: str, **__: str) -> list[str]:
+    def broken(*_: object) -> list[str]:
         return [sys.executable, "-Ic", "import os; os._exit(3)"]
 
-    monkeypatch.setattr(convert, "own_python", broken)
-    with pytest.raises(FetchError, match="gave up"):
+    monkeypatch.setattr(worker, "build_command", broken)
+    with pytest.raises(FetchError, match="the converter ended without a result"):
         await convert_page("x" * (SHORT + 1), BASE, "markdown")
-
-
-def ask(monkeypatch: pytest.MonkeyPatch, style: Any) -> tuple[str, bool]:
-    """Run the worker in this process, with limits recorded instead of set."""
-    limits: list[tuple[int, int]] = []
-
-    def note(cpu_s: int, memory_bytes: int) -> None:
-        limits.append((cpu_s, memory_bytes))
-
-    given, reply = io.BytesIO(b"".join(encode_request("<p>h\xe9</p>", BASE, style))), io.BytesIO()
-    monkeypatch.setattr(html_worker, "limit_ourselves", note)
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=given))
-    monkeypatch.setattr(sys, "stdout", SimpleNamespace(buffer=reply))
-    html_worker.main()
-    monkeypatch.undo()
-    assert limits == [(20, 1 << 30)]
-    return decode_answer([reply.getvalue()])
-
-
-def test_the_worker_answers_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ask(monkeypatch, "plain") == ("h\xe9\n", False)
-    with pytest.raises(ValueError, match="nonsense"):
-        ask(monkeypatch, "nonsense")

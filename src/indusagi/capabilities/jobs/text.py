@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities.budget import OutputBudget, clip
-from indusagi.capabilities.files.text.invisible import find_invisible
+from indusagi.capabilities.files.text.display import find_invisible
 from indusagi.capabilities.sandbox.capture import KEPT_HEAD_BYTES, KEPT_TAIL_BYTES
 from indusagi.runtime.contract import Keep
 

@@ -6,8 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from indusagi.capabilities.files.text.display import format_path, join_path
-from indusagi.capabilities.files.text.invisible import find_invisible
+from indusagi.capabilities.files.text.display import find_invisible, format_path, join_path
 from indusagi.capabilities.search.line_endings import accept_any_line_ending
 from indusagi.capabilities.search.output import CountReader, MatchReader
 from indusagi.capabilities.search.request import MAX_FILE_BYTES, Mode, path_key

@@ -1,22 +1,20 @@
-"""How a tool changes a file: nobody else does meanwhile, and what was not read is not lost.
+"""How `edit` and `write` change a file: under its lock, and only if the session has read its present content.
 
-Under the lock of the file: read it, work the change out in a thread, look whether the file is still
-the same, write it in one step, and remember what stands there. The answer says what has changed.
+The steps: take the lock of the file, read it, plan the edit in a thread or a worker, check that the file is still the
+same, replace it in one step, record what it contains. The result reports what has changed.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from anyio import CancelScope, to_thread
+from anyio import CancelScope
 
 from indusagi.capabilities.context import PerContext
-from indusagi.capabilities.files.edits.excerpt import showable
-from indusagi.capabilities.files.edits.plan import LARGEST_FILE, Refused, Shown
-from indusagi.capabilities.files.edits.request import Task
-from indusagi.capabilities.files.edits.task_apart import worked_out_soon
+from indusagi.capabilities.files.edits.diff import replace_surrogates
+from indusagi.capabilities.files.edits.plan import EditRequest, plan_edit
+from indusagi.capabilities.files.edits.replace import MAX_FILE_BYTES, EditRefusal, ShownLines
 from indusagi.capabilities.files.paths.locks import file_lock
 from indusagi.capabilities.files.text.display import format_path, format_path_below
 from indusagi.capabilities.tools.paths import path_trouble
@@ -27,165 +25,142 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from indusagi.capabilities.context import ToolContext
-    from indusagi.capabilities.files.edits.plan import Replacement
-    from indusagi.capabilities.files.edits.request import Made
+    from indusagi.capabilities.files.edits.plan import EditPlan
+    from indusagi.capabilities.files.edits.replace import Replacement
     from indusagi.core.json import JsonValue
+
+_shown_lines: PerContext[dict[str, ShownLines]] = PerContext(dict[str, ShownLines])
+"""By path, the first lines of files that refusals have shown; too few to count as read."""
 
 
 async def change_file(
     ctx: ToolContext, path: str, *, edits: Sequence[Replacement] = (), content: str | None = None, dry_run: bool = False
 ) -> ToolResult:
-    """Change a file, or say why not; never leaves it half changed.
+    """Change a file completely, or report why not.
 
     Args:
-        ctx: Where the tool was called.
-        path: The file, as it was given.
-        edits: What is replaced in it.
-        content: All that it is to hold, instead.
-        dry_run: Nothing is written.
+        ctx: The context of the call.
+        path: The file, as the model gave it.
+        edits: The replacements.
+        content: The complete new content, instead of edits.
+        dry_run: Report the change, but do not write it.
     """
+    state = ctx.framework.read_state
     try:
         resolved = await ctx.fs.resolve(path, writing=True)
-        state = ctx.framework.read_state
-        async with file_lock(resolved) as held:
-            task = Task(
+        async with file_lock(resolved) as lock:
+            request = EditRequest(
                 path=path,
                 resolved=resolved,
                 cwd=ctx.cwd,
-                gated=state is not None,
+                must_be_read=state is not None,
                 digest=None if state is None else state.digest(resolved),
-                glance=_glances.of(ctx).get(resolved),
+                shown=_shown_lines.of(ctx).get(resolved),
                 edits=edits,
                 content=content,
             )
-            made = await _made(ctx, task, dry_run=dry_run)
+            plan = await _carry_out(ctx, request, dry_run=dry_run)
     except TimeoutError as exc:
         return ToolResult.error(f"{format_path(path)}: {exc.strerror}", code="timeout")
     except OSError as exc:
         return path_trouble(exc, path)
-    shown = await to_thread.run_sync(format_path_below, resolved, ctx.cwd)
-    if isinstance(made, Refused):
-        return ToolResult.error(showable(f"{shown}: {made.message}"), code=made.code, path=resolved, **made.facts)
-    if held.unshared is not None:
-        made = replace(made, notes=(*made.notes, f"{held.unshared}: others may write there too"))
-    return _told(made, shown, resolved, dry_run=dry_run)
+    name = format_path_below(resolved, ctx.cwd)
+    if isinstance(plan, EditRefusal):
+        message = replace_surrogates(f"{name}: {plan.message}")
+        return ToolResult.error(message, code=plan.code, path=resolved, **plan.facts)
+    warning = () if lock.unshared is None else (f"{lock.unshared}: others may write there too",)
+    return _format_result(plan, name, resolved, (*plan.notes, *warning), dry_run=dry_run)
 
 
-async def _made(ctx: ToolContext, task: Task, *, dry_run: bool) -> Made | Refused:
-    before = await _content(ctx, task.resolved)
-    if isinstance(before, Refused):
-        return before
-    made = await worked_out_soon(task, before)
-    if isinstance(made, Refused):
-        _remember_shown(ctx, task.resolved, made.shown)
-        return made
+async def _carry_out(ctx: ToolContext, request: EditRequest, *, dry_run: bool) -> EditPlan | EditRefusal:
+    """Read the file, plan the edit and write it; the caller holds the lock."""
+    resolved, state = request.resolved, ctx.framework.read_state
+    before: bytes | None
+    try:
+        before = await ctx.fs.read_bytes(resolved, limit=MAX_FILE_BYTES + 1)
+    except FileNotFoundError:
+        before = None
+    if before is not None and len(before) > MAX_FILE_BYTES:
+        size = (await ctx.fs.stat(resolved)).size
+        message = f"{size:,} bytes are too many to change here: {MAX_FILE_BYTES:,} at most; use a command"
+        return EditRefusal("too_large", message, {"size": size})
+    plan = await plan_edit(request, before)
+    if isinstance(plan, EditRefusal):
+        _record_shown(ctx, resolved, plan.shown)
+        return plan
     if dry_run:
-        return made
-    if made.changed:
-        # From here on the file and what is remembered of it change together.
+        return plan
+    if plan.changed:
+        # The file and the record of it change together.
         with CancelScope(shield=True):
-            refused = await _written(ctx, task.resolved, before, made.after)
-            if refused is not None:
-                return refused
-    # Where somebody else has written meanwhile, what the session knows is still what it had read.
-    state = ctx.framework.read_state
-    if state is not None and not made.unseen:
-        state.record(task.resolved, made.digest)
-    if made.glance is not None:
-        _glances.of(ctx)[task.resolved] = made.glance
-    return made
+            refusal = await _write(ctx, resolved, before, plan.after)
+            if refusal is not None:
+                return refusal
+    # A file that contains unread lines keeps the record of what was read.
+    if state is not None and not plan.unseen:
+        state.record(resolved, plan.digest)
+    if plan.shown is not None:
+        _shown_lines.of(ctx)[resolved] = plan.shown
+    return plan
 
 
-_glances: PerContext[dict[str, Shown]] = PerContext(dict[str, Shown])
-"""By path, the first lines of files that refusals have shown; too little to count as read."""
-
-
-def _remember_shown(ctx: ToolContext, resolved: str, shown: Shown | None) -> None:
-    """Count what a refusal has shown as read: all of a file, or its first lines."""
+def _record_shown(ctx: ToolContext, resolved: str, shown: ShownLines | None) -> None:
+    """Record what a refusal shows as read: the whole file, or its first lines."""
     state = ctx.framework.read_state
     if state is None or shown is None:
         return
     if shown.whole:
         state.record(resolved, shown.digest, (1, shown.lines) if shown.lines else None)
     else:
-        _glances.of(ctx)[resolved] = shown
+        _shown_lines.of(ctx)[resolved] = shown
 
 
-async def _content(ctx: ToolContext, resolved: str) -> bytes | Refused | None:
-    """Read all of a file that may be missing."""
-    try:
-        size = (await ctx.fs.stat(resolved)).size
-    except FileNotFoundError:
-        return None
-    if size <= LARGEST_FILE:
-        data = await ctx.fs.read_bytes(resolved, limit=LARGEST_FILE + 1)
-        if len(data) <= LARGEST_FILE:
-            return data
-        size = len(data)
-    message = f"{size:,} bytes are too many to change here: {LARGEST_FILE:,} at most; use a command"
-    return Refused("too_large", message, {"size": size})
-
-
-async def _written(ctx: ToolContext, resolved: str, before: bytes | None, after: bytes) -> Refused | None:
-    """Write, unless somebody else has changed the file since it was read."""
+async def _write(ctx: ToolContext, resolved: str, before: bytes | None, after: bytes) -> EditRefusal | None:
+    """Write the file, unless another program has changed it since it was read."""
     if before is None:
         if await ctx.fs.exists(resolved):
-            return Refused("stale", "it was made by somebody else just now; read it first")
+            return EditRefusal("stale", "another program has just made it; read it first")
         await ctx.fs.mkdir(os.path.dirname(resolved))
     elif await ctx.fs.read_bytes(resolved, limit=len(before) + 1) != before:
-        return Refused("stale", "it was changed by somebody else just now; read it again")
+        return EditRefusal("stale", "another program has just changed it; read it again")
     await ctx.fs.write_file(resolved, after)
     return None
 
 
-def _told(made: Made, shown: str, resolved: str, *, dry_run: bool) -> ToolResult:
-    counts = f"(+{made.added} −{made.removed}, {len(made.after):,} bytes)"  # noqa: RUF001 — a minus
-    facts: dict[str, JsonValue] = {
-        "path": resolved,
-        "created": made.created,
-        "changed": made.changed,
-        "dryRun": dry_run,
-        "added": made.added,
-        "removed": made.removed,
-        "bytes": len(made.after),
-        **_patch_facts(made),
-        **made.facts,
-    }
-    if not made.changed:
-        return ToolResult.text(f"unchanged {shown}: it has this content already", **facts)
-    if made.syntax_error is not None:
-        facts["syntaxError"] = made.syntax_error
-    done = "created" if made.created else "updated"
-    wording = {"created": "create", "updated": "update"}
-    head = f"would {wording[done]} {shown} {counts}" if dry_run else f"{done} {shown} {counts}"
-    parts = [head, *made.notes, *_warnings(made)]
-    if dry_run:
-        parts.append(made.patch.decode(made.encoding, "replace"))
-        parts.append("" if made.whole else "[the diff goes on]")
-    else:
-        parts.append(made.excerpt)
-    return ToolResult.text("\n".join(part for part in parts if part), **facts)
-
-
-def _warnings(made: Made) -> list[str]:
-    warnings: list[str] = []
-    if made.syntax_error is not None:
-        warnings.append(f"syntax error that was not there before: {made.syntax_error}")
-    hidden = sum(1 for _ in find_invisible_kinds(made.excerpt))
-    if hidden:
-        warnings.append(f"the lines below hold {hidden} characters that cannot be seen")
-    return warnings
-
-
-def _patch_facts(made: Made) -> dict[str, JsonValue]:
-    """Give the patch as text such that its encoding leads back to the bytes of it."""
+def _format_result(plan: EditPlan, name: str, resolved: str, notes: Sequence[str], *, dry_run: bool) -> ToolResult:
+    # The patch as text, in an encoding that leads back to its bytes.
     try:
-        text, encoding = made.patch.decode("utf-8"), "utf-8"
+        patch, patch_encoding = plan.patch.decode("utf-8"), "utf-8"
     except UnicodeDecodeError:
-        text, encoding = made.patch.decode("latin-1"), "latin-1"
-    return {
-        "diff": text,
-        "diffEncoding": encoding,
-        "diffOf": "text" if made.wide else "bytes",
-        "diffCut": not made.whole,
+        patch, patch_encoding = plan.patch.decode("latin-1"), "latin-1"
+    details: dict[str, JsonValue] = {
+        "path": resolved,
+        "created": plan.created,
+        "changed": plan.changed,
+        "dryRun": dry_run,
+        "added": plan.added,
+        "removed": plan.removed,
+        "bytes": len(plan.after),
+        "diff": patch,
+        "diffEncoding": patch_encoding,
+        "diffOf": "text" if plan.wide else "bytes",
+        "diffCut": not plan.patch_complete,
+        **plan.facts,
     }
+    if not plan.changed:
+        return ToolResult.text(f"unchanged {name}: it has this content already", **details)
+    verb = "create" if plan.created else "update"
+    counts = f"(+{plan.added} −{plan.removed}, {len(plan.after):,} bytes)"  # noqa: RUF001 — a minus
+    parts = [f"would {verb} {name} {counts}" if dry_run else f"{verb}d {name} {counts}", *notes]
+    if plan.syntax_error is not None:
+        details["syntaxError"] = plan.syntax_error
+        parts.append(f"syntax error that was not there before: {plan.syntax_error}")
+    invisible = sum(1 for _ in find_invisible_kinds(plan.excerpt))
+    if invisible:
+        parts.append(f"the lines below hold {invisible} characters that cannot be seen")
+    if dry_run:
+        parts.append(plan.patch.decode(plan.encoding, "replace"))
+        parts.append("" if plan.patch_complete else "[the diff goes on]")
+    else:
+        parts.append(plan.excerpt)
+    return ToolResult.text("\n".join(part for part in parts if part), **details)

@@ -1,4 +1,4 @@
-"""The tool that replaces a text in a file by another."""
+"""`edit`: replace texts in a file."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import cast
 
 from indusagi.capabilities.coercion import coerce_to
 from indusagi.capabilities.context import ToolContext
-from indusagi.capabilities.files.edits.plan import Replacement
+from indusagi.capabilities.files.edits.replace import Replacement
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
 from indusagi.capabilities.tools.change import change_file
 from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given
 from indusagi.core.json import JsonLike, JsonObject, JsonValue, is_json_object
 from indusagi.runtime.contract import JsonSchema, ToolResult
 
-MOST_EDITS = 200
+MAX_EDITS = 200
 _TEXTS: dict[str, JsonLike] = {
     "oldText": {"type": "string", "description": "Copied from the file, without line numbers; empty: make a new file."},
     "newText": {"type": "string"},
@@ -22,7 +22,7 @@ _TEXTS: dict[str, JsonLike] = {
 }
 _ITEM: JsonSchema = {
     "type": "object",
-    # Described above; a model is not to read it twice.
+    # Described above, and not twice.
     "properties": {"oldText": {"type": "string"}, "newText": {"type": "string"}, "replaceAll": {"type": "boolean"}},
     "required": ["oldText", "newText"],
     "additionalProperties": False,
@@ -34,7 +34,7 @@ _PARAMETERS: JsonSchema = {
         **_TEXTS,
         "edits": {
             "type": "array",
-            "maxItems": MOST_EDITS,
+            "maxItems": MAX_EDITS,
             "items": _ITEM,
             "description": "Several instead of one, in order, all or none.",
         },
@@ -63,7 +63,7 @@ _DESCRIPTION = (
 
 
 def edit_tool() -> DefinedTool:
-    """Make the tool `edit`."""
+    """Build the tool `edit`."""
     return define_tool(
         ToolSpec(
             "edit",
@@ -72,52 +72,50 @@ def edit_tool() -> DefinedTool:
             _run,
             title="Edit a file",
             annotations={"destructiveHint": True, "idempotentHint": False},
-            prepare=_prepared,
+            prepare=_prepare,
             terse=True,
         )
     )
 
 
-_outer = coerce_to(_PARAMETERS, {**PATH_ALIASES, **_TEXT_ALIASES, "dry_run": "dryRun"})
-_inner = coerce_to(_ITEM, _TEXT_ALIASES)
+_prepare_call = coerce_to(_PARAMETERS, {**PATH_ALIASES, **_TEXT_ALIASES, "dry_run": "dryRun"})
+_prepare_edit = coerce_to(_ITEM, _TEXT_ALIASES)
 
 
-def _prepared(arguments: JsonValue) -> JsonValue:
-    given = _outer(arguments)
-    edits = given.get("edits") if is_json_object(given) else None
-    if not is_json_object(given) or not isinstance(edits, list) or len(edits) > MOST_EDITS:
-        return given
-    return {**given, "edits": [_inner(edit) for edit in edits]}
+def _prepare(arguments: JsonValue) -> JsonValue:
+    prepared = _prepare_call(arguments)
+    edits = prepared.get("edits") if is_json_object(prepared) else None
+    if not is_json_object(prepared) or not isinstance(edits, list) or len(edits) > MAX_EDITS:
+        return prepared
+    return {**prepared, "edits": [_prepare_edit(edit) for edit in edits]}
 
 
 async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
-    edits = _edits(arguments)
+    edits = _parse_edits(arguments)
     if isinstance(edits, str):
         return ToolResult.error(f"edit was not run: {edits}", code="invalid_arguments")
-    path = path_given(arguments)
-    return await change_file(ctx, path, edits=edits, dry_run=arguments.get("dryRun") is True)
+    return await change_file(ctx, path_given(arguments), edits=edits, dry_run=arguments.get("dryRun") is True)
 
 
-def _edits(arguments: JsonObject) -> Sequence[Replacement] | str:
-    """Read the replacements, or say what is wrong with them."""
+def _parse_edits(arguments: JsonObject) -> Sequence[Replacement] | str:
+    """Parse the replacements, or return what is wrong with them."""
     several = arguments.get("edits")
     single = [name for name in _TEXTS if name in arguments]
-    # Some fill in every parameter they are offered.
+    # Some models fill in every parameter of a tool.
     if isinstance(several, list) and (several or not single):
         if any(arguments.get(name) for name in single):
             return "give either edits, or oldText and newText"
-        given = cast("list[JsonObject]", several)
+        items = cast("list[JsonObject]", several)
     elif "oldText" in arguments and "newText" in arguments:
-        given = [arguments]
+        items = [arguments]
     else:
         return "give oldText and newText, or edits"
-    if not given:
+    if not items:
         return "edits is empty: give one at least"
-    edits = [_edit(each) for each in given]
+    edits = [
+        Replacement(cast("str", item["oldText"]), cast("str", item["newText"]), item.get("replaceAll") is True)
+        for item in items
+    ]
     if any(edit.old == edit.new for edit in edits):
         return "oldText and newText are the same"
     return edits
-
-
-def _edit(given: JsonObject) -> Replacement:
-    return Replacement(cast("str", given["oldText"]), cast("str", given["newText"]), given.get("replaceAll") is True)

@@ -19,7 +19,7 @@ from indusagi.capabilities.search.target import describe_secrets, find_secrets_b
 from indusagi.capabilities.search.walk import DirHandle
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
 from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given, path_trouble
-from indusagi.capabilities.tools.read.folder import report_missing_path
+from indusagi.capabilities.tools.read.directory import report_missing_path
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.text import format_count
 from indusagi.runtime.contract import JsonSchema, ToolResult

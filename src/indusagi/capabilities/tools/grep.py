@@ -25,7 +25,7 @@ from indusagi.capabilities.search.target import SearchTarget, find_secrets_below
 from indusagi.capabilities.search.walk import Walk
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
 from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given, path_trouble
-from indusagi.capabilities.tools.read.folder import report_missing_path
+from indusagi.capabilities.tools.read.directory import report_missing_path
 from indusagi.core.json import JsonObject
 from indusagi.runtime.contract import JsonSchema, ToolResult
 

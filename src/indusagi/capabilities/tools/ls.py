@@ -20,7 +20,7 @@ from indusagi.capabilities.files.text.display import format_path
 from indusagi.capabilities.ports import FileKind, FileStat, PathRefused
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
 from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given, path_trouble
-from indusagi.capabilities.tools.read.folder import report_missing_path
+from indusagi.capabilities.tools.read.directory import report_missing_path
 from indusagi.core.json import JsonObject
 from indusagi.core.paths import is_within, parts_below
 from indusagi.runtime.contract import JsonSchema, ToolResult

@@ -1,4 +1,4 @@
-"""The tool that gives a file a content: all of it, in one step."""
+"""`write`: give a file its complete content in one step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _DESCRIPTION = (
 
 
 def write_tool() -> DefinedTool:
-    """Make the tool `write`."""
+    """Build the tool `write`."""
     return define_tool(
         ToolSpec(
             "write",
@@ -46,6 +46,4 @@ def write_tool() -> DefinedTool:
 
 
 async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
-    path = path_given(arguments)
-    content = cast("str", arguments["content"])
-    return await change_file(ctx, path, content=content)
+    return await change_file(ctx, path_given(arguments), content=cast("str", arguments["content"]))

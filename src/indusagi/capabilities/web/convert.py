@@ -9,17 +9,12 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from functools import partial
 from html import unescape
 from typing import TYPE_CHECKING, Final
 
-from anyio import to_thread
-
 from indusagi.capabilities.ports import FetchError
-from indusagi.capabilities.web import html_worker
-from indusagi.capabilities.web.html_worker import LONGEST_S, convert, decode_answer, encode_request
-from indusagi.capabilities.worker.client import asked
-from indusagi.capabilities.worker.interpreter import library_of, own_python
+from indusagi.capabilities.web.html_worker import convert_html
+from indusagi.capabilities.worker import WorkerError, WorkerLimits, run_in_thread, run_in_worker
 from indusagi.core.text import escape_invisible, remove_break_hints
 
 if TYPE_CHECKING:
@@ -100,6 +95,8 @@ def _split_text(text: str) -> Iterator[str]:
 
 SHORT: Final = 32 * 1024
 """Characters up to which a page is converted in a thread."""
+_LIMITS: Final = WorkerLimits(cpu_s=20, memory_bytes=1024 * 1024 * 1024)
+"""Hostile pages of the largest size take two seconds."""
 _HEAD: Final = 64 * 1024
 _TITLE = re.compile(r"<title[^>]{0,200}>([^<]{0,500})", re.IGNORECASE)
 
@@ -124,24 +121,25 @@ async def convert_page(html: str, base_url: str, style: Style) -> ConvertedPage:
     html = html.replace("\x00", "")
     try:
         if len(html) <= SHORT:
-            work = partial(convert, html, base_url, style)
-            text, shortened = await to_thread.run_sync(work, abandon_on_cancel=True)
+            result = await run_in_thread(convert_html, html, base_url, style)
         else:
-            text, shortened = await _convert_in_worker(html, base_url, style)
-    except (ValueError, OSError) as exc:
-        message = f"the page could not be converted: {str(exc) or 'it took too long'}"
-        raise FetchError(message, code="failed", reason="html") from exc
+            result = await run_in_worker(
+                convert_html,
+                html,
+                base_url,
+                style,
+                library="html_to_markdown",
+                limits=_LIMITS,
+                deadline_s=_LIMITS.cpu_s,
+            )
+    except WorkerError as exc:
+        result = f"the converter {exc}"
+    if isinstance(result, str):
+        raise FetchError(f"the page could not be converted: {result}", code="failed", reason="html")
+    text, shortened = result
     return ConvertedPage(text, _find_title(html), shortened)
 
 
 def _find_title(html: str) -> str:
     match = _TITLE.search(html, 0, _HEAD)
     return "" if match is None else " ".join(unescape(match[1]).split())
-
-
-async def _convert_in_worker(html: str, base_url: str, style: Style) -> tuple[str, bool]:
-    library = await to_thread.run_sync(library_of, "html_to_markdown")
-    question = await to_thread.run_sync(encode_request, html, base_url, style)
-    argv = own_python(html_worker.__name__, library=library)
-    pieces = await asked(argv, question, LONGEST_S)
-    return await to_thread.run_sync(decode_answer, pieces)

@@ -291,8 +291,8 @@ async def _show_bytes(
 
 
 def _format_image(picture: EncodedImage, head: str, facts: dict[str, JsonValue]) -> ToolResult:
-    if (picture.width, picture.height) != picture.former:
-        width, height = picture.former
+    if (picture.width, picture.height) != picture.original_size:
+        width, height = picture.original_size
         head += f", {width} by {height} pixels; shown as {picture.width} by {picture.height}"
     encoded = b64encode(picture.data).decode("ascii")
     block: JsonObject = {"type": "image", "data": encoded, "mimeType": picture.mime}

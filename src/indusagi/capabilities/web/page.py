@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar
 
 from anyio import to_thread
 
-from indusagi.capabilities.files.media.pdf import MOST_PAGES, read_pdf_pages
-from indusagi.capabilities.files.media.picture_apart import fit_image
+from indusagi.capabilities.files.media.images import fit_image
+from indusagi.capabilities.files.media.pdf import MAX_PAGES, read_pdf_pages
 from indusagi.capabilities.files.text.display import ReadFailure
 from indusagi.capabilities.ports import FetchError
 from indusagi.capabilities.web.body import decode_text
@@ -197,7 +197,7 @@ async def fit_picture(page: BytesPage) -> EncodedImage | ReadFailure:
 
 async def extract_pdf_text(page: BytesPage) -> TextPage | ReadFailure:
     """Extract the text of the first pages of a PDF file, or say why that fails."""
-    found = await read_pdf_pages(page.data, 1, MOST_PAGES)
+    found = await read_pdf_pages(page.data, 1, MAX_PAGES)
     if isinstance(found, ReadFailure):
         return found
     return await to_thread.run_sync(_format_pdf, found, abandon_on_cancel=True)

@@ -1,4 +1,4 @@
-"""Where a text is found, and what may differ: laws of each step, and cases that were got wrong."""
+"""Match strategies: the laws of each, and difficult cases."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indusagi.capabilities.files.edits.indent import reindented, unit_of
-from indusagi.capabilities.files.edits.match import Found, Missed, Rung, find, plain_endings
-from indusagi.capabilities.files.edits.splice import splice
-from indusagi.capabilities.files.text.display import has_gutter, without_gutter
+from indusagi.capabilities.files.edits.indent import infer_unit, reindent
+from indusagi.capabilities.files.edits.match import MatchStrategy, NoMatch, TextMatch, find_match, normalize_endings
+from indusagi.capabilities.files.edits.replace import splice
+from indusagi.capabilities.files.text.display import has_line_numbers, strip_line_numbers
 
 if TYPE_CHECKING:
     import random
@@ -36,63 +36,63 @@ def texts(draw: st.DrawFn) -> str:
     return text if draw(st.booleans()) else text.removesuffix(ends[-1])
 
 
-def replaced(text: str, old: str, new: str, *, every: bool = False) -> tuple[Rung, str]:
-    found = find(text, old, new, every=every)
-    assert isinstance(found, Found), f"{old!r} not found in {text!r}"
+def replaced(text: str, old: str, new: str, *, every: bool = False) -> tuple[MatchStrategy, str]:
+    found = find_match(text, old, new, every=every)
+    assert isinstance(found, TextMatch), f"{old!r} not found in {text!r}"
     assert every or len(found.spans) == 1
-    return found.rung, splice(text, found, old, new)
+    return found.strategy, splice(text, found, old, new)
 
 
 def missed(text: str, old: str, new: str = "other") -> bool:
-    return isinstance(find(text, old, new), Missed)
+    return isinstance(find_match(text, old, new), NoMatch)
 
 
 @given(st.text("ab\n", max_size=30), st.text("ab\n", min_size=1, max_size=4), st.text("ab\nc"))
-def test_replacing_what_is_there_exactly_is_what_python_does(text: str, old: str, new: str) -> None:
+def test_an_exact_replacement_equals_str_replace(text: str, old: str, new: str) -> None:
     if old in text:
-        found = find(text, old, new, every=True)
-        assert isinstance(found, Found)
-        assert found.rung is Rung.EXACT
+        found = find_match(text, old, new, every=True)
+        assert isinstance(found, TextMatch)
+        assert found.strategy is MatchStrategy.EXACT
         assert splice(text, found, old, new) == text.replace(old, new)
 
 
 @given(st.text("ab", max_size=12), st.text("ab", min_size=1, max_size=3))
-def test_one_who_wants_a_single_place_is_told_of_those_that_overlap(text: str, old: str) -> None:
-    found = find(text, old, "x")
+def test_overlapping_places_are_found_when_one_is_wanted(text: str, old: str) -> None:
+    found = find_match(text, old, "x")
     places = [at for at in range(len(text)) if text.startswith(old, at)]
-    seen = [] if isinstance(found, Missed) else [span.start for span in found.spans]
+    seen = [] if isinstance(found, NoMatch) else [span.start for span in found.spans]
     assert seen == places
 
 
-def _but_for(rung: Rung, text: str) -> str:
+def _but_for(strategy: MatchStrategy, text: str) -> str:
     """Take away what a step ignores, by other means than the step does."""
     text = re.sub(r"\r?\n", "\n", text)
-    if rung is Rung.PUNCTUATION:
+    if strategy is MatchStrategy.PUNCTUATION:
         text = unicodedata.normalize("NFKC", text).translate(str.maketrans("“”\u2018\u2019", "\"\"''"))
-    if rung in {Rung.TRAILING, Rung.INDENT, Rung.PUNCTUATION}:
+    if strategy in {MatchStrategy.TRAILING, MatchStrategy.INDENT, MatchStrategy.PUNCTUATION}:
         text = re.sub(r"[ \t\r]+(?=\n|\Z)", "", text)
-    if rung in {Rung.INDENT, Rung.PUNCTUATION}:
+    if strategy in {MatchStrategy.INDENT, MatchStrategy.PUNCTUATION}:
         text = re.sub(r"(?m)^[ \t]+", "", text)
     return text
 
 
 @given(texts(), texts().filter(bool))
-def test_a_step_accepts_nothing_that_differs_in_more_than_what_it_ignores(text: str, old: str) -> None:
-    found = find(text, old, "new")
-    if isinstance(found, Missed):
+def test_a_strategy_ignores_nothing_else(text: str, old: str) -> None:
+    found = find_match(text, old, "new")
+    if isinstance(found, NoMatch):
         return
     for span in found.spans:
         there = text[span.start : span.end]
-        wanted, seen = _but_for(found.rung, old), _but_for(found.rung, there)
+        wanted, seen = _but_for(found.strategy, old), _but_for(found.strategy, there)
         # Whoever quotes the last line of a file cannot see whether it is ended.
         unended = span.end == len(text) and not text.endswith("\n")
         assert seen == wanted or (unended and seen + "\n" == wanted)
 
 
 @given(texts(), texts().filter(bool), texts())
-def test_what_was_not_found_keeps_every_letter(text: str, old: str, new: str) -> None:
-    found = find(text, old, new, every=True)
-    if isinstance(found, Found):
+def test_text_outside_of_a_match_is_unchanged(text: str, old: str, new: str) -> None:
+    found = find_match(text, old, new, every=True)
+    if isinstance(found, TextMatch):
         changed = splice(text, found, old, new)
         first, last = found.spans[0].start, found.spans[-1].end
         assert changed.startswith(text[:first])
@@ -102,78 +102,81 @@ def test_what_was_not_found_keeps_every_letter(text: str, old: str, new: str) ->
 
 
 @given(texts(), st.data())
-def test_a_quotation_of_whole_lines_with_other_endings_and_blanks_is_found(text: str, data: st.DataObject) -> None:
-    lines = plain_endings(text).split("\n")
+def test_whole_lines_quoted_with_other_endings_and_blanks_are_found(text: str, data: st.DataObject) -> None:
+    lines = normalize_endings(text).split("\n")
     start = data.draw(st.integers(0, len(lines) - 1))
     end = data.draw(st.integers(start + 1, len(lines)))
     quoted = [line.rstrip() for line in lines[start:end]]
     if any(quoted):
-        found = find(text, "\n".join(quoted), "new")
-        assert isinstance(found, Found)
-        assert found.rung in {Rung.EXACT, Rung.ENDINGS, Rung.TRAILING}
+        found = find_match(text, "\n".join(quoted), "new")
+        assert isinstance(found, TextMatch)
+        assert found.strategy in {MatchStrategy.EXACT, MatchStrategy.ENDINGS, MatchStrategy.TRAILING}
 
 
 @pytest.mark.parametrize(
-    ("rung", "text", "old", "new", "expected"),
+    ("strategy", "text", "old", "new", "expected"),
     [
         # Line endings: those of the file stay, an added line takes after its neighbours.
-        (Rung.ENDINGS, "a\r\nb\r\nc\r\n", "a\nb\n", "A\nB\n", "A\r\nB\r\nc\r\n"),
-        (Rung.ENDINGS, "a\r\nb\r\nc\r\n", "a\nb", "a\nx\ny\nb", "a\r\nx\r\ny\r\nb\r\nc\r\n"),
-        (Rung.EXACT, "a\r\nb\r\n", "b", "b\nc", "a\r\nb\r\nc\r\n"),
-        (Rung.EXACT, "a\r\nb", "b", "b\nc", "a\r\nb\r\nc"),
-        (Rung.EXACT, "a\nb\r\nc\n", "a\n", "a\nx\n", "a\nx\nb\r\nc\n"),
-        (Rung.EXACT, "a", "a", "a\nb", "a\nb"),
-        (Rung.EXACT, "a\rb", "b", "b\nc", "a\rb\rc"),
-        (Rung.ENDINGS, "a\rb\rc\r", "a\nb", "a\nx", "a\rx\rc\r"),
-        (Rung.ENDINGS, "a\nb\r\nc\nd\r\n", "b\nc\n", "b\nC\n", "a\nb\r\nC\nd\r\n"),
-        (Rung.ENDINGS, "x\r\ny\nz\r\n", "x\ny\nz\n", "x\n1\ny\nz\n", "x\r\n1\r\ny\nz\r\n"),
-        (Rung.EXACT, "a\nb\n", "b\n", "b\r\nc\r\n", "a\nb\nc\n"),
-        (Rung.ENDINGS, "a\r\nb\r\n", "\nb", "\nx\nb", "a\r\nx\r\nb\r\n"),
-        (Rung.ENDINGS, "a\r\nb", "\n", "\n\n", "a\r\n\r\nb"),
+        (MatchStrategy.ENDINGS, "a\r\nb\r\nc\r\n", "a\nb\n", "A\nB\n", "A\r\nB\r\nc\r\n"),
+        (MatchStrategy.ENDINGS, "a\r\nb\r\nc\r\n", "a\nb", "a\nx\ny\nb", "a\r\nx\r\ny\r\nb\r\nc\r\n"),
+        (MatchStrategy.EXACT, "a\r\nb\r\n", "b", "b\nc", "a\r\nb\r\nc\r\n"),
+        (MatchStrategy.EXACT, "a\r\nb", "b", "b\nc", "a\r\nb\r\nc"),
+        (MatchStrategy.EXACT, "a\nb\r\nc\n", "a\n", "a\nx\n", "a\nx\nb\r\nc\n"),
+        (MatchStrategy.EXACT, "a", "a", "a\nb", "a\nb"),
+        # A carriage return without a newline is an ordinary character.
+        (MatchStrategy.EXACT, "a\rb", "b", "b\nc", "a\rb\nc"),
+        (MatchStrategy.EXACT, "a\rb\rc\r", "a\rb", "a\rx", "a\rx\rc\r"),
+        (MatchStrategy.ENDINGS, "a\nb\r\nc\nd\r\n", "b\nc\n", "b\nC\n", "a\nb\r\nC\nd\r\n"),
+        (MatchStrategy.ENDINGS, "x\r\ny\nz\r\n", "x\ny\nz\n", "x\n1\ny\nz\n", "x\r\n1\r\ny\nz\r\n"),
+        (MatchStrategy.EXACT, "a\nb\n", "b\n", "b\r\nc\r\n", "a\nb\nc\n"),
+        (MatchStrategy.ENDINGS, "a\r\nb\r\n", "\nb", "\nx\nb", "a\r\nx\r\nb\r\n"),
+        (MatchStrategy.ENDINGS, "a\r\nb", "\n", "\n\n", "a\r\n\r\nb"),
         # Whoever names line endings and nothing else means them.
-        (Rung.EXACT, "a\r\nb\n", "a\r\n", "a\n", "a\nb\n"),
-        (Rung.ENDINGS, "a\r\nb\r\n", "a\nb\n", "a\r\nb\r\n", "a\r\nb\r\n"),
+        (MatchStrategy.EXACT, "a\r\nb\n", "a\r\n", "a\n", "a\nb\n"),
+        (MatchStrategy.ENDINGS, "a\r\nb\r\n", "a\nb\n", "a\r\nb\r\n", "a\r\nb\r\n"),
         # A last line that is not ended.
-        (Rung.ENDINGS, "a\nb", "b\n", "c\n", "a\nc"),
-        (Rung.ENDINGS, "a\nb", "b\n", "c", "a\nc"),
-        (Rung.ENDINGS, "a\nb", "a\nb\n", "", ""),
-        (Rung.TRAILING, "a\nb  ", "b\n", "c\n", "a\nc"),
+        (MatchStrategy.ENDINGS, "a\nb", "b\n", "c\n", "a\nc"),
+        (MatchStrategy.ENDINGS, "a\nb", "b\n", "c", "a\nc"),
+        (MatchStrategy.ENDINGS, "a\nb", "a\nb\n", "", ""),
+        (MatchStrategy.TRAILING, "a\nb  ", "b\n", "c\n", "a\nc"),
         # Trailing blanks: those of lines that stay, stay.
-        (Rung.TRAILING, "a  \nb\t\nc\n", "a\nb\nc", "a\nB\nc", "a  \nB\nc\n"),
-        (Rung.TRAILING, "a\nb\n", "a \nb  ", "A\nb", "A\nb\n"),
-        (Rung.TRAILING, "f(x)  \n  y\n", "(x)\n  y", "(z)\n  y", "f(z)\n  y\n"),
-        (Rung.TRAILING, "a\n   \nb\n", "\t\nb", "\t\nc", "a\n   \nc\n"),
-        (Rung.TRAILING, "a\n   \nb\n", "\t\nb", "x\nb", "a\nx\nb\n"),
-        (Rung.TRAILING, "a\r\r\nb\r\n", "a\nb", "a\nc", "a\r\r\nc\r\n"),
-        (Rung.TRAILING, "x \n\ny\n", "x\n\ny", "x\n\nz", "x \n\nz\n"),
-        (Rung.TRAILING, "a\nb  \nc  \n", "a\nb\nc\n", "x\ny\nb\nc\n", "x\ny\nb  \nc  \n"),
+        (MatchStrategy.TRAILING, "a  \nb\t\nc\n", "a\nb\nc", "a\nB\nc", "a  \nB\nc\n"),
+        (MatchStrategy.TRAILING, "a\nb\n", "a \nb  ", "A\nb", "A\nb\n"),
+        (MatchStrategy.TRAILING, "f(x)  \n  y\n", "(x)\n  y", "(z)\n  y", "f(z)\n  y\n"),
+        (MatchStrategy.TRAILING, "a\n   \nb\n", "\t\nb", "\t\nc", "a\n   \nc\n"),
+        (MatchStrategy.TRAILING, "a\n   \nb\n", "\t\nb", "x\nb", "a\nx\nb\n"),
+        (MatchStrategy.TRAILING, "a\r\r\nb\r\n", "a\nb", "a\nc", "a\r\r\nc\r\n"),
+        (MatchStrategy.TRAILING, "x \n\ny\n", "x\n\ny", "x\n\nz", "x \n\nz\n"),
+        (MatchStrategy.TRAILING, "a\nb  \nc  \n", "a\nb\nc\n", "x\ny\nb\nc\n", "x\ny\nb  \nc  \n"),
         # Indentation: by a margin, by another unit, and where the quotation begins in a line.
-        (Rung.INDENT, "    a\n        b\n", "a\n    b", "a\n    c", "    a\n        c\n"),
-        (Rung.INDENT, "a\n    b\n", "    a\n        b\n", "    a\n        c\n", "a\n    c\n"),
-        (Rung.INDENT, "\ta\n\t\tb\n", "    a\n        b", "    a\n            c", "\ta\n\t\t\tc\n"),
-        (Rung.INDENT, "{\n\tx\n}\n", "{\n  x\n}", "{\n  x\n  y\n    z\n}",
+        (MatchStrategy.INDENT, "    a\n        b\n", "a\n    b", "a\n    c", "    a\n        c\n"),
+        (MatchStrategy.INDENT, "a\n    b\n", "    a\n        b\n", "    a\n        c\n", "a\n    c\n"),
+        (MatchStrategy.INDENT, "\ta\n\t\tb\n", "    a\n        b", "    a\n            c", "\ta\n\t\t\tc\n"),
+        (MatchStrategy.INDENT, "{\n\tx\n}\n", "{\n  x\n}", "{\n  x\n  y\n    z\n}",
          "{\n\tx\n\ty\n\t\tz\n}\n"),
-        (Rung.INDENT, "\tx\n\ty\n", "x\n    y", "z\n    y", "\tz\n\ty\n"),
-        (Rung.INDENT, "  a\n    b\n", "    a\n        b", "    a\n        b\n        c",
+        (MatchStrategy.INDENT, "\tx\n\ty\n", "x\n    y", "z\n    y", "\tz\n\ty\n"),
+        (MatchStrategy.INDENT, "  a\n    b\n", "    a\n        b", "    a\n        b\n        c",
          "  a\n    b\n    c\n"),
-        (Rung.INDENT, "if a:\r\n\tb\r\n", "if a:\n    b\n", "if a:\n    c\n", "if a:\r\n\tc\r\n"),
-        (Rung.INDENT, "\tb", "    b\n", "    c\n", "\tc"),
-        (Rung.INDENT, "x:\n\ta\n\n\tb\n", "  a\n\n  b", "  a\n\n  c", "x:\n\ta\n\n\tc\n"),
-        (Rung.INDENT, "x:\n\ta\n\tb\n", "    b\n", "", "x:\n\ta\n"),
-        (Rung.INDENT, "\ta\n\tb\n", "    a\n    b\n", "    a\r\n    b\r\n", "\ta\n\tb\n"),
+        (MatchStrategy.INDENT, "if a:\r\n\tb\r\n", "if a:\n    b\n", "if a:\n    c\n", "if a:\r\n\tc\r\n"),
+        (MatchStrategy.INDENT, "\tb", "    b\n", "    c\n", "\tc"),
+        (MatchStrategy.INDENT, "x:\n\ta\n\n\tb\n", "  a\n\n  b", "  a\n\n  c", "x:\n\ta\n\n\tc\n"),
+        (MatchStrategy.INDENT, "x:\n\ta\n\tb\n", "    b\n", "", "x:\n\ta\n"),
+        (MatchStrategy.INDENT, "\ta\n\tb\n", "    a\n    b\n", "    a\r\n    b\r\n", "\ta\n\tb\n"),
         # The look of punctuation, which stays where nothing else changes.
-        (Rung.PUNCTUATION, "say “hi” now\n", 'say "hi" now', 'say "hi" later', "say “hi” later\n"),
-        (Rung.PUNCTUATION, "a — b\r\nc\r\n", "a - b\nc", "a - b\nd", "a — b\r\nd\r\n"),
-        (Rung.PUNCTUATION, "x\u00a0= 1\n", "x = 1", "x = 2", "x\u00a0= 2\n"),
-        (Rung.PUNCTUATION, "it's", "it\u2019s", "it was", "it was"),
-        (Rung.PUNCTUATION, "  f(\u2018a\u2019)\n", "f('a')\n", "g('a')\n", "  g(\u2018a\u2019)\n"),
-        (Rung.PUNCTUATION, "  f(\u2018a\u2019)\n  b\n", "f('a')\nb", "f('a')\nc",
+        (MatchStrategy.PUNCTUATION, "say “hi” now\n", 'say "hi" now', 'say "hi" later', "say “hi” later\n"),
+        (MatchStrategy.PUNCTUATION, "a — b\r\nc\r\n", "a - b\nc", "a - b\nd", "a — b\r\nd\r\n"),
+        (MatchStrategy.PUNCTUATION, "x\u00a0= 1\n", "x = 1", "x = 2", "x\u00a0= 2\n"),
+        (MatchStrategy.PUNCTUATION, "it's", "it\u2019s", "it was", "it was"),
+        (MatchStrategy.PUNCTUATION, "  f(\u2018a\u2019)\n", "f('a')\n", "g('a')\n", "  g(\u2018a\u2019)\n"),
+        (MatchStrategy.PUNCTUATION, "  f(\u2018a\u2019)\n  b\n", "f('a')\nb", "f('a')\nc",
          "  f(\u2018a\u2019)\n  c\n"),
-        (Rung.PUNCTUATION, "“a”\n“b”\n", '"a"\n"b"', '"a"\n"c"\n"d"', '“a”\n"c"\n"d"\n'),
+        (MatchStrategy.PUNCTUATION, "“a”\n“b”\n", '"a"\n"b"', '"a"\n"c"\n"d"', '“a”\n"c"\n"d"\n'),
     ],
 )  # fmt: skip
-def test_what_nobody_sees_may_differ_and_is_kept(rung: Rung, text: str, old: str, new: str, expected: str) -> None:
-    assert replaced(text, old, new) == (rung, expected)
+def test_ignored_differences_are_preserved(
+    strategy: MatchStrategy, text: str, old: str, new: str, expected: str
+) -> None:
+    assert replaced(text, old, new) == (strategy, expected)
 
 
 @pytest.mark.parametrize(
@@ -197,51 +200,52 @@ def test_what_nobody_sees_may_differ_and_is_kept(rung: Rung, text: str, old: str
         ("\ta\n\tb\n", "  a\n    b"),
         ("  ", "\t"),
         ("one\\ntwo\n", "one\ntwo"),
+        ("a\rb\rc\r", "a\nb"),
         ("", "a"),
     ],
 )
-def test_what_differs_in_more_is_not_found(text: str, old: str) -> None:
+def test_other_differences_prevent_a_match(text: str, old: str) -> None:
     assert missed(text, old)
 
 
-def test_the_first_step_that_finds_something_decides() -> None:
-    assert replaced("  a\na\n", "\na\n", "\nb\n") == (Rung.EXACT, "  a\nb\n")
-    found = find("a \na  \n", "a\n", "b\n")
-    assert isinstance(found, Found)
-    assert (found.rung, len(found.spans)) == (Rung.TRAILING, 2)
+def test_the_first_strategy_with_a_match_decides() -> None:
+    assert replaced("  a\na\n", "\na\n", "\nb\n") == (MatchStrategy.EXACT, "  a\nb\n")
+    found = find_match("a \na  \n", "a\n", "b\n")
+    assert isinstance(found, TextMatch)
+    assert (found.strategy, len(found.spans)) == (MatchStrategy.TRAILING, 2)
 
 
-def test_all_places_are_replaced_each_in_its_own_indentation() -> None:
+def test_each_of_all_places_keeps_its_own_indentation() -> None:
     text = "if a:\n\tx()\n\ty()\nelse:\n\t\tx()\n\t\ty()\n"
-    rung, changed = replaced(text, "    x()\n    y()\n", "    x()\n    z()\n", every=True)
-    assert rung is Rung.INDENT
+    strategy, changed = replaced(text, "    x()\n    y()\n", "    x()\n    z()\n", every=True)
+    assert strategy is MatchStrategy.INDENT
     assert changed == "if a:\n\tx()\n\tz()\nelse:\n\t\tx()\n\t\tz()\n"
 
 
 @given(texts(), st.lists(st.sampled_from(["a", "", " ", "a  "]), min_size=2, max_size=4))
 def test_finding_e2_replacing_all_never_gives_overlapping_spans(text: str, lines: list[str]) -> None:
-    found = find(text, "\n".join(lines), "x", every=True)
-    spans = found.spans if isinstance(found, Found) else ()
+    found = find_match(text, "\n".join(lines), "x", every=True)
+    spans = found.spans if isinstance(found, TextMatch) else ()
     assert all(before.end <= after.start for before, after in itertools.pairwise(spans))
 
 
 @pytest.mark.parametrize(
-    ("text", "old", "rung"),
+    ("text", "old", "strategy"),
     [
-        ("a \na \na \n", "a\na", Rung.TRAILING),
-        ("a\r\na\r\na\r\n", "a\na", Rung.ENDINGS),
-        ("\ta\n\ta\n\ta\n", "a\na\n", Rung.INDENT),
+        ("a \na \na \n", "a\na", MatchStrategy.TRAILING),
+        ("a\r\na\r\na\r\n", "a\na", MatchStrategy.ENDINGS),
+        ("\ta\n\ta\n\ta\n", "a\na\n", MatchStrategy.INDENT),
     ],
 )
-def test_finding_e2_overlapping_places_are_replaced_once(text: str, old: str, rung: Rung) -> None:
-    found = find(text, old, "b", every=True)
-    assert isinstance(found, Found)
-    assert (len(found.spans), found.rung) == (1, rung)
+def test_finding_e2_overlapping_places_are_replaced_once(text: str, old: str, strategy: MatchStrategy) -> None:
+    found = find_match(text, old, "b", every=True)
+    assert isinstance(found, TextMatch)
+    assert (len(found.spans), found.strategy) == (1, strategy)
 
 
 def test_finding_e2_blanks_before_a_quoted_newline_stay() -> None:
-    rung, text = replaced("keep  \nold \nrest\n", "\nold\nrest", "!")
-    assert (rung, text) == (Rung.TRAILING, "keep  !\n")
+    strategy, text = replaced("keep  \nold \nrest\n", "\nold\nrest", "!")
+    assert (strategy, text) == (MatchStrategy.TRAILING, "keep  !\n")
 
 
 def test_probe_0_5_python_stays_python_when_the_indentation_was_quoted_wrongly() -> None:
@@ -276,7 +280,7 @@ def _program(chance: random.Random, unit: str) -> list[str]:
     st.sampled_from(["\n", "\r\n"]),
     st.sampled_from(["margin", "unit"]),
 )
-def test_a_block_quoted_in_another_indentation_is_changed_as_it_was_meant(
+def test_a_block_quoted_with_another_indentation_is_changed_correctly(
     chance: random.Random, unit: str, other: str, ending: str, kind: str
 ) -> None:
     lines = _program(chance, unit)
@@ -295,24 +299,24 @@ def test_a_block_quoted_in_another_indentation_is_changed_as_it_was_meant(
 
     old_text, new_text = ("\n".join(map(told, part)) for part in (quoted, new))
     text = ending.join([*lines, ""])
-    found = find(text, old_text, new_text)
-    if isinstance(found, Found) and found.rung is Rung.INDENT and len(found.spans) == 1:
+    found = find_match(text, old_text, new_text)
+    if isinstance(found, TextMatch) and found.strategy is MatchStrategy.INDENT and len(found.spans) == 1:
         changed = splice(text, found, old_text, new_text)
         assert changed == ending.join([*lines[:start], *new, *lines[start + len(quoted) :], ""])
         ast.parse(changed)
     else:
         # There are other such lines, or lines that are as deep as these are told to be.
-        assert isinstance(found, Found)
+        assert isinstance(found, TextMatch)
 
 
-def test_lines_whose_indentation_has_no_rule_are_told() -> None:
+def test_lines_whose_indentation_follows_no_rule_are_reported() -> None:
     text = "a:\n  b\n\n  a:\n      b\n      c\n"
-    found = find(text, "a:\n    b\n  c", "d")
-    assert found == Missed((4,))
+    found = find_match(text, "a:\n    b\n  c", "d")
+    assert found == NoMatch((4,))
 
 
-def test_a_new_line_that_would_stand_left_of_everything_is_refused() -> None:
-    assert find("    a\n", "        a", "        a\n  b") == Missed((1,))
+def test_a_new_line_with_a_negative_indentation_prevents_a_match() -> None:
+    assert find_match("    a\n", "        a", "        a\n  b") == NoMatch((1,))
 
 
 @pytest.mark.parametrize(
@@ -340,10 +344,10 @@ def test_a_new_line_that_would_stand_left_of_everything_is_refused() -> None:
         (["  a", "      b"], ["\ta", "\t\tb"], ["    c"], "\t", None),
     ],
 )  # fmt: skip
-def test_an_indentation_follows_one_rule_or_none(
+def test_indentation_follows_one_rule_or_none(
     old: list[str], there: list[str], new: list[str], unit: str, expected: list[str] | None
 ) -> None:
-    assert reindented(old, there, new, unit) == expected
+    assert reindent(old, there, new, unit) == expected
 
 
 @pytest.mark.parametrize(
@@ -355,8 +359,8 @@ def test_an_indentation_follows_one_rule_or_none(
         (["a", "  b", "a", "    b"], "  "),
     ],
 )
-def test_the_unit_of_a_file_is_the_step_it_takes_most_often(lines: list[str], unit: str) -> None:
-    assert unit_of(lines) == unit
+def test_the_unit_of_a_file_is_its_most_frequent_step(lines: list[str], unit: str) -> None:
+    assert infer_unit(lines) == unit
 
 
 @pytest.mark.parametrize(
@@ -372,17 +376,17 @@ def test_the_unit_of_a_file_is_the_step_it_takes_most_often(lines: list[str], un
         ("1" * 5_000 + "\ta", None),
     ],
 )
-def test_line_numbers_are_taken_away_only_where_every_line_has_the_next(text: str, bare: str | None) -> None:
-    assert without_gutter(text) == bare
+def test_line_numbers_are_removed_if_every_line_has_the_next_number(text: str, bare: str | None) -> None:
+    assert strip_line_numbers(text) == bare
 
 
-def test_a_line_number_anywhere_is_noticed() -> None:
-    assert has_gutter("a\n     2\tb")
-    assert not has_gutter("a\n2 b")
+def test_a_line_number_in_any_line_is_recognised() -> None:
+    assert has_line_numbers("a\n     2\tb")
+    assert not has_line_numbers("a\n2 b")
 
 
-def test_a_file_of_a_hundred_thousand_lines_is_searched_by_every_step() -> None:
+def test_every_strategy_handles_a_hundred_thousand_lines() -> None:
     text = "".join(f"    value_{n} = compute({n})  \r\n" for n in range(100_000))
     old = "value_99998 = compute(99998)\nvalue_99999 = compute(99999)"
-    assert replaced(text, old, "x\ny")[0] is Rung.INDENT
+    assert replaced(text, old, "x\ny")[0] is MatchStrategy.INDENT
     assert missed(text, old + "0")

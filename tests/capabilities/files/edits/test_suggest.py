@@ -1,4 +1,4 @@
-"""What comes closest to a text that is not there."""
+"""The most similar lines of a file for a text that is not in it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from rapidfuzz import fuzz
 
-from indusagi.capabilities.files.edits import suggest as hint
-from indusagi.capabilities.files.edits.suggest import MOST_SHOWN, closest
+from indusagi.capabilities.files.edits import suggest as module
+from indusagi.capabilities.files.edits.suggest import MAX_SHOWN_LINES, find_closest_match
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 PROGRAM = "".join(f"def function_{n}(value):\n    total = value + {n}\n    return total\n\n" for n in range(200))
 
 
-def test_the_closest_block_is_shown_with_what_differs() -> None:
-    found = closest(PROGRAM, "def function_77(value):\n\ttotal = value - 77\n\treturn total\n")
+def test_the_closest_block_is_shown_with_its_differences() -> None:
+    found = find_closest_match(PROGRAM, "def function_77(value):\n\ttotal = value - 77\n\treturn total\n")
     assert found is not None
     assert found.line == 77 * 4 + 1
     assert found.view == (
@@ -30,33 +30,33 @@ def test_the_closest_block_is_shown_with_what_differs() -> None:
     )
 
 
-def test_a_misspelt_line_is_found_without_one_that_agrees() -> None:
-    found = closest(PROGRAM, "totl = valeu + 123")
+def test_a_misspelt_line_is_found_without_an_equal_line() -> None:
+    found = find_closest_match(PROGRAM, "totl = valeu + 123")
     assert found is not None
     assert found.line == 123 * 4 + 2
 
 
-def test_of_two_blocks_that_share_a_line_the_closer_one_is_shown() -> None:
+def test_the_more_similar_of_two_blocks_that_share_a_line_is_shown() -> None:
     text = "shared long line of code\nother\nend\n" * 3 + "shared long line of code\nwanted\nend\n"
-    found = closest(text, "shared long line of code\nwanted!\nend")
+    found = find_closest_match(text, "shared long line of code\nwanted!\nend")
     assert found is not None
     assert found.line == 10
 
 
 @pytest.mark.parametrize("wanted", ["", "\n \n", "nothing of the kind anywhere here: zzzzqqqq"])
-def test_what_is_like_nothing_gets_no_hint(wanted: str) -> None:
-    assert closest(PROGRAM, wanted) is None
-    assert closest("", "a") is None
+def test_nothing_is_suggested_without_similar_lines(wanted: str) -> None:
+    assert find_closest_match(PROGRAM, wanted) is None
+    assert find_closest_match("", "a") is None
 
 
-def test_a_long_text_is_shown_in_part() -> None:
+def test_a_long_block_is_shown_in_part() -> None:
     lines = [f"line number {n}" for n in range(100)]
-    found = closest("\n".join(lines), "\n".join([*lines[:50], "other", *lines[51:]]))
+    found = find_closest_match("\n".join(lines), "\n".join([*lines[:50], "other", *lines[51:]]))
     assert found is not None
-    assert len(found.view.split("\n")) == MOST_SHOWN
+    assert len(found.view.split("\n")) == MAX_SHOWN_LINES
 
 
-def _counted(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+def _count_letters(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """Count the letters that are compared block by block."""
     seen: list[int] = []
     really = fuzz.ratio
@@ -73,18 +73,18 @@ def _counted(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     "text",
     ["x = 1\n" * 200_000, "".join(f"x = {n}\n" for n in range(200_000)), "y" * 5_000_000, ("z" * 1_000 + "\n") * 5_000],
 )
-def test_the_work_is_bounded_whatever_the_file(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hint, "_MOST_LINES", 10)  # the other half of the bound has a test below
-    letters = _counted(monkeypatch)
-    closest(text, "\n".join(f"x = {n + 0.5}" for n in range(300)))
+def test_the_work_is_bounded_for_every_file(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MAX_COMPARED_LINES", 10)  # the other half of the bound has a test below
+    letters = _count_letters(monkeypatch)
+    find_closest_match(text, "\n".join(f"x = {n + 0.5}" for n in range(300)))
     assert letters() <= 3 * (8 * 2 * 4_000 + 10 * 2 * 200)
 
 
-def test_only_so_many_lines_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hint, "_MOST_LINES", 50)
+def test_the_number_of_compared_lines_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MAX_COMPARED_LINES", 50)
     chance = random.Random(1)
     lines = [f"value = {chance.random()}" for _ in range(100)]
     lines[80] = "a line of its own"
-    assert closest("\n".join(lines), "a line on its own") is None
+    assert find_closest_match("\n".join(lines), "a line on its own") is None
     lines[20] = "a line of its own"
-    assert closest("\n".join(lines), "a line on its own") is not None
+    assert find_closest_match("\n".join(lines), "a line on its own") is not None

@@ -1,4 +1,4 @@
-"""Notebooks as text: cells, outputs, pictures; whatever is odd is passed over."""
+"""Notebooks as text: cells, outputs, images; invalid members are skipped; large ones are parsed in a worker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.documents import notebook
 
-from indusagi.capabilities.files.media.notebook import read_notebook
+from indusagi.capabilities import worker
+from indusagi.capabilities.files.media import notebook as module
+from indusagi.capabilities.files.media.notebook import (
+    MAX_IMAGES,
+    SMALL_BYTES,
+    NotebookPage,
+    parse_notebook,
+    read_notebook_page,
+)
+from indusagi.capabilities.files.text.lines import LONGEST_LINE, LineRange
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
@@ -24,7 +33,7 @@ def code(*outputs: JsonValue, source: JsonValue = "x = 1", count: JsonValue = 3)
 
 
 def lines(*cells: JsonObject) -> list[str]:
-    found = read_notebook(notebook(*cells))
+    found = parse_notebook(notebook(*cells))
     assert found is not None
     assert found.cells == len(cells)
     return found.lines
@@ -62,17 +71,17 @@ def test_outputs_are_shown_as_text(output: JsonObject, shown: list[str]) -> None
     assert lines(code(output))[2:] == ["# output:", *shown, ""]
 
 
-def test_a_long_output_is_cut_and_says_so() -> None:
+def test_a_long_output_is_cut_with_a_note() -> None:
     found = lines(code({"output_type": "stream", "text": "x" * 12_000}))
     assert found[-2] == "… [+2,000 characters]"
 
 
-def test_pictures_are_kept_with_the_line_that_stands_for_them() -> None:
-    found = read_notebook(notebook(code({"data": {"image/png": PIXEL, "text/plain": "<fig>"}})))
+def test_an_image_is_kept_with_the_line_that_stands_for_it() -> None:
+    found = parse_notebook(notebook(code({"data": {"image/png": PIXEL, "text/plain": "<fig>"}})))
     assert found is not None
-    (picture,) = found.pictures
-    assert (picture.mime, picture.data) == ("image/png", b"\x89PNG some bytes")
-    assert found.lines[picture.line - 1] == "# output: image/png, 15 bytes"
+    (image,) = found.images
+    assert (image.mime, image.data) == ("image/png", b"\x89PNG some bytes")
+    assert found.lines[image.line - 1] == "# output: image/png, 15 bytes"
 
 
 def test_a_notebook_of_version_3_is_read() -> None:
@@ -82,29 +91,29 @@ def test_a_notebook_of_version_3_is_read() -> None:
         "prompt_number": 2,
         "outputs": [{"output_type": "display_data", "png": PIXEL}],
     }
-    found = read_notebook(json.dumps({"worksheets": [{"cells": [cell]}]}).encode())
+    found = parse_notebook(json.dumps({"worksheets": [{"cells": [cell]}]}).encode())
     assert found is not None
     assert found.lines[:2] == ["## cell 1: code, run as [2]", "x"]
-    assert len(found.pictures) == 1
+    assert len(found.images) == 1
 
 
 @pytest.mark.parametrize("output", [1, None, {"data": 5}, {"data": {"image/png": "abcde"}}, {"text": 7}, {}])
-def test_an_odd_output_is_passed_over(output: JsonValue) -> None:
+def test_an_invalid_output_is_skipped(output: JsonValue) -> None:
     assert lines(code(output))[:2] == ["## cell 1: code, run as [3]", "x = 1"]
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"{}", b"\xff", b"[" * 100_000, b'{"worksheets": 3}'])
-def test_what_is_no_notebook_is_none(data: bytes) -> None:
-    assert read_notebook(data) is None
+def test_other_data_is_not_a_notebook(data: bytes) -> None:
+    assert parse_notebook(data) is None
 
 
-def test_a_notebook_without_cells_is_one() -> None:
-    found = read_notebook(notebook())
+def test_a_notebook_may_have_no_cells() -> None:
+    found = parse_notebook(notebook())
     assert found is not None
     assert (found.cells, found.lines) == (0, [])
 
 
-def test_a_cell_of_no_kind_is_shown() -> None:
+def test_a_cell_without_a_type_is_shown() -> None:
     assert lines({"source": "x"}) == ["## cell 1: unknown", "x", ""]
 
 
@@ -136,6 +145,71 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_nothing_in_a_document_breaks_the_reader(document: JsonValue) -> None:
-    found = read_notebook(json.dumps(document).encode())
+def test_every_json_document_is_parsed_without_an_error(document: JsonValue) -> None:
+    found = parse_notebook(json.dumps(document).encode())
     assert found is None or all("\n" not in line for line in found.lines)
+
+
+# -- pages, in a thread and in a worker ---------------------------------------------------------
+
+ALL = LineRange(1, 2_000, 50_000)
+
+
+def large_notebook() -> bytes:
+    cells: list[JsonObject] = [
+        {
+            "cell_type": "code",
+            "source": f"plot({n})\ud800",
+            "outputs": [{"data": {"image/png": base64.b64encode(b"%d" % n + bytes(20_000)).decode()}}],
+        }
+        for n in range(12)
+    ]
+    data = notebook(*cells)
+    assert len(data) > SMALL_BYTES
+    return data
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("wanted", [ALL, LineRange(5, 2, 50_000), LineRange(-3, 2_000, 50_000), LineRange(1, 9, 40)])
+async def test_a_page_is_the_same_in_a_thread_and_in_a_worker(
+    wanted: LineRange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = large_notebook()
+    from_worker = await read_notebook_page(data, wanted)
+    monkeypatch.setattr(module, "SMALL_BYTES", len(data))
+    assert from_worker == await read_notebook_page(data, wanted)
+    assert isinstance(from_worker, NotebookPage)
+    assert (from_worker.cells, from_worker.total) == (12, 48)
+    assert len(from_worker.images) <= MAX_IMAGES
+
+
+@pytest.mark.process
+async def test_a_large_notebook_is_parsed_in_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[object] = []
+    build = worker.build_command
+
+    def record(function: object, library: str, limits: None) -> list[str]:
+        started.append(function)
+        return build(module.parse_notebook_page, library, limits)
+
+    monkeypatch.setattr(worker, "build_command", record)
+    assert await read_notebook_page(b"[1, 2]" + b" " * SMALL_BYTES, ALL) == "it is not one"
+    assert len(started) == 1
+    assert await read_notebook_page(b"[1, 2]", ALL) == "it is not one"
+    assert len(started) == 1
+
+
+async def test_a_long_line_of_a_cell_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SMALL_BYTES", 1_000_000)
+    page = await read_notebook_page(notebook({"cell_type": "raw", "source": "x" * 300_000}), ALL)
+    assert isinstance(page, NotebookPage)
+    assert page.lines[1] == "x" * LONGEST_LINE + "… [+298,000 characters]"
+
+
+@pytest.mark.process
+async def test_a_worker_without_a_result_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def instead(*_: object) -> list[str]:
+        return ["/bin/true"]
+
+    monkeypatch.setattr(worker, "build_command", instead)
+    assert await read_notebook_page(large_notebook(), ALL) == "the process that reads it ended without a result"

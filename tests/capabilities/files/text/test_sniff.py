@@ -1,4 +1,4 @@
-"""What a file is, told from its first bytes; `file` agrees."""
+"""File types from the first bytes; `file` gives the same."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ SAMPLES = {
 
 
 @pytest.mark.parametrize("mime", SAMPLES)
-def test_a_type_is_known_by_its_magic(mime: str) -> None:
+def test_a_type_is_detected_by_its_signature(mime: str) -> None:
     found = sniff(SAMPLES[mime])
     assert found is not None
     assert found.mime == mime
@@ -94,7 +94,7 @@ def test_file_gives_the_same_type(mime: str, tmp_path: Path) -> None:
         b"\x1b[31mcoloured\x1b[0m\n",
     ],
 )
-def test_text_is_not_taken_for_something_else(text: bytes) -> None:
+def test_text_has_no_type(text: bytes) -> None:
     assert sniff(text) is None
 
 
@@ -110,13 +110,13 @@ def test_text_is_not_taken_for_something_else(text: bytes) -> None:
         ("plain".encode("utf-16-be"), "big-endian UTF-16 text without a byte order mark"),
     ],
 )
-def test_what_is_no_text_gets_the_best_name_there_is(data: bytes, name: str) -> None:
+def test_binary_data_gets_the_most_specific_name(data: bytes, name: str) -> None:
     found = sniff(data)
     assert found is not None
     assert found.name == name
 
 
-def test_this_python_is_a_program() -> None:
+def test_the_python_interpreter_is_a_program() -> None:
     with open(os.path.realpath("/proc/self/exe"), "rb") as file:
         found = sniff(file.read(64))
     assert found is not None
@@ -129,11 +129,11 @@ def test_valid_utf_8_without_nul_is_never_binary(text: str) -> None:
 
 
 @given(st.binary(), st.binary())
-def test_a_nul_makes_it_binary_unless_a_mark_says_that_letters_are_wide(before: bytes, after: bytes) -> None:
+def test_a_nul_makes_data_binary_without_a_mark_of_utf_16(before: bytes, after: bytes) -> None:
     data = before + b"\0" + after
     assert is_binary(data) is not data.startswith((b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff"))
 
 
-def test_no_more_than_64_bytes_are_shown() -> None:
+def test_at_most_64_bytes_are_shown() -> None:
     assert format_hex(b"\x00\xff") == "00 ff"
     assert len(format_hex(bytes(1000)).split()) == 64

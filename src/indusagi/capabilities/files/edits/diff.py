@@ -1,56 +1,57 @@
-"""What changed in a file: the lines that differ, and a patch that other programs can apply.
+"""Line differences between two versions of a file, as a patch for other programs and as an excerpt for a model.
 
-Lines are compared as bytes, so that a patch is right whatever the encoding. What both versions
-begin and end with is set aside first; lines that occur once in each tie the rest together; only
-what lies between them is searched, and no longer than a fixed amount of work.
+Lines are compared as bytes, so a patch is right in every encoding. The common start and end are set aside first. Lines
+that occur once in each version anchor the rest (the idea of `git diff --patience`, see
+https://git-scm.com/docs/git-diff#Documentation/git-diff.txt---patience). Only the lines between two anchors are
+searched, with a fixed amount of work.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from indusagi.core.text import common_end, common_start
+from indusagi.core.text import INVISIBLE, common_end, common_start
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 CONTEXT_LINES = 3
+MAX_EXCERPT_LINES = 60
+"""Lines of an excerpt: enough to check a change; `read` shows more."""
+LONGEST_LINE = 300
+FIRST_LINES = 5
 _NO_NEWLINE = b"\\ No newline at end of file\n"
-_WORK = 20_000_000
-"""Comparisons that are spent on what unique lines do not settle; the rest is told as replaced."""
+_MAX_COMPARISONS = 20_000_000
+"""Comparisons for lines between anchors; beyond that, a whole block counts as replaced."""
+_C_ESCAPES = {7: "a", 8: "b", 9: "t", 10: "n", 11: "v", 12: "f", 13: "r", 34: '"', 92: "\\"}
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_INVISIBLE = re.compile(f"[\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000{INVISIBLE}]")
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """Lines `old_start` up to `old_end`, which gave way to `new_start` up to `new_end`; from 0."""
+class LineBlock:
+    """Lines `old_start` to `old_end` of the old version, replaced by `new_start` to `new_end`; counted from 0."""
 
     old_start: int
     old_end: int
     new_start: int
     new_end: int
 
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing on either side."""
-        return self.old_start == self.old_end and self.new_start == self.new_end
-
 
 @dataclass(frozen=True, slots=True)
 class LineDiff:
-    """Two versions of a file, line by line, and where they differ.
-
-    What both begin and end with is left out, but for a few lines of context.
-    """
+    """Two versions of a file, without their common start and end but for context, and where they differ."""
 
     skipped: int
-    """Lines before the first that is here, the same in both."""
+    """Lines of the common start that are left out."""
     old: Sequence[bytes]
     new: Sequence[bytes]
-    blocks: Sequence[Block]
+    blocks: Sequence[LineBlock]
 
     @property
     def added(self) -> int:
@@ -62,221 +63,276 @@ class LineDiff:
         """How many lines of the old version are not in the new one."""
         return sum(block.old_end - block.old_start for block in self.blocks)
 
-    def hunks(self) -> Iterator[tuple[Block, list[Block]]]:
-        """Give blocks that are near each other together, with the context around them."""
-        group: list[Block] = []
+    def hunks(self) -> Iterator[tuple[LineBlock, list[LineBlock]]]:
+        """Yield groups of neighbouring blocks, each with the lines it covers including context."""
+        groups: list[list[LineBlock]] = []
         for block in self.blocks:
-            if group and block.old_start - group[-1].old_end > 2 * CONTEXT_LINES:
-                yield self._around(group), group
-                group = []
-            group.append(block)
-        if group:
-            yield self._around(group), group
-
-    def _around(self, group: Sequence[Block]) -> Block:
-        first, last = group[0], group[-1]
-        return Block(
-            max(0, first.old_start - CONTEXT_LINES),
-            min(len(self.old), last.old_end + CONTEXT_LINES),
-            max(0, first.new_start - CONTEXT_LINES),
-            min(len(self.new), last.new_end + CONTEXT_LINES),
-        )
+            if groups and block.old_start - groups[-1][-1].old_end <= 2 * CONTEXT_LINES:
+                groups[-1].append(block)
+            else:
+                groups.append([block])
+        for group in groups:
+            first, last = group[0], group[-1]
+            around = LineBlock(
+                max(0, first.old_start - CONTEXT_LINES),
+                min(len(self.old), last.old_end + CONTEXT_LINES),
+                max(0, first.new_start - CONTEXT_LINES),
+                min(len(self.new), last.new_end + CONTEXT_LINES),
+            )
+            yield around, group
 
 
-def compare(old: bytes, new: bytes) -> LineDiff:
+# -- comparison ---------------------------------------------------------------------------------
+
+
+def compare_lines(old: bytes, new: bytes) -> LineDiff:
     """Find the lines in which two versions of a file differ."""
     start = common_start(old, new)
     end = common_end(old, new, start)
-    start = _lines_before(old, start)
-    before = _lines(old[start : _lines_after(old, len(old) - end)])
-    after = _lines(new[start : _lines_after(new, len(new) - end)])
-    return LineDiff(old.count(b"\n", 0, start), before, after, list(_blocks(before, after)))
-
-
-def patch_of(diff: LineDiff, name: str, *, created: bool = False, most: int | None = None) -> tuple[bytes, bool]:
-    """Write a unified diff that `git apply` and `patch -p1` take.
-
-    Args:
-        diff: What changed.
-        name: The path below the directory in which the patch is applied.
-        created: There was no such file.
-        most: Bytes at which it is cut, after a whole line.
-
-    Returns:
-        The patch, and whether it is whole.
-    """
-    if not diff.blocks and not created:
-        return b"", True
-    old_name, new_name = _quoted(f"a/{name}"), _quoted(f"b/{name}")
-    parts = [b"diff --git %s %s\n" % (old_name, new_name)]
-    if created:
-        parts.append(b"new file mode 100644\n")
-    if diff.blocks:
-        parts.append(b"--- %s\n" % (b"/dev/null" if created else _ended(old_name)))
-        parts.append(b"+++ %s\n" % _ended(new_name))
-    left = None if most is None else most - len(b"".join(parts))
-    for around, blocks in diff.hunks():
-        for part in _hunk(diff, around, blocks):
-            if left is not None:
-                left -= len(part)
-                if left < 0:
-                    return b"".join(parts), False
-            parts.append(part)
-    return b"".join(parts), True
-
-
-def _lines_before(data: bytes, at: int) -> int:
-    """Go back to the start of a line, and some lines further."""
     for _ in range(CONTEXT_LINES + 1):
-        at = data.rfind(b"\n", 0, at)
-        if at < 0:
-            return 0
-    return at + 1
+        start = max(0, old.rfind(b"\n", 0, start))
+    start += bool(start)
+    old_lines = _split_lines(old, start, len(old) - end)
+    new_lines = _split_lines(new, start, len(new) - end)
+    return LineDiff(old.count(b"\n", 0, start), old_lines, new_lines, list(_find_blocks(old_lines, new_lines)))
 
 
-def _lines_after(data: bytes, at: int) -> int:
-    """Go on to the end of a line, and some lines further."""
+def _split_lines(data: bytes, start: int, end: int) -> list[bytes]:
+    """Split a part of a file into lines that keep their newlines; the part ends some lines after `end`."""
     for _ in range(CONTEXT_LINES + 1):
-        at = data.find(b"\n", at) + 1
-        if not at:
-            return len(data)
-    return at
-
-
-def _lines(data: bytes) -> list[bytes]:
-    lines = data.split(b"\n")
+        end = data.find(b"\n", end) + 1
+        if not end:
+            end = len(data)
+            break
+    lines = data[start:end].split(b"\n")
     last = lines.pop()
     ended = [line + b"\n" for line in lines]
     return [*ended, last] if last else ended
 
 
-def _blocks(old: Sequence[bytes], new: Sequence[bytes]) -> Iterator[Block]:
-    whole = _trimmed(old, new, Block(0, len(old), 0, len(new)))
-    one_sided = whole.old_start == whole.old_end or whole.new_start == whole.new_end
-    anchors = [] if one_sided else _anchors(old, new, whole)
-    work = _WORK
-    for gap in _between(anchors, whole):
-        block = _trimmed(old, new, gap)
-        if block.empty:
+def _find_blocks(old: Sequence[bytes], new: Sequence[bytes]) -> Iterator[LineBlock]:
+    whole = _trim(old, new, LineBlock(0, len(old), 0, len(new)))
+    if whole is None:
+        return
+    old_lines, new_lines = old[whole.old_start : whole.old_end], new[whole.new_start : whole.new_end]
+    if set(old_lines).isdisjoint(new_lines):
+        yield whole
+        return
+    left = _MAX_COMPARISONS
+    start, new_start = whole.old_start, whole.new_start
+    for anchor, new_anchor in [*_find_anchors(old, new, whole), (whole.old_end, whole.new_end)]:
+        block = _trim(old, new, LineBlock(start, anchor, new_start, new_anchor))
+        start, new_start = anchor + 1, new_anchor + 1
+        if block is None:
             continue
-        cost = 0 if one_sided else _cost(old, new, block)
-        if cost == 0 or cost > work:
+        counts = Counter(new[block.new_start : block.new_end])
+        pairs = sum(counts[line] for line in old[block.old_start : block.old_end])
+        cost = pairs * max(1, min(block.old_end - block.old_start, block.new_end - block.new_start))
+        if cost == 0 or cost > left:
             yield block
         else:
-            work -= cost
-            yield from _searched(old, new, block)
+            left -= cost
+            yield from _search_block(old, new, block)
 
 
-def _trimmed(old: Sequence[bytes], new: Sequence[bytes], block: Block) -> Block:
-    """Set aside what both parts begin and end with."""
+def _trim(old: Sequence[bytes], new: Sequence[bytes], block: LineBlock) -> LineBlock | None:
+    """Remove the lines that both sides of a block begin and end with; None if nothing is left."""
     start, new_start, end, new_end = block.old_start, block.new_start, block.old_end, block.new_end
     while start < end and new_start < new_end and old[start] == new[new_start]:
         start, new_start = start + 1, new_start + 1
     while start < end and new_start < new_end and old[end - 1] == new[new_end - 1]:
         end, new_end = end - 1, new_end - 1
-    return Block(start, end, new_start, new_end)
+    return LineBlock(start, end, new_start, new_end) if start < end or new_start < new_end else None
 
 
-def _anchors(old: Sequence[bytes], new: Sequence[bytes], block: Block) -> list[tuple[int, int]]:
-    """Pair lines that occur once on either side, as many as keep their order."""
-    there = _singles(new, block.new_start, block.new_end)
-    here = _singles(old, block.old_start, block.old_end)
-    pairs = sorted((at, there[line]) for line, at in here.items() if line in there)
-    return _rising(pairs)
-
-
-def _singles(lines: Sequence[bytes], start: int, end: int) -> dict[bytes, int]:
-    counts = Counter(lines[start:end])
-    return {lines[at]: at for at in range(start, end) if counts[lines[at]] == 1}
-
-
-def _rising(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Keep the longest run of pairs in which the second rises with the first."""
+def _find_anchors(old: Sequence[bytes], new: Sequence[bytes], block: LineBlock) -> list[tuple[int, int]]:
+    """Pair lines that occur once on each side: the longest sequence of pairs whose order is the same on both."""
+    new_unique = _find_unique(new, block.new_start, block.new_end)
+    old_unique = _find_unique(old, block.old_start, block.old_end)
+    pairs = sorted((index, new_unique[line]) for line, index in old_unique.items() if line in new_unique)
+    # The longest increasing subsequence of the second members, by patience sorting.
     tops: list[int] = []
-    holders: list[int] = []
-    before = [-1] * len(pairs)
-    for at, (_, value) in enumerate(pairs):
-        place = bisect_left(tops, value)
-        before[at] = holders[place - 1] if place else -1
-        tops[place : place + 1] = [value]
-        holders[place : place + 1] = [at]
-    run: list[tuple[int, int]] = []
-    at = holders[-1] if holders else -1
-    while at >= 0:
-        run.append(pairs[at])
-        at = before[at]
-    return run[::-1]
+    top_pairs: list[int] = []
+    previous = [-1] * len(pairs)
+    for number, (_, value) in enumerate(pairs):
+        pile = bisect_left(tops, value)
+        previous[number] = top_pairs[pile - 1] if pile else -1
+        tops[pile : pile + 1] = [value]
+        top_pairs[pile : pile + 1] = [number]
+    anchors: list[tuple[int, int]] = []
+    number = top_pairs[-1] if top_pairs else -1
+    while number >= 0:
+        anchors.append(pairs[number])
+        number = previous[number]
+    return anchors[::-1]
 
 
-def _between(anchors: Iterable[tuple[int, int]], whole: Block) -> Iterator[Block]:
-    start, new_start = whole.old_start, whole.new_start
-    for at, new_at in [*anchors, (whole.old_end, whole.new_end)]:
-        if start < at or new_start < new_at:
-            yield Block(start, at, new_start, new_at)
-        start, new_start = at + 1, new_at + 1
+def _find_unique(lines: Sequence[bytes], start: int, end: int) -> dict[bytes, int]:
+    counts = Counter(lines[start:end])
+    return {lines[index]: index for index in range(start, end) if counts[lines[index]] == 1}
 
 
-def _cost(old: Sequence[bytes], new: Sequence[bytes], block: Block) -> int:
-    """Estimate the work of searching a block: none where the two sides share no line."""
-    counts = Counter(new[block.new_start : block.new_end])
-    pairs = sum(counts[line] for line in old[block.old_start : block.old_end])
-    size = min(block.old_end - block.old_start, block.new_end - block.new_start)
-    return pairs * max(size, 1)
+def _search_block(old: Sequence[bytes], new: Sequence[bytes], block: LineBlock) -> Iterator[LineBlock]:
+    from difflib import SequenceMatcher  # noqa: PLC0415 — only for lines that anchors do not settle
 
-
-def _searched(old: Sequence[bytes], new: Sequence[bytes], block: Block) -> Iterator[Block]:
-    from difflib import SequenceMatcher  # noqa: PLC0415 — only for what is not settled by then
-
-    here = old[block.old_start : block.old_end]
-    there = new[block.new_start : block.new_end]
-    matcher = SequenceMatcher(None, here, there, autojunk=False)
-    for tag, start, end, new_start, new_end in matcher.get_opcodes():
+    old_lines, new_lines = old[block.old_start : block.old_end], new[block.new_start : block.new_end]
+    for tag, start, end, new_start, new_end in SequenceMatcher(
+        None, old_lines, new_lines, autojunk=False
+    ).get_opcodes():
         if tag != "equal":
-            yield Block(
-                block.old_start + start, block.old_start + end, block.new_start + new_start, block.new_start + new_end
-            )
+            offset, new_offset = block.old_start, block.new_start
+            yield LineBlock(offset + start, offset + end, new_offset + new_start, new_offset + new_end)
 
 
-def _hunk(diff: LineDiff, around: Block, blocks: Sequence[Block]) -> Iterator[bytes]:
-    old_range = _range(diff.skipped + around.old_start, diff.skipped + around.old_end)
-    new_range = _range(diff.skipped + around.new_start, diff.skipped + around.new_end)
-    yield b"@@ -%s +%s @@\n" % (old_range, new_range)
-    at = around.old_start
-    for block in blocks:
-        yield from _marked(b" ", diff.old[at : block.old_start])
-        yield from _marked(b"-", diff.old[block.old_start : block.old_end])
-        yield from _marked(b"+", diff.new[block.new_start : block.new_end])
-        at = block.old_end
-    yield from _marked(b" ", diff.old[at : around.old_end])
+# -- patch --------------------------------------------------------------------------------------
 
 
-def _range(start: int, end: int) -> bytes:
+def format_patch(diff: LineDiff, name: str, *, created: bool = False, limit: int | None = None) -> tuple[bytes, bool]:
+    """Format a unified diff that `git apply` and `patch -p1` accept.
+
+    The format is https://www.gnu.org/software/diffutils/manual/html_node/Detailed-Unified.html with the header of
+    https://git-scm.com/docs/diff-format.
+
+    Args:
+        diff: What changed.
+        name: The path of the file below the directory in which the patch is applied.
+        created: The file is new.
+        limit: Bytes after which the patch is cut, at the end of a line.
+
+    Returns:
+        The patch, and whether it is complete.
+    """
+    if not diff.blocks and not created:
+        return b"", True
+    old_name, new_name = _quote_name(f"a/{name}"), _quote_name(f"b/{name}")
+    parts = [b"diff --git %s %s\n" % (old_name, new_name)]
+    if created:
+        parts.append(b"new file mode 100644\n")
+    if diff.blocks:
+        # A tab ends a name with blanks; without it, the rest of the line could be a date.
+        old_end, new_end = (b"\t" if b" " in n and not n.startswith(b'"') else b"" for n in (old_name, new_name))
+        parts.append(b"--- %s\n" % (b"/dev/null" if created else old_name + old_end))
+        parts.append(b"+++ %s\n" % (new_name + new_end))
+    left = None if limit is None else limit - len(b"".join(parts))
+    for line in _format_hunks(diff):
+        if left is not None:
+            left -= len(line)
+            if left < 0:
+                return b"".join(parts), False
+        parts.append(line)
+    return b"".join(parts), True
+
+
+def _format_hunks(diff: LineDiff) -> Iterator[bytes]:
+    for around, blocks in diff.hunks():
+        old_range = _format_range(diff.skipped + around.old_start, diff.skipped + around.old_end)
+        new_range = _format_range(diff.skipped + around.new_start, diff.skipped + around.new_end)
+        yield b"@@ -%s +%s @@\n" % (old_range, new_range)
+        position = around.old_start
+        parts: list[tuple[bytes, Sequence[bytes]]] = []
+        for block in blocks:
+            parts.append((b" ", diff.old[position : block.old_start]))
+            parts.append((b"-", diff.old[block.old_start : block.old_end]))
+            parts.append((b"+", diff.new[block.new_start : block.new_end]))
+            position = block.old_end
+        parts.append((b" ", diff.old[position : around.old_end]))
+        for mark, lines in parts:
+            for line in lines:
+                yield mark + line if line.endswith(b"\n") else mark + line + b"\n" + _NO_NEWLINE
+
+
+def _format_range(start: int, end: int) -> bytes:
     count = end - start
     first = start + 1 if count else start
     return b"%d" % first if count == 1 else b"%d,%d" % (first, count)
 
 
-def _marked(mark: bytes, lines: Iterable[bytes]) -> Iterator[bytes]:
-    for line in lines:
-        yield mark + line if line.endswith(b"\n") else mark + line + b"\n" + _NO_NEWLINE
+def _quote_name(name: str) -> bytes:
+    """Quote a path as git does (`core.quotePath` in https://git-scm.com/docs/git-config) if it needs that.
 
-
-def _quoted(name: str) -> bytes:
-    """Write a path the way git does: in quotes where it holds what would end it.
-
-    Also one that ends in a blank, of which `patch` would take the blank away.
+    A path that ends in a blank is quoted too, because `patch` would drop the blank.
     """
     raw = os.fsencode(name)
-    if all(0x20 <= byte < 0x7F and byte not in b'"\\' for byte in raw) and raw[-1:] != b" ":
+    if raw.isascii() and raw.decode("ascii").isprintable() and not raw.endswith(b" ") and not {*raw} & {*b'"\\'}:
         return raw
-    escapes = {7: "a", 8: "b", 9: "t", 10: "n", 11: "v", 12: "f", 13: "r", 34: '"', 92: "\\"}
-    written = "".join(
-        f"\\{escapes[byte]}" if byte in escapes else chr(byte) if 0x20 <= byte < 0x7F else f"\\{byte:03o}"
+    quoted = "".join(
+        f"\\{_C_ESCAPES[byte]}" if byte in _C_ESCAPES else chr(byte) if 0x20 <= byte < 0x7F else f"\\{byte:03o}"
         for byte in raw
     )
-    return f'"{written}"'.encode("ascii")
+    return f'"{quoted}"'.encode("ascii")
 
 
-def _ended(name: bytes) -> bytes:
-    """Mark where a name with blanks in it ends; what follows could be a date."""
-    return name + b"\t" if b" " in name and not name.startswith(b'"') else name
+# -- lines for a model --------------------------------------------------------------------------
+
+
+def format_excerpt(diff: LineDiff, encoding: str) -> str:
+    """Format the changed lines of the new version, numbered, with the lines around them."""
+
+    def format_lines(start: int, end: int) -> str:
+        texts = (line.decode(encoding, "replace") for line in diff.new[start:end])
+        return number_lines(enumerate(texts, diff.skipped + start + 1))
+
+    parts: list[str] = []
+    left = MAX_EXCERPT_LINES
+    hunks = list(diff.hunks())
+    for shown, (around, _) in enumerate(hunks):
+        if left <= 0:
+            parts.append(f"… and {len(hunks) - shown} more places")
+            break
+        start, end = around.new_start, around.new_end
+        # A few lines more than allowed are better than a gap of a few lines.
+        if end - start <= left + CONTEXT_LINES:
+            parts.append(format_lines(start, end))
+        else:
+            tail = min(left // 2, 2 * CONTEXT_LINES)
+            head = left - tail
+            gap = f"     … {end - start - left} more lines"
+            parts.append("\n".join((format_lines(start, start + head), gap, format_lines(end - tail, end))))
+        left -= end - start
+    return "\n     …\n".join(part for part in parts if part)
+
+
+def number_lines(lines: Iterable[tuple[int, str]]) -> str:
+    """Format lines as `read` does, each behind its number."""
+    return "\n".join(f"{number:6d}\t{format_line(line)}" for number, line in lines)
+
+
+def format_line(line: str, limit: int = LONGEST_LINE) -> str:
+    """Format one line without its ending; a long one is cut and says how much is missing."""
+    text = line.rstrip("\r\n")
+    if len(text) <= limit:
+        return replace_surrogates(text)
+    return f"{replace_surrogates(text[:limit])}… [+{len(text) - limit} chars]"
+
+
+def replace_surrogates(text: str) -> str:
+    """Replace lone surrogates, which stand for bytes that are invalid in the encoding of the file."""
+    return _SURROGATE.sub("\ufffd", text)
+
+
+def format_visible(line: str) -> str:
+    """Format one line with its blanks made visible: · for a space, → for a tab."""
+    text = format_line(line).replace(" ", "·").replace("\t", "→")
+    return _INVISIBLE.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
+
+
+def format_first_lines(text: str) -> str:
+    """Format the first lines of a text, numbered."""
+    lines = text.removesuffix("\n").split("\n", FIRST_LINES)[:FIRST_LINES]
+    return number_lines(enumerate(lines, 1)) if text else "(empty)"
+
+
+def count_first_lines(text: str, *, is_cut: bool = False) -> int:
+    """Count the lines that `format_first_lines` shows completely, up to the first that is cut.
+
+    Args:
+        text: The text that is shown.
+        is_cut: Whether the file continues, so that the last line may be incomplete.
+    """
+    lines = text.removesuffix("\n").split("\n", FIRST_LINES)
+    if is_cut or len(lines) > FIRST_LINES:
+        lines = lines[: min(FIRST_LINES, len(lines) - 1)]
+    for number, line in enumerate(lines):
+        if format_line(line) != line.rstrip("\r"):
+            return number
+    return len(lines)

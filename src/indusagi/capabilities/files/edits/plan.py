@@ -1,19 +1,35 @@
-"""A change of a file, worked out before anything is written: the bytes, and what to say of them.
+"""Edit plans: the new bytes of a file and everything to report about them, before anything is written.
 
-Pure and synchronous: whoever changes a file reads it, has the change worked out in a thread, and
-writes what came out. What cannot be done is a `Refused`, with words for whoever asked for it.
+Planning is pure and synchronous: the caller reads the file, plans the edit in a thread or a worker, and writes the
+result. A request that cannot be carried out becomes an `EditRefusal` with a message for the model.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from indusagi.capabilities.files.edits.elisions import omissions
-from indusagi.capabilities.files.edits.excerpt import first_lines, lines_shown, shown_line
-from indusagi.capabilities.files.edits.match import MOST_SPANS, Found, Missed, Rung, find
-from indusagi.capabilities.files.edits.splice import same_everywhere, splice
-from indusagi.capabilities.files.edits.suggest import closest
+from indusagi.capabilities.files.edits.checks import find_elisions, find_new_syntax_error, is_slow_to_parse
+from indusagi.capabilities.files.edits.diff import (
+    compare_lines,
+    count_first_lines,
+    format_excerpt,
+    format_first_lines,
+    format_patch,
+    replace_surrogates,
+)
+from indusagi.capabilities.files.edits.match import MatchStrategy
+from indusagi.capabilities.files.edits.replace import (
+    MAX_FILE_BYTES,
+    MAX_LISTED,
+    EditRefusal,
+    Replaced,
+    Replacement,
+    ShownLines,
+    apply_replacement,
+)
 from indusagi.capabilities.files.text.codec import (
     TextForm,
     decode_lossless,
@@ -22,308 +38,331 @@ from indusagi.capabilities.files.text.codec import (
     encode_piece,
     is_text,
 )
-from indusagi.capabilities.files.text.display import has_gutter, without_gutter
+from indusagi.capabilities.worker import WorkerError, run_in_thread, run_in_worker
+from indusagi.core.paths import is_within, parts_below
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from indusagi.core.json import JsonValue
 
-LARGEST_FILE = 8 * 1024 * 1024
-"""Bytes of a file that is changed: what is larger is for a program, and would hold up the rest."""
-_MOST_LISTED = 10
+MAX_PATCH_BYTES = 16 * 1024
+"""Bytes of the patch in a result."""
+LIGHT_CHARACTERS = 256 * 1024
+"""Up to so many characters, no single call keeps the GIL for more than ten milliseconds; for eight million characters
+one call can take half a second."""
+DEADLINE_S = 60.0
+"""The worst file of the largest size takes ten seconds."""
+_MAX_EDIT_CHARACTERS = 2 * MAX_FILE_BYTES
+"""Of all edits together: to send more to a worker would block the event loop."""
+_SHOWN_BYTES = 4_096
+"""Bytes of a file from which a refusal shows the first lines."""
 
 
-@dataclass(frozen=True, slots=True)
-class Replacement:
-    """One text for another."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EditRequest:
+    """What was requested, and what the session knows of the file."""
 
-    old: str
-    new: str
-    every: bool = False
+    path: str
+    """As the model gave it."""
+    resolved: str
+    cwd: str
+    must_be_read: bool
+    """Whether a file must be read before it is changed."""
+    digest: str | None
+    """Of the content that was read."""
+    shown: ShownLines | None = None
+    """The first lines of the file, which a refusal has shown."""
+    edits: Sequence[Replacement] = ()
+    content: str | None = None
+    """The complete new content, instead of edits."""
+
+    def is_current(self, data: bytes) -> bool:
+        """Tell whether this content is the one that was read."""
+        return not self.must_be_read or self.digest == digest_bytes(data)
+
+    def is_light(self, before: bytes | None) -> bool:
+        """Tell whether a thread can plan it without blocking the event loop."""
+        size = largest = len(before or b"")
+        for edit in self.edits:
+            times = size // max(1, len(edit.old)) if edit.every else 1
+            size += times * len(edit.new)
+            largest = max(largest, size, len(edit.old))
+        largest = max(largest, len(self.content or ""))
+        return largest <= LIGHT_CHARACTERS and not is_slow_to_parse(self.resolved, largest)
 
 
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """Which lines of a file an answer has shown, from the first on."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EditPlan:
+    """The new content of a file, with everything to report about it."""
 
+    after: bytes
     digest: str
-    """That of the bytes of the whole file."""
-    lines: int
-    whole: bool
-    """Whether these lines are all of it, none of them cut."""
+    """Of `after`."""
+    created: bool
+    changed: bool
+    added: int
+    removed: int
+    excerpt: str
+    patch: bytes
+    patch_complete: bool
+    encoding: str
+    """Of the lines in the patch."""
+    wide: bool
+    """Whether the patch is one of the text in UTF-8, because the file is UTF-16 or UTF-32."""
+    unseen: bool
+    """Whether the file contains lines that were not read, or that another program has written since."""
+    shown: ShownLines | None = None
+    """What is known of the file afterwards, if only its first lines are."""
+    notes: Sequence[str] = ()
+    syntax_error: str | None = None
+    facts: dict[str, JsonValue] = field(default_factory=dict[str, "JsonValue"])
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class TextChange:
     """What a file was and what it becomes."""
 
     before: bytes | None
-    """None: there is no such file."""
+    """None: the file is new."""
     after: bytes
     former: str
     text: str
     form: TextForm
     notes: tuple[str, ...] = ()
     unseen: bool = False
-    """The file holds what was not read, or what somebody else has written since."""
-    glance: Shown | None = None
-    """What is known of the file afterwards, where that is its first lines only."""
+    shown: ShownLines | None = None
     facts: dict[str, JsonValue] = field(default_factory=dict[str, "JsonValue"])
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """Why a change cannot be made."""
+async def plan_edit(request: EditRequest, before: bytes | None) -> EditPlan | EditRefusal:
+    """Plan an edit of a file with this content (None: there is no file) in a thread, or a heavy one in a worker.
 
-    code: str
-    message: str
-    facts: dict[str, JsonValue] = field(default_factory=dict[str, "JsonValue"])
-    shown: Shown | None = None
-    """What the message shows of the file; it counts as read."""
+    A cancelled caller does not wait for either.
+    """
+    if len(request.content or "") > MAX_FILE_BYTES:
+        return EditRefusal("too_large", f"the file would have more than {MAX_FILE_BYTES:,} bytes")
+    if sum(len(edit.old) + len(edit.new) for edit in request.edits) > _MAX_EDIT_CHARACTERS:
+        return EditRefusal("too_large", f"the texts have more than {_MAX_EDIT_CHARACTERS:,} characters together")
+    if request.is_light(before):
+        return await run_in_thread(plan_edit_sync, request, before)
+    returns = (EditPlan, EditRefusal, ShownLines)
+    try:
+        return await run_in_worker(
+            plan_edit_sync, request, before, returns=returns, library="rapidfuzz", deadline_s=DEADLINE_S
+        )
+    except WorkerError as exc:
+        return EditRefusal(exc.code, f"the process that plans the edit {exc}; use a command")
 
 
-def overwritten(before: bytes | None, content: str, path: str) -> Change | Refused:
-    """Work out what a file becomes that is to hold `content`: in its own encoding and endings."""
+def plan_edit_sync(request: EditRequest, before: bytes | None) -> EditPlan | EditRefusal:
+    """Plan an edit of a file with this content (None: there is no file)."""
+    change = _change_text(request, before)
+    if isinstance(change, EditRefusal):
+        return change
+    if len(change.after) > MAX_FILE_BYTES:
+        message = f"the file would have {len(change.after):,} bytes: {MAX_FILE_BYTES:,} at most"
+        return EditRefusal("too_large", message)
+    old, new, encoding = change.before or b"", change.after, change.form.encoding
+    if change.form.wide:
+        # A patch of bytes in UTF-16 would be unreadable.
+        old, new = (replace_surrogates(text).encode("utf-8") for text in (change.former, change.text))
+        encoding = "utf-8"
+    diff = compare_lines(old, new)
+    created = change.before is None
+    root = os.path.realpath(request.cwd)
+    name = "/".join(parts_below(request.resolved, root if is_within(request.resolved, root) else "/"))
+    patch, patch_complete = format_patch(diff, name, created=created, limit=MAX_PATCH_BYTES)
+    changed = change.after != change.before
+    former = None if created else change.former
+    return EditPlan(
+        after=change.after,
+        digest=digest_bytes(change.after),
+        created=created,
+        changed=changed,
+        added=diff.added,
+        removed=diff.removed,
+        excerpt="" if created else format_excerpt(diff, encoding),
+        patch=patch,
+        patch_complete=patch_complete,
+        encoding=encoding,
+        wide=change.form.wide,
+        unseen=change.unseen,
+        shown=change.shown,
+        notes=change.notes,
+        syntax_error=find_new_syntax_error(request.resolved, former, change.text) if changed else None,
+        facts=change.facts,
+    )
+
+
+def _change_text(request: EditRequest, before: bytes | None) -> TextChange | EditRefusal:
+    """Compute the new text, unless the file is not the one that was read."""
+    if request.content is not None:
+        change = overwrite_text(before, request.content, request.path)
+        is_same = isinstance(change, TextChange) and change.after == before
+        return change if before is None or is_same or request.is_current(before) else _refuse_unread(request, before)
+    if before is None:
+        return _create_text(request.edits, request.path)
+    if not all(edit.old for edit in request.edits):
+        message = "oldText is empty, which only makes a new file, and this one exists"
+        return EditRefusal("invalid_arguments", message)
+    if request.is_current(before):
+        return edit_text(before, request.edits, request.path)
+    change = _edit_shown_lines(request, before)
+    if change is not None:
+        return change
+    return _refuse_unread(request, before) if request.digest is None else _edit_changed_file(request, before)
+
+
+def overwrite_text(before: bytes | None, content: str, path: str) -> TextChange | EditRefusal:
+    """Replace the whole content of a file, in its own encoding and line endings."""
     former, form = ("", TextForm()) if not before else decode_lossless(before)
     if not is_text(former):
         former, form = "", TextForm()
     text = content.removeprefix("\ufeff") if form.bom else content
     if form.line_ending == "crlf" and "\r" not in text:
         text = text.replace("\n", "\r\n")
-    left_out = _placeholders(text, former, path)
-    if left_out is not None:
-        return left_out
+    refusal = _refuse_elisions(text, former, path)
+    if refusal is not None:
+        return refusal
     try:
         after = form.bom + encode_piece(text, form)
     except OSError as exc:
-        return Refused("encoding", exc.strerror or str(exc))
-    return Change(before, after, former, text, form, _guess_note(form, text))
+        return EditRefusal("encoding", exc.strerror or str(exc))
+    return TextChange(before, after, former, text, form, tuple(_describe([], form, text)))
 
 
-def edited(before: bytes, edits: Sequence[Replacement], path: str, *, exactly: bool = False) -> Change | Refused:
-    """Work out what a file becomes when texts in it are replaced, one after the other, or none.
+def edit_text(
+    before: bytes, edits: Sequence[Replacement], path: str, *, exactly: bool = False
+) -> TextChange | EditRefusal:
+    """Make all replacements, one after the other, or none.
 
     Args:
-        before: All of the file.
-        edits: What is replaced by what.
-        path: Its name, for what is said of it.
-        exactly: Nothing is ignored in comparing, and each text must stand in one place only: the
-            file is not the one that was read.
+        before: The whole file.
+        edits: The replacements.
+        path: The path of the file, for messages.
+        exactly: Only exact matches are used, and only if each is the only one: the file is not the one that was read.
     """
     former, form = decode_lossless(before)
     if not is_text(former):
-        return Refused("binary", "this is not text; edit changes text files only")
+        return EditRefusal("binary", "this is not text; edit changes text files only")
     text = former
-    made: list[_Done] = []
-    for at, edit in enumerate(edits):
-        done = _Edit(text, edit, exactly=exactly).done(form)
-        if isinstance(done, Refused):
-            return _told_which(done, at, len(edits))
-        text = done.text
-        made.append(replace(done, text=""))
-    left_out = _placeholders(text, former, path)
-    if left_out is not None:
-        return left_out
-    notes = (*_notes_on(made), *_guess_note(form, "".join(edit.new for edit in edits)))
+    replaced: list[Replaced] = []
+    for number, edit in enumerate(edits, start=1):
+        result = apply_replacement(text, edit, form, exactly=exactly)
+        if isinstance(result, EditRefusal) and len(edits) > 1:
+            message = f"edit {number} of {len(edits)} cannot be made, so none was: {result.message}"
+            return EditRefusal(result.code, message, {**result.facts, "edit": number})
+        if isinstance(result, EditRefusal):
+            return result
+        text = result.text
+        replaced.append(replace(result, text=""))
+    refusal = _refuse_elisions(text, former, path)
+    if refusal is not None:
+        return refusal
+    notes = tuple(_describe(replaced, form, "".join(edit.new for edit in edits)))
     facts: dict[str, JsonValue] = {
-        "replacements": sum(done.count for done in made),
-        "rungs": [done.rung.name.lower() for done in made],
+        "replacements": sum(result.count for result in replaced),
+        "rungs": [result.strategy.name.lower() for result in replaced],
     }
-    return Change(before, encode(text, form), former, text, form, notes, facts=facts)
+    return TextChange(before, encode(text, form), former, text, form, notes, facts=facts)
 
 
-_SHOWN_BYTES = 4_096
+def _create_text(edits: Sequence[Replacement], path: str) -> TextChange | EditRefusal:
+    first, *others = edits
+    if first.old:
+        advice = "To make it, give an empty oldText, or use write."
+        return EditRefusal("not_found", f"{os.strerror(errno.ENOENT)}. {advice}")
+    if not all(edit.old for edit in others):
+        return EditRefusal("invalid_arguments", "only the first of several edits can make the file")
+    change = overwrite_text(None, first.new, path)
+    if isinstance(change, EditRefusal) or not others:
+        return change
+    change = edit_text(change.after, others, path)
+    return change if isinstance(change, EditRefusal) else replace(change, before=None, former="")
 
 
-def stale(data: bytes, code: str, message: str) -> Refused:
-    """Refuse for a file that is not known as it is, and show how it is: its size, how it begins.
+def _edit_shown_lines(request: EditRequest, before: bytes) -> TextChange | None:
+    """Edit the lines that a refusal has shown; None if the edit changes other lines too."""
+    shown = request.shown
+    if shown is None or shown.digest != digest_bytes(before):
+        return None
+    change = edit_text(before, request.edits, request.path)
+    if isinstance(change, EditRefusal):
+        return None
+    diff = compare_lines(before, change.after)
+    last = max((diff.skipped + block.old_end for block in diff.blocks), default=0)
+    if last > shown.lines:
+        return None
+    known = ShownLines(digest_bytes(change.after), shown.lines + diff.added - diff.removed, whole=False)
+    return replace(change, unseen=True, shown=known)
 
-    What is shown counts as read, so that the same change can be asked for again.
+
+def _edit_changed_file(request: EditRequest, before: bytes) -> TextChange | EditRefusal:
+    """Edit a file that another program has changed since it was read, where each old text still stands once."""
+    change = edit_text(before, request.edits, request.path, exactly=True)
+    if isinstance(change, TextChange):
+        note = (
+            "the file has changed since it was read; oldText still stood in it once, unchanged. "
+            "Read it again before you rely on the rest"
+        )
+        facts = {**change.facts, "changedSinceRead": True}
+        return replace(change, notes=(note, *change.notes), unseen=True, facts=facts)
+    if change.code != "stale":
+        return change
+    return refuse_stale(before, "stale", f"it has changed since it was read, and {change.message}")
+
+
+# -- refusals and notes -------------------------------------------------------------------------
+
+
+def _refuse_unread(request: EditRequest, data: bytes) -> EditRefusal:
+    if request.digest is None:
+        return refuse_stale(data, "not_read", "it has not been read yet")
+    return refuse_stale(data, "stale", "it has changed since it was read")
+
+
+def refuse_stale(data: bytes, code: str, message: str) -> EditRefusal:
+    """Refuse an edit of a file whose content is unknown, and show its size and its first lines.
+
+    What is shown counts as read, so that the same request can be repeated.
     """
     text, _ = decode_lossless(data[:_SHOWN_BYTES])
     facts: dict[str, JsonValue] = {"size": len(data)}
+    begins = f"{message}; read it first. It has {len(data):,} bytes and begins:\n"
     if not is_text(text):
-        said = f"{message}; read it first. It has {len(data):,} bytes and begins:\n(not text)"
-        return Refused(code, said, facts)
-    lines = lines_shown(text, is_cut=len(data) > _SHOWN_BYTES)
+        return EditRefusal(code, f"{begins}(not text)", facts)
+    lines = count_first_lines(text, is_cut=len(data) > _SHOWN_BYTES)
     whole = len(data) <= _SHOWN_BYTES and text.count("\n", 0, -1) < lines
     if whole:
-        said = (
+        begins = (
             f"{message}. This is all of it ({len(data):,} bytes), which counts as read now: "
-            f"repeat the call if it is still right.\n{first_lines(text)}"
+            "repeat the call if it is still right.\n"
         )
-    else:
-        said = f"{message}; read it first. It has {len(data):,} bytes and begins:\n{first_lines(text)}"
-    return Refused(code, said, facts, Shown(digest_bytes(data), lines, whole))
+    return EditRefusal(code, begins + format_first_lines(text), facts, ShownLines(digest_bytes(data), lines, whole))
 
 
-@dataclass(frozen=True, slots=True)
-class _Done:
-    """A replacement that was made."""
-
-    text: str
-    """All of it, afterwards."""
-    rung: Rung
-    count: int
-    """In how many places."""
-    indented: bool = False
-    """The lines were given the indentation of the file."""
-    numbered: bool = False
-    """Line numbers that had been copied along were taken away."""
-
-
-class _Edit:
-    """One replacement in a text."""
-
-    def __init__(self, text: str, edit: Replacement, *, exactly: bool) -> None:
-        self._text = text
-        self._edit = edit
-        self._exactly = exactly
-
-    def done(self, form: TextForm) -> _Done | Refused:
-        """Give the text with the replacement made."""
-        try:
-            encode_piece(self._edit.new, form)
-        except OSError as exc:
-            return Refused("encoding", exc.strerror or str(exc))
-        if self._edit.every and not self._exactly:
-            done = self._everywhere()
-            if done is not None:
-                return done
-        found = self._once() if self._exactly else self._found()
-        if isinstance(found, Refused):
-            return found
-        places, edit = found
-        count = len(places.spans)
-        indented = any(span.lines for span in places.spans)
-        return self._too_large(edit, count) or _Done(
-            splice(self._text, places, edit.old, edit.new), places.rung, count, indented, edit is not self._edit
-        )
-
-    def _everywhere(self) -> _Done | Refused | None:
-        """Replace in one go what is the same everywhere: there may be millions of places."""
-        edit = self._edit
-        new = same_everywhere(self._text, edit.old, edit.new)
-        count = 0 if new is None else self._text.count(edit.old)
-        if new is None or not count:
-            return None
-        large = self._too_large(edit, count)
-        return large or _Done(self._text.replace(edit.old, new), Rung.EXACT, count)
-
-    def _too_large(self, edit: Replacement, count: int) -> Refused | None:
-        size = len(self._text) + count * (len(edit.new) - len(edit.old))
-        if size <= LARGEST_FILE:
-            return None
-        return Refused("too_large", f"the file would have about {size:,} characters")
-
-    def _once(self) -> tuple[Found, Replacement] | Refused:
-        """Find a text in a file that is not the one that was read."""
-        found = find(self._text, self._edit.old, self._edit.new)
-        if isinstance(found, Missed) or found.rung is not Rung.EXACT or len(found.spans) > 1:
-            return Refused("stale", "oldText does not stand in it exactly once, letter for letter")
-        return found, self._edit
-
-    def _found(self) -> tuple[Found, Replacement] | Refused:
-        edit = self._edit
-        found = find(self._text, edit.old, edit.new, every=edit.every)
-        bare = without_gutter(edit.old) if isinstance(found, Missed) else None
-        if bare:
-            # Line numbers were copied along.
-            new = without_gutter(edit.new)
-            if new is None and has_gutter(edit.new):
-                message = "oldText has line numbers, newText has them on some lines; leave them out"
-                return Refused("no_match", message)
-            edit = Replacement(bare, edit.new if new is None else new, edit.every)
-            found = find(self._text, edit.old, edit.new, every=edit.every)
-        if isinstance(found, Missed):
-            return self._missed(found, edit)
-        if len(found.spans) > 1 and not edit.every:
-            return self._ambiguous(found)
-        return found, edit
-
-    def _ambiguous(self, found: Found) -> Refused:
-        count = len(found.spans)
-        lines = _places(self._text, found)
-        listed = "\n".join(f"{number:6d}\t{shown_line(line, 120)}" for number, line in lines)
-        many = f"{count:,}" if count < MOST_SPANS else f"at least {count:,}"
-        left = f"{count - len(lines)} more" if count < MOST_SPANS else "more"
-        more = f"\n… and {left}" if count > len(lines) else ""
-        ignored = "" if found.rung is Rung.EXACT else f" (but for {found.rung})"
-        return Refused(
-            "ambiguous",
-            f"oldText stands in {many} places{ignored}; give more lines around the one that is "
-            f"meant, or replaceAll to change all of them:\n{listed}{more}",
-            {"count": count, "lines": [number for number, _ in lines]},
-        )
-
-    def _missed(self, missed: Missed, edit: Replacement) -> Refused:
-        tried = ", ".join(list(Rung)[1:])
-        parts = [f"oldText is not in the file: compared exactly, then without regard to {tried}."]
-        facts: dict[str, JsonValue] = {}
-        if missed.lines:
-            numbers = ", ".join(map(str, missed.lines[:_MOST_LISTED]))
-            parts.append(
-                f"At line {numbers} the lines agree but for indentation, and no one rule leads "
-                "from the indentation of oldText and newText to that of the file."
-            )
-        if len(edit.new.strip()) > 1 and edit.new in self._text:
-            parts.append("newText is in the file already: the edit may have been made before.")
-        near = closest(self._text, edit.old)
-        if near is None:
-            parts.append("Nothing in the file is like it. Read the file again.")
-        else:
-            facts = {"closestLine": near.line, "alike": near.alike}
-            parts.append(f"Closest at line {near.line} (- oldText, + the file; · space, → tab):\n{near.view}")
-        return Refused("no_match", "\n".join(parts), facts)
-
-
-def _places(text: str, found: Found) -> list[tuple[int, str]]:
-    places: list[tuple[int, str]] = []
-    number, at = 1, 0
-    text = text if "\n" in text else text.replace("\r", "\n")
-    for span in found.spans[:_MOST_LISTED]:
-        number += text.count("\n", at, span.start)
-        at = span.start
-        end = text.find("\n", at)
-        line = text[text.rfind("\n", 0, at) + 1 : end if end >= 0 else len(text)]
-        places.append((number, line))
-    return places
-
-
-def _notes_on(made: Sequence[_Done]) -> list[str]:
-    """Say what was not as it was quoted."""
-    used = {done.rung for done in made}
-    notes = [f"matched without regard to {rung}" for rung in list(Rung)[1:] if rung in used]
-    if any(done.indented for done in made):
-        notes.append("newText was indented as the file is")
-    if any(done.numbered for done in made):
-        notes.append("line numbers of read were taken out of the texts")
-    return notes
-
-
-def _guess_note(form: TextForm, written: str) -> tuple[str, ...]:
-    """Say of letters in which encoding they were written, where the file does not name its own."""
-    if not form.guessed or written.isascii():
-        return ()
-    return (f"letters were written in {form.encoding}, the guessed encoding of the file",)
-
-
-def _placeholders(text: str, former: str, path: str) -> Refused | None:
-    found = omissions(text, former, path)
-    if not found:
+def _refuse_elisions(text: str, former: str, path: str) -> EditRefusal | None:
+    elisions = find_elisions(text, former, path)[:MAX_LISTED]
+    if not elisions:
         return None
-    listed = "\n".join(f"{number:6d}\t{line}" for number, line in found[:_MOST_LISTED])
-    return Refused(
+    listed = "\n".join(f"{number:6d}\t{line}" for number, line in elisions)
+    return EditRefusal(
         "omission",
         "the text has a comment in the place of code that was left out; nothing was written. "
         f"Give the code itself, or use edit for a part of the file:\n{listed}",
-        {"lines": [number for number, _ in found[:_MOST_LISTED]]},
+        {"lines": [number for number, _ in elisions]},
     )
 
 
-def _told_which(refused: Refused, at: int, count: int) -> Refused:
-    if count == 1:
-        return refused
-    message = f"edit {at + 1} of {count} cannot be made, so none was: {refused.message}"
-    return Refused(refused.code, message, {**refused.facts, "edit": at + 1})
+def _describe(replaced: Sequence[Replaced], form: TextForm, written: str) -> list[str]:
+    """Describe in which way the file differs from the texts of the request."""
+    used = {result.strategy for result in replaced}
+    notes = [f"matched without regard to {strategy}" for strategy in list(MatchStrategy)[1:] if strategy in used]
+    if any(result.indented for result in replaced):
+        notes.append("newText was indented as the file is")
+    if any(result.numbered for result in replaced):
+        notes.append("line numbers of read were taken out of the texts")
+    if form.guessed and not written.isascii():
+        notes.append(f"letters were written in {form.encoding}, the guessed encoding of the file")
+    return notes

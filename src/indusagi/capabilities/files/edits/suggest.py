@@ -1,7 +1,7 @@
-"""What comes closest in a file to a text that is not in it: shown, never used.
+"""The lines of a file that are most similar to a text which is not in it: shown to the model, never edited.
 
-The rarest-looking line of the wanted text is looked for first; the block around each line that
-resembles it is compared as a whole. The amount of work is fixed, whatever the file.
+Candidates are lines similar to the longest unique lines of the wanted text; the block around each is compared as a
+whole. The amount of work is bounded for every file.
 """
 
 from __future__ import annotations
@@ -10,111 +10,105 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from indusagi.capabilities.files.edits.excerpt import visible
+from indusagi.capabilities.files.edits.diff import format_visible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-MOST_SHOWN = 20
+MAX_SHOWN_LINES = 20
 """Lines of the wanted text that are shown beside those of the file."""
-_MOST_LINES = 40_000
-"""Lines of a file that are compared with the line looked for."""
-_AT_ONCE = 2_000
-"""Of them, how many in one go: meanwhile nothing else runs."""
-_LONGEST_LINE = 200
-"""Letters of a line that are compared."""
-_LONGEST_BLOCK = 4_000
+_MAX_COMPARED_LINES = 40_000
+_BATCH_LINES = 2_000
+"""Lines that one call of rapidfuzz compares: it keeps the GIL meanwhile."""
+_LINE_CHARACTERS = 200
+"""Characters of a line that are compared."""
+_BLOCK_CHARACTERS = 4_000
 _ANCHORS = 3
 _CANDIDATES = 8
-"""Places for each anchor that are compared as a whole."""
-_ALIKE = 60.0
-"""Of 100: below this, what is closest is not close."""
+"""Candidate blocks for each anchor."""
+_MIN_SIMILARITY = 60.0
+"""In per cent: below this, the most similar block is not shown."""
 
 
 @dataclass(frozen=True, slots=True)
-class Closest:
-    """Where a file comes closest to a text, and in what they differ."""
+class ClosestMatch:
+    """The block of a file that is most similar to a text, with their differences."""
 
     line: int
     view: str
-    alike: int
+    similarity: int
     """In per cent."""
 
 
-def closest(text: str, wanted: str) -> Closest | None:
-    """Find the block of `text` that is most like `wanted`; None where nothing is like it."""
+def find_closest_match(text: str, wanted: str) -> ClosestMatch | None:
+    """Find the block of `text` that is most similar to `wanted`; None if nothing is similar."""
+    from rapidfuzz import fuzz  # noqa: PLC0415 — only after an edit without a match
+
     lines = text.split("\n")
     wanted_lines = wanted.strip("\r\n").split("\n")
-    sought = [line.strip()[:_LONGEST_LINE] for line in wanted_lines]
-    if not any(sought):
+    keys = [line.strip()[:_LINE_CHARACTERS] for line in lines]
+    wanted_keys = [line.strip()[:_LINE_CHARACTERS] for line in wanted_lines]
+    if not any(wanted_keys):
         return None
+    block = "\n".join(wanted_keys)[:_BLOCK_CHARACTERS]
     best: tuple[float, int] = (0.0, 0)
-    block = "\n".join(sought)[:_LONGEST_BLOCK]
-    for start in _starts(lines, sought):
-        best = max(best, (_likeness(lines, start, block, len(sought)), -start))
-    if best[0] < _ALIKE:
+    for start in _find_starts(keys, wanted_keys):
+        candidate = "\n".join(keys[start : start + len(wanted_keys)])
+        best = max(best, (fuzz.ratio(block, candidate[:_BLOCK_CHARACTERS]), -start))
+    similarity, start = best[0], -best[1]
+    if similarity < _MIN_SIMILARITY:
         return None
-    start = -best[1]
-    view = _view(wanted_lines, lines[start : start + len(wanted_lines)])
-    return Closest(start + 1, view, int(best[0]))
+    view = _format_comparison(wanted_lines, lines[start : start + len(wanted_lines)])
+    return ClosestMatch(start + 1, view, int(similarity))
 
 
-def _starts(lines: Sequence[str], sought: Sequence[str]) -> list[int]:
-    """Give the places where the block could begin, by lines that are like one of its own."""
-    keys = [line.strip()[:_LONGEST_LINE] for line in lines]
-    places: dict[int, None] = {}
-    # A long line tells more than a short one, and one of its kind more than a repeated one.
-    counts = Counter(sought)
-    order = sorted(
-        (at for at, line in enumerate(sought) if line), key=lambda at: (counts[sought[at]] > 1, -len(sought[at]), at)
+def _find_starts(keys: Sequence[str], wanted: Sequence[str]) -> list[int]:
+    """Find the lines at which the wanted block could begin."""
+    starts: dict[int, None] = {}
+    # A long line is a better anchor than a short one, and a unique line better than a repeated one.
+    counts = Counter(wanted)
+    anchors = sorted(
+        (index for index, line in enumerate(wanted) if line),
+        key=lambda index: (counts[wanted[index]] > 1, -len(wanted[index]), index),
     )
-    for at in order[:_ANCHORS]:
-        for found in _alike(keys, sought[at]):
-            places[max(0, found - at)] = None
-    return list(places)
+    for index in anchors[:_ANCHORS]:
+        for line in _find_similar_lines(keys, wanted[index]):
+            starts[max(0, line - index)] = None
+    return list(starts)
 
 
-def _alike(keys: Sequence[str], anchor: str) -> list[int]:
-    same = [at for at, key in enumerate(keys) if key == anchor]
-    if same:
-        return same[:_CANDIDATES]
-    from rapidfuzz import fuzz, process  # noqa: PLC0415 — only after an edit that missed
+def _find_similar_lines(keys: Sequence[str], anchor: str) -> list[int]:
+    equal = [index for index, key in enumerate(keys) if key == anchor]
+    if equal:
+        return equal[:_CANDIDATES]
+    from rapidfuzz import fuzz, process  # noqa: PLC0415 — only after an edit without a match
 
-    least, most = len(anchor) // 2, 2 * len(anchor) + 4
-    # As one entry for each text: what a file repeats a thousand times is compared once.
-    chosen: dict[str, int] = {}
-    for at, key in enumerate(keys):
-        if least <= len(key) <= most and key not in chosen:
-            chosen[key] = at
-            if len(chosen) >= _MOST_LINES:
+    shortest, longest = len(anchor) // 2, 2 * len(anchor) + 4
+    # A line that the file repeats is compared once.
+    first: dict[str, int] = {}
+    for index, key in enumerate(keys):
+        if shortest <= len(key) <= longest and key not in first:
+            first[key] = index
+            if len(first) >= _MAX_COMPARED_LINES:
                 break
-    texts = list(chosen)
-    found: list[tuple[float, int]] = []
-    for start in range(0, len(texts), _AT_ONCE):
-        part = texts[start : start + _AT_ONCE]
-        alike = process.extract(anchor, part, scorer=fuzz.ratio, limit=_CANDIDATES, score_cutoff=_ALIKE)
-        found.extend((-score, chosen[key]) for key, score, _ in alike)
-    return [at for _, at in sorted(found)[:_CANDIDATES]]
+    texts = list(first)
+    similar: list[tuple[float, int]] = []
+    for start in range(0, len(texts), _BATCH_LINES):
+        batch = texts[start : start + _BATCH_LINES]
+        best = process.extract(anchor, batch, scorer=fuzz.ratio, limit=_CANDIDATES, score_cutoff=_MIN_SIMILARITY)
+        similar.extend((-score, first[key]) for key, score, _ in best)
+    return [index for _, index in sorted(similar)[:_CANDIDATES]]
 
 
-def _likeness(lines: Sequence[str], start: int, block: str, count: int) -> float:
-    from rapidfuzz import fuzz  # noqa: PLC0415 — only after an edit that missed
+def _format_comparison(wanted: Sequence[str], present: Sequence[str]) -> str:
+    """Format both blocks: equal lines once, others as wanted (-) and as they are in the file (+)."""
+    from difflib import SequenceMatcher  # noqa: PLC0415 — only after an edit without a match
 
-    there = "\n".join(line.strip()[:_LONGEST_LINE] for line in lines[start : start + count])
-    return fuzz.ratio(block, there[:_LONGEST_BLOCK])
-
-
-def _view(wanted: Sequence[str], there: Sequence[str]) -> str:
-    """Show both side by side: the same lines once, others as wanted (-) and as they are (+)."""
-    from difflib import SequenceMatcher  # noqa: PLC0415 — only after an edit that missed
-
-    wanted, there = wanted[:MOST_SHOWN], there[:MOST_SHOWN]
+    wanted, present = wanted[:MAX_SHOWN_LINES], present[:MAX_SHOWN_LINES]
     shown: list[str] = []
-    matcher = SequenceMatcher(None, wanted, there, autojunk=False)
-    for tag, start, end, there_start, there_end in matcher.get_opcodes():
-        if tag == "equal":
-            shown.extend(f"  {visible(line)}" for line in wanted[start:end])
-            continue
-        shown.extend(f"- {visible(line)}" for line in wanted[start:end])
-        shown.extend(f"+ {visible(line)}" for line in there[there_start:there_end])
+    for tag, start, end, new_start, new_end in SequenceMatcher(None, wanted, present, autojunk=False).get_opcodes():
+        mark = " " if tag == "equal" else "-"
+        shown.extend(f"{mark} {format_visible(line)}" for line in wanted[start:end])
+        if tag != "equal":
+            shown.extend(f"+ {format_visible(line)}" for line in present[new_start:new_end])
     return "\n".join(shown)

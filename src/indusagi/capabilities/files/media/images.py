@@ -1,9 +1,8 @@
-"""Pictures as a model can take them: small enough, and in a format that all of them know.
+"""Images as a model can take them: small enough, and in a format that every provider accepts.
 
-A picture that is small already is passed on byte for byte, once it is known to be whole: a provider
-that is sent a broken one refuses the conversation it is in, then and ever after. Others are made
-smaller. Both take pillow, which is an extra; the size is read from the file before anything is
-unpacked.
+A small image is passed on byte for byte after it has been decoded once: a provider that receives a damaged image
+refuses the conversation from then on. Other images are scaled down. Both need pillow, which is an extra. The size is
+read from the file's header before anything is decoded.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities.files.text.display import DOCUMENTS, ReadFailure
+from indusagi.capabilities.worker import WorkerError, run_in_thread, run_in_worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,94 +22,112 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 LONGEST_SIDE = 1_568
-"""Pixels. Larger pictures are made smaller by every provider anyway."""
-MOST_BYTES = 500_000
-MOST_PIXELS = 64_000_000
-"""A picture with more is not unpacked: a small file can claim any size."""
-_PASSED_ON = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
+"""Pixels. Every provider scales larger images down itself."""
+MAX_BYTES = 500_000
+MAX_PIXELS = 64_000_000
+"""An image with more is not decoded: a small file can claim any size."""
+LARGE_WEBP_PIXELS = 2_000_000
+"""Up to this size, decoding a WebP file takes ten to twenty milliseconds."""
+DEADLINE_S = 30.0
+_COMMON_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 _QUALITIES = (85, 70, 50, 30)
-_NO_SIZE = frozenset({0xC4, 0xC8, 0xCC})
-"""Segments of a JPEG that are numbered like those which hold the size."""
+_JPEG_OTHER_SEGMENTS = frozenset({0xC4, 0xC8, 0xCC})
+"""Segments of a JPEG that are numbered like the frame headers, which hold the size."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedImage:
-    """A picture for a model."""
+    """An image for a model."""
 
     data: bytes
     mime: str
     width: int
     height: int
-    former: tuple[int, int]
-    """What it measured before it was made smaller."""
+    original_size: tuple[int, int]
+    """Width and height before it was scaled down."""
+
+
+async def fit_image(data: bytes, mime: str) -> EncodedImage | ReadFailure:
+    """Scale an image down until a model can take it.
+
+    A large WebP file is decoded in a worker, because its decoder keeps the GIL; other decoders release it.
+    """
+    size = read_image_size(data) if mime == "image/webp" else None
+    if size is None or math.prod(size) <= LARGE_WEBP_PIXELS:
+        return await run_in_thread(fit_image_sync, data, mime)
+    returns = (EncodedImage, ReadFailure)
+    try:
+        return await run_in_worker(fit_image_sync, data, mime, returns=returns, library="PIL", deadline_s=DEADLINE_S)
+    except WorkerError as exc:
+        return ReadFailure(f"the process that decodes it {exc}", exc.code)
 
 
 def fit_image_sync(data: bytes, mime: str) -> EncodedImage | ReadFailure:
-    """Make a picture small enough for a model; for a thread, since this can take a second."""
+    """Scale an image down until a model can take it; takes up to a second."""
     size = read_image_size(data)
-    passed_on: EncodedImage | None = None
-    if size is not None and mime in _PASSED_ON and _is_small(data, size):
-        passed_on = EncodedImage(data, mime, *size, former=size)
-    elif size is not None and math.prod(size) > MOST_PIXELS:
-        return _too_large(size)
+    unchanged: EncodedImage | None = None
+    if size is not None and mime in _COMMON_TYPES and _is_small(data, size):
+        unchanged = EncodedImage(data, mime, *size, original_size=size)
+    elif size is not None and math.prod(size) > MAX_PIXELS:
+        return _refuse_size(size)
     try:
-        import PIL.Image  # noqa: PLC0415 — an extra, and dear to load
-        import PIL.ImageOps  # noqa: PLC0415 — the same
+        import PIL.Image  # noqa: PLC0415 — an extra that takes long to load
+        import PIL.ImageOps  # noqa: PLC0415 — an extra that takes long to load
     except ImportError:
-        return passed_on or _without_pillow(known=mime in _PASSED_ON and size is not None)
+        if unchanged is not None:
+            return unchanged
+        limits = f"{LONGEST_SIDE:,} pixels a side and {MAX_BYTES // 1000} kB are shown as they are"
+        is_common = mime in _COMMON_TYPES and size is not None
+        reason = f"only images up to {limits}" if is_common else "it must be converted to be shown"
+        return ReadFailure(f"{reason}; for others, {DOCUMENTS}", "unsupported")
     try:
         with PIL.Image.open(io.BytesIO(data)) as image:
-            if math.prod(image.size) > MOST_PIXELS:
-                return _too_large(image.size)
-            if passed_on is not None:
+            if math.prod(image.size) > MAX_PIXELS:
+                return _refuse_size(image.size)
+            if unchanged is not None:
                 image.load()
-                return passed_on
-            former = image.size
+                return unchanged
+            original_size = image.size
             image.draft("RGB", (LONGEST_SIDE, LONGEST_SIDE))
-            small = PIL.ImageOps.exif_transpose(image)
-        return _encoded(small, former, as_png=mime != "image/jpeg")
+            upright = PIL.ImageOps.exif_transpose(image)
+        return _shrink(upright, original_size, as_png=mime != "image/jpeg")
     except (PIL.Image.DecompressionBombError, PIL.Image.DecompressionBombWarning) as exc:
         return ReadFailure(str(exc), "too_large")
     except PIL.UnidentifiedImageError:
-        # Its words name an object of ours, and nothing of the file's.
-        return ReadFailure("the picture is damaged, or of a kind that is not known here", "failed")
-    except Exception as exc:  # noqa: BLE001 — boundary: decoders that are fed with anything at all
-        return ReadFailure(f"the picture is damaged: {exc}", "failed")
-
-
-def _without_pillow(*, known: bool) -> ReadFailure:
-    fits = f"{LONGEST_SIDE:,} pixels a side and {MOST_BYTES // 1000} kB are shown as they are"
-    what = f"only pictures up to {fits}" if known else "it must be converted to be shown"
-    return ReadFailure(f"{what}; for others, {DOCUMENTS}", "unsupported")
+        # Its message names a BytesIO of ours instead of the file.
+        return ReadFailure("the image is damaged or of an unknown format", "failed")
+    except Exception as exc:  # noqa: BLE001 — boundary: decoders raise anything for a damaged file
+        return ReadFailure(f"the image is damaged: {exc}", "failed")
 
 
 def read_image_size(data: bytes) -> tuple[int, int] | None:
-    """Read width and height of a PNG, GIF, JPEG or WebP from its header."""
+    """Read width and height of a PNG, GIF, JPEG or WebP file from its header."""
     try:
         if data.startswith(b"\x89PNG") and data[12:16] == b"IHDR":
             return struct.unpack(">II", data[16:24])
         if data.startswith(b"GIF8"):
             return struct.unpack("<HH", data[6:10])
         if data.startswith(b"\xff\xd8"):
-            return next(_jpeg_sizes(data), None)
+            return next(_iter_jpeg_sizes(data), None)
         if data[8:12] == b"WEBP":
-            return _webp_size(data)
+            return _read_webp_size(data)
     except (struct.error, IndexError):
         return None
     return None
 
 
-def _jpeg_sizes(data: bytes) -> Iterator[tuple[int, int]]:
-    at = 2
-    while at + 9 <= len(data) and data[at] == 0xFF:
-        kind = data[at + 1]
-        if 0xC0 <= kind <= 0xCF and kind not in _NO_SIZE:
-            height, width = struct.unpack(">HH", data[at + 5 : at + 9])
+def _iter_jpeg_sizes(data: bytes) -> Iterator[tuple[int, int]]:
+    position = 2
+    while position + 9 <= len(data) and data[position] == 0xFF:
+        kind = data[position + 1]
+        if 0xC0 <= kind <= 0xCF and kind not in _JPEG_OTHER_SEGMENTS:
+            height, width = struct.unpack(">HH", data[position + 5 : position + 9])
             yield width, height
-        at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+        position += 2 + int.from_bytes(data[position + 2 : position + 4], "big")
 
 
-def _webp_size(data: bytes) -> tuple[int, int] | None:
+def _read_webp_size(data: bytes) -> tuple[int, int] | None:
+    """Read the size by the kind of the first chunk (https://developers.google.com/speed/webp/docs/riff_container)."""
     kind = data[12:16]
     if kind == b"VP8X":
         width, height = data[24:27], data[27:30]
@@ -124,39 +142,35 @@ def _webp_size(data: bytes) -> tuple[int, int] | None:
 
 
 def _is_small(data: bytes, size: tuple[int, int]) -> bool:
-    return len(data) <= MOST_BYTES and min(size) > 0 and max(size) <= LONGEST_SIDE
+    return len(data) <= MAX_BYTES and min(size) > 0 and max(size) <= LONGEST_SIDE
 
 
-def _too_large(size: tuple[int, int]) -> ReadFailure:
+def _refuse_size(size: tuple[int, int]) -> ReadFailure:
     width, height = size
-    why = f"it says that it has {width:,} by {height:,} pixels; {MOST_PIXELS:,} at most are unpacked"
-    return ReadFailure(why, "too_large")
+    reason = f"it claims to have {width:,} by {height:,} pixels; at most {MAX_PIXELS:,} are decoded"
+    return ReadFailure(reason, "too_large")
 
 
-def _encoded(image: Image, former: tuple[int, int], *, as_png: bool) -> EncodedImage:
-    """Make it smaller until its file is small enough: first in quality, then in size."""
+def _shrink(image: Image, original_size: tuple[int, int], *, as_png: bool) -> EncodedImage:
+    """Encode an image, with less quality and then with fewer pixels, until its file is small enough."""
+    import PIL.Image  # noqa: PLC0415 — loaded by the caller
+
+    def encode(picture: Image, kind: str, **options: int) -> bytes:
+        out = io.BytesIO()
+        picture.save(out, kind, **options)
+        return out.getvalue()
+
     for side in (LONGEST_SIDE, LONGEST_SIDE // 2, LONGEST_SIDE // 4):
         image.thumbnail((side, side))
+        with_alpha = image.convert("RGBA")
         if as_png:
-            data = _saved(image.convert("RGBA"), "PNG", optimize=True)
-            if len(data) <= MOST_BYTES:
-                return EncodedImage(data, "image/png", *image.size, former=former)
+            data = encode(with_alpha, "PNG", optimize=True)
+            if len(data) <= MAX_BYTES:
+                return EncodedImage(data, "image/png", *image.size, original_size=original_size)
+        white = PIL.Image.new("RGBA", with_alpha.size, "white")  # a JPEG has no transparency
+        opaque = PIL.Image.alpha_composite(white, with_alpha).convert("RGB")
         for quality in _QUALITIES:
-            data = _saved(_opaque(image), "JPEG", quality=quality)
-            if len(data) <= MOST_BYTES:
-                return EncodedImage(data, "image/jpeg", *image.size, former=former)
+            data = encode(opaque, "JPEG", quality=quality)
+            if len(data) <= MAX_BYTES:
+                return EncodedImage(data, "image/jpeg", *image.size, original_size=original_size)
     raise ValueError("it cannot be made small enough")  # pragma: no cover — 392 pixels always can
-
-
-def _opaque(image: Image) -> Image:
-    """Put it on white: a JPEG has no transparency."""
-    import PIL.Image  # noqa: PLC0415 — loaded by whoever opened the picture
-
-    above = image.convert("RGBA")
-    return PIL.Image.alpha_composite(PIL.Image.new("RGBA", above.size, "white"), above).convert("RGB")
-
-
-def _saved(image: Image, kind: str, **options: int) -> bytes:
-    out = io.BytesIO()
-    image.save(out, kind, **options)
-    return out.getvalue()

@@ -1,37 +1,29 @@
-"""The text of a PDF, page by page, through a process that a hostile file may ruin."""
+"""The text of a PDF file, page by page.
+
+A hostile file can make the parser loop, grow or crash, so it runs in a worker under limits of CPU time and memory.
+"""
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-from anyio import to_thread
-
-from indusagi.capabilities.files.media import pdf_worker
-from indusagi.capabilities.files.media.pdf_worker import request
 from indusagi.capabilities.files.text.display import DOCUMENTS, ReadFailure
-from indusagi.capabilities.worker.client import asked
-from indusagi.capabilities.worker.interpreter import library_of, own_python
-from indusagi.capabilities.worker.message import unpacked
+from indusagi.capabilities.worker import WorkerError, WorkerLimits, run_in_worker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from indusagi.core.json import JsonObject
-
 DEFAULT_PAGES = 10
-MOST_PAGES = 20
-"""In one call."""
+MAX_PAGES = 20
+"""Pages in one call."""
+MAX_CHARACTERS = 500_000
+"""Of all pages together."""
 DEADLINE_S = 30.0
-_NEEDED = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TMPDIR")
+_LIMITS = WorkerLimits(cpu_s=30, memory_bytes=2 * 1024 * 1024 * 1024)
 _RANGE = re.compile(r"\s*([0-9]{1,6})\s*(?:(-)\s*([0-9]{1,6})?)?\s*")
-_TROUBLES = {
-    "missing": ReadFailure(f"to read PDF files, {DOCUMENTS}", "unsupported"),
-    "password": ReadFailure("the document is locked with a password", "denied"),
-    "damaged": ReadFailure("the document is damaged", "failed"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,56 +36,64 @@ class PdfPages:
     """Pages of the whole document."""
 
 
-def parse_page_range(given: str | None) -> tuple[int, int] | ReadFailure:
-    """Understand which pages are meant: `3`, `3-5`, `3-`, or nothing for the first ten."""
-    if given is None or not given.strip():
+def parse_page_range(text: str | None) -> tuple[int, int] | ReadFailure:
+    """Parse `3`, `3-5` or `3-`; without text, the range is the first ten pages."""
+    if text is None or not text.strip():
         return 1, DEFAULT_PAGES
-    found = _RANGE.fullmatch(given)
-    if found is None or int(found[1]) < 1:
-        return ReadFailure(f"pages {given!r} is not like '3' or '3-5'", "failed")
-    first = int(found[1])
-    last = int(found[3]) if found[3] else first + (DEFAULT_PAGES - 1 if found[2] else 0)
+    match = _RANGE.fullmatch(text)
+    if match is None or int(match[1]) < 1:
+        return ReadFailure(f"pages {text!r} is not like '3' or '3-5'", "failed")
+    first = int(match[1])
+    last = int(match[3]) if match[3] else first + (DEFAULT_PAGES - 1 if match[2] else 0)
     if last < first:
-        return ReadFailure(f"pages {given!r} ends before it begins", "failed")
-    if last - first >= MOST_PAGES:
-        why = f"pages {given!r} are more than {MOST_PAGES}: ask for fewer at a time"
-        return ReadFailure(why, "too_large")
+        return ReadFailure(f"pages {text!r} ends before it begins", "failed")
+    if last - first >= MAX_PAGES:
+        return ReadFailure(f"pages {text!r} are more than {MAX_PAGES}: ask for fewer at a time", "too_large")
     return first, last
 
 
 async def read_pdf_pages(data: bytes, first: int, last: int) -> PdfPages | ReadFailure:
-    """Take the text out of some pages; a process does it, which ends with this call."""
-    answer = await _ask(data, first, last)
-    if isinstance(answer, ReadFailure):
-        return answer
-    trouble = answer.get("trouble")
-    if isinstance(trouble, str):
-        return _TROUBLES[trouble]
-    texts = cast("list[str]", answer["pages"])
-    # Their lines end in CRLF; a form feed or a stray return is no line of the document.
-    return PdfPages(first, [_lines(text) for text in texts], cast("int", answer["total"]))
-
-
-def _lines(text: str) -> str:
-    return text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "").strip("\n")
-
-
-async def _ask(data: bytes, first: int, last: int) -> JsonObject | ReadFailure:
-    library = await to_thread.run_sync(library_of, "pypdfium2")
-    argv = own_python(pdf_worker.__name__, library=library)
-    question = request(data, first, last)
+    """Extract the text of some pages in a worker."""
     try:
-        pieces = await asked(argv, question, DEADLINE_S, _environment())
-        answer, _ = await to_thread.run_sync(lambda: unpacked(b"".join(pieces)))
-    except TimeoutError:
-        return ReadFailure(f"its text could not be read in {DEADLINE_S:.0f} seconds", "timeout")
-    except OSError as exc:
-        return ReadFailure(f"the reader of PDF files cannot be started: {exc.strerror}", "spawn")
-    except ValueError:
-        return ReadFailure("the reader of PDF files broke down on it", "failed")
-    return answer
+        return await run_in_worker(
+            extract_pdf_pages,
+            data,
+            first,
+            last,
+            returns=(PdfPages, ReadFailure),
+            library="pypdfium2",
+            limits=_LIMITS,
+            deadline_s=DEADLINE_S,
+        )
+    except WorkerError as exc:
+        return ReadFailure(f"the PDF reader {exc}", exc.code)
 
 
-def _environment() -> dict[str, str]:
-    # Whatever breaks into that process finds no secret of the user's in it.
-    return {name: os.environ[name] for name in _NEEDED if name in os.environ}
+def extract_pdf_pages(data: bytes, first: int, last: int) -> PdfPages | ReadFailure:
+    """Extract the text of some pages; runs in the worker."""
+    try:
+        pdfium = import_module("pypdfium2")
+    except ImportError:
+        return ReadFailure(f"to read PDF files, {DOCUMENTS}", "unsupported")
+    try:
+        document = pdfium.PdfDocument(data)
+    except pdfium.PdfiumError as exc:
+        if "assword" in str(exc):
+            return ReadFailure("the document is locked with a password", "denied")
+        return ReadFailure("the document is damaged", "failed")
+    texts: list[str] = []
+    left = MAX_CHARACTERS
+    for index in range(first - 1, min(last, len(document))):
+        try:
+            text: str = document[index].get_textpage().get_text_bounded()
+        except pdfium.PdfiumError as exc:
+            text = f"[this page cannot be read: {exc}]"
+        cut = len(text) - left
+        if cut > 0:
+            text = f"{text[:left]}\n[the page continues; {cut:,} characters of it are left out]"
+        # pdfium ends lines with CRLF.
+        texts.append(text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "").strip("\n"))
+        left -= len(text)
+        if left <= 0:
+            break
+    return PdfPages(first, texts, len(document))

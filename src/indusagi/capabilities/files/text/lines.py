@@ -1,26 +1,35 @@
-"""Some lines of a text file, in one pass over it and in little memory.
+"""Selected lines of a text file, found in one pass over it and in little memory.
 
-Lines are cut at newlines, as `sed` and `grep -n` count them; a file that has carriage returns and
-no newlines is cut at those. Which it is shows in how the file begins; should the rest of it tell
-otherwise, it is gone through anew.
+Lines end in a newline, as `sed` and `grep -n` count them; a carriage return in front of it belongs to the line ending.
+UTF-16 and UTF-32 become UTF-8 on the way. In every other encoding the bytes are kept until the encoding is known, which
+may be at the end of the file.
 """
 
 from __future__ import annotations
 
+import codecs
+import hashlib
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from indusagi.capabilities.files.text.codec import CHUNK_BYTES
-from indusagi.capabilities.files.text.stats import Whole
+from indusagi.capabilities.files.text.codec import (
+    CHUNK_BYTES,
+    SAMPLE_BYTES,
+    SAMPLE_LEAD_BYTES,
+    TextForm,
+    build_sample,
+    count_non_ascii,
+    detect_bom,
+    guess_encoding,
+    name_line_ending,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import BinaryIO
 
-    from indusagi.capabilities.files.text.codec import TextForm
-
 SCAN_LIMIT_BYTES = 128 * 1024 * 1024
-"""A larger file is not read to its end: its lines are not counted and its digest is not taken."""
+"""A larger file is not read to its end: its lines are not counted and its digest is not computed."""
 LONGEST_LINE = 2_000
 """Characters of a line that are shown."""
 _LINE_BYTES = 4 * LONGEST_LINE
@@ -29,29 +38,29 @@ _CONTINUATION = bytes(range(0x80, 0xC0))
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """The lines that somebody wants to see."""
+class LineRange:
+    """The lines that a caller wants."""
 
     first: int
     """Counted from 1; negative counts from the end."""
     count: int
-    most_bytes: int
-    """Of all lines together, in UTF-8; more may be kept, never much less."""
+    max_bytes: int
+    """Of all lines together, in UTF-8; the result may be larger, never much smaller."""
 
 
 @dataclass(slots=True)
-class RawLine:
-    """A line as bytes, its ending taken off; of a long one, the beginning."""
+class ScannedLine:
+    """A line as bytes, without its ending; of a long line, the start."""
 
     number: int
     head: bytes = b""
     size: int = 0
     continued: int = 0
-    """How many bytes of it would be inside of characters in UTF-8."""
+    """How many of its bytes continue a character of UTF-8."""
     last: bytes = b""
 
     def add(self, piece: bytes) -> None:
-        """Take the next piece of the line."""
+        """Append the next bytes of the line."""
         self.last = piece[-1:] or self.last
         self.size += len(piece)
         self.continued += len(piece) - len(piece.translate(None, _CONTINUATION))
@@ -59,23 +68,24 @@ class RawLine:
             self.head += piece[: _LINE_BYTES - len(self.head)]
 
     def end(self) -> None:
-        """Take the carriage return off that is a part of the line's ending."""
+        """Remove the carriage return that belongs to the line ending."""
         if self.last == b"\r":
             self.size -= 1
             self.head = self.head[: self.size]
 
-    def shown(self, form: TextForm) -> str:
-        """Give the line as text: a long one is cut, bytes that are no characters are written out.
+    def format(self, form: TextForm) -> str:
+        """Format the line as text: a long one is cut, invalid bytes are written as escapes.
 
-        The form is that of the whole file.
+        Args:
+            form: The form of the whole file.
         """
         encoding = "utf-8" if form.wide else form.encoding
         text = self.head.decode(encoding, "backslashreplace")
-        whole = self.size == len(self.head)
-        if whole and len(text) <= LONGEST_LINE:
+        is_whole = self.size == len(self.head)
+        if is_whole and len(text) <= LONGEST_LINE:
             return text
         kept = text[:LONGEST_LINE]
-        if whole:
+        if is_whole:
             return f"{kept}… [+{len(text) - LONGEST_LINE:,} characters]"
         if encoding == "utf-8" and (form.wide or not form.damaged):
             return f"{kept}… [+{self.size - self.continued - LONGEST_LINE:,} characters]"
@@ -83,161 +93,255 @@ class RawLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scan:
-    """What a pass over a file has found."""
+class TextScan:
+    """The result of a pass over a file."""
 
-    lines: Sequence[RawLine]
+    lines: Sequence[ScannedLine]
     form: TextForm
     size: int
     """Bytes that were read."""
     total: int | None
     """Lines of the file; None if it was too large to count them."""
     digest: str | None
-    """Of the whole file; None where the total is."""
+    """Of the whole file; None where `total` is None."""
     crlf: int
-    """How many lines end in CRLF, for a file in which only some do."""
+    """How many lines end in CRLF, for a file with mixed line endings."""
 
 
-def scan(file: BinaryIO, head: bytes, size: int, wanted: Wanted, stopped: Callable[[], bool]) -> Scan:
-    """Read a text file to its end, unless it is too large for that.
+def scan_lines(file: BinaryIO, head: bytes, size: int, wanted: LineRange, stopped: Callable[[], bool]) -> TextScan:
+    """Read a text file to its end, unless it is too large.
 
     Args:
-        file: A regular file, open for reading, at the end of what was read of it.
-        head: How it begins; this was read.
-        size: How large it is said to be.
-        wanted: Which lines to keep.
-        stopped: Asked between chunks; when it says yes nobody is there any more, and the rest is
-            left.
+        file: A regular file, open for reading, positioned behind `head`.
+        head: The first bytes of the file.
+        size: The size of the file according to `stat`.
+        wanted: Which lines to return.
+        stopped: Asked between chunks; True means that the result is not wanted any more.
     """
-    whole = Whole(head)
-    found = _scanned(whole, file, head, size, wanted, stopped)
-    if found is None:
-        file.seek(len(head))
-        whole = Whole(head, at_returns=not whole.reader.at_returns)
-        found = _scanned(whole, file, head, size, wanted, stopped)
-    return cast("Scan", found)
-
-
-def _scanned(
-    whole: Whole, file: BinaryIO, head: bytes, size: int, wanted: Wanted, stopped: Callable[[], bool]
-) -> Scan | None:
-    """Go through the file; None if its lines turn out to end in something else than was thought."""
-    picker = _Picker(wanted) if wanted.first > 0 else None
-    large = size > SCAN_LIMIT_BYTES
-    if picker is None and large:
-        return _result(whole, file, [], complete=False)
-    for chunk in _chunks(head[len(whole.bom) :], file, stopped):
-        narrow = whole.feed(chunk)
-        if whole.misjudged:
-            return None
-        if picker is not None:
-            picker.feed(narrow)
-            if picker.full and large:
-                break
-    complete = whole.size <= SCAN_LIMIT_BYTES and not large
-    rest = whole.finish() if complete else b""
-    if whole.overlooked:
-        return None
-    if picker is None:
-        picker = _from_the_end(file, whole, wanted, stopped) if complete else _Picker(wanted)
-    else:
-        picker.feed(rest)
-    return _result(whole, file, picker.finish(), complete=complete)
-
-
-def _result(whole: Whole, file: BinaryIO, lines: list[RawLine], *, complete: bool) -> Scan:
-    return Scan(
-        lines=lines,
-        form=whole.form(file),
-        size=whole.size,
-        total=whole.total if complete else None,
-        digest=whole.digest.hexdigest() if complete else None,
-        crlf=whole.crlf,
+    stats = TextStats(head)
+    is_large = size > SCAN_LIMIT_BYTES
+    collector = _LineCollector(wanted) if wanted.first > 0 else None
+    is_complete = False
+    if collector is not None or not is_large:
+        for chunk in _read_chunks(head[len(stats.bom) :], file, stopped):
+            data = stats.feed(chunk)
+            if collector is not None:
+                collector.feed(data)
+                if collector.full and is_large:
+                    break
+        is_complete = stats.size <= SCAN_LIMIT_BYTES and not is_large
+        rest = stats.finish() if is_complete else b""
+        if collector is not None:
+            collector.feed(rest)
+        elif is_complete:
+            collector = _collect_from_end(file, stats, wanted, stopped)
+    return TextScan(
+        lines=[] if collector is None else collector.finish(),
+        form=stats.form(file),
+        size=stats.size,
+        total=stats.total if is_complete else None,
+        digest=stats.digest.hexdigest() if is_complete else None,
+        crlf=stats.crlf,
     )
 
 
-def _chunks(first: bytes, file: BinaryIO, stopped: Callable[[], bool]) -> Iterator[bytes]:
-    """Give what was read and then the rest of the file, somewhat past the limit at most."""
+def _read_chunks(first: bytes, file: BinaryIO, stopped: Callable[[], bool]) -> Iterator[bytes]:
+    """Yield what was read already and then the rest of the file, up to a little past the limit."""
     done, chunk = 0, first or file.read(CHUNK_BYTES)
     while chunk and not stopped():
         yield chunk
         done += len(chunk)
-        # A file of the kernel's own may have nothing yet and say so with None.
+        # A non-blocking file without data at the moment gives None.
         chunk = file.read(CHUNK_BYTES) if done <= SCAN_LIMIT_BYTES else b""
 
 
-def _from_the_end(file: BinaryIO, whole: Whole, wanted: Wanted, stopped: Callable[[], bool]) -> _Picker:
-    """Pick lines that are counted from the end, starting at the last chunk before them."""
-    first = max(1, whole.total + wanted.first + 1)
-    start, line = len(whole.bom), 1
-    for at, number in whole.places:
+def _collect_from_end(
+    file: BinaryIO, stats: TextStats, wanted: LineRange, stopped: Callable[[], bool]
+) -> _LineCollector:
+    """Collect lines that are counted from the end, starting at the last chunk before them."""
+    first = max(1, stats.total + wanted.first + 1)
+    start, line = len(stats.bom), 1
+    for position, number in stats.chunks:
         if number >= first:
             break
-        start, line = at, number
-    picker = _Picker(replace(wanted, first=first), line=line)
-    reader = whole.reader.another()
+        start, line = position, number
+    collector = _LineCollector(replace(wanted, first=first), line=line)
+    narrower = _Utf8Narrower(stats.encoding)
     file.seek(start)
-    for chunk in _chunks(b"", file, stopped):
-        picker.feed(reader.newlines(reader.narrow(chunk)))
-        if picker.full:
-            return picker
-    picker.feed(reader.newlines(reader.narrow(b"", final=True)))
-    return picker
+    for chunk in _read_chunks(b"", file, stopped):
+        collector.feed(narrower.narrow(chunk))
+        if collector.full:
+            return collector
+    collector.feed(narrower.narrow(b"", final=True))
+    return collector
 
 
-class _Picker:
-    """Keeps the wanted lines out of a stream of bytes whose lines end in a newline."""
+class _LineCollector:
+    """Keeps the wanted lines of a stream of bytes in which a newline is one byte."""
 
-    def __init__(self, wanted: Wanted, *, line: int = 1) -> None:
+    def __init__(self, wanted: LineRange, *, line: int = 1) -> None:
         self._first = wanted.first
         self._count = wanted.count
-        # In other encodings a character may be longer than in UTF-8, and much of it may be cut.
-        self._left = 4 * wanted.most_bytes
+        # In another encoding a character may take more bytes than in UTF-8, and much of it may be cut.
+        self._left = 4 * wanted.max_bytes
         self._line = line
-        self._current: RawLine | None = None
-        self._lines: list[RawLine] = []
+        self._current: ScannedLine | None = None
+        self._lines: list[ScannedLine] = []
 
     @property
     def full(self) -> bool:
-        """Whether nothing more is wanted."""
+        """Whether all wanted lines are there."""
         return self._current is None and (len(self._lines) >= self._count or self._left <= 0)
 
     def feed(self, data: bytes) -> None:
-        """Take the next part of the stream."""
-        at = self._skip(data)
-        while at < len(data) and not self.full:
-            newline = data.find(b"\n", at)
+        """Process the next part of the stream."""
+        position = self._skip(data)
+        while position < len(data) and not self.full:
+            newline = data.find(b"\n", position)
             end = len(data) if newline < 0 else newline
             if self._current is None:
-                self._current = RawLine(self._line)
-            self._current.add(data[at:end])
-            at = end + 1
+                self._current = ScannedLine(self._line)
+            self._current.add(data[position:end])
+            position = end + 1
             if newline >= 0:
                 self._current.end()
                 self._keep(self._current)
                 self._line += 1
 
-    def finish(self) -> list[RawLine]:
-        """Give the lines; the last one of a file need not be ended."""
+    def finish(self) -> list[ScannedLine]:
+        """Return the lines; the last line of a file may have no ending."""
         if self._current is not None:
             self._keep(self._current)
         return self._lines
 
     def _skip(self, data: bytes) -> int:
-        """Count lines up to the first one that is wanted, and tell where that begins."""
+        """Count lines up to the first wanted one, and return where that begins."""
         if self._line >= self._first:
             return 0
         newlines = data.count(b"\n")
         if self._line + newlines < self._first:
             self._line += newlines
             return len(data)
-        at = 0
+        position = 0
         while self._line < self._first:
-            at = data.index(b"\n", at) + 1
+            position = data.index(b"\n", position) + 1
             self._line += 1
-        return at
+        return position
 
-    def _keep(self, line: RawLine) -> None:
+    def _keep(self, line: ScannedLine) -> None:
         self._lines.append(line)
         self._left -= len(line.head)
         self._current = None
+
+
+class _Utf8Narrower:
+    """Converts UTF-16 and UTF-32 to UTF-8 in chunks; bytes of another encoding are passed on."""
+
+    def __init__(self, encoding: str) -> None:
+        self.damaged = False
+        self._encoding = encoding
+        self._decoder: codecs.IncrementalDecoder | None = None
+        if encoding != "utf-8":
+            self._decoder = codecs.getincrementaldecoder(encoding)()
+
+    def narrow(self, chunk: bytes, *, final: bool = False) -> bytes:
+        """Convert the next chunk."""
+        decoder = self._decoder
+        if decoder is None:
+            return chunk
+        before = decoder.getstate()
+        try:
+            text = decoder.decode(chunk, final)
+        except UnicodeDecodeError:
+            self.damaged = True
+            self._decoder = decoder = codecs.getincrementaldecoder(self._encoding)("replace")
+            decoder.setstate(before)
+            text = decoder.decode(chunk, final)
+        return text.encode("utf-8")
+
+
+class TextStats:
+    """Counts, checks and hashes a file chunk by chunk."""
+
+    def __init__(self, head: bytes) -> None:
+        """Detect the byte order mark in the first bytes of the file; they are fed all the same."""
+        self.bom, self.encoding = detect_bom(head)
+        self.digest = hashlib.sha256(self.bom)
+        self.size = len(self.bom)
+        self.chunks: list[tuple[int, int]] = []
+        """The start of each chunk, and its line, counted from 1."""
+        self.crlf = 0
+        """How many lines end in CRLF."""
+        self._lf = 0
+        self._last = b"\n"
+        self._narrower = _Utf8Narrower(self.encoding)
+        self._utf_8 = codecs.getincrementaldecoder("utf-8")()
+        self._invalid_at: int | None = None
+        """The position of the first byte that is not UTF-8."""
+        self._non_ascii = 0
+        """How many non-ASCII bytes stand before that one."""
+
+    @property
+    def total(self) -> int:
+        """How many lines were fed; the last one may have no ending."""
+        return self._lf + (self._last != b"\n")
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Process the next chunk, without the mark; return it with newlines of one byte."""
+        self.chunks.append((self.size, self._lf + 1))
+        self.digest.update(chunk)
+        data = self._narrower.narrow(chunk)
+        self._count(data)
+        self.size += len(chunk)
+        return data
+
+    def finish(self) -> bytes:
+        """Return the bytes that were held back at the end of the file."""
+        data = self._narrower.narrow(b"", final=True)
+        self._count(data)
+        if self.encoding == "utf-8" and self._invalid_at is None:
+            pending = len(self._utf_8.getstate()[0])
+            self._invalid_at = self.size - pending if pending else None
+            self._non_ascii -= pending
+        return data
+
+    def form(self, file: BinaryIO) -> TextForm:
+        """Build the form of the file; may read a sample of it again."""
+        encoding, guessed = self.encoding, False
+        if self._invalid_at is not None and not self.bom:
+            start = max(0, self._invalid_at - SAMPLE_LEAD_BYTES)
+            file.seek(start)
+            lead = self._invalid_at - start
+            data = file.read(lead + SAMPLE_BYTES)
+            encoding = guess_encoding(build_sample(data[:lead], data[lead:]), self._non_ascii)
+            guessed = encoding != "utf-8"
+        return TextForm(
+            encoding=encoding,
+            bom=self.bom,
+            line_ending=name_line_ending(self.crlf, self._lf - self.crlf),
+            final_newline=self._lf > 0 and self._last == b"\n",
+            guessed=guessed,
+            damaged=self._narrower.damaged or (self._invalid_at is not None and not guessed),
+        )
+
+    def _count(self, data: bytes) -> None:
+        if not data:
+            return
+        self._lf += data.count(b"\n")
+        self.crlf += data.count(b"\r\n") + (self._last == b"\r" and data.startswith(b"\n"))
+        self._last = data[-1:]
+        if self.encoding == "utf-8" and self._invalid_at is None:
+            self._check_utf_8(data)
+
+    def _check_utf_8(self, data: bytes) -> None:
+        pending = len(self._utf_8.getstate()[0])
+        if data.isascii() and not pending:
+            return
+        try:
+            self._utf_8.decode(data)
+            self._non_ascii += count_non_ascii(data)
+        except UnicodeDecodeError as exc:
+            position = exc.start - pending
+            self._invalid_at = self.size + position
+            # A character that began in the chunk before was counted there.
+            self._non_ascii += count_non_ascii(data[:position]) if position >= 0 else position

@@ -1,20 +1,20 @@
-"""What kind of file bytes are, told from how they begin, whatever the name says."""
+"""File types, detected from the first bytes of a file; its name does not matter."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from indusagi.capabilities.files.text.codec import mark_of
+from indusagi.capabilities.files.text.codec import detect_bom
 
 Family: TypeAlias = Literal["image", "pdf", "other"]
 
 HEAD_BYTES = 8 * 1024
-"""How much of a file is looked at to tell what it is."""
-HEX_BYTES = 64
-_ODD_SHARE = 25
-"""One control character in so many bytes, in what is not UTF-8: no text is like that."""
-_FEWEST_ZEROS = 3
+"""How many bytes of a file are examined."""
+_HEX_BYTES = 64
+_CONTROL_SHARE = 25
+"""Data that is not UTF-8 and has one control character in so many bytes is binary."""
+_MIN_ZEROS = 3
 _CONTROLS = bytes(set(range(0x20)) - set(b"\t\n\r\f\x1b")) + b"\x7f"
 
 
@@ -33,7 +33,10 @@ class _Signature:
     type: FileType
     at: int = 0
     sure: bool = True
-    """Whether no text begins like this."""
+    """Whether text never begins like this."""
+
+    def matches(self, head: bytes) -> bool:
+        return head.startswith(self.magic, self.at)
 
 
 def _image(name: str) -> FileType:
@@ -84,52 +87,44 @@ _SIGNATURES = (
     _Signature(b"!<arch>\n", _other("ar archive or Debian package"), sure=False),
 )
 _UNKNOWN = _other("data of an unknown type")
-_WIDE = {0: "big-endian UTF-16 text", 1: "little-endian UTF-16 text"}
+_UTF_16 = {0: "big-endian UTF-16 text", 1: "little-endian UTF-16 text"}
 
 
 def sniff(head: bytes) -> FileType | None:
-    """Tell what a file is that begins like this; None for text, in whatever encoding."""
+    """Detect the type of a file from its first bytes; None for text, in any encoding."""
     for signature in _SIGNATURES:
-        if signature.sure and _begins(head, signature):
+        if signature.sure and signature.matches(head):
             return signature.type
     if not is_binary(head):
         return None
     for signature in _SIGNATURES:
-        if _begins(head, signature):
+        if signature.matches(head):
             return signature.type
-    return _unmarked(head) or _UNKNOWN
+    return _detect_utf_16(head) or _UNKNOWN
 
 
 def is_binary(head: bytes) -> bool:
-    """Tell whether a file that begins like this is no text: NULs, or too much that no text has."""
-    _, encoding = mark_of(head)
-    if encoding != "utf-8":
+    """Tell whether a file that begins like this is binary: it has NULs, or too many control characters."""
+    if detect_bom(head)[1] != "utf-8":
         return False
     if b"\0" in head:
         return True
     controls = len(head) - len(head.translate(None, _CONTROLS))
-    return controls * _ODD_SHARE > len(head) and not _is_utf_8(head)
+    # The end of the sample may cut a character of up to four bytes.
+    invalid = len(head) - len(head.decode("utf-8", "ignore").encode("utf-8"))
+    return controls * _CONTROL_SHARE > len(head) and invalid > 3
 
 
 def format_hex(head: bytes) -> str:
-    """Show how a file begins: 64 bytes at most, in hexadecimal digits."""
-    return head[:HEX_BYTES].hex(" ")
+    """Format the first 64 bytes of a file as hexadecimal digits."""
+    return head[:_HEX_BYTES].hex(" ")
 
 
-def _begins(head: bytes, signature: _Signature) -> bool:
-    return head.startswith(signature.magic, signature.at)
-
-
-def _is_utf_8(head: bytes) -> bool:
-    # The last character may be cut off by the end of the sample.
-    return len(head) - len(head.decode("utf-8", "ignore").encode("utf-8")) <= 3
-
-
-def _unmarked(head: bytes) -> FileType | None:
-    """Recognise Latin text in UTF-16 without a mark: every other byte is zero, and no other."""
+def _detect_utf_16(head: bytes) -> FileType | None:
+    """Recognise Latin text in UTF-16 without a mark: every other byte is zero, and no other byte is."""
     halves = (head[0::2], head[1::2])
     for high, low in ((0, 1), (1, 0)):
         zeros = halves[high].count(0)
-        if zeros > max(_FEWEST_ZEROS, len(halves[high]) // 2) and 0 not in halves[low]:
-            return _other(f"{_WIDE[high]} without a byte order mark", "text/plain")
+        if zeros > max(_MIN_ZEROS, len(halves[high]) // 2) and 0 not in halves[low]:
+            return _other(f"{_UTF_16[high]} without a byte order mark", "text/plain")
     return None

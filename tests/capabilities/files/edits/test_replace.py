@@ -1,4 +1,4 @@
-"""What is not replaced stays as it was, byte for byte, in any encoding."""
+"""Replacements keep every other byte of a file, in any encoding."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from indusagi.capabilities.files.edits.match import Found, Rung, find
-from indusagi.capabilities.files.edits.plan import Change, Refused, Replacement, edited, overwritten
-from indusagi.capabilities.files.edits.splice import same_everywhere, splice
+from indusagi.capabilities.files.edits import replace as module
+from indusagi.capabilities.files.edits.match import MatchStrategy, TextMatch, find_match
+from indusagi.capabilities.files.edits.plan import TextChange, edit_text, overwrite_text
+from indusagi.capabilities.files.edits.replace import EditRefusal, Replacement, splice
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 def changed(data: bytes, old: str, new: str, *, every: bool = False) -> bytes:
-    change = edited(data, [Replacement(old, new, every)], "a.txt")
-    assert isinstance(change, Change), change
+    change = edit_text(data, [Replacement(old, new, every)], "a.txt")
+    assert isinstance(change, TextChange), change
     return change.after
 
 
 @given(st.binary(max_size=60), st.binary(max_size=60))
-def test_an_ascii_edit_leaves_every_other_byte_whatever_they_are(left: bytes, right: bytes) -> None:
+def test_an_ascii_edit_keeps_every_other_byte(left: bytes, right: bytes) -> None:
     left, right = left.replace(b"\0", b""), right.replace(b"\0", b"")
     data = left + b"<MARK>" + right
-    change = edited(data, [Replacement("<MARK>", "<other>")], "a.txt")
-    if isinstance(change, Refused):
+    change = edit_text(data, [Replacement("<MARK>", "<other>")], "a.txt")
+    if isinstance(change, EditRefusal):
         # Only bytes before it that begin a UTF-16 file make a mark unreadable.
         assert data.startswith((b"\xff\xfe", b"\xfe\xff")) or b"<MARK>" in left + right
         return
@@ -41,13 +42,13 @@ _FEW_LETTERS = st.text("ab\n\r", max_size=6)
 
 
 @given(_FEW_LETTERS, _FEW_LETTERS.filter(bool), _FEW_LETTERS)
-def test_what_is_the_same_everywhere_is_what_each_place_gets(text: str, old: str, new: str) -> None:
-    found = find(text, old, new, every=True)
-    at_once = same_everywhere(text, old, new)
-    if isinstance(found, Found) and found.rung is Rung.EXACT and at_once is not None:
+def test_replacing_all_at_once_equals_replacing_each_place(text: str, old: str, new: str) -> None:
+    found = find_match(text, old, new, every=True)
+    at_once = module._replacement_for_all(text, old, new)
+    if isinstance(found, TextMatch) and found.strategy is MatchStrategy.EXACT and at_once is not None:
         assert text.replace(old, at_once) == splice(text, found, old, new)
-    if isinstance(found, Found) and old in text and at_once is not None:
-        assert found.rung is Rung.EXACT
+    if isinstance(found, TextMatch) and old in text and at_once is not None:
+        assert found.strategy is MatchStrategy.EXACT
 
 
 _FEW_SIGNS = st.text('ab\n\r\t "\u201c', max_size=9)
@@ -56,9 +57,9 @@ _FEW_SIGNS = st.text('ab\n\r\t "\u201c', max_size=9)
 @example(text='\u201c\r\u201c\t " ', old='\r\r"', new=' b\r\n"\n', every=False)
 @example(text='x "', old='"\r\r\n', new="\r\nb", every=True)
 @given(text=_FEW_SIGNS, old=_FEW_SIGNS.filter(bool), new=_FEW_SIGNS, every=st.booleans())
-def test_letters_that_were_not_named_stay_wherever_lines_end(text: str, old: str, new: str, *, every: bool) -> None:
-    change = edited(text.encode(), [Replacement(old, new, every)], "a.txt")
-    if isinstance(change, Change):
+def test_letters_outside_of_the_old_text_stay(text: str, old: str, new: str, *, every: bool) -> None:
+    change = edit_text(text.encode(), [Replacement(old, new, every)], "a.txt")
+    if isinstance(change, TextChange):
         gone = Counter(old) if not every else Counter({letter: len(text) for letter in old})
         assert not _letters(text) - _letters(change.text) - gone
 
@@ -70,32 +71,32 @@ def _letters(text: str) -> Counter[str]:
 
 @pytest.mark.parametrize("every", [False, True])
 @pytest.mark.parametrize("data", [b"a\nb\n", b"a", b"\xff\xfea\0\n\0"])
-def test_a_carriage_return_is_not_found_where_there_is_none(data: bytes, *, every: bool) -> None:
-    refused = edited(data, [Replacement("\r", "x", every)], "a.txt")
-    assert isinstance(refused, Refused)
+def test_an_absent_carriage_return_is_not_found(data: bytes, *, every: bool) -> None:
+    refused = edit_text(data, [Replacement("\r", "x", every)], "a.txt")
+    assert isinstance(refused, EditRefusal)
     assert refused.code == "no_match"
 
 
-def test_carriage_returns_can_be_taken_out() -> None:
+def test_carriage_returns_can_be_removed() -> None:
     assert changed(b"a\r\nb\r\n", "\r", "", every=True) == b"a\nb\n"
 
 
 @pytest.mark.parametrize("every", [False, True])
 @pytest.mark.parametrize("new", ["c", "c\nd", "c\r"])
-def test_half_a_line_ending_is_not_taken_along(new: str, *, every: bool) -> None:
+def test_half_a_line_ending_is_not_replaced(new: str, *, every: bool) -> None:
     after = changed(b"a\r\nb\r\n", "b\r", new, every=every)
     assert after == b"a\r\n" + new.removesuffix("\r").replace("\n", "\r\n").encode() + b"\r\n"
 
 
 @pytest.mark.parametrize("every", [False, True])
 @pytest.mark.parametrize("ending", [b"\n", b"\r\n"])
-def test_a_last_line_that_is_not_ended_is_not_meant_where_an_ended_one_is(ending: bytes, *, every: bool) -> None:
+def test_a_line_with_an_ending_matches_before_a_last_line_without_one(ending: bytes, *, every: bool) -> None:
     after = changed(ending.join([b"a", b"b", b"a"]), "a\n", "c\n", every=every)
     assert after == ending.join([b"c", b"b", b"a"])
     assert changed(ending.join([b"b", b"a"]), "a\n", "c", every=every).endswith(b"c")
 
 
-def test_very_many_places_take_no_memory_each() -> None:
+def test_the_memory_does_not_grow_with_the_number_of_places() -> None:
     data = b"x;" * 100_000
     tracemalloc.start()
     try:
@@ -110,7 +111,7 @@ def test_very_many_places_take_no_memory_each() -> None:
 @pytest.mark.parametrize(
     "encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32", "latin-1", "cp1252", "shift_jis", "koi8-r", "gb18030"]
 )
-def test_the_encoding_of_a_file_stays(encoding: str, tmp_path: Path) -> None:
+def test_the_encoding_of_a_file_is_kept(encoding: str, tmp_path: Path) -> None:
     words = {"shift_jis": "これは日本語です。", "koi8-r": "Привет, мир", "gb18030": "中文字符"}
     letters = words.get(encoding, "café, naïve")
     text = f"{letters}\r\nold line\r\n{letters}\r\n" * 20
@@ -134,64 +135,57 @@ def test_probe_0_3_an_lf_quotation_of_a_crlf_file_leaves_crlf_only() -> None:
     assert changed(b"one\r\ntwo\r\nthree\r\n", "one\ntwo", "ONE\nTWO") == b"ONE\r\nTWO\r\nthree\r\n"
 
 
-def test_letters_of_the_encoding_can_be_written_and_others_are_refused() -> None:
+def test_characters_missing_in_the_encoding_are_refused() -> None:
     assert changed("café\nx\n".encode("latin-1"), "x", "né") == "café\nné\n".encode("latin-1")
-    refused = edited("café\nx\n".encode("latin-1"), [Replacement("x", "→")], "a.txt")
-    assert isinstance(refused, Refused)
+    refused = edit_text("café\nx\n".encode("latin-1"), [Replacement("x", "→")], "a.txt")
+    assert isinstance(refused, EditRefusal)
     assert (refused.code, "→" in refused.message) == ("encoding", True)
 
 
 @pytest.mark.parametrize("half", [0xD800, 0xDCE9])
-def test_half_a_character_is_refused(half: int) -> None:
+def test_half_a_surrogate_pair_is_refused(half: int) -> None:
     new = chr(half)
     for data in (b"x\n", b"\xff\xfex\0\n\0", b"\xe9 x\n"):
-        refused = edited(data, [Replacement("x", new)], "a.txt")
-        assert isinstance(refused, Refused)
+        refused = edit_text(data, [Replacement("x", new)], "a.txt")
+        assert isinstance(refused, EditRefusal)
         assert refused.code == "encoding"
 
 
-def test_bytes_that_are_no_text_in_a_text_stay() -> None:
+def test_invalid_bytes_in_a_text_are_kept() -> None:
     data = "süße füße\n".encode() * 20 + b"broken \x80\n" + "näher üben\n".encode() * 2
     data += b"\xff\n" + "größer\n".encode() * 20
     assert changed(data, "üben", "ruhn", every=True) == data.replace("üben".encode(), b"ruhn")
 
 
 @pytest.mark.parametrize("mark", [b"\xef\xbb\xbf", b""])
-def test_a_byte_order_mark_stays_and_none_is_added(mark: bytes) -> None:
+def test_a_byte_order_mark_is_kept_and_never_added(mark: bytes) -> None:
     assert changed(mark + b"a\nb\n", "a\n", "c\n") == mark + b"c\nb\n"
     for content in ("c\n", "\ufeffc\n"):
-        change = overwritten(mark + b"a\n", content, "a.txt")
-        assert isinstance(change, Change)
+        change = overwrite_text(mark + b"a\n", content, "a.txt")
+        assert isinstance(change, TextChange)
         assert change.after == (mark or (b"\xef\xbb\xbf" if content[0] == "\ufeff" else b"")) + b"c\n"
 
 
 def test_a_replacement_that_would_make_a_file_too_large_is_refused() -> None:
-    refused = edited(b"a" * 100_000, [Replacement("a", "b" * 1_000, every=True)], "a.txt")
-    assert isinstance(refused, Refused)
+    refused = edit_text(b"a" * 100_000, [Replacement("a", "b" * 1_000, every=True)], "a.txt")
+    assert isinstance(refused, EditRefusal)
     assert refused.code == "too_large"
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "after"),
-    [
-        ("a\rb", "a\rb\nc", b"a\rb\rc\rz\r"),
-        ("a\rb", "a\nb\nc", b"a\rb\rc\rz\r"),
-        ("a\nb\n", "c\rb\n", b"c\rb\rz\r"),
-        ("b\rz\r", "z\r", b"a\rz\r"),
-    ],
+    ("old", "new", "after"), [("a\rb", "a\rc", b"a\rc\rz\r"), ("b", "b\nc", b"a\rb\nc\rz\r"), ("\rz", "", b"a\rb\r")]
 )
-def test_no_line_of_a_file_of_carriage_returns_is_lost(old: str, new: str, after: bytes) -> None:
-    assert changed(b"a\rb\rz\r", old, new) == after
-
-
-def test_places_in_a_file_of_carriage_returns_are_told_by_their_line() -> None:
-    refused = edited(b"a\rb\ra\r", [Replacement("a", "c")], "a.txt")
-    assert isinstance(refused, Refused)
-    assert refused.message.endswith("     1\ta\n     3\ta")
+def test_a_lone_carriage_return_is_an_ordinary_character(old: str, new: str, after: bytes) -> None:
+    """Classic Mac OS ended lines so; such a file is one line."""
+    data = b"a\rb\rz\r"
+    assert changed(data, old, new) == after
+    refused = edit_text(data, [Replacement("a\nb", "c")], "a.txt")
+    assert isinstance(refused, EditRefusal)
+    assert refused.code == "no_match"
 
 
 @given(st.lists(st.sampled_from([b"a\n", b"b\r\n", b"c  \n", b"\td\r\n", b"\xe9\n"]), max_size=12), st.integers(0, 11))
-def test_lines_around_a_replaced_one_stay_in_a_file_of_all_kinds_of_endings(lines: list[bytes], at: int) -> None:
+def test_neighbouring_lines_are_kept_in_a_file_with_mixed_endings(lines: list[bytes], at: int) -> None:
     at = min(at, len(lines))
     for ending in (b"\n", b"\r\n"):
         data = b"".join([*lines[:at], b"  here" + ending, *lines[at:]])

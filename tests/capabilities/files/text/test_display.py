@@ -1,10 +1,10 @@
-"""Characters that nobody sees are told by their kind and place."""
+"""Invisible characters are reported by kind and line."""
 
 from __future__ import annotations
 
 import pytest
 
-from indusagi.capabilities.files.text.invisible import find_invisible
+from indusagi.capabilities.files.text.display import find_invisible
 
 
 @pytest.mark.parametrize(
@@ -33,11 +33,11 @@ def test_r42_each_kind_is_named(text: str, said: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "plain\ttext", "日本語 العربية עברית", "👩\u200d💻 family", "a\x0cb", "naïve “quotes”", "tail\r"]
 )
-def test_ordinary_text_of_any_script_is_not_flagged(text: str) -> None:
+def test_ordinary_text_of_any_script_is_not_reported(text: str) -> None:
     assert not find_invisible([(1, text)])
 
 
-def test_the_first_line_and_the_number_of_each_kind_are_told() -> None:
+def test_the_count_and_the_first_line_of_each_kind_are_reported() -> None:
     lines = [(1, "a"), (2, "\u202ex\u200b"), (3, "\u202e\x1b[0m"), (4, "\u202e")]
     assert [str(kind) for kind in find_invisible(lines)] == [
         "terminal escape sequences in line 3",

@@ -1,0 +1,224 @@
+"""Checks of the text that an edit produces: elisions and syntax errors.
+
+An elision is a comment such as `# ... rest of the code unchanged ...`: written to a file, it would delete that code. A
+syntax error is reported only if the former text had none, and only for formats whose parser is part of Python. A file
+that is too large to be parsed at once is not checked.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+from indusagi.core.text import common_end, common_start
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_LEADERS = r"//++|/\*++|\{/\*|\*++|<!--|#++|--|;++|%++|\(\*|'|rem\b|\"{3}"
+_PROSE_LEADERS = r"<!--|//++|/\*++"
+"""In prose, the other comment marks are headings and list items."""
+_PROSE = (".md", ".markdown", ".mdx", ".rst", ".txt", ".adoc")
+_THING = (
+    r"(?:code|file|class(?:es)?|functions?|methods?|implementations?|contents?|lines?|logic|module"
+    r"|body|imports?|tests?|components?|styles?|definitions?|config(?:uration)?|properties|fields"
+    r"|routes?|handlers?|document|script|sections?|template|markup|program|stuff)"
+)
+_SOME = r"(?:[\w./-]+\s+){0,3}?"
+_KEPT = (
+    r"(?:unchanged|unmodified|untouched|omitted|(?:the )?same(?: as before)?|as (?:it )?(?:is|was)"
+    r"|as before|as above|not shown|here|below|above|continues|stays|remains)"
+)
+_END = rf"(?:\s+(?:is|are|was|were|goes|go|stays?|remains?|kept|left)){{0,2}}(?:\s+(?P<kept>{_KEPT}))?"
+_PLACEHOLDER = re.compile(
+    rf"(?:keep\s+)?(?:all\s+|and\s+|the\s+|your\s+|my\s+){{0,3}}"
+    rf"(?:(?:rest|remainder)(?:\s+of\s+{_SOME}{_THING})?"
+    rf"|(?:rest|remaining|existing|previous|other|original|unchanged|same)\s+{_SOME}{_THING}"
+    rf"|{_SOME}{_THING}(?=\s+(?:unchanged|unmodified|omitted|not shown|stays|remains|is|are)\b)"
+    rf"|unchanged|unmodified|omitted)"
+    rf"{_END}(?:\s+for (?:brevity|clarity|space))?",
+    re.IGNORECASE,
+)
+_DOTS = re.compile(r"\.{3,}|\u2026")
+_FRAME = " \t.\u2026-\u2013\u2014:;,!*/<>{}()[]#\"'"
+"""Characters around the words of an elision."""
+_SEARCH_CHARACTERS = 64 * 1024
+"""Characters that one call of `re` searches: it keeps the GIL meanwhile."""
+_LONGEST_ELISION = 200
+"""A longer comment explains something."""
+
+
+def find_elisions(text: str, former: str, path: str) -> list[tuple[int, str]]:
+    """Find lines that consist of a comment which stands for omitted code.
+
+    Args:
+        text: The new text of the file.
+        former: The present text; an elision that it contains is kept.
+        path: The path of the file, which tells code from prose.
+
+    Returns:
+        The number and the text of each such line.
+    """
+    leaders = _PROSE_LEADERS if path.lower().endswith(_PROSE) else _LEADERS
+    # The possessive `++` keeps the search linear on a line that is one long row of signs.
+    comment = re.compile(rf"^[ \t]*+(?:{leaders})[ \t]*+(?P<words>[^\n]{{3,{_LONGEST_ELISION}}})$", re.I | re.M)
+    elisions = [
+        match
+        for start, end in _iter_changed_parts(text, former)
+        for match in comment.finditer(text, start, end)
+        if _is_elision(match["words"].rstrip())
+    ]
+    kept = {line.strip() for line in former.split("\n")} if elisions else set[str]()
+    return [
+        (text.count("\n", 0, match.start()) + 1, match.group().strip())
+        for match in elisions
+        if match.group().strip() not in kept
+    ]
+
+
+def _iter_changed_parts(text: str, former: str) -> Iterator[tuple[int, int]]:
+    """Yield the part between the common start and end of both texts, in pieces of whole lines."""
+    start = common_start(text, former)
+    end = len(text) - common_end(text, former, start)
+    start = text.rfind("\n", 0, start) + 1
+    while start <= end and start < len(text):
+        stop = text.find("\n", min(start + _SEARCH_CHARACTERS, end))
+        stop = stop if stop >= 0 else len(text)
+        yield start, stop
+        start = stop + 1
+
+
+def _is_elision(words: str) -> bool:
+    """Recognise an elision: only the usual words, with dots or with a word such as `unchanged`."""
+    match = _PLACEHOLDER.fullmatch(_DOTS.sub(" ", words).strip(_FRAME))
+    return match is not None and bool(_DOTS.search(words) or match["kept"])
+
+
+# -- syntax -------------------------------------------------------------------------------------
+
+_MAX_CHARACTERS = 400_000
+_SLOW_PYTHON_CHARACTERS = 16 * 1024
+"""Python's parser keeps the GIL: for so many characters, about ten milliseconds."""
+_MAX_TOML_STEPS = 10_000_000
+"""The parser of TOML walks through all enclosing tables for each key."""
+_JSON_WITH_COMMENTS = ("tsconfig", "jsconfig", "devcontainer", ".eslintrc", ".babelrc")
+"""Names of `.json` files that may contain comments begin like this."""
+_FILE_NAME = "<edited file>"
+
+
+def find_new_syntax_error(path: str, former: str | None, text: str) -> str | None:
+    """Find a syntax error in a file whose former text had none.
+
+    Args:
+        path: The path of the file, which tells its format.
+        former: The former text; None for a new file.
+        text: The new text.
+    """
+    check = _find_parser(path)
+    if check is None:
+        return None
+    error = check(text.removeprefix("\ufeff"))
+    if error is None:
+        return None
+    if former and former.strip() and check(former.removeprefix("\ufeff")) is not None:
+        return None
+    return error
+
+
+def is_slow_to_parse(path: str, size: int) -> bool:
+    """Tell whether parsing so many characters would keep the GIL for long."""
+    return _SLOW_PYTHON_CHARACTERS < size <= _MAX_CHARACTERS and _find_parser(path) is _parse_python
+
+
+def _find_parser(path: str) -> Callable[[str], str | None] | None:
+    name = os.path.basename(path).lower()
+    suffix = os.path.splitext(name)[1]
+    if suffix == ".json" and (name.startswith(_JSON_WITH_COMMENTS) or "/.vscode/" in f"/{path}"):
+        return None
+    return _PARSERS.get(suffix)
+
+
+def _parse_python(text: str) -> str | None:
+    if len(text) > _MAX_CHARACTERS:
+        return None
+    import ast  # noqa: PLC0415 — only after an edit of Python
+    import warnings  # noqa: PLC0415 — only after an edit of Python
+
+    # An invalid escape sequence is only a warning. The filter applies to this file name alone.
+    warnings.filterwarnings("ignore", module=f"^{_FILE_NAME}$")
+    try:
+        ast.parse(text, _FILE_NAME)
+    except SyntaxError as exc:
+        return f"line {exc.lineno}: {exc.msg}" if exc.lineno else str(exc.msg)
+    except (ValueError, RecursionError, MemoryError):
+        return None  # invalid characters, or nested too deeply for the parser
+    return None
+
+
+def _parse_json(text: str) -> str | None:
+    if len(text) > _MAX_CHARACTERS:
+        return None
+    import json  # noqa: PLC0415 — only after an edit of JSON
+
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as exc:
+        return f"line {exc.lineno}: {exc.msg}"
+    except (ValueError, RecursionError):
+        return None
+    return None
+
+
+def _parse_toml(text: str) -> str | None:
+    if len(text) > _MAX_CHARACTERS or _estimate_toml_steps(text) > _MAX_TOML_STEPS:
+        return None
+    import tomllib  # noqa: PLC0415 — only after an edit of TOML
+
+    try:
+        tomllib.loads(text)
+    except tomllib.TOMLDecodeError as exc:
+        return str(exc)
+    except (ValueError, RecursionError):
+        return None
+    return None
+
+
+def _estimate_toml_steps(text: str) -> int:
+    """Estimate how many tables the parser walks through; rather too many than too few."""
+    steps = deepest = 0
+    for line in text.split("\n"):
+        key = line.partition("=")[0]
+        parts = 1 + (line if '"' in key or "'" in key else key).count(".")
+        if line.lstrip().startswith("["):
+            deepest = max(deepest, parts)
+        steps += parts * (deepest + parts)
+    return steps
+
+
+def _parse_xml(text: str) -> str | None:
+    if len(text) > _MAX_CHARACTERS or "<!ENTITY" in text:
+        return None  # entities can expand to more text than fits in memory
+    from xml.parsers import expat  # noqa: PLC0415 — only after an edit of XML
+
+    # The text is decoded already, whatever encoding it declares; external entities are never fetched.
+    parser = expat.ParserCreate("utf-8")
+    try:
+        parser.Parse(text.encode("utf-8"), True)  # noqa: FBT003 — it takes no keywords
+    except UnicodeEncodeError:
+        return None
+    except expat.ExpatError as exc:
+        return f"line {exc.lineno}: {expat.ErrorString(exc.code)}"
+    return None
+
+
+_PARSERS: dict[str, Callable[[str], str | None]] = {
+    ".py": _parse_python,
+    ".pyi": _parse_python,
+    ".json": _parse_json,
+    ".toml": _parse_toml,
+    ".xml": _parse_xml,
+    ".svg": _parse_xml,
+    ".xsd": _parse_xml,
+    ".plist": _parse_xml,
+}

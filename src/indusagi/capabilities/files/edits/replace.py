@@ -1,0 +1,297 @@
+"""One replacement in a text: find the old text, put the new one there, keep everything else.
+
+Lines that are equal in the old and the new text are copied from the file, so that what a match strategy ignores (a line
+ending, trailing whitespace, a curly quotation mark) is preserved. A new line ends like the lines around it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from indusagi.capabilities.files.edits.diff import format_line, number_lines
+from indusagi.capabilities.files.edits.match import (
+    MAX_SPANS,
+    MatchStrategy,
+    NoMatch,
+    TextMatch,
+    drops_return,
+    find_match,
+    normalize_endings,
+)
+from indusagi.capabilities.files.edits.suggest import find_closest_match
+from indusagi.capabilities.files.text.codec import encode_piece
+from indusagi.capabilities.files.text.display import has_line_numbers, strip_line_numbers
+from indusagi.core.text import common_end, common_start
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from indusagi.capabilities.files.edits.match import Span
+    from indusagi.capabilities.files.text.codec import TextForm
+    from indusagi.core.json import JsonValue
+
+MAX_FILE_BYTES = 8 * 1024 * 1024
+"""Bytes of a file that can be edited; a larger file is for a program."""
+MAX_LISTED = 10
+"""Lines that a refusal lists."""
+_ENDING = re.compile(r"\r\n|\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """One text instead of another."""
+
+    old: str
+    new: str
+    every: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ShownLines:
+    """Which lines of a file a result has shown, from the first on."""
+
+    digest: str
+    """Of the whole file."""
+    lines: int
+    whole: bool
+    """Whether the file has no other lines, and none of them was cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class EditRefusal:
+    """Why an edit cannot be made."""
+
+    code: str
+    message: str
+    facts: dict[str, JsonValue] = field(default_factory=dict[str, "JsonValue"])
+    shown: ShownLines | None = None
+    """What the message shows of the file; it counts as read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """A text after a replacement."""
+
+    text: str
+    strategy: MatchStrategy
+    count: int
+    """In how many places."""
+    indented: bool = False
+    """Whether new lines were given the indentation of the file."""
+    numbered: bool = False
+    """Whether line numbers were removed from the old and the new text."""
+
+
+def apply_replacement(text: str, edit: Replacement, form: TextForm, *, exactly: bool) -> Replaced | EditRefusal:
+    """Make one replacement in the text of a file.
+
+    Args:
+        text: The whole text.
+        edit: The replacement.
+        form: The form of the file, whose encoding must contain the new text.
+        exactly: Only an exact match is used, and only if it is the only one.
+    """
+    try:
+        encode_piece(edit.new, form)
+    except OSError as exc:
+        return EditRefusal("encoding", exc.strerror or str(exc))
+    if edit.every and not exactly:
+        # There may be millions of places: `str.replace` handles them at once if they are all alike.
+        new = _replacement_for_all(text, edit.old, edit.new)
+        count = 0 if new is None else text.count(edit.old)
+        if new is not None and count:
+            refusal = _refuse_large(text, edit, count)
+            return refusal or Replaced(text.replace(edit.old, new), MatchStrategy.EXACT, count)
+    match = find_match(text, edit.old, edit.new, every=edit.every and not exactly)
+    if exactly:
+        if isinstance(match, NoMatch) or match.strategy is not MatchStrategy.EXACT or len(match.spans) > 1:
+            return EditRefusal("stale", "oldText does not stand in it exactly once, letter for letter")
+        numbered = False
+    else:
+        numbered = isinstance(match, NoMatch) and bool(strip_line_numbers(edit.old))
+        if numbered:
+            bare = _strip_numbers(edit)
+            if isinstance(bare, EditRefusal):
+                return bare
+            edit = bare
+            match = find_match(text, edit.old, edit.new, every=edit.every)
+        if isinstance(match, NoMatch):
+            return _refuse_no_match(text, match, edit)
+        if len(match.spans) > 1 and not edit.every:
+            return _refuse_ambiguous(text, match)
+    count = len(match.spans)
+    indented = any(span.lines for span in match.spans)
+    refusal = _refuse_large(text, edit, count)
+    return refusal or Replaced(splice(text, match, edit.old, edit.new), match.strategy, count, indented, numbered)
+
+
+def _strip_numbers(edit: Replacement) -> Replacement | EditRefusal:
+    """Remove the line numbers that `read` shows from both texts."""
+    new = strip_line_numbers(edit.new)
+    if new is None and has_line_numbers(edit.new):
+        message = "oldText has line numbers, newText has them on some lines; leave them out"
+        return EditRefusal("no_match", message)
+    return Replacement(strip_line_numbers(edit.old) or "", edit.new if new is None else new, edit.every)
+
+
+def _refuse_large(text: str, edit: Replacement, count: int) -> EditRefusal | None:
+    size = len(text) + count * (len(edit.new) - len(edit.old))
+    if size <= MAX_FILE_BYTES:
+        return None
+    return EditRefusal("too_large", f"the file would have about {size:,} characters")
+
+
+def _refuse_ambiguous(text: str, match: TextMatch) -> EditRefusal:
+    lines: list[tuple[int, str]] = []
+    number, position = 1, 0
+    for span in match.spans[:MAX_LISTED]:
+        number += text.count("\n", position, span.start)
+        position = span.start
+        end = text.find("\n", position)
+        line = text[text.rfind("\n", 0, position) + 1 : end if end >= 0 else len(text)]
+        lines.append((number, format_line(line, 120)))
+    count = len(match.spans)
+    many = f"{count:,}" if count < MAX_SPANS else f"at least {count:,}"
+    left = f"{count - len(lines)} more" if count < MAX_SPANS else "more"
+    more = f"\n… and {left}" if count > len(lines) else ""
+    ignored = "" if match.strategy is MatchStrategy.EXACT else f" (but for {match.strategy})"
+    return EditRefusal(
+        "ambiguous",
+        f"oldText stands in {many} places{ignored}; give more lines around the one that is "
+        f"meant, or replaceAll to change all of them:\n{number_lines(lines)}{more}",
+        {"count": count, "lines": [number for number, _ in lines]},
+    )
+
+
+def _refuse_no_match(text: str, match: NoMatch, edit: Replacement) -> EditRefusal:
+    tried = ", ".join(list(MatchStrategy)[1:])
+    parts = [f"oldText is not in the file: compared exactly, then without regard to {tried}."]
+    facts: dict[str, JsonValue] = {}
+    if match.lines:
+        numbers = ", ".join(map(str, match.lines[:MAX_LISTED]))
+        parts.append(
+            f"At line {numbers} the lines agree but for indentation, and no one rule leads "
+            "from the indentation of oldText and newText to that of the file."
+        )
+    if len(edit.new.strip()) > 1 and edit.new in text:
+        parts.append("newText is in the file already: the edit may have been made before.")
+    closest = find_closest_match(text, edit.old)
+    if closest is None:
+        parts.append("Nothing in the file is like it. Read the file again.")
+    else:
+        facts = {"closestLine": closest.line, "alike": closest.similarity}
+        parts.append(f"Closest at line {closest.line} (- oldText, + the file; · space, → tab):\n{closest.view}")
+    return EditRefusal("no_match", "\n".join(parts), facts)
+
+
+# -- splicing -----------------------------------------------------------------------------------
+
+
+def splice(text: str, match: TextMatch, old: str, new: str) -> str:
+    """Replace what was found; the places are in order and do not overlap."""
+    parts: list[str] = []
+    position = 0
+    is_plain = match.strategy is MatchStrategy.EXACT and "\n" not in old and "\n" not in new
+    for span in match.spans:
+        parts.append(text[position : span.start])
+        parts.append(new if is_plain else _fit(text, span, match.strategy, old, new))
+        position = span.end
+    parts.append(text[position:])
+    return "".join(parts)
+
+
+def _replacement_for_all(text: str, old: str, new: str) -> str | None:
+    """Return the text that replaces `old` wherever it stands; None where line endings differ."""
+    if drops_return(old, new):
+        return None
+    if "\n" not in old and "\n" not in new:
+        return new
+    plain = normalize_endings(new)
+    if "\r" in text or "\r" in plain:
+        return None
+    return new if old == plain else plain
+
+
+def _fit(text: str, span: Span, strategy: MatchStrategy, old: str, new: str) -> str:
+    """Build the new text for one place, with the line endings and unchanged lines of the file."""
+    old, plain = normalize_endings(old), normalize_endings(new)
+    present = text[span.start : span.end]
+    if old == plain:
+        # Only line endings change, so they are used as given.
+        return new if strategy is MatchStrategy.EXACT else present
+    contents, endings = _ENDING.split(present), _ENDING.findall(present)
+    old_lines, new_lines = old.split("\n"), plain.split("\n")
+    fitted = list(span.lines or new_lines)
+    if len(old_lines) > len(contents):
+        # The last line of the file has no ending, and its replacement gets none.
+        old_lines.pop()
+        if not new_lines[-1]:
+            new_lines.pop()
+            fitted.pop()
+    return _PlaceLines(contents, endings, old_lines, new_lines).join(fitted, _find_ending(text, span))
+
+
+class _PlaceLines:
+    """The lines of one place in a file, and which of them stay."""
+
+    def __init__(
+        self, contents: Sequence[str], endings: Sequence[str], old_lines: Sequence[str], new_lines: Sequence[str]
+    ) -> None:
+        self._contents = contents
+        self._endings = endings
+        self._old = old_lines
+        self._new = new_lines
+        shorter = min(len(old_lines), len(new_lines))
+        self._head = _count_common(old_lines, new_lines, shorter)
+        self._tail = _count_common(old_lines[::-1], new_lines[::-1], shorter - self._head)
+
+    def join(self, fitted: Sequence[str], ending: str) -> str:
+        """Join the new lines; `ending` is for a line without a counterpart in the file."""
+        parts: list[str] = []
+        for index, line in enumerate(fitted):
+            parts.append(self._content(index, line))
+            if index + 1 < len(fitted):
+                parts.append(self._ending(index) or ending)
+        return "".join(parts)
+
+    def _content(self, index: int, fitted: str) -> str:
+        from_end = len(self._new) - index
+        if index < self._head:
+            return self._contents[index]
+        if from_end <= self._tail:
+            return self._contents[-from_end]
+        if len(self._old) == len(self._new) and len(self._contents[index]) == len(self._old[index]):
+            # Only the characters that differ between the old and the new line change.
+            content, old = self._contents[index], self._old[index]
+            head = common_start(old, fitted)
+            tail = common_end(old, fitted, head)
+            return content[:head] + fitted[head : len(fitted) - tail] + content[len(content) - tail :]
+        return fitted
+
+    def _ending(self, index: int) -> str:
+        """Return the ending of the line that this one replaces; empty if there is none."""
+        if not self._endings:
+            return ""
+        from_end = len(self._new) - index - 1
+        if from_end <= self._tail and from_end <= len(self._endings):
+            return self._endings[-from_end]
+        return self._endings[min(index, len(self._endings) - 1)]
+
+
+def _count_common(lines: Sequence[str], others: Sequence[str], limit: int) -> int:
+    """Count the lines that two sequences have in common from their start."""
+    for index in range(limit):
+        if lines[index] != others[index]:
+            return index
+    return limit
+
+
+def _find_ending(text: str, span: Span) -> str:
+    """Find the ending of the line that a place lies in, or else of the line before it."""
+    after = _ENDING.search(text, span.end)
+    if after:
+        return after.group()
+    before = _ENDING.search(text, max(0, text.rfind("\n", 0, span.start) - 1), span.start)
+    return before.group() if before else "\n"

@@ -1,0 +1,265 @@
+"""Worker processes: one CPU-bound function in a Python process of its own, under limits.
+
+A call into a C extension may keep the GIL until it returns: every other thread waits, the event loop included, and
+only the end of the process stops it. `run_in_worker` runs such a function in a new process, which costs one start of
+Python. The process sees neither the working directory nor `PYTHON*` variables (it starts with `-I`, see
+https://docs.python.org/3/using/cmdline.html#cmdoption-I), inherits no secret from the environment, and ends with the
+call: on return, at the deadline and on cancellation.
+
+A message is JSON (RFC 8259) followed by its large texts and bytes. Results are never unpickled, because a parser that
+a hostile document has taken over could then run code in this process.
+
+The worker process imports this module too, so everything heavy is imported inside functions.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass, fields, is_dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, TypeVarTuple, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+T = TypeVar("T")
+ArgumentsT = TypeVarTuple("ArgumentsT")
+
+_BOOTSTRAP = """
+import sys, types
+for name, path in zip(("indusagi", "indusagi.core", "indusagi.capabilities"), sys.argv[1:4]):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [path]
+sys.path.extend(filter(None, sys.argv[4:5]))
+from indusagi.capabilities.worker import main
+main(*sys.argv[5:])
+"""
+"""Registers our packages without running their `__init__`, which takes four times as long as to start Python. An
+empty entry on `sys.path` would be the working directory, which may contain a module that another party wrote."""
+_CAPABILITIES = os.path.dirname(__file__)
+_PACKAGE = os.path.dirname(_CAPABILITIES)
+_PASSED_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TMPDIR")
+"""What a library needs to be loaded; every other variable may hold a secret."""
+_WRITE_BYTES = 256 * 1024
+"""Bytes that are copied to the pipe at once."""
+_MAX_RESULT_BYTES = 64 * 1024 * 1024
+"""A longer result is cut, and so becomes invalid."""
+_LENGTH_BYTES = 8
+"""The length of the JSON, in front of a message."""
+_SHORT_TEXT = 4096
+"""A longer text is not escaped as JSON."""
+
+
+class WorkerError(Exception):
+    """A worker that gave no result; its text continues a sentence whose subject is the worker."""
+
+    def __init__(self, code: Literal["timeout", "spawn", "failed"], message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLimits:
+    """Limits on the process (https://man7.org/linux/man-pages/man2/setrlimit.2.html), set before it loads a library."""
+
+    cpu_s: int
+    memory_bytes: int
+
+
+async def run_in_thread(function: Callable[[*ArgumentsT], T], *arguments: *ArgumentsT) -> T:
+    """Call a function in a thread, which a cancelled caller leaves behind."""
+    from anyio import to_thread  # noqa: PLC0415 — the worker process does without it
+
+    return await to_thread.run_sync(function, *arguments, abandon_on_cancel=True)
+
+
+async def run_in_worker(
+    function: Callable[[*ArgumentsT], T],
+    *arguments: *ArgumentsT,
+    returns: Sequence[type] = (),
+    library: str = "",
+    limits: WorkerLimits | None = None,
+    deadline_s: float,
+) -> T:
+    """Call a function of ours in a process that ends with this call.
+
+    Args:
+        function: A function of a module; the worker imports it by name.
+        arguments: JSON values, bytes, tuples and dataclasses of these.
+        returns: The dataclasses that the result may contain.
+        library: A package the function imports, for when it is installed outside of the interpreter's own paths.
+        limits: Limits on the process.
+        deadline_s: The seconds after which the process is killed.
+
+    Raises:
+        WorkerError: It cannot be started, took longer than `deadline_s`, or ended without a result.
+    """
+    from anyio import fail_after, to_thread  # noqa: PLC0415 — the worker process does without them
+
+    from indusagi.core.process.child import ChildProcess  # noqa: PLC0415 — the worker process does without it
+
+    command = await to_thread.run_sync(build_command, function, library, limits)
+    message = await to_thread.run_sync(encode_message, arguments)
+    environment = {name: os.environ[name] for name in _PASSED_VARIABLES if name in os.environ}
+    output = _Output()
+    child = ChildProcess(output)
+    try:
+        with fail_after(deadline_s):
+            # The worker reads its whole input before it works and writes at the end: without us it ends soon.
+            await child.start(command, environment, None, die_with_parent=False)
+            for part in message:
+                for start in range(0, len(part), _WRITE_BYTES):
+                    await child.writable.wait()
+                    child.write(part[start : start + _WRITE_BYTES])
+            child.close_input()
+            await child.output_ended.wait()
+    except TimeoutError:
+        raise WorkerError("timeout", f"took longer than {deadline_s:g} seconds") from None
+    except OSError as exc:
+        raise WorkerError("spawn", f"cannot be started: {exc.strerror or exc}") from exc
+    finally:
+        await child.end(0)
+    types = {_name_type(returned): returned for returned in returns}
+    try:
+        return cast("T", await to_thread.run_sync(decode_message, output.pieces, types))
+    except ValueError:
+        raise WorkerError("failed", "ended without a result") from None
+
+
+def build_command(function: Callable[..., object], library: str, limits: WorkerLimits | None) -> list[str]:
+    """Build the command line of a worker; `library` is searched on disk."""
+    from importlib.util import find_spec  # noqa: PLC0415 — the worker process does without it
+
+    spec = find_spec(library) if library else None
+    library_path = os.path.dirname(os.path.dirname((spec and spec.origin) or ""))
+    target = f"{function.__module__}:{function.__qualname__}"
+    numbers = (str(limits.cpu_s), str(limits.memory_bytes)) if limits else ()
+    paths = (_PACKAGE, os.path.join(_PACKAGE, "core"), _CAPABILITIES, library_path)
+    return [sys.executable, "-I", "-c", _BOOTSTRAP, *paths, target, *numbers]
+
+
+class _Output:
+    """The standard output of a worker, up to a limit; its standard error is dropped."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+        self._left = _MAX_RESULT_BYTES
+
+    def stdout_received(self, data: bytes) -> None:
+        if self._left > 0:
+            self.pieces.append(data)
+            self._left -= len(data)
+
+    def stderr_received(self, data: bytes) -> None: ...
+
+    def state_changed(self) -> None: ...
+
+
+# -- in the worker process ----------------------------------------------------------------------
+
+
+def main(target: str, *limits: str) -> None:
+    """Call the function `target` with the arguments on standard input; write its result to standard output."""
+    if limits:
+        set_rlimits(WorkerLimits(*map(int, limits)))
+    module, _, name = target.partition(":")
+    function = getattr(import_module(module), name)
+    arguments = cast("Sequence[object]", decode_message([sys.stdin.buffer.read()]))
+    for piece in encode_message(function(*arguments)):
+        sys.stdout.buffer.write(piece)
+
+
+def set_rlimits(limits: WorkerLimits) -> None:
+    """Limit the CPU time and the address space of this process; a limit that cannot be set is left as it is."""
+    import resource  # noqa: PLC0415 — absent on Windows
+
+    for kind, limit in ((resource.RLIMIT_AS, limits.memory_bytes), (resource.RLIMIT_CPU, limits.cpu_s)):
+        try:
+            resource.setrlimit(kind, (limit, limit))
+        except (OSError, ValueError):  # a stricter limit is set already, or the system has no such limit
+            continue
+
+
+# -- messages -----------------------------------------------------------------------------------
+
+
+def encode_message(value: object) -> list[bytes]:
+    """Encode a value as pieces that are written one after the other; large bytes are not copied."""
+    parts: list[bytes] = []
+    tree = _to_tree(value, parts)
+    head = json.dumps([tree, [len(part) for part in parts]]).encode("ascii")
+    return [len(head).to_bytes(_LENGTH_BYTES, "big"), head, *parts]
+
+
+def decode_message(pieces: Sequence[bytes], types: Mapping[str, type] | None = None) -> object:
+    """Decode a message.
+
+    Args:
+        pieces: The bytes of the message.
+        types: The dataclasses it may contain, by name; None: every one, for a message from our own process.
+
+    Raises:
+        ValueError: The message is invalid or incomplete.
+    """
+    data = b"".join(pieces)
+    start = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "big")
+    try:
+        tree, sizes = json.loads(data[_LENGTH_BYTES:start])
+        parts: list[bytes] = []
+        for size in sizes:
+            parts.append(data[start : start + size])
+            start += size
+        if start != len(data):
+            raise ValueError(f"{len(data)} bytes instead of {start}")
+        return _from_tree(tree, parts, types)
+    except (TypeError, LookupError, AttributeError, RecursionError) as exc:
+        raise ValueError("invalid message") from exc
+
+
+def _to_tree(value: Any, parts: list[bytes]) -> Any:
+    """Convert a value to JSON, in which an object has one key: what it stands for."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, list):
+        return [_to_tree(item, parts) for item in cast("list[object]", value)]
+    if isinstance(value, tuple):
+        return {"tuple": [_to_tree(item, parts) for item in cast("tuple[object, ...]", value)]}
+    if isinstance(value, dict):
+        return {"dict": {name: _to_tree(item, parts) for name, item in cast("dict[str, object]", value).items()}}
+    if is_dataclass(value):
+        members = {field.name: _to_tree(getattr(value, field.name), parts) for field in fields(value)}
+        return {"object": [_name_type(type(value)), members]}
+    if isinstance(value, str) and len(value) <= _SHORT_TEXT and value.isascii():
+        return value
+    # JSON would join two halves of a surrogate pair; as bytes they stay apart.
+    is_text = isinstance(value, str)
+    parts.append(value.encode("utf-8", "surrogatepass") if is_text else value)
+    return {"text" if is_text else "bytes": len(parts) - 1}
+
+
+def _from_tree(tree: Any, parts: list[bytes], types: Mapping[str, type] | None) -> Any:
+    if isinstance(tree, list):
+        return [_from_tree(item, parts, types) for item in cast("list[object]", tree)]
+    if not isinstance(tree, dict):
+        return tree
+    [(kind, value)] = cast("dict[str, Any]", tree).items()
+    if kind in {"text", "bytes"}:
+        part = parts[int(value)]
+        return part.decode("utf-8", "surrogatepass") if kind == "text" else part
+    if kind == "tuple":
+        return tuple(_from_tree(item, parts, types) for item in value)
+    if kind == "dict":
+        return {name: _from_tree(item, parts, types) for name, item in value.items()}
+    name, members = value
+    if types is None:
+        module, _, qualified = name.partition(":")
+        found = getattr(import_module(module), qualified)
+    else:
+        found = types[name]
+    return found(**{field: _from_tree(item, parts, types) for field, item in members.items()})
+
+
+def _name_type(cls: type) -> str:
+    return f"{cls.__module__}:{cls.__qualname__}"

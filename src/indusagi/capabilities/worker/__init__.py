@@ -1,1 +1,0 @@
-"""Work in a process of our own: how it is started, asked and held to limits."""
