@@ -24,7 +24,7 @@ from induscode.deck.mcp.boot import BootOptions, ServerPlan, boot_bridge
 from induscode.deck.mcp.capability import BridgeCapability
 from induscode.deck.mcp.ledger import BridgeLedger, EnrollRequest
 from induscode.deck.mcp.store import open_store
-from induscode.deck.mcp.store.history import stored_log
+from induscode.deck.mcp.store.history import read_ledger_log
 from induscode.deck.mcp.store.journal import Journal
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ async def _written(path: str, log: Sequence[BridgeEntry]) -> str:
     try:
         journal = Journal(store)
         for at in range(0, len(log), _FEW):
-            journal.keep(log[at : at + _FEW])
+            journal.record_entries(log[at : at + _FEW])
         if not await store.flush():
             raise CannotMeasure(f"nothing can be stored: {store.notes}")
         return journal.run
@@ -129,7 +129,7 @@ def _reading(runner: asyncio.Runner, path: str, run: str) -> Batch:
         try:
             started = perf_counter()
             for _ in range(count):
-                entries, _notes = await stored_log(store, run)
+                entries, _notes = await read_ledger_log(store, run)
                 if BridgeLedger.from_log(entries).next_seq != _LOG + 1:
                     raise CannotMeasure("the store gave another log than it was given")
             return perf_counter() - started

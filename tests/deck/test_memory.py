@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from indusagi.capabilities.local import make_local_context
 from induscode.deck import DeckContext, DeckFramework
-from induscode.deck.cards.memory import LARGEST_BYTES, InMemoryStore, joined, memory_card
+from induscode.deck.cards.memory import LARGEST_BYTES, InMemoryStore, append_note_line, memory_card
 from induscode.deck.stores.memory_file import FileMemory
 
 if TYPE_CHECKING:
@@ -130,8 +130,8 @@ async def test_a_link_or_a_pipe_in_the_place_of_the_file_is_not_read(tmp_path: P
 def test_what_was_added_is_there_on_lines_of_its_own(parts: list[str]) -> None:
     notes = ""
     for part in parts:
-        notes = joined(notes, part)
+        notes = append_note_line(notes, part)
         assert notes.endswith("\n")
         kept = part.removesuffix("\n")
         assert notes == f"{kept}\n" or notes.endswith(f"\n{kept}\n")
-        assert joined(notes, part) == notes or not kept
+        assert append_note_line(notes, part) == notes or not kept

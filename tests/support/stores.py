@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tests.support.deck import AT
 
 from induscode.deck.mcp.store import open_store
-from induscode.deck.mcp.store.events import Batch, Happening, address_of, chained
+from induscode.deck.mcp.store.events import Batch, Event, chain_digest, content_address
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -36,10 +36,10 @@ async def stored(folder: Path) -> AsyncGenerator[ThreadedStore]:
 def batch(number: int, *, run: str = "r1") -> Callable[[], Batch]:
     """Make a batch with one row and its document."""
     text = f'{{"number":{number}}}'
-    address = address_of(text)
+    address = content_address(text)
     facts = {"definition": address, "tool": f"t{number}"}
-    happening = Happening(run, AT, "pin", facts, f"s{number}")  # type: ignore[arg-type]
-    return lambda: Batch((happening,), {address: text})
+    event = Event(run, AT, "pin", facts, f"s{number}")  # type: ignore[arg-type]
+    return lambda: Batch((event,), {address: text})
 
 
 async def filled(folder: Path, rows: int) -> None:
@@ -72,7 +72,7 @@ def forge(path: Path, *statements: str) -> None:
         position, digest = connection.execute(asked).fetchone()
         asked = "SELECT position, run, seq, at, op, subject, facts FROM events ORDER BY position"
         for position, *cells in connection.execute(asked).fetchall():
-            digest = chained(digest, position, cells)
+            digest = chain_digest(digest, position, cells)
             connection.execute("UPDATE events SET digest = ? WHERE position = ?", (digest, position))
         connection.execute("UPDATE ends SET position = ?, digest = ? WHERE name = 'head'", (position, digest))
     path.with_name("ledger.db-end").unlink(missing_ok=True)

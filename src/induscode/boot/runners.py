@@ -17,7 +17,13 @@ from indusagi.interop.protocol_bridge.client.tools import DefinitionNote
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from induscode.deck.contract import BridgeFault, UnknownCapability
 from induscode.deck.mcp.boot import BootedBridge, BootOptions, ServerPlan, boot_bridge
-from induscode.deck.mcp.config import DiscoveredConfig, UnusableFile, discover_mcp_config, read_named_rows, resolve_rows
+from induscode.deck.mcp.config import (
+    DiscoveredConfig,
+    UnusableFileError,
+    discover_mcp_config,
+    read_named_rows,
+    resolve_rows,
+)
 from induscode.deck.mcp.config.rows import ServerRow
 from induscode.deck.mcp.config.trust import Consent, TrustStore
 from induscode.deck.mcp.lock import LOCK_NAME, read_lock
@@ -116,7 +122,7 @@ def _configured(invocation: Invocation) -> DiscoveredConfig:
         elif os.path.lexists(path):
             try:
                 parts.append(read_named_rows(path))
-            except UnusableFile as exc:
+            except UnusableFileError as exc:
                 raise ConfigPathError(f"--mcp {exc}") from exc
         else:
             raise ConfigPathError(f"--mcp {given}: there is no such file or directory")

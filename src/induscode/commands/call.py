@@ -351,15 +351,15 @@ async def _server_with(plan: ServerPlan, name: str, store: LedgerStore) -> str |
     from indusagi.interop.protocol_bridge.client.tools import model_name  # noqa: PLC0415 — as above
     from indusagi.interop.protocol_bridge.contract import RemoteToolRef  # noqa: PLC0415 — for servers
     from induscode.deck.mcp.config.trust import server_identity  # noqa: PLC0415 — as above
-    from induscode.deck.mcp.store.events import texts_of  # noqa: PLC0415 — as above
-    from induscode.deck.mcp.store.pins import disabled_tools  # noqa: PLC0415 — as above
+    from induscode.deck.mcp.store.events import filter_texts  # noqa: PLC0415 — as above
+    from induscode.deck.mcp.store.pins import read_disabled_tools  # noqa: PLC0415 — as above
 
-    disabled = await disabled_tools(store, plan.configs.values())
+    disabled = await read_disabled_tools(store, plan.configs.values())
     for row in await store.latest("list"):
         config = plan.configs.get(str(row.facts.get("server")))
         if config is None or row.facts.get("identity") != server_identity(config):
             continue
-        tools = texts_of(row.facts.get("tools"))
+        tools = filter_texts(row.facts.get("tools"))
         if any(model_name(RemoteToolRef(config.id, tool), (), plan.configured) == name for tool in tools):
             return config.id
     return next((one for one, off in disabled.items() if name in {t.name for t in off}), None)

@@ -176,14 +176,14 @@ def show(key: str, *, as_json: bool) -> int:
     """Show all that is known of KEY: the key of an enrolment, a tool, or the number of a row."""
 
     async def work(store: ThreadedStore) -> int:
-        from induscode.deck.mcp.store.events import needed_documents  # noqa: PLC0415 — brings hashing
+        from induscode.deck.mcp.store.events import document_addresses  # noqa: PLC0415 — brings hashing
 
         rows = [row for run in await store.runs() for row in await store.rows(run.run)]
         found = [row for row in rows if _is_about(row, key)]
         if not found:
             names = {str(row.facts.get("name", "")) for row in rows} - {""}
             raise build_unknown_name(f"The ledger has nothing about {key!r}", key, sorted(names))
-        wanted = {one for row in found for one in needed_documents(row.op, row.facts)}
+        wanted = {one for row in found for one in document_addresses(row.op, row.facts)}
         documents = dict(await store.documents(wanted))
         if as_json:
             write_json({"rows": [_as_json(row) for row in found], "documents": documents})
@@ -340,11 +340,11 @@ def export(*, run: str | None, as_json: bool) -> int:
     """Write all of it as JSON, a row a line and then the documents; one value with --json."""
 
     async def work(store: ThreadedStore) -> int:
-        from induscode.deck.mcp.store.events import needed_documents  # noqa: PLC0415 — brings hashing
+        from induscode.deck.mcp.store.events import document_addresses  # noqa: PLC0415 — brings hashing
 
         runs = [await _run_named(store, run)] if run is not None else await store.runs()
         rows = [row for one in runs for row in await store.rows(one.run)]
-        wanted = {one for row in rows for one in needed_documents(row.op, row.facts)}
+        wanted = {one for row in rows for one in document_addresses(row.op, row.facts)}
         documents = dict(await store.documents(wanted))
         if as_json:
             write_json({"rows": [_as_json(row) for row in rows], "documents": documents})

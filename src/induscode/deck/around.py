@@ -9,7 +9,7 @@ from indusagi.runtime.contract import JsonSchema, ToolDescriptor
 from induscode.deck.contract import Capability, ForeignCard, describe
 
 
-class AroundCard:
+class CardWrapper:
     """Shows what the card inside shows; those who derive from it say what its run is."""
 
     def __init__(self, inner: Capability) -> None:

@@ -12,7 +12,7 @@ from anyio import to_thread
 
 from indusagi.runtime.content import JsonContentBlock, TextContentBlock
 from indusagi.runtime.contract import ToolResult
-from induscode.deck.around import AroundCard, is_foreign
+from induscode.deck.around import CardWrapper, is_foreign
 
 if TYPE_CHECKING:
     from indusagi.capabilities.context import ToolContext
@@ -71,7 +71,7 @@ class PlanMode:
         return not self.active
 
 
-class _PlanCard(AroundCard):
+class _PlanCard(CardWrapper):
     def __init__(self, inner: Capability, mode: PlanMode) -> None:
         super().__init__(inner)
         self.mode = mode

@@ -427,7 +427,7 @@ class TurnRecorder:
 
     async def record(self, descriptors: Sequence[ToolDescriptor]) -> None:
         """Record the tools that the model is shown next."""
-        digest = self._journal.turn(descriptors)
+        digest = self._journal.record_turn(descriptors)
         mark = partial(
             self._transcript.mark, "turn", node=self._node, run=self._journal.run, turn=self._journal.turns, deck=digest
         )

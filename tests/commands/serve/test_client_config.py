@@ -50,7 +50,7 @@ def pasted(tmp_path: Path, client: str, *words: str, name: str = "indus") -> Ser
     assert notes == []
     (found,) = rows
     assert found.id == name
-    return found.resolved({"INDUS_SERVE_TOKEN": TOKEN})
+    return found.resolve({"INDUS_SERVE_TOKEN": TOKEN})
 
 
 @pytest.mark.parametrize("client", CLIENTS)

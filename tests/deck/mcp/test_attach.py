@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from indusagi.interop import FleetStatus, ServerConfig, ServerEndpoint
     from indusagi.interop.protocol_bridge.contract import RemoteTool
     from induscode.deck.mcp.drift import DisabledTool, Drift
-    from induscode.deck.mcp.enrolment import JournalOp, PinBook
+    from induscode.deck.mcp.enrolment import JournalOp, PinChecker
     from induscode.deck.mcp.ledger import BridgeEntry
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
@@ -73,20 +73,20 @@ class Sink:
         self.usable: dict[str, list[str]] = {}
         self.disabled: dict[str, list[str]] = {}
 
-    def keep(self, entries: Sequence[BridgeEntry]) -> None:
+    def record_entries(self, entries: Sequence[BridgeEntry]) -> None:
         self.entries.extend(entries)
 
-    def note(self, op: JournalOp, server: str, subject: str, detail: str) -> None:
+    def record_event(self, op: JournalOp, server: str, subject: str, detail: str) -> None:
         self.journal.append((op, server, subject))
 
-    def listed(self, server: str, tools: Sequence[RemoteTool], disabled: Sequence[DisabledTool]) -> None:
+    def record_listing(self, server: str, tools: Sequence[RemoteTool], disabled: Sequence[DisabledTool]) -> None:
         self.disabled[server] = [one.ref.name for one in disabled]
         self.usable[server] = [tool.ref.name for tool in tools]
 
 
 @asynccontextmanager
 async def attached(
-    *servers: ServerConfig, ledger: BridgeLedger | None = None, pins: PinBook | None = None, sink: Sink | None = None
+    *servers: ServerConfig, ledger: BridgeLedger | None = None, pins: PinChecker | None = None, sink: Sink | None = None
 ) -> AsyncGenerator[AttachResult]:
     result = await attach_bridge_capabilities(
         ledger or BridgeLedger.empty(), bridge_config(servers), pins=pins, sink=sink, supervision=QUICK

@@ -20,7 +20,7 @@ from induscode.deck.mcp.boot import BootOptions, ServerPlan, boot_bridge, find_s
 from induscode.deck.mcp.config.rows import Origin, ServerRow
 from induscode.deck.mcp.ledger import BridgeLedger
 from induscode.deck.mcp.store.events import Retention
-from induscode.deck.mcp.store.history import deck_at, stored_log
+from induscode.deck.mcp.store.history import deck_at, read_ledger_log
 from induscode.deck.mcp.store.journal import Journal
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ async def pinned_otherwise(store: ThreadedStore, server: ServerConfig, tool: str
         assert found is not None
         raw = {**found[1].raw, "description": "What it said before."}
         old = found[1].ref
-        bridge.journal.pinned(server.id, tool, with_raw(found[1], raw).pin, raw)
+        bridge.journal.record_pin(server.id, tool, with_raw(found[1], raw).pin, raw)
     return old
 
 
@@ -196,7 +196,7 @@ async def test_r41_a_call_that_starts_a_server_whose_tool_has_changed_does_not_r
             assert ops[-4:] == ["pin", "approve", "enroll", "list"]
         async with booted(store, server, lazy=["h"]) as bridge:
             assert bridge_tool_names(bridge.ledger) == ALL
-            entries, _ = await stored_log(store, bridge.journal.run)
+            entries, _ = await read_ledger_log(store, bridge.journal.run)
             assert BridgeLedger.from_log(entries) == bridge.ledger
 
 
@@ -249,7 +249,7 @@ async def test_a_boot_without_servers_has_books_all_the_same(tmp_path: Path) -> 
         journal = Journal(store)
         bridge = await boot_bridge(store, ServerPlan(), journal=journal)
         await bridge.wait_started()
-        journal.turn([])
+        journal.record_turn([])
         await bridge.aclose()
         assert (bridge.status(), bridge.capabilities) == ({}, ())
         record = await deck_at(store, journal.run)
@@ -271,7 +271,7 @@ async def test_what_a_model_was_shown_of_remote_tools_can_be_shown_again(tmp_pat
     async with stored(tmp_path) as store:
         async with booted(store, honest(id="h", limits=FAST)) as bridge:
             ledger = enrolment_of(bridge).ledger
-            digest = bridge.journal.turn([one.descriptor for one in ledger.live_capabilities()])
+            digest = bridge.journal.record_turn([one.descriptor for one in ledger.live_capabilities()])
             run = bridge.journal.run
         record = await deck_at(store, run, turn=1)
         assert record is not None
@@ -285,10 +285,10 @@ async def test_a_tool_that_has_no_digest_is_left_out_with_a_note_and_alone(tmp_p
         assert endpoint is not None
         enrolment, listed = enrolment_of(bridge), list(endpoint.known_tools or ())
         odd = replace(listed[0], raw={**listed[0].raw, "limit": float("inf")})
-        enrolment.take_tools("h", [odd, *listed[1:]])
+        enrolment.sync_tools("h", [odd, *listed[1:]])
         assert bridge_tool_names(enrolment.ledger) == ALL[1:]
         assert ["left out" in note.message for note in enrolment.notes] == [True]
-        enrolment.take_tools("h", listed)
+        enrolment.sync_tools("h", listed)
         assert (len(enrolment.ledger.live_capabilities()), enrolment.notes) == (len(ALL), ())
         rows = [row for row in await store.rows(bridge.journal.run) if row.op == "list"]
         assert [len(str(row.facts["tools"]).split()) for row in rows] == [12, 11, 12]
@@ -304,12 +304,12 @@ async def test_a_server_that_stops_listing_a_changed_tool_is_not_asked_about_it(
             assert len(enrolment.quarantined) == 1
             endpoint = bridge.fleet.endpoint("h")
             assert endpoint is not None
-            enrolment.take_tools("h", list(endpoint.known_tools or ())[2:])
+            enrolment.sync_tools("h", list(endpoint.known_tools or ())[2:])
             assert (enrolment.quarantined, bridge_tool_names(enrolment.ledger)) == ((), ALL[2:])
             enrolment.withdraw("h")
             enrolment.withdraw("h")
             assert bridge_tool_names(enrolment.ledger) == ()
-            entries, _ = await stored_log(store, bridge.journal.run)
+            entries, _ = await read_ledger_log(store, bridge.journal.run)
             assert BridgeLedger.from_log(entries) == enrolment.ledger
 
 
@@ -329,7 +329,7 @@ async def test_finding_b1_whether_a_server_was_seen_up_is_remembered_in_the_ledg
         other = replace(server, args=(*server.args, "--era", "modern"))
         assert await find_started_before(store, [other]) == []
         late = Journal(store, [server])
-        late.note("fault", "h", "timeout", "no answer within 10 s")
+        late.record_event("fault", "h", "timeout", "no answer within 10 s")
         assert await find_started_before(store, [server]) == []
         async with booted(store, server) as bridge:
             await bridge.wait_started()

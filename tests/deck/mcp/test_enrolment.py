@@ -15,7 +15,7 @@ from induscode.deck.mcp.attach import bridge_tool_names
 from induscode.deck.mcp.enrolment import MOST_SWITCHES, Enrolment
 from induscode.deck.mcp.ledger import BridgeLedger
 from induscode.deck.mcp.store.journal import Journal
-from induscode.deck.mcp.store.pins import disabled_tools, open_pins
+from induscode.deck.mcp.store.pins import open_pins, read_disabled_tools
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,7 +54,7 @@ async def test_finding_d10_definitions_that_alternate_do_not_make_the_list_flap(
         enrolment, journal = await enrolment_in(store)
         seen: list[tuple[str, ...]] = []
         for turn in range(20):
-            enrolment.take_tools("s", [B if turn % 2 else A])
+            enrolment.sync_tools("s", [B if turn % 2 else A])
             seen.append(tuple(bridge_tool_names(enrolment.ledger)))
         changes = sum(one != other for one, other in itertools.pairwise(seen))
         assert changes == MOST_SWITCHES
@@ -72,19 +72,19 @@ async def test_finding_d10_what_alternates_is_stable_once_both_forms_are_approve
     async with stored(tmp_path) as store:
         enrolment, _ = await enrolment_in(store)
         for one in (A, B) * 3:
-            enrolment.take_tools("s", [one])
+            enrolment.sync_tools("s", [one])
         assert enrolment.approve(A.ref)
         names = bridge_tool_names(enrolment.ledger)
         assert len(names) == 1
         before = enrolment.ledger.next_seq
         for one in (A, B) * 10:
-            enrolment.take_tools("s", [one])
+            enrolment.sync_tools("s", [one])
             assert (bridge_tool_names(enrolment.ledger), enrolment.notes) == (names, ())
         assert enrolment.ledger.next_seq - before <= MOST_SWITCHES + 1
     for one in (A, B, A, B):
         async with stored(tmp_path) as store:
             enrolment, journal = await enrolment_in(store)
-            enrolment.take_tools("s", [one])
+            enrolment.sync_tools("s", [one])
             assert bridge_tool_names(enrolment.ledger) == names
             assert "drift" not in await ops(store, journal)
 
@@ -93,10 +93,10 @@ async def test_finding_c1_an_order_that_alternates_leaves_no_trace(tmp_path: Pat
     turned = tool(description="Allowed: cat, ls")
     async with stored(tmp_path) as store:
         enrolment, journal = await enrolment_in(store)
-        enrolment.take_tools("s", [A])
+        enrolment.sync_tools("s", [A])
         before, happened = enrolment.ledger, await ops(store, journal)
         for one in (turned, A) * 3:
-            enrolment.take_tools("s", [one])
+            enrolment.sync_tools("s", [one])
         assert enrolment.ledger is before
         assert await ops(store, journal) == happened
         assert enrolment.drifts == ()
@@ -105,9 +105,9 @@ async def test_finding_c1_an_order_that_alternates_leaves_no_trace(tmp_path: Pat
 async def test_finding_c1_a_cosmetic_change_is_recorded_and_disables_nothing(tmp_path: Path) -> None:
     async with stored(tmp_path) as store:
         enrolment, journal = await enrolment_in(store)
-        enrolment.take_tools("s", [A])
+        enrolment.sync_tools("s", [A])
         for number in range(10):
-            enrolment.take_tools("s", [tool(description="Allowed: ls, cat", icons=[number])])
+            enrolment.sync_tools("s", [tool(description="Allowed: ls, cat", icons=[number])])
             assert len(bridge_tool_names(enrolment.ledger)) == 1
         assert (enrolment.disabled, enrolment.quarantined) == ((), ())
         assert [str(one.grade) for one in enrolment.drifts] == ["cosmetic"]
@@ -118,7 +118,7 @@ async def test_finding_c1_a_cosmetic_change_is_recorded_and_disables_nothing(tmp
         found = enrolment.ledger.find(A.ref)
         assert found is not None
         assert found[1].raw["icons"] == [MOST_SWITCHES - 1]
-        enrolment.take_tools("s", [A])
+        enrolment.sync_tools("s", [A])
         assert enrolment.drifts == ()
 
 
@@ -127,12 +127,12 @@ async def test_a_change_of_what_is_accepted_is_always_followed_once_it_is_approv
     narrow = tool(inputSchema={"type": "object", "required": ["a"]})
     async with stored(tmp_path) as store:
         enrolment, _ = await enrolment_in(store)
-        enrolment.take_tools("s", [wide])
-        enrolment.take_tools("s", [narrow])
+        enrolment.sync_tools("s", [wide])
+        enrolment.sync_tools("s", [narrow])
         assert [str(one.grade) for one in enrolment.disabled] == ["breaking"]
         assert enrolment.approve(wide.ref)
         for one in (wide, narrow) * (MOST_SWITCHES + 1):
-            enrolment.take_tools("s", [one])
+            enrolment.sync_tools("s", [one])
             found = enrolment.ledger.find(wide.ref)
             assert found is not None
             assert found[1].raw == one.raw
@@ -141,24 +141,24 @@ async def test_a_change_of_what_is_accepted_is_always_followed_once_it_is_approv
 async def test_finding_b3_a_disabled_tool_is_known_before_its_server_is_there(tmp_path: Path) -> None:
     async with stored(tmp_path) as store:
         enrolment, _ = await enrolment_in(store)
-        enrolment.take_tools("s", [A, OTHER])
-        enrolment.take_tools("s", [B, OTHER])
+        enrolment.sync_tools("s", [A, OTHER])
+        enrolment.sync_tools("s", [B, OTHER])
         (now,) = enrolment.disabled
     async with stored(tmp_path) as store:
-        remembered = await disabled_tools(store, [SERVER])
+        remembered = await read_disabled_tools(store, [SERVER])
         assert remembered == {"s": [now]}
         enrolment, journal = await enrolment_in(store)
-        journal.knows({"s": ["y"]}, remembered)
-        enrolment.take_tools("s", [OTHER], remembered["s"])
+        journal.set_known_listings({"s": ["y"]}, remembered)
+        enrolment.sync_tools("s", [OTHER], remembered["s"])
         assert enrolment.find_disabled(now.name) == now
         assert enrolment.find_disabled("nothing") is None
         assert [note.owner for note in enrolment.notes] == ["server 's', tool 'x'"]
         # That is not news: the list as it is known is not written again.
         assert await ops(store, journal) == ["run", "enroll"]
         # What the server lists then decides.
-        enrolment.take_tools("s", [A, OTHER])
+        enrolment.sync_tools("s", [A, OTHER])
         assert enrolment.disabled == ()
-        assert await disabled_tools(store, [SERVER]) == {"s": []}
-        enrolment.take_tools("s", [B, OTHER])
-        enrolment.forget("s")
+        assert await read_disabled_tools(store, [SERVER]) == {"s": []}
+        enrolment.sync_tools("s", [B, OTHER])
+        enrolment.remove_server("s")
         assert (enrolment.disabled, enrolment.drifts) == ((), ())

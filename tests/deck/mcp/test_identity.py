@@ -47,7 +47,7 @@ def enrol(
     enrolment = Enrolment(ServerFleetImpl(), BridgeLedger.empty(), servers=configured)
     for server in configured if come_up is None else come_up:
         tools = [listed(*one) for one in identities if one[0] == server]
-        enrolment.take_tools(server, tools)
+        enrolment.sync_tools(server, tools)
     return enrolment
 
 
@@ -88,9 +88,9 @@ def test_finding_d6_a_server_that_is_configured_later_leaves_the_names_of_a_fres
     order = [*dict.fromkeys(server for server, _ in identities)]
     enrolment = Enrolment(ServerFleetImpl(), BridgeLedger.empty())
     for count, server in enumerate(order, start=1):
-        enrolment.know_servers(order[:count])
-        enrolment.take_tools(server, [listed(*one) for one in identities if one[0] == server])
-    enrolment.know_servers(order)
+        enrolment.set_configured_servers(order[:count])
+        enrolment.sync_tools(server, [listed(*one) for one in identities if one[0] == server])
+    enrolment.set_configured_servers(order)
     assert names_of(enrolment) == names_of(enrol(identities, order))
 
 

@@ -18,8 +18,8 @@ from indusagi.core.text import format_count
 from induscode.commands.support.output import print_notes
 from induscode.commands.support.runner import load_plan, opened_store, run_until_signal
 from induscode.commands.support.servers import scope_option
-from induscode.deck.mcp.config.rows import BadRow, Origin, server_row
-from induscode.deck.mcp.config.writer import changing, own_file
+from induscode.deck.mcp.config.rows import InvalidRowError, Origin, parse_row
+from induscode.deck.mcp.config.writer import edit_own_config, own_config_path
 from induscode.launch.options import flags, invocation_from
 from induscode.terminal import print_line, print_status
 
@@ -125,9 +125,9 @@ def _add_server(
     context: click.Context, name: str, fields: JsonObject, scope: Scope, *, replace: bool, check: bool
 ) -> int:
     cwd = invocation_from(context).cwd
-    path = own_file(scope, cwd)
+    path = own_config_path(scope, cwd)
     row = parse_server_row(name, fields, path, scope)
-    with changing(path, private=scope == "user") as config:
+    with edit_own_config(path, private=scope == "user") as config:
         if name in config.rows() and not replace:
             said = f"{path} has a server {name!r}: give another name, or --replace"
             raise click.UsageError(said, context)
@@ -200,8 +200,8 @@ def parse_server_row(name: str, fields: JsonObject, path: str, scope: Scope) -> 
         said = f"{name!r} is no name for a server: use letters, digits, '.', '_' and '-', at most 64"
         raise click.UsageError(said, context)
     try:
-        row = server_row(name, fields, Origin(path, scope, "indus"), expansion="shell")
-    except BadRow as exc:
+        row = parse_row(name, fields, Origin(path, scope, "indus"), expansion="shell")
+    except InvalidRowError as exc:
         raise click.UsageError(f"Server {name!r}: {exc}", context) from exc
     for remark in row.remarks:
         print_status(f"server {name!r}: {remark}")

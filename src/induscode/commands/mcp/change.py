@@ -9,7 +9,7 @@ import click
 from induscode.commands.support.names import complete_server
 from induscode.commands.support.servers import own_place_of, scope_option
 from induscode.deck.mcp.config.rows import is_switched_off
-from induscode.deck.mcp.config.writer import change_row, changing
+from induscode.deck.mcp.config.writer import change_row, edit_own_config
 from induscode.launch.options import flags, invocation_from
 from induscode.terminal import print_line
 
@@ -27,7 +27,7 @@ def remove(context: click.Context, name: str, *, scope: str | None, **_: object)
     from induscode.deck.mcp.config.trust import TrustStore  # noqa: PLC0415 — for servers of a project
 
     path, whose = own_place_of(invocation_from(context).cwd, name, scope)
-    with changing(path, private=whose == "user") as config:
+    with edit_own_config(path, private=whose == "user") as config:
         config.remove(name)
     if whose == "project":
         TrustStore().revoke(path, name)

@@ -18,7 +18,7 @@ from induscode.commands.support.foreign import discover_foreign, read_foreign
 from induscode.commands.support.output import as_json, can_ask_user, confirm, print_notes, print_table, write_json
 from induscode.commands.support.servers import scope_option, transport_of
 from induscode.deck.mcp.config.trust import TrustStore
-from induscode.deck.mcp.config.writer import changing, own_file, read_own
+from induscode.deck.mcp.config.writer import edit_own_config, own_config_path, read_own_config
 from induscode.deck.mcp.drift import same_json
 from induscode.deck.mcp.redaction import Redaction
 from induscode.launch.options import flags, invocation_from
@@ -88,10 +88,10 @@ def command(
     """Copy servers that other programs are configured with into our own file."""
     cwd = invocation_from(context).cwd
     whose = cast("Scope", scope or "user")
-    path = own_file(whose, cwd)
+    path = own_config_path(whose, cwd)
     servers, notes = _found(context, sources, cwd)
     print_notes(notes)
-    candidates = _compared(servers, read_own(path).rows())
+    candidates = _compared(servers, read_own_config(path).rows())
     if as_json:
         write_json({"file": path, "servers": [one.as_json() for one in candidates]})
     else:
@@ -178,7 +178,7 @@ def _agreed(server: ForeignServer, *, yes: bool) -> bool:
 
 def _copied(path: str, whose: Scope, servers: Sequence[ForeignServer], *, quiet: bool) -> None:
     rows = {one.name: parse_server_row(one.name, one.fields, path, whose) for one in servers}
-    with changing(path, private=whose == "user") as config:
+    with edit_own_config(path, private=whose == "user") as config:
         # Somebody may have added one of the same name meanwhile.
         new = [server for server in servers if server.name not in config.rows()]
         for server in new:

@@ -90,21 +90,21 @@ def _is_news(message: str) -> bool:
 
 async def _disabled(plan: ServerPlan, store: LedgerStore) -> Mapping[str, Sequence[DisabledTool]]:
     """Tell which tools of each server were disabled when it was seen last."""
-    from induscode.deck.mcp.store.pins import disabled_tools  # noqa: PLC0415 — brings the ledger
+    from induscode.deck.mcp.store.pins import read_disabled_tools  # noqa: PLC0415 — brings the ledger
 
-    return await disabled_tools(store, plan.configs.values())
+    return await read_disabled_tools(store, plan.configs.values())
 
 
 async def _seen(plan: ServerPlan, store: object) -> Mapping[str, int]:
     """Tell how many tools each server had when it was seen last."""
     from induscode.deck.mcp.config.trust import server_identity  # noqa: PLC0415 — as above
     from induscode.deck.mcp.store import ThreadedStore  # noqa: PLC0415 — is loaded by now
-    from induscode.deck.mcp.store.events import texts_of  # noqa: PLC0415 — as above
+    from induscode.deck.mcp.store.events import filter_texts  # noqa: PLC0415 — as above
 
     assert isinstance(store, ThreadedStore)
     identities = {server: server_identity(config) for server, config in plan.configs.items()}
     return {
-        server: len(texts_of(row.facts.get("tools")))
+        server: len(filter_texts(row.facts.get("tools")))
         for row in await store.latest("list")
         if (server := str(row.facts.get("server"))) in identities and row.facts.get("identity") == identities[server]
     }

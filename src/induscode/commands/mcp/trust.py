@@ -15,7 +15,7 @@ from induscode.commands.support.output import can_ask_user, confirm, print_notes
 from induscode.commands.support.runner import load_plan
 from induscode.commands.support.servers import build_unknown_server, find_row
 from induscode.deck.mcp.config.trust import TrustStore
-from induscode.deck.mcp.config.writer import own_file
+from induscode.deck.mcp.config.writer import own_config_path
 from induscode.launch.options import flags, invocation_from
 from induscode.terminal import print_line, print_status
 
@@ -94,7 +94,7 @@ def untrust(context: click.Context, names: tuple[str, ...], **_: object) -> int:
     ours = [row for row in plan.rows if row.origin.scope == "project"]
     store = TrustStore()
     # A server that stands in no file any more may still be consented to.
-    files = [own_file("project", invocation.cwd), os.path.join(invocation.cwd, ".mcp.json")]
+    files = [own_config_path("project", invocation.cwd), os.path.join(invocation.cwd, ".mcp.json")]
     for name in names or [row.id for row in ours]:
         revoked = [store.revoke(file, name) for file in files]
         if any(revoked):

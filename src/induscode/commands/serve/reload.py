@@ -12,7 +12,7 @@ from anyio import to_thread
 from indusagi.core.config_file import read_config_file
 from indusagi.core.json import is_json_object
 from indusagi.core.notes import Note
-from induscode.deck.mcp.config import conventional_places, shape_trouble
+from induscode.deck.mcp.config import find_shape_problem, list_config_paths
 from induscode.deck.mcp.config.trust import TrustStore
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def config_files(invocation: Invocation) -> Sequence[str]:
     for given in invocation.mcp or (invocation.cwd,):
         path = os.path.join(invocation.cwd, os.path.expanduser(given))
         if os.path.isdir(path):
-            files += [place for place, _ in conventional_places(path)]
+            files += [place for place, _ in list_config_paths(path)]
             files.append(os.path.join(path, ".mcp.json"))
         else:
             files.append(path)
@@ -53,7 +53,7 @@ def _trouble(found: ConfigFile) -> str | None:
     """Tell whether a file was hardly meant: a list of no servers is one, a wrong shape is none."""
     if found.trouble is not None or not is_json_object(found.document):
         return found.trouble or "it is not an object"
-    return shape_trouble(found.document)
+    return find_shape_problem(found.document)
 
 
 def unreadable(present: ServerPlan, plan: ServerPlan) -> Sequence[Note]:

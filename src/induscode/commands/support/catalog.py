@@ -149,7 +149,7 @@ async def list_tools(invocation: Invocation, *, check: bool) -> Listing:
 
 async def _remote(plan: ServerPlan, store: LedgerStore, *, check: bool) -> Listing:
     from induscode.deck.mcp.boot import read_known_tools  # noqa: PLC0415 — for those with servers
-    from induscode.deck.mcp.store.pins import disabled_tools  # noqa: PLC0415 — as above
+    from induscode.deck.mcp.store.pins import read_disabled_tools  # noqa: PLC0415 — as above
 
     known, notes = await read_known_tools(store, plan.configs.values())
     unseen = [server for server in plan.configs if server not in known]
@@ -168,7 +168,7 @@ async def _remote(plan: ServerPlan, store: LedgerStore, *, check: bool) -> Listi
     for row in plan.rows:
         states.setdefault(row.id, plan.state_of(row))
     listed = _name_tools([known[server] for server in plan.configs if server in known], plan.configured)
-    remembered = await disabled_tools(store, plan.configs.values())
+    remembered = await read_disabled_tools(store, plan.configs.values())
     disabled = [one for server in plan.configs for one in remembered.get(server, ())]
     return Listing(listed, plan, states, (*notes, *faults), disabled)
 

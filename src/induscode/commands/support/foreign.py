@@ -17,14 +17,14 @@ from indusagi.core.json import is_json_object
 from indusagi.core.notes import Note
 from indusagi.core.records import record
 from induscode.clients.places import config_places
-from induscode.deck.mcp.config.dialects import dialect_for, dialect_of
-from induscode.deck.mcp.config.rows import BadRow, Origin, is_switched_off, project_of, server_row
+from induscode.deck.mcp.config.dialects import detect_dialect, find_dialect
+from induscode.deck.mcp.config.rows import InvalidRowError, Origin, find_project_dir, is_switched_off, parse_row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from indusagi.core.json import JsonObject, JsonValue
-    from induscode.deck.mcp.config.dialects import Dialect, Draft
+    from induscode.deck.mcp.config.dialects import Dialect, RawRow
     from induscode.deck.mcp.config.rows import Scope, ServerRow
 
 _TEXTS = ("command", "url", "cwd", "proxy")
@@ -67,20 +67,20 @@ def read_foreign(
     dialect: Dialect | None = None
     if is_json_object(document):
         known = program is not None
-        dialect = dialect_for(program, document) if known else dialect_of(path, document)
+        dialect = find_dialect(program, document) if known else detect_dialect(path, document)
     if dialect is None or not is_json_object(document):
         return (), (Note(f"file {path}", "skipped: it names no servers"),)
     origin = Origin(os.path.abspath(path), scope, dialect.name)
     servers: list[ForeignServer] = []
     notes: list[Note] = []
     elsewhere: Counter[str] = Counter()
-    for draft in dialect.drafts(document):
+    for draft in dialect.read_rows(document):
         if not _is_for(draft, cwd):
             elsewhere[str(draft.project)] += 1
             continue
         try:
             servers.append(_taken(draft.name, draft.fields, origin, dialect))
-        except (BadRow, UntranslatableError) as exc:
+        except (InvalidRowError, UntranslatableError) as exc:
             notes.append(Note(f"server {draft.name!r} of {origin}", f"left out: {exc}"))
     for project, number in elsewhere.items():
         count = "1 server is" if number == 1 else f"{number} servers are"
@@ -89,7 +89,7 @@ def read_foreign(
     return servers, notes
 
 
-def _is_for(draft: Draft, cwd: str) -> bool:
+def _is_for(draft: RawRow, cwd: str) -> bool:
     """Tell whether a server is meant for a folder: Claude Code keeps them by root of repository."""
     if draft.project is None:
         return True
@@ -104,12 +104,12 @@ def _is_for(draft: Draft, cwd: str) -> bool:
 
 def _taken(name: str, fields: JsonValue, origin: Origin, dialect: Dialect) -> ForeignServer:
     if not is_json_object(fields):
-        raise BadRow("it is no object")
+        raise InvalidRowError("it is no object")
     if is_switched_off(fields):
-        raise BadRow("it is switched off in its file")
-    said = _translator(dialect.expansion, project_of(origin))
+        raise InvalidRowError("it is switched off in its file")
+    said = _translator(dialect.expansion, find_project_dir(origin))
     ours = {key: _translated(key, value, said) for key, value in fields.items()}
-    row = server_row(name, ours, replace(origin, dialect="indus"), expansion="shell")
+    row = parse_row(name, ours, replace(origin, dialect="indus"), expansion="shell")
     return ForeignServer(row, ours, origin)
 
 

@@ -12,10 +12,10 @@ from indusagi.core.json import is_json_object
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
 from induscode.commands.support.groups import build_unknown_name
-from induscode.deck.mcp.config import conventional_places, read_rows
-from induscode.deck.mcp.config.dialects import dialect_of
+from induscode.deck.mcp.config import list_config_paths, read_rows
+from induscode.deck.mcp.config.dialects import detect_dialect
 from induscode.deck.mcp.config.rows import is_switched_off
-from induscode.deck.mcp.config.writer import own_file, read_own
+from induscode.deck.mcp.config.writer import own_config_path, read_own_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -64,9 +64,9 @@ def find_switched_off(invocation: Invocation) -> Sequence[SwitchedOff]:
     found: list[SwitchedOff] = []
     for path, scope in _places(invocation):
         document = read_config_file(path).document if os.path.isfile(path) else None
-        dialect = dialect_of(path, document) if is_json_object(document) else None
+        dialect = detect_dialect(path, document) if is_json_object(document) else None
         if dialect is not None and is_json_object(document):
-            drafts = dialect.drafts(document)
+            drafts = dialect.read_rows(document)
             found.extend(
                 SwitchedOff(draft.name, path, scope)
                 for draft in drafts
@@ -86,14 +86,14 @@ def _places(invocation: Invocation) -> Iterable[tuple[str, Scope]]:
             else:
                 folders.append(path)
     for folder in folders:
-        yield from conventional_places(folder)
+        yield from list_config_paths(folder)
         yield os.path.join(folder, ".mcp.json"), "project"
 
 
 def own_places(cwd: str, scope: str | None) -> Sequence[tuple[str, Scope]]:
     """Name our own files, or the one of a scope."""
     scopes: tuple[Scope, ...] = ("user", "project")
-    return [(own_file(one, cwd), one) for one in scopes if scope in {None, one}]
+    return [(own_config_path(one, cwd), one) for one in scopes if scope in {None, one}]
 
 
 def own_place_of(cwd: str, name: str, scope: str | None) -> tuple[str, Scope]:
@@ -104,7 +104,7 @@ def own_place_of(cwd: str, name: str, scope: str | None) -> tuple[str, Scope]:
         BridgeFault: A file cannot be read.
     """
     places = own_places(cwd, scope)
-    having = [place for place in places if name in read_own(place[0]).rows()]
+    having = [place for place in places if name in read_own_config(place[0]).rows()]
     if len(having) == 1:
         return having[0]
     context = click.get_current_context(silent=True)
@@ -115,12 +115,12 @@ def own_place_of(cwd: str, name: str, scope: str | None) -> tuple[str, Scope]:
     if elsewhere is not None and scope is None:
         said = f"{name!r} stands in {elsewhere}, which is not written by indus: change it there"
         raise click.UsageError(said, context)
-    raise build_unknown_server(name, [one for path, _ in places for one in read_own(path).rows()])
+    raise build_unknown_server(name, [one for path, _ in places for one in read_own_config(path).rows()])
 
 
 def _elsewhere(cwd: str, name: str) -> str | None:
     ours = {path for path, _ in own_places(cwd, None)}
-    others = [*conventional_places(cwd), (os.path.join(cwd, ".mcp.json"), "project")]
+    others = [*list_config_paths(cwd), (os.path.join(cwd, ".mcp.json"), "project")]
     for path, scope in others:
         if path not in ours and os.path.isfile(path):
             if any(row.id == name for row in read_rows(path, scope)[0]):  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given
 from indusagi.core.faults import describe_error
 from indusagi.core.json import JsonValue, is_json_object
 from indusagi.runtime.contract import ToolResult
-from induscode.deck.around import AroundCard
+from induscode.deck.around import CardWrapper
 from induscode.deck.contract import Capability, CheckpointStore, DeckContext
 
 CHECKPOINTED_TOOLS = ("write", "edit")
@@ -31,7 +31,7 @@ class SettlingStore(Protocol):
         ...
 
 
-class CheckpointingCard(AroundCard):
+class CheckpointingCard(CardWrapper):
     """A card that changes a file, and first has its content kept."""
 
     def __init__(self, inner: Capability, store: CheckpointStore) -> None:

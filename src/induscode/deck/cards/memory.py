@@ -43,10 +43,10 @@ class InMemoryStore:
 
     async def append(self, content: str) -> None:
         """Add to the notes, on a line of its own."""
-        self._content = joined(self._content, content)
+        self._content = append_note_line(self._content, content)
 
 
-def joined(notes: str, content: str) -> str:
+def append_note_line(notes: str, content: str) -> str:
     """Put `content` on a line of its own behind the notes; what stands there last already stays."""
     content = content.removesuffix("\n")
     if notes.removesuffix("\n").endswith(content) and _ends_line(notes, content):
@@ -101,7 +101,7 @@ def _shown(notes: str) -> ToolResult:
 
 async def _write(store: MemoryStore, content: str, *, append: bool) -> ToolResult:
     before = await store.read()
-    after = joined(before, content) if append else content
+    after = append_note_line(before, content) if append else content
     size = len(after.encode("utf-8", "backslashreplace"))
     if size > LARGEST_BYTES:
         message = (

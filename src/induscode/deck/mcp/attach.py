@@ -22,7 +22,7 @@ from indusagi.interop.protocol_bridge.contract import (
 from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
 from induscode.deck.contract import BridgeFault, Capability, CapabilityCard, DeckContext, DeckFault, capability_id
 from induscode.deck.mcp.capability import BridgeCapability
-from induscode.deck.mcp.enrolment import Enrolment, EventSink, PinBook, iso_now
+from induscode.deck.mcp.enrolment import Enrolment, EventSink, PinChecker, iso_now
 from induscode.deck.mcp.ledger import BridgeLedger, BridgeOp
 
 _log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ async def attach_bridge_capabilities(
     ledger: BridgeLedger,
     config: BridgeConfig,
     *,
-    pins: PinBook | None = None,
+    pins: PinChecker | None = None,
     sink: EventSink | None = None,
     supervision: Supervision | None = None,
     handlers: Handlers | None = None,
@@ -72,7 +72,7 @@ async def attach_bridge_capabilities(
     # Follows the fleet before anything starts: a server may come up or fail at once.
     enrolment = Enrolment(fleet, ledger, pins=pins, sink=sink)
     await fleet.start(config)
-    await enrolment.take_all()
+    await enrolment.sync_all()
     after = enrolment.ledger
     return AttachResult(
         after,

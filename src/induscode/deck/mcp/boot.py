@@ -25,7 +25,7 @@ from induscode.deck.mcp.enrolment import Enrolment
 from induscode.deck.mcp.ledger import BridgeLedger
 from induscode.deck.mcp.store.events import Retention
 from induscode.deck.mcp.store.journal import Journal
-from induscode.deck.mcp.store.pins import StorePins, definitions_of, disabled_tools, learn_pins
+from induscode.deck.mcp.store.pins import StorePins, load_pins, read_definitions, read_disabled_tools
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -265,7 +265,7 @@ class BootedBridge:
         waiting.update((row.id, "untrusted") for row in untrusted)
         config = BridgeConfig([options.launch_config(config) for config, _ in self._configs.values()])
         await self.fleet.start(config, waiting=waiting)
-        await self.enrolment.take_all(known, disabled)
+        await self.enrolment.sync_all(known, disabled)
         self.from_store = tuple(known)
         lazy = plan.lazy if options.lazy is None else options.lazy
         self._startup.start(
@@ -278,11 +278,13 @@ class BootedBridge:
         self, servers: Sequence[ServerConfig]
     ) -> tuple[Mapping[str, Sequence[RemoteTool]], Mapping[str, Sequence[DisabledTool]]]:
         """Read from the store which tools servers have, and which of these are disabled."""
-        self.journal.introduce(servers)
-        await learn_pins(self._pins, self._store, servers)
+        self.journal.add_servers(servers)
+        await load_pins(self._pins, self._store, servers)
         known, _ = await read_known_tools(self._store, servers)
-        disabled = await disabled_tools(self._store, servers)
-        self.journal.knows({server: [tool.ref.name for tool in tools] for server, tools in known.items()}, disabled)
+        disabled = await read_disabled_tools(self._store, servers)
+        self.journal.set_known_listings(
+            {server: [tool.ref.name for tool in tools] for server, tools in known.items()}, disabled
+        )
         self._known_refs.update(tool.ref for tools in known.values() for tool in tools)
         for config in await find_started_before(self._store, servers):
             self.fleet.history.record_up(self.options.launch_config(config))
@@ -299,7 +301,7 @@ class BootedBridge:
     async def _compact(self) -> None:
         """Drop past events from the ledger in memory whenever they are many and the store has them."""
         while True:
-            await self.enrolment.long()
+            await self.enrolment.wait_until_long()
             end = self.enrolment.ledger.next_seq
             # A store that has lost its file keeps the rest of this run in memory.
             if await self._store.flush() or self._store.path is None:
@@ -320,12 +322,12 @@ class BootedBridge:
         ]
         added = [server for server in wanted if server not in self._configs]
         for server in (*removed, *replaced):
-            self.enrolment.forget(server)
+            self.enrolment.remove_server(server)
             del self._configs[server]
         async with asyncio.TaskGroup() as tasks:
             for server in (*removed, *replaced):
                 tasks.create_task(self.fleet.remove(server))
-        self.journal.forget(removed)
+        self.journal.remove_servers(removed)
         self._pins.learn(dict.fromkeys(removed, ""), (), {})
         self._pins.lock(plan.locked)
         fresh = [wanted[server][0] for server in (*replaced, *added) if wanted[server][1]]
@@ -334,8 +336,8 @@ class BootedBridge:
             config, trusted = self._configs[server] = wanted[server]
             await self.fleet.add(self.options.launch_config(config), waiting="asleep" if trusted else "untrusted")
             if server in known:
-                self.enrolment.take_tools(server, known[server], disabled.get(server, ()))
-        self.enrolment.know_servers(plan.configured)
+                self.enrolment.sync_tools(server, known[server], disabled.get(server, ()))
+        self.enrolment.set_configured_servers(plan.configured)
         to_start = [config.id for config in fresh if config.id not in known or config.id not in plan.lazy]
         return ServerChanges(removed, replaced, added, to_start)
 
@@ -344,9 +346,9 @@ class BootedBridge:
         servers = {tool.ref.server for tool in self.enrolment.disabled}
         configs = [self._configs[server][0] for server in servers if server in self._configs]
         if configs:
-            await learn_pins(self._pins, self._store, configs)
+            await load_pins(self._pins, self._store, configs)
             for config in configs:
-                self.enrolment.take(config.id)
+                self.enrolment.sync_server(config.id)
 
     async def aclose(self) -> None:
         """Close the servers and write the journal to its end; the store stays open."""
@@ -354,7 +356,7 @@ class BootedBridge:
             for server, status in self.status().items():
                 if status.fault is not None and status.fault.detail.stderr:
                     text = "\n".join(status.fault.detail.stderr)[-_STDERR_CHARACTERS:]
-                    self._journal.note("fault", server, STANDARD_ERROR, text)
+                    self._journal.record_event("fault", server, STANDARD_ERROR, text)
         for task in (self._startup, self._compaction):
             task.cancel()
             await task.join()
@@ -386,7 +388,7 @@ async def read_known_tools(
     configs = {config.id: config for config in servers}
     known: dict[str, Sequence[RemoteTool]] = {}
     notes: list[Note] = []
-    for server, rows in (await definitions_of(store, configs.values())).items():
+    for server, rows in (await read_definitions(store, configs.values())).items():
         # In a thread: hundreds of schemas take a while to be prepared for a model.
         known[server], remarks = await to_thread.run_sync(read_tools, [*rows], configs[server])
         notes.extend(remarks)

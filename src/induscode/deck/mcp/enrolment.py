@@ -37,7 +37,7 @@ LONGEST_LOG = 200
 """So many events a ledger has before anybody is told that it is long; or two for each live tool."""
 
 
-class PinBook(Protocol):
+class PinChecker(Protocol):
     """Remembers the definitions that were seen first, or approved since."""
 
     def check(self, ref: RemoteToolRef, raw: JsonObject) -> Drift | None:
@@ -52,15 +52,15 @@ class PinBook(Protocol):
 class EventSink(Protocol):
     """Keeps what happens, for later."""
 
-    def keep(self, entries: Sequence[BridgeEntry]) -> None:
+    def record_entries(self, entries: Sequence[BridgeEntry]) -> None:
         """Keep events of the ledger."""
         ...
 
-    def note(self, op: JournalOp, server: str, subject: str, detail: str) -> None:
+    def record_event(self, op: JournalOp, server: str, subject: str, detail: str) -> None:
         """Keep something else that happened at a server."""
         ...
 
-    def listed(self, server: str, tools: Sequence[RemoteTool], disabled: Sequence[DisabledTool]) -> None:
+    def record_listing(self, server: str, tools: Sequence[RemoteTool], disabled: Sequence[DisabledTool]) -> None:
         """Keep which tools of a server may be called, in its order; told after every listing."""
         ...
 
@@ -86,7 +86,7 @@ class Enrolment:
         fleet: ServerFleetImpl,
         ledger: BridgeLedger,
         *,
-        pins: PinBook | None = None,
+        pins: PinChecker | None = None,
         sink: EventSink | None = None,
         now: Callable[[], str] = iso_now,
         servers: Sequence[str] = (),
@@ -160,7 +160,7 @@ class Enrolment:
 
     # -- following --------------------------------------------------------------------------
 
-    async def take_all(
+    async def sync_all(
         self,
         known: Mapping[str, Sequence[RemoteTool]] | None = None,
         disabled: Mapping[str, Sequence[DisabledTool]] | None = None,
@@ -176,32 +176,32 @@ class Enrolment:
             await asyncio.sleep(0)
             server = endpoint.config.id
             if known is not None and server in known:
-                self.take_tools(server, known[server], (disabled or {}).get(server, ()))
+                self.sync_tools(server, known[server], (disabled or {}).get(server, ()))
             else:
-                self.take(server)
+                self.sync_server(server)
 
     def _heard(self, told: FleetEvent) -> None:
         if told.event == "tools":
             if not self._holding:
-                self.take(told.server)
+                self.sync_server(told.server)
         elif self._sink is not None and told.event == "phase":
             phase, fault = told.status.phase, told.status.fault
             # While it comes up again, its fault is still that of the attempt before.
             if phase == "connecting":
-                self._sink.note("connect", told.server, "", "")
+                self._sink.record_event("connect", told.server, "", "")
             elif fault is not None:
-                self._sink.note("fault", told.server, fault.kind, str(fault))
+                self._sink.record_event("fault", told.server, fault.kind, str(fault))
             elif phase == "ready":
-                self._sink.note("ready", told.server, "", "")
+                self._sink.record_event("ready", told.server, "", "")
 
-    def take(self, server: str) -> None:
+    def sync_server(self, server: str) -> None:
         """Bring the ledger in step with what a server lists."""
         endpoint = self.fleet.endpoint(server)
         listed = None if endpoint is None else endpoint.known_tools
         if listed is not None:
-            self.take_tools(server, listed)
+            self.sync_tools(server, listed)
 
-    def take_tools(self, server: str, listed: Sequence[RemoteTool], disabled: Sequence[DisabledTool] = ()) -> None:
+    def sync_tools(self, server: str, listed: Sequence[RemoteTool], disabled: Sequence[DisabledTool] = ()) -> None:
         """Bring the ledger in step with a list of a server's tools.
 
         Tools that are `disabled` are not in the list: they are remembered from the run before.
@@ -234,7 +234,7 @@ class Enrolment:
             kept_out = self._drifted.keys() | self._unfit.keys()
             usable = [one for one in self._listed[server] if one.ref not in kept_out]
             disabled = [one for one in self._disabled.values() if one.ref.server == server]
-            self._sink.listed(server, usable, disabled)
+            self._sink.record_listing(server, usable, disabled)
 
     def _take_one(self, server: str, remote: RemoteTool) -> None:
         ref = remote.ref
@@ -301,7 +301,7 @@ class Enrolment:
         if self._sink is not None and key not in self._told:
             self._told.add(key)
             detail = f"{drift.grade}: {', '.join(drift.fields)}"
-            self._sink.note("drift", drift.ref.server, drift.ref.name, detail)
+            self._sink.record_event("drift", drift.ref.server, drift.ref.name, detail)
 
     def _retire(self, ref: RemoteToolRef, server: str) -> None:
         found = self._ledger.find(ref)
@@ -353,12 +353,12 @@ class Enrolment:
         name = self._name_tool(remote).descriptor.name
         return (enrolled.name, enrolled.shares_name) == (name, shares)
 
-    def know_servers(self, servers: Iterable[str]) -> None:
+    def set_configured_servers(self, servers: Iterable[str]) -> None:
         """Take the ids of the servers that are configured now; tools are renamed where needed."""
         self._servers = tuple(servers)
         for server, listed in [*self._listed.items()]:
             disabled = [one for one in self._disabled.values() if one.ref.server == server]
-            self.take_tools(server, listed, disabled)
+            self.sync_tools(server, listed, disabled)
 
     def _known_servers(self) -> Sequence[str]:
         running = [one.config.id for one in self.fleet.endpoints()]
@@ -387,7 +387,7 @@ class Enrolment:
         present = next((one for one in self._listed[ref.server] if one.ref == ref), remote)
         self._enroll(ref.server, present, self._left_places.pop(ref, None))
         if self._sink is not None:
-            self._sink.note("approve", ref.server, ref.name, "")
+            self._sink.record_event("approve", ref.server, ref.name, "")
         self._keep_since(before)
         self._tell_listed(ref.server)
         return True
@@ -398,7 +398,7 @@ class Enrolment:
         self._ledger = before.withdraw_server(server, self._now())
         self._keep_since(before)
 
-    def forget(self, server: str) -> None:
+    def remove_server(self, server: str) -> None:
         """Retire all that a server has enrolled, and know nothing of it: another may follow it."""
         self.withdraw(server)
         self._listed.pop(server, None)
@@ -412,20 +412,20 @@ class Enrolment:
 
     # -- keeping it short -------------------------------------------------------------------
 
-    async def long(self) -> None:
+    async def wait_until_long(self) -> None:
         """Wait until the ledger has many more events than tools, and somebody was told them."""
         await self._long.wait()
 
     def compact(self, before: int) -> None:
         """Have a ledger without the events before a number; for whoever has kept these."""
         places = self._left_places.values()
-        self._ledger = self._ledger.compacted(before, places_of=places)
+        self._ledger = self._ledger.compact(before, places_of=places)
         self._long.clear()
         self._look_at_length()
 
     def _keep_since(self, before: BridgeLedger) -> None:
         if self._sink is not None and self._ledger is not before:
-            self._sink.keep(self._ledger.since(before.next_seq))
+            self._sink.record_entries(self._ledger.since(before.next_seq))
             self._look_at_length()
 
     def _look_at_length(self) -> None:

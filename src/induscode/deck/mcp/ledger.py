@@ -4,7 +4,7 @@ Pure: no clock, no file, no server. A ledger is a value; every change gives a ne
 old one as it was. The log is the truth, the snapshot is what it comes to. A chain of ledgers shares
 one list of events, so that n enrolments one by one cost n steps in all; only a second branch that
 grows out of an older value copies. Whoever has kept the events elsewhere may have a ledger without
-them: `compacted` gives the same deck, which goes on in the same way.
+them: `compact` gives the same deck, which goes on in the same way.
 """
 
 from __future__ import annotations
@@ -319,7 +319,7 @@ class BridgeLedger:
                 chain.fold.apply(entry)
         return BridgeLedger(chain, self._length + len(entries), self.next_seq + len(entries))
 
-    def compacted(self, before: int | None = None, *, places_of: Iterable[BridgeKey] = ()) -> BridgeLedger:
+    def compact(self, before: int | None = None, *, places_of: Iterable[BridgeKey] = ()) -> BridgeLedger:
         """Give the same deck without its past: events before a number are folded in.
 
         For whoever has kept these events, or all events if no number is given. What is live, its

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from indusagi.interop.protocol_bridge.contract import ServerConfig
 
-GONE = "…"
+REDACTED = "…"
 """What stands in the place of a value that is hidden."""
 _SHORTEST = 4
 """Shorter values stand in any text by chance; what they say can be guessed anyway."""
@@ -67,13 +67,13 @@ class Redaction:
     def clean(self, text: str) -> str:
         """Take out every known value, what looks like a secret, and what addresses may carry."""
         for value in self._values:
-            text = text.replace(value, GONE)
+            text = text.replace(value, REDACTED)
         return hide_shapes(_URL.sub(_bare_url, text))
 
 
 def hide_shapes(text: str) -> str:
     """Hide what has the shape of a secret: keys, tokens, credentials of well-known kinds."""
-    return _SHAPES.sub(GONE, text)
+    return _SHAPES.sub(REDACTED, text)
 
 
 def _is_secret(name: str, value: str) -> bool:
@@ -128,6 +128,6 @@ def _bare_url(found: re.Match[str]) -> str:
     before, _, query = path.partition("?")
     authority, _, bare_query = authority.partition("?")
     user, at, host = authority.rpartition("@")
-    shown = f"{GONE}@{host}" if at and user else host
-    asked = f"?{GONE}" if query or bare_query else ""
+    shown = f"{REDACTED}@{host}" if at and user else host
+    asked = f"?{REDACTED}" if query or bare_query else ""
     return f"{found['scheme']}{shown}{slash}{before.partition('#')[0]}{asked}"

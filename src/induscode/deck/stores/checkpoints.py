@@ -40,7 +40,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class RestoreResult:
     """What came of it, file by file; `safety` is the node that leads back again."""
 
     safety: str
@@ -169,7 +169,7 @@ class FileCheckpoints:
         changes = await to_thread.run_sync(self._changes_since, node)
         return tuple([await _step(path, change, fs) for path, change in changes.items()])
 
-    async def restore(self, node: str, fs: Fs, *, insist: Collection[str] = ()) -> Restored:
+    async def restore(self, node: str, fs: Fs, *, insist: Collection[str] = ()) -> RestoreResult:
         """Put every file back as it was before a node, after keeping what is there now.
 
         Files that somebody else has changed are left alone, unless they are among `insist`. The
@@ -196,7 +196,7 @@ class FileCheckpoints:
                 left.append((step.path, str(exc)))
             else:
                 done.append(step.path)
-        return Restored(safety, tuple(done), tuple(left))
+        return RestoreResult(safety, tuple(done), tuple(left))
 
     async def _keep_present(self, safety: str, steps: Sequence[Step], fs: Fs) -> None:
         await to_thread.run_sync(self.begin, safety)

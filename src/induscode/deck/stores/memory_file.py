@@ -8,7 +8,7 @@ import threading
 from anyio import to_thread
 
 from indusagi.core.app_dirs import make_dirs, read_small_file, replace_private_file
-from induscode.deck.cards.memory import joined
+from induscode.deck.cards.memory import append_note_line
 
 MEMORY_NAME = os.path.join(".indusvx", "memory.md")
 _LARGEST_BYTES = 1024 * 1024
@@ -58,7 +58,7 @@ class FileMemory:
 
     def _append(self, content: str) -> None:
         with self._lock:
-            self._write(joined(self._read(), content))
+            self._write(append_note_line(self._read(), content))
 
     def _write(self, content: str) -> None:
         make_dirs(os.path.dirname(self._path))

@@ -17,7 +17,7 @@ from indusagi.core.notes import Note
 from indusagi.core.text import escape_invisible
 from indusagi.runtime.content import project_content
 from indusagi.runtime.contract import ToolResult
-from induscode.deck.around import AroundCard
+from induscode.deck.around import CardWrapper
 from induscode.session.permissions.call_facts import gather_facts, prepare_arguments
 from induscode.session.permissions.confirm import (
     ApprovalScope,
@@ -256,7 +256,7 @@ def _to_allow(facts: CallFacts, judgement: Decision) -> str:
 # -- cards ------------------------------------------------------------------------------------
 
 
-class CheckedCard(AroundCard):
+class CheckedCard(CardWrapper):
     """A card behind one gate or several, all of which must say yes."""
 
     def __init__(self, inner: Capability, *gates: Permissions) -> None:

@@ -14,9 +14,9 @@ from tests.support.strategies import json_values
 from indusagi.core.config_file import parse_json, read_config_file
 from indusagi.interop import SseServerConfig, StdioServerConfig, StreamableHttpServerConfig
 from induscode.deck.mcp.config import discover_mcp_config, load_mcp_config, read_rows, resolve_rows
-from induscode.deck.mcp.config.dialects import DIALECTS, dialect_of
-from induscode.deck.mcp.config.expansion import Surroundings, Unresolved, expand
-from induscode.deck.mcp.config.rows import BadRow, Origin, server_row
+from induscode.deck.mcp.config.dialects import DIALECTS, detect_dialect
+from induscode.deck.mcp.config.expansion import ExpansionContext, UnresolvedVariableError, expand
+from induscode.deck.mcp.config.rows import InvalidRowError, Origin, parse_row
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -524,7 +524,7 @@ def test_a_foreign_configuration_is_read_as_its_owner_reads_it(
     ],
 )
 def test_a_file_of_any_name_is_known_by_what_stands_in_it(document: dict[str, JsonValue], dialect: str) -> None:
-    found = dialect_of("/somewhere/config.json", document)
+    found = detect_dialect("/somewhere/config.json", document)
     assert found is DIALECTS[dialect]
 
 
@@ -547,7 +547,7 @@ def test_rows_that_are_no_objects_are_told_in_every_dialect(tmp_path: Path) -> N
 
 # -- variables --------------------------------------------------------------------------------
 
-HERE = Surroundings({"A": "1", "EMPTY": "", "HOME": "/h"}, "/work/project")
+HERE = ExpansionContext({"A": "1", "EMPTY": "", "HOME": "/h"}, "/work/project")
 
 
 @pytest.mark.parametrize(
@@ -588,7 +588,7 @@ def test_a_variable_is_expanded_by_the_rule_of_its_dialect(rule: Expansion, text
 def test_a_variable_without_a_value_is_an_error_and_never_an_empty_text(
     rule: Expansion, text: str, missing: str
 ) -> None:
-    with pytest.raises(Unresolved, match=missing):
+    with pytest.raises(UnresolvedVariableError, match=missing):
         expand(text, rule, HERE)
 
 
@@ -596,9 +596,9 @@ def test_a_small_file_can_stand_for_a_value(tmp_path: Path) -> None:
     put(tmp_path / "key", "secret\n")
     put(tmp_path / "bad", "x")
     (tmp_path / "bad").write_bytes(b"\xff\xff")
-    here = Surroundings({}, str(tmp_path))
+    here = ExpansionContext({}, str(tmp_path))
     assert expand("{file:key}", "braces", here) == "secret"
-    with pytest.raises(Unresolved, match="cannot be read"):
+    with pytest.raises(UnresolvedVariableError, match="cannot be read"):
         expand("{file:bad}", "braces", here)
 
 
@@ -629,22 +629,22 @@ def test_variables_that_are_handed_on_by_name_get_their_values(tmp_path: Path) -
         tmp_path / ".codex/config.toml", '[mcp_servers.x]\ncommand = "x"\nenv_vars = ["TOKEN", {name = "KEY"}]\n'
     )
     (row,) = discover_mcp_config(file).rows
-    config = row.resolved({"TOKEN": "t", "KEY": "k", "OTHER": "o"})
+    config = row.resolve({"TOKEN": "t", "KEY": "k", "OTHER": "o"})
     assert isinstance(config, StdioServerConfig)
     assert dict(config.env) == {"TOKEN": "t", "KEY": "k"}
-    with pytest.raises(Unresolved, match="KEY"):
-        row.resolved({"TOKEN": "t"})
+    with pytest.raises(UnresolvedVariableError, match="KEY"):
+        row.resolve({"TOKEN": "t"})
 
 
 def test_a_file_in_a_folder_of_settings_speaks_about_the_folder_above(tmp_path: Path) -> None:
     row = '{"servers": {"x": {"command": "${workspaceFolder}/x"}}, "inputs": []}'
     file = put(tmp_path / ".vscode/mcp.json", row)
     (found,) = read_rows(str(file), "project")[0]
-    config = found.resolved({})
+    config = found.resolve({})
     assert isinstance(config, StdioServerConfig)
     assert config.command == f"{tmp_path}/x"
 
 
 def test_a_server_needs_a_name() -> None:
-    with pytest.raises(BadRow):
-        server_row("", {"command": "x"}, Origin("f", "given", "indus"))
+    with pytest.raises(InvalidRowError):
+        parse_row("", {"command": "x"}, Origin("f", "given", "indus"))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from indusagi.core import locks as turns
 from induscode.deck.contract import BridgeFault
-from induscode.deck.mcp.config.writer import change_row, changing, own_file, read_own
+from induscode.deck.mcp.config.writer import change_row, edit_own_config, own_config_path, read_own_config
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +30,7 @@ def written(path: Path, text: str) -> str:
 
 
 def put(path: str, name: str = "new", *, private: bool = True) -> None:
-    with changing(path, private=private) as config:
+    with edit_own_config(path, private=private) as config:
         config.put(name, dict(ROW))
 
 
@@ -43,8 +43,8 @@ def test_our_files_are_the_first_of_the_user_and_the_one_of_the_project(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "c"))
-    assert own_file("user", "/w") == str(tmp_path / "c" / "indusvx" / "mcp.json")
-    assert own_file("project", "/w") == "/w/.indusvx/mcp.json"
+    assert own_config_path("user", "/w") == str(tmp_path / "c" / "indusvx" / "mcp.json")
+    assert own_config_path("project", "/w") == "/w/.indusvx/mcp.json"
 
 
 def test_a_file_is_made_for_the_user_alone(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_a_row_is_merged_into_what_is_there(tmp_path: Path, before: str, after: 
     path = written(tmp_path / "mcp.json", before)
     put(path)
     assert read(path) == after
-    assert "new" in read_own(path).rows()
+    assert "new" in read_own_config(path).rows()
 
 
 @pytest.mark.parametrize("indent", ["\t", "    ", " "])
@@ -134,7 +134,7 @@ def test_a_file_that_is_no_text_or_no_file_is_left_as_it_is(tmp_path: Path) -> N
 def test_a_row_of_a_list_is_taken_out_alone(tmp_path: Path) -> None:
     text = '{"servers": [{"name": "a"}, 5, {"name": "b"}]}'
     path = written(tmp_path / "mcp.json", text)
-    with changing(path, private=True) as config:
+    with edit_own_config(path, private=True) as config:
         assert config.remove("a")
         assert not config.remove("c")
     assert read(path) == {"servers": [5, {"name": "b"}]}
@@ -149,7 +149,7 @@ def test_half_a_surrogate_pair_survives(tmp_path: Path) -> None:
 def test_nothing_is_written_if_nothing_changed(tmp_path: Path) -> None:
     path = written(tmp_path / "mcp.json", '{ "servers":{} }')
     assert not change_row(path, "nobody", dict, private=True)
-    with changing(path, private=True) as config:
+    with edit_own_config(path, private=True) as config:
         assert not config.remove("nobody")
     with open(path, encoding="utf-8") as file:
         assert file.read() == '{ "servers":{} }'
@@ -235,7 +235,7 @@ def test_whatever_else_is_in_a_file_stays(
     written(path, json.dumps(document))
     put(str(path))
     assert read(str(path)) == {**kept, "servers": {**servers, "new": ROW}}
-    with changing(str(path), private=True) as config:
+    with edit_own_config(str(path), private=True) as config:
         assert config.remove("new")
     servers.pop("new", None)
     assert read(str(path)) == {**kept, "servers": servers}

@@ -18,10 +18,10 @@ from induscode.deck.mcp import store as stores
 from induscode.deck.mcp.store import ThreadedStore, open_store
 from induscode.deck.mcp.store import database as store_db
 from induscode.deck.mcp.store import fallback as store_keeper
-from induscode.deck.mcp.store.database import opened
+from induscode.deck.mcp.store.database import open_database
 from induscode.deck.mcp.store.events import Batch, Retention
-from induscode.deck.mcp.store.fallback import Keeper
-from induscode.deck.mcp.store.file import End, read_end, store_path, write_end
+from induscode.deck.mcp.store.fallback import FallbackStore
+from induscode.deck.mcp.store.file import ChainEnd, read_end, store_path, write_end
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,14 +97,14 @@ async def test_finding_d1_a_flipped_bit_anywhere_hangs_no_operation(tmp_path: Pa
 
 def open_unsynced(path: str | None) -> sqlite3.Connection:
     """Open a database whose writes are not waited for: hundreds of them take seconds else."""
-    connection = opened(path)
+    connection = open_database(path)
     connection.execute("PRAGMA synchronous = OFF").close()
     return connection
 
 
 def test_finding_d1_a_flipped_bit_in_the_schema_costs_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     anyio.run(filled, tmp_path, 30)
-    monkeypatch.setattr(store_db, "opened", open_unsynced)
+    monkeypatch.setattr(store_db, "open_database", open_unsynced)
 
     def skip_sync(_: int) -> None: ...
 
@@ -118,7 +118,7 @@ def test_finding_d1_a_flipped_bit_in_the_schema_costs_no_row(tmp_path: Path, mon
             continue
         places += 1
         files.put(flipped + files.whole[PAGE:])
-        keeper = Keeper(path)
+        keeper = FallbackStore(path)
         try:
             # From the page of a new ledger every row is read: the file loses nothing at all.
             assert len(keeper.read(lambda db: db.rows("r1"), ())) == 30, place
@@ -173,7 +173,7 @@ async def test_finding_d1_a_thread_that_ends_lets_nobody_wait(tmp_path: Path, mo
     def fail(*_: object) -> None:
         raise ImportError("no module named _sqlite3")
 
-    monkeypatch.setattr(store_keeper.Keeper, "__init__", fail)
+    monkeypatch.setattr(store_keeper.FallbackStore, "__init__", fail)
     store = await open_store(str(store_file(tmp_path)))
     with anyio.fail_after(DEADLINE_S):
         assert not await store.flush()
@@ -292,10 +292,10 @@ def test_finding_d1_commands_end_and_tell_of_a_flipped_bit(tmp_path: Path) -> No
 @pytest.mark.timeout(20)
 def test_finding_d1_a_pipe_in_the_place_of_the_end_file_is_not_waited_for(tmp_path: Path) -> None:
     path = str(tmp_path / "ledger.db")
-    write_end(path, End(3, "a" * 64))
-    assert read_end(path) == End(3, "a" * 64)
+    write_end(path, ChainEnd(3, "a" * 64))
+    assert read_end(path) == ChainEnd(3, "a" * 64)
     os.unlink(f"{path}-end")
     os.mkfifo(f"{path}-end")
     assert read_end(path) is None
-    write_end(path, End(4, "b" * 64))
+    write_end(path, ChainEnd(4, "b" * 64))
     assert read_end(path) is None

@@ -21,8 +21,8 @@ from induscode.deck.mcp.capability import BridgeCapability
 from induscode.deck.mcp.ledger import BridgeLedger
 from induscode.deck.mcp.redaction import Redaction
 from induscode.deck.mcp.store import memory_store
-from induscode.deck.mcp.store.events import address_of, deck_digest, deck_text, descriptor_of, descriptor_text
-from induscode.deck.mcp.store.history import deck_at, stored_log
+from induscode.deck.mcp.store.events import content_address, deck_digest, deck_text, descriptor_text, parse_descriptor
+from induscode.deck.mcp.store.history import deck_at, read_ledger_log
 from induscode.deck.mcp.store.journal import Journal
 
 if TYPE_CHECKING:
@@ -76,8 +76,8 @@ def test_a_ledger_that_is_read_back_is_the_one_that_was_written(
             journal = Journal(store)
             log = ledger.log
             for at in range(0, len(log), size):
-                journal.keep(log[at : at + size])
-            entries, notes = await stored_log(store, journal.run)
+                journal.record_entries(log[at : at + size])
+            entries, notes = await read_ledger_log(store, journal.run)
             assert (BridgeLedger.from_log(entries), notes) == (ledger, ())
             assert BridgeLedger.from_log(entries).snapshot == ledger.snapshot
             assert await store.verify() == ()
@@ -93,11 +93,11 @@ async def test_the_deck_of_every_turn_can_be_shown_again_byte_for_byte(tmp_path:
     decks: list[Sequence[ToolDescriptor]] = [[], shown(first), shown(first), shown(second)]
     async with stored(tmp_path) as store:
         journal = Journal(store)
-        digests = [journal.turn(decks[0])]
-        journal.keep(first.log)
-        digests += [journal.turn(decks[1]), journal.turn(decks[2])]
-        journal.keep(second.since(first.next_seq))
-        digests.append(journal.turn(decks[3]))
+        digests = [journal.record_turn(decks[0])]
+        journal.record_entries(first.log)
+        digests += [journal.record_turn(decks[1]), journal.record_turn(decks[2])]
+        journal.record_entries(second.since(first.next_seq))
+        digests.append(journal.record_turn(decks[3]))
         assert await store.flush()
         run = journal.run
     async with stored(tmp_path) as store:
@@ -105,7 +105,7 @@ async def test_the_deck_of_every_turn_can_be_shown_again_byte_for_byte(tmp_path:
             record = await deck_at(store, run, turn=turn)
             assert record is not None
             assert (record.turn, record.text, record.notes) == (turn, deck_text(deck), ())
-            assert record.digest == digest == deck_digest(deck) == address_of(record.text or "")
+            assert record.digest == digest == deck_digest(deck) == content_address(record.text or "")
             assert list(record.descriptors) == list(deck)
         last = await deck_at(store, run)
         assert last is not None
@@ -124,10 +124,10 @@ async def test_the_deck_of_a_moment_is_what_had_happened_by_then(tmp_path: Path)
     async with stored(tmp_path) as store:
         journal = Journal(store, now=now)
         ledger = BridgeLedger.empty().enroll(request("a", "x"), now())
-        journal.keep(ledger.log)
-        journal.turn(shown(ledger))
+        journal.record_entries(ledger.log)
+        journal.record_turn(shown(ledger))
         later = ledger.enroll(request("a", "y"), now())
-        journal.keep(later.since(ledger.next_seq))
+        journal.record_entries(later.since(ledger.next_seq))
         assert await deck_at(store, journal.run, at="2026-11-15T11:00:00.000Z") is None
         names: list[tuple[int, list[str]]] = []
         for second in range(1, 5):
@@ -142,7 +142,7 @@ async def test_a_deck_that_does_not_change_costs_one_row_a_turn(tmp_path: Path) 
     async with stored(tmp_path) as store:
         journal = Journal(store)
         for _ in range(20):
-            journal.turn(deck)
+            journal.record_turn(deck)
         await store.flush()
     path = store_file(tmp_path)
     assert asked(path, "SELECT count(*) FROM events WHERE op = 'turn'") == [(20,)]
@@ -154,9 +154,9 @@ async def test_a_deck_that_does_not_change_costs_one_row_a_turn(tmp_path: Path) 
 async def test_what_happens_at_servers_stands_between_the_events(tmp_path: Path) -> None:
     async with stored(tmp_path) as store:
         journal = Journal(store, [STDIO])
-        journal.note("connect", "a", "", "")
-        journal.keep(ledger_of(("a", "x")).log)
-        journal.note("fault", "a", "transport", "gone")
+        journal.record_event("connect", "a", "", "")
+        journal.record_entries(ledger_of(("a", "x")).log)
+        journal.record_event("fault", "a", "transport", "gone")
         rows = await store.rows(journal.run)
         assert [(row.op, row.facts.get("server")) for row in rows] == [
             ("run", None), ("connect", "a"), ("enroll", "a"), ("fault", "a"),
@@ -169,10 +169,10 @@ async def test_a_listing_is_written_down_when_it_is_another(tmp_path: Path) -> N
     one, two = (RemoteTool(capability("a", tool).ref, READ) for tool in "xy")
     async with stored(tmp_path) as store:
         journal = Journal(store, [STDIO])
-        journal.knows({"a": ["x"]})
+        journal.set_known_listings({"a": ["x"]})
         for tools in ([one], [one, two], [one, two]):
-            journal.listed("a", tools, ())
-        journal.listed("stranger", [one], ())
+            journal.record_listing("a", tools, ())
+        journal.record_listing("stranger", [one], ())
         rows = [row for row in await store.rows(journal.run) if row.op == "list"]
         assert [row.facts["tools"] for row in rows] == [["x", "y"]]
 
@@ -186,25 +186,25 @@ async def test_a_descriptor_that_json_cannot_carry_is_refused_and_an_event_says_
     async with stored(tmp_path) as store:
         journal = Journal(store)
         with pytest.raises(NotJson):
-            journal.turn([ToolDescriptor("t", "", {"n": float("nan")})])
+            journal.record_turn([ToolDescriptor("t", "", {"n": float("nan")})])
         assert journal.turns == 0
-        journal.keep([entry])
+        journal.record_entries([entry])
         rows = await store.rows(journal.run)
         assert "inf" in str(rows[-1].facts["unwritable"])
-        entries, notes = await stored_log(store, journal.run)
+        entries, notes = await read_ledger_log(store, journal.run)
         assert (entries, len(notes)) == ((), 1)
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", "1", "{", '{"name": 1}'])
 def test_a_text_that_describes_no_tool_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
-        descriptor_of(text)
+        parse_descriptor(text)
 
 
 def test_a_descriptor_survives_its_text() -> None:
-    assert descriptor_of(descriptor_text(READ)) == READ
+    assert parse_descriptor(descriptor_text(READ)) == READ
     bare = ToolDescriptor("t", "", {})
-    assert descriptor_of(descriptor_text(bare)) == bare
+    assert parse_descriptor(descriptor_text(bare)) == bare
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ async def test_a_deck_of_which_a_part_is_gone_says_so_instead_of_showing_the_res
 ) -> None:
     async with stored(tmp_path) as store:
         journal = Journal(store)
-        journal.turn([READ, capability("a", "x").descriptor])
+        journal.record_turn([READ, capability("a", "x").descriptor])
         await store.flush()
         outside(store_file(tmp_path), statement)
         record = await deck_at(store, journal.run, turn=1)
@@ -239,10 +239,10 @@ async def test_a_deck_of_which_a_part_is_gone_says_so_instead_of_showing_the_res
 async def test_an_event_that_cannot_be_read_is_noted_and_the_others_stand(tmp_path: Path, damage: str) -> None:
     async with stored(tmp_path) as store:
         journal = Journal(store)
-        journal.keep(ledger_of(("a", "x"), ("a", "y")).log)
+        journal.record_entries(ledger_of(("a", "x"), ("a", "y")).log)
         await store.flush()
         forge(store_file(tmp_path), f"UPDATE events SET facts = {damage} WHERE position = 2")
-        entries, notes = await stored_log(store, journal.run)
+        entries, notes = await read_ledger_log(store, journal.run)
         assert [entry.seq for entry in entries] == [2]
         assert [note.owner for note in notes] == [f"row 2 of the run {journal.run}"]
 
@@ -251,15 +251,15 @@ async def test_an_event_that_cannot_be_read_is_noted_and_the_others_stand(tmp_pa
 async def test_a_definition_that_is_none_is_noted(tmp_path: Path, text: str) -> None:
     async with stored(tmp_path) as store:
         journal = Journal(store)
-        journal.keep(ledger_of(("a", "x")).log)
+        journal.record_entries(ledger_of(("a", "x")).log)
         await store.flush()
-        path, address = store_file(tmp_path), address_of(text)
+        path, address = store_file(tmp_path), content_address(text)
         forge(
             path,
             f"INSERT INTO documents VALUES ('{address}', '{text}')",
             f"UPDATE events SET facts = json_set(facts, '$.definition', '{address}') WHERE op = 'enroll'",
         )
-        entries, notes = await stored_log(store, journal.run)
+        entries, notes = await read_ledger_log(store, journal.run)
         assert (entries, len(notes)) == ((), 1)
 
 
@@ -278,16 +278,16 @@ async def test_no_value_of_a_configuration_is_ever_in_the_file(tmp_path: Path) -
     said = "cannot reach https://ann:pa%24sword@example.org/mcp?key=querysecret#x: " + " ".join(SECRETS)
     async with stored(tmp_path) as store:
         journal = Journal(store, [STDIO, HTTP])
-        journal.note("fault", "a", "transport", said)
-        journal.note("fault", "a", said, "")
+        journal.record_event("fault", "a", "transport", said)
+        journal.record_event("fault", "a", said, "")
         leaky = capability("a", "x", description=f"Uses {TOKEN}.")
         ledger = BridgeLedger.empty().enroll(replace(request("a", "x"), capability=leaky), AT)
-        journal.keep(ledger.log)
-        journal.pinned("a", "x", leaky.pin, leaky.raw)
-        journal.turn([READ, leaky.descriptor])
+        journal.record_entries(ledger.log)
+        journal.record_pin("a", "x", leaky.pin, leaky.raw)
+        journal.record_turn([READ, leaky.descriptor])
         assert await store.flush()
         assert await store.verify() == ()
-        entries, notes = await stored_log(store, journal.run)
+        entries, notes = await read_ledger_log(store, journal.run)
         assert (entries, len(notes)) == ((), 1)
         record = await deck_at(store, journal.run, turn=1)
         assert record is not None

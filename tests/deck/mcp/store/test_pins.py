@@ -18,10 +18,10 @@ from induscode.deck.mcp.config.trust import server_identity
 from induscode.deck.mcp.drift import DisabledTool, DriftGrade
 from induscode.deck.mcp.ledger import BridgeLedger
 from induscode.deck.mcp.store.database import LedgerDb
-from induscode.deck.mcp.store.events import Batch, Happening, Pruned, Retention, address_of
-from induscode.deck.mcp.store.history import stored_log
+from induscode.deck.mcp.store.events import Batch, Event, PruneResult, Retention, content_address
+from induscode.deck.mcp.store.history import read_ledger_log
 from induscode.deck.mcp.store.journal import Journal
-from induscode.deck.mcp.store.pins import definitions_of, disabled_tools, open_pins, read_pins
+from induscode.deck.mcp.store.pins import open_pins, read_definitions, read_disabled_tools, read_pins
 from induscode.deck.mcp.store.retention import prune
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ async def seen(store: ThreadedStore, *tools: str) -> Journal:
     pins = await open_pins(journal, [SERVER])
     for remote in remotes(*tools):
         pins.check(remote.ref, remote.raw)
-    journal.listed("a", remotes(*tools), ())
+    journal.record_listing("a", remotes(*tools), ())
     await store.flush()
     return journal
 
@@ -88,7 +88,7 @@ async def test_finding_c1_forms_that_were_approved_earlier_stay_approved(tmp_pat
         # A deck that is there before its server shows what was approved last.
         journal = await seen(store, "x")
         await store.flush()
-        assert (await definitions_of(store, [SERVER]))["a"] == [third]
+        assert (await read_definitions(store, [SERVER]))["a"] == [third]
         rows = [row for row in await store.rows(journal.run) if row.op == "pin"]
         assert rows == []
 
@@ -119,17 +119,17 @@ async def test_finding_c1_a_ledger_of_the_first_edition_disables_nothing(tmp_pat
                 "server": "a",
                 "tool": tool,
                 "pin": definition_pin(raw),
-                "definition": address_of(text),
+                "definition": content_address(text),
             }
-            row = Happening("old", "2026-01-01T00:00:00.000Z", "pin", facts, f"{identity}{tool}")
+            row = Event("old", "2026-01-01T00:00:00.000Z", "pin", facts, f"{identity}{tool}")
             # The text of one definition is gone: its digest is all there is.
-            documents = {address_of(text): text} if tool == "x" else {}
+            documents = {content_address(text): text} if tool == "x" else {}
             store.append(partial(Batch, (row,), documents))
         pins = await open_pins(Journal(store, [SERVER]), [SERVER])
         assert [pins.check(X.ref, one) for one in (listed, turned)] == [None, None]
         assert pins.check(Y.ref, Y.raw) is None
         assert grade(pins.check(Y.ref, {**Y.raw, "title": "Y"})) == "routing"
-        assert await disabled_tools(store, [SERVER]) == {}
+        assert await read_disabled_tools(store, [SERVER]) == {}
 
 
 async def test_another_server_under_the_same_id_starts_without_pins(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ async def test_another_server_under_the_same_id_starts_without_pins(tmp_path: Pa
         await seen(store, "x")
         pins = await open_pins(Journal(store, [OTHER]), [OTHER])
         assert pins.check(X.ref, CHANGED) is None
-        assert await definitions_of(store, [OTHER]) == {}
+        assert await read_definitions(store, [OTHER]) == {}
         again = await open_pins(Journal(store, [SERVER]), [SERVER])
         assert again.check(X.ref, X.raw) is None
         assert grade(again.check(X.ref, CHANGED)) == "routing"
@@ -158,17 +158,17 @@ async def test_which_tools_were_disabled_is_read_back_as_far_as_it_makes_sense(t
     async with stored(tmp_path) as store:
         journal = Journal(store, [SERVER])
         one = DisabledTool(X.ref, "a__x", DriftGrade.ROUTING, ("description",))
-        journal.listed("a", remotes("y"), [one])
+        journal.record_listing("a", remotes("y"), [one])
         await store.flush()
-        assert await disabled_tools(store, [SERVER]) == {"a": [one]}
-        assert await disabled_tools(store, [OTHER]) == {}
-        assert await disabled_tools(store, [replace(SERVER, include_tools=["y"])]) == {}
+        assert await read_disabled_tools(store, [SERVER]) == {"a": [one]}
+        assert await read_disabled_tools(store, [OTHER]) == {}
+        assert await read_disabled_tools(store, [replace(SERVER, include_tools=["y"])]) == {}
         odd = '[1, {"tool": 2}, {"tool": "z", "grade": "odd", "name": 1, "fields": [1, "title"]}]'
         forge(
             store_file(tmp_path),
             f"UPDATE events SET facts = json_set(facts, '$.disabled', json('{odd}')) WHERE op = 'list'",
         )
-        ((found,),) = (await disabled_tools(store, [SERVER])).values()
+        ((found,),) = (await read_disabled_tools(store, [SERVER])).values()
         assert (found.ref.name, found.name, found.grade) == ("z", "a__z", DriftGrade.BREAKING)
         assert found.fields == ("title",)
 
@@ -177,11 +177,11 @@ async def test_the_definitions_of_a_server_are_those_of_its_last_listing_in_its_
     async with stored(tmp_path) as store:
         await seen(store, "y", "x", "z")
         await seen(store, "y", "x")
-        found = await definitions_of(store, [SERVER])
+        found = await read_definitions(store, [SERVER])
         assert {server: [one["name"] for one in rows] for server, rows in found.items()} == {"a": ["y", "x"]}
         assert list(found["a"][1].items()) == list(X.raw.items())
         narrower = replace(SERVER, include_tools=["x"])
-        assert await definitions_of(store, [narrower]) == {}
+        assert await read_definitions(store, [narrower]) == {}
 
 
 @pytest.mark.parametrize(
@@ -198,20 +198,20 @@ async def test_a_server_of_which_a_definition_is_gone_is_left_out(tmp_path: Path
     async with stored(tmp_path) as store:
         await seen(store, "x", "y")
         forge(store_file(tmp_path), statement)
-        assert await definitions_of(store, [SERVER]) == {}
+        assert await read_definitions(store, [SERVER]) == {}
 
 
 async def test_a_definition_that_is_no_object_is_none(tmp_path: Path) -> None:
     async with stored(tmp_path) as store:
         await seen(store, "x")
         for text in ("[1]", "{"):
-            address = address_of(text)
+            address = content_address(text)
             forge(
                 store_file(tmp_path),
                 f"INSERT INTO documents VALUES ('{address}', '{text}')",
                 f"UPDATE events SET facts = json_set(facts, '$.definition', '{address}') WHERE op = 'pin'",
             )
-            assert await definitions_of(store, [SERVER]) == {}
+            assert await read_definitions(store, [SERVER]) == {}
 
 
 async def test_a_pin_that_says_nothing_is_none(tmp_path: Path) -> None:
@@ -236,8 +236,8 @@ async def test_runs_beyond_the_limit_go_and_a_row_says_so(tmp_path: Path) -> Non
         for run in range(4):
             store.append(batch(run, run=f"run{run}"))
         last = Journal(store, [SERVER])
-        last.keep(ledger_of(("a", "x")).log)
-        assert await store.prune(Retention(runs=3), last.run) == Pruned(3, 5)
+        last.record_entries(ledger_of(("a", "x")).log)
+        assert await store.prune(Retention(runs=3), last.run) == PruneResult(3, 5)
         assert await store.prune(Retention(runs=3), last.run) is None
         runs = [run.run for run in await store.runs()]
         assert runs == ["run2", "run3", last.run]
@@ -251,15 +251,15 @@ async def test_runs_beyond_the_limit_go_and_a_row_says_so(tmp_path: Path) -> Non
         # What is in force is in force still.
         pins = await open_pins(last, [SERVER])
         assert grade(pins.check(X.ref, CHANGED)) == "routing"
-        assert [one["name"] for one in (await definitions_of(store, [SERVER]))["a"]] == ["x"]
-        last.keep(ledger_of(("a", "y")).log)
+        assert [one["name"] for one in (await read_definitions(store, [SERVER]))["a"]] == ["x"]
+        last.record_entries(ledger_of(("a", "y")).log)
         assert await store.flush()
         assert [row.seq for row in await store.rows(last.run)] == list(range(1, 9))
         assert await store.verify() == ()
     async with stored(tmp_path) as store:
         assert (await store.verify(), store.notes) == ((), ())
         later = Journal(store)
-        assert await store.prune(Retention(runs=1), later.run) == Pruned(3, 10)
+        assert await store.prune(Retention(runs=1), later.run) == PruneResult(3, 10)
         assert await store.verify() == ()
         assert [run.run for run in await store.runs()] == [later.run]
 
@@ -267,10 +267,10 @@ async def test_runs_beyond_the_limit_go_and_a_row_says_so(tmp_path: Path) -> Non
 async def test_documents_go_with_the_last_row_that_needs_them(tmp_path: Path) -> None:
     async with stored(tmp_path) as store:
         old = Journal(store)
-        old.turn([X.descriptor, Y.descriptor])
-        old.keep(ledger_of(("a", "x")).log)
+        old.record_turn([X.descriptor, Y.descriptor])
+        old.record_entries(ledger_of(("a", "x")).log)
         new = Journal(store)
-        new.turn([X.descriptor])
+        new.record_turn([X.descriptor])
         assert await store.flush()
         before = asked(store_file(tmp_path), "SELECT count(*) FROM documents")
         assert await store.prune(Retention(runs=1), new.run) is not None
@@ -287,11 +287,11 @@ def test_runs_that_are_too_old_go_however_few_there_are(tmp_path: Path) -> None:
         for number, age in enumerate((300, 200, 100)):
             made = batch(number, run=f"run{age}")()
             at = iso_utc(clock.now_ms() - age * day)
-            happening = replace(made.happenings[0], at=at)
-            db.append([replace(made, happenings=(happening,))])
+            event = replace(made.events[0], at=at)
+            db.append([replace(made, events=(event,))])
         done = prune(db, Retention(days=150), "own", now=clock.now_ms)
         assert done is not None
-        assert done[0] == Pruned(2, 2)
+        assert done[0] == PruneResult(2, 2)
         assert [run.run for run in db.runs()] == ["run100", "own"]
         done = prune(db, Retention(days=50), "own", now=clock.now_ms)
         assert done is not None
@@ -305,12 +305,12 @@ async def test_a_run_that_is_pruned_while_it_lasts_goes_on_counting(tmp_path: Pa
         slow = Journal(one)
         await one.flush()
         quick = Journal(other)
-        assert await other.prune(Retention(runs=1), quick.run) == Pruned(1, 1)
-        slow.keep(ledger_of(("a", "x")).log)
+        assert await other.prune(Retention(runs=1), quick.run) == PruneResult(1, 1)
+        slow.record_entries(ledger_of(("a", "x")).log)
         await one.flush()
         assert [row.seq for row in await other.rows(slow.run)] == [2]
         assert await other.verify() == ()
-        entries, _ = await stored_log(one, slow.run)
+        entries, _ = await read_ledger_log(one, slow.run)
         assert BridgeLedger.from_log(entries) == ledger_of(("a", "x"))
 
 

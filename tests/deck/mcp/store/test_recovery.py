@@ -12,10 +12,10 @@ from tests.support.scripts import run
 from tests.support.stores import asked, batch, filled, outside, store_file, stored
 
 from induscode.deck.mcp.store import ThreadedStore
-from induscode.deck.mcp.store import pins_copy as store_pins
-from induscode.deck.mcp.store.events import Batch, Happening, Retention
+from induscode.deck.mcp.store import pins_backup as store_pins
+from induscode.deck.mcp.store.events import Batch, Event, Retention
 from induscode.deck.mcp.store.file import store_path
-from induscode.deck.mcp.store.pins_copy import read_pins_file
+from induscode.deck.mcp.store.pins_backup import read_pins_file
 
 pytestmark = pytest.mark.anyio
 
@@ -24,7 +24,7 @@ def pins_file(folder: Path) -> Path:
     return store_file(folder).with_name("pins.jsonl")
 
 
-async def pinned(store: ThreadedStore) -> list[str]:
+async def list_pinned_tools(store: ThreadedStore) -> list[str]:
     rows = await store.latest("pin")
     documents = await store.documents([str(one.facts["definition"]) for one in rows])
     assert len(documents) == len(rows)
@@ -44,7 +44,7 @@ async def test_finding_d5_one_bad_last_row_costs_that_row_alone(tmp_path: Path) 
         assert ["399 of its 400 rows were kept" in note.message for note in store.notes] == [True]
         assert store.notes[0].remedy.startswith("the damaged file is ")
         assert len(await store.rows("r1")) == 399
-        assert await pinned(store) == names(400)
+        assert await list_pinned_tools(store) == names(400)
     (kept,) = asked(path, "SELECT facts FROM events WHERE op = 'recover'")
     facts = json.loads(str(kept[0]))
     assert {name: facts[name] for name in ("kept", "last", "known", "pins", "missing")} == {
@@ -59,10 +59,10 @@ async def test_finding_d5_rows_before_a_bad_one_keep_their_place_and_digest(tmp_
     outside(path, "UPDATE events SET facts = '{' WHERE position = 20")
     async with stored(tmp_path) as store:
         assert len(await store.rows("r1")) == 19
-        assert await pinned(store) == names(50)
+        assert await list_pinned_tools(store) == names(50)
     assert asked(path, "SELECT * FROM events WHERE position < 20") == before
     async with stored(tmp_path) as store:
-        assert (store.notes, await pinned(store)) == ((), names(50))
+        assert (store.notes, await list_pinned_tools(store)) == ((), names(50))
         assert ["set aside" in note.message for note in await store.verify()] == [True]
 
 
@@ -78,7 +78,7 @@ async def test_finding_d5_a_pruned_ledger_is_recovered_from_where_it_begins(tmp_
         async with stored(tmp_path) as store:
             await store.verify(set_aside=True)
             assert len(await store.rows("c")) >= 5
-            assert await pinned(store) == names(5)
+            assert await list_pinned_tools(store) == names(5)
 
 
 @pytest.mark.parametrize("removed", ["ledger.db", "ledger.db*"])
@@ -89,7 +89,7 @@ async def test_finding_d5_a_removed_ledger_is_told_and_its_pins_hold(tmp_path: P
     async with stored(tmp_path) as store:
         assert ["is not there any more" in note.message for note in store.notes] == [True]
         assert "definitions of 5 tools that were approved are kept" in store.notes[0].message
-        assert await pinned(store) == names(5)
+        assert await list_pinned_tools(store) == names(5)
 
 
 @pytest.mark.parametrize("witness", [True, False])
@@ -102,7 +102,7 @@ async def test_finding_d5_an_emptied_ledger_is_told_and_its_pins_hold(tmp_path: 
     path.write_bytes(b"")
     async with stored(tmp_path) as store:
         assert len(store.notes) == 1
-        assert await pinned(store) == names(5)
+        assert await list_pinned_tools(store) == names(5)
 
 
 async def test_finding_d5_a_ledger_that_is_lost_with_its_pins_says_so(tmp_path: Path) -> None:
@@ -111,14 +111,14 @@ async def test_finding_d5_a_ledger_that_is_lost_with_its_pins_says_so(tmp_path: 
     pins_file(tmp_path).unlink()
     async with stored(tmp_path) as store:
         assert "every tool is taken as it is now" in store.notes[0].message
-        assert await pinned(store) == []
+        assert await list_pinned_tools(store) == []
 
 
 async def test_finding_d5_pins_missing_in_the_index_come_back(tmp_path: Path) -> None:
     await filled(tmp_path, 5)
     outside(store_file(tmp_path), "DELETE FROM latest WHERE subject = 's3'")
     async with stored(tmp_path) as store:
-        assert await pinned(store) == names(5)
+        assert await list_pinned_tools(store) == names(5)
         assert ["1 pins were missing" in note.message for note in store.notes] == [True]
 
 
@@ -126,11 +126,11 @@ async def test_finding_d5_pins_of_a_ledger_without_a_pins_file_are_copied(tmp_pa
     await filled(tmp_path, 5)
     pins_file(tmp_path).unlink()
     async with stored(tmp_path) as store:
-        assert await pinned(store) == names(5)
+        assert await list_pinned_tools(store) == names(5)
         assert store.notes == ()
     store_file(tmp_path).unlink()
     async with stored(tmp_path) as store:
-        assert await pinned(store) == names(5)
+        assert await list_pinned_tools(store) == names(5)
 
 
 async def test_finding_d5_without_a_pins_file_pins_after_the_damage_are_taken_over(tmp_path: Path) -> None:
@@ -139,12 +139,12 @@ async def test_finding_d5_without_a_pins_file_pins_after_the_damage_are_taken_ov
     outside(store_file(tmp_path), "UPDATE events SET facts = '{' WHERE position = 4")
     async with stored(tmp_path) as store:
         # What the damaged row itself said is lost; the row after it still fits its digest.
-        assert await pinned(store) == [name for name in names(9) if name != "t4"]
+        assert await list_pinned_tools(store) == [name for name in names(9) if name != "t4"]
 
 
 async def test_finding_d5_the_last_approval_holds_after_a_recovery(tmp_path: Path) -> None:
     def approved(pin: str) -> Batch:
-        return Batch((Happening("r1", "now", "pin", {"tool": "t", "pin": pin}, "s"),))
+        return Batch((Event("r1", "now", "pin", {"tool": "t", "pin": pin}, "s"),))
 
     async with stored(tmp_path) as store:
         for pin in ("first", "second"):
@@ -163,7 +163,7 @@ async def test_finding_d5_a_damaged_line_of_the_pins_file_costs_that_line(tmp_pa
     store_file(tmp_path).unlink()
     async with stored(tmp_path) as store:
         assert "4 tools that were approved are kept, 4 are lost" in store.notes[0].message
-        assert await pinned(store) == ["t1", "t2", "t4", "t5"]
+        assert await list_pinned_tools(store) == ["t1", "t2", "t4", "t5"]
 
 
 async def test_finding_d5_a_pins_file_that_cannot_be_used_is_told(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ async def test_finding_d5_a_pins_file_that_cannot_be_used_is_told(tmp_path: Path
     pins_file(tmp_path).unlink()
     pins_file(tmp_path).mkdir()
     async with stored(tmp_path) as store:
-        assert await pinned(store) == names(2)
+        assert await list_pinned_tools(store) == names(2)
         said = [note.message for note in store.notes]
         assert ["it cannot be" in one for one in said] == [True, True]
         assert "Pins would be lost with the ledger" in said[1]
@@ -185,7 +185,7 @@ async def test_finding_d5_the_pins_file_is_private_and_does_not_grow_for_ever(
         await filled(tmp_path, 3)
     assert pins_file(tmp_path).stat().st_mode & 0o777 == 0o600
     async with stored(tmp_path) as store:
-        assert await pinned(store) == names(3)
+        assert await list_pinned_tools(store) == names(3)
     found = read_pins_file(str(store_file(tmp_path)))
     assert found is not None
     assert (found.lines, len(found.pins), found.damaged) == (3, 3, 0)
@@ -199,7 +199,7 @@ async def test_finding_d5_a_ledger_that_cannot_be_used_still_has_its_pins(tmp_pa
     path.mkdir()
     async with stored(tmp_path) as store:
         assert store.path is None
-        assert await pinned(store) == names(3)
+        assert await list_pinned_tools(store) == names(3)
 
 
 # -- through the commands ---------------------------------------------------------------------

@@ -24,7 +24,7 @@ from induscode.deck.mcp.boot import BootOptions, ServerPlan, boot_bridge
 from induscode.deck.mcp.enrolment import LONGEST_LOG
 from induscode.deck.mcp.ledger import BridgeEntry, BridgeLedger, EnrollRequest, content_key_of
 from induscode.deck.mcp.store import memory_store
-from induscode.deck.mcp.store.history import stored_log
+from induscode.deck.mcp.store.history import read_ledger_log
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -43,7 +43,7 @@ Step = tuple[str, str, str, int]
 
 def test_what_was_folded_in_is_live_in_its_place_and_no_longer_listed() -> None:
     whole = ledger_of(("b", "x"), ("a", "y"), ("b", "z")).enroll(request("b", "x", version=2), AT)
-    short = whole.compacted()
+    short = whole.compact()
     assert (short.log, short.events, short.folded, short.next_seq) == ((), 0, 5, 6)
     assert short.snapshot == whole.snapshot
     assert [one.name for one in short.live_capabilities()] == ["b__x", "a__y", "b__z"]
@@ -54,7 +54,7 @@ def test_what_was_folded_in_is_live_in_its_place_and_no_longer_listed() -> None:
 
 
 def test_events_from_a_number_on_are_kept_and_asking_for_others_is_a_fault() -> None:
-    short = ledger_of(("a", "x"), ("a", "y"), ("a", "z")).compacted(3)
+    short = ledger_of(("a", "x"), ("a", "y"), ("a", "z")).compact(3)
     assert [entry.seq for entry in short.log] == [3]
     assert short.since(3) == short.log
     for gone in (0, 2):
@@ -65,23 +65,23 @@ def test_events_from_a_number_on_are_kept_and_asking_for_others_is_a_fault() -> 
 
 def test_with_nothing_to_fold_in_it_is_the_same_ledger() -> None:
     ledger = ledger_of(("a", "x"))
-    assert ledger.compacted(1) is ledger
-    short = ledger.compacted()
-    assert short.compacted() is short
-    assert BridgeLedger.empty().compacted().next_seq == 1
+    assert ledger.compact(1) is ledger
+    short = ledger.compact()
+    assert short.compact() is short
+    assert BridgeLedger.empty().compact().next_seq == 1
 
 
 def test_ledgers_without_a_log_are_equal_only_if_they_hold_the_same_deck() -> None:
-    assert ledger_of(("a", "x")).compacted() == ledger_of(("a", "x")).compacted()
-    assert ledger_of(("a", "x")).compacted() != ledger_of(("a", "y")).compacted()
-    assert ledger_of(("a", "x")).compacted() != ledger_of(("a", "x"))
+    assert ledger_of(("a", "x")).compact() == ledger_of(("a", "x")).compact()
+    assert ledger_of(("a", "x")).compact() != ledger_of(("a", "y")).compact()
+    assert ledger_of(("a", "x")).compact() != ledger_of(("a", "x"))
     with pytest.raises(TypeError):
-        hash(ledger_of(("a", "x")).compacted()._chain.base)
+        hash(ledger_of(("a", "x")).compact()._chain.base)
     assert ledger_of()._chain.base != "nothing"
 
 
 def test_two_changes_of_one_compacted_ledger_know_nothing_of_each_other() -> None:
-    root = ledger_of(("a", "x"), ("a", "y")).compacted()
+    root = ledger_of(("a", "x"), ("a", "y")).compact()
     left, right = root.enroll(request("a", "l"), AT), root.withdraw_server("a", AT)
     assert [one.ref.name for one in left.live_capabilities()] == ["x", "y", "l"]
     assert (right.live_capabilities(), len(root.live_capabilities())) == ((), 2)
@@ -95,8 +95,8 @@ def test_a_retired_definition_gives_its_place_only_if_it_was_named() -> None:
     def order(ledger: BridgeLedger) -> list[str]:
         return [one.ref.name for one in ledger.enroll(again, AT).live_capabilities()]
 
-    assert order(whole) == order(whole.compacted(places_of=[former])) == ["x", "y"]
-    assert order(whole.compacted()) == ["y", "x"]
+    assert order(whole) == order(whole.compact(places_of=[former])) == ["x", "y"]
+    assert order(whole.compact()) == ["y", "x"]
 
 
 # -- laws -------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ def test_a_compacted_ledger_goes_on_as_the_whole_one_wherever_it_was_cut(
     first: list[Step], second: list[Step], cut: int
 ) -> None:
     whole = gone_on(BridgeLedger.empty(), first)
-    short = whole.compacted(cut, places_of=DEAD)
+    short = whole.compact(cut, places_of=DEAD)
     assert deck(short) == deck(whole)
     later, shorter = gone_on(whole, second), gone_on(short, second)
     assert deck(shorter) == deck(later)
@@ -165,9 +165,9 @@ def test_compacting_again_and_again_is_compacting_once(
     first: list[Step], second: list[Step], third: list[Step]
 ) -> None:
     whole = gone_on(BridgeLedger.empty(), [*first, *second])
-    once = whole.compacted(places_of=DEAD)
-    twice = gone_on(gone_on(BridgeLedger.empty(), first).compacted(places_of=DEAD), second)
-    assert twice.compacted(places_of=DEAD) == once
+    once = whole.compact(places_of=DEAD)
+    twice = gone_on(gone_on(BridgeLedger.empty(), first).compact(places_of=DEAD), second)
+    assert twice.compact(places_of=DEAD) == once
     assert deck(gone_on(twice, third)) == deck(gone_on(whole, third))
 
 
@@ -209,19 +209,19 @@ async def test_5000_changes_of_a_server_leave_no_more_behind_than_a_few(tmp_path
     most = 2 * LONGEST_LOG + 4 * flips * flipped
     async with stored(tmp_path) as store, booted(store, honest(id="h")) as bridge:
         enrolment, listed = enrolment_of(bridge), listed_by(bridge, "h")[:2]
-        enrolment.take_tools("h", listed)
+        enrolment.sync_tools("h", listed)
         first, before, held = enrolment.ledger.next_seq, entries_held(), list[int]()
         for _ in range(rounds):
             for _ in range(flips):
-                enrolment.take_tools("h", listed[:-flipped])
-                enrolment.take_tools("h", listed)
+                enrolment.sync_tools("h", listed[:-flipped])
+                enrolment.sync_tools("h", listed)
             await until(lambda: enrolment.ledger.events <= LONGEST_LOG)
             held.append(entries_held() - before)
         assert max(held) < most
         assert [one.ref for one in enrolment.ledger.live_capabilities()] == [one.ref for one in listed]
         assert enrolment.ledger.next_seq - first == rounds * flips * flipped * 2
         # The store has all of it, and what it comes to is the deck.
-        entries, notes = await stored_log(store, bridge.journal.run)
+        entries, notes = await read_ledger_log(store, bridge.journal.run)
         assert notes == ()
         whole = BridgeLedger.from_log(entries)
         assert (whole.events + 1, whole.snapshot) == (enrolment.ledger.next_seq, enrolment.ledger.snapshot)
@@ -255,7 +255,7 @@ async def test_a_configuration_that_keeps_changing_leaves_nothing_of_servers_tha
         for number in range(30):
             passing = honest(id=f"p{number}")
             await bridge.change(ServerPlan.from_configs([honest(id="h"), passing]))
-            enrolment_of(bridge).take_tools(passing.id, named(passing.id, listed_by(bridge, "h")))
+            enrolment_of(bridge).sync_tools(passing.id, named(passing.id, listed_by(bridge, "h")))
         await bridge.change(ServerPlan.from_configs([honest(id="h")]))
         enrolment, journal = enrolment_of(bridge), bridge.journal
         await until(lambda: enrolment.ledger.events <= LONGEST_LOG)
@@ -281,7 +281,7 @@ async def test_a_tool_that_drifted_gets_its_place_back_also_when_the_past_is_gon
     async with stored(tmp_path) as store, booted(store, honest(id="h")) as bridge:
         enrolment, listed = enrolment_of(bridge), listed_by(bridge, "h")
         drifted = replace(listed[0], raw={**listed[0].raw, "description": "Something else."})
-        enrolment.take_tools("h", [drifted, *listed[1:]])
+        enrolment.sync_tools("h", [drifted, *listed[1:]])
         enrolment.compact(enrolment.ledger.next_seq)
         assert (enrolment.ledger.events, len(enrolment.quarantined)) == (0, 1)
         assert enrolment.approve(drifted.ref)
@@ -294,10 +294,10 @@ async def test_a_tool_that_drifted_and_is_listed_no_more_leaves_no_place(tmp_pat
     async with stored(tmp_path) as store, booted(store, honest(id="h")) as bridge:
         enrolment, listed = enrolment_of(bridge), listed_by(bridge, "h")
         drifted = replace(listed[0], raw={**listed[0].raw, "description": "Something else."})
-        enrolment.take_tools("h", [drifted, *listed[1:]])
-        enrolment.take_tools("h", listed[1:])
+        enrolment.sync_tools("h", [drifted, *listed[1:]])
+        enrolment.sync_tools("h", listed[1:])
         assert (enrolment.notes, enrolment.quarantined, enrolment._left_places) == ((), (), {})
-        enrolment.take_tools("h", listed)
+        enrolment.sync_tools("h", listed)
         assert enrolment.ledger.live_capabilities()[-1].ref == listed[0].ref
 
 
@@ -326,8 +326,8 @@ async def test_what_the_store_has_not_written_stays_in_the_log(tmp_path: Path) -
         async with booted(stuck, honest(id="h")) as bridge:  # type: ignore[arg-type]
             enrolment, listed = enrolment_of(bridge), listed_by(bridge, "h")
             while enrolment.ledger.events <= LONGEST_LOG:
-                enrolment.take_tools("h", ())
-                enrolment.take_tools("h", listed)
+                enrolment.sync_tools("h", ())
+                enrolment.sync_tools("h", listed)
             await until(lambda: stuck.asked > 2)
             assert enrolment.ledger.folded == 0
             stuck.answers.set()
@@ -342,10 +342,10 @@ async def test_a_store_in_memory_has_the_past_for_as_long_as_the_process_lives()
         async with booted(store, honest(id="h")) as bridge:
             enrolment, listed = enrolment_of(bridge), listed_by(bridge, "h")
             for _ in range(20):
-                enrolment.take_tools("h", ())
-                enrolment.take_tools("h", listed)
+                enrolment.sync_tools("h", ())
+                enrolment.sync_tools("h", listed)
             await until(lambda: enrolment.ledger.folded > 0)
-            entries, _ = await stored_log(store, bridge.journal.run)
+            entries, _ = await read_ledger_log(store, bridge.journal.run)
             assert BridgeLedger.from_log(entries).snapshot == enrolment.ledger.snapshot
     finally:
         await store.aclose()

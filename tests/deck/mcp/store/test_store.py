@@ -28,9 +28,16 @@ from induscode.deck.mcp import store as stores
 from induscode.deck.mcp.store import ThreadedStore, memory_store, open_store
 from induscode.deck.mcp.store import fallback as store_keeper
 from induscode.deck.mcp.store import file as store_files
-from induscode.deck.mcp.store.database import APPLICATION, MIGRATIONS, DamagedStore, ForeignStore, migrate, opened
-from induscode.deck.mcp.store.events import Batch, Happening, Retention, address_of, descriptor_text
-from induscode.deck.mcp.store.file import End, read_end, set_aside, store_path, write_end
+from induscode.deck.mcp.store.database import (
+    APPLICATION,
+    MIGRATIONS,
+    DamagedStoreError,
+    ForeignStoreError,
+    migrate,
+    open_database,
+)
+from induscode.deck.mcp.store.events import Batch, Event, Retention, content_address, descriptor_text
+from induscode.deck.mcp.store.file import ChainEnd, read_end, set_aside, store_path, write_end
 from induscode.deck.mcp.store.history import deck_at
 from induscode.deck.mcp.store.journal import Journal
 
@@ -171,7 +178,7 @@ async def test_batches_that_nothing_takes_are_noted(tmp_path: Path, monkeypatch:
 
     async with stored(tmp_path) as store:
         with monkeypatch.context() as patch:
-            patch.setattr(store_keeper.Keeper, "append", broken)
+            patch.setattr(store_keeper.FallbackStore, "append", broken)
             store.append(batch(1))
             await store.flush()
         store.append(batch(2))
@@ -180,11 +187,11 @@ async def test_batches_that_nothing_takes_are_noted(tmp_path: Path, monkeypatch:
 
 
 async def test_names_with_half_a_surrogate_pair_are_kept(tmp_path: Path) -> None:
-    happening = Happening("r1", AT, "fault", {"server": "\ud800", "detail": "a\x00b\u202e"})
+    event = Event("r1", AT, "fault", {"server": "\ud800", "detail": "a\x00b\u202e"})
     async with stored(tmp_path) as store:
-        store.append(lambda: Batch((happening,)))
+        store.append(lambda: Batch((event,)))
         assert await store.flush()
-        assert [row.facts for row in await store.rows("r1")] == [happening.facts]
+        assert [row.facts for row in await store.rows("r1")] == [event.facts]
         assert await store.verify() == ()
 
 
@@ -193,13 +200,13 @@ async def test_names_with_half_a_surrogate_pair_are_kept(tmp_path: Path) -> None
 WRITER = """
 import asyncio, os, sys
 from induscode.deck.mcp.store import open_store
-from induscode.deck.mcp.store.events import Batch, Happening
+from induscode.deck.mcp.store.events import Batch, Event
 
 async def main(path, run, count):
     store = await open_store(path)
     print("open", flush=True)
     for number in range(1, count + 1):
-        row = Happening(run, "now", "pin", {"tool": number}, f"s{number}")
+        row = Event(run, "now", "pin", {"tool": number}, f"s{number}")
         store.append(lambda: Batch((row,)))
         if not await store.flush():
             print("memory", [str(note) for note in store.notes], flush=True)
@@ -278,7 +285,7 @@ NEXT = (*MIGRATIONS, ("ALTER TABLE documents ADD COLUMN kind TEXT",))
 
 def test_an_older_store_is_brought_up_to_date_in_one_step(tmp_path: Path) -> None:
     anyio.run(filled, tmp_path, 2)
-    connection = opened(str(store_file(tmp_path)))
+    connection = open_database(str(store_file(tmp_path)))
     try:
         broken = (*NEXT, ("CREATE TABLE more (x)", "no such statement"))
         with pytest.raises(sqlite3.Error):
@@ -288,7 +295,7 @@ def test_an_older_store_is_brought_up_to_date_in_one_step(tmp_path: Path) -> Non
         assert migrate(connection, NEXT) == (2, 2)
         found = connection.execute("SELECT address, kind FROM documents").fetchall()
         assert [kind for _, kind in found] == [None, None]
-        with pytest.raises(ForeignStore, match=r"version is 2.*knows 1"):
+        with pytest.raises(ForeignStoreError, match=r"version is 2.*knows 1"):
             migrate(connection)
     finally:
         connection.close()
@@ -486,10 +493,10 @@ async def test_a_damaged_store_that_another_process_has_replaced_is_left_alone(t
 def test_the_witness_never_says_less_than_it_did(tmp_path: Path) -> None:
     path = str(tmp_path / "ledger.db")
     assert read_end(path) is None
-    write_end(path, End(5, "b" * 64))
-    write_end(path, End(4, "a" * 64))
-    assert read_end(path) == End(5, "b" * 64)
-    write_end(str(tmp_path / "nowhere" / "x"), End(1, "a" * 64))
+    write_end(path, ChainEnd(5, "b" * 64))
+    write_end(path, ChainEnd(4, "a" * 64))
+    assert read_end(path) == ChainEnd(5, "b" * 64)
+    write_end(str(tmp_path / "nowhere" / "x"), ChainEnd(1, "a" * 64))
     (tmp_path / "ledger.db-end").write_text("nonsense", encoding="ascii")
     assert read_end(path) is None
 
@@ -577,7 +584,7 @@ async def test_r54_an_error_of_the_disk_costs_the_file(tmp_path: Path, monkeypat
     await filled(tmp_path, 3)
     async with stored(tmp_path) as store:
 
-        def broken(*_: object) -> End:
+        def broken(*_: object) -> ChainEnd:
             failure = sqlite3.OperationalError("disk I/O error")
             failure.sqlite_errorcode = sqlite3.SQLITE_IOERR
             raise failure
@@ -620,7 +627,7 @@ async def test_the_thread_ends_with_the_store(tmp_path: Path) -> None:
 def test_a_row_that_holds_no_facts_is_damage() -> None:
     from induscode.deck.mcp.store.database import read_facts  # noqa: PLC0415 — beside its only use
 
-    with pytest.raises(DamagedStore):
+    with pytest.raises(DamagedStoreError):
         read_facts("[" * 100_000, 1)
 
 
@@ -643,7 +650,7 @@ async def test_whoever_waits_for_a_disk_that_hangs_is_told_in_the_end(
 
 
 async def test_a_store_in_memory_that_fails_says_what_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> End:
+    def broken(*_: object) -> ChainEnd:
         raise sqlite3.OperationalError("out of memory")
 
     store = await memory_store()
@@ -681,11 +688,11 @@ async def test_a_session_that_loses_its_file_keeps_the_decks_it_has_shown(tmp_pa
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     async with stored(tmp_path) as store:
         journal = Journal(store)
-        digest = journal.turn([capability("a", "x").descriptor])
+        digest = journal.record_turn([capability("a", "x").descriptor])
         assert await store.flush()
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
         try:
-            journal.turn([capability("a", f"t{number}").descriptor for number in range(300)])
+            journal.record_turn([capability("a", f"t{number}").descriptor for number in range(300)])
             assert not await store.flush()
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -708,8 +715,8 @@ async def test_a_run_whose_numbers_have_a_gap_is_out_of_order(tmp_path: Path) ->
 
 async def test_a_row_that_says_nothing_about_what_was_pruned_accounts_for_nothing(tmp_path: Path) -> None:
     async with stored(tmp_path) as store:
-        store.append(lambda: Batch((Happening("r1", AT, "prune", {"last": "x"}),)))
-        store.append(lambda: Batch((Happening("r1", AT, "turn", {"turn": 1}),)))
+        store.append(lambda: Batch((Event("r1", AT, "prune", {"last": "x"}),)))
+        store.append(lambda: Batch((Event("r1", AT, "turn", {"turn": 1}),)))
         assert await store.flush()
         assert await store.verify() == ()
 
@@ -717,10 +724,10 @@ async def test_a_row_that_says_nothing_about_what_was_pruned_accounts_for_nothin
 async def test_finding_e3_a_text_that_only_a_manifest_names_is_missed(tmp_path: Path) -> None:
     shown = [capability("a", name).descriptor for name in ("x", "y")]
     async with stored(tmp_path) as store:
-        Journal(store).turn(shown)
+        Journal(store).record_turn(shown)
         assert await store.flush()
         assert await store.verify() == ()
-    gone = address_of(descriptor_text(shown[1]))
+    gone = content_address(descriptor_text(shown[1]))
     outside(store_file(tmp_path), f"DELETE FROM documents WHERE address = '{gone}'")
     async with stored(tmp_path) as store:
         found = [note.message for note in await store.verify()]
@@ -732,9 +739,9 @@ async def test_finding_e3_a_text_that_was_withheld_is_not_missed(tmp_path: Path)
     config = StdioServerConfig(id="a", command="x", env={"TOKEN": secret})
     tools = [capability("a", "x").descriptor, capability("a", "y", description=secret).descriptor]
     async with stored(tmp_path) as store:
-        Journal(store, [config]).turn(tools)
+        Journal(store, [config]).record_turn(tools)
         assert await store.flush()
-        assert await store.documents([address_of(descriptor_text(tools[1]))]) == {}
+        assert await store.documents([content_address(descriptor_text(tools[1]))]) == {}
         assert await store.verify() == ()
 
 

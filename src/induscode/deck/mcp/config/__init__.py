@@ -10,9 +10,9 @@ from indusagi.core.config_file import read_config_file
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.notes import Note
 from indusagi.interop.protocol_bridge.contract import ServerConfig
-from induscode.deck.mcp.config.dialects import Dialect, dialect_of
-from induscode.deck.mcp.config.expansion import Unresolved
-from induscode.deck.mcp.config.rows import BadRow, Origin, Scope, ServerRow, is_switched_off, server_row
+from induscode.deck.mcp.config.dialects import Dialect, detect_dialect
+from induscode.deck.mcp.config.expansion import UnresolvedVariableError
+from induscode.deck.mcp.config.rows import InvalidRowError, Origin, Scope, ServerRow, is_switched_off, parse_row
 
 _SWITCHED_OFF = "switched off in its file"
 _EXAMPLE = 'it needs {"mcpServers": {"NAME": {"command": "…"}}}, see docs/mcp-servers.md'
@@ -38,7 +38,7 @@ def load_mcp_config(path_or_cwd: str | os.PathLike[str]) -> list[ServerConfig]:
     if os.path.isfile(target):
         places: Iterable[tuple[str, Scope]] = [(target, "given")]
     else:
-        places = conventional_places(target)
+        places = list_config_paths(target)
     return [config for path, scope in places for config in parse_config_file(path, scope)]
 
 
@@ -51,8 +51,8 @@ def parse_config_file(path: str | os.PathLike[str], scope: Scope = "given") -> l
     found: list[ServerConfig] = []
     for row in read_rows(os.fspath(path), scope)[0]:
         try:
-            found.append(row.resolved(os.environ))
-        except Unresolved:
+            found.append(row.resolve(os.environ))
+        except UnresolvedVariableError:
             continue
     return found
 
@@ -64,8 +64,8 @@ def server_config_from_row(row: JsonObject) -> ServerConfig | None:
     if not isinstance(name, str) or is_switched_off(row):
         return None
     try:
-        return server_row(name, row, origin).resolved(os.environ)
-    except (BadRow, Unresolved):
+        return parse_row(name, row, origin).resolve(os.environ)
+    except (InvalidRowError, UnresolvedVariableError):
         return None
 
 
@@ -77,12 +77,12 @@ def discover_mcp_config(path_or_cwd: str | os.PathLike[str]) -> DiscoveredConfig
     """
     target = os.fspath(path_or_cwd)
     if os.path.isfile(target):
-        return gather([(target, "given")])
+        return merge_config_files([(target, "given")])
     project = os.path.join(target, ".mcp.json")
-    return gather([*conventional_places(target), (project, "project")])
+    return merge_config_files([*list_config_paths(target), (project, "project")])
 
 
-def conventional_places(cwd: str) -> Sequence[tuple[str, Scope]]:
+def list_config_paths(cwd: str) -> Sequence[tuple[str, Scope]]:
     """List where configurations are looked for, in order."""
     home = os.environ.get("HOME") or os.path.expanduser("~")
     config = os.environ.get("XDG_CONFIG_HOME") or os.path.join(home, ".config")
@@ -95,7 +95,7 @@ def conventional_places(cwd: str) -> Sequence[tuple[str, Scope]]:
     )
 
 
-def gather(places: Iterable[tuple[str, Scope]]) -> DiscoveredConfig:
+def merge_config_files(places: Iterable[tuple[str, Scope]]) -> DiscoveredConfig:
     """Read files, and settle which row of an id counts."""
     notes: list[Note] = []
     files: list[str] = []
@@ -132,7 +132,7 @@ _KEYS = ("servers", "mcpServers", "mcp_servers", "mcp", "context_servers", "amp.
 """Servers stand under one of these keys, whatever the dialect."""
 
 
-class UnusableFile(ValueError):
+class UnusableFileError(ValueError):
     """A configuration file of which nothing can be used; it says where, why, and what to do."""
 
 
@@ -140,27 +140,27 @@ def read_named_rows(path: str) -> DiscoveredConfig:
     """Read a file that the user has named: what would be a note elsewhere is an error here.
 
     Raises:
-        UnusableFile: It cannot be read, is invalid, or has no server that can be used.
+        UnusableFileError: It cannot be read, is invalid, or has no server that can be used.
     """
     found = read_config_file(path)
     if found.trouble is not None:
         place = "" if found.line is None else f":{found.line}:{found.column}"
-        raise UnusableFile(f"{path}{place}: {found.trouble}; correct it")
+        raise UnusableFileError(f"{path}{place}: {found.trouble}; correct it")
     if not is_json_object(found.document):
-        raise UnusableFile(f"{path}:1:1: it is not an object; {_EXAMPLE}")
-    trouble = shape_trouble(found.document)
+        raise UnusableFileError(f"{path}:1:1: it is not an object; {_EXAMPLE}")
+    trouble = find_shape_problem(found.document)
     if trouble is not None:
-        raise UnusableFile(f"{path}: {trouble}; {_EXAMPLE}")
-    if dialect_of(path, found.document) is None:
-        raise UnusableFile(f"{path}: it names no servers; {_EXAMPLE}")
+        raise UnusableFileError(f"{path}: {trouble}; {_EXAMPLE}")
+    if detect_dialect(path, found.document) is None:
+        raise UnusableFileError(f"{path}: it names no servers; {_EXAMPLE}")
     rows, notes = read_rows(path, "given")
     unusable = [note for note in notes if note.message.startswith("skipped: ")]
     if unusable and not rows and not any(note.message == _SWITCHED_OFF for note in notes):
-        raise UnusableFile(f"{unusable[0].owner}: {unusable[0].message}; correct it")
+        raise UnusableFileError(f"{unusable[0].owner}: {unusable[0].message}; correct it")
     return DiscoveredConfig(rows, notes, (path,))
 
 
-def shape_trouble(document: JsonObject) -> str | None:
+def find_shape_problem(document: JsonObject) -> str | None:
     """Say which key holds something else than servers; None if none does."""
     for key in _KEYS:
         rows = document.get(key, {})
@@ -176,13 +176,13 @@ def read_rows(path: str, scope: Scope) -> tuple[Sequence[ServerRow], Sequence[No
         return (), (Note(f"file {path}", f"skipped: {found.trouble}", "correct it"),)
     notes = [Note(f"file {path}", f"the key {key!r} stands there twice; the last one counts") for key in found.repeated]
     document = found.document
-    dialect = dialect_of(path, document) if is_json_object(document) else None
+    dialect = detect_dialect(path, document) if is_json_object(document) else None
     if dialect is None or not is_json_object(document):
         notes.append(Note(f"file {path}", "skipped: it names no servers", "see docs/mcp-servers.md"))
         return (), notes
     rows: dict[str, ServerRow] = {}
     origin = Origin(os.path.abspath(path), scope, dialect.name)
-    for number, draft in enumerate(dialect.drafts(document), start=1):
+    for number, draft in enumerate(dialect.read_rows(document), start=1):
         row = _row(number, draft.name, draft.fields, origin, dialect, notes)
         if row is None:
             continue
@@ -203,8 +203,8 @@ def _row(
         notes.append(Note(owner, _SWITCHED_OFF))
         return None
     try:
-        row = server_row(identity, fields, origin, expansion=dialect.expansion)
-    except BadRow as exc:
+        row = parse_row(identity, fields, origin, expansion=dialect.expansion)
+    except InvalidRowError as exc:
         notes.append(Note(owner, f"skipped: {exc}"))
         return None
     notes.extend(Note(owner, remark) for remark in row.remarks)
@@ -219,7 +219,7 @@ def resolve_rows(
     notes: list[Note] = []
     for row in rows:
         try:
-            resolved[row.id] = row.resolved(environ)
-        except Unresolved as exc:
+            resolved[row.id] = row.resolve(environ)
+        except UnresolvedVariableError as exc:
             notes.append(Note(f"server {row.id!r} of {row.origin}", f"not started: {exc}"))
     return resolved, notes

@@ -14,7 +14,7 @@ from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from induscode.deck.mcp.config.expansion import Expansion
 
 
-class Draft(NamedTuple):
+class RawRow(NamedTuple):
     """One server as a file has it; anything may stand among its fields."""
 
     name: str
@@ -29,15 +29,15 @@ class Dialect:
 
     name: str
     expansion: Expansion
-    drafts: Callable[[JsonObject], Iterator[Draft]]
-    speaks: Callable[[JsonObject], bool]
+    read_rows: Callable[[JsonObject], Iterator[RawRow]]
+    matches: Callable[[JsonObject], bool]
     """Whether a document whose origin is unknown is written in it."""
     holds: Callable[[JsonObject], bool] | None = None
-    """Whether a document of this product has servers; None: the same question as `speaks`."""
+    """Whether a document of this product has servers; None: the same question as `matches`."""
 
     def has_servers(self, document: JsonObject) -> bool:
         """Tell whether a document that is known to be of this product has servers."""
-        return (self.holds or self.speaks)(document)
+        return (self.holds or self.matches)(document)
 
 
 def _under(document: JsonObject, *keys: str) -> JsonObject | None:
@@ -47,21 +47,21 @@ def _under(document: JsonObject, *keys: str) -> JsonObject | None:
     return found if is_json_object(found) else None
 
 
-def _rows(servers: JsonObject | None) -> Iterator[Draft]:
+def _rows(servers: JsonObject | None) -> Iterator[RawRow]:
     for name, fields in (servers or {}).items():
-        yield Draft(name, fields)
+        yield RawRow(name, fields)
 
 
 # -- ours -------------------------------------------------------------------------------------
 
 
-def indus(document: JsonObject) -> Iterator[Draft]:
+def indus(document: JsonObject) -> Iterator[RawRow]:
     """Read `servers`: a list of rows with a name each, or an object of rows by name."""
     servers = document.get("servers")
     if isinstance(servers, list):
         for row in servers:
             name = row.get("name") if is_json_object(row) else None
-            yield Draft(name if isinstance(name, str) else "", row)
+            yield RawRow(name if isinstance(name, str) else "", row)
     elif is_json_object(servers):
         yield from _rows(servers)
 
@@ -69,12 +69,12 @@ def indus(document: JsonObject) -> Iterator[Draft]:
 # -- others -----------------------------------------------------------------------------------
 
 
-def claude_desktop(document: JsonObject) -> Iterator[Draft]:
+def claude_desktop(document: JsonObject) -> Iterator[RawRow]:
     """Read `mcpServers`: commands only."""
     yield from _rows(_under(document, "mcpServers"))
 
 
-def claude_code(document: JsonObject) -> Iterator[Draft]:
+def claude_code(document: JsonObject) -> Iterator[RawRow]:
     """Read `mcpServers`, of the user and of every folder below `projects` (the scope `local`)."""
     yield from _rows(_under(document, "mcpServers"))
     for folder, project in (_under(document, "projects") or {}).items():
@@ -88,24 +88,24 @@ def _has_claude_servers(document: JsonObject) -> bool:
     return any(_under(one, "mcpServers") for one in (document, *projects) if is_json_object(one))
 
 
-def vscode(document: JsonObject) -> Iterator[Draft]:
+def vscode(document: JsonObject) -> Iterator[RawRow]:
     """Read `servers` beside `inputs`."""
     yield from _rows(_under(document, "servers") or _under(document, "mcp", "servers"))
 
 
-def cursor(document: JsonObject) -> Iterator[Draft]:
+def cursor(document: JsonObject) -> Iterator[RawRow]:
     """Read `mcpServers`."""
     yield from _rows(_under(document, "mcpServers"))
 
 
-def codex(document: JsonObject) -> Iterator[Draft]:
+def codex(document: JsonObject) -> Iterator[RawRow]:
     """Read `mcp_servers`; secrets are handed on by the names of variables."""
     yield from _converted(_under(document, "mcp_servers"), _codex_row)
 
 
-def _converted(servers: JsonObject | None, convert: Callable[[JsonObject], JsonObject]) -> Iterator[Draft]:
+def _converted(servers: JsonObject | None, convert: Callable[[JsonObject], JsonObject]) -> Iterator[RawRow]:
     for name, row, _ in _rows(servers):
-        yield Draft(name, convert(row) if is_json_object(row) else row)
+        yield RawRow(name, convert(row) if is_json_object(row) else row)
 
 
 def _codex_row(row: JsonObject) -> JsonObject:
@@ -129,13 +129,13 @@ def _codex_row(row: JsonObject) -> JsonObject:
     return fields
 
 
-def gemini(document: JsonObject) -> Iterator[Draft]:
+def gemini(document: JsonObject) -> Iterator[RawRow]:
     """Read `mcpServers`, where `url` is the old transport and `httpUrl` the present one."""
     allowed = _names(document, "allowed")
     excluded = _names(document, "excluded") or ()
     for name, row, _ in _rows(_under(document, "mcpServers")):
         if not is_json_object(row):
-            yield Draft(name, row)
+            yield RawRow(name, row)
             continue
         fields = dict(row)
         newer = fields.pop("httpUrl", None)
@@ -145,7 +145,7 @@ def gemini(document: JsonObject) -> Iterator[Draft]:
             fields["type"] = "sse"
         if name in excluded or (allowed is not None and name not in allowed):
             fields["enabled"] = False
-        yield Draft(name, fields)
+        yield RawRow(name, fields)
 
 
 def _names(document: JsonObject, key: str) -> Sequence[JsonValue] | None:
@@ -153,12 +153,12 @@ def _names(document: JsonObject, key: str) -> Sequence[JsonValue] | None:
     return found if isinstance(found, list) else None
 
 
-def opencode(document: JsonObject) -> Iterator[Draft]:
+def opencode(document: JsonObject) -> Iterator[RawRow]:
     """Read `mcp` (version 1), where a command is a list."""
     yield from _converted(_under(document, "mcp"), _opencode_row)
 
 
-def opencode_v2(document: JsonObject) -> Iterator[Draft]:
+def opencode_v2(document: JsonObject) -> Iterator[RawRow]:
     """Read `mcp.servers` (version 2)."""
     yield from _converted(_under(document, "mcp", "servers"), _opencode_row)
 
@@ -177,7 +177,7 @@ def _is_opencode_v2(document: JsonObject) -> bool:
     return servers is not None and not {"command", "url"} & servers.keys()
 
 
-def windsurf(document: JsonObject) -> Iterator[Draft]:
+def windsurf(document: JsonObject) -> Iterator[RawRow]:
     """Read `mcpServers`, where the address of a remote server is `serverUrl`."""
     yield from _converted(_under(document, "mcpServers"), _windsurf_row)
 
@@ -190,7 +190,7 @@ def _windsurf_row(row: JsonObject) -> JsonObject:
     return fields
 
 
-def zed(document: JsonObject) -> Iterator[Draft]:
+def zed(document: JsonObject) -> Iterator[RawRow]:
     """Read `context_servers`; a command used to be an object with a path."""
     yield from _converted(_under(document, "context_servers"), _zed_row)
 
@@ -204,12 +204,12 @@ def _zed_row(row: JsonObject) -> JsonObject:
     return fields
 
 
-def amp(document: JsonObject) -> Iterator[Draft]:
+def amp(document: JsonObject) -> Iterator[RawRow]:
     """Read `amp.mcpServers`, which is one key with a dot in it."""
     yield from _rows(_under(document, "amp.mcpServers"))
 
 
-def copilot(document: JsonObject) -> Iterator[Draft]:
+def copilot(document: JsonObject) -> Iterator[RawRow]:
     """Read `mcpServers`, where `tools` is a list of tools or a star for all of them."""
     yield from _converted(_under(document, "mcpServers"), _copilot_row)
 
@@ -222,7 +222,7 @@ def _copilot_row(row: JsonObject) -> JsonObject:
     return fields
 
 
-def cline(document: JsonObject) -> Iterator[Draft]:
+def cline(document: JsonObject) -> Iterator[RawRow]:
     """Read `mcpServers`, where `transport` may hold the fields, and `timeout` is in seconds."""
     yield from _converted(_under(document, "mcpServers"), _cline_row)
 
@@ -315,19 +315,19 @@ _BY_FILE = (
 )
 
 
-def dialect_of(path: str, document: JsonObject) -> Dialect | None:
+def detect_dialect(path: str, document: JsonObject) -> Dialect | None:
     """Find out how a document is written: by the name of its file, else by what stands in it."""
     name = path.replace("\\", "/")
     for ending, program in _BY_FILE:
         if name.endswith(f"/{ending}") or name == ending:
-            found = dialect_for(program, document)
+            found = find_dialect(program, document)
             if found is not None:
                 return found
-    return next((one for one in DIALECTS.values() if one.speaks(document)), None)
+    return next((one for one in DIALECTS.values() if one.matches(document)), None)
 
 
-def dialect_for(program: str, document: JsonObject) -> Dialect | None:
+def find_dialect(program: str, document: JsonObject) -> Dialect | None:
     """Give the dialect of a file that is known to be a program's; None if it has no servers."""
-    if program == "opencode" and DIALECTS["opencode-v2"].speaks(document):
+    if program == "opencode" and DIALECTS["opencode-v2"].matches(document):
         return DIALECTS["opencode-v2"]
     return DIALECTS[program] if DIALECTS[program].has_servers(document) else None

@@ -34,12 +34,12 @@ _PATTERNS: dict[Expansion, re.Pattern[str]] = {
 _LARGEST_FILE = 64 * 1024
 
 
-class Unresolved(Exception):
+class UnresolvedVariableError(Exception):
     """A variable that has no value here."""
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class ExpansionContext:
     """What variables can stand for."""
 
     environ: Mapping[str, str]
@@ -50,7 +50,7 @@ class Surroundings:
         """Give the value of a variable.
 
         Raises:
-            Unresolved: It is not set, and there is no default.
+            UnresolvedVariableError: It is not set, and there is no default.
         """
         value = self.environ.get(name)
         if value:
@@ -58,30 +58,30 @@ class Surroundings:
         if default is not None:
             return default
         if value is None:
-            raise Unresolved(f"the variable {name} is not set")
+            raise UnresolvedVariableError(f"the variable {name} is not set")
         return value
 
     def file(self, path: str) -> str:
         """Give the content of a small file, without the newline at its end.
 
         Raises:
-            Unresolved: It cannot be read.
+            UnresolvedVariableError: It cannot be read.
         """
         whole = os.path.join(self.folder, os.path.expanduser(path))
         try:
             if not os.path.isfile(whole) or os.path.getsize(whole) > _LARGEST_FILE:
-                raise Unresolved(f"the file {path} is not there, or no small file")
+                raise UnresolvedVariableError(f"the file {path} is not there, or no small file")
             with open(whole, encoding="utf-8") as file:
                 return file.read().removesuffix("\n")
         except (OSError, UnicodeDecodeError) as exc:
-            raise Unresolved(f"the file {path} cannot be read: {exc}") from exc
+            raise UnresolvedVariableError(f"the file {path} cannot be read: {exc}") from exc
 
 
-def expand(text: str, rule: Expansion, here: Surroundings) -> str:
+def expand(text: str, rule: Expansion, here: ExpansionContext) -> str:
     """Put values in the place of variables.
 
     Raises:
-        Unresolved: One has no value.
+        UnresolvedVariableError: One has no value.
     """
     return _PATTERNS[rule].sub(lambda found: _value(rule, found, here), text)
 
@@ -91,7 +91,7 @@ def reference_pattern(rule: Expansion) -> re.Pattern[str]:
     return _PATTERNS[rule]
 
 
-def referenced_name(rule: Expansion, found: re.Match[str]) -> tuple[str, bool]:
+def parse_reference(rule: Expansion, found: re.Match[str]) -> tuple[str, bool]:
     """Give what a reference names, and whether that is a file and not a variable."""
     if rule == "dollar":
         return found[1] or found[3], False
@@ -102,20 +102,20 @@ def referenced_name(rule: Expansion, found: re.Match[str]) -> tuple[str, bool]:
     return found[1], False
 
 
-def _value(rule: Expansion, found: re.Match[str], here: Surroundings) -> str:
+def _value(rule: Expansion, found: re.Match[str], here: ExpansionContext) -> str:
     if rule == "editor":
         return _editor_value(found[1], found[2], here)
     if rule == "braces":
         return here.variable(found[2]) if found[1] == "env" else here.file(found[2].strip())
-    name, _ = referenced_name(rule, found)
+    name, _ = parse_reference(rule, found)
     return here.variable(name, found[2])
 
 
-def _editor_value(kind: str, name: str | None, here: Surroundings) -> str:
+def _editor_value(kind: str, name: str | None, here: ExpansionContext) -> str:
     if kind == "env" and name:
         return here.variable(name)
     if kind == "input" and name:
-        raise Unresolved(f"the input {name!r} is asked for by an editor")
+        raise UnresolvedVariableError(f"the input {name!r} is asked for by an editor")
     values = {
         "userHome": here.environ.get("HOME", ""),
         "workspaceFolder": here.folder,
@@ -126,4 +126,4 @@ def _editor_value(kind: str, name: str | None, here: Surroundings) -> str:
     known = values.get(kind)
     if known:
         return known
-    raise Unresolved(f"${{{kind}}} has no value here")
+    raise UnresolvedVariableError(f"${{{kind}}} has no value here")

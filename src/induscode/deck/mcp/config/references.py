@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 
 from indusagi.core.json import JsonObject
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
-from induscode.deck.mcp.config.expansion import Expansion, reference_pattern, referenced_name
+from induscode.deck.mcp.config.expansion import Expansion, parse_reference, reference_pattern
 from induscode.deck.mcp.config.rows import ServerRow
-from induscode.deck.mcp.redaction import GONE, hide_shapes
+from induscode.deck.mcp.redaction import REDACTED, hide_shapes
 
 _SECRET_NAME = re.compile(
     r"KEY|TOKEN|SECRET|PASS|PWD|CRED|AUTH|SESSION|COOKIE|PRIVATE|SIGNING|JWT|BEARER|LOGIN"
@@ -105,7 +105,7 @@ def _find(row: ServerRow) -> Iterator[Reference]:
 
 def _references(text: str, rule: Expansion, place: str, recipient: str) -> Iterator[Reference]:
     for found in reference_pattern(rule).finditer(text):
-        name, is_file = referenced_name(rule, found)
+        name, is_file = parse_reference(rule, found)
         yield Reference(found[0], name, place, recipient, is_file or looks_secret(name))
         for inner in _NESTED.finditer(found[0], 1 + len(name)):
             nested = inner[1] or inner[2]
@@ -151,7 +151,7 @@ def show_value(text: str, rule: Expansion) -> str | None:
 
 
 def _hide_literal(text: str) -> str:
-    return text if _SCHEME_WORD.fullmatch(text) else GONE
+    return text if _SCHEME_WORD.fullmatch(text) else REDACTED
 
 
 def show_url(url: str, rule: Expansion = "none") -> str:
@@ -159,7 +159,7 @@ def show_url(url: str, rule: Expansion = "none") -> str:
     marked, references = _mark_references(url, rule)
     parts = _split_url(marked)
     if parts["authority"] is None:
-        return GONE if not references else "".join(references)
+        return REDACTED if not references else "".join(references)
     user, at, host = parts["authority"].rpartition("@")
     shown = f"{parts['scheme'] or ''}//{_show_user(user) + '@' if at and user else ''}{host}"
     shown += hide_shapes(parts["path"] or "")
@@ -196,7 +196,7 @@ def _mark_references(text: str, rule: Expansion) -> tuple[str, list[str]]:
 
 
 def _drop_marks(text: str) -> str:
-    return "".join(GONE if ord(char) in _MARKS else char for char in text)
+    return "".join(REDACTED if ord(char) in _MARKS else char for char in text)
 
 
 def _has_mark(text: str) -> bool:
@@ -210,24 +210,24 @@ def _unmark(text: str, references: Sequence[str]) -> str:
 def _keep_marks(text: str) -> str:
     """Hide the literal parts of a text in which references are marked."""
     kept = "".join(char if ord(char) in _MARKS else "\0" for char in text)
-    return re.sub("\0+", GONE, kept)
+    return re.sub("\0+", REDACTED, kept)
 
 
 def _show_user(user: str) -> str:
     if not _has_mark(user):
-        return GONE
+        return REDACTED
     return ":".join(_keep_marks(piece) for piece in user.split(":"))
 
 
 def _show_query(query: str) -> str:
     """Show the parameters that hold a reference, by name; hide the others."""
     if not _has_mark(query):
-        return GONE
+        return REDACTED
     shown: list[str] = []
     for pair in query.split("&"):
         name, sign, value = pair.partition("=")
         if not _has_mark(pair):
-            shown.append(GONE)
+            shown.append(REDACTED)
         else:
             shown.append(f"{name}{sign}{_keep_marks(value)}" if sign else _keep_marks(name))
     return "&".join(shown)

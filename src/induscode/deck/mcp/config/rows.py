@@ -13,7 +13,7 @@ from indusagi.interop.protocol_bridge.contract import (
     StdioServerConfig,
     StreamableHttpServerConfig,
 )
-from induscode.deck.mcp.config.expansion import Surroundings, expand
+from induscode.deck.mcp.config.expansion import ExpansionContext, expand
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +27,7 @@ Scope: TypeAlias = Literal["project", "user", "given"]
 Start: TypeAlias = Literal["eager", "lazy"]
 
 
-class BadRow(Exception):
+class InvalidRowError(Exception):
     """A row that names no server."""
 
 
@@ -63,13 +63,13 @@ class ServerRow:
         """The id of the server."""
         return self.config.id
 
-    def resolved(self, environ: Mapping[str, str]) -> ServerConfig:
+    def resolve(self, environ: Mapping[str, str]) -> ServerConfig:
         """Give the configuration with the values of its variables.
 
         Raises:
-            Unresolved: One has none.
+            UnresolvedVariableError: One has none.
         """
-        here = Surroundings(environ, project_of(self.origin))
+        here = ExpansionContext(environ, find_project_dir(self.origin))
         config = self.config
 
         def value(text: str) -> str:
@@ -91,8 +91,8 @@ class ServerRow:
         return replace(config, url=value(config.url), headers=values(config.headers), proxy=proxy)
 
 
-def project_of(origin: Origin) -> str:
-    """Give the folder a file speaks about: the one above a folder of settings."""
+def find_project_dir(origin: Origin) -> str:
+    """Give the folder a file matches about: the one above a folder of settings."""
     folder = os.path.dirname(os.path.abspath(origin.file))
     name = os.path.basename(folder)
     inside_settings = name.startswith(".") and origin.scope != "user"
@@ -121,7 +121,7 @@ _CAMEL = {
     "enabledTools": "include_tools",
     "disabledTools": "exclude_tools",
     "enabled_tools": "include_tools",
-    "disabled_tools": "exclude_tools",
+    "read_disabled_tools": "exclude_tools",
     "environment": "env",
     "http_headers": "headers",
 }
@@ -132,14 +132,14 @@ def is_switched_off(row: JsonObject) -> bool:
     return row.get("enabled") is False or row.get("disabled") is True
 
 
-def server_row(identity: str, row: JsonObject, origin: Origin, *, expansion: Expansion = "none") -> ServerRow:
+def parse_row(identity: str, row: JsonObject, origin: Origin, *, expansion: Expansion = "none") -> ServerRow:
     """Make a server of the fields that every dialect comes down to.
 
     Raises:
-        BadRow: It names no server.
+        InvalidRowError: It names no server.
     """
     if not identity:
-        raise BadRow("it has no name")
+        raise InvalidRowError("it has no name")
     reader = _Reader({_CAMEL.get(key, key): value for key, value in row.items()})
     config = reader.config(identity)
     return ServerRow(
@@ -177,7 +177,7 @@ class _Reader:
                 exclude_tools=exclude,
             )
         if command is None:
-            raise BadRow("it has neither a command nor a url")
+            raise InvalidRowError("it has neither a command nor a url")
         return StdioServerConfig(
             identity,
             command,

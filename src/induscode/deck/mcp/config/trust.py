@@ -88,7 +88,7 @@ def _digest(value: JsonValue, salt: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ConsentQuestion:
     """What a person is asked before a server is started for the first time."""
 
     server: str
@@ -154,7 +154,7 @@ class TrustStore:
         with _changing(self.path) as store:
             return store.rows.pop(_row_key(file, server), None) is not None
 
-    def question(self, row: ServerRow) -> Question:
+    def question(self, row: ServerRow) -> ConsentQuestion:
         """Put together what a person must see before they say yes."""
         store = _read(self.path)
         facts = consent_facts(row)
@@ -166,7 +166,7 @@ class TrustStore:
             if is_json_object(parts) and name != "id" and parts.get(name) != _digest(value, store.salt)
         )
         file = os.path.realpath(row.origin.file)
-        return Question(row.id, file, tuple(_lines(row)), _warnings(row), changed)
+        return ConsentQuestion(row.id, file, tuple(_lines(row)), _warnings(row), changed)
 
 
 # -- what is asked ----------------------------------------------------------------------------

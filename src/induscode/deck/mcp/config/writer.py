@@ -20,8 +20,8 @@ from indusagi.core.ids import new_ulid
 from indusagi.core.json import is_json_object
 from indusagi.core.locks import locked_directory
 from induscode.deck.contract import BridgeFault
-from induscode.deck.mcp.config import conventional_places
-from induscode.deck.mcp.config.dialects import dialect_of
+from induscode.deck.mcp.config import list_config_paths
+from induscode.deck.mcp.config.dialects import detect_dialect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
@@ -34,16 +34,16 @@ _KEYS = {"indus": "servers", "claude-code": "mcpServers"}
 _INDENT = re.compile(r"\n([ \t]+)\S")
 
 
-def own_file(scope: Scope, cwd: str) -> str:
+def own_config_path(scope: Scope, cwd: str) -> str:
     """Name our own file of a user or of a project."""
-    return next(path for path, whose in conventional_places(cwd) if whose == scope)
+    return next(path for path, whose in list_config_paths(cwd) if whose == scope)
 
 
 class OwnConfig:
     """The servers of one of our files, while it is being changed."""
 
     def __init__(self, path: str, document: JsonObject) -> None:
-        dialect = dialect_of(path, document) if document else None
+        dialect = detect_dialect(path, document) if document else None
         name = "indus" if dialect is None else dialect.name
         if name not in _KEYS:
             raise BridgeFault(f"{path} is written the way of {name}: change it by hand")
@@ -88,7 +88,7 @@ def _is_called(row: JsonValue, name: str) -> bool:
     return is_json_object(row) and row.get("name") == name
 
 
-def read_own(path: str) -> OwnConfig:
+def read_own_config(path: str) -> OwnConfig:
     """Read one of our files; one that is not there has no servers.
 
     Raises:
@@ -98,7 +98,7 @@ def read_own(path: str) -> OwnConfig:
 
 
 @contextmanager
-def changing(path: str, *, private: bool) -> Generator[OwnConfig]:
+def edit_own_config(path: str, *, private: bool) -> Generator[OwnConfig]:
     """Let the caller change one of our files; it is written when the block ends without error.
 
     A `private` file is for this user's eyes alone, and may be a link to where the user keeps it. A
@@ -208,7 +208,7 @@ def change_row(path: str, name: str, change: Callable[[JsonObject], JsonObject],
         BridgeFault: As for `changing`.
         OSError: It cannot be written.
     """
-    with changing(path, private=private) as config:
+    with edit_own_config(path, private=private) as config:
         row = config.rows().get(name)
         if row is None:
             return False

@@ -27,8 +27,8 @@ from induscode.deck.mcp.store.file import store_path
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from induscode.deck.mcp.store.events import Batch, Pruned, Retention, Row, RunFacts
-    from induscode.deck.mcp.store.fallback import Keeper
+    from induscode.deck.mcp.store.events import Batch, PruneResult, Retention, Row, RunFacts
+    from induscode.deck.mcp.store.fallback import FallbackStore
 
 T = TypeVar("T")
 
@@ -83,7 +83,7 @@ class LedgerStore(Protocol):
         """Look at everything, and list what is damaged; nothing if it is as it was written."""
         ...
 
-    async def prune(self, keep: Retention, own_run: str) -> Pruned | None:
+    async def prune(self, keep: Retention, own_run: str) -> PruneResult | None:
         """Take out old runs, and leave a record of it; None if there are none."""
         ...
 
@@ -99,7 +99,7 @@ class _Write:
 
 @dataclass(frozen=True, slots=True)
 class _Ask:
-    question: Callable[[Keeper], object]
+    question: Callable[[FallbackStore], object]
     answer: concurrent.futures.Future[object]
     failed: threading.Event = field(default_factory=threading.Event)
     """Set before the answer if there is none."""
@@ -116,7 +116,7 @@ class ThreadedStore:
 
     def __init__(self, path: str | None, *notes: Note) -> None:
         self._notes = [*notes]
-        self._keeper: Keeper | None = None
+        self._keeper: FallbackStore | None = None
         self._jobs: queue.SimpleQueue[_Write | _Ask | None] = queue.SimpleQueue()
         self._path = path
         # A session that forgets to close its store must still be able to end.
@@ -172,7 +172,7 @@ class ThreadedStore:
         unread = (Note("the ledger", "it could not be checked: its thread does not answer"),)
         return await self._ask(lambda keeper: keeper.verify(set_aside=set_aside), unread, wait_s=VERIFY_S)
 
-    async def prune(self, keep: Retention, own_run: str) -> Pruned | None:
+    async def prune(self, keep: Retention, own_run: str) -> PruneResult | None:
         """Take out old runs, and leave a record of it; None if there are none."""
         return await self._ask(lambda keeper: keeper.prune(keep, own_run), None, wait_s=VERIFY_S)
 
@@ -185,7 +185,7 @@ class ThreadedStore:
         with anyio.move_on_after(wait_s, shield=True):
             await anyio.to_thread.run_sync(self._join, wait_s)
 
-    async def _ask(self, question: Callable[[Keeper], T], otherwise: T, *, wait_s: float | None = None) -> T:
+    async def _ask(self, question: Callable[[FallbackStore], T], otherwise: T, *, wait_s: float | None = None) -> T:
         """Have the thread answer a question; `otherwise` if it fails, has ended or is too late."""
         if self._closed:
             raise RuntimeError("the store is closed")
@@ -231,9 +231,9 @@ class ThreadedStore:
 
     def _serve_jobs(self) -> None:
         # Loaded here: it costs as much as it is seldom needed before the first session.
-        from induscode.deck.mcp.store.fallback import Keeper  # noqa: PLC0415 — see above
+        from induscode.deck.mcp.store.fallback import FallbackStore  # noqa: PLC0415 — see above
 
-        keeper = Keeper(self._path)
+        keeper = FallbackStore(self._path)
         self._keeper = keeper
         ask: _Ask | None = None
         more = True
@@ -286,7 +286,7 @@ class ThreadedStore:
                 return writes, None, True
 
 
-def _append(keeper: Keeper, writes: Sequence[Callable[[], Batch]]) -> None:
+def _append(keeper: FallbackStore, writes: Sequence[Callable[[], Batch]]) -> None:
     try:
         keeper.append(writes)
     except BaseException as exc:  # noqa: BLE001 — boundary: the thread goes on, and a note says so
@@ -294,7 +294,7 @@ def _append(keeper: Keeper, writes: Sequence[Callable[[], Batch]]) -> None:
         keeper.tell(Note("the ledger", f"{len(writes)} batches were lost: {reason}"))
 
 
-def _answer(ask: _Ask, keeper: Keeper) -> None:
+def _answer(ask: _Ask, keeper: FallbackStore) -> None:
     if not ask.answer.set_running_or_notify_cancel():
         return
     try:

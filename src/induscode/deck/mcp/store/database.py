@@ -13,14 +13,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from induscode.deck.mcp.store.events import GENESIS, Row, RunFacts, chained, facts_text
-from induscode.deck.mcp.store.file import End
+from induscode.deck.mcp.store.events import GENESIS, Row, RunFacts, chain_digest, encode_facts
+from induscode.deck.mcp.store.file import ChainEnd
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Sequence
 
     from indusagi.core.json import JsonObject
-    from induscode.deck.mcp.store.events import Batch, Happening
+    from induscode.deck.mcp.store.events import Batch, Event
 
 APPLICATION = 0x696E6475
 """Marks the file as ours."""
@@ -62,19 +62,19 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
 """What leads from each version of the tables to the next; their number is the present version."""
 
 
-class ForeignStore(Exception):
+class ForeignStoreError(Exception):
     """A database that is not ours to write to: another program's, or of a later version."""
 
 
-class LaterStore(ForeignStore):
+class NewerStoreError(ForeignStoreError):
     """A ledger that a later version of this program has written."""
 
 
-class DamagedStore(Exception):
+class DamagedStoreError(Exception):
     """A database that is not what was written."""
 
 
-def opened(path: str | None) -> sqlite3.Connection:
+def open_database(path: str | None) -> sqlite3.Connection:
     """Open a database that is there, or one in memory.
 
     Raises:
@@ -94,7 +94,7 @@ def opened(path: str | None) -> sqlite3.Connection:
 
 
 @contextmanager
-def writing(connection: sqlite3.Connection) -> Generator[None]:
+def transaction(connection: sqlite3.Connection) -> Generator[None]:
     """Do several things to a database, or none of them."""
     connection.execute("BEGIN IMMEDIATE")
     try:
@@ -111,17 +111,17 @@ def migrate(connection: sqlite3.Connection, steps: Sequence[Sequence[str]] = MIG
     """Bring the tables to the present version in one step; tell the versions before and after.
 
     Raises:
-        ForeignStore: It is another program's.
-        LaterStore: Its version is later than ours.
+        ForeignStoreError: It is another program's.
+        NewerStoreError: Its version is later than ours.
         sqlite3.Error: It cannot be done; the database is as it was.
     """
-    with writing(connection):
+    with transaction(connection):
         version = _pragma(connection, "user_version")
         tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         if _pragma(connection, "application_id") != APPLICATION and (version or tables):
-            raise ForeignStore("it is the database of another program")
+            raise ForeignStoreError("it is the database of another program")
         if version > len(steps):
-            raise LaterStore(f"its version is {version}, and this program knows {len(steps)}")
+            raise NewerStoreError(f"its version is {version}, and this program knows {len(steps)}")
         for statement in (one for step in steps[version:] for one in step):
             connection.execute(statement)
         if version < len(steps):
@@ -139,7 +139,7 @@ class LedgerDb:
 
     def __init__(self, path: str | None) -> None:
         self.path = path
-        self.connection = opened(path)
+        self.connection = open_database(path)
         self.seqs: dict[str, int] = {}
         """The last number of each run that was written through this connection."""
         try:
@@ -154,49 +154,49 @@ class LedgerDb:
 
     # -- writing ----------------------------------------------------------------------------
 
-    def append(self, batches: Iterable[Batch]) -> End:
+    def append(self, batches: Iterable[Batch]) -> ChainEnd:
         """Write batches, all of them or none, and tell the end of the chain."""
         seqs = dict(self.seqs)
-        with writing(self.connection):
+        with transaction(self.connection):
             end = self.end("head")
             for batch in batches:
                 self.connection.executemany("INSERT OR IGNORE INTO documents VALUES (?, ?)", batch.documents.items())
-                for happening in batch.happenings:
-                    end = self.write(happening, end, seqs)
+                for event in batch.events:
+                    end = self.write(event, end, seqs)
             self.set_end("head", end)
         self.seqs = seqs
         return end
 
-    def write(self, happening: Happening, end: End, seqs: dict[str, int]) -> End:
+    def write(self, event: Event, end: ChainEnd, seqs: dict[str, int]) -> ChainEnd:
         """Write one row after the end that is given, inside a transaction of the caller's."""
         position = end.position + 1
-        run = happening.run
+        run = event.run
         if run not in seqs:
             asked = "SELECT max(seq) FROM events WHERE run = ?"
             seqs[run] = self.connection.execute(asked, (run,)).fetchone()[0] or 0
         seqs[run] += 1
-        cells = (run, seqs[run], happening.at, happening.op, happening.subject, facts_text(happening.facts))
-        digest = chained(end.digest, position, cells)
+        cells = (run, seqs[run], event.at, event.op, event.subject, encode_facts(event.facts))
+        digest = chain_digest(end.digest, position, cells)
         self.connection.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (position, *cells, digest))
-        if happening.subject:
+        if event.subject:
             self.connection.execute(
-                "INSERT OR REPLACE INTO latest VALUES (?, ?, ?)", (happening.op, happening.subject, position)
+                "INSERT OR REPLACE INTO latest VALUES (?, ?, ?)", (event.op, event.subject, position)
             )
-        return End(position, digest)
+        return ChainEnd(position, digest)
 
-    def set_end(self, name: str, end: End) -> None:
+    def set_end(self, name: str, end: ChainEnd) -> None:
         """Write down where the chain begins or ends."""
         self.connection.execute("INSERT OR REPLACE INTO ends VALUES (?, ?, ?)", (name, end.position, end.digest))
 
     # -- reading ----------------------------------------------------------------------------
 
-    def end(self, name: str) -> End:
+    def end(self, name: str) -> ChainEnd:
         """Tell where the chain ends (`head`), or which row stood before the first (`base`)."""
         found = self.connection.execute("SELECT position, digest FROM ends WHERE name = ?", (name,)).fetchone()
         if found is None:
-            raise DamagedStore(f"it does not say where its {name} is")
+            raise DamagedStoreError(f"it does not say where its {name} is")
         _check_types(found, _END_TYPES)
-        return End(*found)
+        return ChainEnd(*found)
 
     def rows(self, run: str) -> Sequence[Row]:
         """Read the rows of a run."""
@@ -211,7 +211,7 @@ class LedgerDb:
         """Read rows one by one, each compared with its digest.
 
         Raises:
-            DamagedStore: A row is not the one that was written.
+            DamagedStoreError: A row is not the one that was written.
         """
         asked = (
             "SELECT events.position, run, seq, at, events.op, events.subject, facts, digest, "
@@ -223,8 +223,8 @@ class LedgerDb:
             check_row(found)
             *cells, facts, digest = found
             before = base.digest if found[0] == base.position + 1 else former
-            if chained(before, found[0], (*cells[1:], facts)) != digest:
-                raise DamagedStore(f"row {found[0]} is not the one that was written")
+            if chain_digest(before, found[0], (*cells[1:], facts)) != digest:
+                raise DamagedStoreError(f"row {found[0]} is not the one that was written")
             yield Row(*cells, facts=read_facts(facts, found[0]), digest=digest)
 
     def runs(self) -> Sequence[RunFacts]:
@@ -259,7 +259,7 @@ def check_row(found: Sequence[object]) -> None:
     """Refuse a row of the events whose cells are not of the types that were written.
 
     Raises:
-        DamagedStore: A cell is not what was written.
+        DamagedStoreError: A cell is not what was written.
     """
     _check_types(found, _ROW_TYPES)
 
@@ -268,24 +268,24 @@ def _check_types(found: Sequence[object], types: Sequence[type]) -> None:
     """Refuse cells of other types: a column's type binds no value, and damage changes it.
 
     Raises:
-        DamagedStore: A cell is not what was written.
+        DamagedStoreError: A cell is not what was written.
     """
     for cell, wanted in zip(found, types, strict=True):
         if type(cell) is not wanted:
             said = f"{type(cell).__name__} in place of {wanted.__name__}"
-            raise DamagedStore(f"a row of it cannot be read: {said}")
+            raise DamagedStoreError(f"a row of it cannot be read: {said}")
 
 
 def read_facts(text: str, position: int) -> JsonObject:
     """Read the facts of a row.
 
     Raises:
-        DamagedStore: They are no facts.
+        DamagedStoreError: They are no facts.
     """
     try:
         facts: object = json.loads(text)
     except (ValueError, RecursionError) as exc:
-        raise DamagedStore(f"row {position} cannot be read: {exc}") from exc
+        raise DamagedStoreError(f"row {position} cannot be read: {exc}") from exc
     if not isinstance(facts, dict):
-        raise DamagedStore(f"row {position} has no facts")
+        raise DamagedStoreError(f"row {position} has no facts")
     return facts  # pyright: ignore[reportUnknownVariableType] — its keys are JSON's

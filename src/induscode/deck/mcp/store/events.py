@@ -32,7 +32,7 @@ GENESIS = "0" * 64
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
+class Event:
     """Something to write down; the store gives it its place."""
 
     run: str
@@ -63,7 +63,7 @@ class Row:
 class Batch:
     """What is written together or not at all."""
 
-    happenings: Sequence[Happening]
+    events: Sequence[Event]
     documents: Mapping[str, str] = field(default_factory=dict[str, str])
     """By their address."""
 
@@ -88,46 +88,46 @@ class Retention:
 
 
 @dataclass(frozen=True, slots=True)
-class Pruned:
+class PruneResult:
     """What went."""
 
     runs: int
     rows: int
 
 
-def facts_text(facts: JsonObject) -> str:
+def encode_facts(facts: JsonObject) -> str:
     """Write the facts of a row: ASCII only, so that any name a server has can be kept."""
     return json.dumps(facts, separators=(",", ":"), allow_nan=False)
 
 
-def chained(previous: str, position: int, cells: Sequence[str | int]) -> str:
+def chain_digest(previous: str, position: int, cells: Sequence[str | int]) -> str:
     """Digest a row together with the digest of the row before it."""
     text = json.dumps([previous, position, *cells], separators=(",", ":"))
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
-def address_of(text: str) -> str:
+def content_address(text: str) -> str:
     """Name a document by what is in it."""
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
-def needed_documents(op: str, facts: JsonObject) -> set[str]:
+def document_addresses(op: str, facts: JsonObject) -> set[str]:
     """Name the documents that a row needs, other than those it says were withheld."""
     wanted = [facts.get(name) for name in _NEEDS.get(op, ())]
-    return {one for one in wanted if isinstance(one, str)} - withheld(facts)
+    return {one for one in wanted if isinstance(one, str)} - find_withheld(facts)
 
 
-def withheld(facts: JsonObject) -> set[str]:
+def find_withheld(facts: JsonObject) -> set[str]:
     """Name the documents that a row speaks of and that were not kept."""
-    return set(texts_of(facts.get("withheld")))
+    return set(filter_texts(facts.get("withheld")))
 
 
-def texts_of(value: JsonValue) -> list[str]:
+def filter_texts(value: JsonValue) -> list[str]:
     """Give the texts of a list; whatever else is there is left out."""
     return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
 
 
-def subject_of(*names: str) -> str:
+def build_subject(*names: str) -> str:
     """Join names to a subject that no other names join to."""
     return json.dumps(names, separators=(",", ":"))
 
@@ -159,7 +159,7 @@ def _plain(schema: Mapping[str, JsonLike]) -> dict[str, JsonLike]:
     return dict(schema)
 
 
-def descriptor_of(text: str) -> ToolDescriptor:
+def parse_descriptor(text: str) -> ToolDescriptor:
     """Read what `descriptor_text` wrote.
 
     Raises:
@@ -181,14 +181,14 @@ def descriptor_of(text: str) -> ToolDescriptor:
 
 def deck_text(descriptors: Iterable[ToolDescriptor]) -> str:
     """Write the tools of a deck in order, exactly as they are shown."""
-    return joined(map(descriptor_text, descriptors))
+    return join_json_array(map(descriptor_text, descriptors))
 
 
-def joined(texts: Iterable[str]) -> str:
+def join_json_array(texts: Iterable[str]) -> str:
     """Write the array of values that are written already."""
     return f"[{','.join(texts)}]"
 
 
 def deck_digest(descriptors: Iterable[ToolDescriptor]) -> str:
     """Digest what is shown of a deck: the same tools in the same order, the same digest."""
-    return address_of(deck_text(descriptors))
+    return content_address(deck_text(descriptors))

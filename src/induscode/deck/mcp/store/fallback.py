@@ -19,14 +19,14 @@ from indusagi.core.ids import new_ulid
 from indusagi.core.locks import locked_directory
 from indusagi.core.notes import Note
 from induscode.deck.mcp.store import file as store_file
-from induscode.deck.mcp.store.database import DamagedStore, ForeignStore, LaterStore, LedgerDb
-from induscode.deck.mcp.store.events import Batch, Happening, address_of, needed_documents
-from induscode.deck.mcp.store.pins_copy import (
+from induscode.deck.mcp.store.database import DamagedStoreError, ForeignStoreError, LedgerDb, NewerStoreError
+from induscode.deck.mcp.store.events import Batch, Event, content_address, document_addresses
+from induscode.deck.mcp.store.pins_backup import (
     PIN,
     Pin,
     PinsFile,
     append_pins,
-    pins_of,
+    collect_pins,
     pins_path,
     read_pins_file,
     shorten_pins,
@@ -38,8 +38,8 @@ from induscode.deck.mcp.store.verify import damage_of, end_damage, schema_damage
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from induscode.deck.mcp.store.events import Pruned, Retention, Row, RowOp
-    from induscode.deck.mcp.store.file import End
+    from induscode.deck.mcp.store.events import PruneResult, Retention, Row, RowOp
+    from induscode.deck.mcp.store.file import ChainEnd
 
 T = TypeVar("T")
 
@@ -64,7 +64,7 @@ _MOST_NOTES = 100
 """Of a store that fails at every step the first failures say enough."""
 
 
-class Keeper:
+class FallbackStore:
     """One store, wherever it is kept at the moment."""
 
     def __init__(self, path: str | None) -> None:
@@ -97,17 +97,17 @@ class Keeper:
         witness = store_file.read_end(path)
         try:
             db = LedgerDb(path)
-        except LaterStore:
+        except NewerStoreError:
             raise
-        except ForeignStore as exc:
+        except ForeignStoreError as exc:
             if witness is None:
                 raise
-            raise DamagedStore(f"a ledger was here, and now {exc}") from exc
+            raise DamagedStoreError(f"a ledger was here, and now {exc}") from exc
         try:
             if created:
                 self._begin_anew(db, path, witness)
             elif (damage := schema_damage(db) or end_damage(db, witness)) is not None:
-                raise DamagedStore(damage)
+                raise DamagedStoreError(damage)
             elif db.end("head").position == 0:
                 self._begin_anew(db, path, None)
         except BaseException:
@@ -115,7 +115,7 @@ class Keeper:
             raise
         return db
 
-    def _begin_anew(self, db: LedgerDb, path: str, witness: End | None) -> None:
+    def _begin_anew(self, db: LedgerDb, path: str, witness: ChainEnd | None) -> None:
         """Give an empty ledger the pins of one that was removed, if there was one, and say so."""
         pins = self._read_pins_file(path)
         if witness is None and not pins.pins:
@@ -223,7 +223,7 @@ class Keeper:
         end = self._use(lambda db: db.append(batches))
         if self._db.path is not None:
             store_file.write_end(self._db.path, end)
-            self._copy_pins(self._db.path, pins_of(batches))
+            self._copy_pins(self._db.path, collect_pins(batches))
 
     def _use(self, action: Callable[[LedgerDb], T]) -> T:
         """Do something with the database; if its file fails, with the one that takes its place.
@@ -255,7 +255,7 @@ class Keeper:
             self.tell(Note("the ledger", said))
             return None
 
-    def prune(self, keep: Retention, own_run: str) -> Pruned | None:
+    def prune(self, keep: Retention, own_run: str) -> PruneResult | None:
         """Take out old runs."""
         done = self.read(lambda db: prune(db, keep, own_run), None)
         if done is None:
@@ -296,7 +296,7 @@ class Keeper:
             said = f"{len(lost)} pins were missing in it, and are restored from the pins file"
             self.tell(Note(f"the ledger {path!r}", said, "indus ledger verify"))
         behind = [
-            Pin(subject, facts, self.documents([*needed_documents(PIN, facts)]))
+            Pin(subject, facts, self.documents([*document_addresses(PIN, facts)]))
             for subject, facts in subjects.items()
             if subject not in known.pins or known.pins[subject].facts != facts
         ]
@@ -316,7 +316,7 @@ class Keeper:
             return tuple(Note("the ledger in memory", one) for one in damage_of(self._db, None))
         found = damage_of(self._db, store_file.read_end(path))
         if found and set_aside:
-            self._fall_back(DamagedStore(found[0]))
+            self._fall_back(DamagedStoreError(found[0]))
         owner = f"the ledger {path!r}"
         before = [
             Note(owner, f"a damaged ledger was set aside as {one}", "remove it when it is done with")
@@ -343,7 +343,7 @@ def _about_pins(found: PinsFile) -> str:
 
 def _is_damage(failure: BaseException) -> bool:
     """Tell whether the file is at fault, which it is unless a cause outside of it is known."""
-    if isinstance(failure, ForeignStore | OSError):
+    if isinstance(failure, ForeignStoreError | OSError):
         return False
     code: int | None = getattr(failure, "sqlite_errorcode", None)
     # Without a code it is Python that could not read what the database has.
@@ -352,7 +352,7 @@ def _is_damage(failure: BaseException) -> bool:
 
 def _intact_documents(db: LedgerDb, addresses: Sequence[str]) -> Mapping[str, str]:
     found = db.documents(addresses)
-    return {address: text for address, text in found.items() if address_of(text) == address}
+    return {address: text for address, text in found.items() if content_address(text) == address}
 
 
 def _adopted(file: LedgerDb) -> Batch:
@@ -362,11 +362,11 @@ def _adopted(file: LedgerDb) -> Batch:
     for run in file.seqs:
         rows.extend(row for row in file.rows(run) if row.position not in known)
     rows.sort(key=lambda row: row.position)
-    needed = {one for row in rows for one in needed_documents(row.op, row.facts)}
+    needed = {one for row in rows for one in document_addresses(row.op, row.facts)}
     documents = file.documents(needed)
     manifests = [documents.get(str(row.facts.get("manifest"))) for row in rows if row.op == "turn"]
     documents.update(file.documents(one for text in manifests if text for one in _listed(text)))
-    return Batch([Happening(row.run, row.at, cast("RowOp", row.op), row.facts, row.subject) for row in rows], documents)
+    return Batch([Event(row.run, row.at, cast("RowOp", row.op), row.facts, row.subject) for row in rows], documents)
 
 
 def _listed(manifest: str) -> list[str]:

@@ -29,7 +29,7 @@ def store_path() -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class ChainEnd:
     """How far a store was known to be written."""
 
     position: int
@@ -147,17 +147,17 @@ def remove(path: str) -> None:
             os.unlink(name)
 
 
-def read_end(path: str) -> End | None:
+def read_end(path: str) -> ChainEnd | None:
     """Read the witness; None if there is none, or it says nothing."""
     try:
         found = read_small_file(path + _WITNESS, _WITNESS_BYTES + 1, follow=False)
         position, _, digest = found.decode("ascii").partition(" ")
-        return End(int(position), digest.rstrip("\n"))
+        return ChainEnd(int(position), digest.rstrip("\n"))
     except (OSError, ValueError):
         return None
 
 
-def write_end(path: str, end: End) -> None:
+def write_end(path: str, end: ChainEnd) -> None:
     """Say how far the store is written; never less than was said before.
 
     It is one write to one place, after the store itself has it. Failing at it loses no row, so

@@ -15,7 +15,13 @@ from induscode.deck.contract import DeckFault
 from induscode.deck.mcp.capability import BridgeCapability
 from induscode.deck.mcp.keys import BridgeKey
 from induscode.deck.mcp.ledger import BridgeEntry, BridgeLedger, BridgeOp
-from induscode.deck.mcp.store.events import address_of, descriptor_of, joined, needed_documents, texts_of
+from induscode.deck.mcp.store.events import (
+    content_address,
+    document_addresses,
+    filter_texts,
+    join_json_array,
+    parse_descriptor,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,7 +50,7 @@ class DeckRecord:
     notes: Sequence[Note] = ()
 
 
-async def stored_log(store: LedgerStore, run: str) -> tuple[Sequence[BridgeEntry], Sequence[Note]]:
+async def read_ledger_log(store: LedgerStore, run: str) -> tuple[Sequence[BridgeEntry], Sequence[Note]]:
     """Read the events of a run's ledger, and say which could not be read."""
     return await _entries(store, await store.rows(run))
 
@@ -78,12 +84,12 @@ async def _shown(
     assert isinstance(digest, str)
     manifest = str(row.facts.get("manifest"))
     found = (await store.documents([manifest])).get(manifest)
-    addresses = texts_of(json.loads(found)) if found is not None else []
+    addresses = filter_texts(json.loads(found)) if found is not None else []
     documents = await store.documents(addresses)
     texts = [documents[one] for one in addresses if one in documents]
-    text = joined(texts)
-    if address_of(text) == digest:
-        shown = tuple(map(descriptor_of, texts))
+    text = join_json_array(texts)
+    if content_address(text) == digest:
+        shown = tuple(map(parse_descriptor, texts))
         return DeckRecord(row.run, number, at, digest, text, shown, live, notes)
     gone = len(addresses) - len(texts)
     said = f"{gone} of the {len(addresses)} tools it showed were not kept, or are damaged"
@@ -93,7 +99,7 @@ async def _shown(
 
 async def _entries(store: LedgerStore, rows: Sequence[Row]) -> tuple[Sequence[BridgeEntry], Sequence[Note]]:
     events = [row for row in rows if row.op in {"enroll", "retire"}]
-    documents = await store.documents(one for row in events for one in needed_documents(row.op, row.facts))
+    documents = await store.documents(one for row in events for one in document_addresses(row.op, row.facts))
     return await anyio.to_thread.run_sync(_Reader(documents).entries, events)
 
 
@@ -135,7 +141,7 @@ class _Reader:
         ref = RemoteToolRef(_text(facts, "of"), _text(facts, "tool"))
         descriptor = self._descriptors.get(facts["descriptor"])
         if descriptor is None:
-            descriptor = descriptor_of(self._document(facts, "descriptor"))
+            descriptor = parse_descriptor(self._document(facts, "descriptor"))
             self._descriptors[facts["descriptor"]] = descriptor
         raw = self._definitions.get(facts["definition"])
         if raw is None:

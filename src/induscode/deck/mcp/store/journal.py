@@ -16,7 +16,14 @@ from indusagi.core.json import NotJson, compact_json
 from induscode.deck.mcp.config.trust import server_identity
 from induscode.deck.mcp.enrolment import iso_now
 from induscode.deck.mcp.redaction import Redaction
-from induscode.deck.mcp.store.events import Batch, Happening, address_of, descriptor_text, joined, subject_of
+from induscode.deck.mcp.store.events import (
+    Batch,
+    Event,
+    build_subject,
+    content_address,
+    descriptor_text,
+    join_json_array,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -63,10 +70,10 @@ class Journal:
         self._identities: dict[str, str] = {}
         self._shown: dict[int, _Shown] = {}
         self._listed: dict[str, tuple[Sequence[str], Sequence[DisabledTool]]] = {}
-        self.introduce(servers)
-        self._happened("run", {"servers": [*self._identities]})
+        self.add_servers(servers)
+        self._append("run", {"servers": [*self._identities]})
 
-    def introduce(self, servers: Iterable[ServerConfig]) -> None:
+    def add_servers(self, servers: Iterable[ServerConfig]) -> None:
         """Get to know servers: what they are, and which values of theirs are secret."""
         for config in servers:
             self._redaction.learn((config,))
@@ -75,13 +82,13 @@ class Journal:
             # Which tools it had belongs to what it was.
             self._listed.pop(config.id, None)
 
-    def forget(self, servers: Iterable[str]) -> None:
+    def remove_servers(self, servers: Iterable[str]) -> None:
         """Know no longer what servers were that are gone; their secrets stay secret."""
         for server in servers:
             for known in (self._configs, self._identities, self._listed):
                 known.pop(server, None)
 
-    def knows(
+    def set_known_listings(
         self, listings: Mapping[str, Sequence[str]], disabled: Mapping[str, Sequence[DisabledTool]] | None = None
     ) -> None:
         """Take for known which tools servers had when they were seen last."""
@@ -90,22 +97,22 @@ class Journal:
 
     # -- told by an enrolment ---------------------------------------------------------------
 
-    def keep(self, entries: Sequence[BridgeEntry]) -> None:
+    def record_entries(self, entries: Sequence[BridgeEntry]) -> None:
         """Write down events of the ledger."""
         self.store.append(partial(self._entries, tuple(entries)))
 
-    def note(self, op: JournalOp, server: str, subject: str, detail: str) -> None:
+    def record_event(self, op: JournalOp, server: str, subject: str, detail: str) -> None:
         """Write down something else that happened at a server."""
         clean = self._redaction.clean
         facts: JsonObject = {"server": server, "subject": clean(subject), "detail": clean(detail)[:_LONGEST_DETAIL]}
         identity = self._identities.get(server)
         # What decides how long the next start may take: it was up, or it took too long.
         if identity is not None and (op == "ready" or (op == "fault" and subject == "timeout")):
-            self._happened(op, {**facts, "identity": identity}, subject_of(identity, server))
+            self._append(op, {**facts, "identity": identity}, build_subject(identity, server))
         else:
-            self._happened(op, facts)
+            self._append(op, facts)
 
-    def listed(self, server: str, tools: Sequence[RemoteTool], disabled: Sequence[DisabledTool]) -> None:
+    def record_listing(self, server: str, tools: Sequence[RemoteTool], disabled: Sequence[DisabledTool]) -> None:
         """Write down which tools of a server are in the deck, or disabled, unless that is known."""
         names = tuple(tool.ref.name for tool in tools)
         identity = self._identities.get(server)
@@ -116,7 +123,7 @@ class Journal:
         facts: JsonObject = {
             "server": server,
             "identity": identity,
-            "filter": filter_of(self._configs[server]),
+            "filter": build_tool_filter(self._configs[server]),
             "tools": [*names],
         }
         if disabled:
@@ -124,9 +131,9 @@ class Journal:
                 {"tool": one.ref.name, "name": one.name, "grade": str(one.grade), "fields": [*one.fields]}
                 for one in disabled
             ]
-        self._happened("list", facts, subject_of(identity, server))
+        self._append("list", facts, build_subject(identity, server))
 
-    def pinned(
+    def record_pin(
         self, server: str, tool: str, pin: str, raw: JsonObject, canonical: str | None = None, *, further: bool = False
     ) -> None:
         """Write down a definition of a tool that holds from now on; a `further` one is added."""
@@ -134,7 +141,7 @@ class Journal:
         if identity is not None:
             at = self._now()
             names = (identity, server, tool)
-            subject = subject_of(*names, pin) if further else subject_of(*names)
+            subject = build_subject(*names, pin) if further else build_subject(*names)
             facts: JsonObject = {"identity": identity, "server": server, "tool": tool, "pin": pin}
             if canonical is not None:
                 facts["canonical"] = canonical
@@ -142,7 +149,7 @@ class Journal:
 
     # -- told by a session ------------------------------------------------------------------
 
-    def turn(self, descriptors: Sequence[ToolDescriptor]) -> str:
+    def record_turn(self, descriptors: Sequence[ToolDescriptor]) -> str:
         """Write down what a model is shown at the turn that begins; give the digest of it.
 
         Raises:
@@ -151,7 +158,7 @@ class Journal:
         shown = [self._written(descriptor) for descriptor in descriptors]
         self._shown = {id(one.descriptor): one for one in shown}
         self.turns += 1
-        digest = address_of(joined(one.text for one in shown))
+        digest = content_address(join_json_array(one.text for one in shown))
         self.store.append(partial(self._turn, self._now(), self.turns, digest, shown))
         return digest
 
@@ -160,40 +167,40 @@ class Journal:
         if known is not None and known.descriptor is descriptor:
             return known
         text = descriptor_text(descriptor)
-        return _Shown(descriptor, text, address_of(text))
+        return _Shown(descriptor, text, content_address(text))
 
     # -- in the thread of the store ---------------------------------------------------------
 
-    def _happened(self, op: RowOp, facts: JsonObject, subject: str = "") -> None:
-        batch = Batch((Happening(self.run, self._now(), op, facts, subject),))
+    def _append(self, op: RowOp, facts: JsonObject, subject: str = "") -> None:
+        batch = Batch((Event(self.run, self._now(), op, facts, subject),))
         self.store.append(lambda: batch)
 
     def _entries(self, entries: Sequence[BridgeEntry]) -> Batch:
-        papers = _Papers(self._redaction)
-        happenings = [Happening(self.run, entry.at, entry.op.value, _entry_facts(entry, papers)) for entry in entries]
-        return Batch(happenings, papers.kept)
+        documents = _DocumentBatch(self._redaction)
+        events = [Event(self.run, entry.at, entry.op.value, _entry_facts(entry, documents)) for entry in entries]
+        return Batch(events, documents.kept)
 
     def _pin(self, at: str, subject: str, facts: JsonObject, raw: JsonObject) -> Batch:
-        papers = _Papers(self._redaction)
-        written: JsonObject = {**facts, "definition": papers.take(compact_json(raw))}
-        papers.confess(written)
-        return Batch((Happening(self.run, at, "pin", written, subject),), papers.kept)
+        documents = _DocumentBatch(self._redaction)
+        written: JsonObject = {**facts, "definition": documents.take(compact_json(raw))}
+        documents.record_withheld(written)
+        return Batch((Event(self.run, at, "pin", written, subject),), documents.kept)
 
     def _turn(self, at: str, number: int, digest: str, shown: Sequence[_Shown]) -> Batch:
-        papers = _Papers(self._redaction)
-        manifest = compact_json([papers.take(one.text, one.address) for one in shown])
-        facts: JsonObject = {"turn": number, "deck": digest, "manifest": papers.take(manifest)}
-        papers.confess(facts)
-        return Batch((Happening(self.run, at, "turn", facts),), papers.kept)
+        documents = _DocumentBatch(self._redaction)
+        manifest = compact_json([documents.take(one.text, one.address) for one in shown])
+        facts: JsonObject = {"turn": number, "deck": digest, "manifest": documents.take(manifest)}
+        documents.record_withheld(facts)
+        return Batch((Event(self.run, at, "turn", facts),), documents.kept)
 
 
-def filter_of(config: ServerConfig) -> JsonObject:
+def build_tool_filter(config: ServerConfig) -> JsonObject:
     """Give which of its tools a server is to show: a list that was made under another is none."""
     include = config.include_tools
     return {"include": None if include is None else [*include], "exclude": [*config.exclude_tools]}
 
 
-class _Papers:
+class _DocumentBatch:
     """Collects the documents of a batch, other than those with a secret in them."""
 
     def __init__(self, redaction: Redaction) -> None:
@@ -203,7 +210,7 @@ class _Papers:
 
     def take(self, text: str, address: str | None = None) -> str:
         """Keep a document if that is safe, and give its address in any case."""
-        where = address or address_of(text)
+        where = address or content_address(text)
         if where in self.kept:
             return where
         if self._redaction.holds_secret(text):
@@ -212,13 +219,13 @@ class _Papers:
             self.kept[where] = text
         return where
 
-    def confess(self, facts: JsonObject) -> None:
+    def record_withheld(self, facts: JsonObject) -> None:
         """Have a row say which of its documents are not kept."""
         if self._withheld:
             facts["withheld"], self._withheld = self._withheld, []
 
 
-def _entry_facts(entry: BridgeEntry, papers: _Papers) -> JsonObject:
+def _entry_facts(entry: BridgeEntry, documents: _DocumentBatch) -> JsonObject:
     facts: JsonObject = {"entry": entry.seq, "key": entry.key, "server": entry.server}
     capability = entry.capability
     if capability is None:
@@ -227,9 +234,9 @@ def _entry_facts(entry: BridgeEntry, papers: _Papers) -> JsonObject:
     facts["name"] = capability.name
     facts["supersedes"] = entry.supersedes
     try:
-        facts["definition"] = papers.take(compact_json(capability.raw))
-        facts["descriptor"] = papers.take(descriptor_text(capability.descriptor))
+        facts["definition"] = documents.take(compact_json(capability.raw))
+        facts["descriptor"] = documents.take(descriptor_text(capability.descriptor))
     except NotJson as exc:
         facts["unwritable"] = str(exc)
-    papers.confess(facts)
+    documents.record_withheld(facts)
     return facts

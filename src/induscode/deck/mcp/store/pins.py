@@ -20,8 +20,8 @@ from induscode.deck.mcp.canonical import canonical_digest
 from induscode.deck.mcp.capability import definition_pin
 from induscode.deck.mcp.config.trust import server_identity
 from induscode.deck.mcp.drift import DisabledTool, Drift, DriftGrade, closest_drift
-from induscode.deck.mcp.store.events import texts_of
-from induscode.deck.mcp.store.journal import filter_of
+from induscode.deck.mcp.store.events import filter_texts
+from induscode.deck.mcp.store.journal import build_tool_filter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -136,27 +136,27 @@ class StorePins:
         forms = self._forms.setdefault((ref.server, ref.name), [])
         canonical = canonical_digest(raw)
         if self._journal is not None:
-            self._journal.pinned(ref.server, ref.name, pin, raw, canonical, further=bool(forms))
+            self._journal.record_pin(ref.server, ref.name, pin, raw, canonical, further=bool(forms))
         forms.append(ApprovedForm(pin, canonical, compact_json(raw)))
 
 
 async def open_pins(journal: Journal, servers: Iterable[ServerConfig]) -> StorePins:
     """Read the approved forms of servers' tools from the store of a journal."""
     pins = StorePins(journal, {})
-    await learn_pins(pins, journal.store, servers)
+    await load_pins(pins, journal.store, servers)
     return pins
 
 
 async def read_pins(store: LedgerStore, servers: Iterable[ServerConfig]) -> StorePins:
     """Read the approved forms of servers' tools, to compare with and not to change."""
     pins = StorePins(None, {})
-    await learn_pins(pins, store, servers)
+    await load_pins(pins, store, servers)
     return pins
 
 
-async def learn_pins(pins: StorePins, store: LedgerStore, servers: Iterable[ServerConfig]) -> None:
+async def load_pins(pins: StorePins, store: LedgerStore, servers: Iterable[ServerConfig]) -> None:
     """Read the approved forms of these servers' tools anew."""
-    identities = identities_of(servers)
+    identities = build_identities(servers)
     rows = [row for row in await store.latest("pin") if _server(row, identities) is not None]
     documents = await store.documents(
         address for row in rows if isinstance(address := row.facts.get("definition"), str)
@@ -164,12 +164,12 @@ async def learn_pins(pins: StorePins, store: LedgerStore, servers: Iterable[Serv
     pins.learn(identities, rows, documents)
 
 
-def identities_of(servers: Iterable[ServerConfig]) -> Mapping[str, str]:
+def build_identities(servers: Iterable[ServerConfig]) -> Mapping[str, str]:
     """Tell by id what servers are."""
     return {config.id: server_identity(config) for config in servers}
 
 
-async def definitions_of(store: LedgerStore, servers: Iterable[ServerConfig]) -> Mapping[str, Sequence[JsonObject]]:
+async def read_definitions(store: LedgerStore, servers: Iterable[ServerConfig]) -> Mapping[str, Sequence[JsonObject]]:
     """Read, for each server that was seen before, the definitions its deck had then.
 
     They are the pinned ones, in the server's order. A server of which one is missing or damaged is
@@ -178,9 +178,10 @@ async def definitions_of(store: LedgerStore, servers: Iterable[ServerConfig]) ->
     configs = {config.id: config for config in servers}
     identities = {server: server_identity(config) for server, config in configs.items()}
     listings = {
-        server: texts_of(row.facts.get("tools"))
+        server: filter_texts(row.facts.get("tools"))
         for row in await store.latest("list")
-        if (server := _server(row, identities)) is not None and row.facts.get("filter") == filter_of(configs[server])
+        if (server := _server(row, identities)) is not None
+        and row.facts.get("filter") == build_tool_filter(configs[server])
     }
     pins = {
         (server, str(row.facts.get("tool"))): str(row.facts.get("definition"))
@@ -197,14 +198,16 @@ async def definitions_of(store: LedgerStore, servers: Iterable[ServerConfig]) ->
     return found
 
 
-async def disabled_tools(store: LedgerStore, servers: Iterable[ServerConfig]) -> Mapping[str, Sequence[DisabledTool]]:
+async def read_disabled_tools(
+    store: LedgerStore, servers: Iterable[ServerConfig]
+) -> Mapping[str, Sequence[DisabledTool]]:
     """Read, for each server that was seen before, which of its tools were disabled then."""
     configs = {config.id: config for config in servers}
     identities = {server: server_identity(config) for server, config in configs.items()}
     found: dict[str, Sequence[DisabledTool]] = {}
     for row in await store.latest("list"):
         server, rows = _server(row, identities), row.facts.get("disabled")
-        if server is None or row.facts.get("filter") != filter_of(configs[server]):
+        if server is None or row.facts.get("filter") != build_tool_filter(configs[server]):
             continue
         listed = rows if isinstance(rows, list) else []
         found[server] = [one for each in listed if (one := _disabled(server, each)) is not None]
@@ -220,7 +223,7 @@ def _disabled(server: str, facts: JsonValue) -> DisabledTool | None:
     grade = grades.get(str(facts.get("grade")), DriftGrade.BREAKING)
     name = facts.get("name")
     shown = name if isinstance(name, str) else model_name(ref)
-    return DisabledTool(ref, shown, grade, tuple(texts_of(facts.get("fields"))))
+    return DisabledTool(ref, shown, grade, tuple(filter_texts(facts.get("fields"))))
 
 
 def _server(row: Row, identities: Mapping[str, str]) -> str | None:

@@ -25,10 +25,18 @@ from typing import TYPE_CHECKING
 from indusagi.core.app_dirs import create_private_file
 from indusagi.core.clock import iso_utc, now_ms
 from indusagi.core.ids import new_ulid
-from induscode.deck.mcp.store.database import DamagedStore, LedgerDb, check_row, read_facts, writing
-from induscode.deck.mcp.store.events import GENESIS, Batch, Happening, address_of, chained, needed_documents, texts_of
-from induscode.deck.mcp.store.file import End
-from induscode.deck.mcp.store.pins_copy import PIN, Pin
+from induscode.deck.mcp.store.database import DamagedStoreError, LedgerDb, check_row, read_facts, transaction
+from induscode.deck.mcp.store.events import (
+    GENESIS,
+    Batch,
+    Event,
+    chain_digest,
+    content_address,
+    document_addresses,
+    filter_texts,
+)
+from induscode.deck.mcp.store.file import ChainEnd
+from induscode.deck.mcp.store.pins_backup import PIN, Pin
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -51,7 +59,7 @@ _Cells = tuple[int, str, int, str, str, str, str, str]
 class Salvage:
     """What could be read of a damaged ledger."""
 
-    base: End
+    base: ChainEnd
     rows: list[_Cells] = field(default_factory=list[_Cells])
     """The longest prefix that fits the chain."""
     documents: dict[str, str] = field(default_factory=dict[str, str])
@@ -63,23 +71,23 @@ class Salvage:
         found: set[str] = set()
         manifests: set[str] = set()
         for cells in self.rows:
-            addresses = needed_documents(cells[4], read_facts(cells[6], cells[0]))
+            addresses = document_addresses(cells[4], read_facts(cells[6], cells[0]))
             found |= addresses
             manifests |= addresses if cells[4] == "turn" else set()
         for address in manifests & self.documents.keys():
-            found.update(texts_of(json.loads(self.documents[address])))
+            found.update(filter_texts(json.loads(self.documents[address])))
         return found
 
 
 @dataclass(frozen=True, slots=True)
-class Recovered:
+class RecoveryResult:
     """What became of a damaged ledger."""
 
     kept: int
     """Rows of it that are in the fresh file."""
     pins: int
     """Pins that were restored besides."""
-    end: End
+    end: ChainEnd
 
 
 def salvage(path: str) -> Salvage:
@@ -88,7 +96,7 @@ def salvage(path: str) -> Salvage:
     Raises:
         OSError: There is no place for a copy of it.
     """
-    best = Salvage(End(0, GENESIS))
+    best = Salvage(ChainEnd(0, GENESIS))
     with tempfile.TemporaryDirectory(dir=os.path.dirname(path), prefix=".recovery-") as folder:
         for attempt in (_copy_file, _copy_with_new_schema):
             copy = os.path.join(folder, attempt.__name__)
@@ -100,7 +108,9 @@ def salvage(path: str) -> Salvage:
     return best
 
 
-def write_recovered(fresh: str, found: Salvage, pins: Mapping[str, Pin], known: End | None, reason: str) -> Recovered:
+def write_recovered(
+    fresh: str, found: Salvage, pins: Mapping[str, Pin], known: ChainEnd | None, reason: str
+) -> RecoveryResult:
     """Write a ledger that goes on where a damaged one is still valid.
 
     Raises:
@@ -123,7 +133,7 @@ def write_recovered(fresh: str, found: Salvage, pins: Mapping[str, Pin], known: 
         }
         missing = found.needed() - found.documents.keys()
         end = db.append([recovery_batch(restored, facts, missing)])
-        return Recovered(len(found.rows), len(restored), end)
+        return RecoveryResult(len(found.rows), len(restored), end)
     finally:
         db.close()
 
@@ -131,12 +141,12 @@ def write_recovered(fresh: str, found: Salvage, pins: Mapping[str, Pin], known: 
 def recovery_batch(restored: Sequence[Pin], facts: JsonObject, missing: Iterable[str] = ()) -> Batch:
     """Make the rows that say what was recovered, and that restore pins."""
     documents = {address: text for pin in restored for address, text in pin.documents.items()}
-    needed = {one for pin in restored for one in needed_documents(PIN, pin.facts)}
+    needed = {one for pin in restored for one in document_addresses(PIN, pin.facts)}
     gone = sorted({*needed, *missing} - documents.keys())
     run, at = new_ulid(), iso_utc(now_ms())
     said: JsonObject = {**facts, "pins": len(restored), "missing": [*gone]}
-    rows = [Happening(run, at, "recover", said)]
-    rows += [Happening(run, at, PIN, pin.facts, pin.subject) for pin in restored]
+    rows = [Event(run, at, "recover", said)]
+    rows += [Event(run, at, PIN, pin.facts, pin.subject) for pin in restored]
     return Batch(rows, documents)
 
 
@@ -146,8 +156,8 @@ def _write_rows(db: LedgerDb, found: Salvage) -> dict[tuple[str, str], JsonObjec
     for position, _, _, _, op, subject, facts, _ in found.rows:
         if subject:
             latest[op, subject] = position, facts
-    end = End(found.rows[-1][0], found.rows[-1][7]) if found.rows else found.base
-    with writing(db.connection):
+    end = ChainEnd(found.rows[-1][0], found.rows[-1][7]) if found.rows else found.base
+    with transaction(db.connection):
         db.connection.executemany("INSERT INTO events VALUES (?,?,?,?,?,?,?,?)", found.rows)
         db.connection.executemany("INSERT INTO documents VALUES (?,?)", found.documents.items())
         db.connection.executemany("INSERT INTO latest VALUES (?,?,?)", [(*key, one[0]) for key, one in latest.items()])
@@ -189,7 +199,7 @@ def _read(copy: str) -> Salvage:
         found = _longest_prefix(connection, rows)
         found.documents.update(_readable_documents(connection, found))
         for pin in found.tail_pins.values():
-            wanted = needed_documents(PIN, pin.facts)
+            wanted = document_addresses(PIN, pin.facts)
             documents = {one: found.documents[one] for one in wanted & found.documents.keys()}
             found.tail_pins[pin.subject] = Pin(pin.subject, pin.facts, documents)
         return found
@@ -214,7 +224,7 @@ def _decode(data: bytes) -> str:
 
 
 def _longest_prefix(connection: sqlite3.Connection, rows: list[_Cells]) -> Salvage:
-    best = Salvage(End(0, GENESIS))
+    best = Salvage(ChainEnd(0, GENESIS))
     for base in _possible_bases(connection, rows):
         kept = 0
         before: _Cells = (base.position, "", 0, "", "", "", "{}", base.digest)
@@ -239,7 +249,7 @@ def _follows(before: _Cells, cells: _Cells) -> bool:
         _fits(cells)
         and _has_place(before)
         and position == before[0] + 1
-        and chained(before[7], position, middle) == digest
+        and chain_digest(before[7], position, middle) == digest
     )
 
 
@@ -252,25 +262,25 @@ def _fits(cells: _Cells) -> bool:
     try:
         check_row(cells)
         read_facts(cells[6], cells[0])
-    except DamagedStore:
+    except DamagedStoreError:
         return False
     return True
 
 
-def _possible_bases(connection: sqlite3.Connection, rows: list[_Cells]) -> Iterator[End]:
+def _possible_bases(connection: sqlite3.Connection, rows: list[_Cells]) -> Iterator[ChainEnd]:
     """Give where the chain may begin: what the file says, what a pruning wrote, the beginning."""
     with suppress(Exception):
         found = connection.execute("SELECT position, digest FROM ends WHERE name = 'base'")
         position, digest = found.fetchone()
         if isinstance(position, int) and isinstance(digest, str):
-            yield End(position, digest)
+            yield ChainEnd(position, digest)
     for cells in rows:
         if _fits(cells) and cells[4] == "prune":
             facts = read_facts(cells[6], cells[0])
             last, digest = facts.get("last"), facts.get("digest")
             if isinstance(last, int) and isinstance(digest, str):
-                yield End(last, digest)
-    yield End(0, GENESIS)
+                yield ChainEnd(last, digest)
+    yield ChainEnd(0, GENESIS)
 
 
 def _readable_documents(connection: sqlite3.Connection, found: Salvage) -> dict[str, str]:
@@ -278,14 +288,14 @@ def _readable_documents(connection: sqlite3.Connection, found: Salvage) -> dict[
 
     def take(pairs: Iterable[tuple[object, object]]) -> None:
         for address, text in pairs:
-            if isinstance(address, str) and isinstance(text, str) and address_of(text) == address:
+            if isinstance(address, str) and isinstance(text, str) and content_address(text) == address:
                 documents[address] = text  # noqa: PERF403 — those before a failure are kept
 
     with suppress(Exception):
         take(connection.execute("SELECT address, text FROM documents"))
         return documents
     wanted = {one for cells in found.rows for one in _needed(cells)}
-    wanted.update(one for pin in found.tail_pins.values() for one in needed_documents(PIN, pin.facts))
+    wanted.update(one for pin in found.tail_pins.values() for one in document_addresses(PIN, pin.facts))
     for address in wanted - documents.keys():
         with suppress(Exception):
             asked = "SELECT address, text FROM documents WHERE address = ?"
@@ -294,4 +304,4 @@ def _readable_documents(connection: sqlite3.Connection, found: Salvage) -> dict[
 
 
 def _needed(cells: _Cells) -> set[str]:
-    return needed_documents(cells[4], read_facts(cells[6], cells[0]))
+    return document_addresses(cells[4], read_facts(cells[6], cells[0]))

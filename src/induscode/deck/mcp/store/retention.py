@@ -12,9 +12,9 @@ import json
 from typing import TYPE_CHECKING, cast
 
 from indusagi.core.clock import iso_utc, now_ms
-from induscode.deck.mcp.store.database import writing
-from induscode.deck.mcp.store.events import Happening, Pruned, needed_documents, texts_of
-from induscode.deck.mcp.store.file import End
+from induscode.deck.mcp.store.database import transaction
+from induscode.deck.mcp.store.events import Event, PruneResult, document_addresses, filter_texts
+from induscode.deck.mcp.store.file import ChainEnd
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,10 +25,12 @@ if TYPE_CHECKING:
 _DAY_MS = 86_400_000
 
 
-def prune(db: LedgerDb, keep: Retention, own_run: str, now: Callable[[], int] = now_ms) -> tuple[Pruned, End] | None:
+def prune(
+    db: LedgerDb, keep: Retention, own_run: str, now: Callable[[], int] = now_ms
+) -> tuple[PruneResult, ChainEnd] | None:
     """Take out old runs, never the caller's own; None if there are none."""
     at_ms = now()
-    with writing(db.connection):
+    with transaction(db.connection):
         cut = _cut(db, keep, own_run, iso_utc(at_ms - keep.days * _DAY_MS))
         base = db.end("base")
         if cut <= base.position + 1:
@@ -48,7 +50,9 @@ def _cut(db: LedgerDb, keep: Retention, own_run: str, oldest: str) -> int:
     return min(stay, default=db.end("head").position + 1)
 
 
-def _replaced(db: LedgerDb, base: End, cut: int, seqs: dict[str, int], own_run: str, at: str) -> tuple[Pruned, End]:
+def _replaced(
+    db: LedgerDb, base: ChainEnd, cut: int, seqs: dict[str, int], own_run: str, at: str
+) -> tuple[PruneResult, ChainEnd]:
     connection = db.connection
     asked = "SELECT count(*), count(DISTINCT run), min(at), max(at) FROM events WHERE position < ?"
     rows, runs, first_at, last_at = connection.execute(asked, (cut,)).fetchone()
@@ -56,9 +60,9 @@ def _replaced(db: LedgerDb, base: End, cut: int, seqs: dict[str, int], own_run: 
     end = db.end("head")
     where = "JOIN latest USING (position) WHERE events.position < ? ORDER BY events.position"
     for row in tuple(db.select(where, (cut,))):
-        again = Happening(own_run, at, cast("RowOp", row.op), row.facts, row.subject)
+        again = Event(own_run, at, cast("RowOp", row.op), row.facts, row.subject)
         end = db.write(again, end, seqs)
-    record = Happening(
+    record = Event(
         own_run,
         at,
         "prune",
@@ -74,9 +78,9 @@ def _replaced(db: LedgerDb, base: End, cut: int, seqs: dict[str, int], own_run: 
     )
     end = db.write(record, end, seqs)
     connection.execute("DELETE FROM events WHERE position < ?", (cut,))
-    db.set_end("base", End(last.position, last.digest))
+    db.set_end("base", ChainEnd(last.position, last.digest))
     db.set_end("head", end)
-    return Pruned(runs, rows), end
+    return PruneResult(runs, rows), end
 
 
 def _drop_documents(db: LedgerDb) -> None:
@@ -84,11 +88,11 @@ def _drop_documents(db: LedgerDb) -> None:
     needed: set[str] = set()
     manifests: set[str] = set()
     for row in db.select("WHERE op IN ('enroll', 'pin', 'turn')"):
-        found = needed_documents(row.op, row.facts)
+        found = document_addresses(row.op, row.facts)
         needed |= found
         manifests |= found if row.op == "turn" else set()
     for text in db.documents(manifests).values():
-        needed.update(texts_of(json.loads(text)))
+        needed.update(filter_texts(json.loads(text)))
     there = [address for (address,) in db.connection.execute("SELECT address FROM documents")]
     gone = [(address,) for address in there if address not in needed]
     db.connection.executemany("DELETE FROM documents WHERE address = ?", gone)

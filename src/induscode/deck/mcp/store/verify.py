@@ -10,9 +10,15 @@ import json
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from induscode.deck.mcp.store.database import DamagedStore, read_facts
-from induscode.deck.mcp.store.events import address_of, chained, needed_documents, texts_of, withheld
-from induscode.deck.mcp.store.file import End
+from induscode.deck.mcp.store.database import DamagedStoreError, read_facts
+from induscode.deck.mcp.store.events import (
+    chain_digest,
+    content_address,
+    document_addresses,
+    filter_texts,
+    find_withheld,
+)
+from induscode.deck.mcp.store.file import ChainEnd
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -24,7 +30,7 @@ _MOST = 20
 """Findings that are told one by one; the rest is counted."""
 
 
-def damage_of(db: LedgerDb, witness: End | None) -> Sequence[str]:
+def damage_of(db: LedgerDb, witness: ChainEnd | None) -> Sequence[str]:
     """List what is wrong with a store; nothing if it is what was written."""
     try:
         with _at_once(db):
@@ -37,7 +43,7 @@ def damage_of(db: LedgerDb, witness: End | None) -> Sequence[str]:
     return tuple(found)
 
 
-def end_damage(db: LedgerDb, witness: End | None) -> str | None:
+def end_damage(db: LedgerDb, witness: ChainEnd | None) -> str | None:
     """Look at the end alone, which costs the same however long the store is."""
     with _at_once(db):
         return _end_damage(db, witness)
@@ -75,18 +81,18 @@ def schema_damage(db: LedgerDb) -> str | None:
     return None if said == "ok" else f"the file: {said}"
 
 
-def _end_damage(db: LedgerDb, witness: End | None) -> str | None:
+def _end_damage(db: LedgerDb, witness: ChainEnd | None) -> str | None:
     head = db.end("head")
     base = db.end("base")
     asked = "SELECT position, digest FROM events ORDER BY position DESC LIMIT 1"
     found = db.connection.execute(asked).fetchone()
-    last = base if found is None else End(*found)
+    last = base if found is None else ChainEnd(*found)
     if last != head:
         return f"it ends with row {last.position}, and was written up to {head.position}"
     return _unlike_witness(db, witness, base)
 
 
-def _unlike_witness(db: LedgerDb, witness: End | None, base: End) -> str | None:
+def _unlike_witness(db: LedgerDb, witness: ChainEnd | None, base: ChainEnd) -> str | None:
     if witness is None or witness.position <= base.position:
         return None
     asked = "SELECT digest FROM events WHERE position = ?"
@@ -97,14 +103,14 @@ def _unlike_witness(db: LedgerDb, witness: End | None, base: End) -> str | None:
 
 
 class _Check:
-    def __init__(self, db: LedgerDb, witness: End | None) -> None:
+    def __init__(self, db: LedgerDb, witness: ChainEnd | None) -> None:
         self._db = db
         self._witness = witness
         self._found: list[str] = []
         self._latest: dict[tuple[str, str], int] = {}
         self._needed: dict[str, int] = {}
         self._manifests: dict[str, tuple[int, set[str]]] = {}
-        self._pruned: End | None = None
+        self._pruned: ChainEnd | None = None
         self._lost: set[str] = set()
         """Documents that a recovery has found missing, and has written down."""
         self._recovered_bases: set[object] = set()
@@ -131,9 +137,9 @@ class _Check:
             if position != previous.position + 1:
                 between = f"{previous.position + 1} to {position - 1}"
                 self._found.append(f"rows {between} are missing")
-            elif chained(previous.digest, position, cells) != digest:
+            elif chain_digest(previous.digest, position, cells) != digest:
                 self._found.append(f"row {position} is not the one that was written")
-            previous = End(position, digest)
+            previous = ChainEnd(position, digest)
             self._row(position, cells)
 
     def _row(self, position: int, cells: Sequence[str | int]) -> None:
@@ -144,26 +150,26 @@ class _Check:
         self._seqs[str(run)] = int(seq) + 1
         try:
             facts = read_facts(str(text), position)
-        except DamagedStore as exc:
+        except DamagedStoreError as exc:
             self._found.append(str(exc))
             return
         if subject:
             self._latest[str(op), str(subject)] = position
-        for address in needed_documents(str(op), facts):
+        for address in document_addresses(str(op), facts):
             self._needed.setdefault(address, position)
         self._special(position, str(op), facts)
 
     def _special(self, position: int, op: str, facts: JsonObject) -> None:
         manifest = facts.get("manifest")
         if op == "turn" and isinstance(manifest, str):
-            self._manifests.setdefault(manifest, (position, withheld(facts)))
+            self._manifests.setdefault(manifest, (position, find_withheld(facts)))
         if op == "recover":
-            self._lost.update(texts_of(facts.get("missing")))
+            self._lost.update(filter_texts(facts.get("missing")))
             self._recovered_bases.add(facts.get("base"))
         if op == "prune":
             last, digest = facts.get("last"), facts.get("digest")
             if isinstance(last, int) and isinstance(digest, str):
-                self._pruned = End(last, digest)
+                self._pruned = ChainEnd(last, digest)
 
     def _base(self) -> None:
         base = self._db.end("base")
@@ -175,11 +181,11 @@ class _Check:
         there: set[str] = set()
         for address, text in self._db.connection.execute("SELECT address, text FROM documents"):
             there.add(address)
-            if address_of(text) != address:
+            if content_address(text) != address:
                 self._found.append(f"the document {address[:12]} was changed")
             elif address in self._manifests:
                 position, kept_out = self._manifests[address]
-                for one in set(texts_of(json.loads(text))) - kept_out:
+                for one in set(filter_texts(json.loads(text))) - kept_out:
                     self._needed.setdefault(one, position)
         for address, position in self._needed.items():
             if address not in there and address not in self._lost:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeGuard, cast
 
 from indusagi.core.app_dirs import read_small_file, replace_private_file
 from indusagi.core.json import is_json_object
-from induscode.deck.mcp.store.events import address_of, needed_documents
+from induscode.deck.mcp.store.events import content_address, document_addresses
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -111,7 +111,7 @@ def shorten_pins(ledger: str, found: PinsFile) -> None:
         replace_private_file(pins_path(ledger), text)
 
 
-def pins_of(batches: Iterable[Batch]) -> list[Pin]:
+def collect_pins(batches: Iterable[Batch]) -> list[Pin]:
     """Give the pins that are written with batches."""
     return [
         Pin(
@@ -119,12 +119,12 @@ def pins_of(batches: Iterable[Batch]) -> list[Pin]:
             one.facts,
             {
                 address: batch.documents[address]
-                for address in needed_documents(one.op, one.facts)
+                for address in document_addresses(one.op, one.facts)
                 if address in batch.documents
             },
         )
         for batch in batches
-        for one in batch.happenings
+        for one in batch.events
         if one.op == PIN and one.subject
     ]
 
@@ -152,7 +152,7 @@ def _read_line(line: bytes) -> Pin | None:
 
 def _are_documents(value: JsonValue) -> TypeGuard[dict[str, str]]:
     return is_json_object(value) and all(
-        isinstance(text, str) and address_of(text) == address for address, text in value.items()
+        isinstance(text, str) and content_address(text) == address for address, text in value.items()
     )
 
 
