@@ -1,12 +1,11 @@
-"""The files of this machine as a door for tools.
+"""Files of this machine: the local implementation of the `Fs` port.
 
-Every path goes one way: it is resolved, links followed; the policy says from which directory it may
-be opened; and from there it is walked to without following any link. A link that somebody puts in
-between sends the path back to its start, and never out of the workspace. Without a policy the whole
-machine is the workspace.
+A path is resolved with its links followed; the policy names the directory from which it may be opened; from there it is
+opened component by component without following links (openat2(2) with `RESOLVE_NO_SYMLINKS`, or openat(2)). A link that
+appears meanwhile makes the path start over, and never leads out of the workspace. Without a policy the whole machine is
+the workspace.
 
-Only regular files are opened, so a pipe or a device can neither hang a tool nor feed it without
-end, nor lose what somebody waits to write into it.
+Only regular files are opened: a pipe or a device can neither block a tool nor feed it without end.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from typing import BinaryIO, TypeVar
@@ -37,30 +36,18 @@ from indusagi.core.paths import parts_below
 from indusagi.core.sorting import sort_in_chunks
 
 LARGEST_READ = 128 * 1024 * 1024
-"""Bytes that are read at once; of a larger file a part is read, or `reading` goes through it."""
+"""The most bytes of one read; of a larger file a part is read, or `reading` goes through it."""
 _CHUNK_BYTES = 1024 * 1024
 _LARGEST_OFFSET = 2**63 - 1
 _ATTEMPTS = 10
-"""How often a path is resolved anew because it changed before it was opened."""
+"""How often a path is resolved because a link appeared before it was opened."""
 _NOWHERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
-"""What `stat` says of a path at which nothing is, or can be."""
+"""Errors of `stat` for an absent path."""
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """A path that was resolved, and the directory from which the door opens it."""
-
-    base: str
-    path: str
-
-    @property
-    def parts(self) -> list[str]:
-        return parts_below(self.path, self.base)
-
-
 class LocalFs:
-    """Files of this machine; a relative path starts at `cwd`, and a policy may bound them."""
+    """Files of this machine; a relative path starts at `cwd`, and `policy` restricts which paths open."""
 
     def __init__(self, cwd: str, policy: PathPolicy | None = None) -> None:
         self._cwd = cwd
@@ -68,27 +55,26 @@ class LocalFs:
         self._rooted: PathPolicy | None = None
 
     def under(self, change: Callable[[PathPolicy], PathPolicy]) -> LocalFs:
-        """Give the same door under the policy that `change` makes of its own; without one, itself.
+        """Return these files under the policy that `change` makes of the present one; without a policy, `self`.
 
-        The workspace stays where it was found to be.
+        The resolved workspace stays the same.
         """
         if self._policy is None:
             return self
-        door = LocalFs(self._cwd, change(self._rooted or self._policy))
+        changed = LocalFs(self._cwd, change(self._rooted or self._policy))
         if self._rooted is not None:
-            door._rooted = door._policy
-        return door
+            changed._rooted = changed._policy
+        return changed
 
     async def stat(self, path: str, *, follow: bool = True) -> FileStat:
-        """Look at a path; a dangling link is not found unless `follow` is off."""
-        look = DirFdPath.stat if follow else DirFdPath.lstat
-        found = await to_thread.run_sync(partial(self._at, path, look, follow=follow))
-        return FileStat(
-            kind=_kind(found.st_mode), size=found.st_size, mode=stat.S_IMODE(found.st_mode), mtime_ns=found.st_mtime_ns
-        )
+        """Read the status of a path; a dangling link is absent unless `follow` is off."""
+        read = DirFdPath.stat if follow else DirFdPath.lstat
+        status = await to_thread.run_sync(partial(self._at, path, read, follow=follow))
+        mode = stat.S_IMODE(status.st_mode)
+        return FileStat(kind=_kind(status.st_mode), size=status.st_size, mode=mode, mtime_ns=status.st_mtime_ns)
 
     async def exists(self, path: str) -> bool:
-        """Tell whether `stat` would find something; where one may not look, that is an error."""
+        """Tell whether `stat` finds the path; a directory that may not be searched is an error."""
         try:
             await self.stat(path)
         except OSError as exc:
@@ -98,26 +84,19 @@ class LocalFs:
         return True
 
     async def read_bytes(self, path: str, *, offset: int = 0, limit: int | None = None) -> bytes:
-        """Read a regular file from `offset`, `limit` bytes at most; nothing else is ever opened.
-
-        More than `LARGEST_READ` bytes are not read at once.
-        """
+        """Read at most `limit` bytes of a regular file from `offset`, and at most `LARGEST_READ`."""
         if not 0 <= offset <= _LARGEST_OFFSET or (limit is not None and limit < 0):
             raise OSError(errno.EINVAL, f"no such part: offset {offset}, limit {limit}", path)
         return await to_thread.run_sync(self._read, path, offset, limit)
 
     async def resolve(self, path: str, *, writing: bool = False) -> str:
-        """Give the absolute path that this one leads to, links followed, if the door opens there.
-
-        What does not exist is resolved as far as it does.
-        """
-        found = partial(self._anew, path, lambda place: place.path, writing=writing)
-        return await to_thread.run_sync(found)
+        """Return the absolute path with links followed, if the policy allows it; an absent path as far as it exists."""
+        return await to_thread.run_sync(partial(self._locate, path, lambda _, resolved: resolved, writing=writing))
 
     async def reading(self, path: str, work: Callable[[BinaryIO], WorkT]) -> WorkT:
-        """Open a regular file and do `work` on it in a thread: one opening, one version.
+        """Open a regular file and run `work` with it in a thread: one open file, one version.
 
-        A caller that is cancelled leaves at once; the thread closes the file after its work.
+        A cancelled caller returns at once; the thread closes the file after `work`.
         """
         return await to_thread.run_sync(self._work_on, path, work, abandon_on_cancel=True)
 
@@ -139,11 +118,10 @@ class LocalFs:
     async def write_file(self, path: str, data: bytes | str) -> None:
         """Replace or create a file in one step: a reader sees the old content or the new.
 
-        Owner, group, mode and extended attributes stay where the system permits it; where the
-        owner or the group cannot stay, the mode is narrowed so that nobody gains by it. Of a file
-        with several names (hard links) the others keep the old content. In a directory that takes
-        no new file it is written in place instead: a reader may then see a part of it, and a
-        failure may leave a part behind; a file with other names is refused there.
+        Owner, group, mode and extended attributes stay where the system permits it; otherwise the mode is narrowed so
+        that no other user gains access. Other hard links of the file keep the old content. In a directory that takes
+        no new file the content is written in place: a reader may then see a part of it, and a failure may leave a
+        part behind; a file with several hard links is refused there.
         """
         try:
             content = data.encode("utf-8") if isinstance(data, str) else data
@@ -151,11 +129,11 @@ class LocalFs:
             message = f"half a surrogate pair at character {exc.start} is not text"
             raise OSError(errno.EILSEQ, message, path) from exc
         put = partial(write_atomically, data=content, given=path)
-        await _to_the_end(partial(self._at, path, put, writing=True))
+        await _run_to_end(partial(self._at, path, put, writing=True))
 
     async def mkdir(self, path: str) -> None:
-        """Make a directory and those above it; one that is there is fine."""
-        await _to_the_end(partial(self._make, path))
+        """Make a directory and its missing parents; an existing one is fine."""
+        await _run_to_end(partial(self._make, path))
 
     async def readdir(self, path: str) -> Sequence[DirEntry]:
         """List a directory, sorted by name."""
@@ -163,61 +141,67 @@ class LocalFs:
 
     async def rm(self, path: str) -> None:
         """Remove a file, a link or an empty directory."""
-        await _to_the_end(partial(self._at, path, _remove, writing=True, follow=False))
+        await _run_to_end(partial(self._at, path, _remove, writing=True, follow=False))
 
-    def _place(self, path: str, *, writing: bool = False, follow: bool = True) -> _Place:
-        """Resolve a path and have the policy look at where it leads; the only way to anything."""
-        joined = _joined(self._cwd, path)
+    def _resolve(self, path: str, *, writing: bool = False, follow: bool = True) -> tuple[str, str]:
+        """Return the directory from which the policy lets a path be opened, and the resolved path."""
+        # The system calls would raise ValueError; the port promises OSError.
+        try:
+            is_valid = b"\0" not in os.fsencode(path)
+        except UnicodeEncodeError:
+            is_valid = False
+        if not is_valid:
+            raise OSError(errno.EINVAL, "a path cannot hold such characters", path)
+        joined = os.path.join(self._cwd, path)
         folder, name = os.path.split(joined.rstrip(os.sep))
         if follow or name in {"", os.curdir, os.pardir}:
             resolved = real_path(joined)
         else:
             resolved = os.path.join(real_path(folder), name)
         if self._policy is None:
-            return _Place(os.sep, resolved)
+            return os.sep, resolved
         if self._rooted is None:
-            # Once: a workspace does not move with a link that is changed later.
-            roots = tuple(real_path(root) for root in self._policy.roots)
-            self._rooted = replace(self._policy, roots=roots)
-        return _Place(self._rooted.base_of(path, resolved, writing=writing), resolved)
+            # Once: the workspace does not move with a link that is changed later.
+            self._rooted = replace(self._policy, roots=tuple(real_path(root) for root in self._policy.roots))
+        return self._rooted.base_of(path, resolved, writing=writing), resolved
 
-    def _anew(self, path: str, work: Callable[[_Place], T], **how: bool) -> T:
-        """Do `work` at the place a path leads to, once more when the place changed meanwhile."""
-        for _ in range(_ATTEMPTS - 1):
+    def _locate(self, path: str, work: Callable[[str, str], T], **how: bool) -> T:
+        """Run `work` with the base and the resolved path, again while links appear on the way."""
+        for attempt in range(1, _ATTEMPTS + 1):
             try:
-                return self._once(path, work, **how)
+                base, resolved = self._resolve(path, **how)
+                with errors_naming(resolved):
+                    return work(base, resolved)
             except SymlinkError:
-                continue
-        return self._once(path, work, **how)
-
-    def _once(self, path: str, work: Callable[[_Place], T], **how: bool) -> T:
-        place = self._place(path, **how)
-        with errors_naming(place.path):
-            return work(place)
+                if attempt == _ATTEMPTS:
+                    raise
+        raise AssertionError("the last attempt returns or raises")
 
     def _at(self, path: str, work: Callable[[DirFdPath], T], **how: bool) -> T:
-        def there(place: _Place) -> T:
-            with open_at(place.base, place.parts, place.path) as spot:
-                return work(spot)
+        """Run `work` at a path whose directory is held open."""
 
-        return self._anew(path, there, **how)
+        def open_parent(base: str, resolved: str) -> T:
+            with open_at(base, parts_below(resolved, base), resolved) as target:
+                return work(target)
+
+        return self._locate(path, open_parent, **how)
 
     def _open(self, path: str) -> int:
-        """Open a regular file to read in."""
+        """Open a regular file for reading."""
 
-        def opened(spot: DirFdPath) -> int:
-            # Opening a pipe, even for a moment, would break it for a writer who waits at the
-            # other end. Should there be one by now all the same: nobody waits for its writer.
-            require_regular_file(spot.stat(), path, spot.path)
-            handle = spot.open(os.O_RDONLY)
+        def open_file(target: DirFdPath) -> int:
+            # Checked before, because opening and closing a pipe breaks it for a waiting writer (SIGPIPE), and after,
+            # because the file may have been replaced.
+            require_regular_file(target.stat(), path, target.path)
+            handle = target.open(os.O_RDONLY)
             try:
-                require_regular_file(os.fstat(handle), path, spot.path)
+                require_regular_file(os.fstat(handle), path, target.path)
             except OSError:
                 os.close(handle)
                 raise
             return handle
 
-        return self._at(path, opened)
+        return self._at(path, open_file)
 
     def _read(self, path: str, offset: int, limit: int | None) -> bytes:
         handle = self._open(path)
@@ -234,31 +218,21 @@ class LocalFs:
             return work(file)
 
     def _open_folder(self, path: str) -> Folder:
-        return self._at(path, lambda spot: Folder(spot.path, spot.open_folder()))
+        return self._at(path, lambda target: Folder(target.path, target.open_folder()))
 
     def _make(self, path: str) -> None:
-        def made(place: _Place) -> None:
+        def make(base: str, resolved: str) -> None:
+            parts = parts_below(resolved, base)
             try:
-                os.close(open_directory(place.base, place.parts))
+                os.close(open_directory(base, parts))
             except FileNotFoundError:
-                make_directories(place.base, place.parts)
+                make_directories(base, parts)
 
-        self._anew(path, made, writing=True)
-
-
-def _joined(cwd: str, path: str) -> str:
-    # The system calls would answer with a ValueError: a door answers with an OSError.
-    try:
-        usable = b"\0" not in os.fsencode(path)
-    except UnicodeEncodeError:
-        usable = False
-    if not usable:
-        raise OSError(errno.EINVAL, "a path cannot hold such characters", path)
-    return os.path.join(cwd, path)
+        self._locate(path, make, writing=True)
 
 
-async def _to_the_end(change: Callable[[], None]) -> None:
-    # A caller that left before the end would let go of the file's lock while it is written.
+async def _run_to_end(change: Callable[[], None]) -> None:
+    # A caller that returned early would release the lock of the file while it is written.
     from indusagi.core.tasks import run_shielded  # noqa: PLC0415 — loaded wherever a loop runs
 
     await run_shielded(to_thread.run_sync(change), "change a file")
@@ -275,7 +249,7 @@ def _too_large(path: str, size: int) -> OSError:
 
 
 def _contents(handle: int, path: str, offset: int, limit: int | None) -> bytes:
-    # The size does not bound what is read: a file may grow meanwhile, and some have none.
+    # The size is no limit: a file may grow meanwhile, and files in /proc have size 0.
     left = LARGEST_READ + 1 if limit is None else min(limit, LARGEST_READ + 1)
     chunks: list[bytes] = []
     while left > 0:
@@ -298,24 +272,24 @@ def _kind(mode: int) -> FileKind:
     return FileKind.SYMLINK if stat.S_ISLNK(mode) else FileKind.OTHER
 
 
-def _list(spot: DirFdPath) -> tuple[DirEntry, ...]:
-    handle = spot.open_folder()
+def _list(target: DirFdPath) -> tuple[DirEntry, ...]:
+    handle = target.open_folder()
     try:
         with os.scandir(handle) as entries:
-            found = [_entry(entry, handle) for entry in entries]
+            listed = [_entry(entry, handle) for entry in entries]
     finally:
         os.close(handle)
-    return tuple(sort_in_chunks(found, attrgetter("name")))
+    return tuple(sort_in_chunks(listed, attrgetter("name")))
 
 
 def _entry(entry: os.DirEntry[str], folder: int) -> DirEntry:
     try:
-        seen = entry.stat(follow_symlinks=False)
+        status = entry.stat(follow_symlinks=False)
         target = os.readlink(entry.name, dir_fd=folder) if entry.is_symlink() else None
-    except OSError:  # gone meanwhile, or closed to us: the name is known all the same
+    except OSError:  # removed meanwhile, or not searchable: the name is known
         return DirEntry(entry.name, _entry_kind(entry))
-    kind = _kind(seen.st_mode)
-    size = seen.st_size if kind is FileKind.FILE else None
+    kind = _kind(status.st_mode)
+    size = status.st_size if kind is FileKind.FILE else None
     return DirEntry(entry.name, kind, size, target)
 
 
@@ -327,8 +301,8 @@ def _entry_kind(entry: os.DirEntry[str]) -> FileKind:
     return FileKind.FILE if entry.is_file(follow_symlinks=False) else FileKind.OTHER
 
 
-def _remove(spot: DirFdPath) -> None:
-    if stat.S_ISDIR(spot.lstat().st_mode):
-        os.rmdir(spot.name, dir_fd=spot.folder)
+def _remove(target: DirFdPath) -> None:
+    if stat.S_ISDIR(target.lstat().st_mode):
+        os.rmdir(target.name, dir_fd=target.folder)
     else:
-        os.unlink(spot.name, dir_fd=spot.folder)
+        os.unlink(target.name, dir_fd=target.folder)
