@@ -20,8 +20,7 @@ from tests.support.waiting import is_alive, until
 
 from indusagi.capabilities.local.shell import LocalShell
 from indusagi.capabilities.ports import Ended, SandboxMissing, SandboxState
-from indusagi.capabilities.sandbox import backend as walls
-from indusagi.capabilities.sandbox import bubblewrap, landlock
+from indusagi.capabilities.sandbox import backend, bubblewrap
 from indusagi.capabilities.sandbox.bubblewrap import MASKS, find_bubblewrap
 from indusagi.capabilities.sandbox.landlock_run import landlock_abi
 from indusagi.capabilities.sandbox.policy import Sandbox, resolve_layout
@@ -145,7 +144,7 @@ async def test_temporary_files_stay_for_the_next_command_and_go_with_the_shell(
     async with shell_in(root, Sandbox(mechanisms=(mechanism,))) as shell:
         await shell.exec("echo kept > $TMPDIR/file")
         assert (await shell.exec("cat $TMPDIR/file")).output == b"kept\n"
-        private = shell._walls._private
+        private = shell._backend._private
         assert private is not None
         assert os.listdir(private.notes) == []
     assert not await anyio.Path(private.root).exists()
@@ -427,7 +426,7 @@ async def test_who_writes_for_nobody_is_ended_by_the_signal_for_that(mechanism: 
     assert result.output == b"y\n"
 
 
-async def test_a_command_past_its_time_is_ended_behind_its_walls(mechanism: Mechanism, root: Path) -> None:
+async def test_a_command_past_its_time_is_ended_in_its_sandbox(mechanism: Mechanism, root: Path) -> None:
     async with shell_in(root, Sandbox(mechanisms=(mechanism,))) as shell:
         for limit_ms in (500, 15_000):
             command = "echo so far; trap '' TERM; setsid sleep 600"
@@ -448,7 +447,7 @@ async def test_the_shell_tells_where_it_ended(mechanism: Mechanism, root: Path) 
         await process.aclose()
 
 
-# -- which walls there are ------------------------------------------------------------------------
+# -- which backend is chosen ------------------------------------------------------------------------
 
 
 async def test_the_first_mechanism_that_works_is_taken(root: Path) -> None:
@@ -526,7 +525,7 @@ async def test_an_older_bubblewrap_does_without_what_it_does_not_know(
 
 async def test_where_nothing_can_be_had_the_reasons_are_told(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr(walls, "_landlock", lambda: (0, "this system has no Landlock"))
+    monkeypatch.setattr(backend, "_find_landlock", lambda: (0, "this system has no Landlock"))
     async with shell_in(root, Sandbox()) as shell:
         state = await shell.sandbox_state()
     assert str(state) == "none: bubblewrap is not installed; this system has no Landlock"
@@ -541,7 +540,7 @@ async def test_what_is_required_and_missing_is_refused_with_the_remedy(root: Pat
 async def test_a_network_that_cannot_be_closed_is_none_where_that_is_required(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(walls, "_landlock", lambda: (3, ""))
+    monkeypatch.setattr(backend, "_find_landlock", lambda: (3, ""))
     sandbox = Sandbox(mode="required", mechanisms=("landlock",), network=False)
     with pytest.raises(SandboxMissing, match="guard of protected paths"):
         await run(root, "true", sandbox)
@@ -560,7 +559,7 @@ def test_what_landlock_lacks_depends_on_its_version(
 ) -> None:
     layout = resolve_layout(Sandbox(network=network), str(root))
     always = ("guard of local sockets", "guard of modes and times of files")
-    assert landlock.landlock_lacks(abi, layout) == (*always, *lacks)
+    assert backend.landlock_lacks(abi, layout) == (*always, *lacks)
 
 
 @pytest.mark.parametrize(
@@ -616,7 +615,7 @@ async def test_a_workspace_that_is_not_there_is_no_trouble_for_the_state(tmp_pat
 
 
 async def test_the_settings_of_the_kernel_cannot_be_changed(mechanism: Mechanism, root: Path) -> None:
-    """Asked without writing: a test must not change the machine should the walls be missing."""
+    """Asked without writing: a test must not change the machine if the sandbox is missing."""
     levers = [
         *("/proc/sys/kernel/core_pattern", "/proc/sys/kernel/modprobe", "/proc/sysrq-trigger"),
         *("/sys/kernel/uevent_helper", "/sys/power/state", "/dev/mem", "/dev/kmsg"),

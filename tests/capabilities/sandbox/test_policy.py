@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from indusagi.capabilities.sandbox.backend import landlock_argv
 from indusagi.capabilities.sandbox.bubblewrap import PrivateDir, bubblewrap_argv, is_bubblewrap_helper
-from indusagi.capabilities.sandbox.landlock import landlock_argv
 from indusagi.capabilities.sandbox.landlock_run import landlock_abi, list_without
 from indusagi.capabilities.sandbox.policy import Sandbox, find_git_directories, resolve_layout
 

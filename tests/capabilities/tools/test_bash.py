@@ -564,8 +564,8 @@ async def test_the_private_folder_of_a_session_goes_with_it(tmp_path: Path) -> N
         await session.run("true")
         shell = session.ctx.shell
         assert isinstance(shell, LocalShell)
-        walls: SandboxBackend = shell._walls
-        private = walls._private
+        backend: SandboxBackend = shell._backend
+        private = backend._private
         assert private is not None
         assert (await anyio.Path(private.root).stat()).st_mode & 0o777 == 0o700
     assert not await anyio.Path(private.root).exists()

@@ -1,9 +1,8 @@
-"""The commands of this machine as a door for tools.
+"""Commands of this machine: the local implementation of the `Shell` port.
 
-A command leads a session of its own, inherits no secrets, is held in by what the machine has for
-that, reads nothing, and writes into a pipe that we drain into a file nobody else can open. It is
-over when it exits, not when its last background child lets go of the pipe; what it has left behind
-is ended then. Memory holds a small part of what it prints.
+A command leads a session of its own, inherits no secrets, runs in a sandbox where the machine has one, and writes into
+a pipe that is drained into a private file. It is over when it exits, not when its last background process closes the
+pipe; its descendants are ended then. Memory holds a small part of the output.
 """
 
 from __future__ import annotations
@@ -11,12 +10,12 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import anyio
 from anyio import to_thread
@@ -30,32 +29,33 @@ from indusagi.capabilities.sandbox.final_cwd import read_final_cwd
 from indusagi.capabilities.sandbox.policy import Sandbox
 from indusagi.core.cancel import CancelToken
 
-if TYPE_CHECKING:  # it loads the event loop, and is in no public signature
+if TYPE_CHECKING:  # loads the event loop, and is absent from public signatures
     from indusagi.core.process.child import ChildProcess
 
 DEFAULT_TIMEOUT_MS = 120_000
 OUTPUT_CAP_BYTES = 64 * 1024 * 1024
-"""A command that writes more than this in `exec` is ended: it would fill the disk."""
+"""A command that writes more than this in `exec` is ended, or it would fill the disk."""
 SHOWN_HEAD_BYTES = 64 * 1024
 SHOWN_TAIL_BYTES = 192 * 1024
 _DRAIN_S = 0.1
-"""How long the output may stay open after the exit; longer only if a background child holds it."""
-_LONGEST_WORD = 128 * 1024 - 1
-"""Bytes of a command that Linux takes."""
+"""How long to wait for the end of the output after the exit; a background process may hold it open."""
+_LONGEST_ARGUMENT = 128 * 1024 - 1
+"""Bytes of one argument on Linux (`MAX_ARG_STRLEN`, execve(2))."""
 _SHELLS = ("/bin/bash", "/bin/sh")
 
 
 class LocalProcess:
-    """A running command of this machine; leave its `async with` block and it is gone."""
+    """A running command; leaving its `async with` block ends it."""
 
     def __init__(
-        self, child: ChildProcess, capture: Capture, enclosed: SandboxedCommand, receipt: str | None = None
+        self, child: ChildProcess, capture: Capture, command: SandboxedCommand, receipt: str | None = None
     ) -> None:
         self._child = child
         self._receipt = receipt
-        """The file by which it would be found if we were killed; None if there is none."""
+        """The file by which a later run finds it after a crash; None without one."""
         self._capture = capture
-        self._enclosed = enclosed
+        self._captures = (capture,) if capture.errors is None else (capture, capture.errors)
+        self._command = command
         self._drained = False
         self._final_cwd: str | None = None
         self._closed = False
@@ -80,74 +80,68 @@ class LocalProcess:
 
     @property
     def sandbox(self) -> SandboxState:
-        """What holds it in."""
-        return self._enclosed.state
+        """The sandbox it runs in."""
+        return self._command.state
 
     @property
     def mark(self) -> str:
-        """What the environment of every process that it has started carries."""
+        """The marker in the environment of its descendants."""
         return self._child.mark
 
     async def wait(self) -> int:
-        """Wait for the command itself to exit, not for what it left in the background."""
+        """Wait for the command itself to exit, not for its background processes."""
         await self._child.exited.wait()
         if not self._drained:
             with anyio.move_on_after(_DRAIN_S):
                 await self._child.output_ended.wait()
                 await self._child.errors_ended.wait()
             self._drained = True
-        await self._written()
-        return self._code()
-
-    async def _written(self) -> None:
-        for capture in self._captures():
-            await capture.written()
-
-    def _captures(self) -> Sequence[Capture]:
-        errors = self._capture.errors
-        return (self._capture,) if errors is None else (self._capture, errors)
+        return await self._finish_output()
 
     async def stop(self, *, grace_ms: int = STOP_GRACE_MS) -> int:
-        """End all that the command has started: SIGTERM, then SIGKILL; safe to call twice.
+        """End the process tree: SIGTERM, then SIGKILL; safe to call twice.
 
-        A caller that is cancelled meanwhile waits for the end all the same.
+        A caller that is cancelled meanwhile still waits for the end.
         """
-        # The end of its input says nothing to a server: it is told in so many words.
+        # A server does not exit at the end of its input, so the first request is SIGTERM.
         await self._child.end(grace_ms / 1000, drain_s=_DRAIN_S, close_input=False)
-        await self._written()
-        return self._code()
+        return await self._finish_output()
+
+    async def _finish_output(self) -> int:
+        for capture in self._captures:
+            await capture.flush()
+        # None: the process could not be ended; the code of the last signal stands for it.
+        code = self._child.exit_code
+        return -signal.SIGKILL if code is None else code
 
     def read_output(self, offset: int = 0, limit: int | None = None) -> bytes:
-        """Read what it wrote so far, from a byte offset.
+        """Read its output so far, from a byte offset.
 
         Raises:
-            OSError: Its output could not be kept, because the disk is full, say.
+            OSError: The output could not be kept, for example because the disk is full.
         """
         return self._capture.read(offset, limit)
 
     def output_size(self) -> int:
-        """Tell how many bytes it wrote so far."""
+        """Return how many bytes it wrote so far."""
         return self._capture.size
 
     def follow(self, sink: Callable[[bytes], None]) -> None:
-        """Hand everything it writes, from the first byte on, to `sink`, in a worker thread."""
+        """Call `sink` in a worker thread with all its output, from the first byte on."""
         self._capture.follow(sink)
 
     def follow_errors(self, sink: Callable[[bytes], None]) -> bool:
-        """Hand what it writes to standard error to `sink`, as `follow` does with the rest.
-
-        Returns whether that is kept apart; if not, it is part of the output.
-        """
+        """Call `sink` with its standard error; return False if that is part of the output."""
         if self._capture.errors is None:
             return False
         self._capture.errors.follow(sink)
         return True
 
     async def write_input(self, data: bytes, *, close: bool = False) -> None:
-        """Write to its standard input, if it was started with one; `close` ends the input.
+        """Write to its standard input; `close` ends the input.
 
         Raises:
-            OSError: With EPIPE, nobody reads it any more, or nobody ever did.
+            OSError: With EPIPE, the input is closed, or the command was started without one.
         """
         if not self._child.input_open:
             raise BrokenPipeError(errno.EPIPE, "its standard input is closed")
@@ -157,57 +151,52 @@ class LocalProcess:
             self._child.close_input()
 
     def survivors(self) -> Sequence[int]:
-        """List the processes it has started that are still there, itself not among them."""
-        return sorted(found.pid for found in self._child.descendants() if not is_bubblewrap_helper(found.pid))
+        """List its running descendants; reads the process list."""
+        return sorted(process.pid for process in self._child.descendants() if not is_bubblewrap_helper(process.pid))
 
     async def final_cwd(self) -> str | None:
-        """Tell where the shell stood when it exited; None if that is not known."""
+        """Return the working directory of the shell at its exit; None if it is unknown."""
         if self._final_cwd is None and not self._closed:
-            self._final_cwd = await to_thread.run_sync(read_final_cwd, self._enclosed.note)
+            self._final_cwd = await to_thread.run_sync(read_final_cwd, self._command.cwd_file)
         return self._final_cwd
 
-    def limit_output(self, size: int, when_over: Callable[[], None]) -> None:
-        """Keep nothing of the output after `size` bytes, and say so when it comes to that."""
-        self._capture.limit(size, when_over)
+    def limit_output(self, size: int, on_full: Callable[[], None]) -> None:
+        """Keep nothing of the output after `size` bytes; call `on_full` then."""
+        self._capture.limit(size, on_full)
 
     async def aclose(self) -> None:
-        """End all that the command has started and give the output up; safe to call twice."""
+        """End the process tree and close the output; safe to call twice."""
         try:
             await self.stop()
         finally:
             if not self._closed:
                 self._closed = True
                 with anyio.CancelScope(shield=True):
-                    await to_thread.run_sync(self._tidy)
-                for capture in self._captures():
+                    await to_thread.run_sync(self._clean_up)
+                for capture in self._captures:
                     capture.close()
 
-    def _tidy(self) -> None:
+    def _clean_up(self) -> None:
         if self._receipt is not None:
             remove_receipt(self._receipt)
-        self._enclosed.leave()
-        for capture in self._captures():
+        self._command.clean_up()
+        for capture in self._captures:
             with suppress(OSError):
                 capture.settle()
 
-    def _code(self) -> int:
-        # None: it could not be ended, and is told as if what was sent last had ended it.
-        code = self._child.exit_code
-        return -signal.SIGKILL if code is None else code
-
 
 class LocalShell:
-    """Commands of this machine, run by bash where there is one; they start in `cwd`.
+    """Commands of this machine, run by bash or sh.
 
     Args:
-        cwd: The workspace, and where commands start.
-        sandbox: What they are held in by.
-        allowed_variables: Variables that they inherit although they look like secrets.
+        cwd: The workspace, in which commands start.
+        sandbox: What commands may do.
+        allowed_variables: Variables that commands inherit although they look like secrets.
     """
 
     def __init__(self, cwd: str, *, sandbox: Sandbox | None = None, allowed_variables: Iterable[str] = ()) -> None:
         self._cwd = cwd
-        self._walls = SandboxBackend(sandbox or Sandbox(), cwd, frozenset(allowed_variables))
+        self._backend = SandboxBackend(sandbox or Sandbox(), cwd, frozenset(allowed_variables))
 
     async def exec(
         self,
@@ -218,22 +207,21 @@ class LocalShell:
         timeout_ms: int | None = None,
         cancel: CancelToken | None = None,
     ) -> ShellResult:
-        """Run a command to its end and leave nothing behind of what it started."""
+        """Run a command to its end, and end its descendants."""
         limit_s = (DEFAULT_TIMEOUT_MS if timeout_ms is None else timeout_ms) / 1000
         async with await self.spawn(command, cwd=cwd, env=env) as process:
             ended = Ended.CANCELLED
             with (cancel or CancelToken()).guard():
                 with anyio.move_on_after(limit_s) as timer:
-                    ended = await _run_out(process)
+                    with anyio.CancelScope() as output_limit:
+                        process.limit_output(OUTPUT_CAP_BYTES, output_limit.cancel)
+                        await process.wait()
+                    ended = Ended.OUTPUT_LIMIT if output_limit.cancelled_caught else Ended.EXITED
                 if timer.cancelled_caught:
                     ended = Ended.TIMEOUT
             exit_code = await process.stop()
-            return ShellResult(
-                ended=ended,
-                exit_code=exit_code,
-                output=await to_thread.run_sync(_shown, process),
-                output_bytes=process.output_size(),
-            )
+            output = await to_thread.run_sync(_read_ends, process)
+            return ShellResult(ended=ended, exit_code=exit_code, output=output, output_bytes=process.output_size())
 
     async def spawn(
         self,
@@ -247,138 +235,141 @@ class LocalShell:
     ) -> LocalProcess:
         """Start a command and return at once; the caller must `aclose` it.
 
-        Its standard input is empty unless it is started `with_input`. What it writes to standard
-        error is part of its output, unless it is kept apart in the file `errors_path`.
+        Standard input is empty unless `with_input`. Standard error is part of the output unless it goes to the file
+        `errors_path`.
 
         Raises:
-            SandboxMissing: It may only run in a sandbox, and there is none.
-            OSError: It cannot be started.
+            SandboxMissing: A sandbox is required, and none works here.
+            OSError: The command cannot be started.
         """
-        from indusagi.core.tasks import run_shielded  # noqa: PLC0415 — for those who run commands
+        from indusagi.core.tasks import run_shielded  # noqa: PLC0415 — loaded wherever a loop runs
 
         folder = os.path.join(self._cwd, cwd or "")
-        _require_passable(command, folder, env or {}, output_path)
-        targets = _Targets(
-            *(None if path is None else os.path.join(self._cwd, path) for path in (output_path, errors_path))
+        _require_valid_strings(command, folder, env or {}, output_path)
+        output, errors = (
+            None if path is None else os.path.join(self._cwd, path) for path in (output_path, errors_path)
         )
-        work = _start(partial(_prepare, self._walls, command, folder, env or {}, targets), command, folder, with_input)
-        return await run_shielded(work, "start a command", undo=_drop)
+        prepare = partial(_prepare, self._backend, command, folder, env or {}, output, errors)
+        return await run_shielded(_start(prepare, command, folder, with_input), "start a command", undo=_discard)
 
     async def sandbox_state(self) -> SandboxState:
-        """Tell what holds commands in here."""
-        return await to_thread.run_sync(self._walls.state)
+        """Return the sandbox that commands run in."""
+        return await to_thread.run_sync(self._backend.state)
 
     async def aclose(self) -> None:
-        """Remove the temporary files of the commands that have run; safe to call twice."""
-        await to_thread.run_sync(self._walls.remove)
+        """Remove the temporary files of commands; safe to call twice."""
+        await to_thread.run_sync(self._backend.remove)
 
 
-async def _drop(process: LocalProcess) -> None:
-    """End a command that nobody has been given: it gets no time for anything."""
+async def _discard(process: LocalProcess) -> None:
+    """End a command whose caller was cancelled before it got the process."""
     try:
         await process.stop(grace_ms=0)
     finally:
         await process.aclose()
 
 
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What a command needs before it starts."""
+
+    command: SandboxedCommand
+    descriptor: int
+    output_path: str | None
+    errors_descriptor: int | None
+    errors_path: str | None
+    child_type: type[ChildProcess]
+
+    def discard(self) -> None:
+        """Remove what was made for a command that does not run."""
+        self.command.clean_up()
+        for path in (self.output_path, self.errors_path):
+            if path is not None:
+                with suppress(OSError):
+                    os.unlink(path)
+
+
+def _prepare(
+    backend: SandboxBackend,
+    command: str,
+    folder: str,
+    env: Mapping[str, str],
+    output_path: str | None,
+    errors_path: str | None,
+) -> _Prepared:
+    """Find the shell, build the sandbox's command line and open the output files: blocking work for one thread."""
+    from indusagi.core.process.child import ChildProcess  # noqa: PLC0415 — the first command pays
+
+    shell = next((path for path in _SHELLS if os.access(path, os.X_OK)), _SHELLS[-1])
+    wrapped = backend.wrap(shell, command, folder, env)
+    descriptors: list[int] = []
+    try:
+        descriptors.append(open_capture(output_path))
+        if errors_path is not None:
+            descriptors.append(open_capture(errors_path))
+    except BaseException:
+        wrapped.clean_up()
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise
+    errors = descriptors[1] if len(descriptors) > 1 else None
+    return _Prepared(wrapped, descriptors[0], output_path, errors, errors_path, ChildProcess)
+
+
 async def _start(prepare: Callable[[], _Prepared], command: str, folder: str, with_input: bool) -> LocalProcess:
     prepared = await to_thread.run_sync(prepare)
-    enclosed = prepared.enclosed
+    wrapped = prepared.command
     errors = None
     if prepared.errors_descriptor is not None:
-        errors = Capture(prepared.errors_descriptor, prepared.targets.errors, of_errors=True)
-    capture = Capture(prepared.descriptor, prepared.targets.output, errors=errors)
+        errors = Capture(prepared.errors_descriptor, prepared.errors_path, of_errors=True)
+    capture = Capture(prepared.descriptor, prepared.output_path, errors=errors)
     try:
-        child = capture.child = prepared.make_child(capture)
+        child = capture.child = prepared.child_type(capture)
         if errors is not None:
             errors.child = child
+        # PR_SET_PDEATHSIG would make the start slow and spare the descendants; the receipt finds all of them.
         await child.start(
-            enclosed.argv,
-            enclosed.env,
-            folder,
-            with_input=with_input,
-            merge_stderr=errors is None,
-            # Such a child would die with us even by kill -9, at the price of a slow start, and
-            # what it has started would not: all of it is found by its receipt.
-            die_with_parent=False,
+            wrapped.argv, wrapped.env, folder, with_input=with_input, merge_stderr=errors is None, die_with_parent=False
         )
     except BaseException as exc:
         capture.close()
         if errors is not None:
             errors.close()
         with anyio.CancelScope(shield=True):
-            await to_thread.run_sync(prepared.give_up)
-        is_too_long = len(os.fsencode(enclosed.argv[-1])) > _LONGEST_WORD
+            await to_thread.run_sync(prepared.discard)
+        is_too_long = len(os.fsencode(wrapped.argv[-1])) > _LONGEST_ARGUMENT
         if is_too_long and isinstance(exc, OSError) and exc.errno == errno.E2BIG:
             message = "it is too long for the system: write it to a file, and run that file"
             raise OSError(errno.E2BIG, message) from exc
         raise
     receipt = await to_thread.run_sync(_write_receipt, child, command, folder)
-    return LocalProcess(child, capture, enclosed, receipt)
+    return LocalProcess(child, capture, wrapped, receipt)
 
 
 def _write_receipt(child: ChildProcess, command: str, folder: str) -> str | None:
     try:
         return write_receipt(child.mark, child.pid, command, folder)
-    except (OSError, ValueError):  # a full disk is no reason not to run a command
+    except (OSError, ValueError):  # a command runs without a receipt when the disk is full
         return None
 
 
-class _Targets(NamedTuple):
-    """The files that take what a command writes; None for one without a name."""
-
-    output: str | None
-    errors: str | None
-    """None also if standard error is part of the output."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    enclosed: SandboxedCommand
-    descriptor: int
-    errors_descriptor: int | None
-    targets: _Targets
-    make_child: type[ChildProcess]
-
-    def give_up(self) -> None:
-        """Remove what was made for a command that does not run."""
-        self.enclosed.leave()
-        for path in self.targets:
-            if path is not None:
-                with suppress(OSError):
-                    os.unlink(path)
-
-
-def _prepare(walls: SandboxBackend, command: str, folder: str, env: Mapping[str, str], targets: _Targets) -> _Prepared:
-    """Find the shell, raise the walls, open the file for the output: in a thread, all of it."""
-    from indusagi.core.process.child import ChildProcess  # noqa: PLC0415 — for those who run commands
-
-    shell = next((path for path in _SHELLS if os.access(path, os.X_OK)), _SHELLS[-1])
-    enclosed = walls.enclose(shell, command, folder, env)
-    opened: list[int] = []
-    try:
-        opened.append(open_capture(targets.output))
-        if targets.errors is not None:
-            opened.append(open_capture(targets.errors))
-    except BaseException:
-        enclosed.leave()
-        for descriptor in opened:
-            os.close(descriptor)
-        raise
-    errors = opened[1] if len(opened) > 1 else None
-    return _Prepared(enclosed, opened[0], errors, targets, ChildProcess)
-
-
-def _require_passable(command: str, folder: str, env: Mapping[str, str], output_path: str | None) -> None:
-    """Refuse what the system cannot be given.
+def _require_valid_strings(command: str, folder: str, env: Mapping[str, str], output_path: str | None) -> None:
+    """Refuse strings that execve(2) cannot take.
 
     Raises:
-        OSError: With EINVAL, and a message that names the culprit.
+        OSError: With EINVAL, and a message that names the string.
     """
+    texts = [
+        ("a command", command),
+        ("a working directory", folder),
+        ("the path of an output file", output_path or ""),
+        *(("the name of a variable", name) for name in env),
+        *((f"the variable {name!r}", value) for name, value in env.items()),
+    ]
     for name in env:
         if not name or "=" in name:
             raise OSError(errno.EINVAL, f"{name!r} cannot be the name of a variable")
-    for what, text in _texts(command, folder, env, output_path):
+    for what, text in texts:
         if "\0" in text:
             raise OSError(errno.EINVAL, f"{what} cannot hold a NUL character")
         try:
@@ -388,24 +379,7 @@ def _require_passable(command: str, folder: str, env: Mapping[str, str], output_
             raise OSError(errno.EINVAL, message) from exc
 
 
-def _texts(command: str, folder: str, env: Mapping[str, str], output_path: str | None) -> Iterator[tuple[str, str]]:
-    yield "a command", command
-    yield "a working directory", folder
-    yield "the path of an output file", output_path or ""
-    for name, value in env.items():
-        yield "the name of a variable", name
-        yield f"the variable {name!r}", value
-
-
-async def _run_out(process: LocalProcess) -> Ended:
-    """Wait for the exit, unless the output goes over its cap or cannot be kept."""
-    with anyio.CancelScope() as room:
-        process.limit_output(OUTPUT_CAP_BYTES, room.cancel)
-        await process.wait()
-    return Ended.OUTPUT_LIMIT if room.cancelled_caught else Ended.EXITED
-
-
-def _shown(process: LocalProcess) -> bytes:
+def _read_ends(process: LocalProcess) -> bytes:
     size = process.output_size()
     left_out = size - SHOWN_HEAD_BYTES - SHOWN_TAIL_BYTES
     if left_out <= 0:

@@ -1,8 +1,10 @@
-"""A command behind its walls: which ones there are here, and the command line that raises them."""
+"""Sandbox backend: chooses bubblewrap, Landlock or nothing, and builds the command line that runs a command in it."""
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -19,9 +21,10 @@ from indusagi.capabilities.sandbox.bubblewrap import (
 )
 from indusagi.capabilities.sandbox.environment import command_environment
 from indusagi.capabilities.sandbox.final_cwd import PREAMBLE, final_cwd_variables, read_final_cwd
-from indusagi.capabilities.sandbox.policy import resolve_layout
+from indusagi.capabilities.sandbox.policy import LOCAL_SOCKETS, UNPROTECTED, resolve_layout
 from indusagi.core.app_dirs import create_private_file
 from indusagi.core.ids import new_ulid
+from indusagi.core.paths import is_within
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,33 +32,39 @@ if TYPE_CHECKING:
     from indusagi.capabilities.sandbox.policy import Sandbox, SandboxLayout
 
 _REMEDY = "install bubblewrap, or let commands run without (Sandbox(mode='auto'))"
+_DEVICES = (
+    *("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"),
+    *("/dev/tty", "/dev/ptmx", "/dev/pts", "/dev/shm"),
+)
+_ABI_WITH_TRUNCATE = 3
+_ABI_WITH_TCP = 4
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxedCommand:
-    """A command line behind its walls; `leave` it when the command is over."""
+    """The command line of a command in its sandbox; call `clean_up` when the command is over."""
 
     argv: list[str]
     env: dict[str, str]
     state: SandboxState
-    note: str
-    """Where the shell leaves word of the directory it ended in."""
+    cwd_file: str
+    """The file into which the shell writes its final directory."""
     masked: tuple[str, ...]
-    """Protected paths that are covered as long as it runs."""
+    """Protected paths that are covered while it runs."""
     unwelcome: tuple[str, ...] = ()
     """Files that it must not leave behind."""
 
-    def leave(self) -> None:
-        """Remove what the walls and the shell have left on the machine."""
+    def clean_up(self) -> None:
+        """Remove what the sandbox and the shell have left on the machine."""
         MASKS.release(self.masked)
         for path in self.unwelcome:
             with suppress(OSError):
                 os.unlink(path)
-        read_final_cwd(self.note)
+        read_final_cwd(self.cwd_file)
 
 
 class SandboxBackend:
-    """What the commands of one shell are held in by. None of this is for the event loop."""
+    """Runs the commands of one shell in sandboxes. Every method blocks: call it in a worker thread."""
 
     def __init__(self, sandbox: Sandbox, workspace: str, allowed: frozenset[str]) -> None:
         self._sandbox = sandbox
@@ -65,52 +74,39 @@ class SandboxBackend:
         self._private: PrivateDir | None = None
 
     def state(self) -> SandboxState:
-        """Tell what holds a command in; the first time, this starts a program to find out."""
+        """Return the sandbox that commands get; the first call runs a program to find out."""
         return self._choose(resolve_layout(self._sandbox, self._workspace))
 
-    def enclose(self, shell: str, command: str, folder: str, env: Mapping[str, str]) -> SandboxedCommand:
-        """Put a command behind the walls.
+    def wrap(self, shell: str, command: str, folder: str, env: Mapping[str, str]) -> SandboxedCommand:
+        """Build the command line that runs `command` in the sandbox.
 
         Raises:
-            SandboxMissing: A sandbox is required, and there is none.
-            OSError: The private folder cannot be made.
+            SandboxMissing: A sandbox is required, and none works here.
+            OSError: The private directory cannot be made.
         """
         layout = resolve_layout(self._sandbox, self._workspace)
         state = self._choose(layout)
-        if self._sandbox.mode == "required" and (state.kind == "none" or _leaks(state, layout)):
+        has_open_network = state.network and not layout.network
+        if self._sandbox.mode == "required" and (state.kind == "none" or has_open_network):
             raise SandboxMissing(
                 f"commands may only run in a sandbox, and there is none that will do ({state}): {_REMEDY}"
             )
         private = self._make_private()
-        note = os.path.join(private.notes, new_ulid())
+        cwd_file = os.path.join(private.notes, new_ulid())
         inherited = command_environment(os.environ, self._allowed) | dict(env)
         if shell.endswith("bash"):
-            inherited |= final_cwd_variables(private.preamble, note, inherited)
+            inherited |= final_cwd_variables(private.preamble, cwd_file, inherited)
         plain = [shell, "-c", command]
         if state.kind == "bubblewrap":
-            return self._wrapped(layout, state, private, note, plain, inherited, folder)
+            start, _ = _find_bubblewrap(layout.workspace)
+            masked = MASKS.acquire(layout.protected)
+            argv = [*bubblewrap_argv(start, layout, masked, private, folder), *plain]
+            inherited |= _temporary_dirs("/tmp")
+            return SandboxedCommand(argv, inherited, state, cwd_file, masked, layout.unwelcome)
         if state.kind == "landlock":
-            from indusagi.capabilities.sandbox.landlock import landlock_argv  # noqa: PLC0415 — loads ctypes
-
-            argv = [*landlock_argv(layout, private), *plain]
-            inherited |= _caches(private.tmp) | {"TMPDIR": private.tmp}
-            return SandboxedCommand(argv, inherited, state, note, ())
-        return SandboxedCommand(plain, inherited, state, note, ())
-
-    def _wrapped(
-        self,
-        layout: SandboxLayout,
-        state: SandboxState,
-        private: PrivateDir,
-        note: str,
-        plain: list[str],
-        env: dict[str, str],
-        folder: str,
-    ) -> SandboxedCommand:
-        start, _ = _find(layout.workspace)
-        masked = MASKS.hold(layout.protected)
-        argv = [*bubblewrap_argv(start, layout, masked, private, folder), *plain]
-        return SandboxedCommand(argv, env | _caches("/tmp") | {"TMPDIR": "/tmp"}, state, note, masked, layout.unwelcome)
+            plain = [*landlock_argv(layout, private), *plain]
+            inherited |= _temporary_dirs(private.tmp)
+        return SandboxedCommand(plain, inherited, state, cwd_file, ())
 
     def _choose(self, layout: SandboxLayout) -> SandboxState:
         if self._sandbox.mode == "off":
@@ -118,25 +114,36 @@ class SandboxBackend:
         reasons: list[str] = []
         for mechanism in self._sandbox.mechanisms:
             if mechanism == "bubblewrap":
-                start, why = _find(layout.workspace)
+                start, why = _find_bubblewrap(layout.workspace)
                 if start:
                     return SandboxState(kind="bubblewrap", network=layout.network, lacks=bubblewrap_lacks(layout))
             else:
-                abi, why = _landlock()
+                abi, why = _find_landlock()
                 if abi:
-                    return _landlock_state(abi, layout)
+                    lacks = landlock_lacks(abi, layout)
+                    network = layout.network or "guard of the network" in lacks
+                    return SandboxState(kind="landlock", detail=f"abi {abi}", network=network, lacks=lacks)
             reasons.append(why)
         return SandboxState(kind="none", detail="; ".join(reasons) or "no mechanism is allowed")
 
     def _make_private(self) -> PrivateDir:
         with self._lock:
             if self._private is None or not os.path.isdir(self._private.root):
-                self._private = _made_private()
+                import atexit  # noqa: PLC0415 — the first command pays
+                from tempfile import mkdtemp  # noqa: PLC0415 — the first command pays
+
+                private = PrivateDir(os.path.realpath(mkdtemp(prefix="indus-")))
+                os.mkdir(private.tmp, 0o700)
+                os.mkdir(private.notes, 0o700)
+                with os.fdopen(create_private_file(private.preamble), "w", encoding="utf-8") as file:
+                    file.write(PREAMBLE)
+                atexit.register(private.remove)
+                self._private = private
             return self._private
 
     def remove(self) -> None:
-        """Remove the private folder; another is made should a command need one."""
-        import atexit  # noqa: PLC0415 — see _made_private
+        """Remove the private directory; a later command makes another."""
+        import atexit  # noqa: PLC0415 — loaded with the first command
 
         with self._lock:
             private, self._private = self._private, None
@@ -145,61 +152,53 @@ class SandboxBackend:
             private.remove()
 
 
-def _made_private() -> PrivateDir:
-    # A folder that nobody could have prepared; with the process it goes at the latest.
-    import atexit  # noqa: PLC0415 — for those who run commands
-    from tempfile import mkdtemp  # noqa: PLC0415 — for those who run commands
-
-    private = PrivateDir(os.path.realpath(mkdtemp(prefix="indus-")))
-    os.mkdir(private.tmp, 0o700)
-    os.mkdir(private.notes, 0o700)
-    with os.fdopen(create_private_file(private.preamble), "w", encoding="utf-8") as file:
-        file.write(PREAMBLE)
-    atexit.register(private.remove)
-    return private
-
-
-def _find(workspace: str) -> tuple[tuple[str, ...], str]:
-    if _is_of_another_user(workspace):
-        return (), "in bubblewrap root could not write to a workspace of another user"
+def _find_bubblewrap(workspace: str) -> tuple[tuple[str, ...], str]:
+    # Root writes to files of other users by capabilities, which the user namespace of bubblewrap takes away; without
+    # that namespace root could change kernel settings. In containers such workspaces are common.
+    with suppress(OSError):
+        if os.geteuid() == 0 != os.stat(workspace).st_uid:
+            return (), "in bubblewrap root could not write to a workspace of another user"
     return find_bubblewrap(os.environ.get("PATH", os.defpath), workspace)
 
 
-def _is_of_another_user(workspace: str) -> bool:
-    """Tell whether only root's power over the files of others lets us write here.
-
-    In a container that is common. The user namespace of bubblewrap ends that power, and without
-    one root could change the settings of the kernel.
-    """
-    try:
-        return os.geteuid() == 0 != os.stat(workspace).st_uid
-    except OSError:
-        return False
-
-
 @cache
-def _landlock() -> tuple[int, str]:
+def _find_landlock() -> tuple[int, str]:
     from indusagi.capabilities.sandbox.landlock_run import landlock_abi  # noqa: PLC0415 — loads ctypes
 
     abi = landlock_abi()
     return abi, "" if abi else "this system has no Landlock"
 
 
-def _landlock_state(abi: int, layout: SandboxLayout) -> SandboxState:
-    from indusagi.capabilities.sandbox.landlock import landlock_lacks  # noqa: PLC0415 — see above
-
-    lacks = landlock_lacks(abi, layout)
-    return SandboxState(
-        kind="landlock", detail=f"abi {abi}", network=layout.network or "guard of the network" in lacks, lacks=lacks
-    )
-
-
-def _leaks(state: SandboxState, layout: SandboxLayout) -> bool:
-    """Tell whether the network is open although it was to be closed."""
-    return state.network and not layout.network
+def landlock_argv(layout: SandboxLayout, private: PrivateDir) -> list[str]:
+    """Build the command line in front of a command that `landlock_run` restricts."""
+    write = [*layout.writable, private.tmp, private.notes, *_DEVICES]
+    if not layout.read_only:
+        write.append(layout.workspace)
+    # The readable paths are listed in the child: they may be longer than a command line can be.
+    hidden = [*layout.hidden]
+    read = [private.root] if any(is_within(private.root, path) for path in hidden) else []
+    rules = json.dumps({"write": write, "hidden": hidden, "read": read, "network": layout.network})
+    return [sys.executable, "-I", "-S", os.path.join(os.path.dirname(__file__), "landlock_run.py"), rules]
 
 
-def _caches(tmp: str) -> dict[str, str]:
-    """Send caches to where they can be written: those of the user are read-only."""
+def landlock_lacks(abi: int, layout: SandboxLayout) -> tuple[str, ...]:
+    """List what the layout asks for and this version of Landlock cannot enforce.
+
+    Rules grant rights to a whole directory tree, so a part of the workspace cannot be excluded; modes, owners and times
+    of files can be changed everywhere; sockets in the file system can be connected to
+    (https://docs.kernel.org/userspace-api/landlock.html#current-limitations).
+    """
+    lacks = [LOCAL_SOCKETS, "guard of modes and times of files"]
+    if layout.protected:
+        lacks.append(UNPROTECTED)
+    if abi < _ABI_WITH_TRUNCATE:
+        lacks.append("guard against truncation of files")
+    if not layout.network:
+        lacks.append("guard of the network" if abi < _ABI_WITH_TCP else "guard of UDP")
+    return tuple(lacks)
+
+
+def _temporary_dirs(tmp: str) -> dict[str, str]:
+    """Send temporary files and caches to a writable directory: the user's caches are read-only."""
     cache_dir = os.path.join(tmp, ".cache")
-    return {"XDG_CACHE_HOME": cache_dir, "npm_config_cache": os.path.join(cache_dir, "npm")}
+    return {"TMPDIR": tmp, "XDG_CACHE_HOME": cache_dir, "npm_config_cache": os.path.join(cache_dir, "npm")}

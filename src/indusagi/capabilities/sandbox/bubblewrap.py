@@ -1,9 +1,9 @@
-"""bubblewrap: a view of the machine of its own for each command, where the system permits it.
+"""bubblewrap: runs a command in mount, PID, IPC and user namespaces of its own (https://github.com/containers/bubblewrap).
 
-The command sees the machine read-only, with the workspace and a private `/tmp` to write to, and of
-the processes only its own. It is not told to die with the process that started it: what a command
-leaves in the background is kept as a job. Whatever ends the tree of a command ends the first
-process of its namespace, and with that all of it.
+The command sees the machine read-only, may write to the workspace and a private `/tmp`, and sees only its own
+processes. `--die-with-parent` is not used: processes that a command leaves in the background become a job. Ending the
+process tree of a command kills the first process of its PID namespace, and with it the kernel ends all the others
+(pid_namespaces(7)).
 """
 
 from __future__ import annotations
@@ -25,65 +25,61 @@ if TYPE_CHECKING:
 _PROBE_S = 10
 _USERS = (
     ("--unshare-user", "--disable-userns"),
-    # An older one leaves root its powers over the mounts, which are the walls.
+    # Before --disable-userns (0.8.0), root would keep its capabilities over the mounts.
     ("--unshare-user", "--cap-drop", "ALL"),
 )
-"""A user namespace that is nobody's to change, as the versions of bubblewrap know it."""
+"""A user namespace in which no further one can be made, by the options of newer and older versions."""
 
 
 _USELESS = "bubblewrap does not work here: {}"
 
 
 def find_bubblewrap(search_path: str, workspace: str) -> tuple[tuple[str, ...], str]:
-    """Find a bubblewrap that works, by having it run something once.
+    """Find a `bwrap` that works, by running a probe in it once.
 
     Args:
-        search_path: Where programs are, as in `PATH`.
-        workspace: What lies in here is never run: the repository may have brought it.
+        search_path: Directories of programs, as in `PATH`.
+        workspace: Programs in here are never run, since the repository may have brought them.
 
     Returns:
-        The beginning of its command line, and "" or why there is none.
+        The beginning of its command line, and "" or the reason why there is none.
     """
     program = find_trusted_program("bwrap", search_path, workspace)
     if program is None:
         return (), "bubblewrap is not installed"
     try:
-        return _tried(program)
-    except OSError as exc:  # not remembered: there may have been no descriptor or no memory left
+        return _probe(program)
+    except OSError as exc:  # not cached: descriptors or memory may have run out
         return (), _USELESS.format(exc)
 
 
 @cache
-def _tried(program: str) -> tuple[tuple[str, ...], str]:
-    said = ""
+def _probe(program: str) -> tuple[tuple[str, ...], str]:
+    from subprocess import DEVNULL, TimeoutExpired, run  # noqa: PLC0415 — once per process, in a thread
+
+    failure = ""
     for user in _USERS:
-        said = _trial(program, user)
-        if not said:
+        argv = [program, *user, *_NAMESPACES, *_MACHINE, "--unshare-net", "--", "/bin/sh", "-c", _PROBE]
+        try:
+            done = run(argv, stdin=DEVNULL, capture_output=True, timeout=_PROBE_S, check=False, env={}, cwd="/")
+        except TimeoutExpired:
+            failure = f"it did not end within {_PROBE_S} s"
+            continue
+        if done.returncode == 0:
             return (program, *user), ""
-    return (), _USELESS.format(said)
+        failure = done.stderr.decode("utf-8", "replace").strip() or f"exit code {done.returncode}"
+    return (), _USELESS.format(failure)
 
 
-def _trial(program: str, user: Sequence[str]) -> str:
-    from subprocess import DEVNULL, TimeoutExpired, run  # noqa: PLC0415 — see above
-
-    argv = [program, *user, *_NAMESPACES, *_MACHINE, "--unshare-net", "--", "/bin/sh", "-c", _TRIAL]
-    try:
-        done = run(argv, stdin=DEVNULL, capture_output=True, timeout=_PROBE_S, check=False, env={}, cwd="/")
-    except TimeoutExpired:
-        return f"it did not end within {_PROBE_S} s"
-    said = done.stderr.decode("utf-8", "replace").strip()
-    return "" if done.returncode == 0 else said or f"exit code {done.returncode}"
-
-
-_TRIAL = """read -r inside outside users < /proc/self/uid_map
+_PROBE = """read -r inside outside users < /proc/self/uid_map
 read -r first < /proc/1/comm
 case "$users $first" in 1\\ *bwrap*) exit 0;; esac
 echo "it runs commands without holding them in" >&2; exit 1"""
-"""In a namespace of bubblewrap there is one user, and the first process is its own. Some containers
-have a program of its name that only runs the command, and some have one user themselves."""
+"""In a namespace of bubblewrap one user is mapped (user_namespaces(7)) and process 1 is `bwrap`. Some containers
+have a program of this name that only runs the command, and some map one user themselves."""
 _NAMESPACES = ("--unshare-pid", "--unshare-ipc")
 _KERNEL = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus")
-"""Where root changes the kernel, be it in a user namespace in which it has no other power."""
+"""Kernel settings that root may write even from a user namespace without capabilities."""
 _MACHINE = (
     *("--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"),
     *(word for path in _KERNEL for word in ("--ro-bind-try", path, path)),
@@ -93,14 +89,14 @@ _MACHINE = (
 def bubblewrap_argv(
     start: Sequence[str], layout: SandboxLayout, masked: Sequence[str], private: PrivateDir, folder: str
 ) -> list[str]:
-    """Give the command line that a command is put behind.
+    """Build the command line in front of a command.
 
     Args:
-        start: Its beginning, as it was found to work.
-        layout: What the command may touch.
-        masked: Protected paths that are not there: an empty folder stands for each meanwhile.
-        private: The folder for temporary files.
-        folder: Where the command starts.
+        start: Its beginning, from `find_bubblewrap`.
+        layout: What the command may read and write.
+        masked: Protected paths that are absent: an empty directory covers each.
+        private: The directory for temporary files.
+        folder: The working directory.
     """
     argv = [*start, *_NAMESPACES, *_MACHINE]
     if layout.workspace == "/" and not layout.read_only:
@@ -118,14 +114,14 @@ def _mounts(layout: SandboxLayout, masked: Sequence[str], private: PrivateDir) -
         yield from (kind, layout.workspace, layout.workspace)
     for path in sorted(layout.writable):
         yield from ("--bind", path, path)
-    for path in layout.held:  # what is mounted cannot be renamed
+    for path in layout.held:  # a mount point cannot be renamed
         yield from ("--bind", path, path)
     yield from ("--bind", private.notes, private.notes)
     yield from ("--ro-bind", private.preamble, private.preamble)
     for path in layout.hidden:
         yield from _empty(path) if os.path.isdir(path) else ("--ro-bind", "/dev/null", path)
     for path in layout.protected:
-        # A link that leads nowhere is there, and cannot be bound.
+        # A dangling link exists and cannot be bound.
         yield from _empty(path) if path in masked else ("--ro-bind-try", path, path)
 
 
@@ -134,13 +130,13 @@ def _empty(path: str) -> tuple[str, ...]:
 
 
 def bubblewrap_lacks(layout: SandboxLayout) -> tuple[str, ...]:
-    """Name what was asked for and is beyond bubblewrap."""
+    """List what the layout asks for and bubblewrap cannot enforce."""
     names = (os.path.relpath(path, layout.workspace) for path in layout.links)
     return (LOCAL_SOCKETS, *(f"guard of {name}, which is a link" for name in names))
 
 
 def is_bubblewrap_helper(pid: int) -> bool:
-    """Tell whether a process is a bubblewrap that stands above a command; or is gone by now."""
+    """Tell whether a process is the `bwrap` above a command, or has ended."""
     try:
         with open(f"/proc/{pid}/comm", "rb") as file:
             return file.read() == b"bwrap\n"
@@ -151,7 +147,7 @@ def is_bubblewrap_helper(pid: int) -> bool:
 
 
 class PrivateDir:
-    """The folder of a shell's own: temporary files, and notes that a command leaves for us."""
+    """The private directory of a shell: temporary files, the bash preamble, and the files with final directories."""
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -160,25 +156,25 @@ class PrivateDir:
         self.preamble = os.path.join(root, "preamble.sh")
 
     def remove(self) -> None:
-        """Remove the folder with all that commands have left there."""
-        from shutil import rmtree  # noqa: PLC0415 — once for each shell, in a thread
+        """Remove the directory with everything that commands have left there."""
+        from shutil import rmtree  # noqa: PLC0415 — once per shell, in a thread
 
         rmtree(self.root, ignore_errors=True)
 
 
 class MaskedPaths:
-    """The empty folders that bubblewrap makes on the host where a protected path is missing.
+    """The empty directories that bubblewrap makes on the host to cover absent protected paths.
 
-    They are taken away when the last command that needs them is over: a folder that is removed
-    earlier uncovers the path for those that still run.
+    They are removed after the last command that needs them: removing one earlier would uncover the path for commands
+    that still run.
     """
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._users: dict[str, int] = {}
 
-    def hold(self, protected: Sequence[str]) -> tuple[str, ...]:
-        """Say which of these have to be covered, and count a command that does so."""
+    def acquire(self, protected: Sequence[str]) -> tuple[str, ...]:
+        """Return the paths that must be covered, and count one more command for each."""
         with self._lock:
             masked = tuple(path for path in protected if path in self._users or not os.path.lexists(path))
             for path in masked:
@@ -186,7 +182,7 @@ class MaskedPaths:
         return masked
 
     def release(self, masked: Sequence[str]) -> None:
-        """Count a command off, and remove the folders that nobody needs any more."""
+        """Count one command less, and remove directories without commands."""
         with self._lock:
             for path in masked:
                 self._users[path] -= 1

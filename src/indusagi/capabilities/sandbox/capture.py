@@ -1,7 +1,7 @@
-"""The file that takes what a command writes, written in a thread, one piece after the other.
+"""Capture of a command's output: a file, written in a worker thread.
 
-While a piece is written the pipe is not read, so memory holds no more than that piece. The file
-does not grow without end either: of a very long output it keeps the first part and the last one.
+While a piece is written the pipe is not read, so memory holds one piece. The file is bounded: of a very long output it
+keeps the first and the last 32 MiB.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _PIECE_BYTES = 1024 * 1024
 
 
 def open_capture(path: str | None) -> int:
-    """Open the file that takes the output: a named one, or one that has no name at all."""
+    """Open the file of an output: a new private file at `path`, or an unnamed temporary file."""
     if path is not None:
         return create_private_file(path)
-    from tempfile import TemporaryFile  # noqa: PLC0415 — for those who run commands
+    from tempfile import TemporaryFile  # noqa: PLC0415 — only commands without a file pay
 
     with TemporaryFile() as file:
         return os.dup(file.fileno())
 
 
 class Capture:
-    """What a command wrote so far, and who else is to see it.
+    """The output of a command so far, and an optional sink that receives it.
 
-    Its standard error is part of that, unless there is a second capture for `errors`.
+    Standard error is part of the output, unless a second capture takes the `errors`.
     """
 
     child: ChildProcess
@@ -55,28 +55,28 @@ class Capture:
         self._idle.set()
         self._failure: OSError | None = None
         self._cap: int | None = None
-        self._when_over: Callable[[], None] | None = None
+        self._on_full: Callable[[], None] | None = None
         self._sink: Callable[[bytes], None] | None = None
-        self._told = 0
+        self._sent = 0
         self._closed = False
 
     # -- for the child ------------------------------------------------------------------------
 
     def stdout_received(self, data: bytes) -> None:
-        """Put it in the file; past the end of what is kept it is read and dropped."""
-        if self._closed or self._is_over():
+        """Write to the file; data past the limit is dropped."""
+        if self._closed or self._is_full():
             return
         self._waiting.append(data)
         if self._idle.is_set():
             self._write()
 
     def stderr_received(self, data: bytes) -> None:
-        """Put it in the file for errors; where there is none, one pipe carries both streams."""
+        """Write to the capture of errors."""
         if self.errors is not None:
             self.errors.stdout_received(data)
 
     def state_changed(self) -> None:
-        """Care about nothing: whoever waits looks at the child."""
+        """Ignore it: waiters look at the child."""
 
     # -- the file -----------------------------------------------------------------------------
 
@@ -89,20 +89,20 @@ class Capture:
         else:
             self.child.pause_output()
         sink = self._sink
-        owed, self._told = self._told, self.size + len(piece) if sink is not None else self._told
+        start, self._sent = self._sent, self.size + len(piece) if sink is not None else self._sent
         file = self._file if self._failure is None else None
-        # Nobody awaits this one, so nobody can cancel it.
-        future = self._loop.run_in_executor(None, _take, file, piece, sink, owed)
-        future.add_done_callback(self._written)
+        # A plain future: no task awaits it, so cancellation cannot stop it.
+        future = self._loop.run_in_executor(None, _write_piece, file, piece, sink, start)
+        future.add_done_callback(self._finish_write)
 
-    def _written(self, future: Future[int]) -> None:
+    def _finish_write(self, future: Future[int]) -> None:
         try:
             self.size += future.result()
         except OSError as exc:
             self._failure = exc
-        if self._is_over():
+        if self._is_full():
             self._waiting.clear()
-        if self._waiting or self._owes():
+        if self._waiting or self._is_behind():
             self._write()
             return
         self._idle.set()
@@ -112,31 +112,31 @@ class Capture:
             self.child.resume_output()
         if self._closed:
             self._file.close()
-        elif self._is_over() and self._when_over is not None:
-            self._when_over()
+        elif self._is_full() and self._on_full is not None:
+            self._on_full()
 
-    def _owes(self) -> bool:
-        return self._sink is not None and self._told < self.size and self._failure is None
+    def _is_behind(self) -> bool:
+        return self._sink is not None and self._sent < self.size and self._failure is None
 
-    def _is_over(self) -> bool:
-        # Who follows hears on also when the file can take no more.
+    def _is_full(self) -> bool:
+        # A sink receives more although the file cannot be written.
         failed = self._failure is not None and self._sink is None
         return failed or (self._cap is not None and self.size > self._cap)
 
-    def limit(self, size: int, when_over: Callable[[], None]) -> None:
-        """Keep nothing after `size` bytes; `when_over` hears of that, and of a failure to write."""
-        self._cap, self._when_over = size, when_over
-        if self._is_over():
-            when_over()
+    def limit(self, size: int, on_full: Callable[[], None]) -> None:
+        """Keep nothing after `size` bytes; call `on_full` then, and after a failed write."""
+        self._cap, self._on_full = size, on_full
+        if self._is_full():
+            on_full()
 
     def follow(self, sink: Callable[[bytes], None]) -> None:
-        """Have `sink` called in a thread with every piece, also with those that came before."""
+        """Call `sink` in a thread with all output, earlier pieces included."""
         self._sink = sink
-        if self._idle.is_set() and self._owes() and not self._closed:
+        if self._idle.is_set() and self._is_behind() and not self._closed:
             self._write()
 
-    async def written(self) -> None:
-        """Wait until what was read of the pipe is in the file."""
+    async def flush(self) -> None:
+        """Wait until everything read from the pipe is in the file."""
         await self._idle.wait()
 
     def read(self, offset: int, limit: int | None) -> bytes:
@@ -150,15 +150,15 @@ class Capture:
         return self._file.read(offset, limit, self.size)
 
     def settle(self) -> None:
-        """Have a named file read in order; not for the event loop.
+        """Bring a named file into reading order; blocks.
 
         Raises:
-            OSError: It stays as it is, the last part of a very long output in two halves.
+            OSError: The file stays as it is, the last part of a very long output in two halves.
         """
-        self._file.put_in_order()
+        self._file.reorder()
 
     def close(self) -> None:
-        """Give the file up, once the last piece is written."""
+        """Close the file after the last piece."""
         if self._closed:
             return
         self._closed = True
@@ -166,12 +166,12 @@ class Capture:
             self._file.close()
 
 
-def _take(file: CaptureFile | None, piece: bytes, sink: Callable[[bytes], None] | None, owed: int) -> int:
-    """Keep a piece, if there is still a file, and tell `sink` of all it has not heard of yet."""
+def _write_piece(file: CaptureFile | None, piece: bytes, sink: Callable[[bytes], None] | None, start: int) -> int:
+    """Append a piece to `file`, and call `sink` with everything from offset `start` on."""
     try:
         if file is not None and sink is not None:
-            for former in file.pieces(owed, file.size):
-                sink(former)
+            for earlier in file.pieces(start, file.size):
+                sink(earlier)
         if file is not None:
             file.append(piece)
     finally:
@@ -181,46 +181,46 @@ def _take(file: CaptureFile | None, piece: bytes, sink: Callable[[bytes], None] 
 
 
 class CaptureFile:
-    """A file with the first part of an output, and behind it a ring with the last part."""
+    """A file with the first part of an output, followed by a ring buffer with the last part."""
 
     def __init__(self, descriptor: int, path: str | None = None) -> None:
         self.size = 0
-        """Bytes that were written, kept or not."""
+        """Bytes of the output, kept or not."""
         self._descriptor = descriptor
         self._path = path
 
     def append(self, data: bytes) -> None:
-        """Write a piece, over the oldest of the last part if need be."""
+        """Write a piece, overwriting the oldest of the last part if necessary."""
         left = memoryview(data)
         while left:
-            place, room = _place(self.size)
-            done = os.pwrite(self._descriptor, left[:room], place)
+            position, room = _position(self.size)
+            done = os.pwrite(self._descriptor, left[:room], position)
             self.size += done
             left = left[done:]
 
     def read(self, offset: int, limit: int | None, size: int) -> bytes:
-        """Read from `offset` of the output, or from the first byte after it that is kept."""
+        """Read from `offset` of the output, or from the first kept byte after it."""
         end = size if limit is None else min(size, offset + limit)
         return b"".join(self.pieces(offset, end))
 
     def pieces(self, offset: int, end: int) -> Iterator[bytes]:
-        """Go through what is kept between two offsets."""
+        """Yield what is kept between two offsets."""
         while offset < end:
             if KEPT_HEAD_BYTES <= offset < self.size - KEPT_TAIL_BYTES:
                 offset = self.size - KEPT_TAIL_BYTES
                 continue
-            place, room = _place(offset)
-            data = os.pread(self._descriptor, min(room, end - offset, _PIECE_BYTES), place)
+            position, room = _position(offset)
+            data = os.pread(self._descriptor, min(room, end - offset, _PIECE_BYTES), position)
             if not data:
                 return
             offset += len(data)
             yield data
 
-    def put_in_order(self) -> None:
-        """Have a named file read from its beginning to its end, once the command is over.
+    def reorder(self) -> None:
+        """Rewrite a named file so that it reads from beginning to end.
 
         Raises:
-            OSError: There is no room for that; the file stays as it is.
+            OSError: The disk is full; the file stays as it is.
         """
         if self._path is None or self.size <= KEPT_HEAD_BYTES + KEPT_TAIL_BYTES:
             return
@@ -238,13 +238,13 @@ class CaptureFile:
                 raise
 
     def close(self) -> None:
-        """Give the file up."""
+        """Close the file."""
         os.close(self._descriptor)
 
 
-def _place(offset: int) -> tuple[int, int]:
-    """Tell where in the file a byte of the output stands, and how many follow it there."""
+def _position(offset: int) -> tuple[int, int]:
+    """Return the position of an output byte in the file, and how many bytes follow it contiguously."""
     if offset < KEPT_HEAD_BYTES:
         return offset, KEPT_HEAD_BYTES - offset
-    turn = (offset - KEPT_HEAD_BYTES) % KEPT_TAIL_BYTES
-    return KEPT_HEAD_BYTES + turn, KEPT_TAIL_BYTES - turn
+    in_ring = (offset - KEPT_HEAD_BYTES) % KEPT_TAIL_BYTES
+    return KEPT_HEAD_BYTES + in_ring, KEPT_TAIL_BYTES - in_ring

@@ -1,9 +1,8 @@
-"""What a command inherits of our environment: all of it but secrets, and nothing that would ask.
+"""Environment of a command: ours without secrets, plus variables that keep programs from prompting.
 
-A command is written by a model, which reads what it prints. A variable whose name or value says
-that it is a secret is kept from it, unless the user has named the variable. The keys of model
-providers are kept from it in any case. What is added has programs neither page, nor colour, nor
-open an editor, nor prompt: nobody is there to answer.
+A model writes the command and reads its output. A variable whose name or value looks like a secret is left out, unless
+the user has named the variable; keys of model providers are always left out. The added variables keep programs from
+paging, colouring, opening an editor or prompting.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ QUIET: Mapping[str, str] = MappingProxyType(
         "EDITOR": "true",
         "VISUAL": "true",
         "GIT_EDITOR": "true",
-        # `true` would let an interactive rebase run with the list as it stands; `false` ends it.
+        # `true` would run an interactive rebase with the list unchanged; `false` aborts it.
         "GIT_SEQUENCE_EDITOR": "false",
-        # Without a terminal vim waits for keys on standard error; what `-c` asks for is done first.
+        # Without a terminal vim waits for keys on standard error; commands of `-c` run first.
         "VIMINIT": "autocmd VimEnter * cquit",
         "GIT_TERMINAL_PROMPT": "0",
         "GH_PROMPT_DISABLED": "1",
@@ -41,20 +40,20 @@ QUIET: Mapping[str, str] = MappingProxyType(
         "PYTHONUNBUFFERED": "1",
     }
 )
-"""What every command is given, whatever stood there before."""
+"""Set for every command, whatever their values were."""
 
 _PROVIDERS = re.compile(
     r"(ANTHROPIC|OPENAI|AZURE_OPENAI|GEMINI|GOOGLE_(AI|API|GENERATIVE)|MISTRAL|GROQ|COHERE|XAI|DEEPSEEK"
     r"|OPENROUTER|TOGETHER|FIREWORKS|PERPLEXITY|CEREBRAS|HUGGINGFACE|HF|INDUS\w*)_.*(KEY|TOKEN|SECRET)"
 )
-"""The keys that our own models are paid with."""
+"""Keys of model providers."""
 _SECRET_PARTS = frozenset(
     (
         *("KEY", "KEYS", "APIKEY", "TOKEN", "TOKENS", "AUTH", "CRED", "CREDS", "PWD", "PASS"),
         *("PASSPHRASE", "BEARER", "COOKIE", "DSN", "JWT", "PAT", "SALT"),
     )
 )
-"""A part of a name, between underscores, that makes the variable a secret."""
+"""Parts of a name, between underscores, that mark a secret."""
 _SECRET_PIECES = ("SECRET", "PASSW", "CREDENTIAL", "PRIVATEKEY", "ACCESSKEY", "APIKEY", "AUTHTOKEN")
 _SECRET_VALUES = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----"
@@ -62,16 +61,16 @@ _SECRET_VALUES = re.compile(
     r"|xox[abprs]-[\w-]{10}|A(KIA|SIA)[A-Z0-9]{16}|AIza[\w-]{30}|eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.)"
 )
 _HARMLESS = frozenset({"PWD", "OLDPWD", "SSH_AUTH_SOCK"})
-"""Names that look like those of secrets; the last one is the way to an agent, not a key."""
+"""Names that look like secrets; `SSH_AUTH_SOCK` is the socket of an agent, not a key."""
 _GIT_SETTING = re.compile(r"GIT_CONFIG_(KEY|VALUE)_\d+|GIT_CONFIG_COUNT")
 
 
 def command_environment(ours: Mapping[str, str], allowed: Collection[str] = ()) -> dict[str, str]:
-    """Give the environment for a command.
+    """Build the environment of a command.
 
     Args:
         ours: The environment of this process.
-        allowed: Names that the user wants commands to see although they look like secrets.
+        allowed: Variables that commands inherit although they look like secrets.
     """
     kept = {
         name: value
@@ -79,13 +78,13 @@ def command_environment(ours: Mapping[str, str], allowed: Collection[str] = ()) 
         if name in allowed or not is_secret(name, value) or _GIT_SETTING.fullmatch(name)
     }
     if _git_settings_are_secret(ours):
-        # They are counted: to take one out is to break the others.
+        # GIT_CONFIG_COUNT numbers them: removing one would break the others (git-config(1)).
         kept = {name: value for name, value in kept.items() if not _GIT_SETTING.fullmatch(name)}
     return {name: value for name, value in kept.items() if not _is_provider_key(name)} | dict(QUIET)
 
 
 def is_secret(name: str, value: str = "") -> bool:
-    """Tell whether a variable is a secret, by its name or by what it holds."""
+    """Tell whether a variable is a secret, by its name or value."""
     if name in _HARMLESS:
         return False
     upper = name.upper()
@@ -105,7 +104,7 @@ def _is_provider_key(name: str) -> bool:
 
 
 def _git_settings_are_secret(ours: Mapping[str, str]) -> bool:
-    """Tell whether a setting that git is given by variables is, say, a header with a password."""
+    """Tell whether a git setting in the environment holds credentials, such as an authorization header."""
     return any(
         _GIT_SETTING.fullmatch(name)
         and (_SECRET_VALUES.search(value) or re.search(r"extraheader|password|@.*insteadof", value, re.IGNORECASE))

@@ -1,8 +1,8 @@
-"""How a shell tells where it stood when it ended: without a word on its output, whatever ends it.
+"""Final working directory of a bash command, recorded without output.
 
-bash reads the preamble before the command, which stays as it was written. It leaves the directory
-in a private file when the shell exits, also when the command sets an exit trap of its own or
-replaces the shell with another program.
+bash reads the preamble before the command (`BASH_ENV`, https://www.gnu.org/software/bash/manual/bash.html#Bash-Startup-Files).
+An EXIT trap writes the directory to a private file, also when the command sets an EXIT trap of its own or replaces the
+shell by `exec`.
 """
 
 from __future__ import annotations
@@ -48,27 +48,27 @@ builtin trap -- __indus_cwd EXIT
 shopt -s expand_aliases
 alias exec='INDUS_CWD_KEPT=$(__indus_cwd) exec'
 """
-"""An alias, because a function would undo the redirections that `exec` is there to make."""
+"""`exec` is an alias, because a function would undo its redirections."""
 
 
-def final_cwd_variables(preamble: str, note: str, env: dict[str, str]) -> dict[str, str]:
-    """Give the variables that have bash read the preamble and leave its note."""
+def final_cwd_variables(preamble: str, cwd_file: str, env: dict[str, str]) -> dict[str, str]:
+    """Return the variables that make bash read the preamble and write its directory to `cwd_file`."""
     own = {"INDUS_BASH_ENV": env["BASH_ENV"]} if env.get("BASH_ENV") else {}
-    return {"BASH_ENV": preamble, FILE_VARIABLE: note, **own}
+    return {"BASH_ENV": preamble, FILE_VARIABLE: cwd_file, **own}
 
 
-def read_final_cwd(note: str) -> str | None:
-    """Read what a shell has left, and remove it; the command may have put anything there."""
+def read_final_cwd(cwd_file: str) -> str | None:
+    """Read and remove the file of a shell; None unless it holds an absolute path, since any process may write it."""
     try:
-        handle = os.open(note, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        handle = os.open(cwd_file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
     try:
-        said = os.read(handle, _LONGEST_PATH)
-        os.unlink(note)
+        data = os.read(handle, _LONGEST_PATH)
+        os.unlink(cwd_file)
     except OSError:
         return None
     finally:
         os.close(handle)
-    path = os.fsdecode(said.removesuffix(b"\n"))
+    path = os.fsdecode(data.removesuffix(b"\n"))
     return path if os.path.isabs(path) and "\0" not in path else None

@@ -1,4 +1,4 @@
-"""What a command may touch: the setting, and what it comes to in a given workspace."""
+"""Sandbox policy: the settings, and the paths they mean in a given workspace."""
 
 from __future__ import annotations
 
@@ -33,69 +33,68 @@ HIDDEN = (
     "/run/containerd/containerd.sock",
     "/run/podman/podman.sock",
 )
-"""Where people keep keys, and the sockets of those who run programs for others, outside of any
-sandbox. Our own state directory is hidden with them."""
+"""Directories of keys, and sockets of services that run programs outside of any sandbox. Our own state directory is
+hidden too."""
 PROTECTED = (".git/hooks", ".git/config", ".indusvx", ".indus")
-"""Parts of a workspace from which something is run later, outside of any sandbox."""
+"""Parts of a workspace from which programs are run later, outside of any sandbox."""
 
 UNPROTECTED = "guard of protected paths in the workspace"
-"""What Landlock has not: of a tree that may be written it can keep nothing back."""
+"""Lacking in Landlock: a part of a writable tree cannot be excluded."""
 LOCAL_SOCKETS = "guard of local sockets"
-"""What no mechanism has: a socket that can be seen can be talked to, but for those hidden above."""
+"""Lacking in every mechanism: visible sockets can be connected to, except those hidden above."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sandbox:
-    """How commands are to be held in: everything can be read, the workspace can be written.
+    """What commands may do: read everything, write to the workspace.
 
-    `required` runs nothing without a sandbox, `auto` takes what the machine has and says what that
-    is, `off` wants none.
+    `required` runs nothing without a sandbox, `auto` uses what the machine has and reports it, `off` uses none.
     """
 
     mode: Literal["required", "auto", "off"] = "auto"
     network: bool = True
-    """Whether commands reach the network. A network of its own has a loopback of its own, so that
-    a server started by one command cannot be reached by the next."""
+    """Whether commands reach the network. Without, each command has a loopback of its own: a server started by one
+    command cannot be reached by the next."""
     read_only: bool = False
-    """Whether not even the workspace can be written: only temporary files."""
+    """Whether only temporary files can be written."""
     writable: tuple[str, ...] = ()
-    """Paths that can be written besides the workspace."""
+    """Further writable paths."""
     hidden: tuple[str, ...] = HIDDEN
     """Paths that cannot be read."""
     protected: tuple[str, ...] = PROTECTED
-    """Paths of the workspace that cannot be written, be they there or not."""
+    """Paths of the workspace that cannot be written, whether they exist or not."""
     mechanisms: tuple[Mechanism, ...] = ("bubblewrap", "landlock")
-    """What to try, in this order."""
+    """The mechanisms to try, in this order."""
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxLayout:
-    """What a sandbox comes to on this machine at this moment; every path is resolved."""
+    """The paths of a sandbox on this machine now; every path is resolved."""
 
     workspace: str
     read_only: bool
     network: bool
     writable: tuple[str, ...]
     hidden: tuple[str, ...]
-    """Only those that are there."""
+    """Only existing ones."""
     protected: tuple[str, ...]
-    """Those that could be written otherwise, be they there or not."""
+    """Those that would be writable otherwise, whether they exist or not."""
     held: tuple[str, ...]
-    """Folders that hold something protected: to move one away would be to replace what it holds."""
+    """Directories with protected paths: moving one away would replace what it holds."""
     unwelcome: tuple[str, ...]
-    """Files that are not there and must not be there afterwards."""
+    """Absent files that must be absent afterwards."""
     links: tuple[str, ...]
-    """What is protected and a link. Nothing can be mounted on one: it can be replaced."""
+    """Protected paths that are links: they cannot be mount points, so they can be replaced."""
 
 
 def resolve_layout(sandbox: Sandbox, workspace: str) -> SandboxLayout:
-    """Look at the machine; not for the event loop."""
+    """Resolve the paths of a sandbox; blocks."""
     workspace = os.path.realpath(workspace)
-    writable = tuple(path for path in _resolved(sandbox.writable, workspace) if os.path.exists(path))
+    writable = tuple(path for path in _resolve_all(sandbox.writable, workspace) if os.path.exists(path))
     roots = (*writable, *(() if sandbox.read_only else (workspace,)))
     protected = tuple(
         path
-        for path in _protected(sandbox, workspace)
+        for path in _list_protected(sandbox, workspace)
         if is_within(path, *roots) and (os.path.lexists(path) or _could_appear(path))
     )
     return SandboxLayout(
@@ -103,7 +102,7 @@ def resolve_layout(sandbox: Sandbox, workspace: str) -> SandboxLayout:
         read_only=sandbox.read_only,
         network=sandbox.network,
         writable=writable,
-        hidden=tuple(path for path in _hidden(sandbox, workspace) if os.path.exists(path)),
+        hidden=tuple(path for path in _list_hidden(sandbox, workspace) if os.path.exists(path)),
         protected=protected,
         held=tuple(sorted({folder for path in protected for folder in _above(path, roots)})),
         unwelcome=tuple(
@@ -113,14 +112,14 @@ def resolve_layout(sandbox: Sandbox, workspace: str) -> SandboxLayout:
     )
 
 
-def _resolved(paths: tuple[str, ...], workspace: str) -> Iterator[str]:
+def _resolve_all(paths: tuple[str, ...], workspace: str) -> Iterator[str]:
     for path in paths:
         yield os.path.realpath(os.path.join(workspace, os.path.expanduser(path)))
 
 
-def _hidden(sandbox: Sandbox, workspace: str) -> Iterator[str]:
-    for path in _resolved(sandbox.hidden, workspace):
-        # Whoever works in such a place has to see it.
+def _list_hidden(sandbox: Sandbox, workspace: str) -> Iterator[str]:
+    for path in _resolve_all(sandbox.hidden, workspace):
+        # A workspace in a hidden directory must be readable.
         if not is_within(workspace, path):
             yield path
     try:
@@ -129,10 +128,10 @@ def _hidden(sandbox: Sandbox, workspace: str) -> Iterator[str]:
         return
 
 
-def _protected(sandbox: Sandbox, workspace: str) -> Iterator[str]:
+def _list_protected(sandbox: Sandbox, workspace: str) -> Iterator[str]:
     entry = os.path.join(workspace, ".git")
     if any(path.startswith(".git/") for path in sandbox.protected):
-        # What says where a repository is decides which hooks are run.
+        # The file that locates a repository decides which hooks run (gitrepository-layout(5)).
         yield from (entry,) if _is_file(entry) else ()
         yield from filter(_is_file, _further_files(workspace))
     for path in sandbox.protected:
@@ -144,7 +143,7 @@ def _protected(sandbox: Sandbox, workspace: str) -> Iterator[str]:
 
 
 def _above(path: str, roots: tuple[str, ...]) -> Iterator[str]:
-    """Name the folders between a path and the root that it lies in."""
+    """List the directories between a path and its root."""
     folder = os.path.dirname(path)
     while is_within(folder, *roots) and folder not in roots:
         yield folder
@@ -152,9 +151,9 @@ def _above(path: str, roots: tuple[str, ...]) -> Iterator[str]:
 
 
 def _ways_around(protected: tuple[str, ...], workspace: str) -> Iterator[str]:
-    """Name the files that would have git take its hooks and settings from somewhere else.
+    """List files that would make git take its hooks and settings from elsewhere.
 
-    One that is missing cannot be covered: git reads it wherever there is one.
+    An absent one cannot be covered: git would read the cover.
     """
     for path in _further_files(workspace):
         if any(is_within(kept, os.path.dirname(path)) for kept in protected):
@@ -162,7 +161,7 @@ def _ways_around(protected: tuple[str, ...], workspace: str) -> Iterator[str]:
 
 
 def _further_files(workspace: str) -> Iterator[str]:
-    """Name what says where the settings are, and what is read beside them."""
+    """List the files that locate the settings, and those read beside them."""
     for folder in find_git_directories(workspace):
         yield from (os.path.join(folder, name) for name in ("commondir", "config.worktree"))
 
@@ -172,30 +171,30 @@ def _is_file(path: str) -> bool:
 
 
 def find_git_directories(workspace: str) -> list[str]:
-    """Name the folders that hold the settings and hooks of a workspace's repository.
+    """List the directories with the settings and hooks of the workspace's repository.
 
-    A linked worktree has a file in the place of `.git`, which names its own folder; that one names
-    the folder it shares with the others.
+    In a linked worktree `.git` is a file that names the worktree's directory, whose `commondir` names the shared one
+    (https://git-scm.com/docs/gitrepository-layout).
     """
     entry = os.path.join(workspace, ".git")
     if os.path.isdir(entry):
         return [os.path.realpath(entry)]
-    own = _named_in(entry, "gitdir:", workspace)
+    own = _read_pointer(entry, "gitdir:", workspace)
     if own is None:
         return []
-    shared = _named_in(os.path.join(own, "commondir"), "", own)
+    shared = _read_pointer(os.path.join(own, "commondir"), "", own)
     return [own] if shared is None else [own, shared]
 
 
-def _named_in(file: str, prefix: str, base: str) -> str | None:
+def _read_pointer(file: str, prefix: str, base: str) -> str | None:
     try:
         with open(file, encoding="utf-8", errors="surrogateescape") as opened:
-            said = opened.read(4096)
+            content = opened.read(4096)
     except OSError:
         return None
-    if not said.startswith(prefix) or "\0" in said:
+    if not content.startswith(prefix) or "\0" in content:
         return None
-    return os.path.realpath(os.path.join(base, said.removeprefix(prefix).strip()))
+    return os.path.realpath(os.path.join(base, content.removeprefix(prefix).strip()))
 
 
 def _could_appear(path: str) -> bool:
