@@ -15,9 +15,8 @@ from indusagi.runtime import JsonContentBlock, TextContentBlock, ToolCall, ToolR
 from induscode.deck import DeckContext, DeckFramework, Profile
 from induscode.deck.cards import bg_process
 from induscode.deck.cards.checkpoint import CheckpointingCard
-from induscode.deck.provision import ToolDeck, provision_deck
+from induscode.deck.provision import ToolDeck, project_result, provision_deck
 from induscode.deck.stores import FileCheckpoints
-from induscode.deck.toolbox import project_result
 
 if TYPE_CHECKING:
     from pathlib import Path

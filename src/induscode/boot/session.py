@@ -12,8 +12,7 @@ from anyio import to_thread
 from indusagi.capabilities.ports import WebSettings
 from indusagi.core.records import record
 from induscode.boot.runners import attach_servers, canon_tool_name, load_mcp_capabilities, select_tools
-from induscode.deck.availability import find_missing_backend
-from induscode.deck.catalog import cards_for_profile
+from induscode.deck.catalog import cards_for_profile, find_missing_backend
 from induscode.deck.contract import BackendFault, DeckContext, DeckFramework, Profile
 from induscode.deck.mcp.boot import BootOptions
 from induscode.deck.provision import ToolDeck, base_context, provision_deck
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from induscode.deck.contract import Capability
     from induscode.deck.mcp.boot import BootedBridge, ServerPlan
     from induscode.deck.mcp.store import LedgerStore
-    from induscode.deck.toolbox import DeckToolBox
+    from induscode.deck.provision import DeckToolBox
     from induscode.launch.invocation import Invocation
 
 

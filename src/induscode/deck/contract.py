@@ -5,7 +5,7 @@ Shapes only: nothing here opens a file, starts a process or knows another room o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
@@ -151,6 +151,70 @@ class ForeignCard(Protocol):
     def foreign(self) -> bool:
         """Whether that is so."""
         ...
+
+
+class CardWrapper:
+    """A card around another card, with the same name, label, description and schema; subclasses define `run`."""
+
+    def __init__(self, inner: Capability) -> None:
+        self.inner = inner
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.inner!r})"
+
+    @property
+    def name(self) -> str:
+        """The name of the inner card."""
+        return self.inner.name
+
+    @property
+    def label(self) -> str:
+        """The label of the inner card."""
+        return self.inner.label
+
+    @property
+    def description(self) -> str:
+        """The description of the inner card."""
+        return self.inner.description
+
+    @property
+    def parameters(self) -> JsonSchema:
+        """The schema of the inner card."""
+        return self.inner.parameters
+
+    @property
+    def read_only(self) -> bool:
+        """Whether the inner card changes nothing."""
+        return self.inner.read_only
+
+    @property
+    def foreign(self) -> bool:
+        """Whether another party writes the results of the inner card."""
+        return is_foreign(self.inner)
+
+    @property
+    def descriptor(self) -> ToolDescriptor:
+        """The descriptor of the inner card."""
+        return describe(self.inner)
+
+
+@runtime_checkable
+class _Wrapper(Protocol):
+    @property
+    def inner(self) -> Capability: ...
+
+
+def iter_layers(card: Capability) -> Iterator[Capability]:
+    """Yield a card and the cards inside it, the innermost last."""
+    yield card
+    while isinstance(card, _Wrapper):
+        card = card.inner
+        yield card
+
+
+def is_foreign(card: Capability) -> bool:
+    """Tell whether another party writes the results of a card, or of a card inside it."""
+    return any(isinstance(layer, ForeignCard) and layer.foreign for layer in iter_layers(card))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

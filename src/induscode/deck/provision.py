@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from indusagi.capabilities.context import Framework, ToolContext
 from indusagi.capabilities.local import make_local_context
 from indusagi.capabilities.local.shell import LocalShell
 from indusagi.capabilities.read_state import ReadState
+from indusagi.capabilities.registry import RegistryRunner
 from indusagi.capabilities.sandbox.policy import Sandbox
+from indusagi.core.json import JsonValue
 from indusagi.core.notes import Note
+from indusagi.core.records import record
+from indusagi.runtime.content import project_content
+from indusagi.runtime.contract import ToolDescriptor, ToolResult
 from induscode.deck.cards.checkpoint import maybe_wrap_checkpoint
 from induscode.deck.catalog import cards_for_profile
-from induscode.deck.contract import Capability, CapabilityCard, DeckContext, Profile, build_card
-from induscode.deck.toolbox import DeckRunner as DeckRunner
-from induscode.deck.toolbox import DeckToolBox as DeckToolBox
-from induscode.deck.toolbox import project_result as project_result
+from induscode.deck.contract import Capability, CapabilityCard, DeckContext, Profile, build_card, describe, is_foreign
 
 
 def provision_deck(profile: Profile | str, ctx: DeckContext) -> ToolDeck:
@@ -105,3 +107,32 @@ class ToolDeck:
     def into_tool_box(self) -> DeckToolBox:
         """Give the deck as a box."""
         return DeckToolBox(DeckRunner({card.name: card for card in self._cards}, self.context))
+
+
+class DeckRunner(RegistryRunner):
+    """Runs the card that a call names, in the deck's one context."""
+
+    def __init__(self, cards: Mapping[str, Capability], context: ToolContext) -> None:
+        super().__init__(cards, context, frozenset(name for name, card in cards.items() if is_foreign(card)))
+        self.cards = cards
+
+
+@record
+class DeckToolBox:
+    """The cards of a deck, as they were when the box was made."""
+
+    runner: DeckRunner
+
+    @property
+    def context(self) -> ToolContext:
+        """What every card runs in; close it when the session ends."""
+        return self.runner.context
+
+    def descriptors(self) -> Sequence[ToolDescriptor]:
+        """List the cards in the order of the deck."""
+        return tuple(describe(card) for card in self.runner.cards.values())
+
+
+def project_result(result: ToolResult) -> JsonValue:
+    """Fold a result into one value: a lone text or JSON block itself, everything else a list."""
+    return project_content(result.content)

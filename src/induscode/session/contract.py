@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.runtime.contract import ToolDescriptor
-    from induscode.deck.toolbox import DeckToolBox
+    from induscode.deck.provision import DeckToolBox
 
 EndReason: TypeAlias = Literal["done", "limit", "repeat", "time", "cancelled", "error"]
 FaultKind: TypeAlias = Literal[

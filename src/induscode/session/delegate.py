@@ -18,7 +18,7 @@ from indusagi.core.ids import is_ulid, new_ulid
 from indusagi.runtime.contract import ToolProgress
 from induscode.deck.cards.checkpoint import CHECKPOINTED_TOOLS, path_of
 from induscode.deck.contract import DelegateReport
-from induscode.deck.toolbox import DeckRunner, DeckToolBox
+from induscode.deck.provision import DeckRunner, DeckToolBox
 from induscode.session.contract import RequestBudget, RunPlan, ToolAnswered, ToolCalled
 from induscode.session.plan_mode import ENTER, EXIT
 from induscode.session.transcript import ConversationError, ConversationReadState, Transcript

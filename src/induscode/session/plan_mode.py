@@ -12,7 +12,7 @@ from anyio import to_thread
 
 from indusagi.runtime.content import JsonContentBlock, TextContentBlock
 from indusagi.runtime.contract import ToolResult
-from induscode.deck.around import CardWrapper, is_foreign
+from induscode.deck.contract import CardWrapper, is_foreign
 
 if TYPE_CHECKING:
     from indusagi.capabilities.context import ToolContext

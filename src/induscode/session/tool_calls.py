@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.runtime.contract import ToolCall, ToolOutcome, ToolProgress, ToolResult
-    from induscode.deck.toolbox import DeckToolBox
+    from induscode.deck.provision import DeckToolBox
     from induscode.session.contract import EventSink
 
 IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})

@@ -18,9 +18,8 @@ from indusagi.interop.protocol_bridge.client.tools import model_name
 from indusagi.interop.protocol_bridge.contract import RemoteTool, RemoteToolRef
 from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
 from indusagi.runtime.contract import ToolDescriptor
-from induscode.deck.mcp.capability import BridgeCapability
+from induscode.deck.mcp.capability import BridgeCapability, bridge_content_key
 from induscode.deck.mcp.enrolment import Enrolment
-from induscode.deck.mcp.keys import bridge_content_key
 from induscode.deck.mcp.ledger import BridgeLedger, EnrollRequest
 from induscode.session.permissions.check import Permissions
 from induscode.session.permissions.patterns import may_name, names_exactly

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.deck import AT, capability, ledger_of, request, with_raw
 
 from induscode.deck.contract import BridgeFault
-from induscode.deck.mcp.keys import bridge_ulid_key
+from induscode.deck.mcp.capability import bridge_ulid_key
 from induscode.deck.mcp.ledger import BridgeEntry, BridgeLedger, BridgeOp, EnrollRequest, content_key_of, reduce_ledger
 
 if TYPE_CHECKING:

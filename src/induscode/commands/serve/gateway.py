@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from induscode.commands.serve.signals import SignalState
     from induscode.deck.mcp.boot import BootOptions, ServerChanges, ServerPlan
     from induscode.deck.mcp.ledger import BridgeLedger
-    from induscode.deck.toolbox import DeckToolBox
+    from induscode.deck.provision import DeckToolBox
 
 FIRST_S = 5.0
 """How long servers that were never seen before may keep the first client waiting."""

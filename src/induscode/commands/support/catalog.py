@@ -102,8 +102,7 @@ def native_tools(invocation: Invocation) -> list[ListedTool]:
         click.UsageError: One that was asked for is none.
     """
     from induscode.boot.session import web_settings  # noqa: PLC0415 — brings the deck
-    from induscode.deck.availability import find_missing_backend  # noqa: PLC0415 — as above
-    from induscode.deck.catalog import capability_cards  # noqa: PLC0415 — as above
+    from induscode.deck.catalog import capability_cards, find_missing_backend  # noqa: PLC0415 — brings the cards
     from induscode.deck.contract import DeckContext, DeckFramework, describe  # noqa: PLC0415 — as above
     from induscode.deck.provision import ToolDeck, base_context  # noqa: PLC0415 — as above
 

@@ -14,8 +14,7 @@ from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given
 from indusagi.core.faults import describe_error
 from indusagi.core.json import JsonValue, is_json_object
 from indusagi.runtime.contract import ToolResult
-from induscode.deck.around import CardWrapper
-from induscode.deck.contract import Capability, CheckpointStore, DeckContext
+from induscode.deck.contract import Capability, CardWrapper, CheckpointStore, DeckContext
 
 CHECKPOINTED_TOOLS = ("write", "edit")
 LARGEST_BYTES = 20 * 1024 * 1024

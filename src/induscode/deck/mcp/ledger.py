@@ -19,15 +19,15 @@ from indusagi.interop.protocol_bridge.client.tools import is_accepted_name
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef, qualify_tool_name
 from induscode.deck.contract import BridgeFault, parse_member
 from induscode.deck.mcp.capability import BridgeCapability as BridgeCapability
+from induscode.deck.mcp.capability import BridgeKey as BridgeKey
 from induscode.deck.mcp.capability import bridge_box_to_capabilities as bridge_box_to_capabilities
+from induscode.deck.mcp.capability import bridge_content_key as bridge_content_key
+from induscode.deck.mcp.capability import bridge_identity_key
+from induscode.deck.mcp.capability import bridge_ulid_key as bridge_ulid_key
 from induscode.deck.mcp.capability import project_outcome as project_outcome
-from induscode.deck.mcp.keys import BridgeKey as BridgeKey
-from induscode.deck.mcp.keys import bridge_content_key as bridge_content_key
-from induscode.deck.mcp.keys import bridge_identity_key
-from induscode.deck.mcp.keys import bridge_ulid_key as bridge_ulid_key
-from induscode.deck.mcp.keys import qualify_bridge_name as qualify_bridge_name
-from induscode.deck.mcp.keys import server_of_qualified as server_of_qualified
-from induscode.deck.mcp.keys import unqualified_tool as unqualified_tool
+from induscode.deck.mcp.capability import qualify_bridge_name as qualify_bridge_name
+from induscode.deck.mcp.capability import server_of_qualified as server_of_qualified
+from induscode.deck.mcp.capability import unqualified_tool as unqualified_tool
 
 
 class BridgeOp(StrEnum):

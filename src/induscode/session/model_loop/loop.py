@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from pydantic_ai.agent import AgentRun
     from pydantic_ai.models import Model
 
-    from induscode.deck.toolbox import DeckToolBox
+    from induscode.deck.provision import DeckToolBox
     from induscode.session.contract import RunPlan
 
 _REQUEST_S = 600.0

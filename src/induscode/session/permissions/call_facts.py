@@ -19,8 +19,8 @@ from indusagi.capabilities.files.paths.protected import default_protected_paths
 from indusagi.capabilities.ports import PathRefused, SandboxState
 from indusagi.capabilities.tool import DefinedTool, prepare_call
 from indusagi.capabilities.tools.paths import path_given
-from induscode.deck.around import is_foreign, layers
 from induscode.deck.builtin import builtin_ids
+from induscode.deck.contract import is_foreign, iter_layers
 from induscode.session.permissions.shell.parse import parse_command
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ async def prepare_arguments(card: Capability, arguments: JsonValue) -> JsonObjec
 
 
 def _tool_of(card: Capability) -> DefinedTool | None:
-    inner = [*layers(card)][-1]
+    inner = [*iter_layers(card)][-1]
     if isinstance(inner, DefinedTool):
         return inner
     return _native(inner.name) if inner.name in builtin_ids() else None
@@ -189,7 +189,7 @@ def _kind(card: Capability, arguments: JsonObject) -> CallKind:
 
 
 def _of_server(card: Capability, facts: CallFacts) -> CallFacts:
-    for one in layers(card):
+    for one in iter_layers(card):
         if isinstance(one, _RemoteCard):
             shares = bool(getattr(one, "shares_name", False))
             return replace(facts, remote=one.ref, shares_name=shares, pin=one.pin)

@@ -17,7 +17,7 @@ from indusagi.core.notes import Note
 from indusagi.core.text import escape_invisible
 from indusagi.runtime.content import project_content
 from indusagi.runtime.contract import ToolResult
-from induscode.deck.around import CardWrapper
+from induscode.deck.contract import CardWrapper
 from induscode.session.permissions.call_facts import gather_facts, prepare_arguments
 from induscode.session.permissions.confirm import (
     ApprovalScope,

@@ -12,8 +12,7 @@ from indusagi.core.json import is_json_object
 from indusagi.core.notes import Note
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from induscode.deck.contract import DeckFault
-from induscode.deck.mcp.capability import BridgeCapability
-from induscode.deck.mcp.keys import BridgeKey
+from induscode.deck.mcp.capability import BridgeCapability, BridgeKey
 from induscode.deck.mcp.ledger import BridgeEntry, BridgeLedger, BridgeOp
 from induscode.deck.mcp.store.events import (
     content_address,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from induscode.deck.mcp.keys import (
+from induscode.deck.mcp.capability import (
     BridgeKey,
     bridge_content_key,
     bridge_ulid_key,
