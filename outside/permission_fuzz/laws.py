@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from indusagi.capabilities.ports import SandboxState
 from induscode.session.permissions.call_facts import CallFacts, CallKind
-from induscode.session.permissions.policy import Approval, PolicyContext, decide_call
+from induscode.session.permissions.policy import ApprovalMode, PolicyContext, decide_call
 from induscode.session.permissions.rules import Effect, Rule
 from induscode.session.permissions.shell.parse import parse_command
 from outside.permission_fuzz.generate import CANARY, READERS, WRITERS, generate_commands, generate_spellings
@@ -14,7 +14,7 @@ _ALLOWED = [Rule(effect=Effect.ALLOW, tool="bash", specifier=f"{name} *") for na
 _DENIED = [Rule(effect=Effect.DENY, tool="bash", specifier=f"{CANARY} *")]
 
 
-def decide(command: str, rules: list[Rule], approval: Approval = Approval.ASK) -> Effect:
+def decide(command: str, rules: list[Rule], approval: ApprovalMode = ApprovalMode.ASK) -> Effect:
     """Apply the policy to a sandboxed command."""
     facts = CallFacts(
         tool="bash",
@@ -44,5 +44,5 @@ def find_hidden(playground: Playground, seed: int, count: int) -> tuple[int, lis
     """Run spellings; give those that ran the denied program and would pass under `all`."""
     commands = list(dict.fromkeys(generate_spellings(seed, count)))
     ran = [one.command for one in playground.run(commands) if one.ran_canary]
-    passed = [one for one in ran if decide(one, _DENIED, Approval.ALL) is Effect.ALLOW]
+    passed = [one for one in ran if decide(one, _DENIED, ApprovalMode.ALL) is Effect.ALLOW]
     return len(ran), passed

@@ -16,7 +16,7 @@ from tests.session.permissions.support import Person, rules, verdict
 
 from induscode.session.permissions.check import Permissions
 from induscode.session.permissions.confirm import ApprovalScope
-from induscode.session.permissions.policy import Approval
+from induscode.session.permissions.policy import ApprovalMode
 from induscode.session.permissions.rules import Effect
 from induscode.session.permissions.shell.parse import parse_command
 from induscode.session.permissions.shell.syntax import expand_braces
@@ -253,8 +253,8 @@ HIDING = (
 
 @pytest.mark.parametrize("command", HIDING)
 def test_finding_d3_a_denied_command_in_another_spelling_does_not_pass_under_approval_all(command: str) -> None:
-    assert decide(command, rules(deny="bash(rm *)"), Approval.ALL) is not Effect.ALLOW
-    assert decide(command, [], Approval.ALL) is Effect.ALLOW
+    assert decide(command, rules(deny="bash(rm *)"), ApprovalMode.ALL) is not Effect.ALLOW
+    assert decide(command, [], ApprovalMode.ALL) is Effect.ALLOW
 
 
 PLAIN = (
@@ -270,7 +270,7 @@ PLAIN = (
 
 @pytest.mark.parametrize("command", PLAIN)
 def test_finding_d3_what_cannot_be_a_denied_command_passes_under_approval_all(command: str) -> None:
-    assert decide(command, rules(deny="bash(rm *)"), Approval.ALL) is Effect.ALLOW
+    assert decide(command, rules(deny="bash(rm *)"), ApprovalMode.ALL) is Effect.ALLOW
 
 
 @pytest.mark.parametrize(
@@ -287,14 +287,14 @@ def test_finding_d3_what_cannot_be_a_denied_command_passes_under_approval_all(co
     ],
 )  # fmt: skip
 def test_finding_d3_what_may_be_meant_by_a_rule_that_denies_is_asked_about(denied: str, command: str) -> None:
-    assert decide(command, rules(deny=f"bash({denied})"), Approval.ALL) is Effect.ASK
+    assert decide(command, rules(deny=f"bash({denied})"), ApprovalMode.ALL) is Effect.ASK
 
 
 @pytest.mark.parametrize("command", ["echo x > $f", "cat < $f", "echo x > $(cat f)"])
 def test_finding_d3_a_file_that_only_the_shell_knows_may_be_a_denied_one(command: str) -> None:
     given = rules(deny="write(secrets/**); read(secrets/**)")
-    assert decide(command, given, Approval.ALL) is Effect.ASK
-    assert decide("echo x", given, Approval.ALL) is Effect.ALLOW
+    assert decide(command, given, ApprovalMode.ALL) is Effect.ASK
+    assert decide("echo x", given, ApprovalMode.ALL) is Effect.ALLOW
 
 
 @pytest.mark.parametrize(
@@ -318,7 +318,7 @@ def test_finding_d3_braces_are_expanded_as_bash_does(word: str) -> None:
 @pytest.mark.parametrize("word", ["{1..1000000000}", "{a,b}" * 20, "{r..r}m{1..300}"])
 def test_finding_d3_braces_that_stand_for_too_many_words_are_asked_about(word: str) -> None:
     assert expand_braces(word) is None
-    assert decide(f"echo {word}", rules(deny="bash(rm *)"), Approval.ALL) is Effect.ASK
+    assert decide(f"echo {word}", rules(deny="bash(rm *)"), ApprovalMode.ALL) is Effect.ASK
 
 
 @pytest.mark.parametrize(
@@ -342,8 +342,8 @@ def test_finding_d3_an_option_with_a_value_that_a_rule_names_takes_its_value_alo
     given = rules(allow="bash(sort --key *); bash(find -name *)")
     assert decide("sort --key 2 f", given) is Effect.ALLOW
     assert decide("find -name x", given) is Effect.ALLOW
-    assert decide("env BASH_ENV=f sh -c ls", rules(deny="bash(rm *)"), Approval.ALL) is Effect.ASK
-    assert decide("bash --version", rules(deny="bash(rm *)"), Approval.ALL) is Effect.ALLOW
+    assert decide("env BASH_ENV=f sh -c ls", rules(deny="bash(rm *)"), ApprovalMode.ALL) is Effect.ASK
+    assert decide("bash --version", rules(deny="bash(rm *)"), ApprovalMode.ALL) is Effect.ALLOW
 
 
 # -- E1 ---------------------------------------------------------------------------------------
@@ -355,9 +355,9 @@ def test_finding_e1_what_is_piped_into_an_unknown_program_keeps_its_suspect(prog
     script = parse_command(command)
     texts = [one.shown for one in (*script.suspects, *script.possible)]
     assert "rm -rf x" in texts
-    assert decide(command, rules(deny="bash(rm *)"), Approval.ALL) is not Effect.ALLOW
+    assert decide(command, rules(deny="bash(rm *)"), ApprovalMode.ALL) is not Effect.ALLOW
     if program in {"$x", '"$SHELL"', "sh"}:
-        assert decide(command, rules(deny="bash(rm *)"), Approval.ALL) is Effect.DENY
+        assert decide(command, rules(deny="bash(rm *)"), ApprovalMode.ALL) is Effect.DENY
 
 
 @pytest.mark.parametrize(
@@ -369,8 +369,8 @@ def test_finding_e1_builtins_that_declare_count_as_commands(command: str) -> Non
     name = command.split()[0]
     assert [one.words[0].text for one in parse_command(f"ls; {command}").commands] == ["ls", name]
     given = rules(deny=f"bash({name} *)")
-    assert decide(f"ls; {command}", given, Approval.ALL) is Effect.DENY
-    assert decide(f"ls; {command}", rules(deny="bash(rm *)"), Approval.ALL) is Effect.ALLOW
+    assert decide(f"ls; {command}", given, ApprovalMode.ALL) is Effect.DENY
+    assert decide(f"ls; {command}", rules(deny="bash(rm *)"), ApprovalMode.ALL) is Effect.ALLOW
     assert decide(command, rules(allow="bash(ls *)")) is Effect.ASK
 
 
@@ -400,12 +400,12 @@ async def test_finding_d3_a_hidden_command_is_asked_about_under_all_and_refused_
 ) -> None:
     given = rules(deny="bash(rm *)")
     person = Person()
-    asked = Permissions(given, approver=person, approval=Approval.ALL)
+    asked = Permissions(given, approver=person, approval=ApprovalMode.ALL)
     assert not (await verdict(asked, "bash", tmp_path, command="$x a")).allowed
     (question,) = person.questions
     assert question.reasons[0] == "rule deny bash(rm *) (the user) could apply"
     assert question.scopes == (ApprovalScope.ONCE,)
-    alone = Permissions(given, approval=Approval.ALL)
+    alone = Permissions(given, approval=ApprovalMode.ALL)
     refused = await verdict(alone, "bash", tmp_path, command=". ./setup.sh")
     assert not refused.allowed
     assert "Write the command plainly" in refused.reason

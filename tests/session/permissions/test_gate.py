@@ -19,8 +19,8 @@ from induscode.deck.contract import DeckContext, Profile
 from induscode.deck.provision import ToolDeck, provision_deck
 from induscode.session.permissions.call_facts import gather_facts
 from induscode.session.permissions.check import CheckedCard, Permissions, require_permission
-from induscode.session.permissions.confirm import ApprovalScope, PermissionAnswer, bind_call
-from induscode.session.permissions.policy import Approval
+from induscode.session.permissions.confirm import ApprovalScope, PermissionAnswer
+from induscode.session.permissions.policy import ApprovalMode
 from induscode.session.permissions.rules import Effect, Rule, RuleOrigin
 from induscode.session.permissions.store import RuleStore
 
@@ -134,7 +134,7 @@ async def test_a_schema_that_cannot_be_used_denies(work: Path) -> None:
         return "ran"
 
     broken = tool(run, parameters={"type": "object", "properties": {"a": {"type": "nonsense"}}})
-    found = await Permissions(approval=Approval.ALL).check(broken, {"a": 1}, context(work))
+    found = await Permissions(approval=ApprovalMode.ALL).check(broken, {"a": 1}, context(work))
     assert not found.allowed
 
 
@@ -161,7 +161,7 @@ async def test_a_schema_that_cannot_be_used_denies(work: Path) -> None:
 async def test_approval_says_what_becomes_of_calls_that_would_be_asked_about(
     approval: str, name: str, arguments: JsonObject, allowed: bool, work: Path
 ) -> None:
-    gate = Permissions(approval=Approval(approval))
+    gate = Permissions(approval=ApprovalMode(approval))
     found = await verdict(gate, name, work, **arguments)
     assert found.allowed is allowed
     if found.allowed and approval == "all":
@@ -169,7 +169,7 @@ async def test_approval_says_what_becomes_of_calls_that_would_be_asked_about(
 
 
 async def test_approval_of_all_denies_what_a_rule_denies(work: Path) -> None:
-    gate = Permissions(rules(deny="bash(git clean); webfetch"), approval=Approval.ALL)
+    gate = Permissions(rules(deny="bash(git clean); webfetch"), approval=ApprovalMode.ALL)
     assert not (await verdict(gate, "bash", work, command="ls; git clean")).allowed
     assert not (await verdict(gate, "webfetch", work, url="https://example.org")).allowed
     assert (await verdict(gate, "bash", work, command="ls")).allowed
@@ -178,7 +178,7 @@ async def test_approval_of_all_denies_what_a_rule_denies(work: Path) -> None:
 async def test_plan_mode_lets_look_and_write_plans_only(work: Path) -> None:
     plans = work / "plans"
     everything = rules(allow="*; write(**); bash(*); github__*")
-    gate = Permissions(everything, plan=lambda: True, plans_dir=str(plans), approval=Approval.ALL)
+    gate = Permissions(everything, plan=lambda: True, plans_dir=str(plans), approval=ApprovalMode.ALL)
     assert (await verdict(gate, "read", work, path="a.txt")).allowed
     assert (await verdict(gate, "todo_set", work, items=[])).allowed
     assert (await verdict(gate, "write", work, path="plans/one.md", content="x")).allowed
@@ -352,14 +352,14 @@ async def test_other_arguments_and_another_sandbox_are_another_call(work: Path) 
     facts = await gather_facts(card("bash", work), {"command": "ls"}, ctx)
     other = await gather_facts(card("bash", work), {"command": "ls "}, ctx)
     unheld = await gather_facts(card("bash", work), {"command": "ls"}, context(work, SandboxState(kind="none")))
-    assert bind_call(facts) not in {bind_call(other), bind_call(unheld)}
+    assert facts not in (other, unheld)
 
 
 async def test_the_order_of_arguments_makes_no_other_call(work: Path) -> None:
     ctx = context(work)
     one = await gather_facts(card("bash", work), {"command": "ls", "cwd": "src"}, ctx)
     two = await gather_facts(card("bash", work), {"cwd": "src", "command": "ls"}, ctx)
-    assert bind_call(one) == bind_call(two)
+    assert one == two
 
 
 async def test_two_calls_at_once_ask_one_after_the_other_and_the_first_answer_counts(work: Path) -> None:
@@ -385,7 +385,7 @@ async def test_c5_the_question_shows_where_a_link_leads(work: Path, tmp_path: Pa
     (work / ".indusvx").mkdir()
     os.symlink(work / ".indusvx" / "mcp.json", work / "docs" / "x")
     person = Person()
-    gate = Permissions(rules(allow="write(**)"), approver=person, approval=Approval.AUTO_EDIT)
+    gate = Permissions(rules(allow="write(**)"), approver=person, approval=ApprovalMode.AUTO_EDIT)
     assert not (await verdict(gate, "write", work, path="docs/x", content="{}")).allowed
     shown = "\n".join(person.questions[0].lines)
     assert f'writes to: "{work}/.indusvx/mcp.json" (protected), given as "docs/x"' in shown
@@ -501,7 +501,7 @@ async def test_a_tree_outside_is_searched_when_somebody_says_so(work: Path, tmp_
     (beside / "in").mkdir(parents=True)
     (beside / "in" / "f.txt").write_text("needle\n", encoding="utf-8")
     os.symlink(tmp_path / "outside.txt", beside / "way out")
-    gate = Permissions(approval=Approval.ALL)
+    gate = Permissions(approval=ApprovalMode.ALL)
     ctx = context(work)
     calls: list[tuple[str, JsonObject]] = [
         ("ls", {"path": str(beside), "depth": 3}),
@@ -514,7 +514,7 @@ async def test_a_tree_outside_is_searched_when_somebody_says_so(work: Path, tmp_
 
 
 async def test_bash_starts_outside_when_somebody_says_so(work: Path, tmp_path: Path) -> None:
-    gate = Permissions(approval=Approval.ALL)
+    gate = Permissions(approval=ApprovalMode.ALL)
     async with context(work) as ctx:
         result = await gate.run(card("bash", work), {"command": "cat outside.txt", "cwd": str(tmp_path)}, ctx)
     assert "outside" in text_of(result)
@@ -538,7 +538,7 @@ async def test_a_call_writes_to_nothing_but_what_was_looked_at(work: Path) -> No
                     said.append(str(exc))
             return ToolResult.text(" ".join(said))
 
-    gate = Permissions(approval=Approval.AUTO_EDIT)
+    gate = Permissions(approval=ApprovalMode.AUTO_EDIT)
     result = await gate.run(Elsewhere(), {"path": "b.txt", "content": "x"}, context(work))
     assert "not what was allowed" in text_of(result)
     assert (work / "a.txt").read_text(encoding="utf-8") == "inside\n"
@@ -626,7 +626,7 @@ async def test_a_door_of_another_kind_is_left_alone(work: Path) -> None:
 )
 async def test_a_denied_path_is_denied_under_every_name(deny: str, path: str, work: Path) -> None:
     os.symlink("src", work / "link")
-    gate = Permissions(rules(allow="read(**)", deny=deny), approval=Approval.ALL)
+    gate = Permissions(rules(allow="read(**)", deny=deny), approval=ApprovalMode.ALL)
     assert not (await verdict(gate, "read", work, path=path)).allowed
 
 
@@ -767,7 +767,7 @@ async def test_a_card_behind_two_gates_runs_when_both_say_yes(work: Path) -> Non
     above = Permissions(rules(allow="write(**)", deny="write(no)"))
     below = Permissions(rules(allow="write(/**)"))
     both = require_permission(require_permission(card("write", work), above), below)
-    assert both.gates == (below, above)
+    assert both.permissions == (below, above)
     ctx = context(work)
 
     async def wrote(path: str) -> bool:

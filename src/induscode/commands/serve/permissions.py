@@ -51,7 +51,7 @@ def serving_gate(invocation: Invocation, native: bool) -> ServingGate:
 def _objecting(invocation: Invocation) -> Wrap:
     """Let every call through that no rule denies or wants to be asked about."""
     from induscode.session.permissions.check import Permissions, require_permission  # noqa: PLC0415 — as above
-    from induscode.session.permissions.policy import Approval  # noqa: PLC0415 — as above
+    from induscode.session.permissions.policy import ApprovalMode  # noqa: PLC0415 — as above
     from induscode.session.permissions.rules import Effect, Rule, RuleOrigin  # noqa: PLC0415 — as above
     from induscode.session.permissions.store import RuleStore, load_startup_rules  # noqa: PLC0415 — as above
 
@@ -60,7 +60,7 @@ def _objecting(invocation: Invocation) -> Wrap:
     if all(rule.effect is Effect.ALLOW for rule in rules):
         return _as_it_is  # nobody objects to anything: no call needs to be looked at
     everything = Rule(effect=Effect.ALLOW, tool="*", origin=RuleOrigin.SESSION)
-    gate = Permissions([*rules, everything], approval=Approval(invocation.approval), store=store)
+    gate = Permissions([*rules, everything], approval=ApprovalMode(invocation.approval), store=store)
     return lambda card: require_permission(card, gate)
 
 

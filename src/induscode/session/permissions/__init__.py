@@ -1,4 +1,4 @@
-"""Who stands between the calls of a model and the cards, when nobody is there to be asked."""
+"""Permissions: the checks between the calls of a model and the cards of the deck."""
 
 from __future__ import annotations
 
@@ -29,44 +29,47 @@ _POSTURES: dict[Approval, str] = {
 
 
 class InvalidRuleError(CoreError):
-    """A rule on the command line that is none."""
+    """A rule on the command line is invalid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PermissionSetup:
-    """What stands between the model's calls and the cards."""
+    """Permissions of a run, ready for its deck."""
 
     wrap: Callable[[Capability], Capability] | None = None
-    """Put around every card; None only where whoever calls has seen to it otherwise."""
+    """Puts the checks in front of a card; None if the caller checks calls itself."""
     posture: str = ""
-    """What the model is told about it."""
+    """Sentence for the system prompt: what runs without asking."""
     notes: Sequence[Note] = ()
 
 
 def load_permissions(invocation: Invocation, mode: PlanMode | None = None) -> PermissionSetup:
-    """Make the gate of a run without a person: its flags, and the rules of its user and project.
+    """Load the permissions of a run that cannot ask a person: its flags, and the rules of user and project.
 
-    It blocks: for a thread. A `mode` is changed by the cards of plan mode, and heeded by the gate.
+    It blocks: call it in a thread. With `mode`, the cards of plan mode take effect.
 
     Raises:
-        InvalidRuleError: A rule on the command line is none.
+        InvalidRuleError: A rule on the command line is invalid.
     """
     from induscode.session.permissions.check import Permissions, require_permission  # noqa: PLC0415 — loads the table of programs
-    from induscode.session.permissions.policy import Approval as ApprovalMode  # noqa: PLC0415 — imports `check`'s dependencies
-    from induscode.session.permissions.rules import Effect, RuleOrigin, parse_rules  # noqa: PLC0415 — needed where rules are read
-    from induscode.session.permissions.store import RuleStore, load_startup_rules  # noqa: PLC0415 — needed where rules are read
+    from induscode.session.permissions.policy import ApprovalMode  # noqa: PLC0415 — loads the table of programs
+    from induscode.session.permissions.rules import Effect, RuleOrigin, parse_rules  # noqa: PLC0415 — needed with rules only
+    from induscode.session.permissions.store import RuleStore, load_startup_rules  # noqa: PLC0415 — needed with rules only
 
-    given, wrong = parse_rules(invocation.allow, Effect.ALLOW, RuleOrigin.FLAG)
-    if wrong:
-        raise InvalidRuleError(f"--allow: {wrong[0]}")
+    flag_rules, problems = parse_rules(invocation.allow, Effect.ALLOW, RuleOrigin.FLAG)
+    if problems:
+        raise InvalidRuleError(f"--allow: {problems[0]}")
     store = RuleStore()
-    kept, notes = load_startup_rules(store, invocation.cwd)
-    in_plan_mode = (lambda: False) if mode is None else mode.is_active
-    stance = ApprovalMode(invocation.approval)
-    gate = Permissions([*given, *kept], approval=stance, plan=in_plan_mode, store=store)
+    startup_rules, notes = load_startup_rules(store, invocation.cwd)
+    permissions = Permissions(
+        [*flag_rules, *startup_rules],
+        approval=ApprovalMode(invocation.approval),
+        plan=(lambda: False) if mode is None else mode.is_active,
+        store=store,
+    )
 
     def wrap(card: Capability) -> Capability:
-        return require_permission(card if mode is None else mode.wrap(card), gate)
+        return require_permission(card if mode is None else mode.wrap(card), permissions)
 
     posture = _POSTURES[invocation.approval]
     if invocation.allow:

@@ -1,7 +1,7 @@
-"""What a call would do: the paths it leads to, the commands it runs, whom it talks to.
+"""Facts about a call before it runs: its kind, its paths, its commands, its server.
 
-Everything is looked up as the card itself will: the arguments in the form the card gives them, the
-paths through the same door.
+Arguments are read in the form in which the card reads them, and paths are resolved by the file system that the card
+uses, so that the facts describe what the call will do.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from indusagi.capabilities.files.paths.protected import default_protected_paths
 from indusagi.capabilities.ports import PathRefused, SandboxState
 from indusagi.capabilities.tool import DefinedTool, prepare_call
 from indusagi.capabilities.tools.paths import path_given
+from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from induscode.deck.builtin import builtin_ids
 from induscode.deck.contract import is_foreign, iter_layers
 from induscode.session.permissions.shell.parse import parse_command
@@ -29,25 +30,24 @@ if TYPE_CHECKING:
     from indusagi.capabilities.context import ToolContext
     from indusagi.capabilities.ports import Refusal
     from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.protocol_bridge.contract import RemoteToolRef
     from indusagi.runtime.contract import ToolResult
     from induscode.deck.contract import Capability
     from induscode.session.permissions.shell.parse import Script
 
-_PATHS = {"read": False, "ls": False, "grep": False, "find": False, "write": True, "edit": True}
-"""Tools that are about one path, and whether they write to it."""
-_TREES = frozenset({"ls", "grep", "find"})
+_PATH_TOOLS = {"read": False, "ls": False, "grep": False, "find": False, "write": True, "edit": True}
+"""Tools with one path, and whether they write to it."""
+_TREE_TOOLS = frozenset({"ls", "grep", "find"})
 _STREAMS = frozenset({"/dev/null", "/dev/stdin", "/dev/stdout", "/dev/stderr"})
-_OWN = frozenset({"todo_set", "todo"})
-_JOBS = frozenset({"process", "bg-process"})
+_TODO_TOOLS = frozenset({"todo_set", "todo"})
+_JOB_TOOLS = frozenset({"process", "bg-process"})
 
 
 class CallKind(StrEnum):
-    """What kind of thing a call does."""
+    """Kind of a call; the value completes a sentence about the tool."""
 
     LOOK = "looks at something of the session"
     OWN = "changes nothing but the session's own lists and jobs"
-    DELEGATE = "has a sub-session work, whose calls pass the gate"
+    DELEGATE = "runs a sub-session, whose calls are checked in turn"
     FILE = "reads or writes a path"
     COMMAND = "runs a command"
     EGRESS = "sends something to the network"
@@ -61,21 +61,21 @@ class PathFact:
 
     given: str
     spelled: str
-    """Absolute, links not followed."""
+    """Absolute, with symbolic links."""
     resolved: str
-    """Where it leads."""
+    """Absolute, without symbolic links."""
     writing: bool
     refusal: Refusal | None = None
-    """Why the door would not open: outside, protected or special."""
+    """Why the path policy refuses the path: outside, protected or special."""
     problem: str | None = None
-    """Why it cannot be told where it leads."""
+    """Why the path cannot be resolved."""
     tree: bool = False
-    """Whether all that is below is meant."""
+    """Whether the call is about everything below the path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallFacts:
-    """What is known about a call before it runs."""
+    """Facts about a call."""
 
     tool: str
     kind: CallKind
@@ -86,156 +86,156 @@ class CallFacts:
     script: Script | None = None
     url: str | None = None
     remote: RemoteToolRef | None = None
-    """Which tool of which server is called; None for a tool of this machine."""
+    """The called tool of a server; None for a tool of this machine."""
     shares_name: bool = False
-    """Whether the name of a remote tool can be read as one of another server, with a longer id."""
+    """Whether the name of the remote tool can also be read as a tool of a server with a longer id."""
     pin: str | None = None
     sandbox: SandboxState | None = None
-    """What would hold a command in; None where there is no command, or nobody knows."""
+    """The sandbox of a command; None without a command, or if the shell has no sandbox state."""
 
     @property
     def server(self) -> str | None:
-        """The server whose tool is called; None for a tool of this machine."""
+        """The server of the called tool; None for a tool of this machine."""
         return None if self.remote is None else self.remote.server
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Under which names rules speak of it: every way to run a command is one to bash."""
+        """Tool names that rules may use: rules for `bash` hold for every tool that runs a command."""
         is_shell = self.kind is CallKind.COMMAND and self.tool != "bash"
         return (self.tool, "bash") if is_shell else (self.tool,)
 
 
 @runtime_checkable
 class SandboxedShell(Protocol):
-    """A shell that can tell what it holds commands in by."""
+    """A shell that knows its sandbox."""
 
     async def sandbox_state(self) -> SandboxState:
-        """Tell what holds a command in."""
+        """Give the sandbox of the next command."""
         ...
-
-
-@runtime_checkable
-class _RemoteCard(Protocol):
-    @property
-    def ref(self) -> RemoteToolRef: ...
-
-    @property
-    def pin(self) -> str: ...
 
 
 async def prepare_arguments(card: Capability, arguments: JsonValue) -> JsonObject | ToolResult:
     """Return a checked copy of the arguments that the card will run with, or an error result.
 
-    Arguments for a server are checked by the server.
+    The arguments of a remote tool are checked by its server.
     """
-    foreign = is_foreign(card)
-    tool = None if foreign else _tool_of(card)
-    if tool is not None:
-        return await tool.prepare_call(arguments)
-    return await prepare_call(card.name, arguments, ArgumentChecker(None if foreign else card.parameters))
-
-
-def _tool_of(card: Capability) -> DefinedTool | None:
+    if is_foreign(card):
+        return await prepare_call(card.name, arguments, ArgumentChecker(None))
     inner = [*iter_layers(card)][-1]
-    if isinstance(inner, DefinedTool):
-        return inner
-    return _native(inner.name) if inner.name in builtin_ids() else None
+    if not isinstance(inner, DefinedTool):
+        if inner.name not in builtin_ids():
+            return await prepare_call(card.name, arguments, ArgumentChecker(card.parameters))
+        inner = _load_native_tool(inner.name)
+    return await inner.prepare_call(arguments)
 
 
 @cache
-def _native(name: str) -> DefinedTool:
-    from indusagi.capabilities.tools import native_tool  # noqa: PLC0415 — a list needs no tools
+def _load_native_tool(name: str) -> DefinedTool:
+    from indusagi.capabilities.tools import native_tool  # noqa: PLC0415 — loads the tools, which a list does not need
 
     return native_tool(name)
 
 
 async def gather_facts(
-    card: Capability, arguments: JsonObject, ctx: ToolContext, shell_folders: Iterable[str] = ()
+    card: Capability,
+    arguments: JsonObject,
+    ctx: ToolContext,
+    *,
+    workspace: str | None = None,
+    shell_folders: Iterable[str] = (),
 ) -> CallFacts:
-    """Find out what a call would do; `shell_folders` is where bash may stand besides the root."""
-    workspace = (await _looked_up(ctx, ".", writing=False)).resolved
-    kind = _kind(card, arguments)
-    facts = CallFacts(tool=card.name, kind=kind, arguments=arguments, workspace=workspace, cwd=ctx.cwd)
+    """Gather the facts about a call.
+
+    Args:
+        card: The called card.
+        arguments: Its arguments, prepared.
+        ctx: The context in which it will run.
+        workspace: The resolved working directory, if it is known already.
+        shell_folders: Directories besides the workspace in which a shell may be.
+    """
+    if workspace is None:
+        workspace = (await _resolve_path(ctx, ".", writing=False)).resolved
+    name = card.name
+    kind = _find_kind(card, arguments)
+    facts = CallFacts(tool=name, kind=kind, arguments=arguments, workspace=workspace, cwd=ctx.cwd)
     if kind is CallKind.REMOTE:
-        return _of_server(card, facts)
+        for layer in iter_layers(card):
+            ref = getattr(layer, "ref", None)
+            if isinstance(ref, RemoteToolRef):
+                shares_name = bool(getattr(layer, "shares_name", False))
+                return replace(facts, remote=ref, shares_name=shares_name, pin=getattr(layer, "pin", None))
+        return facts
     if kind is CallKind.FILE:
-        name = card.name
-        fact = await _looked_up(ctx, path_given(arguments), writing=_PATHS[name])
-        return replace(facts, paths=(replace(fact, tree=name in _TREES),))
+        fact = await _resolve_path(ctx, path_given(arguments), writing=_PATH_TOOLS[name])
+        return replace(facts, paths=(replace(fact, tree=name in _TREE_TOOLS),))
     if kind is CallKind.COMMAND:
-        return await _of_command(facts, ctx, tuple(shell_folders))
+        return await _add_command(facts, ctx, tuple(shell_folders))
     url = arguments.get("url")
     return replace(facts, url=url if isinstance(url, str) else None)
 
 
-def _kind(card: Capability, arguments: JsonObject) -> CallKind:
+def _find_kind(card: Capability, arguments: JsonObject) -> CallKind:
     if is_foreign(card):
         return CallKind.REMOTE
     name, action = card.name, arguments.get("action")
-    if name in _PATHS:
+    if name in _PATH_TOOLS:
         return CallKind.FILE
-    if name in _JOBS and action in {"list", "poll", "stop"}:
+    if name in _JOB_TOOLS and action in {"list", "poll", "stop"}:
         return CallKind.OWN
-    if name == "bash" or name in _JOBS:
+    if name == "bash" or name in _JOB_TOOLS:
         return CallKind.COMMAND
     if name in {"webfetch", "websearch"} or (name == "saas-action" and action == "discover"):
         return CallKind.EGRESS
     if name == "task":
         return CallKind.DELEGATE
-    if name in _OWN:
+    if name in _TODO_TOOLS:
         return CallKind.OWN
     looks = card.read_only or (name == "memory" and action == "read")
     return CallKind.LOOK if looks else CallKind.CHANGE
 
 
-def _of_server(card: Capability, facts: CallFacts) -> CallFacts:
-    for one in iter_layers(card):
-        if isinstance(one, _RemoteCard):
-            shares = bool(getattr(one, "shares_name", False))
-            return replace(facts, remote=one.ref, shares_name=shares, pin=one.pin)
-    return facts
-
-
-async def _of_command(facts: CallFacts, ctx: ToolContext, shell_folders: tuple[str, ...]) -> CallFacts:
-    text = facts.arguments.get("input" if facts.arguments.get("action") == "write" else "command")
+async def _add_command(facts: CallFacts, ctx: ToolContext, shell_folders: tuple[str, ...]) -> CallFacts:
+    """Add the parsed command, the files of its redirections, and the sandbox."""
+    is_input = facts.arguments.get("action") == "write"
+    text = facts.arguments.get("input" if is_input else "command")
     script = await to_thread.run_sync(parse_command, text if isinstance(text, str) else "")
-    if facts.arguments.get("action") == "write":
+    if is_input:
         script = replace(script, flaws=("it is typed into a process that runs", *script.flaws))
-    given = facts.arguments.get("cwd")
+    cwd = facts.arguments.get("cwd")
     folders: tuple[str, ...] = (facts.workspace, *shell_folders)
     paths: list[PathFact] = []
-    if isinstance(given, str):
-        folder = given if facts.tool in _JOBS else path_given(facts.arguments, "cwd")
-        paths.append(await _looked_up(ctx, folder, writing=False))
+    if isinstance(cwd, str):
+        folder = cwd if facts.tool in _JOB_TOOLS else path_given(facts.arguments, "cwd")
+        paths.append(await _resolve_path(ctx, folder, writing=False))
         folders = (paths[0].resolved,)
     for redirect in script.redirects:
         target = redirect.target.text
         if target is None or target in _STREAMS:
             continue
         for folder in dict.fromkeys(folders):
-            full = _joined(folder, target)
-            paths.append(await _looked_up(ctx, full, writing=redirect.writes))
+            full = _join_path(folder, target)
+            paths.append(await _resolve_path(ctx, full, writing=redirect.writes))
     shell = ctx.shell
     state = await shell.sandbox_state() if isinstance(shell, SandboxedShell) else None
     return replace(facts, script=script, paths=tuple(dict.fromkeys(paths)), sandbox=state)
 
 
-async def _looked_up(ctx: ToolContext, given: str, *, writing: bool) -> PathFact:
-    """Find out where a path leads, and whether the door would open there."""
-    spelled = _joined(ctx.cwd, given)
+async def _resolve_path(ctx: ToolContext, given: str, *, writing: bool) -> PathFact:
+    """Resolve a path, and find out whether the path policy refuses it."""
+    spelled = _join_path(ctx.cwd, given)
     fact = PathFact(given=given, spelled=spelled, resolved=spelled, writing=writing)
     try:
         return replace(fact, resolved=await ctx.fs.resolve(given, writing=writing))
     except PathRefused as exc:
         refusal = exc.refusal
         if refusal == "outside" and writing:
-            # The door says the first reason only; the second is the one that counts.
-            why = await to_thread.run_sync(default_protected_paths().why, exc.resolved, os.sep)
-            refusal = cast("Refusal", "protected") if why else refusal
+            # The policy reports its first reason; of the two, `protected` is the stricter one.
+            reason = await to_thread.run_sync(default_protected_paths().why, exc.resolved, os.sep)
+            refusal = cast("Refusal", "protected") if reason else refusal
         return replace(fact, resolved=exc.resolved, refusal=refusal)
     except OSError as exc:
         return replace(fact, problem=str(exc.strerror or exc))
 
 
-def _joined(folder: str, path: str) -> str:
+def _join_path(folder: str, path: str) -> str:
     return os.path.normpath(os.path.join(folder, os.path.expanduser(path)))

@@ -1,7 +1,7 @@
-"""The gate itself: every call of a card passes here, whoever makes it.
+"""Permission checks: every call of a card passes here before it runs.
 
-It finds out what the call would do, compares that with all the rules, asks somebody if it must, and
-lets the card run with what was looked at: those arguments, that door, and nothing else.
+A check gathers the facts about the call, applies the policy to them and to all rules, asks a person if it must, and
+runs the card with exactly what was checked: the same arguments, and a file system limited to the same paths.
 """
 
 from __future__ import annotations
@@ -22,14 +22,19 @@ from induscode.session.permissions.call_facts import gather_facts, prepare_argum
 from induscode.session.permissions.confirm import (
     ApprovalScope,
     PermissionAnswer,
-    bind_call,
     build_request,
     build_rules,
-    remedy,
-    server_rule,
+    build_server_rule,
+    suggest_flags,
 )
 from induscode.session.permissions.path_grants import PathGrant, restrict_context
-from induscode.session.permissions.policy import Approval, PolicyContext, decide_call, find_denying_rule
+from induscode.session.permissions.policy import (
+    ApprovalMode,
+    PolicyContext,
+    decide_call,
+    find_denying_rule,
+    is_sandboxed,
+)
 from induscode.session.permissions.rules import Effect, Rule, RuleOrigin
 
 if TYPE_CHECKING:
@@ -43,46 +48,41 @@ if TYPE_CHECKING:
     from induscode.session.permissions.policy import Decision
     from induscode.session.permissions.store import RuleStore
 
-
 _ATTEMPTS = 3
-"""How often somebody is asked anew because a path leads elsewhere after the answer."""
+"""Number of questions about one call whose paths change while the person answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """What the gate says to a call."""
+    """Result of a permission check."""
 
     allowed: bool
     by: str = ""
     """What allowed the call: the rules, the user, or a flag."""
     reason: str = ""
-    """For a no: what is in the way, and what would help, in words for a model and a person."""
+    """Why the call was denied and what would help, for a model and a person."""
     code: str = "denied"
     facts: CallFacts | None = None
-    """What was looked at; the arguments to run with are in it."""
+    """The facts that were checked, with the arguments to run with."""
 
 
-def _never() -> bool:
-    return False
-
-
-class _Folders:
-    """Where the shell of a context may stand."""
+class _ShellFolder:
+    """The directory of the shell of one context."""
 
     def __init__(self) -> None:
-        self.last: str | None = None
+        self.path: str | None = None
 
 
 class Permissions:
-    """Decides about calls; one for a session, with the rules that hold in it.
+    """Permissions of one session: its rules, its approval mode, and a way to ask a person.
 
     Args:
         rules: From the command line, the user's store and the project.
-        approver: Who can ask a person; without one, what would be asked is denied.
-        approval: What becomes of calls that would be asked about.
+        approver: Asks a person; without one, a call that needs a question is denied.
+        approval: What happens to calls about which a person would be asked.
         plan: Tells whether the session is in plan mode.
-        plans_dir: Where plan mode may write.
-        store: Where a person's "always" is kept; without one it holds for the session.
+        plans_dir: Directory to which plan mode may write.
+        store: Where an answer for always is stored; without one it holds for the session.
     """
 
     def __init__(
@@ -90,191 +90,188 @@ class Permissions:
         rules: Iterable[Rule] = (),
         *,
         approver: Approver | None = None,
-        approval: Approval = Approval.ASK,
-        plan: Callable[[], bool] = _never,
+        approval: ApprovalMode = ApprovalMode.ASK,
+        plan: Callable[[], bool] = lambda: False,
         plans_dir: str | None = None,
         store: RuleStore | None = None,
     ) -> None:
         self._rules = [*rules]
-        self._asker = approver
+        self._approver = approver
         self._approval = approval
         self._plan = plan
         self._plans_dir = plans_dir
         self._store = store
         self._asking = anyio.Lock()
-        self._folders: PerContext[_Folders] = PerContext(_Folders)
+        self._workspaces: dict[str, str] = {}
+        """Resolved working directories, by the directory of a context; they do not change in a session."""
+        self._shell_folders: PerContext[_ShellFolder] = PerContext(_ShellFolder)
         self.notes: list[Note] = []
-        """What went wrong besides."""
+        """Problems with the store."""
 
     @property
     def rules(self) -> Sequence[Rule]:
-        """The rules that hold, those that were made in this session included."""
+        """The rules that hold, with those made in this session."""
         return tuple(self._rules)
 
     async def check(self, card: Capability, arguments: JsonValue, ctx: ToolContext) -> CheckResult:
-        """Decide about a call; a person may be asked."""
-        given = await prepare_arguments(card, arguments)
-        if isinstance(given, ToolResult):
-            return CheckResult(
-                allowed=False, reason=str(project_content(given.content)), code=str(given.details["code"])
-            )
+        """Check a call; a person may be asked."""
+        prepared = await prepare_arguments(card, arguments)
+        if isinstance(prepared, ToolResult):
+            reason = str(project_content(prepared.content))
+            return CheckResult(allowed=False, reason=reason, code=str(prepared.details["code"]))
         for _ in range(_ATTEMPTS):
-            verdict = await self._check_once(card, given, ctx)
-            if verdict is not None:
-                return verdict
+            facts = await self._gather(card, prepared, ctx)
+            decision = await self._decide(facts)
+            if decision.effect is not Effect.ASK:
+                return self._to_result(facts, decision)
+            if self._approver is None:
+                return _deny(facts, decision, f"nobody is there to ask. {_suggest_remedy(facts, decision)}")
+            result = await self._ask(self._approver, card, facts, ctx)
+            if result is not None:
+                return result
         reason = f"{card.name} was not run: where its paths lead changes all the time"
         return CheckResult(allowed=False, reason=reason)
 
     async def run(
         self, card: Capability, arguments: JsonValue, ctx: ToolContext, also: Sequence[Permissions] = ()
     ) -> ToolResult:
-        """Run a card if the gate and the others say yes; what one says otherwise is the answer."""
+        """Run a card if these permissions and those in `also` allow the call; a denial is an error result."""
         for other in also:
-            said = await other.check(card, arguments, ctx)
-            if said.facts is None or not said.allowed:
-                return ToolResult.error(said.reason, code=said.code)
-            arguments = said.facts.arguments
-        verdict = await self.check(card, arguments, ctx)
-        facts = verdict.facts
-        if facts is None or not verdict.allowed:
-            return ToolResult.error(verdict.reason, code=verdict.code)
-        leave = PathGrant(facts)
+            result = await other.check(card, arguments, ctx)
+            if result.facts is None or not result.allowed:
+                return ToolResult.error(result.reason, code=result.code)
+            arguments = result.facts.arguments
+        result = await self.check(card, arguments, ctx)
+        facts = result.facts
+        if facts is None or not result.allowed:
+            return ToolResult.error(result.reason, code=result.code)
+        if not facts.paths and facts.script is None:
+            return await card.run(facts.arguments, ctx)
+
+        def find_denial(resolved: str) -> str | None:
+            rules = [rule for permissions in (self, *also) for rule in permissions.rules]
+            rule = find_denying_rule(rules, facts, resolved)
+            return None if rule is None else rule.reason
+
+        grant = PathGrant(facts)
         try:
-            own = restrict_context(ctx, facts, leave, _denier(facts, (self, *also)))
-            result = await card.run(facts.arguments, own)
+            answer = await card.run(facts.arguments, restrict_context(ctx, facts, grant, find_denial))
         finally:
-            leave.end()
-        self._follow_shell(facts, ctx, result)
-        return result
+            grant.end()
+        folder = answer.details.get("cwd")
+        if facts.tool == "bash" and isinstance(folder, str):
+            # The next command may name its files relative to this directory.
+            self._shell_folders.of(ctx).path = folder
+        return answer
 
-    # -- deciding ---------------------------------------------------------------------------
+    # -- deciding -------------------------------------------------------------------------------
 
-    async def _check_once(self, card: Capability, given: JsonObject, ctx: ToolContext) -> CheckResult | None:
-        """Decide about a call as it is now; None if it became another while somebody was asked."""
-        facts = await self._gather(card, given, ctx)
-        judgement = await self._judge(facts)
-        if judgement.effect is not Effect.ASK:
-            return self._settled(facts, judgement)
-        if self._asker is None:
-            return _denied(facts, judgement, f"nobody is there to ask. {_to_allow(facts, judgement)}")
-        # One question at a time; the answer to the one before may have settled this one.
-        async with self._asking:
-            judgement = await self._judge(facts)
-            if judgement.effect is not Effect.ASK:
-                return self._settled(facts, judgement)
-            answer = await self._ask(self._asker, facts, judgement)
-            if answer.scope is None:
-                said = f": {escape_invisible(answer.comment)[0]}" if answer.comment else ""
-                return _denied(facts, judgement, f"the user said no{said}")
-            again = await self._gather(card, given, ctx)
-            if bind_call(again) != bind_call(facts):
-                return None
-            await self._remember(facts, judgement, answer.scope)
-        return CheckResult(allowed=True, by="the user", facts=again)
-
-    async def _gather(self, card: Capability, given: JsonObject, ctx: ToolContext) -> CallFacts:
-        last = self._folders.of(ctx).last
-        return await gather_facts(card, given, ctx, () if last is None else (last,))
-
-    async def _judge(self, facts: CallFacts) -> Decision:
-        return await to_thread.run_sync(self._judge_now, facts)
-
-    def _judge_now(self, facts: CallFacts) -> Decision:
-        store = self._store
-        stance = PolicyContext(
-            approval=self._approval,
-            plan=self._plan(),
-            plans_dir=self._plans_dir,
-            unsandboxed=store is not None and store.unsandboxed(facts.workspace),
+    async def _gather(self, card: Capability, arguments: JsonObject, ctx: ToolContext) -> CallFacts:
+        folder = self._shell_folders.of(ctx).path
+        known = self._workspaces.get(ctx.cwd)
+        facts = await gather_facts(
+            card, arguments, ctx, workspace=known, shell_folders=() if folder is None else (folder,)
         )
-        return decide_call(facts, tuple(self._rules), stance)
+        self._workspaces[ctx.cwd] = facts.workspace
+        return facts
 
-    def _settled(self, facts: CallFacts, judgement: Decision) -> CheckResult:
-        if judgement.effect is Effect.DENY:
-            return _denied(facts, judgement, "it is denied")
-        by = f"--approval {self._approval.value}" if judgement.reasons else "the rules"
+    async def _decide(self, facts: CallFacts) -> Decision:
+        context = PolicyContext(approval=self._approval, plan=self._plan(), plans_dir=self._plans_dir)
+        if not facts.paths and facts.script is None:
+            return decide_call(facts, tuple(self._rules), context)
+
+        def decide_in_thread() -> Decision:
+            # Reads files: the store, and symbolic links in the paths of rules.
+            store, needs_store = self._store, facts.script is not None and not is_sandboxed(facts)
+            unsandboxed = needs_store and store is not None and store.allows_unsandboxed(facts.workspace)
+            return decide_call(facts, tuple(self._rules), replace(context, unsandboxed=unsandboxed))
+
+        return await to_thread.run_sync(decide_in_thread)
+
+    def _to_result(self, facts: CallFacts, decision: Decision) -> CheckResult:
+        if decision.effect is Effect.DENY:
+            return _deny(facts, decision, "it is denied")
+        by = f"--approval {self._approval.value}" if decision.reasons else "the rules"
         return CheckResult(allowed=True, by=by, facts=facts)
 
-    async def _ask(self, approver: Approver, facts: CallFacts, judgement: Decision) -> PermissionAnswer:
-        question = build_request(facts, judgement)
-        try:
-            answer = await approver.ask(question)
-        except Exception as exc:  # noqa: BLE001 — boundary: whoever asks is the host's
-            return PermissionAnswer(None, f"asking failed: {type(exc).__name__}: {exc}")
-        offered = answer.scope is None or answer.scope in question.scopes
-        return answer if offered else PermissionAnswer(None, f"{answer.scope} was not one of the answers")
+    # -- asking ---------------------------------------------------------------------------------
 
-    # -- remembering ------------------------------------------------------------------------
+    async def _ask(
+        self, approver: Approver, card: Capability, facts: CallFacts, ctx: ToolContext
+    ) -> CheckResult | None:
+        """Ask a person; None if the facts changed before the answer."""
+        # One question at a time; the answer to the last one may have decided this one.
+        async with self._asking:
+            decision = await self._decide(facts)
+            if decision.effect is not Effect.ASK:
+                return self._to_result(facts, decision)
+            request = build_request(facts, decision)
+            try:
+                answer = await approver.ask(request)
+            except Exception as exc:  # noqa: BLE001 — boundary: the approver is the host's code
+                answer = PermissionAnswer(None, f"asking failed: {type(exc).__name__}: {exc}")
+            scope, comment = answer.scope, answer.comment
+            if scope is not None and scope not in request.scopes:
+                scope, comment = None, f"{scope} was not one of the answers"
+            if scope is None:
+                suffix = f": {escape_invisible(comment)[0]}" if comment else ""
+                return _deny(facts, decision, f"the user said no{suffix}")
+            # The same arguments may lead elsewhere by now: then it is another call.
+            current = await self._gather(card, facts.arguments, ctx)
+            if current != facts:
+                return None
+            await self._remember(facts, decision, scope)
+        return CheckResult(allowed=True, by="the user", facts=current)
 
-    async def _remember(self, facts: CallFacts, judgement: Decision, scope: ApprovalScope) -> None:
+    async def _remember(self, facts: CallFacts, decision: Decision, scope: ApprovalScope) -> None:
+        """Add the rules of an answer to the session, and to the store if it is for always."""
         if scope is ApprovalScope.ONCE:
             return
-        per_server = scope is ApprovalScope.ALWAYS_SERVER
-        rules = (server_rule(facts),) if per_server else build_rules(facts, judgement)
-        # A server, a path and a script of this name are something else in another project.
-        here = [replace(rule, workspace=facts.workspace) for rule in rules]
-        self._rules += here
+        is_server = scope is ApprovalScope.ALWAYS_SERVER
+        rules = (build_server_rule(facts),) if is_server else build_rules(facts, decision)
+        # The same name is another server, path or script in another project.
+        local = [replace(rule, workspace=facts.workspace) for rule in rules]
+        self._rules += local
         if scope is ApprovalScope.SESSION or self._store is None:
             return
-        kept = [replace(rule, origin=RuleOrigin.USER) for rule in here]
         try:
-            await to_thread.run_sync(self._store.add, kept)
+            await to_thread.run_sync(self._store.add, [replace(rule, origin=RuleOrigin.USER) for rule in local])
         except OSError as exc:
-            note = Note("a decision for always", f"holds for this session only: {exc}")
-            self.notes.append(note)
-
-    def _follow_shell(self, facts: CallFacts, ctx: ToolContext, result: ToolResult) -> None:
-        """Note where bash stands now: the next command may name its files from there."""
-        folder = result.details.get("cwd")
-        if facts.tool == "bash" and isinstance(folder, str):
-            self._folders.of(ctx).last = folder
+            self.notes.append(Note("a decision for always", f"holds for this session only: {exc}"))
 
 
-def _denier(facts: CallFacts, gates: Sequence[Permissions]) -> Callable[[str], str | None]:
-    def denies(resolved: str) -> str | None:
-        given = [rule for gate in gates for rule in gate.rules]
-        found = find_denying_rule(given, facts, resolved)
-        return None if found is None else found.told
-
-    return denies
+def _deny(facts: CallFacts, decision: Decision, cause: str) -> CheckResult:
+    reasons = "".join(f"\n- {escape_invisible(reason)[0]}" for reason in decision.reasons)
+    return CheckResult(allowed=False, reason=f"{facts.tool} was not run: {cause}{reasons}", facts=facts)
 
 
-def _denied(facts: CallFacts, judgement: Decision, why: str) -> CheckResult:
-    reasons = "".join(f"\n- {escape_invisible(reason)[0]}" for reason in judgement.reasons)
-    return CheckResult(allowed=False, reason=f"{facts.tool} was not run: {why}{reasons}", facts=facts)
-
-
-def _to_allow(facts: CallFacts, judgement: Decision) -> str:
-    if judgement.undecided:
+def _suggest_remedy(facts: CallFacts, decision: Decision) -> str:
+    if decision.undecided:
         return (
             "Write the command plainly, so that it can be compared with the rule, or start without"
             " that rule. Why it would be asked:"
         )
-    return f"To allow it, start with {remedy(facts, judgement)}. Why it would be asked:"
+    return f"To allow it, start with {suggest_flags(facts, decision)}. Why it would be asked:"
 
 
-# -- cards ------------------------------------------------------------------------------------
+# -- cards --------------------------------------------------------------------------------------
 
 
 class CheckedCard(CardWrapper):
-    """A card behind one gate or several, all of which must say yes."""
+    """A card behind one or several permissions, all of which must allow a call."""
 
-    def __init__(self, inner: Capability, *gates: Permissions) -> None:
+    def __init__(self, inner: Capability, *permissions: Permissions) -> None:
         super().__init__(inner)
-        self.gates = gates
+        self.permissions = permissions
 
     async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
-        """Run the card inside if the gates say yes."""
-        gate, *others = self.gates
-        return await gate.run(self.inner, arguments, ctx, others)
+        """Run the inner card if the permissions allow the call."""
+        first, *others = self.permissions
+        return await first.run(self.inner, arguments, ctx, others)
 
 
-def require_permission(card: Capability, gate: Permissions) -> CheckedCard:
-    """Put a card behind a gate, and leave it behind those it is behind already.
-
-    For `ToolDeck.map_capabilities`. A sub-session that is given require_permission cards and a gate of its own
-    may do what both allow.
-    """
+def require_permission(card: Capability, permissions: Permissions) -> CheckedCard:
+    """Put permissions in front of a card, in addition to those it has; for `ToolDeck.map_capabilities`."""
     if not isinstance(card, CheckedCard):
-        return CheckedCard(card, gate)
-    return card if gate in card.gates else CheckedCard(card.inner, gate, *card.gates)
+        return CheckedCard(card, permissions)
+    return card if permissions in card.permissions else CheckedCard(card.inner, permissions, *card.permissions)

@@ -1,8 +1,8 @@
-"""The file door of one call: it leads where somebody looked, and nowhere else.
+"""Path policy of one call: exactly the paths that were checked, and nothing else.
 
-A path may be made to lead elsewhere between the question and the call. So the door of the call
-itself knows what was allowed: it opens outside of the workspace for exactly that, it writes to
-nothing else, and what a rule denies stays shut wherever a link leads.
+A symbolic link may change between the check and the call. The call therefore runs with a file system whose policy
+knows what was allowed: it opens that outside the workspace, writes to nothing else, and refuses what a rule denies
+wherever a link leads.
 """
 
 from __future__ import annotations
@@ -25,91 +25,90 @@ if TYPE_CHECKING:
     from indusagi.capabilities.ports import Fs
     from induscode.session.permissions.call_facts import CallFacts
 
-Denies: TypeAlias = "Callable[[str], str | None]"
+FindDenial: TypeAlias = "Callable[[str], str | None]"
 """Names the rule that denies a resolved path; None if there is none."""
 
 
 @runtime_checkable
 class PolicedFs(Protocol):
-    """A file door that can be had under another policy."""
+    """A file system with a replaceable path policy."""
 
     def under(self, change: Callable[[PathPolicy], PathPolicy]) -> Fs:
-        """Give the same door under the policy that `change` makes of its own."""
+        """Give the same file system with the policy that `change` derives from its own."""
         ...
 
 
 class PathGrant:
-    """What one call may open besides the workspace; over when the call is."""
+    """Paths outside the workspace that one call may open, until it ends."""
 
     def __init__(self, facts: CallFacts) -> None:
         self._paths = facts.paths
         self._open = True
 
     def permits(self, request: PathRequest) -> bool:
-        """Say yes to what was looked at, while the call runs."""
-        return self._open and any(
-            (path.writing or not request.writing) and _covers(path.resolved, request, path.tree)
-            for path in self._paths
-            if path.refusal is not None
-        )
+        """Tell whether the path was checked and the call is still running."""
+        if not self._open:
+            return False
+        for path in self._paths:
+            if path.refusal is None or (request.writing and not path.writing):
+                continue
+            if request.resolved == path.resolved or (path.tree and is_within(request.resolved, path.resolved)):
+                return True
+            # A new file needs its directory.
+            if request.writing and request.resolved == os.path.dirname(path.resolved):
+                return True
+        return False
 
     def end(self) -> None:
-        """Say yes to nothing any more."""
+        """Permit nothing any more."""
         self._open = False
-
-
-def _covers(resolved: str, request: PathRequest, tree: bool) -> bool:
-    if request.resolved == resolved or (tree and is_within(request.resolved, resolved)):
-        return True
-    # A file that is made needs its directory.
-    return request.writing and request.resolved == os.path.dirname(resolved)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallPolicy(PathPolicy):
-    """The policy of a door, narrowed to one call."""
+    """A path policy, narrowed to one call."""
 
     writes: frozenset[str]
-    """What may be written to: what was looked at, and the directories it stands in."""
-    denies: Denies
+    """Paths that may be written: those that were checked, and their directories."""
+    find_denial: FindDenial
 
     def base_of(self, given: str, resolved: str, *, writing: bool) -> str:
-        """Give the directory from which a resolved path is to be opened.
+        """Give the directory from which a resolved path is opened.
 
         Raises:
-            PathRefused: The door does not lead there.
+            PathRefused: The call may not open the path.
         """
         shown = clean_text(resolved)[0]
         if writing and resolved not in self.writes:
-            why = f"leads to {shown} by now, which is not what was allowed. Try again"
-            raise PathRefused(given, resolved, "protected", why)
-        rule = self.denies(resolved)
+            reason = f"leads to {shown} by now, which is not what was allowed. Try again"
+            raise PathRefused(given, resolved, "protected", reason)
+        rule = self.find_denial(resolved)
         if rule is not None:
             raise PathRefused(given, resolved, "protected", f"leads to {shown}: rule {rule}")
-        # Slots make a new class of this one, which super() without arguments does not find.
+        # `slots=True` creates a new class, which `super()` without arguments does not find.
         return PathPolicy.base_of(self, given, resolved, writing=writing)
 
 
-def restrict_context(ctx: ToolContext, facts: CallFacts, leave: PathGrant, denies: Denies) -> ToolContext:
-    """Give the context of one call, with a door of its own where the call is about files."""
+def restrict_context(ctx: ToolContext, facts: CallFacts, grant: PathGrant, find_denial: FindDenial) -> ToolContext:
+    """Give the context of one call, with a file system of its own if the call is about files."""
     if not isinstance(ctx.fs, PolicedFs):
         return ctx
     is_file = facts.kind is CallKind.FILE
     if not is_file and not any(path.refusal for path in facts.paths):
         return ctx
-    written = [path.resolved for path in facts.paths if path.writing]
-    writes = frozenset((*written, *map(os.path.dirname, written)))
+    targets = [path.resolved for path in facts.paths if path.writing]
+    writes = frozenset((*targets, *map(os.path.dirname, targets)))
 
-    def narrowed(policy: PathPolicy) -> PathPolicy:
+    def narrow(policy: PathPolicy) -> PathPolicy:
         if not is_file:
-            return replace(policy, permits=leave.permits)
+            return replace(policy, permits=grant.permits)
         return CallPolicy(
             roots=policy.roots,
             read_roots=policy.read_roots,
             protected=policy.protected,
-            permits=leave.permits,
+            permits=grant.permits,
             writes=writes,
-            denies=denies,
+            find_denial=find_denial,
         )
 
-    return replace(ctx, fs=ctx.fs.under(narrowed))
+    return replace(ctx, fs=ctx.fs.under(narrow))

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from indusagi.interop.protocol_bridge.contract import QUALIFIER, qualify_tool_name
-from induscode.session.permissions.rules import command_words
+from induscode.session.permissions.rules import split_command_pattern
 from induscode.session.permissions.shell.arguments import find_problem
 from induscode.session.permissions.shell.launchers import base_name
 
@@ -53,7 +53,7 @@ def match_command(specifier: str, command: Command) -> frozenset[int] | None:
 
     A `*` at the end of a pattern stands for further words, of which it names none.
     """
-    pattern, more = command_words(specifier)
+    pattern, more = split_command_pattern(specifier)
     if len(command.words) < len(pattern) or (not more and len(command.words) > len(pattern)):
         return None
     pairs = list(zip(pattern, command.words, strict=False))
@@ -62,7 +62,7 @@ def match_command(specifier: str, command: Command) -> frozenset[int] | None:
     return frozenset(at for at, (part, word) in enumerate(pairs) if "*" not in part and not word.glob)
 
 
-def allow_problem(specifier: str | None, command: Command) -> Problem | None:
+def find_allow_problem(specifier: str | None, command: Command) -> Problem | None:
     """Say why a rule that names a command does not allow it as it is; None if it does.
 
     A rule about every command (`bash`, `bash(*)`) is not asked about what is merely unknown.
@@ -70,13 +70,13 @@ def allow_problem(specifier: str | None, command: Command) -> Problem | None:
     named = frozenset[int]() if specifier is None else match_command(specifier, command)
     assert named is not None, "the rule is about another command"
     problem = find_problem(command.words, named, fed=command.fed)
-    every = specifier is None or command_words(specifier) == ((), True)
+    every = specifier is None or split_command_pattern(specifier) == ((), True)
     return None if problem is not None and every and not problem.acts else problem
 
 
 def may_be_command(specifier: str, command: Command) -> PatternMatch:
     """Tell whether a command is, or may be, what a pattern says, whatever follows."""
-    pattern, _ = command_words(specifier)
+    pattern, _ = split_command_pattern(specifier)
     if not pattern:
         return PatternMatch.YES
     name, *rest = command.words
@@ -152,7 +152,7 @@ def _has_options(options: Sequence[str], words: Sequence[Word]) -> PatternMatch:
 
 def may_be_program(specifier: str, word: Word) -> bool:
     """Tell whether a word may be the program of a pattern, under any path."""
-    pattern, _ = command_words(specifier)
+    pattern, _ = split_command_pattern(specifier)
     program = base_name(pattern[0])
     names = [part for guess in word.guesses for part in re.split(r"[\s=:]+", guess) if part]
     return any(
@@ -201,7 +201,7 @@ def _reachable(places: set[int], words: Sequence[Word]) -> list[int]:
 # -- paths ------------------------------------------------------------------------------------
 
 
-def has_signs(pattern: str) -> bool:
+def has_wildcards(pattern: str) -> bool:
     """Tell whether a pattern stands for more than one path."""
     return any(sign in pattern for sign in "*?")
 
@@ -246,7 +246,7 @@ def _rooted(pattern: str, workspace: str) -> str:
 def _fixed_part(pattern: str) -> str:
     """Give the directories before the first sign."""
     parts = pattern.split("/")
-    count = next((n for n, part in enumerate(parts) if has_signs(part)), len(parts))
+    count = next((n for n, part in enumerate(parts) if has_wildcards(part)), len(parts))
     return "/".join(parts[:count])
 
 
@@ -270,7 +270,7 @@ _SIGNS = {"/**/": "/(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 # -- hosts ------------------------------------------------------------------------------------
 
 
-def host_of(url: str) -> str | None:
+def parse_host(url: str) -> str | None:
     """Give the host of an address, in one spelling; None if there is none that can be told."""
     try:
         host = urlsplit(url.strip()).hostname

@@ -1,13 +1,13 @@
-"""What is to be done with a call, from what is known of it and from all the rules.
+"""The policy: a function from the facts about a call and all rules to a decision.
 
-Denied before anything else; then plan mode; then what somebody wants to be asked about; and only
-what nobody objects to can be allowed. Every rule is looked at: none ends the search.
+Order: deny rules, then plan mode, then ask rules and doubts, then allow rules. Every rule is compared: the decision
+does not depend on their order.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -15,9 +15,8 @@ from indusagi.core.paths import is_within
 from induscode.session.permissions.call_facts import CallKind
 from induscode.session.permissions.patterns import (
     PatternMatch,
-    allow_problem,
-    has_signs,
-    host_of,
+    find_allow_problem,
+    has_wildcards,
     is_absolute,
     is_host,
     is_path,
@@ -29,6 +28,7 @@ from induscode.session.permissions.patterns import (
     may_lie_below,
     may_name,
     names_exactly,
+    parse_host,
 )
 from induscode.session.permissions.rules import Effect, Rule
 
@@ -38,39 +38,39 @@ if TYPE_CHECKING:
     from induscode.session.permissions.call_facts import CallFacts, PathFact
     from induscode.session.permissions.shell.arguments import Problem
     from induscode.session.permissions.shell.parse import Command, Script
-    from induscode.session.permissions.shell.syntax import Word
 
 _DOMAIN = "domain:"
 _HARMLESS = frozenset({CallKind.LOOK, CallKind.OWN, CallKind.DELEGATE})
 _IN_PLAN_MODE = frozenset({CallKind.LOOK, CallKind.OWN, CallKind.EGRESS})
 
 
-class Approval(StrEnum):
-    """What becomes of a call that a person would be asked about."""
+class ApprovalMode(StrEnum):
+    """What happens to a call about which a person would be asked."""
 
     ASK = "ask"
-    """It is asked about; where nobody can be asked, it is denied."""
+    """Ask; where no person can be asked, deny."""
     AUTO_EDIT = "auto-edit"
-    """Files of the workspace are written unasked; the rest as with ASK."""
+    """Write files of the workspace without asking; otherwise as with ASK."""
     ALL = "all"
-    """Everything runs that is not denied."""
+    """Run everything that is not denied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyContext:
-    """How the session stands at the moment."""
+    """State of the session that the policy depends on."""
 
-    approval: Approval = Approval.ASK
+    approval: ApprovalMode = ApprovalMode.ASK
     plan: bool = False
+    """Whether plan mode is on."""
     plans_dir: str | None = None
-    """Where plan mode may write; absolute and resolved."""
+    """Directory to which plan mode may write; absolute and resolved."""
     unsandboxed: bool = False
-    """Whether rules allow commands although nothing holds them in."""
+    """Whether rules may allow commands without a sandbox."""
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Something about a call that wants leave."""
+    """A part of a call that needs permission."""
 
     reason: str
     path: PathFact | None = None
@@ -81,43 +81,63 @@ class Need:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What is to be done, and why."""
+    """Allow, ask or deny, with the reasons."""
 
     effect: Effect
     reasons: tuple[str, ...] = ()
     needs: tuple[Need, ...] = ()
-    """What no rule allows, each of which a rule could."""
-    firm: tuple[str, ...] = field(default=())
-    """What no rule can allow: a person may."""
+    """Parts that no rule allows, and that a rule could allow."""
+    firm: tuple[str, ...] = ()
+    """Reasons that only a person can overrule, not a rule."""
     undecided: tuple[str, ...] = ()
-    """Why a rule that denies could apply to a command: asked about in every mode."""
+    """Reasons why a deny rule could apply to a command: asked about in every mode."""
 
 
-def decide_call(facts: CallFacts, rules: Iterable[Rule], stance: PolicyContext) -> Decision:
-    """Judge a call. This looks at the file system, for what links make of the paths in rules."""
-    given = [rule for rule in rules if _concerns(rule, facts)]
-    objections = [(rule, _objection(rule, facts)) for rule in given]
-    denied = _denials(facts, objections)
-    if denied:
-        return Decision(effect=Effect.DENY, reasons=tuple(denied))
-    if stance.plan and not _fits_plan(facts, stance):
-        why = "plan mode: only what looks is allowed until a plan is approved"
-        return Decision(effect=Effect.DENY, reasons=(why,))
+def decide_call(facts: CallFacts, rules: Iterable[Rule], context: PolicyContext) -> Decision:
+    """Decide about a call. With paths in the call, this resolves symbolic links in the paths of rules."""
+    relevant = [rule for rule in rules if _is_relevant(rule, facts)]
+    objections = [(rule, _match_objection(rule, facts)) for rule in relevant if rule.effect is not Effect.ALLOW]
+    denials = [
+        f"rule {rule.reason}" for rule, match in objections if rule.effect is Effect.DENY and match is PatternMatch.YES
+    ]
+    denials += [
+        f"{path.resolved} is part of the system itself: no tool is let in there"
+        for path in facts.paths
+        if path.refusal == "special"
+    ]
+    if facts.script is not None and not facts.script.whole:
+        denials += [
+            f"it is too long to be compared with rule {rule.reason}"
+            for rule, _ in objections
+            if rule.effect is Effect.DENY
+        ]
+    if denials:
+        return Decision(effect=Effect.DENY, reasons=tuple(denials))
+    if context.plan and not _fits_plan_mode(facts, context):
+        reason = "plan mode: only what looks is allowed until a plan is approved"
+        return Decision(effect=Effect.DENY, reasons=(reason,))
     firm = [
-        f"rule {rule.told}" + ("" if match is PatternMatch.YES else " may be meant")
+        f"rule {rule.reason}" + ("" if match is PatternMatch.YES else " may be meant")
         for rule, match in objections
         if match is not PatternMatch.NO
     ]
-    firm += _doubts(facts, stance)
-    undecided = _undecided(facts, objections)
-    allowing = [rule for rule in given if rule.effect is Effect.ALLOW]
-    needs = [_with_problem(need, facts, allowing) for need in _needs(facts) if not _met(need, facts, allowing, stance)]
+    firm += [f"{path.given}: {path.problem}" for path in facts.paths if path.problem]
+    undecided: list[str] = []
+    if facts.script is not None:
+        firm += _list_doubts(facts, facts.script, context)
+        undecided = _list_undecided(facts.script, objections)
+    allowing = [rule for rule in relevant if rule.effect is Effect.ALLOW]
+    needs = [
+        need if need.command is None else _explain_need(need, need.command, facts, allowing)
+        for need in _list_needs(facts)
+        if not _is_allowed(need, facts, allowing, context)
+    ]
     reasons = tuple(dict.fromkeys([*firm, *(need.reason for need in needs)]))
     if not reasons:
         return Decision(effect=Effect.ALLOW)
-    unasked = stance.approval is Approval.ALL and not undecided
+    is_unasked = context.approval is ApprovalMode.ALL and not undecided
     return Decision(
-        effect=Effect.ALLOW if unasked else Effect.ASK,
+        effect=Effect.ALLOW if is_unasked else Effect.ASK,
         reasons=(*undecided, *(reason for reason in reasons if reason not in undecided)),
         needs=tuple(needs),
         firm=tuple(firm),
@@ -125,45 +145,30 @@ def decide_call(facts: CallFacts, rules: Iterable[Rule], stance: PolicyContext) 
     )
 
 
-def _undecided(facts: CallFacts, objections: Sequence[tuple[Rule, PatternMatch]]) -> list[str]:
-    """List the rules that deny and could apply to a command, and what hides whether they do.
-
-    Files that a file tool comes to while it runs are compared then: `find_denying_rule`.
-    """
-    if facts.script is None:
-        return []
-    why = [*facts.script.opaque]
-    if any(word.text is None for word in _redirected(facts)):
-        why.append("only the shell knows which file it is connected to")
-    said = f": {'; '.join(why)}" if why else ""
-    return [
-        f"rule {rule.told} could apply{said}"
-        for rule, match in objections
-        if rule.effect is Effect.DENY and match is PatternMatch.MAYBE
-    ]
+def is_sandboxed(facts: CallFacts) -> bool:
+    """Tell whether a command would run in a sandbox."""
+    return facts.sandbox is not None and facts.sandbox.kind != "none"
 
 
-def _redirected(facts: CallFacts) -> list[Word]:
-    return [one.target for one in facts.script.redirects] if facts.script is not None else []
-
-
-def _concerns(rule: Rule, facts: CallFacts) -> bool:
-    """Tell whether a rule holds here and speaks of this tool, or of a path it touches."""
+def _is_relevant(rule: Rule, facts: CallFacts) -> bool:
+    """Tell whether a rule holds here and names the tool, or a file that a command is connected to."""
     if rule.workspace not in {None, facts.workspace}:
         return False
     if rule.server is not None and rule.server != facts.server:
         return False
     if rule.effect is Effect.ALLOW and rule.pin not in {None, facts.pin}:
         return False
-    touched = any(rule.names(_file_tool(path)) for path in _connected(facts)) or any(
-        rule.names("write" if one.writes else "read")
-        for one in (facts.script.redirects if facts.script is not None else ())
-        if one.target.text is None
+    if _names_tool(rule, facts):
+        return True
+    # The redirections of a command count as reading and writing.
+    if facts.kind is CallKind.COMMAND and any(rule.names(_file_tool(path.writing)) for path in facts.paths):
+        return True
+    return facts.script is not None and any(
+        rule.names(_file_tool(redirect.writes)) for redirect in facts.script.redirects if redirect.target.text is None
     )
-    return touched or _names(rule, facts)
 
 
-def _names(rule: Rule, facts: CallFacts) -> bool:
+def _names_tool(rule: Rule, facts: CallFacts) -> bool:
     """Tell whether a rule names the tool of a call; a server's tool by its identity."""
     if facts.remote is None:
         return any(map(rule.names, facts.names))
@@ -172,176 +177,150 @@ def _names(rule: Rule, facts: CallFacts) -> bool:
     return may_name(rule.tool, facts.remote, facts.tool)
 
 
-def _connected(facts: CallFacts) -> Sequence[PathFact]:
-    """Give the files that a command is connected to: they count as read or written."""
-    return facts.paths if facts.kind is CallKind.COMMAND else ()
+def _file_tool(writes: bool) -> str:
+    return "write" if writes else "read"
 
 
-def _file_tool(path: PathFact) -> str:
-    return "write" if path.writing else "read"
+# -- objections: deny and ask rules -------------------------------------------------------------
 
 
-# -- what is denied, or to be asked about -----------------------------------------------------
-
-
-def _denials(facts: CallFacts, objections: Sequence[tuple[Rule, PatternMatch]]) -> list[str]:
-    denied = [
-        f"rule {rule.told}" for rule, match in objections if rule.effect is Effect.DENY and match is PatternMatch.YES
-    ]
-    denied += [
-        f"{path.resolved} is part of the system itself: no tool is let in there"
-        for path in facts.paths
-        if path.refusal == "special"
-    ]
-    if facts.script is not None and not facts.script.whole:
-        strict = [rule for rule, _ in objections if rule.effect is Effect.DENY]
-        denied += [f"it is too long to be compared with rule {rule.told}" for rule in strict]
-    return denied
-
-
-def _objection(rule: Rule, facts: CallFacts) -> PatternMatch:
-    """Tell whether a rule that denies or asks is meant."""
-    if rule.effect is Effect.ALLOW:
-        return PatternMatch.NO
+def _match_objection(rule: Rule, facts: CallFacts) -> PatternMatch:
+    """Tell whether a deny or ask rule applies."""
     if rule.specifier is None:
         return PatternMatch.YES
-    by_path = _path_objection(rule, facts)
-    if facts.kind is CallKind.FILE or by_path is PatternMatch.YES:
+    by_path = _match_paths(rule, rule.specifier, facts)
+    if facts.kind is CallKind.FILE or by_path is PatternMatch.YES or not _names_tool(rule, facts):
         return by_path
-    if not _names(rule, facts):
-        return by_path
-    return max(by_path, _other_objection(rule, rule.specifier, facts))
-
-
-def _other_objection(rule: Rule, specifier: str, facts: CallFacts) -> PatternMatch:
     if facts.script is not None:
-        return _command_objection(specifier, facts.script)
-    if facts.url is not None and specifier.startswith(_DOMAIN):
-        host = host_of(facts.url)
-        return PatternMatch.YES if may_be_host(specifier.removeprefix(_DOMAIN), host) else PatternMatch.NO
-    return PatternMatch.YES  # nobody knows what it means here: then it is meant
+        return max(by_path, _match_script(rule.specifier, facts.script))
+    if facts.url is not None and rule.specifier.startswith(_DOMAIN):
+        host = parse_host(facts.url)
+        applies = may_be_host(rule.specifier.removeprefix(_DOMAIN), host)
+        return max(by_path, PatternMatch.YES if applies else PatternMatch.NO)
+    return PatternMatch.YES  # a specifier without a meaning for this tool applies to every call
 
 
-def _command_objection(specifier: str, script: Script) -> PatternMatch:
-    """Compare a pattern with all that runs, and with all that may."""
-    runs = (*script.commands, *script.suspects)
-    found = max((may_be_command(specifier, one) for one in runs), default=PatternMatch.NO)
-    if found is not PatternMatch.NO:
-        return found
-    hidden = (
+def _match_paths(rule: Rule, specifier: str, facts: CallFacts) -> PatternMatch:
+    result = PatternMatch.NO
+    for path in facts.paths:
+        if facts.kind is CallKind.COMMAND and not rule.names(_file_tool(path.writing)):
+            continue
+        if any(may_be_path(specifier, name, facts.workspace) for name in (path.resolved, path.spelled)):
+            return PatternMatch.YES
+        if path.tree and may_lie_below(specifier, path.resolved, facts.workspace):
+            result = PatternMatch.MAYBE
+    for redirect in facts.script.redirects if facts.script is not None else ():
+        if redirect.target.text is None and rule.names(_file_tool(redirect.writes)):
+            result = PatternMatch.MAYBE
+    return result
+
+
+def _match_script(specifier: str, script: Script) -> PatternMatch:
+    """Compare a specifier with every command that runs or may run."""
+    commands = (*script.commands, *script.suspects)
+    result = max((may_be_command(specifier, command) for command in commands), default=PatternMatch.NO)
+    if result is not PatternMatch.NO:
+        return result
+    may_hide = (
         script.opaque
         or any(may_be_program(specifier, word) for word in script.copied)
-        or any(may_be_command(specifier, one) is not PatternMatch.NO for one in script.possible)
+        or any(may_be_command(specifier, command) is not PatternMatch.NO for command in script.possible)
     )
-    return PatternMatch.MAYBE if hidden else PatternMatch.NO
-
-
-def _path_objection(rule: Rule, facts: CallFacts) -> PatternMatch:
-    pattern = rule.specifier or ""
-    found = PatternMatch.NO
-    for path in facts.paths:
-        connected = facts.kind is CallKind.COMMAND
-        if connected and not rule.names(_file_tool(path)):
-            continue
-        ways = (path.resolved, path.spelled)
-        if any(may_be_path(pattern, way, facts.workspace) for way in ways):
-            return PatternMatch.YES
-        if path.tree and may_lie_below(pattern, path.resolved, facts.workspace):
-            found = PatternMatch.MAYBE
-    for redirect in facts.script.redirects if facts.script is not None else ():
-        if redirect.target.text is None and rule.names("write" if redirect.writes else "read"):
-            found = PatternMatch.MAYBE
-    return found
+    return PatternMatch.MAYBE if may_hide else PatternMatch.NO
 
 
 def find_denying_rule(rules: Iterable[Rule], facts: CallFacts, resolved: str) -> Rule | None:
-    """Find a rule that keeps a file tool from a path which it comes to while it runs."""
+    """Find a rule that denies a path which a file tool reaches while it runs."""
     for rule in rules:
-        if rule.effect is Effect.DENY and _concerns(rule, facts) and rule.specifier is not None:
+        if rule.effect is Effect.DENY and rule.specifier is not None and _is_relevant(rule, facts):
             if may_be_path(rule.specifier, resolved, facts.workspace):
                 return rule
     return None
 
 
-def _doubts(facts: CallFacts, stance: PolicyContext) -> list[str]:
-    """List what no rule can allow."""
-    said = [f"{path.given}: {path.problem}" for path in facts.paths if path.problem]
-    if facts.script is None:
-        return said
-    said += facts.script.flaws
-    if not facts.script.commands:
-        said.append("it holds no command that a rule could name")
-    state = facts.sandbox
-    held = state is not None and state.kind != "none"
-    if not held and not stance.unsandboxed:
-        detail = state.detail if state is not None else "nobody knows what holds commands in"
-        said.append(f"there is no sandbox for commands here ({detail})")
-    return said
+def _list_doubts(facts: CallFacts, script: Script, context: PolicyContext) -> list[str]:
+    """List what no rule can allow in a command."""
+    doubts = [*script.flaws]
+    if not script.commands:
+        doubts.append("it holds no command that a rule could name")
+    if not is_sandboxed(facts) and not context.unsandboxed:
+        detail = facts.sandbox.detail if facts.sandbox is not None else "nobody knows what holds commands in"
+        doubts.append(f"there is no sandbox for commands here ({detail})")
+    return doubts
 
 
-# -- what wants leave, and who gives it -------------------------------------------------------
+def _list_undecided(script: Script, objections: Sequence[tuple[Rule, PatternMatch]]) -> list[str]:
+    """List the deny rules that could apply to a command, and what hides whether they do."""
+    causes = [*script.opaque]
+    if any(redirect.target.text is None for redirect in script.redirects):
+        causes.append("only the shell knows which file it is connected to")
+    suffix = f": {'; '.join(causes)}" if causes else ""
+    return [
+        f"rule {rule.reason} could apply{suffix}"
+        for rule, match in objections
+        if rule.effect is Effect.DENY and match is PatternMatch.MAYBE
+    ]
 
 
-def _needs(facts: CallFacts) -> list[Need]:
+# -- needs: allow rules -------------------------------------------------------------------------
+
+
+def _list_needs(facts: CallFacts) -> list[Need]:
     if facts.kind in _HARMLESS:
         return []
-    if facts.kind in {CallKind.FILE, CallKind.COMMAND}:
-        commands = facts.script.commands if facts.script is not None else ()
-        return [
-            *(Need(_path_reason(path), path=path) for path in facts.paths if _wants_leave(path)),
-            *(Need(f"runs: {one.shown}", command=one) for one in dict.fromkeys(commands)),
-        ]
-    whose = f" of server {facts.server!r}" if facts.server is not None else ""
-    return [Need(f"{facts.tool}{whose} {facts.kind.value}")]
+    if facts.kind not in {CallKind.FILE, CallKind.COMMAND}:
+        owner = f" of server {facts.server!r}" if facts.server is not None else ""
+        return [Need(f"{facts.tool}{owner} {facts.kind.value}")]
+    needs: list[Need] = []
+    for path in facts.paths:
+        if path.writing or path.refusal is not None:
+            action = "writes to" if path.writing else "reads"
+            where = f", which is {path.refusal}" if path.refusal else ""
+            needs.append(Need(f"{action} {path.resolved}{where}", path=path))
+    commands = facts.script.commands if facts.script is not None else ()
+    return needs + [Need(f"runs: {command.shown}", command=command) for command in dict.fromkeys(commands)]
 
 
-def _wants_leave(path: PathFact) -> bool:
-    return path.writing or path.refusal is not None
-
-
-def _path_reason(path: PathFact) -> str:
-    act = "writes to" if path.writing else "reads"
-    where = f", which is {path.refusal}" if path.refusal else ""
-    return f"{act} {path.resolved}{where}"
-
-
-def _met(need: Need, facts: CallFacts, allowing: Sequence[Rule], stance: PolicyContext) -> bool:
+def _is_allowed(need: Need, facts: CallFacts, allowing: Sequence[Rule], context: PolicyContext) -> bool:
     if need.path is not None:
-        unasked = stance.approval is Approval.AUTO_EDIT and need.path.refusal is None
-        in_plan = stance.plan and _in_plans(need.path, stance)
-        return (unasked or in_plan) or any(_opens(rule, need.path, facts) for rule in allowing)
-    named = [rule for rule in allowing if _names(rule, facts)]
+        path = need.path
+        is_edit = context.approval is ApprovalMode.AUTO_EDIT and path.refusal is None
+        is_plan = context.plan and _is_plan_path(path, context)
+        return is_edit or is_plan or any(_allows_path(rule, path, facts) for rule in allowing)
     if need.command is not None:
-        return any(allow_problem(rule.specifier, need.command) is None for rule in _about(need.command, named))
-    return any(_allows_call(rule, facts) for rule in named)
+        command = need.command
+        rules = _find_command_rules(command, facts, allowing)
+        return any(find_allow_problem(rule.specifier, command) is None for rule in rules)
+    return any(_allows_call(rule, facts) for rule in allowing if _names_tool(rule, facts))
 
 
-def _about(command: Command, rules: Iterable[Rule]) -> list[Rule]:
-    """Give the rules that name a command, whatever its arguments."""
-    return [rule for rule in rules if rule.specifier is None or match_command(rule.specifier, command) is not None]
+def _find_command_rules(command: Command, facts: CallFacts, allowing: Sequence[Rule]) -> list[Rule]:
+    """Find the rules that name a command, whatever its arguments."""
+    return [
+        rule
+        for rule in allowing
+        if _names_tool(rule, facts) and (rule.specifier is None or match_command(rule.specifier, command) is not None)
+    ]
 
 
-def _with_problem(need: Need, facts: CallFacts, allowing: Sequence[Rule]) -> Need:
+def _explain_need(need: Need, command: Command, facts: CallFacts, allowing: Sequence[Rule]) -> Need:
     """Add why a rule that names a command does not allow it as it is."""
-    if need.command is None:
-        return need
-    named = [rule for rule in allowing if _names(rule, facts)]
-    for rule in _about(need.command, named):
-        problem = allow_problem(rule.specifier, need.command)
+    for rule in _find_command_rules(command, facts, allowing):
+        problem = find_allow_problem(rule.specifier, command)
         if problem is not None:
-            why = f"{need.reason} (rule {rule} does not cover it: {problem.reason})"
-            return replace(need, reason=why, problem=problem)
+            reason = f"{need.reason} (rule {rule} does not cover it: {problem.reason})"
+            return replace(need, reason=reason, problem=problem)
     return need
 
 
-def _opens(rule: Rule, path: PathFact, facts: CallFacts) -> bool:
-    """Tell whether a rule lets a path be used; the farther away, the plainer it must say so."""
-    tools = [_file_tool(path)] if facts.kind is CallKind.COMMAND else [facts.tool]
-    if not any(map(rule.names, tools)):
+def _allows_path(rule: Rule, path: PathFact, facts: CallFacts) -> bool:
+    """Tell whether a rule allows a path; outside the workspace its specifier must be more explicit."""
+    tool = _file_tool(path.writing) if facts.kind is CallKind.COMMAND else facts.tool
+    if not rule.names(tool):
         return False
     if rule.specifier is None:
         return path.refusal is None
-    if path.refusal == "protected" and has_signs(rule.specifier):
+    if path.refusal == "protected" and has_wildcards(rule.specifier):
         return False
     if path.refusal == "outside" and not is_absolute(rule.specifier):
         return False
@@ -353,18 +332,18 @@ def _allows_call(rule: Rule, facts: CallFacts) -> bool:
         return True
     if facts.url is None or not rule.specifier.startswith(_DOMAIN):
         return False
-    host = host_of(facts.url)
+    host = parse_host(facts.url)
     return host is not None and is_host(rule.specifier.removeprefix(_DOMAIN), host)
 
 
-def _fits_plan(facts: CallFacts, stance: PolicyContext) -> bool:
+def _fits_plan_mode(facts: CallFacts, context: PolicyContext) -> bool:
     if facts.kind in _IN_PLAN_MODE:
         return True
     if facts.kind is not CallKind.FILE:
         return False
-    return all(not path.writing or _in_plans(path, stance) for path in facts.paths)
+    return all(not path.writing or _is_plan_path(path, context) for path in facts.paths)
 
 
-def _in_plans(path: PathFact, stance: PolicyContext) -> bool:
-    folder = stance.plans_dir
+def _is_plan_path(path: PathFact, context: PolicyContext) -> bool:
+    folder = context.plans_dir
     return folder is not None and is_within(path.resolved, os.path.normpath(folder))

@@ -1,13 +1,9 @@
-"""Where the rules of a user and of a project are kept; light, for those who only look.
+"""Rules that hold before a session begins: those the user stored for always, and those of the project.
 
-The rules that a user has made for always, in one private file outside of every project.
+The user's rules are in one private file outside of every project. Writers lock its directory, a reader sees the old
+file or the new one, and a damaged file is set aside before a change; until then everything is asked about.
 
-Two processes wait for each other, a reader sees the old file or the new one, and a file that cannot
-be read is set aside before anything is written: what it may have denied is asked about meanwhile.
-
-The rules that hold before a session begins: those of its user, and those of the project.
-
-A project says in `.indusvx/permissions.json` what is denied in it and what is to be asked about:
+A project denies, or asks about, calls in `.indusvx/permissions.json`:
 `{"deny": ["bash(git push *)"], "ask": ["write(migrations/**)"]}`. It allows nothing.
 """
 
@@ -25,19 +21,28 @@ from indusagi.core.ids import new_ulid
 from indusagi.core.json import is_json_object
 from indusagi.core.locks import locked_directory
 from indusagi.core.notes import Note
-from induscode.session.permissions.rules import Effect, Rule, RuleOrigin, parse_rule, rules_from_settings
+from induscode.session.permissions.rules import (
+    Effect,
+    Rule,
+    RuleOrigin,
+    ask_about_everything,
+    parse_rule,
+    parse_settings,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Sequence
 
     from indusagi.core.json import JsonObject, JsonValue
 
-
 _FILE_NAME = "permissions.json"
+_VERSION = 1
+_LARGEST_BYTES = 4 * 1024 * 1024
+_LARGEST_PROJECT_FILE = 1024 * 1024
 
 
 def rules_path() -> str:
-    """Give the file of the user; never inside a project.
+    """Give the path of the user's rules.
 
     Raises:
         OSError: There is no home directory.
@@ -46,12 +51,12 @@ def rules_path() -> str:
 
 
 def project_rules_path(cwd: str) -> str:
-    """Give the file in which a project says what is denied in it."""
+    """Give the path of a project's rules."""
     return os.path.join(cwd, ".indusvx", _FILE_NAME)
 
 
 def has_rules(cwd: str) -> bool:
-    """Tell whether there is one of these files, in whatever state."""
+    """Tell whether one of the two files exists, in whatever state."""
     if os.path.lexists(project_rules_path(cwd)):
         return True
     try:
@@ -60,8 +65,20 @@ def has_rules(cwd: str) -> bool:
         return False
 
 
-_VERSION = 1
-_LARGEST_BYTES = 4 * 1024 * 1024
+def load_startup_rules(store: RuleStore, cwd: str) -> tuple[Sequence[Rule], Sequence[Note]]:
+    """Load the rules of the user and of the project; an unreadable file asks about everything."""
+    rules, notes = store.load()
+    path = project_rules_path(cwd)
+    try:
+        settings: JsonValue = json.loads(read_small_file(path, _LARGEST_PROJECT_FILE, follow=False))
+    except (FileNotFoundError, NotADirectoryError):
+        return rules, notes
+    except (OSError, ValueError, RecursionError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else "it is no JSON"
+        note = Note(path, f"its rules cannot be read: {reason}", "everything is asked about meanwhile")
+        return (*rules, ask_about_everything(RuleOrigin.PROJECT, path)), (*notes, note)
+    project_rules, problems = parse_settings(settings, path, RuleOrigin.PROJECT)
+    return (*rules, *project_rules), (*notes, *problems)
 
 
 @dataclass(slots=True)
@@ -72,14 +89,14 @@ class _Content:
 
 
 class RuleStore:
-    """Rules of this user. Nothing here is for the event loop."""
+    """The rules that the user stored for always. The methods block: call them in a thread."""
 
     def __init__(self, path: str | None = None) -> None:
         self._path = path
 
     @property
     def path(self) -> str:
-        """Where they are kept; never inside a project.
+        """Path of the file.
 
         Raises:
             OSError: There is no home directory.
@@ -87,7 +104,7 @@ class RuleStore:
         return self._path or rules_path()
 
     def load(self) -> tuple[Sequence[Rule], Sequence[Note]]:
-        """Read the rules; those that cannot be read are told, and asked about."""
+        """Load the rules; an unreadable row or file asks about everything."""
         try:
             path = self.path
         except OSError:
@@ -97,138 +114,104 @@ class RuleStore:
         notes: list[Note] = []
         if content.damaged:
             notes.append(Note(path, "it cannot be read", "it is set aside at the next change"))
-            rules.append(_ask_about_everything(path))
+            rules.append(ask_about_everything(RuleOrigin.USER, path))
         for row in content.rows:
-            rule = _rule_of(row, path)
+            rule = _parse_row(row, path)
             if isinstance(rule, Note):
                 notes.append(rule)
-                rules.append(_ask_about_everything(path))
-            else:
-                rules.append(rule)
+                rule = ask_about_everything(RuleOrigin.USER, path)
+            rules.append(rule)
         return tuple(rules), tuple(notes)
 
     def add(self, rules: Iterable[Rule]) -> None:
-        """Keep rules; one that is there already is kept once.
+        """Store rules; duplicates are stored once.
 
         Raises:
-            OSError: They cannot be kept.
+            OSError: The file cannot be written.
         """
         with _changing(self.path) as content:
             for rule in rules:
-                row = _row_of(rule)
-                known = [{**old, "at": None} for old in content.rows]
-                if {**row, "at": None} not in known:
+                row: JsonObject = {
+                    "effect": rule.effect.value,
+                    "rule": str(rule),
+                    "workspace": rule.workspace,
+                    "server": rule.server,
+                    "pin": rule.pin,
+                    "at": iso_utc(now_ms()),
+                }
+                if {**row, "at": None} not in [{**old, "at": None} for old in content.rows]:
                     content.rows.append(row)
 
     def remove(self, text: str, workspace: str | None) -> int:
-        """Drop the rules of this text that hold in a workspace, and tell how many there were.
+        """Remove the rules with this text in a workspace, and give their number.
 
         Raises:
-            OSError: It cannot be kept.
+            OSError: The file cannot be written.
         """
         with _changing(self.path) as content:
-            kept = [row for row in content.rows if row.get("rule") != text or row.get("workspace") != workspace]
-            count = len(content.rows) - len(kept)
-            content.rows[:] = kept
+            rows = [row for row in content.rows if row.get("rule") != text or row.get("workspace") != workspace]
+            count = len(content.rows) - len(rows)
+            content.rows[:] = rows
         return count
 
-    def unsandboxed(self, workspace: str) -> bool:
-        """Tell whether rules may allow commands there although nothing holds them in."""
+    def allows_unsandboxed(self, workspace: str) -> bool:
+        """Tell whether rules may allow commands in a workspace although there is no sandbox."""
         try:
             return workspace in _read(self.path).unsandboxed
         except OSError:
             return False
 
     def allow_unsandboxed(self, workspace: str) -> None:
-        """Have rules allow commands in a workspace although nothing holds them in.
+        """Let rules allow commands in a workspace although there is no sandbox.
 
         Raises:
-            OSError: It cannot be kept.
+            OSError: The file cannot be written.
         """
         with _changing(self.path) as content:
             if workspace not in content.unsandboxed:
                 content.unsandboxed.append(workspace)
 
 
-def _ask_about_everything(path: str) -> Rule:
-    return Rule(effect=Effect.ASK, tool="*", origin=RuleOrigin.USER, file=path)
-
-
-def _row_of(rule: Rule) -> JsonObject:
-    return {
-        "effect": rule.effect.value,
-        "rule": str(rule),
-        "workspace": rule.workspace,
-        "server": rule.server,
-        "pin": rule.pin,
-        "at": iso_utc(now_ms()),
-    }
-
-
-def _rule_of(row: JsonObject, path: str) -> Rule | Note:
+def _parse_row(row: JsonObject, path: str) -> Rule | Note:
     text, effect = row.get("rule"), row.get("effect")
     if not isinstance(text, str) or effect not in set(Effect):
         return Note(path, f"a row of it is no rule: {json.dumps(row)[:200]}", "remove the row")
     rule = parse_rule(text, Effect(str(effect)), RuleOrigin.USER, path)
     if isinstance(rule, Note):
         return rule
-    places = {name: row.get(name) for name in ("workspace", "server", "pin")}
-    if not all(value is None or isinstance(value, str) for value in places.values()):
-        return Note(path, f"rule {text!r} does not say where it holds", "remove the row")
-    said = {name: None if value is None else str(value) for name, value in places.items()}
-    return replace(rule, **said)
+    scope: dict[str, str | None] = {}
+    for name in ("workspace", "server", "pin"):
+        value = row.get(name)
+        if value is not None and not isinstance(value, str):
+            return Note(path, f"rule {text!r} does not say where it holds", "remove the row")
+        scope[name] = value
+    return replace(rule, **scope)
 
 
 def _read(path: str) -> _Content:
     try:
-        found: JsonValue = json.loads(read_small_file(path, _LARGEST_BYTES, follow=False))
+        value: JsonValue = json.loads(read_small_file(path, _LARGEST_BYTES, follow=False))
     except FileNotFoundError:
         return _Content()
     except (OSError, ValueError, RecursionError):
         return _Content(damaged=True)
-    rows = found.get("rules") if is_json_object(found) else None
-    places = found.get("unsandboxed", []) if is_json_object(found) else None
-    if not isinstance(rows, list) or not isinstance(places, list):
+    rows = value.get("rules") if is_json_object(value) else None
+    workspaces = value.get("unsandboxed", []) if is_json_object(value) else None
+    if not isinstance(rows, list) or not isinstance(workspaces, list):
         return _Content(damaged=True)
     objects = [row for row in rows if is_json_object(row)]
-    return _Content(objects, [place for place in places if isinstance(place, str)], damaged=len(objects) != len(rows))
+    return _Content(objects, [name for name in workspaces if isinstance(name, str)], damaged=len(objects) != len(rows))
 
 
 @contextmanager
 def _changing(path: str) -> Generator[_Content]:
-    """Read, let the caller change, and write in one step; two processes wait for each other."""
+    """Read the file, let the caller change its content, and write it, under a lock between processes."""
     folder = make_private_dir(os.path.dirname(path))
     with locked_directory(folder):
         content = _read(path)
         if content.damaged:
             os.replace(path, f"{path}.corrupt-{new_ulid()}")
         yield content
-        _write(path, content)
-
-
-def _write(path: str, content: _Content) -> None:
-    rows: list[JsonValue] = [*content.rows]
-    text = json.dumps({"version": _VERSION, "rules": rows, "unsandboxed": content.unsandboxed}, indent=1)
-    replace_private_file(path, text.encode("utf-8"))
-
-
-_LARGEST_PROJECT_FILE = 1024 * 1024
-
-
-def load_startup_rules(store: RuleStore, cwd: str) -> tuple[Sequence[Rule], Sequence[Note]]:
-    """Read all of them; what cannot be read is told, and everything is asked about."""
-    rules, notes = store.load()
-    of_project, said = _of_project(project_rules_path(cwd))
-    return (*rules, *of_project), (*notes, *said)
-
-
-def _of_project(path: str) -> tuple[Sequence[Rule], Sequence[Note]]:
-    try:
-        found: JsonValue = json.loads(read_small_file(path, _LARGEST_PROJECT_FILE, follow=False))
-    except (FileNotFoundError, NotADirectoryError):
-        return (), ()
-    except (OSError, ValueError, RecursionError) as exc:
-        why = exc.strerror if isinstance(exc, OSError) else "it is no JSON"
-        note = Note(path, f"its rules cannot be read: {why}", "everything is asked about meanwhile")
-        return (Rule(effect=Effect.ASK, tool="*", origin=RuleOrigin.PROJECT, file=path),), (note,)
-    return rules_from_settings(found, path, RuleOrigin.PROJECT)
+        rows: list[JsonValue] = [*content.rows]
+        text = json.dumps({"version": _VERSION, "rules": rows, "unsandboxed": content.unsandboxed}, indent=1)
+        replace_private_file(path, text.encode("utf-8"))

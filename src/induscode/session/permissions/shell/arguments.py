@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from induscode.session.permissions.shell.launchers import WRAPPERS, runs_anything
+from induscode.session.permissions.shell.launchers import WRAPPERS, find_runner
 from induscode.session.permissions.shell.programs import MODULES, PACKAGE, PROGRAMS, Check, Program
 from induscode.session.permissions.shell.syntax import Word
 
@@ -228,7 +228,7 @@ class _Reading:
             known = find_program(name) is not None and not _STARTED.fullmatch(name)
             if not told or (known and 0 not in named):
                 return Problem(f"{self.name} starts {rest[0].shown}", acts=True)
-            if runs_anything(rest) is not None or name in WRAPPERS:
+            if find_runner(rest) is not None or name in WRAPPERS:
                 return Problem(f"{self.name} {name} runs other commands", acts=True)
             return find_problem(rest, named)
         sub = self.program.subcommands.get(rest[0].text or "")
@@ -475,7 +475,7 @@ def _check_printf(reading: _Reading) -> Problem | None:
 def _check_npx(reading: _Reading) -> Problem | None:
     for word in reading.operands[:1]:
         known = find_program(word.shown) is not None and word.shown not in _ENVIRONMENT_TOOLS
-        runs = known or runs_anything([word]) is not None or word.shown in WRAPPERS
+        runs = known or find_runner([word]) is not None or word.shown in WRAPPERS
         if word.text is None or runs or not _PACKAGE.fullmatch(word.text):
             return Problem(f"{reading.name} {word.shown} is more than the name of a package")
     return None

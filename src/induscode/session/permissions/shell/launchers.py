@@ -69,7 +69,7 @@ def base_name(text: str) -> str:
     return os.path.basename(text.rstrip("/"))
 
 
-def runs_anything(words: Sequence[Word]) -> str | None:
+def find_runner(words: Sequence[Word]) -> str | None:
     """Say why a command is left to a person whatever the rules say; None if it is not."""
     name = base_name(words[0].shown)
     if len(words) > 1 and words[1].text in _LOOKING.get(name, ()):

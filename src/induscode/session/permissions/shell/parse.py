@@ -25,10 +25,10 @@ from induscode.session.permissions.shell.launchers import (
     VARIABLE_SETTERS,
     WRAPPERS,
     base_name,
+    find_runner,
     names,
     only_looks_up,
     reads_commands,
-    runs_anything,
     shell_code,
     unwrapped,
 )
@@ -464,7 +464,7 @@ class _Reader:
         return words[at:]
 
     def _judge(self, words: Sequence[Word], *, fed: bool) -> None:
-        why = runs_anything(words)
+        why = find_runner(words)
         name = base_name(words[0].shown)
         if why is None and name in WRAPPERS and not only_looks_up(words) and words[1:]:
             why = f"{words[0].shown} runs other commands"
