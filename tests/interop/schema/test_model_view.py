@@ -870,9 +870,9 @@ def test_after_many_levels_that_do_not_fit_no_more_are_tried() -> None:
 def test_looking_at_parts_that_cannot_be_taken_ends_some_time() -> None:
     document = SchemaDocument({}, part_bytes=100)
     parts = [[[0] * 60, [0] * 60] for _ in range(40)]
-    assert {document.text(part) for part in parts} == {None}
-    assert document.text([1, 2]) is None
-    assert SchemaDocument({}, part_bytes=100).text([1, 2]) == "[1,2]"
+    assert {document.encode(part) for part in parts} == {None}
+    assert document.encode([1, 2]) is None
+    assert SchemaDocument({}, part_bytes=100).encode([1, 2]) == "[1,2]"
 
 
 def test_a_level_inside_itself_is_widened_where_it_begins_again() -> None:

@@ -1,4 +1,4 @@
-"""JSON Schema of remote tools: normalization and the view that a model is shown."""
+"""JSON Schema of remote tools: normalization, and the view that a model receives."""
 
 from indusagi.interop.protocol_bridge.schema.normalize import normalize_schema
 

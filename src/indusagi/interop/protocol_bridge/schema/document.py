@@ -1,8 +1,7 @@
-"""A schema as a server sent it, to look things up in.
+"""A JSON Schema as a server sent it: resolves references and tells which parts can be copied unchanged.
 
-It answers what a reference points to, whether a part can be taken as it is, and how much room it
-takes. A part is looked at once, however many references lead to it, and the work that goes into
-looking is bounded: a stranger wrote the schema, and others wait meanwhile.
+Results are cached by part, so a part is examined once however many references lead to it, and the total work is
+bounded: an untrusted server wrote the schema.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 from urllib.parse import unquote
 
 from indusagi.core.json import NotJson, compact_json
-from indusagi.interop.protocol_bridge.schema.normalize import is_dict, is_list, known_type
+from indusagi.interop.protocol_bridge.schema.normalize import find_type, is_dict, is_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonLike
     from indusagi.interop.protocol_bridge.schema.normalize import AnyObject
 
-_SCHEMAS = frozenset(
+_HOLD_SCHEMAS = frozenset(
     {
         "additionalItems",
         "additionalProperties",
@@ -42,120 +41,125 @@ _SCHEMAS = frozenset(
         "unevaluatedProperties",
     }
 )
-_MAPS = frozenset({"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"})
-SCHEMA_KEYWORDS = _SCHEMAS | _MAPS
-"""Keywords whose value is a schema, or a list or a map of schemas."""
+_HOLD_MAPS = frozenset({"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"})
+SCHEMA_KEYWORDS = _HOLD_SCHEMAS | _HOLD_MAPS
+"""Keywords whose value is a schema, or a list or a map of schemas: the applicators of
+https://json-schema.org/draft/2020-12/json-schema-core#section-10, and those of earlier drafts."""
 REFERENCES = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
 
 _REFERENCE_CHARS = 1_000
-_DEEPEST_PART = 64
-"""How many containers within each other a part may be that is taken as it is."""
+_MAX_PART_DEPTH = 64
+"""Nested containers of a part that is copied unchanged."""
+_WORK_FACTOR = 16
+"""The size of one part may be spent so many times on parts that turn out to be unfit."""
 
 
-_PATIENCE = 16
-"""How often the size of one part may be spent on looking at parts that turn out to be unfit."""
-
-
-class Look(IntEnum):
-    """How a part looks, from good to bad."""
+class Fitness(IntEnum):
+    """How well a part can be copied unchanged, from best to worst."""
 
     PLAIN = 0
-    """Good as it is."""
-    ODD = 1
-    """Of a form that some provider refuses."""
-    REFERS = 2
-    """With references in it, which mean nothing elsewhere."""
+    """Every provider accepts it."""
+    UNUSUAL = 1
+    """Some provider refuses its form."""
+    HAS_REFERENCES = 2
+    """It holds references, which mean nothing in another document."""
     UNFIT = 3
-    """Too large or too deep to be taken as it is, or not JSON."""
+    """It is too large or too deep, or not JSON."""
 
 
 class SchemaDocument:
-    """A schema as it was sent, to look things up in; what was found once is remembered."""
+    """The schema of one tool; `root` is the schema as it was sent."""
 
     def __init__(self, root: AnyObject, *, part_bytes: int) -> None:
         self.root = root
         self._part_bytes = part_bytes
-        # The parts are kept beside what was found, so that no other value can get their id.
-        self._texts: dict[int, tuple[object, str | None]] = {}
-        self._looks: dict[tuple[str, int], tuple[object, Look]] = {}
-        self._patience = _PATIENCE * part_bytes
+        # By id of the part. The part is stored too, so that its id cannot be given to another value.
+        self._encoded: dict[int, tuple[object, str | None]] = {}
+        self._fitness: dict[tuple[str, int], tuple[object, Fitness]] = {}
+        self._work_left = _WORK_FACTOR * part_bytes
 
-    def text(self, part: object) -> str | None:
-        """Write a part down; None when JSON cannot carry it, or when it is too large or deep."""
-        if id(part) not in self._texts:
-            self._texts[id(part)] = part, self._written(part)
-        return self._texts[id(part)][1]
+    def encode(self, part: object) -> str | None:
+        """Encode a part as JSON; None if it is not JSON, too large or too deep."""
+        if id(part) not in self._encoded:
+            text = None
+            if self._fits(part):
+                try:
+                    text = compact_json(cast("JsonLike", part))
+                except NotJson:
+                    pass
+            self._encoded[id(part)] = part, text
+        return self._encoded[id(part)][1]
 
-    def carries(self, part: object) -> bool:
-        """Tell whether a part can be taken as it is; most are short texts, and need no look."""
+    def can_copy(self, part: object) -> bool:
+        """Tell whether a part can be copied unchanged; short strings need no encoding."""
         if isinstance(part, str):
             return len(part) <= self._part_bytes
-        return self.text(part) is not None
+        return self.encode(part) is not None
 
-    def _written(self, part: object) -> str | None:
-        layer, room, depth = [part], self._part_bytes, 0
-        while layer:
+    def _fits(self, part: object) -> bool:
+        """Walk a part level by level, and stop at the first limit that it exceeds."""
+        level, bytes_left, depth = [part], self._part_bytes, 0
+        while level:
             depth += 1
-            self._patience -= len(layer)
-            room -= sum(len(p) if isinstance(p, str) else 1 for p in layer)
-            if room < 0 or self._patience < 0 or depth > _DEEPEST_PART:
-                return None
-            layer = list(islice((child for p in layer for child in _children(p)), room + 1))
-        try:
-            return compact_json(cast("JsonLike", part))
-        except NotJson:
-            return None
+            self._work_left -= len(level)
+            bytes_left -= sum(len(value) if isinstance(value, str) else 1 for value in level)
+            if bytes_left < 0 or self._work_left < 0 or depth > _MAX_PART_DEPTH:
+                return False
+            level = list(islice((child for value in level for child in _children(value)), bytes_left + 1))
+        return True
 
-    def look(self, keyword: str, part: object) -> Look:
-        """Look at the schemas that the value of a keyword holds, down to the last."""
-        if self.text(part) is None:
-            return Look.UNFIT
-        key = keyword, id(part)
-        if key not in self._looks:
-            found = {_look(level) for level in _walk(_below({keyword: part}), _below)}
-            self._looks[key] = part, max(found, default=Look.PLAIN)
-        return self._looks[key][1]
+    def assess(self, keyword: str, value: object) -> Fitness:
+        """Assess all schemas that the value of a keyword holds, at any depth."""
+        if self.encode(value) is None:
+            return Fitness.UNFIT
+        key = keyword, id(value)
+        if key not in self._fitness:
+            schemas = _iterate_objects(_subschemas({keyword: value}), _subschemas)
+            self._fitness[key] = value, max(map(_assess_level, schemas), default=Fitness.PLAIN)
+        return self._fitness[key][1]
 
-    def find(self, reference: object) -> AnyObject | bool | None:
-        """Find what a reference within this document points to.
+    def resolve(self, reference: object) -> AnyObject | bool | None:
+        """Resolve a reference within this document (a JSON pointer, RFC 6901, or an anchor).
 
-        None when it leads elsewhere, and when that is not certain: an `$id` further down changes
-        what references mean, and a name may have been given twice.
+        None if it leads elsewhere or is ambiguous: an `$id` inside the document changes the base of references, and an
+        anchor may be defined twice. https://json-schema.org/draft/2020-12/json-schema-core#section-8.2
         """
         if not isinstance(reference, str) or len(reference) > _REFERENCE_CHARS:
             return None
-        if not reference.startswith("#") or self._names is None:
+        if not reference.startswith("#") or self._anchors is None:
             return None
-        found: object = self.root
+        target: object = self.root
         if reference.startswith("#/"):
             for step in unquote(reference[2:]).split("/"):
-                found = _step(found, step)
+                target = _follow_step(target, step)
         elif reference != "#":
-            found = self._names.get(reference[1:])
-        return found if isinstance(found, bool) or is_dict(found) else None
+            target = self._anchors.get(reference[1:])
+        return target if isinstance(target, bool) or is_dict(target) else None
 
     @cached_property
-    def _names(self) -> dict[str, AnyObject | None] | None:
-        """The levels that have a name; None instead of those whose name is not theirs alone."""
-        for inner in _walk(_children(self.root), _children):
+    def _anchors(self) -> dict[str, AnyObject | None] | None:
+        """Schemas by anchor, with None for ambiguous anchors; None instead of all if an `$id` lies inside."""
+        for inner in _iterate_objects(_children(self.root), _children):
             if isinstance(inner.get("$id"), str):
                 return None
-        names: dict[str, AnyObject | None] = {}
-        for level in _walk([self.root], _below):
-            for name in (level.get("$anchor"), level.get("$dynamicAnchor")):
+        anchors: dict[str, AnyObject | None] = {}
+        for schema in _iterate_objects([self.root], _subschemas):
+            for name in (schema.get("$anchor"), schema.get("$dynamicAnchor")):
                 if isinstance(name, str):
-                    names[name] = None if name in names else level
-        return names
+                    anchors[name] = None if name in anchors else schema
+        return anchors
 
 
-def _walk(values: Iterable[object], below: Callable[[object], Iterable[object]]) -> Iterator[AnyObject]:
-    """Visit every dict that can be reached, each once."""
-    pending, seen = list(values), set[int]()
+def _iterate_objects(
+    values: Iterable[object], find_children: Callable[[object], Iterable[object]]
+) -> Iterator[AnyObject]:
+    """Yield every dict that is reachable, each once."""
+    pending, visited = list(values), set[int]()
     while pending:
         value = pending.pop()
-        if id(value) not in seen:
-            seen.add(id(value))
-            pending.extend(below(value))
+        if id(value) not in visited:
+            visited.add(id(value))
+            pending.extend(find_children(value))
             if is_dict(value):
                 yield value
 
@@ -166,26 +170,26 @@ def _children(value: object) -> Iterable[object]:
     return value if is_list(value) else ()
 
 
-def _below(level: object) -> Iterator[object]:
-    """Give the values right below a level that are schemas, or should be."""
-    for key, value in level.items() if is_dict(level) else ():
-        if key in _SCHEMAS:
+def _subschemas(schema: object) -> Iterator[object]:
+    """Yield the values directly below a schema where schemas are expected."""
+    for key, value in schema.items() if is_dict(schema) else ():
+        if key in _HOLD_SCHEMAS:
             yield from value if is_list(value) else [value]
-        elif key in _MAPS:
+        elif key in _HOLD_MAPS:
             yield from _children(value)
 
 
-def _look(level: AnyObject) -> Look:
-    if not REFERENCES.isdisjoint(level):
-        return Look.REFERS
-    kind = known_type(level)
-    if (kind is None and "type" in level) or (kind == "array" and "items" not in level):
-        return Look.ODD
-    return Look.ODD if is_list(level.get("items")) else Look.PLAIN
+def _assess_level(schema: AnyObject) -> Fitness:
+    if not REFERENCES.isdisjoint(schema):
+        return Fitness.HAS_REFERENCES
+    kind = find_type(schema)
+    if (kind is None and "type" in schema) or (kind == "array" and "items" not in schema):
+        return Fitness.UNUSUAL
+    return Fitness.UNUSUAL if is_list(schema.get("items")) else Fitness.PLAIN
 
 
-def _step(value: object, step: str) -> object:
-    """Go one step of a JSON pointer; None when there is nothing."""
+def _follow_step(value: object, step: str) -> object:
+    """Follow one step of a JSON pointer, with the escapes of RFC 6901 §4; None if there is nothing."""
     if is_dict(value):
         return value.get(step.replace("~1", "/").replace("~0", "~"))
     if is_list(value) and step.isdecimal() and step.isascii() and len(step) < 9:

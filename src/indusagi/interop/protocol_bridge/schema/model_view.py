@@ -1,4 +1,17 @@
-"""One level of the view while it is written, and the levels below it that come later."""
+"""The schema of a remote tool as a model receives it: the model view.
+
+`model_schema` accepts any value and returns an object schema that large providers accept. The guarantee: each argument
+object that fits the original fits the view, so the view may allow more but never forbids more. Where it allows more,
+a note says so.
+
+How it works: levels (a schema, and the schemas below it) are visited breadth first. A level is written into its *slot*,
+which holds a minimal schema until then; so the limits on size and depth can stop the work at any moment, and what is
+written is valid. On a level,
+
+1. references and an `allOf` of one part are replaced by what they lead to (`_inline_references`);
+2. the level is rewritten to forms that providers accept (`_rewrite_root`, `_rewrite_level`);
+3. each keyword is copied, written level by level, or dropped (`_choose_action`).
+"""
 
 from __future__ import annotations
 
@@ -8,25 +21,25 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeGuard, cast
 
 from indusagi.core.json import JsonObject, JsonValue
-from indusagi.interop.protocol_bridge.schema.document import REFERENCES, SCHEMA_KEYWORDS, Look, SchemaDocument
+from indusagi.interop.protocol_bridge.schema.document import REFERENCES, SCHEMA_KEYWORDS, Fitness, SchemaDocument
 from indusagi.interop.protocol_bridge.schema.normalize import (
     KNOWN_TYPES,
     NOT_SHOWN,
     AnyObject,
-    closed_object,
     copy_json,
+    find_type,
     is_dict,
     is_list,
-    known_type,
+    new_object_schema,
 )
 from indusagi.interop.protocol_bridge.schema.rewrites import (
     ANNOTATIONS,
     ANY_SHAPE,
-    Shape,
-    both,
-    declared_types,
-    either,
-    own_shape,
+    ObjectShape,
+    find_types,
+    intersect_shapes,
+    shape_of_level,
+    unite_shapes,
     with_one_type,
     with_part,
     with_union,
@@ -35,417 +48,417 @@ from indusagi.interop.protocol_bridge.schema.rewrites import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-
-_SHOWN_CHARACTERS = 60
-"""How much of somebody else's text a place or a reason repeats."""
-
-_Holder: TypeAlias = "JsonObject | list[JsonValue]"
-
-
-def least(level: object) -> JsonObject:
-    """Say the least that can be said of a level: its type."""
-    kind = known_type(level)
-    if kind is None:
-        return {}
-    if kind == "object":
-        return closed_object()
-    return {"type": "array", "items": {}} if kind == "array" else {"type": kind}
-
-
-@dataclass(frozen=True, slots=True)
-class Spot:
-    """A level that waits for its turn, and the place that its view will take."""
-
-    source: object
-    holder: _Holder
-    key: str | int
-    place: str = "$"
-    depth: int = 0
-    trail: tuple[AnyObject, ...] = ()
-    """The levels above, and what was referred to on the way: meeting one again is recursion."""
-
-    @property
-    def view(self) -> JsonObject:
-        """What stands in the place now: the least, until something better is put there."""
-        return cast("dict[object, JsonObject]", self.holder)[self.key]
-
-    def settled(self, source: object, trail: tuple[AnyObject, ...]) -> Spot:
-        """Give the same place for what its level turned out to be."""
-        return Spot(source, self.holder, self.key, self.place, self.depth, trail)
-
-    def put(self, view: JsonObject) -> None:
-        """Put the view of the level in its place."""
-        cast("dict[object, JsonObject]", self.holder)[self.key] = view
-
-
-class Page:
-    """The view of one level, in which each level below has a place with the least in it."""
-
-    def __init__(self, spot: Spot, kind: str | None, out: JsonObject | None = None) -> None:
-        self.out: JsonObject = {} if out is None else out
-        self.below: list[Spot] = []
-        self._spot = spot
-        self._kind = kind
-
-    def write(self, key: str, level: AnyObject) -> None:
-        """Write a keyword that holds levels, or names them."""
-        value = level[key]
-        if key == "required":
-            self._required(value, level.get("properties"))
-        elif key in {"items", "additionalProperties"}:
-            self._one(key, value, "[]" if key == "items" else ".*")
-        elif key in {"properties", "patternProperties"}:
-            self._named(key, value)
-        else:
-            self._several(key, cast("list[object]", value))
-
-    def finish(self) -> None:
-        """Add what some provider insists on, and what allows everything."""
-        if self._kind == "object":
-            self.out.setdefault("properties", {})
-        elif self._kind == "array" and "unevaluatedItems" not in self.out:
-            self.out.setdefault("items", {})
-
-    def _required(self, names: object, declared: object) -> None:
-        kept = [name for name in names if isinstance(name, str)] if is_list(names) else []
-        if self._kind == "object":
-            known = declared if is_dict(declared) else {}
-            kept = [name for name in kept if known.get(name, False) is not False]
-        if kept:
-            self.out["required"] = cast("JsonValue", kept)
-
-    def _one(self, key: str, value: object, step: str) -> None:
-        if isinstance(value, bool):
-            self.out[key] = value
-        elif is_dict(value):
-            self._leave(self.out, key, value, step)
-
-    def _named(self, key: str, values: object) -> None:
-        """Write a map of levels; a property that must not occur is not mentioned."""
-        holder: JsonObject = {}
-        self.out[key] = holder
-        for name, source in values.items() if is_dict(values) else ():
-            if isinstance(name, str) and (source is not False or key != "properties"):
-                self._leave(holder, name, source, _step(name))
-
-    def _several(self, key: str, values: Iterable[object]) -> None:
-        """Write a list of levels, without the booleans that change nothing in it."""
-        void = {"anyOf": [False], "allOf": [False, True]}.get(key, [])
-        sources = [value for value in values if not (isinstance(value, bool) and value in void)]
-        if sources:
-            holder = cast("list[JsonValue]", [None] * len(sources))
-            self.out[key] = holder
-            for index, source in enumerate(sources):
-                self._leave(holder, index, source, f".{key}[{index}]")
-
-    def _leave(self, holder: _Holder, key: str | int, source: object, step: str) -> None:
-        above = self._spot
-        spot = Spot(source, holder, key, f"{above.place}{step}", above.depth + 1, above.trail)
-        spot.put(least(source))
-        self.below.append(spot)
-
-
-def shown(value: object) -> str:
-    """Give the beginning of a text, or the type of anything else."""
-    return repr(value[:_SHOWN_CHARACTERS]) if isinstance(value, str) else type(value).__name__
-
-
-def _step(name: str) -> str:
-    return f".{name}" if name.isidentifier() and name.isascii() else f"[{shown(name)}]"
-
-
 MAX_DEPTH = 32
-"""Levels within each other, the top included."""
+"""Nested levels, the root included."""
 MAX_BYTES = 64 * 1024
-"""Of compact JSON."""
+"""The size of a view as compact JSON."""
 
-_LEAST_ELEMENT, _LEAST_MEMBER = 2, 6
-"""What one more takes: `1,` in a list, `"":{},` in an object."""
+_QUOTED_CHARS = 60
+"""How much of the server's text a note repeats."""
+_MAX_NOTES = 16
+_MIN_ELEMENT, _MIN_MEMBER = 2, 6
+"""The least bytes for one more element of a list (`1,`) and member of an object (`"":{},`)."""
 _COUNTED = (SCHEMA_KEYWORDS | {"enum", "required"}) - NOT_SHOWN
-_REFUSALS = 16
-"""After so many levels that did not fit no other is tried: each try costs, and little is left."""
-_TRAIL = 2 * MAX_DEPTH
+_MAX_TOO_LARGE = 16
+"""After so many levels that did not fit, none is tried any more: each attempt costs time, and little space is left."""
+_MAX_TRAIL = 2 * MAX_DEPTH
 """Levels and references on the way to a level; a longer chain of references is not followed."""
-_BRANCH_ROOM, _BRANCH_COST = 16_384, 64
-"""Properties in branches of the top level that are looked at; a branch counts as so many more."""
+_BRANCH_BUDGET, _BRANCH_COST = 16_384, 64
+"""Properties in branches of the root that are examined; each branch counts as so many more."""
 _BRANCH_DEPTH = 16
-_NOTES = 16
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
-_NAMES = frozenset({"$anchor", "$dynamicAnchor"})
-"""They must not stand in two places, and nothing refers to them any more."""
-_SIMPLE = frozenset({"type", "title", "description"})
-_NOT_SIMPLE = frozenset({None, "object", "array"})
-_IN_PLACE = ("allOf", "anyOf", "oneOf")
-_LISTS = frozenset({*_IN_PLACE, "prefixItems"})
-_NOT_AT_TOP = frozenset({*_IN_PLACE, "not", "enum"})
-"""Two large providers refuse every tool of a request if one has these at the top."""
-_WRITTEN_BESIDE = {"properties": "object", "required": "object", "additionalProperties": "object", "items": "array"}
-"""What is reshaped beside which type, by `normalize_schema` too."""
+_ANCHORS = frozenset({"$anchor", "$dynamicAnchor"})
+"""They must not occur twice, and in a view nothing refers to them."""
+_SIMPLE_KEYWORDS = frozenset({"type", "title", "description"})
+_NOT_SIMPLE_TYPES = frozenset({None, "object", "array"})
+_COMBINATORS = ("allOf", "anyOf", "oneOf")
+_SCHEMA_LISTS = frozenset({*_COMBINATORS, "prefixItems"})
+_NOT_AT_ROOT = frozenset({*_COMBINATORS, "not", "enum"})
+"""Two large providers refuse every tool of a request if one tool has these at its root."""
+_WRITTEN_FOR_TYPE = {"properties": "object", "required": "object", "additionalProperties": "object", "items": "array"}
+"""Keywords that are written level by level beside this type; `normalize_schema` does the same."""
 _UNEVALUATED = frozenset({"unevaluatedItems", "unevaluatedProperties"})
-_LEANS_ON = {
+_DEPENDS_ON = {
     "additionalProperties": frozenset({"patternProperties"}),
     "items": frozenset({"prefixItems"}),
     "contains": frozenset({"minContains", "maxContains"}),
     "then": frozenset({"if"}),
     "else": frozenset({"if"}),
 }
-"""Without the second the first would forbid more than it did, or nothing."""
+"""If one of the second is dropped, the first would forbid more than before, or nothing."""
+
+_Holder: TypeAlias = "JsonObject | list[JsonValue]"
+_Action: TypeAlias = Literal["copy", "write", "drop"]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelView:
-    """What a model is shown of a schema, and where that is less than was known."""
+    """The schema that a model receives, and where it allows more than the original."""
 
     schema: JsonObject
     widened: tuple[str, ...] = ()
-    """Places and reasons, for a person; the first few of them."""
+    """Notes for a person, each with its place and reason; the first few of them."""
 
 
 def model_schema(raw: object) -> JsonObject:
-    """Make the schema that a model is shown: an object schema, whatever the argument is."""
+    """Build the schema that a model receives: an object schema, whatever `raw` is."""
     return model_view(raw).schema
 
 
 def model_view(raw: object) -> ModelView:
-    """Make the schema that a model is shown, and say where it is wider than the original."""
+    """Build the schema that a model receives, with notes where it allows more than the original."""
     if not is_dict(raw):
-        return ModelView(closed_object(), () if raw is True else ("$: no schema",))
-    return _Viewer(raw).view()
+        return ModelView(new_object_schema(), () if raw is True else ("$: no schema",))
+    return _ViewBuilder(raw).build()
 
 
-_Way: TypeAlias = Literal["copy", "write", "drop"]
+# -- slots and levels ---------------------------------------------------------------------------
 
 
-class _Viewer:
-    """Makes one view."""
+def minimal_schema(level: object) -> JsonObject:
+    """Return the shortest schema that allows what a level allows: its type alone."""
+    kind = find_type(level)
+    if kind is None:
+        return {}
+    if kind == "object":
+        return new_object_schema()
+    return {"type": "array", "items": {}} if kind == "array" else {"type": kind}
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaSlot:
+    """A level that waits to be visited, and the place in the view that it fills."""
+
+    source: object
+    holder: _Holder
+    key: str | int
+    place: str = "$"
+    """The path for notes."""
+    depth: int = 0
+    trail: tuple[AnyObject, ...] = ()
+    """The levels above and the references that were followed: to meet one again is recursion."""
+
+    @property
+    def schema(self) -> JsonObject:
+        """The schema in the slot now: a minimal one until a better one is put there."""
+        return cast("dict[object, JsonObject]", self.holder)[self.key]
+
+    def put(self, schema: JsonObject) -> None:
+        """Replace the schema in the slot."""
+        cast("dict[object, JsonObject]", self.holder)[self.key] = schema
+
+
+class SchemaLevel:
+    """The view of one level, in which each level below has a slot with a minimal schema."""
+
+    def __init__(self, slot: SchemaSlot, kind: str | None, schema: JsonObject | None = None) -> None:
+        self.schema: JsonObject = {} if schema is None else schema
+        self.slots: list[SchemaSlot] = []
+        """The levels below."""
+        self._slot = slot
+        self._kind = kind
+
+    def write(self, key: str, level: AnyObject) -> None:
+        """Write a keyword that holds schemas, or names them."""
+        value = level[key]
+        if key == "required":
+            self._write_required(value, level.get("properties"))
+        elif key in {"items", "additionalProperties"}:
+            if isinstance(value, bool):
+                self.schema[key] = value
+            elif is_dict(value):
+                self._add_slot(self.schema, key, value, "[]" if key == "items" else ".*")
+        elif key in {"properties", "patternProperties"}:
+            self._write_map(key, value)
+        else:
+            self._write_list(key, cast("list[object]", value))
+
+    def finish(self) -> None:
+        """Add what some provider requires; it allows everything."""
+        if self._kind == "object":
+            self.schema.setdefault("properties", {})
+        elif self._kind == "array" and "unevaluatedItems" not in self.schema:
+            self.schema.setdefault("items", {})
+
+    def _write_required(self, value: object, properties: object) -> None:
+        names = [name for name in value if isinstance(name, str)] if is_list(value) else []
+        if self._kind == "object":
+            declared = properties if is_dict(properties) else {}
+            names = [name for name in names if declared.get(name, False) is not False]
+        if names:
+            self.schema["required"] = cast("JsonValue", names)
+
+    def _write_map(self, key: str, schemas: object) -> None:
+        """Write a map of schemas; a property that must not occur is left out."""
+        holder: JsonObject = {}
+        self.schema[key] = holder
+        for name, source in schemas.items() if is_dict(schemas) else ():
+            if isinstance(name, str) and (source is not False or key != "properties"):
+                is_plain = name.isidentifier() and name.isascii()
+                self._add_slot(holder, name, source, f".{name}" if is_plain else f"[{_quote(name)}]")
+
+    def _write_list(self, key: str, schemas: Iterable[object]) -> None:
+        """Write a list of schemas, without the booleans that change nothing in it."""
+        neutral = {"anyOf": [False], "allOf": [False, True]}.get(key, [])
+        sources = [schema for schema in schemas if not (isinstance(schema, bool) and schema in neutral)]
+        if sources:
+            holder = cast("list[JsonValue]", [None] * len(sources))
+            self.schema[key] = holder
+            for index, source in enumerate(sources):
+                self._add_slot(holder, index, source, f".{key}[{index}]")
+
+    def _add_slot(self, holder: _Holder, key: str | int, source: object, step: str) -> None:
+        above = self._slot
+        slot = SchemaSlot(source, holder, key, f"{above.place}{step}", above.depth + 1, above.trail)
+        slot.put(minimal_schema(source))
+        self.slots.append(slot)
+
+
+def _quote(value: object) -> str:
+    """Return the beginning of a string, or the type of another value."""
+    return repr(value[:_QUOTED_CHARS]) if isinstance(value, str) else type(value).__name__
+
+
+# -- the builder --------------------------------------------------------------------------------
+
+
+class _ViewBuilder:
+    """Builds one view."""
 
     def __init__(self, raw: AnyObject) -> None:
         self._document = SchemaDocument(raw, part_bytes=MAX_BYTES)
-        self._left = MAX_BYTES
-        self._refused = 0
-        self._room_for_branches = _BRANCH_ROOM
-        self._widened: dict[str, None] = {}
+        self._bytes_left = MAX_BYTES
+        self._too_large = 0
+        self._branch_budget = _BRANCH_BUDGET
+        self._notes: dict[str, None] = {}
 
-    def view(self) -> ModelView:
-        frame: JsonObject = {"$": closed_object()}
-        self._left -= _LEAST_SIZES["object"]
-        waiting = deque([Spot(self._document.root, frame, "$")])
+    def build(self) -> ModelView:
+        holder: JsonObject = {"$": new_object_schema()}
+        self._bytes_left -= _MINIMAL_SIZES["object"]
+        waiting = deque([SchemaSlot(self._document.root, holder, "$")])
         while waiting:
             waiting.extend(self._visit(waiting.popleft()))
-        notes = [*self._widened]
-        if len(notes) > _NOTES:
-            notes = [*notes[:_NOTES], f"and {len(notes) - _NOTES:,} more"]
-        return ModelView(cast("JsonObject", frame["$"]), tuple(notes))
+        notes = [*self._notes]
+        if len(notes) > _MAX_NOTES:
+            notes = [*notes[:_MAX_NOTES], f"and {len(notes) - _MAX_NOTES:,} more"]
+        return ModelView(cast("JsonObject", holder["$"]), tuple(notes))
 
-    def _note(self, spot: Spot, what: str) -> None:
-        self._widened[f"{spot.place}: {what}"] = None
+    def _note(self, slot: SchemaSlot, reason: str) -> None:
+        self._notes[f"{slot.place}: {reason}"] = None
 
-    def _visit(self, spot: Spot) -> list[Spot]:
-        """Write the view of a level in its place if there is room; give the levels below it."""
-        if spot.depth == MAX_DEPTH:
-            self._note(spot, f"deeper than {MAX_DEPTH} levels")
+    def _visit(self, slot: SchemaSlot) -> list[SchemaSlot]:
+        """Write a level into its slot if it fits; return the slots of the levels below."""
+        if slot.depth == MAX_DEPTH:
+            self._note(slot, f"deeper than {MAX_DEPTH} levels")
             return []
-        if self._refused < _REFUSALS:
-            page = self._page(spot)
-            cost = _size(page.out) - _LEAST_SIZES[known_type(spot.view)] if page else 0
-            if page and cost <= self._left:
-                self._left -= cost
-                spot.put(page.out)
-                return page.below
-            self._refused += 1
-        self._note(spot, f"past {MAX_BYTES // 1024} KiB in all")
+        if self._too_large < _MAX_TOO_LARGE:
+            level = self._view_level(slot)
+            cost = _encoded_size(level.schema) - _MINIMAL_SIZES[find_type(slot.schema)] if level else 0
+            if level and cost <= self._bytes_left:
+                self._bytes_left -= cost
+                slot.put(level.schema)
+                return level.slots
+            self._too_large += 1
+        self._note(slot, f"past {MAX_BYTES // 1024} KiB in all")
         return []
 
-    def _page(self, spot: Spot) -> Page | None:
-        """Write the view of a level; None when there is no room for it."""
-        if spot.depth and _is_simple(spot.source):
-            return Page(spot, None, cast("JsonObject", {**spot.source}))
-        spot = self._settled(spot)
-        level = cast("AnyObject", spot.source)
-        return self._written(level, spot) if _least_size(level) <= self._left else None
+    def _view_level(self, slot: SchemaSlot) -> SchemaLevel | None:
+        """Build the view of a level; None if it cannot fit."""
+        if slot.depth and _is_simple(slot.source):
+            return SchemaLevel(slot, None, cast("JsonObject", {**slot.source}))
+        slot = self._inline_references(slot)
+        level = cast("AnyObject", slot.source)
+        if _minimum_size(level) > self._bytes_left:
+            return None
+        level = self._rewrite_level(level, slot) if slot.depth else self._rewrite_root(level, slot)
+        kind = find_type(level)
+        view = SchemaLevel(slot, kind)
+        actions: dict[str, _Action] = {
+            key: self._choose_action(kind, key, value)
+            for key, value in level.items()
+            if isinstance(key, str) and key not in NOT_SHOWN
+        }
+        dropped = self._find_dropped(actions, slot)
+        for key, action in actions.items():
+            if action == "copy" and key not in dropped:
+                view.schema[key] = copy_json(level[key])
+            elif key not in dropped:
+                view.write(key, level)
+        view.finish()
+        return view
 
-    def _settled(self, spot: Spot) -> Spot:
-        """Put what a level refers to in its place."""
-        source, trail = spot.source, spot.trail
-        if not is_dict(source) or _among(source, trail):
+    # -- step 1: references ---------------------------------------------------------------------
+
+    def _inline_references(self, slot: SchemaSlot) -> SchemaSlot:
+        """Replace `$ref`, and an `allOf` of one part, by what they lead to; keywords beside them are kept."""
+        source, trail = slot.source, slot.trail
+        if not is_dict(source) or _contains(trail, source):
             if source is not True:
-                self._note(spot, "inside itself" if is_dict(source) else "no schema")
-            return replace(spot, source=least(source))
-        level, trail = self._read(source, spot), (*trail, source)
+                self._note(slot, "inside itself" if is_dict(source) else "no schema")
+            return replace(slot, source=minimal_schema(source))
+        level, trail = self._read_dialect(source, slot), (*trail, source)
         while True:
             rest = {key: value for key, value in level.items() if key not in NOT_SHOWN}
             if "$ref" in level:
-                inner = self._target(level["$ref"], spot, trail)
-                if not inner:
-                    # What it would have evaluated is not known.
+                target = self._resolve(level["$ref"], slot, trail)
+                if not target:
+                    # Which properties and items it would have evaluated is unknown.
                     level = {key: value for key, value in rest.items() if key not in _UNEVALUATED}
                     continue
                 if not rest.keys() <= ANNOTATIONS:
                     level = with_part(rest, {"$ref": level["$ref"]})
                     continue
             else:
-                alone = _only_part(rest)
-                if alone is None or _among(alone, trail) or len(trail) >= _TRAIL:
-                    return spot.settled(level, trail)
-                inner = alone
+                part = _find_only_part(rest)
+                if part is None or _contains(trail, part) or len(trail) >= _MAX_TRAIL:
+                    return replace(slot, source=level, trail=trail)
+                target = part
                 del rest["allOf"]
-            unnamed = {k: v for k, v in self._read(inner, spot).items() if k not in _NAMES}
-            level, trail = {**unnamed, **rest}, (*trail, inner)
+            unnamed = {key: value for key, value in self._read_dialect(target, slot).items() if key not in _ANCHORS}
+            level, trail = {**unnamed, **rest}, (*trail, target)
 
-    def _target(self, reference: object, spot: Spot, trail: tuple[AnyObject, ...]) -> AnyObject:
-        found = self._document.find(reference)
-        if is_dict(found) and _among(found, trail):
-            self._note(spot, f"{shown(reference)} is recursive")
-            return cast("AnyObject", least(found))
-        if found is None or found is False or len(trail) >= _TRAIL:
-            self._note(spot, f"{shown(reference)} is not followed")
+    def _resolve(self, reference: object, slot: SchemaSlot, trail: tuple[AnyObject, ...]) -> AnyObject:
+        """Resolve a reference; an empty schema stands for one that cannot be followed."""
+        target = self._document.resolve(reference)
+        if is_dict(target) and _contains(trail, target):
+            self._note(slot, f"{_quote(reference)} is recursive")
+            return cast("AnyObject", minimal_schema(target))
+        if target is None or target is False or len(trail) >= _MAX_TRAIL:
+            self._note(slot, f"{_quote(reference)} is not followed")
             return {}
-        return {} if found is True else found
+        return {} if target is True else target
 
-    def _read(self, level: AnyObject, spot: Spot) -> AnyObject:
-        """Take a level in another dialect for no more than its type: its keywords differ."""
+    def _read_dialect(self, level: AnyObject, slot: SchemaSlot) -> AnyObject:
+        """Reduce a level in another dialect to its type and annotations: its keywords may mean something else."""
         dialect = level.get("$schema", _DIALECT)
         if dialect == _DIALECT or level is self._document.root:
             return level
-        self._note(spot, f"written in {shown(dialect)}")
-        remarks = {key: value for key, value in level.items() if key in ANNOTATIONS}
-        return {**least(level), **remarks}
+        self._note(slot, f"written in {_quote(dialect)}")
+        annotations = {key: value for key, value in level.items() if key in ANNOTATIONS}
+        return {**minimal_schema(level), **annotations}
 
-    def _inside(self, source: AnyObject, spot: Spot) -> AnyObject:
-        if "type" in source and not declared_types(source):
-            self._note(spot, f"of unknown type {shown(source['type'])}")
+    # -- step 2: accepted forms -----------------------------------------------------------------
+
+    def _rewrite_level(self, source: AnyObject, slot: SchemaSlot) -> AnyObject:
+        """Give a level one type or a union, and turn a `oneOf` that is written anew into `anyOf`."""
+        if "type" in source and not find_types(source):
+            self._note(slot, f"of unknown type {_quote(source['type'])}")
         level = with_one_type(source)
         branches = level.get("oneOf")
-        if is_list(branches) and self._way(known_type(level), "oneOf", branches) == "write":
+        if is_list(branches) and self._choose_action(find_type(level), "oneOf", branches) == "write":
             # A branch that allows more than before could match beside another one.
             return with_union(level, "oneOf", branches)
         return level
 
-    def _at_top(self, level: AnyObject, spot: Spot) -> AnyObject:
-        """Make the top level an object without combinators; arguments are always an object."""
-        types = declared_types(level)
+    def _rewrite_root(self, level: AnyObject, slot: SchemaSlot) -> AnyObject:
+        """Make the root an object schema without combinators: arguments are always an object."""
+        types = find_types(level)
         if "type" in level and "object" not in types:
-            self._note(spot, f"of type {shown(level['type'])}, while arguments are an object")
+            self._note(slot, f"of type {_quote(level['type'])}, while arguments are an object")
             if types:
-                return cast("AnyObject", closed_object())
+                return cast("AnyObject", new_object_schema())
         level = {**level, "type": "object"} if "type" in level else {"type": "object", **level}
-        banned = [key for key in level if key in _NOT_AT_TOP]
+        banned = [key for key in level if key in _NOT_AT_ROOT]
         if not banned:
             return level
-        self._note(spot, f"without {', '.join(str(key) for key in banned)} at the top")
-        shape = self._shape(spot) or own_shape(level)
-        out = {k: v for k, v in level.items() if k not in _NOT_AT_TOP | _UNEVALUATED}
+        self._note(slot, f"without {', '.join(str(key) for key in banned)} at the top")
+        shape = self._summarize(slot) or shape_of_level(level)
+        rest = {key: value for key, value in level.items() if key not in _NOT_AT_ROOT | _UNEVALUATED}
         if shape.allowed is not None:
-            out.setdefault("additionalProperties", False)
-        return {**out, "properties": shape.properties, "required": list(shape.required)}
+            rest.setdefault("additionalProperties", False)
+        return {**rest, "properties": shape.properties, "required": list(shape.required)}
 
-    def _shape(self, spot: Spot) -> Shape | None:
-        """Summarise a level and its branches; None when no object fits."""
-        level = cast("AnyObject", spot.source)
-        if "object" not in (declared_types(level) or ("object",)):
+    def _summarize(self, slot: SchemaSlot) -> ObjectShape | None:
+        """Summarize the objects that a level and its branches allow; None if they allow none."""
+        level = cast("AnyObject", slot.source)
+        if "object" not in (find_types(level) or ("object",)):
             return None
-        shape = own_shape(level)
-        self._room_for_branches -= _BRANCH_COST + len(shape.properties)
-        for keyword in _IN_PLACE:
-            parts = level.get(keyword)
-            if not is_list(parts):
+        shape = shape_of_level(level)
+        self._branch_budget -= _BRANCH_COST + len(shape.properties)
+        for keyword in _COMBINATORS:
+            branches = level.get(keyword)
+            if not is_list(branches):
                 continue
-            shapes = self._branches(parts, spot)
-            fitting = [found for found in shapes if found is not None]
-            if not fitting or (keyword == "allOf" and len(fitting) < len(shapes)):
+            shapes = self._summarize_branches(branches, slot)
+            possible = [branch for branch in shapes if branch is not None]
+            if not possible or (keyword == "allOf" and len(possible) < len(shapes)):
                 return None
-            for other in fitting if keyword == "allOf" else [either(fitting, self._document.text)]:
-                shape = both(shape, other)
+            for other in possible if keyword == "allOf" else [unite_shapes(possible, self._document.encode)]:
+                shape = intersect_shapes(shape, other)
         return shape
 
-    def _branches(self, parts: list[object], spot: Spot) -> list[Shape | None]:
-        shapes: list[Shape | None] = []
-        for part in parts:
-            if self._room_for_branches < 0 or len(spot.trail) > _BRANCH_DEPTH:
+    def _summarize_branches(self, branches: list[object], slot: SchemaSlot) -> list[ObjectShape | None]:
+        shapes: list[ObjectShape | None] = []
+        for branch in branches:
+            if self._branch_budget < 0 or len(slot.trail) > _BRANCH_DEPTH:
                 return [*shapes, ANY_SHAPE]
-            settled = self._settled(replace(spot, source=part)) if part is not False else None
-            shapes.append(self._shape(settled) if settled else None)
+            inlined = self._inline_references(replace(slot, source=branch)) if branch is not False else None
+            shapes.append(self._summarize(inlined) if inlined else None)
         return shapes
 
-    def _way(self, kind: str | None, key: str, value: object) -> _Way:
-        """Decide what is done with a keyword: copied whole, written anew, or left out."""
+    # -- step 3: keywords -----------------------------------------------------------------------
+
+    def _choose_action(self, kind: str | None, key: str, value: object) -> _Action:
+        """Decide whether a keyword is copied unchanged, written level by level, or dropped."""
         if key in REFERENCES:
             return "drop"
-        if key in _WRITTEN_BESIDE and kind in {None, _WRITTEN_BESIDE[key]}:
+        if key in _WRITTEN_FOR_TYPE and kind in {None, _WRITTEN_FOR_TYPE[key]}:
             return "write"
         if key not in SCHEMA_KEYWORDS:
-            return "copy" if self._document.carries(value) else "drop"
-        look = self._document.look(key, value)
-        if (key in _LISTS and is_list(value)) or (key == "patternProperties" and is_dict(value)):
-            return "copy" if kind is not None and look is Look.PLAIN else "write"
-        return "copy" if look < Look.REFERS else "drop"
+            return "copy" if self._document.can_copy(value) else "drop"
+        fitness = self._document.assess(key, value)
+        if (key in _SCHEMA_LISTS and is_list(value)) or (key == "patternProperties" and is_dict(value)):
+            return "copy" if kind is not None and fitness is Fitness.PLAIN else "write"
+        return "copy" if fitness < Fitness.HAS_REFERENCES else "drop"
 
-    def _written(self, level: AnyObject, spot: Spot) -> Page:
-        level = self._inside(level, spot) if spot.depth else self._at_top(level, spot)
-        kind = known_type(level)
-        page = Page(spot, kind)
-        ways: dict[str, _Way] = {
-            key: self._way(kind, key, value)
-            for key, value in level.items()
-            if isinstance(key, str) and key not in NOT_SHOWN
-        }
-        lost = self._lost(ways, spot)
-        for key, way in ways.items():
-            if way == "copy" and key not in lost:
-                page.out[key] = copy_json(level[key])
-            elif key not in lost:
-                page.write(key, level)
-        page.finish()
-        return page
-
-    def _lost(self, ways: dict[str, _Way], spot: Spot) -> set[str]:
-        """Name the keywords that are left out, with those that mean something else without them."""
-        lost = {key for key, way in ways.items() if way == "drop"}
-        lost |= {key for key, others in _LEANS_ON.items() if key in ways and others & lost}
-        rewritten = any(ways.get(key) == "write" for key in _IN_PLACE)
-        if lost or rewritten:
-            lost |= _UNEVALUATED & ways.keys()
-        for key in sorted(lost):
-            self._note(spot, f"without {key}")
-        if rewritten:
-            lost.add("discriminator")  # it names the branches by references
-        return lost
+    def _find_dropped(self, actions: dict[str, _Action], slot: SchemaSlot) -> set[str]:
+        """Return the keywords that are dropped, with those that would forbid more without them."""
+        dropped = {key for key, action in actions.items() if action == "drop"}
+        dropped |= {key for key, others in _DEPENDS_ON.items() if key in actions and others & dropped}
+        is_rewritten = any(actions.get(key) == "write" for key in _COMBINATORS)
+        if dropped or is_rewritten:
+            dropped |= _UNEVALUATED & actions.keys()
+        for key in sorted(dropped):
+            self._note(slot, f"without {key}")
+        if is_rewritten:
+            dropped.add("discriminator")  # it names the branches by references
+        return dropped
 
 
 def _is_simple(source: object) -> TypeGuard[AnyObject]:
-    """Tell whether a level is its own view, as most are: a scalar type, and words about it."""
-    if not is_dict(source) or known_type(source) in _NOT_SIMPLE:
+    """Tell whether a level is its own view, as most are: a scalar type with a title and a description."""
+    if not is_dict(source) or find_type(source) in _NOT_SIMPLE_TYPES:
         return False
-    words = [value for key, value in source.items() if key in _SIMPLE]
-    return len(words) == len(source) and all(isinstance(text, str) and len(text) <= MAX_BYTES for text in words)
+    texts = [value for key, value in source.items() if key in _SIMPLE_KEYWORDS]
+    return len(texts) == len(source) and all(isinstance(text, str) and len(text) <= MAX_BYTES for text in texts)
 
 
-def _only_part(rest: AnyObject) -> AnyObject | None:
-    """Give the one part of `allOf` that a level consists of, if that is all there is."""
-    parts = rest.get("allOf")
-    if not is_list(parts) or len(parts) != 1 or not rest.keys() <= ANNOTATIONS | {"allOf"}:
+def _find_only_part(level: AnyObject) -> AnyObject | None:
+    """Return the part of an `allOf` with one part, if the level has only annotations beside it."""
+    parts = level.get("allOf")
+    if not is_list(parts) or len(parts) != 1 or not level.keys() <= ANNOTATIONS | {"allOf"}:
         return None
     return parts[0] if is_dict(parts[0]) else None
 
 
-def _among(level: AnyObject, trail: tuple[AnyObject, ...]) -> bool:
+def _contains(trail: tuple[AnyObject, ...], level: AnyObject) -> bool:
     return any(level is other for other in trail)
 
 
-def _size(value: JsonValue) -> int:
-    # What is written here is JSON for certain; compact_json would read it back to make sure.
+def _encoded_size(value: JsonValue) -> int:
+    # The value is JSON for certain: `compact_json` would check it once more.
     return len(_ENCODER.encode(value).encode("utf-8", "backslashreplace"))
 
 
-_LEAST_SIZES = {kind: _size(least({"type": kind})) for kind in (None, *KNOWN_TYPES)}
-"""What stands in a place until the view of its level is put there, by its type."""
+_MINIMAL_SIZES = {kind: _encoded_size(minimal_schema({"type": kind})) for kind in (None, *KNOWN_TYPES)}
+"""The size of the minimal schema in a slot, by type."""
 
 
-def _least_size(level: AnyObject) -> int:
-    """Tell how much room a level takes at least, without looking at what it holds."""
-    held = [value for key, value in level.items() if key in _COUNTED]
-    members = sum(_LEAST_MEMBER * len(value) for value in held if is_dict(value))
-    elements = sum(_LEAST_ELEMENT * len(value) for value in held if is_list(value))
-    return members + elements + _LEAST_ELEMENT * len(level)
+def _minimum_size(level: AnyObject) -> int:
+    """Return how many bytes the view of a level takes at least, without a look at what it holds."""
+    values = [value for key, value in level.items() if key in _COUNTED]
+    members = sum(_MIN_MEMBER * len(value) for value in values if is_dict(value))
+    elements = sum(_MIN_ELEMENT * len(value) for value in values if is_list(value))
+    return members + elements + _MIN_ELEMENT * len(level)

@@ -1,10 +1,8 @@
-"""Reshape the schema of a remote tool into the small subset that every provider takes.
+"""Normalize the schema of a remote tool to the small subset that every provider accepts.
 
-A server writes its schemas to its own taste, in any draft, and nothing about them is certain: not
-the shape, not the depth, not that a keyword holds what it should. `normalize_schema` has an answer
-to every value, in time linear in its size and without recursion. It reads the declared `type` and
-nothing else, so it says less than the original where there is none, and sometimes something else.
-What a model is shown is therefore made by `model_schema`, next door.
+A server's schema may be of any draft, shape and depth, and a keyword may hold anything. `normalize_schema` accepts
+every value, in linear time and without recursion. It reads the declared `type` only, so the result may allow less or
+something else than the original; what a model receives is built by `model_schema` in `model_view`.
 """
 
 from __future__ import annotations
@@ -19,13 +17,13 @@ KNOWN_TYPES = frozenset({"object", "array", "string", "number", "integer", "bool
 
 STRIPPED = frozenset(
     {
-        # How a draft refers to itself and to others: no provider follows it.
+        # References and identifiers, which no provider follows.
         "$schema",
         "$id",
         "$ref",
         "$defs",
         "definitions",
-        # Remarks that forbid nothing.
+        # Annotations without effect on validation.
         "$comment",
         "deprecated",
         "readOnly",
@@ -33,53 +31,52 @@ STRIPPED = frozenset(
         # Samples.
         "default",
         "examples",
-        # How the text of a string is to be read.
+        # The encoding of strings.
         "contentEncoding",
         "contentMediaType",
     }
 )
-"""Keywords that are left out at every level. A property of such a name is no keyword and stays."""
+"""Keywords that are removed at every level; a property of such a name stays."""
 
 NOT_SHOWN = STRIPPED - {"default"}
-"""Keywords that a model is not shown; see `model_schema`."""
+"""Keywords that are removed from a model view."""
 
 _WRITABLE_BITS = 14_000
-"""Python writes no integer of more than 4,300 digits, which is a little more than this."""
+"""Python encodes no integer of more than 4,300 digits, which is slightly more:
+https://docs.python.org/3/library/stdtypes.html#integer-string-conversion-length-limitation."""
 
 AnyObject: TypeAlias = dict[object, object]
-"""A dict of which nothing is known yet."""
+"""A dict with unchecked keys and values."""
 
 
 def is_dict(value: object) -> TypeGuard[AnyObject]:
-    """Tell whether `value` is a dict, whatever it holds."""
+    """Tell whether `value` is a dict, with any keys and values."""
     return isinstance(value, dict)
 
 
 def is_list(value: object) -> TypeGuard[list[object]]:
-    """Tell whether `value` is a list, whatever it holds."""
+    """Tell whether `value` is a list, with any elements."""
     return isinstance(value, list)
 
 
-def closed_object() -> JsonObject:
-    """Make the schema that stands wherever a level cannot be read."""
+def new_object_schema() -> JsonObject:
+    """Return the schema that replaces an unreadable level."""
     return {"type": "object", "properties": {}}
 
 
-def known_type(level: object) -> str | None:
-    """Give the one type that a level declares, if it is one that JSON Schema has."""
+def find_type(level: object) -> str | None:
+    """Return the declared type of a level if it is one known type."""
     kind = level.get("type") if is_dict(level) else None
     return kind if isinstance(kind, str) and kind in KNOWN_TYPES else None
 
 
 def normalize_schema(raw: object) -> JsonObject:
-    """Reshape any value into a schema of one known type at each level.
+    """Convert any value into a schema with one known type at each level.
 
-    A level is what `properties`, `items` and `additionalProperties` lead to. One without a known
-    `type`, and one that lies inside itself, becomes an object without properties. Beside a known
-    type every keyword passes as it is, but for `STRIPPED` and what JSON cannot carry. The argument
-    is not touched, and the result shares nothing with it. What the argument holds in two places is
-    copied once and stands in two places, as with `copy.deepcopy`: otherwise a value of 40 lines
-    could be a trillion levels.
+    Levels are the values of `properties`, `items` and `additionalProperties`. A level without a known `type`, and one
+    inside itself, becomes an object without properties. Beside a known type every keyword is copied, except
+    `STRIPPED` and what is not JSON. The result shares nothing with the argument. A value in two places is copied
+    once, as with `copy.deepcopy`: otherwise a value of 40 lines could have a trillion levels.
     """
     frame: JsonObject = {}
     pending: list[_Task] = [(raw, frame, "")]
@@ -90,30 +87,30 @@ def normalize_schema(raw: object) -> JsonObject:
         if target is None:  # everything below `source` is done
             above.discard(id(source))
             continue
-        kind = known_type(source)
+        kind = find_type(source)
         if kind is None or id(source) in above:
-            target[key] = closed_object()
+            target[key] = new_object_schema()
             continue
         if id(source) not in copies:
             above.add(id(source))
             pending.append((source, None, ""))
-            copies[id(source)] = _level(cast("AnyObject", source), kind, pending)
+            copies[id(source)] = _convert_level(cast("AnyObject", source), kind, pending)
         target[key] = copies[id(source)]
     return cast("JsonObject", frame[""])
 
 
 _Task: TypeAlias = tuple[object, JsonObject | None, str]
-"""A level still to be read, and where the result of it belongs; None: nothing is left below it."""
+"""A level to convert, and the holder and key of its result; without a holder: all levels below it are done."""
 
 
-def _level(source: AnyObject, kind: str, pending: list[_Task]) -> JsonObject:
-    """Reshape one level, and put down those right below it for later."""
+def _convert_level(source: AnyObject, kind: str, pending: list[_Task]) -> JsonObject:
+    """Convert one level, and add those directly below it to `pending`."""
     out: JsonObject = {}
     for key, value in source.items():
         if not isinstance(key, str) or key in STRIPPED:
             continue
-        if reshape := _RESHAPED.get((kind, key)):
-            reshape(source, out, pending)
+        if convert := _CONVERTERS.get((kind, key)):
+            convert(source, out, pending)
         else:
             try:
                 out[key] = copy_json(value)
@@ -124,7 +121,7 @@ def _level(source: AnyObject, kind: str, pending: list[_Task]) -> JsonObject:
     return out
 
 
-def _properties(source: AnyObject, out: JsonObject, pending: list[_Task]) -> None:
+def _convert_properties(source: AnyObject, out: JsonObject, pending: list[_Task]) -> None:
     children: JsonObject = {}
     declared = source["properties"]
     for name, child in declared.items() if is_dict(declared) else ():
@@ -134,28 +131,28 @@ def _properties(source: AnyObject, out: JsonObject, pending: list[_Task]) -> Non
     out["properties"] = children
 
 
-def _required(source: AnyObject, out: JsonObject, _pending: list[_Task]) -> None:
+def _convert_required(source: AnyObject, out: JsonObject, _pending: list[_Task]) -> None:
     names, declared = source["required"], source.get("properties")
     if is_list(names) and is_dict(declared):
-        kept: list[JsonValue] = [n for n in names if isinstance(n, str) and n in declared]
-        if kept:
-            out["required"] = kept
+        required: list[JsonValue] = [name for name in names if isinstance(name, str) and name in declared]
+        if required:
+            out["required"] = required
 
 
-def _additional(source: AnyObject, out: JsonObject, pending: list[_Task]) -> None:
-    _one_level("additionalProperties", source["additionalProperties"], out, pending)
+def _convert_additional(source: AnyObject, out: JsonObject, pending: list[_Task]) -> None:
+    _convert_one("additionalProperties", source["additionalProperties"], out, pending)
 
 
-def _items(source: AnyObject, out: JsonObject, pending: list[_Task]) -> None:
+def _convert_items(source: AnyObject, out: JsonObject, pending: list[_Task]) -> None:
     items = source["items"]
     if is_list(items):
         # A tuple of no schemas says nothing about any element, and so does an array without items.
         items = items[0] if items else None
-    _one_level("items", items, out, pending)
+    _convert_one("items", items, out, pending)
 
 
-def _one_level(key: str, value: object, out: JsonObject, pending: list[_Task]) -> None:
-    """Keep a boolean, reshape a schema, and leave out what is neither."""
+def _convert_one(key: str, value: object, out: JsonObject, pending: list[_Task]) -> None:
+    """Copy a boolean, convert a schema, and drop anything else."""
     if isinstance(value, bool):
         out[key] = value
     elif is_dict(value):
@@ -163,19 +160,19 @@ def _one_level(key: str, value: object, out: JsonObject, pending: list[_Task]) -
         pending.append((value, out, key))
 
 
-_RESHAPED: dict[tuple[str, str], Callable[[AnyObject, JsonObject, list[_Task]], None]] = {
-    ("object", "properties"): _properties,
-    ("object", "required"): _required,
-    ("object", "additionalProperties"): _additional,
-    ("array", "items"): _items,
+_CONVERTERS: dict[tuple[str, str], Callable[[AnyObject, JsonObject, list[_Task]], None]] = {
+    ("object", "properties"): _convert_properties,
+    ("object", "required"): _convert_required,
+    ("object", "additionalProperties"): _convert_additional,
+    ("array", "items"): _convert_items,
 }
 
 
 def copy_json(root: object) -> JsonValue:
-    """Copy a value of any depth.
+    """Copy a JSON value of any depth, without recursion.
 
     Raises:
-        NotJson: It holds something that JSON cannot carry, or itself.
+        NotJson: It contains itself, or a value that is not JSON.
     """
     if not isinstance(root, (list, dict)):
         return _scalar(root)
@@ -190,7 +187,7 @@ def copy_json(root: object) -> JsonValue:
             continue
         if id(source) in above:
             raise NotJson("not JSON: a container that holds itself")
-        if id(source) not in copies and (opened := _opened(source)):
+        if id(source) not in copies and (opened := _open_container(source)):
             above.add(id(source))
             copy, steps = opened
             copies[id(source)] = copy
@@ -205,10 +202,10 @@ def copy_json(root: object) -> JsonValue:
     return frame[0]
 
 
-def _opened(source: object) -> tuple[dict[object, JsonValue], Iterable[tuple[object, object]]] | None:
-    """Make a place for each child, so that the order is kept; None: not a container.
+def _open_container(source: object) -> tuple[dict[object, JsonValue], Iterable[tuple[object, object]]] | None:
+    """Return a copy with a place for each child, which keeps the order, and the children; None for a scalar.
 
-    A list is passed off as a dict here: both take a value at a step.
+    A list is typed as a dict here: both take a value at a key.
     """
     if is_list(source):
         return cast("dict[object, JsonValue]", [None] * len(source)), enumerate(source)
@@ -220,7 +217,7 @@ def _opened(source: object) -> tuple[dict[object, JsonValue], Iterable[tuple[obj
 
 
 def _scalar(value: object) -> JsonValue:
-    """Pass on what is a JSON scalar, and refuse anything else."""
+    """Return a JSON scalar, and raise for any other value."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, int) and value.bit_length() <= _WRITABLE_BITS:

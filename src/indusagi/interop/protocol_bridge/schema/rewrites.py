@@ -1,7 +1,7 @@
-"""Say what a schema says in a form that more providers take, one level at a time.
+"""Rewrites of one schema level into forms that more providers accept, and summaries of object schemas.
 
-What comes out allows all that went in allows. Nothing here looks further down than the level it is
-given, follows a reference, or changes its argument.
+The result allows everything that the argument allows. No function follows a reference, looks below its level or
+changes its argument.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.schema.normalize import AnyObject
 
 ANNOTATIONS = frozenset({"title", "description", "default"})
-"""What a model reads and a validator does not."""
+"""Keywords for a reader, without effect on validation:
+https://json-schema.org/draft/2020-12/json-schema-validation#section-9."""
 
 _OF_STRINGS = frozenset({"format", "maxLength", "minLength", "pattern"})
 _OF_NUMBERS = frozenset({"exclusiveMaximum", "exclusiveMinimum", "format", "maximum", "minimum", "multipleOf"})
@@ -44,28 +45,27 @@ _OWN: dict[str, frozenset[str]] = {
     "array": _OF_ARRAYS,
     "object": _OF_OBJECTS,
 }
-"""The keywords that speak about one type, and are silent about values of any other."""
+"""Keywords that apply to values of one type only."""
 _OWNED = _OF_STRINGS | _OF_NUMBERS | _OF_ARRAYS | _OF_OBJECTS
 
 
-def declared_types(level: AnyObject) -> tuple[str, ...]:
-    """List the types a level declares, without those that JSON Schema does not have."""
+def find_types(level: AnyObject) -> tuple[str, ...]:
+    """Return the declared types that JSON Schema knows."""
     declared = level.get("type")
     names = declared if is_list(declared) else [declared]
     return tuple(dict.fromkeys(n for n in names if isinstance(n, str) and n in KNOWN_TYPES))
 
 
 def with_one_type(level: AnyObject) -> AnyObject:
-    """Give a level one type, or a union of levels of one type, or none if any will do.
+    """Give a level one type, or a union of levels of one type each, or no type if it allows all.
 
-    The type is the declared one, or that of all constants. `properties` and `items` imply none:
-    they are silent about values of other types, and so allow them. A list of types becomes
-    `anyOf`, because one large provider takes no lists; each branch gets the keywords about its
-    type, because an array must have its `items` beside it.
+    The type is the declared one, or that of all constants. `properties` and `items` imply no type: they allow values of
+    other types. A list of types becomes `anyOf`, because one large provider accepts no lists; each branch gets the
+    keywords of its type, because an array must have its `items` beside it.
     """
-    level = _without_tuple(level)
-    types = declared_types(level)
-    if len(types) != 1 and (implied := _implied_type(level)):
+    level = _convert_tuple(level)
+    types = find_types(level)
+    if len(types) != 1 and (implied := _find_constant_type(level)):
         types = (implied,)
     if len(types) == 1:
         return {**level, "type": types[0]} if "type" in level else {"type": types[0], **level}
@@ -86,13 +86,13 @@ def with_union(level: AnyObject, keyword: str, branches: Sequence[object]) -> An
 
 
 def with_part(level: AnyObject, part: AnyObject) -> AnyObject:
-    """Add a schema that must hold as well."""
+    """Add a schema to `allOf`."""
     others = level.get("allOf")
     return {**level, "allOf": [*(others if is_list(others) else ()), part]}
 
 
-def _without_tuple(level: AnyObject) -> AnyObject:
-    """Write a list of `items`, and what comes after it, as drafts since 2020-12 do."""
+def _convert_tuple(level: AnyObject) -> AnyObject:
+    """Write a list of `items` as `prefixItems`: https://json-schema.org/draft/2020-12/json-schema-core#section-10.3.1."""
     tuple_items = level.get("items")
     if not is_list(tuple_items):
         return level
@@ -109,8 +109,8 @@ def _without_tuple(level: AnyObject) -> AnyObject:
 _TYPE_OF: dict[type, str] = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
 
 
-def _implied_type(level: AnyObject) -> str | None:
-    """Give the type that all allowed constants have."""
+def _find_constant_type(level: AnyObject) -> str | None:
+    """Return the type that all allowed constants have."""
     constants = [level["const"]] if "const" in level else level.get("enum")
     if not is_list(constants):
         return None
@@ -121,53 +121,52 @@ def _implied_type(level: AnyObject) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """What is true of every object that fits a schema: a flat summary of all its branches."""
+class ObjectShape:
+    """A flat summary of a schema and its branches: what holds for every object that fits."""
 
     properties: dict[str, object]
-    """The schema that the value of each property fits, if there is one."""
+    """For each property a schema that its value fits."""
     required: tuple[str, ...] = ()
     allowed: frozenset[str] | None = None
-    """Names that can occur, if not all can; each of them is in `properties`."""
+    """Names that may occur, each of them in `properties`; None if every name may."""
 
 
-ANY_SHAPE = Shape({})
+ANY_SHAPE = ObjectShape({})
 
 
-def own_shape(level: AnyObject) -> Shape:
-    """Summarise a level without its branches."""
+def shape_of_level(level: AnyObject) -> ObjectShape:
+    """Summarize a level without its branches."""
     declared, required = level.get("properties"), level.get("required")
     properties: dict[str, object] = {}
     if is_dict(declared):
         properties = {name: child for name, child in declared.items() if isinstance(name, str)}
     closed = level.get("additionalProperties") is False and "patternProperties" not in level
-    return Shape(
+    return ObjectShape(
         properties,
         tuple(n for n in required if isinstance(n, str)) if is_list(required) else (),
         frozenset(properties) if closed else None,
     )
 
 
-def both(one: Shape, other: Shape) -> Shape:
-    """Summarise the objects that fit two shapes."""
-    allowed = one.allowed
+def intersect_shapes(first: ObjectShape, other: ObjectShape) -> ObjectShape:
+    """Summarize the objects that fit both shapes."""
+    allowed = first.allowed
     if allowed is None or other.allowed is None:
         allowed = other.allowed if allowed is None else allowed
     else:
         allowed &= other.allowed
-    properties = {**one.properties, **other.properties}
-    for name in one.properties.keys() & other.properties.keys():
-        properties[name] = {"allOf": [one.properties[name], other.properties[name]]}
+    properties = {**first.properties, **other.properties}
+    for name in first.properties.keys() & other.properties.keys():
+        properties[name] = {"allOf": [first.properties[name], other.properties[name]]}
     if allowed is not None:
         properties = {name: child for name, child in properties.items() if name in allowed}
-    return Shape(properties, tuple(dict.fromkeys([*one.required, *other.required])), allowed)
+    return ObjectShape(properties, tuple(dict.fromkeys([*first.required, *other.required])), allowed)
 
 
-def either(shapes: Sequence[Shape], text: Callable[[object], str | None]) -> Shape:
-    """Summarise the objects that fit at least one of several shapes.
+def unite_shapes(shapes: Sequence[ObjectShape], encode: Callable[[object], str | None]) -> ObjectShape:
+    """Summarize the objects that fit at least one of several shapes.
 
-    A property that some shape says nothing about can hold anything, so only what is said about
-    it to a reader is kept.
+    A property that one shape does not declare can hold anything, so only its annotations are kept.
     """
     if len(shapes) == 1:
         return shapes[0]
@@ -175,35 +174,35 @@ def either(shapes: Sequence[Shape], text: Callable[[object], str | None]) -> Sha
     for name in dict.fromkeys(name for shape in shapes for name in shape.properties):
         choices = [shape.properties[name] for shape in shapes if name in shape.properties]
         if any(name not in s.properties and s.allowed is None for s in shapes):
-            properties[name] = _remarks(choices)
+            properties[name] = _find_annotations(choices)
         else:
-            properties[name] = _union(choices, text)
+            properties[name] = _union(choices, encode)
     required = tuple(n for n in shapes[0].required if all(n in s.required for s in shapes))
     closed = [shape.allowed for shape in shapes if shape.allowed is not None]
     allowed = frozenset[str]().union(*closed) if len(closed) == len(shapes) else None
-    return Shape(properties, required, allowed)
+    return ObjectShape(properties, required, allowed)
 
 
-def _remarks(choices: Sequence[object]) -> AnyObject:
+def _find_annotations(choices: Sequence[object]) -> AnyObject:
     for choice in choices:
         if is_dict(choice) and not ANNOTATIONS.isdisjoint(choice):
             return {key: value for key, value in choice.items() if key in ANNOTATIONS}
     return {}
 
 
-def _union(choices: Sequence[object], text: Callable[[object], str | None]) -> object:
-    distinct = list({text(choice) or id(choice): choice for choice in choices}.values())
+def _union(choices: Sequence[object], encode: Callable[[object], str | None]) -> object:
+    distinct = list({encode(choice) or id(choice): choice for choice in choices}.values())
     if len(distinct) == 1:
         return distinct[0]
-    constants = [_constants(choice) for choice in distinct]
+    constants = [_find_constants(choice) for choice in distinct]
     if all(constants):
         flat = [constant for group in constants for constant in group]
-        return {"enum": list({text(constant) or id(constant): constant for constant in flat}.values())}
+        return {"enum": list({encode(constant) or id(constant): constant for constant in flat}.values())}
     return {"anyOf": distinct}
 
 
-def _constants(choice: object) -> list[object]:
-    """List what a level allows if it does no more than to name it: the tag of a union."""
+def _find_constants(choice: object) -> list[object]:
+    """Return the constants of a level that only lists them, such as the tag of a union."""
     if not is_dict(choice) or not choice.keys() <= {"const", "enum", "type", *ANNOTATIONS}:
         return []
     listed = [choice["const"]] if "const" in choice else choice.get("enum")

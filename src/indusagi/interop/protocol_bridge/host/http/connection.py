@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import h11
 
-from indusagi.core.clock import now_ms
 from indusagi.interop.protocol_bridge.host.http.request import HttpRefusal, HttpRequest
 
 if TYPE_CHECKING:
@@ -479,7 +478,7 @@ class HttpConnection(asyncio.Protocol):
             self._end_response()
 
     def _start_response(self, status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
-        headers.append((b"date", _format_date(now_ms() // 1000)))
+        headers.append((b"date", _format_date(int(self._loop.time()))))
         if self._request is not None and self._request.has_unread_body and (b"connection", b"close") not in headers:
             headers.append((b"connection", b"close"))
         reason = http.HTTPStatus(status).phrase.encode()
@@ -554,6 +553,6 @@ class HttpConnection(asyncio.Protocol):
 
 
 @lru_cache(maxsize=1)
-def _format_date(second: int) -> bytes:
-    """Format the Date header: https://www.rfc-editor.org/rfc/rfc9110#section-6.6.1."""
-    return formatdate(second, usegmt=True).encode()
+def _format_date(loop_second: int) -> bytes:
+    """Format the Date header once a second: https://www.rfc-editor.org/rfc/rfc9110#section-6.6.1."""
+    return formatdate(usegmt=True).encode()
