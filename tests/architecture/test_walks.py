@@ -1,0 +1,41 @@
+"""The walks of `docs/architecture.md`, traced in the running program: the page states how long each one is."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.support.scripts import ROOT
+from tests.support.walks import Walk, trace_edit, trace_http_call, trace_remote_call
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+pytestmark = pytest.mark.process
+PAGE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+SLACK = 0.85
+"""A walk that has become shorter than this part of the stated length makes the page untrue."""
+
+
+@pytest.mark.parametrize(
+    ("row", "trace"),
+    [
+        ("a server's tool, from the model loop", trace_remote_call),
+        ("an HTTP `tools/call` on a warm server", trace_http_call),
+        ("`edit` of a file of three lines", trace_edit),
+    ],
+    ids=["remote", "http", "edit"],
+)
+def test_a_call_goes_through_as_many_functions_as_the_page_states(
+    row: str, trace: Callable[[Path], Walk], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", "")
+    monkeypatch.setenv("OPENAI_API_KEY", "")
+    stated = re.search(rf"^\| {re.escape(row)}.*\| (\d+) \| (\d+) \|$", PAGE, re.M)
+    assert stated is not None, f"docs/architecture.md has no row {row!r}"
+    walk = trace(tmp_path)
+    functions, files = int(stated[1]), int(stated[2])
+    assert functions * SLACK <= len(walk.functions) <= functions, walk.text()
+    assert len(walk.files) <= files, walk.text()
