@@ -1,7 +1,7 @@
 # Recipes use relative paths only: the path of the clone may contain spaces.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types arrows unit suite coverage format docs wheel bench soak gate-fuzz scoreboard interop conformance clients coldstart lock clean
+.PHONY: help setup demo test lint types arrows unit suite coverage format docs wheel bench soak gate-fuzz mutants scoreboard interop conformance clients coldstart lock clean
 # The steps of `test` run in the order given, also under -j.
 .NOTPARALLEL:
 
@@ -74,6 +74,9 @@ soak: setup  ## put mixed load on indus serve and check that nothing grows (MINU
 
 gate-fuzz: setup  ## run 10,000 generated commands that the permissions allow, and check what they do (COUNT=, SEED=)
 	@.venv/bin/python -m outside.permission_fuzz $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))
+
+mutants: setup  ## change one line of src at a time, and check that a test notices (COUNT=, SEED=)
+	@.venv/bin/python -m outside.mutants $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))
 
 scoreboard: setup  ## probe the native tools, one by one
 	@.venv/bin/python -m bench.tools
