@@ -1,10 +1,10 @@
 """`make mutants`: change one line of `src` at a time, and check that a test notices.
 
 A sample of mutants is drawn at random (`--seed`) over all functions of `src`: a comparison, a boolean operator, a
-number, a condition or a returned value is changed, or a call whose value is unused is removed. The tests of the changed module
-run in a copy of the repository: first the test files that import the module and the mirrored file, then the mirrored
-folder. A mutant that all of them accept has survived. Exit code 1 if fewer than `--least` percent are noticed.
-"""
+number, a condition or a returned value is changed, or a call whose value is unused is removed. The tests of the
+changed module run in a copy of the repository: first the test files that import the module and the mirrored file, then
+the mirrored folder. A mutant that all of them accept has survived. Exit code 1 if fewer than `--least` percent are
+noticed.
 
 from __future__ import annotations
 
