@@ -5,6 +5,7 @@ number, a condition or a returned value is changed, or a call whose value is unu
 changed module run in a copy of the repository: first the test files that import the module and the mirrored file, then
 the mirrored folder. A mutant that all of them accept has survived. Exit code 1 if fewer than `--least` percent are
 noticed.
+"""
 
 from __future__ import annotations
 
