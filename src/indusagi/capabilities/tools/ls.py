@@ -17,7 +17,7 @@ from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.files.paths.globs import compile_glob
 from indusagi.capabilities.files.paths.ignore import REPOSITORY, RULE_FILE, IgnoreRules
 from indusagi.capabilities.files.text.display import format_path
-from indusagi.capabilities.ports import FileKind, FileStat, PathRefused
+from indusagi.capabilities.ports import FileKind, PathRefused
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
 from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given, path_trouble
 from indusagi.capabilities.tools.read.directory import report_missing_path
@@ -177,7 +177,15 @@ class DirectoryTree:
                 continue
             pending.rules = await _load_rules(fs, pending, entries)
             level = await to_thread.run_sync(tree._select_entries, pending, entries)
-            await _resolve_links(fs, pending.path, level)
+            for entry_row in level.shown:
+                if entry_row.entry.kind is FileKind.SYMLINK:
+                    try:
+                        found = await fs.stat(os.path.join(pending.path, entry_row.entry.name))
+                        entry_row.is_link_to_directory = found.kind is FileKind.DIRECTORY
+                    except PathRefused:
+                        entry_row.problem = "outside"
+                    except OSError:
+                        entry_row.problem = "broken"
             if pending.entry_row is None:
                 tree.top = level
             else:
@@ -289,19 +297,6 @@ def _has_name(entries: Sequence[DirEntry], name: str) -> bool:
     return at < len(entries) and entries[at].name == name
 
 
-async def _resolve_links(fs: Fs, path: str, level: ListedDirectory) -> None:
-    """Look up what the links lead to."""
-    for entry_row in level.shown:
-        if entry_row.entry.kind is FileKind.SYMLINK:
-            try:
-                found = await fs.stat(os.path.join(path, entry_row.entry.name))
-                entry_row.is_link_to_directory = found.kind is FileKind.DIRECTORY
-            except PathRefused:
-                entry_row.problem = "outside"
-            except OSError:
-                entry_row.problem = "broken"
-
-
 _DEEPEST = 3
 _MOST_PATTERNS = 100
 _ALIASES = {
@@ -366,7 +361,8 @@ async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
         return await report_missing_path(exc, path, ctx)
     name = format_path(await _relative_name(resolved, ctx))
     if found.kind is not FileKind.DIRECTORY:
-        return _describe_file(found, name, resolved)
+        line = f"{name}  {format_size(found.size)}" if found.kind is FileKind.FILE else f"{name} (special)"
+        return ToolResult.text(line, path=resolved, kind=str(found.kind), size=found.size)
     depth = arguments.get("depth")
     options = ListOptions(
         depth=depth if isinstance(depth, int) else 1, show_hidden=arguments.get("showHidden") is True, patterns=patterns
@@ -391,8 +387,3 @@ def _patterns(arguments: JsonObject) -> tuple[str, ...]:
     given = arguments.get("ignore")
     listed = given if isinstance(given, list) else []
     return tuple(pattern for pattern in listed if isinstance(pattern, str))
-
-
-def _describe_file(found: FileStat, name: str, resolved: str) -> ToolResult:
-    line = f"{name}  {format_size(found.size)}" if found.kind is FileKind.FILE else f"{name} (special)"
-    return ToolResult.text(line, path=resolved, kind=str(found.kind), size=found.size)

@@ -126,7 +126,7 @@ def _classify_v6(address: IPv6Address) -> AddressKind:
     if address in _METADATA:
         return "metadata"
     if address in _MAPPED or address in _NAT64:
-        return _classify_v4(_last_32_bits(address))
+        return _classify_v4(IPv4Address(int(address) & 0xFFFF_FFFF))
     for network, kind in _V6_NETWORKS:
         if address in network:
             return kind
@@ -135,10 +135,6 @@ def _classify_v6(address: IPv6Address) -> AddressKind:
     if (int(address) >> 32) & 0xFFFF_FFFF in _ISATAP:
         return "transition"
     return "public"
-
-
-def _last_32_bits(address: IPv6Address) -> IPv4Address:
-    return IPv4Address(int(address) & 0xFFFF_FFFF)
 
 
 _AT_ONCE: Final = 16

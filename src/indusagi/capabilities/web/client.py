@@ -113,7 +113,15 @@ class WebClient:
         async with exchange(target, headers=headers) as answer:
             location = answer.headers.get("location")
             if answer.status in _REDIRECTS and location is not None:
-                return self._follow_redirect(target, answer.status, location, hops)
+                following = target.join(location)
+                # Refused before the redirect is reported: naming such a URL would invite another try.
+                self._refuse_by_name(following)
+                if not is_same_site(target, following):
+                    return CrossSiteRedirect(answer.status, following.url, target.url, tuple(hops))
+                if (target.scheme, following.scheme) == ("https", "http"):
+                    message = f"{target.url} leads to {following.url}, which is not encrypted: not followed"
+                    raise FetchError(message, code="denied", reason="downgrade")
+                return _Redirect(following)
             body = ResponseBody(
                 answer.headers.get("content-encoding", ""),
                 min(cap(answer.headers), self._settings.hard_bytes),
@@ -140,19 +148,6 @@ class WebClient:
         proxy = None if addresses else self._proxy
         route = dial.Route(addresses, settings.connect_s, tls, proxy, settings.proxy_auth)
         return partial(dial.exchange, route=route)
-
-    def _follow_redirect(
-        self, target: WebUrl, status: int, location: str, hops: Sequence[str]
-    ) -> CrossSiteRedirect | _Redirect:
-        following = target.join(location)
-        # Refused before the redirect is reported: naming such a URL would invite another try.
-        self._refuse_by_name(following)
-        if not is_same_site(target, following):
-            return CrossSiteRedirect(status, following.url, target.url, tuple(hops))
-        if (target.scheme, following.scheme) == ("https", "http"):
-            message = f"{target.url} leads to {following.url}, which is not encrypted: not followed"
-            raise FetchError(message, code="denied", reason="downgrade")
-        return _Redirect(following)
 
     # -- what may be dialled ----------------------------------------------------------------
 

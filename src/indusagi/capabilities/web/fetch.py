@@ -159,7 +159,13 @@ async def fetch(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
             return _format_part(kept, offset, ctx.budget, cached=True)
         found = await _fetch_url(url, settings, form, wanted)
         if isinstance(found, CrossSiteRedirect):
-            return _describe_redirect(found)
+            message = (
+                f"{found.came_from} redirects to another site ({_status(found.status)}): {found.url}\n"
+                "It was not followed. If that is where you want to go, fetch that address."
+            )
+            return ToolResult.text(
+                message, status=found.status, redirect=found.url, redirects=[*found.hops, found.came_from]
+            )
         page = await build_page(found, form)
     except FetchError as trouble:
         return ToolResult.error(str(trouble), code=trouble.code, **trouble.facts)
@@ -242,14 +248,6 @@ def _status(status: int) -> str:
         return f"{status} {HTTPStatus(status).phrase}"
     except ValueError:
         return str(status)
-
-
-def _describe_redirect(found: CrossSiteRedirect) -> ToolResult:
-    message = (
-        f"{found.came_from} redirects to another site ({_status(found.status)}): {found.url}\n"
-        "It was not followed. If that is where you want to go, fetch that address."
-    )
-    return ToolResult.text(message, status=found.status, redirect=found.url, redirects=[*found.hops, found.came_from])
 
 
 def _http_error(found: WebResponse, page: TextPage | BytesPage) -> ToolResult:

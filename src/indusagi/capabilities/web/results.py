@@ -79,13 +79,9 @@ def select_results(hits: Iterable[SearchHit], query: SearchQuery) -> Sequence[Re
 def page_key(target: WebUrl) -> str:
     """Return a key that equal pages share: without tracking parameters, `www.` and scheme."""
     path, _, asked = target.path.partition("?")
-    kept = [pair for pair in parse_qsl(asked, keep_blank_values=True) if not _is_tracking(pair[0])]
+    kept = [pair for pair in parse_qsl(asked, keep_blank_values=True) if not _TRACKING.fullmatch(pair[0])]
     host = target.host.removeprefix("www.")
     return f"{host}:{_port(target)}{path.rstrip('/')}?{urlencode(kept)}"
-
-
-def _is_tracking(name: str) -> bool:
-    return _TRACKING.fullmatch(name) is not None
 
 
 def _port(target: WebUrl) -> int:
@@ -117,7 +113,22 @@ async def search(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
     chain = list_providers(settings, ctx.framework.search)
     if not chain:
         return ToolResult.error(_NOT_CONFIGURED, code="unsupported", reason="not_configured")
-    return _format_answer(await _ask_in_turn(chain, query, settings), query)
+    state = await _ask_in_turn(chain, query, settings)
+    failures: list[JsonValue] = [*state.failures]
+    listed = "".join(f"\n- {row['provider']} failed ({row['code']}): {row['message']}" for row in state.failures)
+    if state.answered is None:
+        late = all(row["code"] == "timeout" for row in state.failures)
+        message = f"No search provider answered.{listed}"
+        return ToolResult.error(message, code="timeout" if late else "failed", failures=failures)
+    rows: list[JsonValue] = [finding.to_json() for finding in state.found]
+    facts: JsonObject = {"provider": state.answered, "results": rows, "failures": failures}
+    if not rows:
+        asked = clean_text(query.text)[0]
+        return ToolResult.text(f"{state.answered} found nothing for {asked!r}.{listed}", **facts)
+    many = f"{len(rows)} result{'s' if len(rows) > 1 else ''} from {state.answered}"
+    shown = "\n".join(f"{number}. {finding.format()}" for number, finding in enumerate(state.found, 1))
+    text = f"{many}{listed}\n{fence_text(shown, 'results')}"
+    return ToolResult((TextContentBlock(text), JsonContentBlock({"results": rows})), details=facts)
 
 
 def _parse_query(arguments: JsonObject) -> SearchQuery:
@@ -179,21 +190,3 @@ async def _ask_provider(provider: SearchProvider, query: SearchQuery, patience_s
         state.add_failure(provider, "timeout", f"it did not answer within {patience_s:g} s")
     except Exception as exc:  # noqa: BLE001 — boundary: a provider of the host program
         state.add_failure(provider, "failed", f"{type(exc).__name__}: {exc}")
-
-
-def _format_answer(state: _SearchState, query: SearchQuery) -> ToolResult:
-    failures: list[JsonValue] = [*state.failures]
-    listed = "".join(f"\n- {row['provider']} failed ({row['code']}): {row['message']}" for row in state.failures)
-    if state.answered is None:
-        late = all(row["code"] == "timeout" for row in state.failures)
-        message = f"No search provider answered.{listed}"
-        return ToolResult.error(message, code="timeout" if late else "failed", failures=failures)
-    rows: list[JsonValue] = [finding.to_json() for finding in state.found]
-    facts: JsonObject = {"provider": state.answered, "results": rows, "failures": failures}
-    if not rows:
-        asked = clean_text(query.text)[0]
-        return ToolResult.text(f"{state.answered} found nothing for {asked!r}.{listed}", **facts)
-    many = f"{len(rows)} result{'s' if len(rows) > 1 else ''} from {state.answered}"
-    shown = "\n".join(f"{number}. {finding.format()}" for number, finding in enumerate(state.found, 1))
-    text = f"{many}{listed}\n{fence_text(shown, 'results')}"
-    return ToolResult((TextContentBlock(text), JsonContentBlock({"results": rows})), details=facts)
