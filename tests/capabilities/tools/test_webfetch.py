@@ -229,7 +229,7 @@ async def test_a_damaged_picture_is_saved_and_not_shown(tmp_path: Path) -> None:
     """A model's provider refuses every further turn of a session that holds one."""
     outcome = await read(tmp_path, replying(PNG[:8] + b"junk", headers={"Content-Type": "image/png"}))
     assert len(outcome.content) == 1
-    assert "It is not shown: the picture is damaged" in text_of(outcome)
+    assert "It is not shown: the image is damaged" in text_of(outcome)
     assert await anyio.Path(cast("str", outcome.details["path"])).read_bytes() == PNG[:8] + b"junk"
 
 
@@ -460,7 +460,7 @@ async def test_probe_0_19_hostile_html_costs_neither_time_nor_the_loop(tmp_path:
 async def test_a_page_the_converter_gives_up_on_is_given_as_its_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("indusagi.capabilities.web.convert.LONGEST_S", 0.0)
+    monkeypatch.setattr("indusagi.capabilities.web.convert._LIMITS", 0.0)
     outcome = await read(tmp_path, replying(b"<p>x</p>" * 10_000, headers=HTML))
     assert "this is its source" in text_of(outcome)
     assert inside(outcome).startswith("<p>x</p>")
