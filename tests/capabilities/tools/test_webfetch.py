@@ -30,6 +30,7 @@ from indusagi.capabilities.ports import WebSettings
 from indusagi.capabilities.tools.webfetch import webfetch_tool
 from indusagi.capabilities.web import fetch as fetching
 from indusagi.capabilities.web.convert import LONGEST_JSON
+from indusagi.capabilities.worker import WorkerLimits
 from indusagi.core.app_dirs import create_private_file
 from indusagi.core.cancel import CancelToken
 from indusagi.runtime.content import JsonContentBlock, TextContentBlock
@@ -460,7 +461,7 @@ async def test_probe_0_19_hostile_html_costs_neither_time_nor_the_loop(tmp_path:
 async def test_a_page_the_converter_gives_up_on_is_given_as_its_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("indusagi.capabilities.web.convert._LIMITS", 0.0)
+    monkeypatch.setattr("indusagi.capabilities.web.convert._LIMITS", WorkerLimits(0, 1 << 30))
     outcome = await read(tmp_path, replying(b"<p>x</p>" * 10_000, headers=HTML))
     assert "this is its source" in text_of(outcome)
     assert inside(outcome).startswith("<p>x</p>")
