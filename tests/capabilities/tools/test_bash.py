@@ -433,7 +433,7 @@ async def test_what_runs_on_goes_on_writing_and_is_ended_with_the_session(tmp_pa
         assert job is not None
         (tmp_path / "go").touch()
         await job.poll(20_000, "late")
-        assert job.output.told(lines=None, since_last=True).texts == ("late",)
+        assert job.output.read(lines=None, since_last=True).texts == ("late",)
         left = await anyio.to_thread.run_sync(job.process.survivors)
         assert left
     assert not any(map(is_alive, left))

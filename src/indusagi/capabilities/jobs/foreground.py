@@ -1,13 +1,18 @@
-"""A command that somebody waits for: until it exits, or its time is over, or it is not wanted."""
+"""Foreground commands: waiting for one with a time limit, and the meaning of its exit code.
+
+For some programs exit code 1 is an answer rather than a failure: `grep` found nothing, `diff` found a difference. That
+holds if such a program ran last and so gave the code; if an earlier one may have given it, it is a failure.
+"""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import anyio
 from anyio import to_thread
 
-from indusagi.capabilities.jobs.text import plain_text
+from indusagi.capabilities.jobs.output import plain_text
 from indusagi.capabilities.ports import Ended
 from indusagi.core.process.procfs import reads_terminal
 from indusagi.runtime.contract import ToolProgress
@@ -17,75 +22,168 @@ if TYPE_CHECKING:
     from indusagi.capabilities.ports import ShellProcess
 
 STALL_S = 15.0
-"""How long a program is silent before it is looked at whether it waits for somebody to type."""
+"""Silence after which a program is checked for waiting on terminal input."""
 _LAP_S = 0.25
-_TOLD_BYTES = 4_096
+_PROGRESS_BYTES = 4_096
 _SETTLE_S = 0.1
 _GLANCE_S = 0.02
+_ANSWERS = {
+    "grep": "nothing matched",
+    "egrep": "nothing matched",
+    "fgrep": "nothing matched",
+    "zgrep": "nothing matched",
+    "rg": "nothing matched",
+    "ag": "nothing matched",
+    "pgrep": "nothing matched",
+    "diff": "they differ",
+    "cmp": "they differ",
+    "test": "not so",
+    "[": "not so",
+    "[[": "not so",
+    "git grep": "nothing matched",
+    "git diff": "they differ",
+}
+_QUIET_FIRST = frozenset({"cd", "pushd", "export", "set", "echo", "printf", "true", ":", "mkdir"})
+"""Programs that may run before it: they print a message when they fail."""
+_NEVER_FAIL = frozenset({"echo", "printf", "true", ":"})
+"""Programs that may run after it, behind `&&`: they did not give the code."""
+_SKIPPED = frozenset({"command", "builtin", "time", "nice", "env", "then", "do", "{", "("})
+_TOKEN = re.compile(
+    r"""(?P<space>(?:[ \t]|\\\n)+)|(?P<comment>\#[^\n]*)|(?P<op>&&|\|\||[;|\n]|&(?![>0-9])|[()])"""
+    r"""|(?P<word>(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[$<>]\([^()]*\)|[^\s;|&()'"\\]"""
+    r"""|&(?=[>0-9])|[<>]&)+)|(?P<rest>.)""",
+    re.DOTALL,
+)
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+_LONGEST = 4_000
+"""Characters of a command that is parsed; a longer one is a script."""
 
 
 class ForegroundWait:
-    """Sees a command through, and tells whoever follows how it comes along."""
+    """Waits for a command, and reports its progress."""
 
     def __init__(self, process: ShellProcess, ctx: ToolContext) -> None:
         self.stalled = False
-        """Whether it was seen to wait for input that cannot come."""
+        """Whether it waited for terminal input, which cannot come."""
         self._process = process
         self._ctx = ctx
-        self._told = 0
+        self._reported = 0
         self._size = 0
         self._moved = anyio.current_time()
 
-    async def until_over(self, limit_s: float) -> Ended:
-        """Wait for the exit of the command itself, for the end of its time, or for a cancel.
+    async def wait(self, limit_s: float) -> Ended:
+        """Wait for the exit of the command itself, for `limit_s`, or for the context's cancel token.
 
-        The cancellation of a caller whose token is not cancelled passes.
+        A cancellation of the task passes through unless the token is cancelled.
         """
         try:
-            return await self._until_over(limit_s)
+            with anyio.move_on_after(limit_s):
+                while True:
+                    with anyio.move_on_after(_LAP_S):
+                        await self._process.wait()
+                        return Ended.EXITED
+                    await self._report_progress()
+            return Ended.TIMEOUT
         except anyio.get_cancelled_exc_class():
             if not self._ctx.cancel.cancelled:
                 raise
             return Ended.CANCELLED
 
-    async def _until_over(self, limit_s: float) -> Ended:
-        with anyio.move_on_after(limit_s):
-            while True:
-                with anyio.move_on_after(_LAP_S):
-                    await self._process.wait()
-                    return Ended.EXITED
-                await self._lap()
-        return Ended.TIMEOUT
-
-    async def _lap(self) -> None:
+    async def _report_progress(self) -> None:
         size = self._process.output_size()
         if size != self._size:
             self._size, self._moved = size, anyio.current_time()
         elif not self.stalled and anyio.current_time() - self._moved >= STALL_S:
             self._moved = anyio.current_time()
-            self.stalled = await to_thread.run_sync(self._waits)
+            self.stalled = await to_thread.run_sync(self._reads_terminal)
             if self.stalled:
                 self._ctx.report(ToolProgress(size, None, "waits for somebody to type"))
-        if self._ctx.on_progress is not None and size != self._told:
-            self._told = size
-            self._ctx.report(ToolProgress(size, None, await to_thread.run_sync(self._latest)))
+        if self._ctx.on_progress is not None and size != self._reported:
+            self._reported = size
+            self._ctx.report(ToolProgress(size, None, await to_thread.run_sync(self._read_latest)))
 
-    def _waits(self) -> bool:
+    def _reads_terminal(self) -> bool:
         return reads_terminal([self._process.pid, *self._process.survivors()])
 
-    def _latest(self) -> str:
+    def _read_latest(self) -> str:
         try:
-            data = self._process.read_output(max(self._told - _TOLD_BYTES, 0))
-        except OSError:  # told at the end, when it matters
+            return plain_text(self._process.read_output(max(self._reported - _PROGRESS_BYTES, 0)))
+        except OSError:  # reported at the end
             return ""
-        return plain_text(data)
 
 
 async def find_lasting_survivors(process: ShellProcess) -> list[int]:
-    """List whom a command has left behind, once those who are about to end have ended."""
+    """List the processes that a command has left in the background, after a moment for those about to exit."""
     left = list(await to_thread.run_sync(process.survivors))
     with anyio.move_on_after(_SETTLE_S):
         while left:
             await anyio.sleep(_GLANCE_S)
             left = list(await to_thread.run_sync(process.survivors))
     return left
+
+
+def explain_exit_code(command: str, code: int, output: str) -> str | None:
+    """Return what exit code 1 of a command means if it is an answer, else None."""
+    if code != 1 or len(command) > _LONGEST or "<<" in command:
+        return None
+    steps = _steps(command)
+    while steps and steps[-1][0] == "&&" and steps[-1][1][0] in _NEVER_FAIL:
+        steps.pop()
+    if not steps:
+        return None
+    answer = _answer(steps[-1][1])
+    if answer is None or _may_end_before([words for _, words in steps[:-1]]):
+        return None
+    if not all(operator == "&&" and words and words[0] in _QUIET_FIRST for operator, words in _guards(steps)):
+        return None
+    # A message of the shell itself: a program could not be run.
+    return None if re.search(r"^\S*bash: (line \d+: )?", output, re.MULTILINE) else answer
+
+
+def _may_end_before(former: list[list[str]]) -> bool:
+    """Tell whether an earlier command may have given the code, so that the last one did not run."""
+    if any("exit" in words[:2] for words in former):
+        return True
+    strict = any(words[0] == "set" and _is_strict(words[1:]) for words in former)
+    return strict and not all(words[0] in _QUIET_FIRST for words in former)
+
+
+def _is_strict(options: list[str]) -> bool:
+    return any(option in {"errexit", "pipefail"} or re.fullmatch(r"-\w*e\w*", option) for option in options)
+
+
+def _guards(steps: list[tuple[str, list[str]]]) -> list[tuple[str, list[str]]]:
+    """List the steps that had to succeed for the last one to run."""
+    guards: list[tuple[str, list[str]]] = []
+    for index in range(len(steps) - 1, 0, -1):
+        if steps[index][0] not in {"&&", "||", "|"}:
+            break
+        if steps[index][0] != "|":
+            guards.append((steps[index][0], steps[index - 1][1]))
+    return guards
+
+
+def _answer(words: list[str]) -> str | None:
+    while words and (words[0] in _SKIPPED or _ASSIGNMENT.fullmatch(words[0])):
+        words = words[1:]
+    if not words:
+        return None
+    name = words[0].rpartition("/")[2]
+    if name == "git":
+        name = f"git {words[1]}" if len(words) > 1 else name
+    return _ANSWERS.get(name)
+
+
+def _steps(command: str) -> list[tuple[str, list[str]]]:
+    """Split a command into simple commands, each with the operator before it."""
+    steps: list[tuple[str, list[str]]] = [("", [])]
+    for match in _TOKEN.finditer(command):
+        kind, text = match.lastgroup, match.group()
+        if kind == "rest":  # an unclosed quote, or invalid shell syntax
+            return []
+        if kind == "op":
+            steps.append((text, []))
+        elif kind == "word":
+            steps[-1][1].append(text)
+    # An operator at the end of a line, or an empty line, starts no command.
+    return [step for step in steps if step[1]]

@@ -1,4 +1,4 @@
-"""The jobs of a session: one table, whoever starts them, and all of them end with the session."""
+"""Job table: the background commands of a session, which end with it."""
 
 from __future__ import annotations
 
@@ -17,40 +17,42 @@ from indusagi.core.ids import new_ulid
 if TYPE_CHECKING:
     from indusagi.capabilities.context import ToolContext
     from indusagi.capabilities.overflow import SessionDir
-    from indusagi.capabilities.ports import Shell, ShellProcess
+    from indusagi.capabilities.ports import ShellProcess
 
 LIVE_JOBS = 32
 _FINISHED_JOBS = 64
-"""How many that are over can still be asked about."""
+"""How many ended jobs are kept."""
 
 
 class JobLimitError(OSError):
-    """As many jobs run as may run at once."""
+    """The limit of concurrent jobs is reached."""
 
 
 class JobSessionError(JobLimitError):
-    """There is no session in which a job could go on."""
+    """The job would end with the command that starts it."""
 
 
 class JobTable:
-    """The jobs of one session, by their ids."""
+    """The jobs of one session by id."""
 
     def __init__(self, prefix: str = "job", *, capture_dir: str | None = None) -> None:
-        """Number the jobs under a prefix; their outputs go to the session, or beside the project.
+        """Make an empty table.
 
-        `capture_dir` is the name of a folder in the working directory of the context. Standard
-        output and standard error are kept apart there, each in a file and a ring of its own.
+        Args:
+            prefix: Of the job ids.
+            capture_dir: A directory in the workspace for the outputs, which keeps standard output and standard error
+                separate; by default outputs go to the directory of the session.
         """
         self._prefix = prefix
         self._capture_dir = capture_dir
         self._jobs: dict[str, Job] = {}
-        self._made = 0
+        self._count = 0
         self._starting = 0
         self._bound = False
         self._keeps = True
 
     def bind(self, ctx: ToolContext) -> None:
-        """Have all jobs ended with the context, and what the shell keeps removed."""
+        """End all jobs, and remove the shell's temporary files, when the context is closed."""
         self._keeps = ctx.keeps_jobs
         if self._bound:
             return
@@ -74,13 +76,19 @@ class JobTable:
             JobLimitError: Too many are running.
             OSError: It cannot be started.
         """
-        await self._make_room()
+        await self._require_slot()
         self._starting += 1
         try:
             job_id = self._next_id()
             path = await self._capture_path(ctx, job_id)
-            errors_path = self._errors_path(ctx, path)
-            process = await _spawn(ctx.shell, command, cwd, path, errors_path)
+            errors_path = None
+            if self._capture_dir is None or path is None or not isinstance(ctx.shell, LocalShell):
+                process = await ctx.shell.spawn(command, cwd=cwd, output_path=path, with_input=True)
+            else:
+                errors_path = _to_errors_path(path)
+                process = await ctx.shell.spawn(
+                    command, cwd=cwd, output_path=path, with_input=True, errors_path=errors_path
+                )
             try:
                 return self._add(job_id, process, command, cwd, path, errors_path)
             except BaseException:
@@ -89,31 +97,25 @@ class JobTable:
         finally:
             self._starting -= 1
 
-    def _errors_path(self, ctx: ToolContext, path: str | None) -> str | None:
-        """Name the file for standard error, where the table keeps it apart and the shell can."""
-        if self._capture_dir is None or path is None or not isinstance(ctx.shell, LocalShell):
-            return None
-        return _errors_beside(path)
-
     def _next_id(self) -> str:
-        self._made += 1
-        return f"{self._prefix}-{self._made}"
+        self._count += 1
+        return f"{self._prefix}-{self._count}"
 
     async def _capture_path(self, ctx: ToolContext, job_id: str) -> str | None:
         if self._capture_dir is not None:
             folder = os.path.join(ctx.cwd, self._capture_dir)
-            made = await to_thread.run_sync(_path_beside, folder, job_id)
-            if made is not None:
-                return made
+            path = await to_thread.run_sync(_project_path, folder, job_id)
+            if path is not None:
+                return path
         return await capture_path(ctx.session_dir, "jobs")
 
     async def adopt(self, process: ShellProcess, command: str, cwd: str, path: str | None) -> Job:
-        """Take in what a command has left in the background.
+        """Make a job of the processes that a command has left in the background.
 
         Raises:
             JobLimitError: Too many are running.
         """
-        await self._make_room()
+        await self._require_slot()
         job = self._add(self._next_id(), process, command, cwd, path)
         await job.skip()
         return job
@@ -131,7 +133,7 @@ class JobTable:
         self._jobs[job_id] = job
         return job
 
-    async def _make_room(self) -> None:
+    async def _require_slot(self) -> None:
         if not self._keeps:
             raise JobSessionError(
                 "a job ends with this command, before anybody can ask for it: "
@@ -145,20 +147,14 @@ class JobTable:
             del self._jobs[job.id]
 
     async def aclose(self) -> None:
-        """End all jobs, side by side; what could not be ended is not waited for."""
+        """End all jobs concurrently; processes that cannot be ended are left alone."""
         async with anyio.create_task_group() as tasks:
             for job in self.all():
                 tasks.start_soon(job.stop)
 
 
-async def _spawn(shell: Shell, command: str, cwd: str, path: str | None, errors_path: str | None) -> ShellProcess:
-    if errors_path is None or not isinstance(shell, LocalShell):
-        return await shell.spawn(command, cwd=cwd, output_path=path, with_input=True)
-    return await shell.spawn(command, cwd=cwd, output_path=path, with_input=True, errors_path=errors_path)
-
-
 async def capture_path(session: SessionDir, folder: str) -> str | None:
-    """Name a new file of the session for an output; None if there can be none."""
+    """Return the path of a new output file of the session; None if its directory cannot be made."""
     return await to_thread.run_sync(_capture_path, session, folder)
 
 
@@ -169,20 +165,20 @@ def _capture_path(session: SessionDir, folder: str) -> str | None:
         return None
 
 
-def _errors_beside(path: str) -> str:
+def _to_errors_path(path: str) -> str:
     return f"{path.removesuffix('.out')}.err"
 
 
-def _path_beside(folder: str, name: str) -> str | None:
-    """Name a new file beside the project, where git does not see it; None if there can be none."""
+def _project_path(folder: str, name: str) -> str | None:
+    """Return the path of a new output file in the workspace, ignored by git; None if it cannot be made."""
     try:
         make_private_dir(folder)
-        ignored = os.path.join(folder, ".gitignore")
-        if not os.path.lexists(ignored):
-            with os.fdopen(create_private_file(ignored), "wb") as file:
+        gitignore = os.path.join(folder, ".gitignore")
+        if not os.path.lexists(gitignore):
+            with os.fdopen(create_private_file(gitignore), "wb") as file:
                 file.write(b"*\n")
         path = os.path.join(folder, f"{name}.out")
-        taken = any(map(os.path.lexists, (path, _errors_beside(path))))
+        taken = any(map(os.path.lexists, (path, _to_errors_path(path))))
         return os.path.join(folder, f"{new_ulid()}.out") if taken else path
     except OSError:
         return None
@@ -192,7 +188,7 @@ _TABLES: PerContext[JobTable] = PerContext(JobTable)
 
 
 def jobs_of(ctx: ToolContext) -> JobTable:
-    """Give the table of a session, which ends with it."""
+    """Return the job table of a session."""
     table = _TABLES.of(ctx)
     table.bind(ctx)
     return table

@@ -1,7 +1,7 @@
-"""`bash`: run a command and give what it said.
+"""`bash` tool: run a command and return its output.
 
-It is over when the shell exits. What runs on in the background is kept as a job of the session;
-what is over its time, or no longer wanted, is ended with all that it has started.
+The command is over when the shell exits. Processes that it leaves in the background become a job of the session; a
+command that exceeds its time limit or is cancelled is ended with its process tree.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from indusagi.capabilities.coercion import coerce_to
 from indusagi.capabilities.context import PerContext, ToolContext
 from indusagi.capabilities.files.text.codec import digest_bytes
 from indusagi.capabilities.files.text.display import format_path
-from indusagi.capabilities.jobs.exit_codes import explain_exit_code
-from indusagi.capabilities.jobs.foreground import ForegroundWait, find_lasting_survivors
+from indusagi.capabilities.jobs.foreground import ForegroundWait, explain_exit_code, find_lasting_survivors
 from indusagi.capabilities.jobs.job import Job, describe_exit, to_shell_exit_code
+from indusagi.capabilities.jobs.output import RenderedOutput, hidden_note, render_output
 from indusagi.capabilities.jobs.table import JobLimitError, capture_path, jobs_of
-from indusagi.capabilities.jobs.text import RenderedOutput, hidden_note, render_output
 from indusagi.capabilities.ports import Ended, FileKind, SandboxMissing, SandboxState, ShellProcess
 from indusagi.capabilities.sandbox.policy import PROTECTED, UNPROTECTED
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
@@ -35,11 +34,11 @@ from indusagi.runtime.content import TextContentBlock
 from indusagi.runtime.contract import JsonSchema, Keep, ToolResult
 
 _LARGEST = 1024 * 1024
-"""Of a larger file no command could have shown much."""
+"""A command can show only a small part of a larger file."""
 _WORD = r"""'[^'\n]*'|"[^"$`\\\n!]*"|[\w@%+=:,./-]+"""
 _WORDS = re.compile(_WORD)
 _PLAIN = re.compile(rf"\s*(?:{_WORD})(?:[ \t]+(?:{_WORD}))*\s*")
-"""Words in which nothing stands for anything else, and nothing but words."""
+"""Literal words only: no expansion, glob or operator."""
 _COUNTED = r"-[nc][+-]?\d+|-\d+|-q"
 _GREP = r"-[aEFGhHinoPsvwx]+|-[ABCm]\d+"
 _OPTIONS = {
@@ -52,38 +51,38 @@ _OPTIONS = {
     "egrep": _GREP,
     "fgrep": _GREP,
 }
-"""Who shows a file, with which options; all others change it, follow it or show something else."""
+"""Programs that print a file, with the options that only format it."""
 _WITH_A_NUMBER = {"head": "nc", "tail": "nc", "grep": "ABCm", "egrep": "ABCm", "fgrep": "ABCm"}
 _LINES = re.compile(r"(\d+|\$)(,(\d+|\$))?p")
 
 
 @dataclass(frozen=True, slots=True)
 class ShownFile:
-    """A file that a command is about to show."""
+    """A file that a command is about to print."""
 
     path: str
     digest: str
 
 
 def parse_shown_file(command: str) -> str | None:
-    """Name the one file that a command shows; None if it may do anything else."""
+    """Return the one file that a command prints; None if it may do anything else."""
     if _PLAIN.fullmatch(command) is None:
         return None
     name, *words = (word.strip("'\"") for word in _WORDS.findall(command))
     if name not in _OPTIONS:
         return None
-    options, operands = _parted(name, words)
+    options, operands = _split_options(name, words)
     if not all(re.fullmatch(_OPTIONS[name], option) for option in options):
         return None
     if name == "sed":
-        is_so = options == ["-n"] and len(operands) == 2 and _LINES.fullmatch(operands[0])
+        is_plain = options == ["-n"] and len(operands) == 2 and _LINES.fullmatch(operands[0])
     else:
-        is_so = len(operands) == (2 if name.endswith("grep") else 1)
-    return operands[-1] if is_so else None
+        is_plain = len(operands) == (2 if name.endswith("grep") else 1)
+    return operands[-1] if is_plain else None
 
 
-def _parted(name: str, words: list[str]) -> tuple[list[str], list[str]]:
-    """Tell options from what follows them; a number belongs to the option before it."""
+def _split_options(name: str, words: list[str]) -> tuple[list[str], list[str]]:
+    """Split options from operands; a number belongs to the option before it."""
     options: list[str] = []
     while words and words[0].startswith("-") and words[0] != "--":
         option, words = words[0], words[1:]
@@ -94,14 +93,14 @@ def _parted(name: str, words: list[str]) -> tuple[list[str], list[str]]:
 
 
 async def find_shown_file(command: str, folder: str, ctx: ToolContext) -> ShownFile | None:
-    """Look at the file that a command is about to show, if it is one."""
+    """Read the digest of the file that a command is about to print, if it prints one."""
     name = None if ctx.framework.read_state is None else parse_shown_file(command)
     if name is None:
         return None
     try:
         path = await ctx.fs.resolve(os.path.join(folder, name))
-        found = await ctx.fs.stat(path)
-        if found.kind is not FileKind.FILE or found.size > _LARGEST:
+        status = await ctx.fs.stat(path)
+        if status.kind is not FileKind.FILE or status.size > _LARGEST:
             return None
         return ShownFile(path, await _digest(path, ctx))
     except OSError:
@@ -109,7 +108,7 @@ async def find_shown_file(command: str, folder: str, ctx: ToolContext) -> ShownF
 
 
 async def record_shown_file(reading: ShownFile, ctx: ToolContext) -> None:
-    """Count a file as read, if it is still what it was before it was shown."""
+    """Record a file as read if it did not change while the command ran."""
     state = ctx.framework.read_state
     try:
         if state is not None and await _digest(reading.path, ctx) == reading.digest:
@@ -123,10 +122,10 @@ async def _digest(path: str, ctx: ToolContext) -> str:
 
 
 async def resolve_start_directory(path: str, ctx: ToolContext) -> str:
-    """Find the directory in which a command is to start.
+    """Resolve the directory in which a command starts.
 
     Raises:
-        OSError: There is no such directory, or it is not for commands.
+        OSError: The directory is absent or outside of the workspace.
     """
     folder = await ctx.fs.resolve(path)
     if (await ctx.fs.stat(folder)).kind is not FileKind.DIRECTORY:
@@ -135,7 +134,7 @@ async def resolve_start_directory(path: str, ctx: ToolContext) -> str:
 
 
 def report_start_failure(exc: OSError) -> ToolResult:
-    """Answer for a command that could not be started: why, and under which code."""
+    """Return the error result of a command that could not be started."""
     if isinstance(exc, JobLimitError):
         return ToolResult.error(str(exc), code="failed")
     code = "denied" if isinstance(exc, SandboxMissing) else "spawn"
@@ -193,13 +192,13 @@ def bash_tool() -> DefinedTool:
 
 
 class _Session:
-    """What one command leaves for the next."""
+    """State that one command leaves for the next."""
 
     def __init__(self) -> None:
         self.cwd: str | None = None
-        """Where the last command ended, if that is not the workspace itself."""
-        self.told: set[str] = set()
-        """What was said of the sandbox."""
+        """The final directory of the last command, unless it is the workspace itself."""
+        self.notes: set[str] = set()
+        """Notes about the sandbox that were already given."""
 
 
 _SESSIONS: PerContext[_Session] = PerContext(_Session)
@@ -207,18 +206,18 @@ _SESSIONS: PerContext[_Session] = PerContext(_Session)
 
 @dataclass(slots=True)
 class _Report:
-    """What is said of a command below its output, and what programs are told."""
+    """Notes below the output of a command, and details for programs."""
 
     notes: list[str] = field(default_factory=list[str])
     details: dict[str, JsonValue] = field(default_factory=dict[str, "JsonValue"])
     code: str | None = None
-    """Set if it is an error."""
+    """Set for an error result."""
 
     def result(self, output: str) -> ToolResult:
-        """Make the answer."""
-        said = [output.rstrip("\n") or "(no output)", *(f"[{note}]" for note in self.notes)]
+        """Make the result."""
+        lines = [output.rstrip("\n") or "(no output)", *(f"[{note}]" for note in self.notes)]
         details = self.details if self.code is None else {"code": self.code, **self.details}
-        return ToolResult((TextContentBlock("\n".join(said)),), self.code is not None, details=details, keep=Keep.ENDS)
+        return ToolResult((TextContentBlock("\n".join(lines)),), self.code is not None, details=details, keep=Keep.ENDS)
 
 
 async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
@@ -237,23 +236,21 @@ async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
         process = await ctx.shell.spawn(command, cwd=folder, output_path=path)
     except OSError as exc:
         return report_start_failure(exc)
-    _tell_of_sandbox(process.sandbox, session, report)
+    _note_sandbox(process.sandbox, session, report)
     limit = cast("int", arguments.get("timeoutMs", DEFAULT_TIMEOUT_MS))
-    result = await _Call(command, folder, path, process, ctx, report).run(limit, None if given else session)
-    if reading is not None and report.details.get("exitCode") == 0 and _is_whole(report):
+    call = _Call(command, folder, path, process, ctx, report)
+    result = await call.run(limit, None if given else session)
+    is_whole = report.code is None and report.details.get("truncated") is False
+    if reading is not None and report.details.get("exitCode") == 0 and is_whole:
         await record_shown_file(reading, ctx)
     return result
 
 
-def _is_whole(report: _Report) -> bool:
-    return report.code is None and report.details.get("truncated") is False
-
-
 async def _folder(arguments: JsonObject, ctx: ToolContext, session: _Session, report: _Report) -> str:
-    """Say where the command is to start.
+    """Resolve the directory in which the command starts.
 
     Raises:
-        OSError: There is no such directory, or it is not for commands.
+        OSError: The directory is absent or outside of the workspace.
     """
     if arguments.get("cwd") is None and session.cwd is not None:
         try:
@@ -269,7 +266,7 @@ def _in_background(job: Job) -> ToolResult:
     return ToolResult.text(text, job=job.id, pid=job.process.pid, sandbox=str(job.process.sandbox), path=job.path)
 
 
-def _tell_of_sandbox(state: SandboxState, session: _Session, report: _Report) -> None:
+def _note_sandbox(state: SandboxState, session: _Session, report: _Report) -> None:
     report.details["sandbox"] = str(state)
     if state.kind == "none":
         note = f"commands run without a sandbox here: {state.detail}"
@@ -277,13 +274,13 @@ def _tell_of_sandbox(state: SandboxState, session: _Session, report: _Report) ->
         note = f"commands run in {state.kind}, which cannot guard {', '.join(PROTECTED)}"
     else:
         return
-    if note not in session.told:
-        session.told.add(note)
+    if note not in session.notes:
+        session.notes.add(note)
         report.notes.append(note)
 
 
 class _Call:
-    """One command that is waited for."""
+    """One command in the foreground."""
 
     def __init__(
         self, command: str, folder: str, path: str | None, process: ShellProcess, ctx: ToolContext, report: _Report
@@ -297,39 +294,39 @@ class _Call:
         self._watch = ForegroundWait(process, ctx)
 
     async def run(self, limit_ms: int, session: _Session | None) -> ToolResult:
-        """Wait for the end and answer; whatever happens, nothing runs on that nobody knows of."""
+        """Wait for the end and return the result; no process is left running without being a job."""
         adopted = False
         try:
-            ended = await self._watch.until_over(limit_ms / 1000)
+            ended = await self._watch.wait(limit_ms / 1000)
             if ended is Ended.CANCELLED:
-                # A cancelled token asks for an answer: with what was said so far.
+                # A cancelled token still gets a result, with the output so far.
                 with anyio.CancelScope(shield=True):
-                    return await self._stopped(f"stopped: {self._ctx.cancel.reason}", "cancelled")
+                    return await self._stop(f"stopped: {self._ctx.cancel.reason}", "cancelled")
             if ended is Ended.TIMEOUT:
-                return await self._stopped(f"timed out after {limit_ms:,} ms", "timeout")
+                return await self._stop(f"timed out after {limit_ms:,} ms", "timeout")
             if session is not None:
                 await self._remember_cwd(session)
-            shown = await self._shown()
-            self._judge(shown)
+            shown = await self._render()
+            self._explain_exit(shown)
             adopted = await self._keep_survivors()
             return self._report.result(shown.text)
         except OSError as exc:
-            return self._lost(exc)
+            return self._report_lost_output(exc)
         finally:
             if not adopted:
                 with anyio.CancelScope(shield=True):
-                    await self._give_up()
+                    await self._close()
 
-    def _lost(self, exc: OSError) -> ToolResult:
+    def _report_lost_output(self, exc: OSError) -> ToolResult:
         code = self._process.exit_code
         ended = "" if code is None else f" (the command itself: {describe_exit(code)})"
         return ToolResult.error(
             f"its output could not be kept: {exc}{ended}", code="failed", exitCode=to_shell_exit_code(code)
         )
 
-    async def _stopped(self, why: str, code: str) -> ToolResult:
+    async def _stop(self, why: str, code: str) -> ToolResult:
         await self._process.stop()
-        shown = await self._shown()
+        shown = await self._render()
         self._report.code = code
         self._report.details |= {"ended": code, "exitCode": to_shell_exit_code(self._process.exit_code)}
         if self._watch.stalled:
@@ -337,7 +334,7 @@ class _Call:
         self._report.notes.append(f"{why}; it was ended with all that it had started")
         return self._report.result(shown.text)
 
-    async def _shown(self) -> RenderedOutput:
+    async def _render(self) -> RenderedOutput:
         shown = await to_thread.run_sync(render_output, self._process, self._path)
         self._report.details |= {
             "bytes": self._process.output_size(),
@@ -347,25 +344,25 @@ class _Call:
         self._report.notes.extend(hidden_note(shown.text))
         return shown
 
-    async def _give_up(self) -> None:
-        """End what is left, and remove a file that holds no more than what was shown."""
+    async def _close(self) -> None:
+        """End what is left, and remove the output file if the whole output was returned."""
         await self._process.aclose()
         if self._path is not None and self._report.details.get("path") is None:
             await to_thread.run_sync(_unlink, self._path)
 
-    def _judge(self, shown: RenderedOutput) -> None:
+    def _explain_exit(self, shown: RenderedOutput) -> None:
         code = self._process.exit_code or 0
         self._report.details |= {"ended": "exited", "exitCode": to_shell_exit_code(code)}
         if code == 0:
             return
         if not self._process.sandbox.network and _NO_NETWORK.search(shown.text):
             self._report.notes.append("the sandbox of commands has no network")
-        answer = explain_exit_code(self._command, code, shown.text)
-        self._report.notes.append(describe_exit(code) if answer is None else f"{describe_exit(code)}: {answer}")
-        self._report.code = "failed" if answer is None else None
+        meaning = explain_exit_code(self._command, code, shown.text)
+        self._report.notes.append(describe_exit(code) if meaning is None else f"{describe_exit(code)}: {meaning}")
+        self._report.code = "failed" if meaning is None else None
 
     async def _remember_cwd(self, session: _Session) -> None:
-        """Keep the directory in which the shell ended for the next command."""
+        """Keep the final directory of the shell for the next command."""
         final = await self._process.final_cwd()
         if final is None:
             return
@@ -379,7 +376,7 @@ class _Call:
         self._report.notes.append(f"ended in {shown}, which is not in the workspace: the next command starts in {root}")
 
     async def _keep_survivors(self) -> bool:
-        """Make a job of what runs on; tell whether there is one."""
+        """Make a job of background processes; return whether there is one."""
         left = await find_lasting_survivors(self._process)
         if not left:
             return False

@@ -1,4 +1,4 @@
-"""`process`: commands that go on in the background, as jobs of the session."""
+"""`process` tool: jobs, the background commands of a session."""
 
 from __future__ import annotations
 
@@ -13,9 +13,15 @@ from indusagi.capabilities.budget import OutputBudget, clip
 from indusagi.capabilities.coercion import coerce_to
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.jobs.job import Job, JobState, JobStream, to_shell_exit_code
-from indusagi.capabilities.jobs.lines import OutputLines
+from indusagi.capabilities.jobs.output import (
+    SHOWN_BYTES,
+    SHOWN_LINES,
+    OutputLines,
+    has_line_with,
+    hidden_note,
+    plain_text,
+)
 from indusagi.capabilities.jobs.table import JobTable, jobs_of
-from indusagi.capabilities.jobs.text import SHOWN_BYTES, SHOWN_LINES, hidden_note, plain_text, shows
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
 from indusagi.capabilities.tools.bash import report_start_failure, resolve_start_directory
 from indusagi.capabilities.tools.paths import path_given, path_trouble
@@ -27,7 +33,7 @@ from indusagi.runtime.contract import JsonSchema, Keep, ToolResult
 LONGEST_WAIT_MS = 30_000
 _SHOWN_COMMAND = 80
 _WRITE_S = 5.0
-"""How long a job may take to read what is written to it."""
+"""How long a job may take to read its input."""
 _SHOWN = OutputBudget(SHOWN_BYTES, SHOWN_LINES)
 _SIGNALS = ("TERM", "INT", "HUP", "QUIT", "KILL")
 _DESCRIPTION = (
@@ -91,7 +97,7 @@ async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
 
 
 async def run_action(table: JobTable, arguments: JsonObject, ctx: ToolContext) -> ToolResult:
-    """Do what the arguments say with the jobs of a table."""
+    """Run the action of the arguments on the jobs of a table."""
     action = cast("str", arguments["action"])
     if action == "start":
         return await _start(table, arguments, ctx)
@@ -135,9 +141,9 @@ async def _list(table: JobTable) -> ToolResult:
     for job in table.all():
         state = await job.look()
         row = _facts(job, state)
-        line = f"{_headline(job, state)}"
+        line = _headline(job, state)
         if state.running:
-            used = await job.facts()
+            used = await job.usage()
             row |= {"cpuS": used.cpu_s, "rssBytes": used.rss_bytes, "ports": [*used.ports]}
             ports = f", listens on {', '.join(map(str, used.ports))}" if used.ports else ""
             line += f" [cpu {used.cpu_s:.1f} s, {used.rss_bytes // 1024:,} KiB{ports}]"
@@ -152,80 +158,64 @@ async def _poll(job: Job, arguments: JsonObject) -> ToolResult:
     wait_ms = arguments.get("waitMs", LONGEST_WAIT_MS if wanted is not None else 0)
     await job.poll(cast("int", wait_ms), wanted)
     state = await job.look()
-    wish = _Wish(cast("int | None", arguments.get("lines")), arguments.get("sinceLast") is not False)
-    output = await _read_stream(job.output, wish)
-    errors = None if job.errors is None else await _read_stream(job.errors, wish)
+    lines, since_last = cast("int | None", arguments.get("lines")), arguments.get("sinceLast") is not False
+    output = await _read_stream(job.output, lines, since_last=since_last)
+    errors = None if job.errors is None else await _read_stream(job.errors, lines, since_last=since_last)
     details = _facts(job, state) | output.details()
     if errors is not None:
         details["errors"] = errors.details()
     notes: list[str] = []
     if wanted is not None:
-        lines = [*output.lines, *(errors.lines if errors is not None else ())]
-        details["matched"] = await to_thread.run_sync(shows, lines, wanted)
+        texts = [*output.lines.all_texts, *(errors.lines.all_texts if errors is not None else ())]
+        details["matched"] = await to_thread.run_sync(has_line_with, texts, wanted)
         if not details["matched"]:
             end = f"within {wait_ms} ms" if state.running else "before its end"
             notes.append(f"no line with {cut_text(clean_text(wanted)[0], 80)!r} came {end}")
-    body = _span(output, job.where)
-    notes.extend(_hidden(output, body[-1]))
-    if errors is not None and (errors.text or errors.said.dropped):
-        more = "" if job.errors_path is None else f"; more of it is in {job.errors_path}"
-        of_errors = _span(errors, more)
-        notes.extend(_hidden(errors, of_errors[-1]))
-        body = [*body, "[standard error:]", *of_errors]
-    said_of_it = [_headline(job, state), *body, *(f"[{note}]" for note in notes)]
-    return ToolResult((TextContentBlock("\n".join(said_of_it)),), details=details, keep=Keep.TAIL)
+    body = output.render(job.where)
+    notes.extend(output.hidden_note(body[-1]))
+    if errors is not None and (errors.text or errors.lines.dropped):
+        error_body = errors.render("" if job.errors_path is None else f"; more of it is in {job.errors_path}")
+        notes.extend(errors.hidden_note(error_body[-1]))
+        body = [*body, "[standard error:]", *error_body]
+    shown = [_headline(job, state), *body, *(f"[{note}]" for note in notes)]
+    return ToolResult((TextContentBlock("\n".join(shown)),), details=details, keep=Keep.TAIL)
 
 
-class _Wish(NamedTuple):
-    """Which lines are asked for."""
+class _StreamOutput(NamedTuple):
+    """The output of one stream since the last poll."""
 
-    lines: int | None
-    since_last: bool
-
-
-class _Told(NamedTuple):
-    """What is told of one stream."""
-
-    said: OutputLines
+    lines: OutputLines
     text: str
-    """For a model: what a terminal would show, the open line marked."""
-
-    @property
-    def lines(self) -> Sequence[str]:
-        return (*self.said.texts, *([self.said.open_line] if self.said.open_line else ()))
+    """For a model: as a terminal shows it, the open line marked."""
 
     def details(self) -> dict[str, JsonValue]:
         return {
-            "firstLine": self.said.first,
-            "lines": len(self.said.texts),
-            "dropped": self.said.dropped,
-            "openLine": self.said.open_line,
+            "firstLine": self.lines.first,
+            "lines": len(self.lines.texts),
+            "dropped": self.lines.dropped,
+            "openLine": self.lines.open_line,
         }
 
+    def hidden_note(self, shown: str) -> Sequence[str]:
+        last = self.lines.last + bool(self.lines.open_line)
+        return hidden_note(shown, last - shown.count("\n"))
 
-async def _read_stream(stream: JobStream, wish: _Wish) -> _Told:
-    said = stream.told(lines=wish.lines, since_last=wish.since_last)
-    told = _Told(said, "")
-    data = "\n".join(told.lines).encode("utf-8", "replace")
-    text = await to_thread.run_sync(plain_text, data)
-    return _Told(said, f"{text} [unfinished line]" if said.open_line else text)
+    def render(self, where: str) -> Sequence[str]:
+        lines, text = self.lines, self.text
+        dropped = [f"[{lines.dropped:,} earlier lines are not kept{where}]"] if lines.dropped else []
+        if not text:
+            return [*dropped, "(nothing more was said)"]
+        count = f"lines {lines.first:,} to {lines.last:,}" if lines.texts else f"after line {lines.last:,}"
+        if not _SHOWN.admits(text):
+            text = clip(text, _SHOWN, Keep.TAIL).tail
+            count = f"{count}, of which the last are shown{where}"
+        return [*dropped, f"[{count}]", text]
 
 
-def _hidden(told: _Told, shown: str) -> Sequence[str]:
-    last = told.said.last + bool(told.said.open_line)
-    return hidden_note(shown, last - shown.count("\n"))
-
-
-def _span(told: _Told, where: str) -> Sequence[str]:
-    said, text = told.said, told.text
-    dropped = [f"[{said.dropped:,} earlier lines are not kept{where}]"] if said.dropped else []
-    if not text:
-        return [*dropped, "(nothing more was said)"]
-    count = f"lines {said.first:,} to {said.last:,}" if said.texts else f"after line {said.last:,}"
-    if not _SHOWN.admits(text):
-        text = clip(text, _SHOWN, Keep.TAIL).tail
-        count = f"{count}, of which the last are shown{where}"
-    return [*dropped, f"[{count}]", text]
+async def _read_stream(stream: JobStream, lines: int | None, *, since_last: bool) -> _StreamOutput:
+    output = stream.read(lines=lines, since_last=since_last)
+    text = await to_thread.run_sync(plain_text, "\n".join(output.all_texts).encode("utf-8", "replace"))
+    return _StreamOutput(output, f"{text} [unfinished line]" if output.open_line else text)
 
 
 async def _stop(job: Job, arguments: JsonObject) -> ToolResult:

@@ -1,0 +1,154 @@
+"""Output of a command: numbered lines, and its text as a model gets it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from indusagi.capabilities.jobs import output
+from indusagi.capabilities.jobs.output import LineRing, is_binary, plain_text
+
+
+def ring_of(*pieces: bytes) -> LineRing:
+    ring = LineRing()
+    for piece in pieces:
+        ring.feed(piece)
+    return ring
+
+
+def all_of(ring: LineRing) -> list[str]:
+    found = ring.after(0)
+    return [*found.texts, found.open_line]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "shown"),
+    [
+        ([b"a\nb\n"], ["a", "b", ""]),
+        ([b"AA", b"BB\n"], ["AABB", ""]),
+        ([b"a\n\n\nb"], ["a", "", "", "b"]),
+        ([b"caf\xc3", b"\xa9\n"], ["café", ""]),
+        ([b"bad \xff byte\n"], ["bad \ufffd byte", ""]),
+        ([b"10%\r50%\r100%\n"], ["100%", ""]),
+        ([b"10%\r", b"50%\r", b"100%"], ["100%"]),
+        ([b"dos\r\nline\r\n"], ["dos", "line", ""]),
+        ([b"dos\r", b"\nline"], ["dos", "line"]),
+        ([b"half\r"], ["half"]),
+        ([b""], [""]),
+    ],
+)
+def test_pieces_are_joined_to_lines(pieces: list[bytes], shown: list[str]) -> None:
+    assert all_of(ring_of(*pieces)) == shown
+
+
+@given(st.binary(max_size=400), st.lists(st.integers(0, 400), max_size=8))
+def test_split_of_the_output_makes_no_difference(data: bytes, cuts: list[int]) -> None:
+    ends = [0, *sorted(cut for cut in cuts if cut <= len(data)), len(data)]
+    torn = ring_of(*(data[start:end] for start, end in pairwise(ends)))
+    whole = ring_of(data)
+    assert torn.after(0).texts == whole.after(0).texts
+    assert torn.total == whole.total
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="\r\n", codec="utf-8"), max_size=20)))
+def test_lines_are_kept_as_written(texts: list[str]) -> None:
+    ring = ring_of("".join(f"{text}\n" for text in texts).encode())
+    assert list(ring.after(0).texts) == texts
+
+
+def test_dropping_old_lines_keeps_the_numbers() -> None:
+    ring = ring_of(b"".join(b"%d\n" % n for n in range(1, 5_001)))
+    found = ring.after(10)
+    assert (found.first, found.last, found.dropped) == (3_001, 5_000, 2_990)
+    assert (found.texts[0], found.texts[-1]) == ("3001", "5000")
+    assert ring.after(5_000).texts == ()
+    assert ring.after(5_000).last == 5_000
+    assert ring.last(2).texts == ("4999", "5000")
+    assert ring.last(9_999).first == 3_001
+
+
+@pytest.mark.parametrize("piece", [1000, 64 * 1024])
+def test_probe_0_16_endless_line_is_split_and_memory_is_bounded(piece: int) -> None:
+    ring = LineRing()
+    total = 10_000_000
+    for _ in range(total // piece):
+        ring.feed(b"x" * piece)
+    ring.feed(b"\nend\n")
+    found = ring.after(0)
+    assert sum(map(len, found.texts)) <= output.RING_CHARS
+    assert found.texts[0].endswith(output.SPLIT_MARK)
+    assert found.texts[-1] == "end"
+    assert not found.texts[-2].endswith(output.SPLIT_MARK)
+    written = total // piece * piece
+    assert ring.total == -(-written // output.LINE_CHARS) + 1
+
+
+def test_line_of_the_longest_length_is_not_split() -> None:
+    ring = ring_of(b"x" * output.LINE_CHARS, b"\n", b"y" * (output.LINE_CHARS + 1), b"\n")
+    assert [len(text) for text in ring.after(0).texts] == [
+        output.LINE_CHARS,
+        output.LINE_CHARS + len(output.SPLIT_MARK),
+        1,
+    ]
+
+
+def test_endless_progress_does_not_fill_memory() -> None:
+    ring = LineRing()
+    for n in range(10_000):
+        ring.feed(b"\r%d%%" % n)
+    assert all_of(ring) == ["9999%"]
+    assert ring.progress == (0, 5)
+
+
+# -- text ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "shown"),
+    [
+        (b"plain\ttext\n", "plain\ttext\n"),
+        (b"\x1b[1;31mred\x1b[0m", "red"),
+        (b"\x1b]0;title\x07text\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\", "textlink"),
+        (b"\x1b(Bcharset\x1b=", "charset"),
+        (b"a\x1b]0;no end\nb\nc\x1bPq\nd", "a\nb\nc\nd"),
+        (b"a\x1bPpicture\nof lines\x1b\\b", "ab"),
+        (b"a\xc2\x9b31mred\xc2\x9d0;title\xc2\x9cb\xc2\x84c", "aredbc"),
+        (b"a\rb\rc\nd\r\n", "c\nd\n"),
+        (b"N\x08NA\x08A", "NA"),
+        (b"bell\x07 and \x00 nul", "bell and  nul"),
+        ("häß \u202e".encode(), "häß \u202e"),
+        (b"\xff", "\ufffd"),
+    ],
+)
+def test_plain_text_is_what_a_terminal_shows(data: bytes, shown: str) -> None:
+    assert plain_text(data) == shown
+
+
+@given(st.binary(max_size=500))
+def test_plain_text_has_no_control_characters(data: bytes) -> None:
+    shown = plain_text(data)
+    assert not set(shown) & {chr(code) for code in (*range(9), *range(11, 32), *range(127, 160))}
+
+
+@given(st.text(st.characters(exclude_categories=["Cc", "Cs"])))
+def test_plain_text_keeps_ordinary_text(text: str) -> None:
+    assert plain_text(text.encode()) == text
+
+
+@pytest.mark.parametrize(
+    ("data", "binary"),
+    [
+        (b"", False),
+        (b"text", False),
+        ("日本語".encode() * 100, False),
+        (b"\x1b[31m\x1b[0m" * 50, False),
+        (b"\x7fELF\0\0", True),
+        (bytes(range(128, 256)) * 10, True),
+        ("é".encode() * 4095 + b"\xc3", False),
+    ],
+)
+def test_binary_output_is_recognised(data: bytes, binary: bool) -> None:
+    assert is_binary(data) is binary
