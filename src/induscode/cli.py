@@ -1,9 +1,8 @@
 """The entry point of the commands `indus`, `indusr` and `indusagir`: one program, three names.
 
-It answers `--version` without loading anything, hands the rest to the program, and sees to it that
-whatever ends it early is one line and an exit code: 2 for bad input, 1 for a failure, 128 + n for
-signal n. A reader who leaves before the end counts as SIGPIPE. An error that cannot be told keeps
-its code.
+`--version` is answered without loading the program. An early end is one line and an exit code: 2 for bad input, 1 for a
+failure, 128 + n for signal n (https://man7.org/linux/man-pages/man7/signal.7.html). A closed standard output counts as
+SIGPIPE. The exit code stays the same if standard error cannot be written.
 """
 
 import os
@@ -17,12 +16,12 @@ import induscode
 _FAILED = 1
 _DISTRIBUTION = "indus-deck"
 _OTHERS = ("indusagi", "induscode")
-"""Distributions on PyPI that install packages and commands of the same names as ours."""
+"""Other distributions on PyPI that install packages and commands of the same names."""
 _REMEDY = "pip uninstall indusagi induscode indus-deck, then install indus-deck into an environment of its own"
 
 
 def find_replaced_package() -> str | None:
-    """Name a package of ours that another distribution has replaced; None if none is."""
+    """Return the name of a package of ours that another distribution has replaced; None if all are ours."""
     for package in (indusagi, induscode):
         if getattr(package, "DISTRIBUTION", None) != _DISTRIBUTION:
             return package.__name__
@@ -30,21 +29,18 @@ def find_replaced_package() -> str | None:
 
 
 def find_other_distributions() -> list[str]:
-    """List the other distributions that are installed where our packages are.
-
-    One look into one directory: the names of metadata directories tell enough.
-    """
+    """List the other distributions that are installed beside our packages, by their metadata directories."""
     folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     try:
         names = os.listdir(folder)
     except OSError:
         return []
-    found = (name.partition("-") for name in names if name.endswith((".dist-info", ".egg-info")))
-    return sorted(one[0] for one in found if one[0].lower() in _OTHERS)
+    installed = [name.partition("-")[0] for name in names if name.endswith((".dist-info", ".egg-info"))]
+    return sorted(name for name in installed if name.lower() in _OTHERS)
 
 
-# Checked before anything else is imported: the other modules may be replaced as well, and a line
-# that names the cause is of more use than the ImportError that would come of it.
+# Checked before anything else is imported: the other modules may be replaced as well, and this line names the cause of
+# the ImportError that would follow.
 _REPLACED = find_replaced_package()
 if _REPLACED is not None:
     sys.exit(
@@ -61,19 +57,24 @@ _STANDARD_OUTPUT = 1
 def main() -> int:
     """Run the program with the arguments of this process and return its exit code."""
     try:
-        _write_anything()
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, TextIOWrapper):
+                # Characters that the terminal's encoding lacks are escaped.
+                stream.reconfigure(errors="backslashreplace")
         _warn_of_other_distributions()
         code = _run(sys.argv[1:])
-        _flush()
+        # Started with its output closed, Python has no standard output.
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except BrokenPipeError:  # the reader left, as `head` does
+    except BrokenPipeError:  # the reader has ended, such as `head`
         redirect_to_null(_STANDARD_OUTPUT)
         return 128 + signal.SIGPIPE
     except OSError as exc:
         redirect_to_null(_STANDARD_OUTPUT)
-        said = exc.strerror or str(exc)
-        print_status(f"{exc.filename}: {said}" if exc.filename else said)
+        message = exc.strerror or str(exc)
+        print_status(f"{exc.filename}: {message}" if exc.filename else message)
         return _FAILED
     return code
 
@@ -82,11 +83,7 @@ def _run(arguments: list[str]) -> int:
     if arguments in (["--version"], ["-V"]):
         print_line(f"indus {__version__}")
         return 0
-    if arguments[:1] == ["serve"]:
-        from induscode.commands.serve.signals import install_early_handlers  # noqa: PLC0415 — for this alone
-
-        install_early_handlers()  # whoever starts a gateway may signal it while the rest is being loaded
-    from induscode.program import run  # noqa: PLC0415 — brings click, which the version can spare
+    from induscode.program import run  # noqa: PLC0415 — imports click, which `--version` does not need
 
     return run(arguments)
 
@@ -95,18 +92,5 @@ def _warn_of_other_distributions() -> None:
     others = find_other_distributions()
     if others:
         names = " and ".join(others)
-        said = f"{names} of PyPI is installed beside indus-deck and has files of the same names"
-        print_status(f"{said}: whichever was installed last has replaced the other's. {_REMEDY}")
-
-
-def _write_anything() -> None:
-    """Escape what the terminal's encoding lacks, rather than fail on it."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-
-
-def _flush() -> None:
-    # Started with its output closed, Python has no standard output at all.
-    if sys.stdout is not None:
-        sys.stdout.flush()
+        problem = f"{names} of PyPI is installed beside indus-deck and has files of the same names"
+        print_status(f"{problem}: whichever was installed last has replaced the other's. {_REMEDY}")

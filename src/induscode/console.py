@@ -1,9 +1,8 @@
 """Output for a person at a terminal: colour, tables that fit the width, relative times.
 
-Only a stream that is a terminal gets a console; piped output and JSON are written by
-`induscode.terminal` and stay byte for byte. rich obeys TERM=dumb and COLUMNS. With NO_COLOR
-(https://no-color.org) no escape is written, neither for colour nor for bold, which rich would keep.
-rich is imported here alone, when a terminal is there.
+Only a stream that is a terminal gets a console; piped output and JSON are written by `induscode.terminal` and stay byte
+for byte. rich obeys `TERM=dumb` and `COLUMNS`. With `NO_COLOR` (https://no-color.org) no escape sequence is written,
+neither for colour nor for bold, which rich would keep. rich is imported here alone, and only for a terminal.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ STATE_STYLES: Mapping[str, str] = {
     "fault": "red",
     "quarantine": "red",
 }
-"""How the state of a server and the event of a ledger row are coloured."""
+"""The colours of server states and of events in the ledger."""
 
 _NARROWEST_TEXT = 16
 _GAP = 2
@@ -43,7 +42,7 @@ _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
 def console_for(stream: TextIO | None) -> Console | None:
-    """Make the console of a stream, or give None if the stream is not a terminal."""
+    """Return the console of a stream; None if the stream is not a terminal."""
     if stream is None or not stream.isatty():
         return None
     from rich.console import Console  # noqa: PLC0415 — 50 ms, for a terminal only
@@ -58,7 +57,7 @@ def console_for(stream: TextIO | None) -> Console | None:
 
 
 def stdout_console() -> Console | None:
-    """Give the console of standard output if it is a terminal."""
+    """Return the console of standard output; None if it is not a terminal."""
     return console_for(sys.stdout)
 
 
@@ -67,11 +66,11 @@ def print_rich_table(
 ) -> None:
     """Print a table that fits the width of the terminal: the last column is wrapped.
 
-    Where too little room is left for the last column, each row is printed as a record instead: a
-    name that was cut could not be typed again.
+    If the last column would be too narrow, each row is printed as a record instead: a shortened name could not be
+    typed again.
 
     Args:
-        console: Where it goes.
+        console: The terminal.
         heads: The heads of the columns.
         rows: Cells without control characters.
         right: For each column, whether it is aligned at the right.
@@ -94,7 +93,7 @@ def print_rich_table(
 
 
 def _print_records(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print each row as its first cell, a line of facts below it, and the text of the last."""
+    """Print each row as its first cell, a line of facts below it, and the text of the last cell."""
     from rich.padding import Padding  # noqa: PLC0415 — for a terminal only
     from rich.text import Text  # noqa: PLC0415 — for a terminal only
 
@@ -110,8 +109,8 @@ def _print_records(console: Console, heads: Sequence[str], rows: Sequence[Sequen
                 console.print(Padding(line, (0, 0, 0, _GAP), expand=False))
 
 
-def print_error(stream: TextIO, line: str) -> bool:
-    """Print a line of the program with its name in colour; False if this is not a terminal."""
+def print_status_line(stream: TextIO, line: str) -> bool:
+    """Print a status line with the program's name in bold; return False if the stream is not a terminal."""
     console = console_for(stream)
     if console is None:
         return False
@@ -122,7 +121,7 @@ def print_error(stream: TextIO, line: str) -> bool:
 
 
 def format_age(then_ms: int, now_ms: int) -> str:
-    """Tell how long ago a time was, in its largest unit: `3 min ago`."""
+    """Format how long ago a time was, in its largest unit: `3 min ago`."""
     seconds = max(0, now_ms - then_ms) // 1000
     for size, unit in _UNITS:
         if seconds >= size:
@@ -130,11 +129,11 @@ def format_age(then_ms: int, now_ms: int) -> str:
     return "now"
 
 
-def shortest_prefix(names: Sequence[str], least: int = 8) -> int:
-    """Tell how many letters tell all of these names apart."""
-    several = set(names)
-    longest = max(map(len, several), default=least)
+def find_shortest_prefix(names: Sequence[str], least: int = 8) -> int:
+    """Find the number of letters that distinguish all of these names."""
+    distinct = set(names)
+    longest = max(map(len, distinct), default=least)
     for length in range(least, longest):
-        if len({name[:length] for name in several}) == len(several):
+        if len({name[:length] for name in distinct}) == len(distinct):
             return length
     return longest

@@ -1,4 +1,4 @@
-"""The options and commands of `indus`: the parser that the table of flags becomes."""
+"""The root command of `indus`: its options from the flag table, its commands loaded on use."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from indusagi import __version__
 from indusagi.core.faults import CoreError
 from induscode.commands import COMPLETE_VARIABLE
 from induscode.launch.flags import FlagGroup, flag_specs
-from induscode.launch.options import GroupedOption, invocation_from, list_given_flags, option_of, refuse_unused_flags
-from induscode.terminal import is_interactive, print_line, print_status, printable
+from induscode.launch.options import GroupedOption, build_option, list_given_flags, read_invocation, refuse_unused_flags
+from induscode.terminal import escape_unprintable, is_interactive, print_line, print_status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,14 +44,14 @@ _COMMANDS = {
 def run(arguments: Sequence[str]) -> int:
     """Run `indus` with these arguments and return its exit code."""
     if COMPLETE_VARIABLE in os.environ:
-        from induscode.commands.completion import complete  # noqa: PLC0415 — a shell asks
+        from induscode.commands.completion import complete  # noqa: PLC0415 — for shell completion
 
         return complete(_indus)
     try:
-        # Not by click's own `main`, which turns a broken pipe into a plain failure.
+        # Not by click's `main`, which turns a broken pipe into exit code 1 (https://click.palletsprojects.com/en/stable/exceptions/).
         with _indus.make_context("indus", list(arguments), obj=print_status) as context:
             return _code(_indus.invoke(context))
-    except click.exceptions.Exit as exc:  # how click ends after the help
+    except click.exceptions.Exit as exc:  # raised by click after `--help`
         return exc.exit_code
     except click.ClickException as exc:
         message = exc.format_message()
@@ -65,7 +65,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def root_command() -> click.Group:
-    """Give the command that every other one is below."""
+    """Return the root command."""
     return _indus
 
 
@@ -77,7 +77,7 @@ def _code(value: object) -> int:
 
 
 class _Indus(click.Group):
-    """Loads a command when it is used, and shows options by group."""
+    """A group that loads a command when it is used, and lists options by group."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -85,7 +85,7 @@ class _Indus(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        from importlib import import_module  # noqa: PLC0415 — only whoever runs a command pays
+        from importlib import import_module  # noqa: PLC0415 — only for a command that runs
 
         module = import_module(_COMMANDS[cmd_name][1])
         return cast("click.Command", module.command)
@@ -109,19 +109,19 @@ class _Indus(click.Group):
         if args and args[0] not in _COMMANDS:
             from indusagi.capabilities.arguments import find_similar_name  # noqa: PLC0415 — for a mistyped name
 
-            meant = find_similar_name(args[0], _COMMANDS)
-            hint = f" Did you mean {meant!r}?" if meant else ""
+            similar = find_similar_name(args[0], _COMMANDS)
+            hint = f" Did you mean {similar!r}?" if similar else ""
             raise click.UsageError(f"There is no command {args[0]!r}.{hint}", ctx)
-        found = super().resolve_command(ctx, args)
-        refuse_unused_flags(ctx, cast("click.Command", found[1]))
-        return found
+        resolved = super().resolve_command(ctx, args)
+        refuse_unused_flags(ctx, cast("click.Command", resolved[1]))
+        return resolved
 
 
 @click.group(
     cls=_Indus,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
-    params=[option_of(spec) for spec in flag_specs()],
+    params=[build_option(spec) for spec in flag_specs()],
 )
 @click.version_option(__version__, "-V", "--version", message="indus %(version)s")
 @click.pass_context
@@ -131,28 +131,27 @@ def _indus(context: click.Context, **_: object) -> int:
         return 0
     unused = [name for name in list_given_flags(context) if name != "--cwd"]
     if unused and context.params["print"] is None:
-        said = f"{unused[0]} needs a prompt ({_PROMPT}) or a command that takes it"
-        raise click.UsageError(said, context)
-    invocation = invocation_from(context)
+        raise click.UsageError(f"{unused[0]} needs a prompt ({_PROMPT}) or a command that takes it", context)
+    invocation = read_invocation(context)
     if invocation.prompt is not None:
         return _answer_prompt(invocation)
     if not is_interactive():
         raise click.UsageError(f"There is no terminal: give a prompt ({_PROMPT}) or a command", context)
-    # A directory's name may hold line ends: made visible here, it cannot forge a line.
-    print_line(_OVERVIEW.format(version=__version__, cwd=printable(invocation.cwd)))
+    # The name of a directory may hold newlines; escaped, it cannot forge a line.
+    print_line(_OVERVIEW.format(version=__version__, cwd=escape_unprintable(invocation.cwd)))
     return 0
 
 
 def _answer_prompt(invocation: Invocation) -> int:
-    """Answer one prompt, without collecting garbage where there is none to find.
+    """Answer one prompt, with the garbage collector off during imports.
 
-    A fifth of the imports' time is spent on searching what they have just made; the session resumes
-    the collector once they are done. What exists at the end is frozen, so that the interpreter does
-    not search it again before it exits.
+    The collector takes a fifth of the time of the imports and finds nothing; the session turns it on once they are
+    done. At the end all objects are frozen (https://docs.python.org/3/library/gc.html#gc.freeze), so that the
+    interpreter does not search them once more before it exits.
     """
     gc.disable()
     try:
-        from induscode.session.run import run_headless  # noqa: PLC0415 — brings the model loop
+        from induscode.session.run import run_headless  # noqa: PLC0415 — imports the model loop
 
         return run_headless(invocation)
     finally:

@@ -1,63 +1,63 @@
-"""Speaking to the person at the terminal."""
+"""Plain output of the program: status lines on standard error, results on standard output."""
 
 import os
 import sys
 
-from induscode.console import print_error
+from induscode.console import print_status_line
 
-_STANDARD_ERROR = 2
+_STDERR = 2
 
 
-def printable(text: str) -> str:
-    """Show what a terminal would obey, or could not write, instead of sending it."""
+def escape_unprintable(text: str) -> str:
+    """Escape every character that a terminal would interpret or cannot write."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def visible(text: str) -> str:
-    """Show what a terminal would obey, and keep every kind of space, tabs and ends of lines."""
+def escape_controls(text: str) -> str:
+    """Escape the characters that a terminal would interpret; keep newlines, tabs and every kind of space."""
     return "".join(c if _is_harmless(c) else c.encode("unicode_escape").decode() for c in text)
 
 
 def _is_harmless(c: str) -> bool:
     if c.isprintable() or c in "\n\t":
         return True
-    # The spaces of other scripts; two more characters that count as space end a line.
+    # Spaces of other scripts are harmless; U+2028 and U+2029 count as space and end a line.
     return c.isspace() and c >= "\xa0" and c not in "\u2028\u2029"
 
 
 def is_interactive() -> bool:
-    """Tell whether standard input and standard output are both a terminal."""
-    # Python has None in the place of a stream that was closed when the process started.
+    """Return whether standard input and standard output are both a terminal."""
+    # A stream that was closed when the process started is None.
     return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
 
 
 def print_status(message: str) -> None:
-    """Put one line on standard error; when nobody can be told, that is no trouble of its own."""
-    # Started with it closed, Python has no standard error at all, and `print` would take the other.
+    """Print one line for people on standard error; a closed standard error is ignored."""
+    # Started with it closed, Python has no standard error, and `print` would take standard output.
     if sys.stderr is None:
         return
-    line = printable(" ".join(message.split()))
+    line = escape_unprintable(" ".join(message.split()))
     try:
-        if not print_error(sys.stderr, line):
+        if not print_status_line(sys.stderr, line):
             print(f"indus: {line}", file=sys.stderr)  # noqa: T201 — standard error is for people
     except OSError:
-        redirect_to_null(_STANDARD_ERROR)
+        redirect_to_null(_STDERR)
 
 
 def print_line(text: str) -> None:
-    """Put text on standard output, line by line; only a newline ends a line."""
+    """Print text on standard output, escaped; only a newline ends a line."""
     for line in text.split("\n"):
-        print(printable(line))  # noqa: T201 — the answer of a command goes to standard output
+        print(escape_unprintable(line))  # noqa: T201 — the result of a command goes to standard output
 
 
 def print_text(text: str) -> None:
-    """Put a text of several lines on standard output; Windows' ends of lines are ends of lines."""
-    shown = visible(text.replace("\r\n", "\n"))
-    print(shown, end="" if shown.endswith("\n") else "\n")  # noqa: T201 — see tell
+    """Print text of several lines on standard output; CRLF becomes a newline, one newline ends it."""
+    visible = escape_controls(text.replace("\r\n", "\n"))
+    print(visible, end="" if visible.endswith("\n") else "\n")  # noqa: T201 — see print_line
 
 
 def redirect_to_null(descriptor: int) -> None:
-    """Send what is still to be written nowhere: at exit, Python would try and fail once more."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, descriptor)
-    os.close(nowhere)
+    """Redirect a descriptor to the null device: Python flushes it at exit, which would fail once more."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, descriptor)
+    os.close(null)

@@ -77,7 +77,7 @@ def test_r36_servers_of_a_project_are_planned_as_untrusted(work: Path) -> None:
     assert [one.id for one in plan.untrusted] == ["x"]
     assert (dict(plan.configs), dict(plan.consent)) == ({}, {"x": "unknown"})
     (note,) = plan.notes
-    assert "nobody has consented to it" in str(note)
+    assert "it needs your consent" in str(note)
     assert "indus mcp trust x" in str(note)
     trust = TrustStore()
     trust.approve(plan.rows[0])

@@ -258,7 +258,7 @@ class TestWithinTheProcess:
         assert cli.main() == 130
 
     def test_what_a_terminal_would_obey_is_shown(self) -> None:
-        assert terminal.printable("a\x1b]0;x\x07\u202eé") == "a\\x1b]0;x\\x07\\u202eé"
+        assert terminal.escape_unprintable("a\x1b]0;x\x07\u202eé") == "a\\x1b]0;x\\x07\\u202eé"
 
     def test_only_a_newline_ends_a_line_and_nothing_else_reaches_the_terminal(
         self, capsys: pytest.CaptureFixture[str]

@@ -13,8 +13,9 @@ import pytest
 
 from indusagi.core.config_file import read_config_file
 from induscode import program
+from induscode.clients import CLIENT_NAMES
 from induscode.clients.entry import CLIENTS, Address, Entry, is_own_row
-from induscode.clients.install import InstallError, client_file, plan_install, plan_uninstall
+from induscode.clients.install import InstallError, find_client_file, plan_install, plan_uninstall
 
 pytestmark = pytest.mark.usefixtures("_started_as_indus")
 _NAMES = [name for name in CLIENTS if name != "claude"]
@@ -59,7 +60,7 @@ def _before(client: str) -> str:
 
 
 def _file(client: str) -> Path:
-    return Path(client_file(CLIENTS[client], os.environ))
+    return Path(find_client_file(CLIENTS[client], os.environ))
 
 
 def _put(client: str, text: str) -> Path:
@@ -79,6 +80,10 @@ def _servers(client: str, path: Path) -> dict[str, object]:
 
 def _indus(*words: str) -> int:
     return program.run(["serve", *words])
+
+
+def test_names_of_the_flag_are_those_of_the_table() -> None:
+    assert tuple(CLIENTS) == CLIENT_NAMES
 
 
 @pytest.mark.parametrize("client", _NAMES)
@@ -282,8 +287,8 @@ def test_an_address_without_a_token_is_known_by_itself() -> None:
         (("--dry-run", "--print-config", "codex"), "--dry-run means nothing"),
         (("--uninstall", "codex", "--profile", "all"), "--profile means nothing beside"),
         (("--uninstall", "codex", "--mcp", "x"), "--mcp means nothing beside"),
-        (("--install", "codex", "--http", "0"), "--install needs a port"),
-        (("--install", "codex", "--http", "1", "--sse"), "Codex does not speak the old transport"),
+        (("--install", "codex", "--http", "0"), "--install needs a fixed port"),
+        (("--install", "codex", "--http", "1", "--sse"), "Codex does not support the SSE transport"),
         (("--install", "nobody"), "'nobody' is not one of"),
     ],
 )

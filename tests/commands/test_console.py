@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.commands.helpers import HONEST, configured, faulty, on_terminal, row, user_file
 from tests.support.scripts import run
 
-from induscode.console import console_for, format_age, shortest_prefix
+from induscode.console import console_for, find_shortest_prefix, format_age
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -133,7 +133,7 @@ def test_an_age_is_told_in_its_largest_unit(ago_ms: int, text: str) -> None:
 
 @given(st.lists(st.text("AB", min_size=1, max_size=12), min_size=1, max_size=6))
 def test_short_names_stay_apart(names: list[str]) -> None:
-    length = shortest_prefix(names, least=2)
+    length = find_shortest_prefix(names, least=2)
     assert len({name[:length] for name in names}) == len(set(names))
 
 

@@ -36,7 +36,7 @@ async def turned(*names: str) -> tuple[str, str]:
     """Write a run with a turn at which a model is shown these tools."""
     store = await open_store()
     journal = Journal(store)
-    digest = journal.turn([ToolDescriptor(name, "A tool.", {"type": "object"}) for name in names])
+    digest = journal.record_turn([ToolDescriptor(name, "A tool.", {"type": "object"}) for name in names])
     await store.aclose()
     return journal.run, digest
 

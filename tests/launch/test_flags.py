@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from induscode.launch.flags import FlagGroup, FlagKind, flag_specs, split_list
-from induscode.launch.invocation import Invocation, invocation_of
+from induscode.launch.invocation import Invocation, build_invocation
 from induscode.launch.settings import Settings
 
 
@@ -39,7 +39,7 @@ def test_repeating_and_joining_mean_the_same(parts: list[str]) -> None:
 
 
 def test_nothing_given_is_the_default() -> None:
-    assert invocation_of({}, "/w") == Invocation(cwd="/w")
+    assert build_invocation({}, "/w") == Invocation(cwd="/w")
     assert Invocation(cwd="/w").mcp is None
 
 
@@ -57,7 +57,7 @@ def test_what_is_given_is_there() -> None:
         "approval": "all",
         "sandbox": "off",
     }
-    found = invocation_of(values, "/w")
+    found = build_invocation(values, "/w")
     assert set(found.settings.given) == {*("sandbox", "model.name", "model.base_url", "model.max_requests")}
     assert replace(found, settings=Settings()) == Invocation(
         cwd="/w",
@@ -78,11 +78,11 @@ def test_what_is_given_is_there() -> None:
 @pytest.mark.parametrize("number", ["0", "-1", "x", "", "1.5", "٣"])
 def test_a_number_that_is_none_is_refused(number: str) -> None:
     with pytest.raises(ValueError, match="--max-requests takes a number"):
-        invocation_of({"max_requests": number}, "/w")
+        build_invocation({"max_requests": number}, "/w")
 
 
 def test_switches_are_there() -> None:
-    found = invocation_of({"no_tools": True, "no_mcp": True}, "/w")
+    found = build_invocation({"no_tools": True, "no_mcp": True}, "/w")
     assert found == Invocation(cwd="/w", no_tools=True, no_mcp=True)
 
 
@@ -106,10 +106,10 @@ _EXCLUDED = [(spec.key, other) for spec in flag_specs() for other in spec.exclud
 def test_finding_a1_of_two_flags_none_is_dropped_for_the_other(key: str, other: str) -> None:
     other_key = other.lstrip("-").replace("-", "_")
     with pytest.raises(ValueError, match=f"{other} and .* exclude each other"):
-        invocation_of({key: _GIVEN[key], other_key: _GIVEN[other_key]}, "/w")
+        build_invocation({key: _GIVEN[key], other_key: _GIVEN[other_key]}, "/w")
 
 
 @pytest.mark.parametrize("key", ["tools", "mcp"])
 def test_finding_a1_a_list_that_names_nothing_is_refused(key: str) -> None:
     with pytest.raises(ValueError, match=f"--{key} names nothing"):
-        invocation_of({key: (",", " ")}, "/w")
+        build_invocation({key: (",", " ")}, "/w")

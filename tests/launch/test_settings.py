@@ -15,7 +15,7 @@ import pytest
 from induscode import program
 from induscode.boot.session import web_settings
 from induscode.launch.flags import flag_specs
-from induscode.launch.invocation import invocation_of
+from induscode.launch.invocation import build_invocation
 from induscode.launch.settings import (
     MODEL_MAX_REQUESTS,
     MODEL_NAME,
@@ -25,11 +25,11 @@ from induscode.launch.settings import (
     WEB_MAX_BYTES,
     WEB_PORTS,
     WEB_TIMEOUT_S,
-    BadSetting,
+    SettingError,
     Settings,
+    build_settings_schema,
     load_settings,
     project_settings_path,
-    settings_schema,
     user_settings_path,
 )
 
@@ -80,7 +80,7 @@ def test_finding_b9_a_setting_is_read_nested_and_with_dots(key: str, tmp_path: P
         settings = load_settings(str(tmp_path), os.environ)
         assert settings.get(SETTINGS[key]) == value
         assert settings.origin(SETTINGS[key]) == f"user {path}"
-        jsonschema.validate(document, settings_schema())
+        jsonschema.validate(document, build_settings_schema())
 
 
 @pytest.mark.parametrize("key", SETTINGS)
@@ -89,7 +89,7 @@ def test_finding_b9_a_wrong_value_is_an_error_that_names_file_and_key(
 ) -> None:
     for wrong in _EXAMPLES[key][2]:
         path = _user({key: wrong})
-        with pytest.raises(BadSetting, match=f"{re.escape(path)}: {re.escape(key)} takes "):
+        with pytest.raises(SettingError, match=f"{re.escape(path)}: {re.escape(key)} takes "):
             load_settings(str(tmp_path), os.environ)
     assert program.run(["-C", str(tmp_path), "mcp", "list"]) == 2
     assert key in capsys.readouterr().err
@@ -103,7 +103,7 @@ def test_a_file_that_cannot_be_read_is_an_error_of_the_user_and_a_note_of_the_pr
     (note,) = load_settings(str(tmp_path), os.environ).notes
     assert said in str(note)
     _user(text)
-    with pytest.raises(BadSetting, match=re.escape(said)):
+    with pytest.raises(SettingError, match=re.escape(said)):
         load_settings(str(tmp_path), os.environ)
 
 
@@ -149,23 +149,23 @@ def test_a_project_cannot_make_the_sandbox_weaker(tmp_path: Path) -> None:
 def test_finding_b9_a_flag_beats_the_files(tmp_path: Path) -> None:
     _user({"sandbox": "required", "model": {"name": "a", "max_requests": 3}})
     settings = load_settings(str(tmp_path), os.environ)
-    found = invocation_of({"sandbox": "auto", "max_requests": "50"}, "/w", settings, {"sandbox"})
+    found = build_invocation({"sandbox": "auto", "max_requests": "50"}, "/w", settings, {"sandbox"})
     assert (found.sandbox, found.model, found.max_requests) == ("auto", "a", 3)
     assert found.settings.origin(SANDBOX) == "flag --sandbox"
 
 
 def test_finding_b9_servers_of_the_flag_come_to_those_of_the_file() -> None:
     before = Settings().with_flag(WEB_ALLOW_PRIVATE, ("a",))
-    found = invocation_of({"web_allow": ("b:1",)}, "/w", before)
+    found = build_invocation({"web_allow": ("b:1",)}, "/w", before)
     assert web_settings(found.settings).allow_private == ("a", "b:1")
     with pytest.raises(ValueError, match="--web-allow takes"):
-        invocation_of({"web_allow": ("http://b",)}, "/w")
+        build_invocation({"web_allow": ("http://b",)}, "/w")
 
 
 def test_a_setting_of_the_user_is_no_flag_beside_no_tools(tmp_path: Path) -> None:
     _user({"sandbox": "required"})
     settings = load_settings(str(tmp_path), os.environ)
-    assert invocation_of({"no_tools": True}, "/w", settings).no_tools
+    assert build_invocation({"no_tools": True}, "/w", settings).no_tools
 
 
 class TestCommand:
@@ -205,7 +205,7 @@ class TestCommand:
 
     def test_it_prints_the_schema(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert program.run(["settings", "schema"]) == 0
-        assert json.loads(capsys.readouterr().out) == settings_schema()
+        assert json.loads(capsys.readouterr().out) == build_settings_schema()
 
     def test_notes_are_said_once(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         _user({"nope": 1})

@@ -5,4 +5,4 @@ in it: a run cannot tell the two apart, so neither can the value.
 """
 
 from induscode.core.boot_contract import Invocation as Invocation
-from induscode.launch.invocation import invocation_of as invocation_of
+from induscode.launch.invocation import build_invocation as build_invocation

@@ -147,9 +147,9 @@ def _consent(row: ServerRow, trust: TrustStore) -> Consent:
 
 def _refusal(row: ServerRow, consent: Consent) -> Note:
     why = (
-        "not started: it is not as it was when somebody consented to it"
+        "not started: it has changed since you consented to it"
         if consent == "changed"
-        else "not started: nobody has consented to it"
+        else "not started: it needs your consent"
     )
     return Note(f"server {row.id!r} of {row.origin}", why, f"indus mcp trust {row.id}")
 

@@ -1,1 +1,15 @@
-"""MCP clients of others: where they keep servers, and how indus is written down there."""
+"""Configuration files of other MCP clients: where they are, and how `indus serve` is added to them."""
+
+CLIENT_NAMES = (
+    "claude",
+    "claude-code",
+    "claude-desktop",
+    "cursor",
+    "vscode",
+    "codex",
+    "gemini",
+    "windsurf",
+    "zed",
+    "opencode",
+)
+"""The clients of `indus serve --install`: the keys of `clients.entry.CLIENTS`, without loading it."""

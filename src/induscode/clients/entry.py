@@ -1,4 +1,4 @@
-"""The entry with which an MCP client starts or reaches this gateway, as each client writes it."""
+"""The entry for this gateway in the configuration of an MCP client, in the format of each client."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _COMMANDS = ("indus", "indusr", "indusagir")
 
 @record(kw_only=True)
 class Address:
-    """Where a gateway behind HTTP is found."""
+    """The address of a gateway over HTTP."""
 
     url: str
     with_token: bool
@@ -32,7 +32,7 @@ class Address:
 
 @record(kw_only=True)
 class Entry:
-    """One way to reach the gateway: a command that starts it, or an address."""
+    """A command that starts the gateway, and its address if it serves over HTTP."""
 
     name: str
     command: Sequence[str]
@@ -41,48 +41,48 @@ class Entry:
 
 @record(kw_only=True)
 class Client:
-    """An MCP client: how its configuration has an entry, and where it belongs."""
+    """An MCP client: the format and the place of an entry in its configuration."""
 
     title: str
     program: str
-    """Its name in the table of places."""
+    """Its name in `clients.places`."""
     place: str
     """Where an entry is pasted by hand."""
     keys: tuple[str, ...]
     """The keys that lead to the object with the servers."""
     row: Callable[[Entry], JsonObject]
     replaces: re.Pattern[str] | None = None
-    """What it takes for a variable in a command line; none of them has a way to say it is not."""
+    """Text of a command line that the client replaces by the value of a variable; no client can escape it."""
     lacks: tuple[str, ...] = ()
-    """Of `http`, `sse` and `token`: what its configuration has no words for."""
+    """Which of `http`, `sse` and `token` its configuration cannot express."""
     inputs: Callable[[Entry], Sequence[JsonObject]] = field(default=lambda _: ())
-    """What the client asks its user for, to stand under `inputs`."""
+    """The questions to its user, for the key `inputs`."""
     add_command: Callable[[Entry], Sequence[str]] | None = None
     """The client's own command that adds the entry, if it has one."""
 
     @property
     def is_toml(self) -> bool:
-        """Whether its configuration is TOML; all others are JSON, perhaps with comments."""
+        """Whether its configuration is TOML (https://toml.io/en/v1.0.0); the others are JSON, some with comments."""
         return self.program == "codex"
 
-    def write(self, entry: Entry) -> str:
-        """Write the configuration that has this entry alone."""
+    def format(self, entry: Entry) -> str:
+        """Format the configuration that has this entry alone."""
         if self.is_toml:
-            return toml_table(self.keys[0], entry.name, self.row(entry))
+            return format_toml_table(self.keys[0], entry.name, self.row(entry))
         document: JsonObject = {entry.name: self.row(entry)}
         for key in reversed(self.keys):
             document = {key: document}
-        asked = self.inputs(entry)
-        return json.dumps({"inputs": [*asked], **document} if asked else document, indent=2)
+        inputs = self.inputs(entry)
+        return json.dumps({"inputs": [*inputs], **document} if inputs else document, indent=2)
 
-    def trouble_with(self, entry: Entry) -> str | None:
-        """Say what of an entry cannot be written for this client; None if everything can."""
+    def find_obstacle(self, entry: Entry) -> str | None:
+        """Return what of an entry cannot be expressed for this client; None if everything can."""
         address = entry.address
         if address is not None:
             if "http" in self.lacks:
                 return f"{self.title} starts commands only: leave out --http"
             if "sse" in self.lacks and address.sse:
-                return f"{self.title} does not speak the old transport: leave out --sse"
+                return f"{self.title} does not support the SSE transport: leave out --sse"
             if "token" in self.lacks and address.with_token:
                 return f"{self.title} has no way to name a token: give --no-token, or use no --http"
             return None
@@ -91,89 +91,88 @@ class Client:
                 word.encode()
             except UnicodeEncodeError:
                 return f"{word!r} is not UTF-8, as the file of a client has to be"
-            found = None if self.replaces is None else self.replaces.search(word)
-            if found is not None:
-                said = f"{word!r} would be read with a value in the place of {found[0]!r}"
-                return f"{said}; give it another name"
+            match = None if self.replaces is None else self.replaces.search(word)
+            if match is not None:
+                return f"{word!r} would be read with a value in the place of {match[0]!r}; give it another name"
         return None
 
 
-def own_command() -> Sequence[str]:
-    """Give the command line that starts this very program, with nothing left to a search."""
+def build_own_command() -> Sequence[str]:
+    """Return the command line that starts this program, by its absolute path."""
     program = sys.argv[0]
     if os.path.basename(program) == "__main__.py":
         return (sys.executable, "-m", "induscode")
-    found = program if os.path.dirname(program) else shutil.which(program)
-    return (os.path.abspath(found or program),)
+    path = program if os.path.dirname(program) else shutil.which(program)
+    return (os.path.abspath(path or program),)
 
 
 def is_own_row(row: JsonValue, url: str | None = None, name: str = "") -> bool:
-    """Tell whether a row of a client's configuration was made from an entry of ours.
+    """Return whether a row of a client's configuration was made from an entry of ours.
 
-    A command counts if it is `indus serve` at any path, an address if it is `url` or comes with
-    our token: its variable, or the question for it that belongs to `name`.
+    A command counts if it is `indus serve` at any path. An address counts if it is `url` or comes with our token: its
+    variable, or the question for it that belongs to `name`.
     """
     if not is_json_object(row):
         return False
     addresses = [row.get(key) for key in ("url", "httpUrl", "serverUrl")]
     if any(addresses):
-        marks = (TOKEN_VARIABLE, _asked(name))
+        marks = (TOKEN_VARIABLE, _format_input(name))
         return (url is not None and url in addresses) or any(mark in json.dumps(row) for mark in marks)
     command, arguments = row.get("command"), row.get("args")
-    given = command if isinstance(command, list) else [command]
-    words = [*given, *(arguments if isinstance(arguments, list) else ())]
+    first = command if isinstance(command, list) else [command]
+    words = [*first, *(arguments if isinstance(arguments, list) else ())]
     program = words[0] if isinstance(words[0], str) else ""
     if words[1:3] == ["-m", "induscode"]:
         return words[3:4] == ["serve"]
     return os.path.basename(program) in _COMMANDS and words[1:2] == ["serve"]
 
 
-def toml_table(key: str, name: str, row: JsonObject) -> str:
-    """Write a table of texts and lists of texts."""
-    lines = [f"[{key}.{name if _BARE_KEY.fullmatch(name) else toml_text(name)}]"]
+def format_toml_table(key: str, name: str, row: JsonObject) -> str:
+    """Format a table of strings and arrays of strings (https://toml.io/en/v1.0.0#table)."""
+    lines = [f"[{key}.{name if _BARE_KEY.fullmatch(name) else format_toml_string(name)}]"]
     for field_name, value in row.items():
         if isinstance(value, list):
-            shown = f"[{', '.join(toml_text(str(one)) for one in value)}]"
+            text = f"[{', '.join(format_toml_string(str(item)) for item in value)}]"
         else:
-            shown = toml_text(str(value))
-        lines.append(f"{field_name} = {shown}")
+            text = format_toml_string(str(value))
+        lines.append(f"{field_name} = {text}")
     return "\n".join(lines)
 
 
-def toml_text(text: str) -> str:
-    """Write a basic string; what JSON escapes in pairs, TOML wants as it is or as one number."""
+def format_toml_string(text: str) -> str:
+    """Format a basic string (https://toml.io/en/v1.0.0#string): TOML has no surrogate pairs, JSON escapes them so."""
     quoted = json.dumps(text, ensure_ascii=False)
-    return re.sub(r"[\x7f-\x9f\u2028\u2029]", lambda found: f"\\u{ord(found[0]):04X}", quoted)
+    return re.sub(r"[\x7f-\x9f\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04X}", quoted)
 
 
 # -- rows -------------------------------------------------------------------------------------
 
 
-def _started(entry: Entry) -> JsonObject:
+def _build_command_row(entry: Entry) -> JsonObject:
     return {"command": entry.command[0], "args": [*entry.command[1:]]}
 
 
-def _header(address: Address, reference: str) -> JsonObject:
+def _build_header(address: Address, reference: str) -> JsonObject:
     return {"headers": {"Authorization": f"Bearer {reference}"}} if address.with_token else {}
 
 
-def _typed(entry: Entry, reference: str) -> JsonObject:
+def _build_typed_row(entry: Entry, reference: str) -> JsonObject:
     if entry.address is None:
-        return {"type": "stdio", **_started(entry)}
+        return {"type": "stdio", **_build_command_row(entry)}
     kind = "sse" if entry.address.sse else "http"
-    return {"type": kind, "url": entry.address.url, **_header(entry.address, reference)}
+    return {"type": kind, "url": entry.address.url, **_build_header(entry.address, reference)}
 
 
 def _claude_row(entry: Entry) -> JsonObject:
-    return _typed(entry, f"${{{TOKEN_VARIABLE}}}")
+    return _build_typed_row(entry, f"${{{TOKEN_VARIABLE}}}")
 
 
-def _asked(name: str) -> str:
+def _format_input(name: str) -> str:
     return f"${{input:{name}-token}}"
 
 
 def _vscode_row(entry: Entry) -> JsonObject:
-    return _typed(entry, _asked(entry.name))
+    return _build_typed_row(entry, _format_input(entry.name))
 
 
 def _vscode_inputs(entry: Entry) -> Sequence[JsonObject]:
@@ -190,31 +189,31 @@ def _vscode_inputs(entry: Entry) -> Sequence[JsonObject]:
 
 def _cursor_row(entry: Entry) -> JsonObject:
     if entry.address is None:
-        return _started(entry)
-    return {"url": entry.address.url, **_header(entry.address, f"${{env:{TOKEN_VARIABLE}}}")}
+        return _build_command_row(entry)
+    return {"url": entry.address.url, **_build_header(entry.address, f"${{env:{TOKEN_VARIABLE}}}")}
 
 
 def _windsurf_row(entry: Entry) -> JsonObject:
     if entry.address is None:
-        return _started(entry)
-    return {"serverUrl": entry.address.url, **_header(entry.address, f"${{env:{TOKEN_VARIABLE}}}")}
+        return _build_command_row(entry)
+    return {"serverUrl": entry.address.url, **_build_header(entry.address, f"${{env:{TOKEN_VARIABLE}}}")}
 
 
 def _zed_row(entry: Entry) -> JsonObject:
-    return _started(entry) if entry.address is None else {"url": entry.address.url}
+    return _build_command_row(entry) if entry.address is None else {"url": entry.address.url}
 
 
 def _gemini_row(entry: Entry) -> JsonObject:
     if entry.address is None:
-        return _started(entry)
+        return _build_command_row(entry)
     url = entry.address.url
     where: JsonObject = {"url": url, "type": "sse"} if entry.address.sse else {"httpUrl": url}
-    return {**where, **_header(entry.address, f"${TOKEN_VARIABLE}")}
+    return {**where, **_build_header(entry.address, f"${TOKEN_VARIABLE}")}
 
 
 def _codex_row(entry: Entry) -> JsonObject:
     if entry.address is None:
-        return _started(entry)
+        return _build_command_row(entry)
     token: JsonObject = {"bearer_token_env_var": TOKEN_VARIABLE}
     return {"url": entry.address.url, **(token if entry.address.with_token else {})}
 
@@ -222,7 +221,7 @@ def _codex_row(entry: Entry) -> JsonObject:
 def _opencode_row(entry: Entry) -> JsonObject:
     if entry.address is None:
         return {"type": "local", "command": [*entry.command], "enabled": True}
-    header = _header(entry.address, f"{{env:{TOKEN_VARIABLE}}}")
+    header = _build_header(entry.address, f"{{env:{TOKEN_VARIABLE}}}")
     return {"type": "remote", "url": entry.address.url, **header, "enabled": True}
 
 
@@ -280,7 +279,7 @@ CLIENTS: dict[str, Client] = {
         program="claude-desktop",
         place="claude_desktop_config.json (Settings, Developer, Edit Config)",
         keys=("mcpServers",),
-        row=_started,
+        row=_build_command_row,
         lacks=("http",),
     ),
     "cursor": Client(
@@ -344,4 +343,4 @@ CLIENTS: dict[str, Client] = {
         add_command=_opencode_add,
     ),
 }
-"""The clients by the names that the command line has for them; `claude` is Claude Code."""
+"""The clients by their names on the command line; `claude` is Claude Code."""

@@ -1,8 +1,7 @@
-"""Writes the entry of this gateway into the configuration of an MCP client, and takes it out.
+"""Adds the entry of this gateway to the configuration file of an MCP client, and removes it.
 
-Everything else in the file stays as it is, comments included: an edit is made in the text, and is
-only written if the result means the same as before in all but that entry. The file is replaced in
-one step, and what was there before is kept beside it.
+Everything else in the file stays as it is, comments included: the edit is made in the text, and is written only if the
+parsed result differs in that entry alone. The file is replaced atomically, and a copy of the old one is kept beside it.
 """
 
 from __future__ import annotations
@@ -21,42 +20,41 @@ from indusagi.core.config_file import parse_json
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
-from induscode.clients.entry import Client, Entry, is_own_row, toml_table
+from induscode.clients.entry import Client, Entry, format_toml_table, is_own_row
 from induscode.clients.jsonc import JsoncError, append_item, remove_item, remove_member, set_member
 from induscode.clients.places import config_places
-from induscode.clients.toml import remove_table, set_table
 
 _LARGEST_BYTES = 16 * 1024 * 1024
 _BOM = "\ufeff"
 
 
 class InstallError(Exception):
-    """A file that is not changed, and why."""
+    """The file cannot be changed."""
 
 
 @record
 class Change:
-    """What becomes of a file; nothing is written yet."""
+    """A planned change of a file."""
 
     path: str
     before: str | None
-    """None: there is no such file."""
+    """None for an absent file."""
     after: str
 
     @property
     def is_empty(self) -> bool:
-        """Whether the file stays as it is."""
+        """Whether the file stays the same."""
         return self.after == (self.before or "")
 
     def diff(self) -> str:
-        """Show the lines that change, and no others: what stands beside them may be secret."""
+        """Format the changed lines without context, which may hold secrets."""
         lines = difflib.unified_diff(
             (self.before or "").splitlines(), self.after.splitlines(), self.path, self.path, lineterm="", n=0
         )
         return "\n".join(lines)
 
     def apply(self) -> str | None:
-        """Write the file, and give the path of the copy of what was there before.
+        """Write the file, and return the path of the copy of the old one.
 
         Raises:
             InstallError: The file was changed meanwhile.
@@ -68,7 +66,7 @@ class Change:
         mode = 0o600
         if self.before is not None:
             mode = stat.S_IMODE(os.stat(self.path).st_mode)
-            backup = _backup_path(self.path)
+            backup = _choose_backup_path(self.path)
             _write(backup, self.before, mode)
         else:
             make_dirs(os.path.dirname(self.path), 0o700)
@@ -76,17 +74,17 @@ class Change:
         return backup
 
 
-def client_file(client: Client, environ: Mapping[str, str]) -> str:
-    """Name the user's file of a client: one that is there, else where its folder is."""
+def find_client_file(client: Client, environ: Mapping[str, str]) -> str:
+    """Find the user's file of a client: an existing one, else one whose directory exists."""
     places = config_places(client.program, "", environ)
     files = [os.path.realpath(path) for path, scope in places if scope == "user"]
-    there = [path for path in files if os.path.isfile(path)]
-    near = [path for path in files if os.path.isdir(os.path.dirname(path))]
-    return [*there, *near, *files][0]
+    existing = [path for path in files if os.path.isfile(path)]
+    possible = [path for path in files if os.path.isdir(os.path.dirname(path))]
+    return [*existing, *possible, *files][0]
 
 
 def plan_install(client: Client, entry: Entry, path: str) -> Change:
-    """Plan to put an entry into a client's file, in the place of an older one of ours.
+    """Plan to add an entry to a client's file, or to replace an older one of ours.
 
     Raises:
         InstallError: The file cannot be read or edited, or has another server of this name.
@@ -95,94 +93,87 @@ def plan_install(client: Client, entry: Entry, path: str) -> Change:
     document = _parse(client, path, before or "")
     row = client.row(entry)
     url = None if entry.address is None else entry.address.url
-    present = _servers(client, document).get(entry.name)
+    present = _find_servers(client, document).get(entry.name)
     if present == row and _has_inputs(document, client.inputs(entry)):
         return Change(path, before, before or "")
     if present is not None and not is_own_row(present, url, entry.name):
-        said = f"{path} has another server {entry.name!r}: choose a name with --name"
-        raise InstallError(said)
+        raise InstallError(f"{path} has another server {entry.name!r}: choose a name with --name")
     expected = deepcopy(document)
-    _servers(client, expected, make=True)[entry.name] = row
+    _find_servers(client, expected, make=True)[entry.name] = row
     text = (before or "").removeprefix(_BOM)
     try:
         if client.is_toml:
-            after = set_table(text, [*client.keys, entry.name], toml_table(client.keys[0], entry.name, row))
+            after = set_table(text, [*client.keys, entry.name], format_toml_table(client.keys[0], entry.name, row))
         else:
             after = set_member(text, [*client.keys, entry.name], row)
-            for asked in client.inputs(entry):
-                if not _has_inputs(document, [asked]):
-                    after = append_item(after, "inputs", asked)
-                    cast("list[JsonValue]", expected.setdefault("inputs", [])).append(asked)
+            for question in client.inputs(entry):
+                if not _has_inputs(document, [question]):
+                    after = append_item(after, "inputs", question)
+                    cast("list[JsonValue]", expected.setdefault("inputs", [])).append(question)
     except JsoncError as exc:
         raise InstallError(f"{path}: {exc}: correct it first") from exc
-    return _checked(client, path, before, after, expected)
+    return _verify_change(client, path, before, after, expected)
 
 
 def plan_uninstall(client: Client, name: str, path: str, url: str | None = None) -> Change:
-    """Plan to take an entry of ours out of a client's file; without one nothing changes.
+    """Plan to remove an entry of ours from a client's file; without one nothing changes.
 
     Raises:
         InstallError: The file cannot be read or edited, or its server of this name is another.
     """
     before = _read(path)
     document = _parse(client, path, before or "")
-    present = _servers(client, document).get(name)
+    present = _find_servers(client, document).get(name)
     if before is None or present is None:
         return Change(path, before, before or "")
     if not is_own_row(present, url, name):
         raise InstallError(f"{path}: the server {name!r} is not one of ours: remove it by hand")
     expected = deepcopy(document)
-    servers = _servers(client, expected)
+    servers = _find_servers(client, expected)
     del servers[name]
     text = before.removeprefix(_BOM)
     if client.is_toml:
         after = remove_table(text, [*client.keys, name])
-        if not servers:
-            _drop_empty(expected, client.keys)
+        if not servers and expected.get(client.keys[0]) == {}:
+            del expected[client.keys[0]]  # a table that exists only through the tables below it
     else:
         after = remove_member(text, [*client.keys, name])
-        after = _without_input(after, expected, f"{name}-token")
-    return _checked(client, path, before, after, expected)
+        after = _remove_input(after, expected, f"{name}-token")
+    return _verify_change(client, path, before, after, expected)
 
 
-def _without_input(text: str, expected: JsonObject, asked: str) -> str:
+def _remove_input(text: str, expected: JsonObject, name: str) -> str:
     inputs = expected.get("inputs")
-    for at, one in enumerate(inputs if isinstance(inputs, list) else ()):
-        if is_json_object(one) and one.get("id") == asked:
-            del cast("list[JsonValue]", inputs)[at]
-            return remove_item(text, "inputs", at)
+    for index, question in enumerate(inputs if isinstance(inputs, list) else ()):
+        if is_json_object(question) and question.get("id") == name:
+            del cast("list[JsonValue]", inputs)[index]
+            return remove_item(text, "inputs", index)
     return text
-
-
-def _drop_empty(document: JsonObject, keys: Sequence[str]) -> None:
-    """Take out a table that stands in the text only through the tables below it."""
-    if document.get(keys[0]) == {}:
-        del document[keys[0]]
 
 
 def _has_inputs(document: JsonObject, wanted: Sequence[JsonObject]) -> bool:
     inputs = document.get("inputs")
-    return all(isinstance(inputs, list) and one in inputs for one in wanted)
+    return all(isinstance(inputs, list) and question in inputs for question in wanted)
 
 
-def _servers(client: Client, document: JsonObject, *, make: bool = False) -> JsonObject:
-    found: JsonValue = document
+def _find_servers(client: Client, document: JsonObject, *, make: bool = False) -> JsonObject:
+    servers: JsonValue = document
     for key in client.keys:
-        if not is_json_object(found):
+        if not is_json_object(servers):
             break
-        found = found.setdefault(key, {}) if make else found.get(key, {})
-    if not is_json_object(found):
+        servers = servers.setdefault(key, {}) if make else servers.get(key, {})
+    if not is_json_object(servers):
         raise InstallError(f"{'.'.join(client.keys)} is not an object: correct it first")
-    return found
+    return servers
 
 
-def _checked(client: Client, path: str, before: str | None, after: str, expected: JsonObject) -> Change:
-    """Accept an edit only if the text now means what it should."""
+def _verify_change(client: Client, path: str, before: str | None, after: str, expected: JsonObject) -> Change:
+    """Accept an edit only if the parsed text is as expected."""
     try:
-        found = _parse(client, path, after)
+        document = _parse(client, path, after)
     except InstallError:
-        found = None
-    if found != expected:
+        document = None
+    if document != expected:
         by_hand = f"paste what --print-config {client.program} prints"
         raise InstallError(f"{path} is written in a way that cannot be edited here: {by_hand}")
     mark = _BOM if (before or "").startswith(_BOM) else ""
@@ -198,12 +189,12 @@ def _parse(client: Client, path: str, text: str) -> JsonObject:
             raise InstallError(f"{path}: invalid TOML: {exc}: correct it first") from exc
     if not text.strip():
         return {}
-    found = parse_json(text)
-    if found.trouble is not None:
-        raise InstallError(f"{path}: {found.trouble}: correct it first")
-    if not is_json_object(found.document):
+    content = parse_json(text)
+    if content.trouble is not None:
+        raise InstallError(f"{path}: {content.trouble}: correct it first")
+    if not is_json_object(content.document):
         raise InstallError(f"{path} is not an object: correct it first")
-    return found.document
+    return content.document
 
 
 def _read(path: str) -> str | None:
@@ -217,10 +208,10 @@ def _read(path: str) -> str | None:
         raise InstallError(f"{path} is not UTF-8 at byte {exc.start}: correct it first") from exc
 
 
-def _backup_path(path: str) -> str:
+def _choose_backup_path(path: str) -> str:
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    found = f"{path}.{stamp}.bak"
-    return found if not os.path.lexists(found) else f"{path}.{stamp}.{new_ulid()}.bak"
+    backup = f"{path}.{stamp}.bak"
+    return backup if not os.path.lexists(backup) else f"{path}.{stamp}.{new_ulid()}.bak"
 
 
 def _write(path: str, text: str, mode: int) -> None:
@@ -238,3 +229,63 @@ def _write(path: str, text: str, mode: int) -> None:
         if os.path.exists(temporary):
             os.unlink(temporary)
         raise
+
+
+# -- TOML tables ------------------------------------------------------------------------------
+
+
+def set_table(text: str, path: Sequence[str], table: str) -> str:
+    """Replace the table at a path, or append it. Other lines stay; the caller checks the result by parsing it."""
+    lines, index = _split_off_table(text, path)
+    if index is not None:
+        return "".join([*lines[:index], f"{table}\n", *lines[index:]])
+    before = "".join(lines)
+    gap = "" if not before.strip() else "\n" if before.endswith("\n") else "\n\n"
+    return f"{before}{gap}{table}\n"
+
+
+def remove_table(text: str, path: Sequence[str]) -> str:
+    """Remove the table at a path and those below it, and the blank line before each."""
+    lines, index = _split_off_table(text, path)
+    if index is not None and index > 0 and not lines[index - 1].strip():
+        del lines[index - 1]
+    return "".join(lines)
+
+
+def _split_off_table(text: str, path: Sequence[str]) -> tuple[list[str], int | None]:
+    """Return the lines without the tables at or below a path, and the index of the first of these tables."""
+    lines: list[str] = []
+    ours: list[str] | None = None
+    index: int | None = None
+    for line in text.splitlines(keepends=True):
+        header = _parse_header(line)
+        if header is not None:
+            lines.extend(_list_trailing(ours or ()))
+            ours = [] if header[: len(path)] == [*path] else None
+            index = len(lines) if ours is not None and index is None else index
+        (lines if ours is None else ours).append(line)
+    lines.extend(_list_trailing(ours or ()))
+    return lines, index
+
+
+def _list_trailing(lines: Sequence[str]) -> Sequence[str]:
+    """Return the blank lines and comments at the end of a table: they belong to what follows."""
+    end = len(lines)
+    while end and (not lines[end - 1].strip() or lines[end - 1].lstrip().startswith("#")):
+        end -= 1
+    return lines[end:]
+
+
+def _parse_header(line: str) -> list[str] | None:
+    """Parse the path of a table header; None for any other line."""
+    if not line.lstrip().startswith("["):
+        return None
+    try:
+        document: object = tomllib.loads(line.strip())
+    except ValueError:
+        return None
+    keys: list[str] = []
+    while isinstance(document, dict) and document:  # a header has one key at each level
+        key, document = next(iter(cast("dict[str, object]", document).items()))
+        keys.append(key)
+    return keys

@@ -1,7 +1,7 @@
-"""Edits of JSON with comments that leave everything else in the text as it is.
+"""Edits of JSON with comments (https://code.visualstudio.com/docs/languages/json#_json-with-comments) in its text.
 
-A text is parsed into spans; an edit replaces, inserts or removes one of them. Comments, order,
-indentation and line ends of the rest are kept, byte for byte.
+The text is parsed into spans; an edit replaces, inserts or removes one of them. Comments, order, indentation and line
+ends of everything else are kept byte for byte.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _INDENT = re.compile(r"\n([ \t]+)\S")
 
 
 class JsoncError(ValueError):
-    """A text that cannot be edited, and why."""
+    """The text cannot be edited."""
 
 
 @dataclass(slots=True)
 class _Node:
-    """A value: where it stands, and what is in it."""
+    """The span of a value, and its members or items."""
 
     start: int
     end: int = 0
@@ -36,17 +36,17 @@ class _Node:
 
 @dataclass(slots=True)
 class _Child:
-    """A member of an object, or an item of a list."""
+    """The span of a member of an object or of an item of a list."""
 
     start: int
     key: str | None
     value: _Node
     comma: int | None = None
-    """Where the comma after it stands."""
+    """The position of the comma after it."""
 
 
 def set_member(text: str, path: Sequence[str], value: JsonValue) -> str:
-    """Set the member at a path of keys; objects on the way are made if they are not there.
+    """Set the member at a path of keys; absent objects on the way are created.
 
     Raises:
         JsoncError: The text is invalid, or something on the way is not an object.
@@ -57,43 +57,43 @@ def set_member(text: str, path: Sequence[str], value: JsonValue) -> str:
     for depth, key in enumerate(path):
         if not node.is_object:
             raise JsoncError(f"{'.'.join(path[:depth]) or 'the file'} is not an object")
-        found = _member(node, key)
+        found = _find_member(node, key)
         if found is None:
             for above in reversed(path[depth + 1 :]):
                 value = {above: value}
-            return _insert(text, node, f"{json.dumps(key, ensure_ascii=False)}: ", value)
+            return _insert_value(text, node, f"{json.dumps(key, ensure_ascii=False)}: ", value)
         node = found.value
-    return text[: node.start] + _dump(text, value, _line_indent(text, node.start)) + text[node.end :]
+    return text[: node.start] + _format_value(text, value, _read_line_indent(text, node.start)) + text[node.end :]
 
 
 def append_item(text: str, key: str, value: JsonValue) -> str:
-    """Put an item at the end of the list under a key of the root; the list is made if needed.
+    """Append an item to the list under a key of the root; an absent list is created.
 
     Raises:
-        JsoncError: The text is invalid, or something else stands under the key.
+        JsoncError: The text is invalid, or the value of the key is not a list.
     """
-    found = _member(_parse(text), key) if text.strip() else None
+    found = _find_member(_parse(text), key) if text.strip() else None
     if found is None:
         return set_member(text, [key], [value])
     if text[found.value.start] != "[":
         raise JsoncError(f"{key} is not a list")
-    return _insert(text, found.value, "", value)
+    return _insert_value(text, found.value, "", value)
 
 
 def remove_member(text: str, path: Sequence[str]) -> str:
-    """Remove the member at a path; a text without it stays as it is.
+    """Remove the member at a path; a text without it is returned unchanged.
 
     Raises:
         JsoncError: The text is invalid.
     """
     node = _parse(text)
     for key in path[:-1]:
-        found = _member(node, key)
+        found = _find_member(node, key)
         if found is None:
             return text
         node = found.value
-    gone = _member(node, path[-1])
-    return text if gone is None else _remove(text, node, gone)
+    child = _find_member(node, path[-1])
+    return text if child is None else _remove_child(text, node, child)
 
 
 def remove_item(text: str, key: str, index: int) -> str:
@@ -102,62 +102,62 @@ def remove_item(text: str, key: str, index: int) -> str:
     Raises:
         JsoncError: The text is invalid.
     """
-    found = _member(_parse(text), key)
+    found = _find_member(_parse(text), key)
     if found is None or index >= len(found.value.children):
         return text
-    return _remove(text, found.value, found.value.children[index])
+    return _remove_child(text, found.value, found.value.children[index])
 
 
 # -- splicing ---------------------------------------------------------------------------------
 
 
-def _insert(text: str, node: _Node, label: str, value: JsonValue) -> str:
+def _insert_value(text: str, node: _Node, label: str, value: JsonValue) -> str:
     newline = "\r\n" if "\r\n" in text else "\n"
-    outer = _line_indent(text, node.start)
-    inner = outer + _unit(text)
+    outer = _read_line_indent(text, node.start)
+    inner = outer + _find_indent(text)
     if node.children:
         first = node.children[0].start
         before = text[text.rfind("\n", 0, first) + 1 : first]
         inner = before if not before.strip() and first > 0 and "\n" in text[:first] else inner
-    shown = f"{newline}{inner}{label}{_dump(text, value, inner)}"
+    shown = f"{newline}{inner}{label}{_format_value(text, value, inner)}"
     at = node.start + 1
     comma: int | None = None
     if node.children:
         last = node.children[-1]
         comma = None if last.comma is not None else last.value.end
         at = last.value.end if last.comma is None else last.comma + 1
-    end = _skip_comments(text, at)  # a comment behind the last member stays behind it
+    end = _skip_comments(text, at)  # a comment after the last member stays after it
     rest = text[end : node.end - 1]
     tail = rest if "\n" in rest else f"{newline}{outer}"
     head = text[:end] if comma is None else f"{text[:comma]},{text[comma:end]}"
     return f"{head}{shown}{tail}{text[node.end - 1 :]}"
 
 
-def _remove(text: str, node: _Node, gone: _Child) -> str:
-    at = node.children.index(gone)
-    start = len(text[: gone.start].rstrip())
-    end = gone.value.end if gone.comma is None else gone.comma + 1
-    if _LINE_END.match(text, end) is None:  # something else stands on the line, or it is the last
-        start = gone.start
+def _remove_child(text: str, node: _Node, child: _Child) -> str:
+    at = node.children.index(child)
+    start = len(text[: child.start].rstrip())
+    end = child.value.end if child.comma is None else child.comma + 1
+    if _LINE_END.match(text, end) is None:  # the line goes on, or the member is the last one
+        start = child.start
     result = text[:start] + text[end:]
     before = node.children[at - 1].comma if at else None
-    if gone.comma is None and before is not None:
+    if child.comma is None and before is not None:
         result = result[:before] + result[before + 1 :]
     return result
 
 
-def _dump(text: str, value: JsonValue, indent: str) -> str:
+def _format_value(text: str, value: JsonValue, indent: str) -> str:
     newline = "\r\n" if "\r\n" in text else "\n"
-    lines = json.dumps(value, indent=_unit(text), ensure_ascii=False).split("\n")
+    lines = json.dumps(value, indent=_find_indent(text), ensure_ascii=False).split("\n")
     return f"{newline}{indent}".join(lines)
 
 
-def _unit(text: str) -> str:
+def _find_indent(text: str) -> str:
     found = _INDENT.search(text)
     return found[1] if found else "  "
 
 
-def _line_indent(text: str, at: int) -> str:
+def _read_line_indent(text: str, at: int) -> str:
     start = text.rfind("\n", 0, at) + 1
     line = text[start:at]
     return line[: len(line) - len(line.lstrip())]
@@ -166,94 +166,94 @@ def _line_indent(text: str, at: int) -> str:
 # -- parsing ----------------------------------------------------------------------------------
 
 
-def _member(node: _Node, key: str) -> _Child | None:
+def _find_member(node: _Node, key: str) -> _Child | None:
     found = [child for child in node.children if child.key == key]
     if len(found) > 1:
-        raise JsoncError(f"the key {key!r} stands there twice")
+        raise JsoncError(f"the key {key!r} is there twice")
     return found[0] if found else None
 
 
 def _parse(text: str) -> _Node:
-    node = _value(text, _skip(text, 0), 0)
+    node = _parse_value(text, _skip(text, 0), 0)
     if _skip(text, node.end) != len(text):
-        raise JsoncError(f"invalid JSON: {_place(text, node.end)}")
+        raise JsoncError(f"invalid JSON: {_format_position(text, node.end)}")
     return node
 
 
-def _value(text: str, at: int, depth: int) -> _Node:
+def _parse_value(text: str, at: int, depth: int) -> _Node:
     node = _Node(at)
     opening = text[at : at + 1]
     if depth > _DEEPEST:
         raise JsoncError("invalid JSON: nested too deeply")
     if opening == '"':
-        node.end = _string_end(text, at)
+        node.end = _find_string_end(text, at)
     elif opening and opening in "{[":
         node.is_object = opening == "{"
-        node.end = _children(text, node, depth)
+        node.end = _parse_children(text, node, depth)
     else:
         found = _PLAIN.match(text, at)
         if found is None:
-            raise JsoncError(f"invalid JSON: {_place(text, at)}")
+            raise JsoncError(f"invalid JSON: {_format_position(text, at)}")
         node.end = found.end()
     return node
 
 
-def _children(text: str, node: _Node, depth: int) -> int:
+def _parse_children(text: str, node: _Node, depth: int) -> int:
     closing = "}" if node.is_object else "]"
     at = _skip(text, node.start + 1)
     while text[at : at + 1] != closing:
         start, key = at, None
         if node.is_object:
-            end = _string_end(text, at)
+            end = _find_string_end(text, at)
             key = str(json.loads(text[at:end]))
             at = _skip(text, end)
             if text[at : at + 1] != ":":
-                raise JsoncError(f"invalid JSON: {_place(text, at)}")
+                raise JsoncError(f"invalid JSON: {_format_position(text, at)}")
             at = _skip(text, at + 1)
-        child = _Child(start, key, _value(text, at, depth + 1))
+        child = _Child(start, key, _parse_value(text, at, depth + 1))
         node.children.append(child)
         at = _skip(text, child.value.end)
         if text[at : at + 1] == ",":
             child.comma = at
             at = _skip(text, at + 1)
         elif text[at : at + 1] != closing:
-            raise JsoncError(f"invalid JSON: {_place(text, at)}")
+            raise JsoncError(f"invalid JSON: {_format_position(text, at)}")
     return at + 1
 
 
 def _skip(text: str, at: int) -> int:
-    """Go past space and comments."""
+    """Return the position after space and comments."""
     return _SPACE.match(text, _skip_comments(text, at)).end()  # type: ignore[union-attr] — matches the empty text too
 
 
 def _skip_comments(text: str, at: int) -> int:
-    """Go to the end of the last comment that only space stands before."""
+    """Return the end of the last comment that follows `at` after nothing but space."""
     while True:
         start = _SPACE.match(text, at).end()  # type: ignore[union-attr] — matches the empty text too
         if not text.startswith(("//", "/*"), start):
             return at
-        at = _comment_end(text, start)
+        at = _find_comment_end(text, start)
 
 
-def _comment_end(text: str, at: int) -> int:
+def _find_comment_end(text: str, at: int) -> int:
     if text.startswith("//", at):
         found = text.find("\n", at)
         end = len(text) if found < 0 else found
         return end - 1 if text[end - 1 : end] == "\r" else end
     found = text.find("*/", at + 2)
     if found < 0:
-        raise JsoncError(f"invalid JSON: {_place(text, at)}")
+        raise JsoncError(f"invalid JSON: {_format_position(text, at)}")
     return found + 2
 
 
-def _string_end(text: str, at: int) -> int:
+def _find_string_end(text: str, at: int) -> int:
     found = _STRING.match(text, at)
     if found is None:
-        raise JsoncError(f"invalid JSON: {_place(text, at)}")
+        raise JsoncError(f"invalid JSON: {_format_position(text, at)}")
     return found.end()
 
 
-def _place(text: str, at: int) -> str:
+def _format_position(text: str, at: int) -> str:
     return f"line {text.count(chr(10), 0, at) + 1} column {at - text.rfind(chr(10), 0, at)}"
 
 

@@ -1,4 +1,4 @@
-"""The files in which MCP clients keep their servers, of the user and of a project."""
+"""The configuration files of MCP clients, of the user and of a project."""
 
 from __future__ import annotations
 
@@ -23,35 +23,36 @@ PROGRAMS = (
     "copilot",
     "cline",
 )
-"""The clients whose files are known, under the names that the command line has for them."""
+"""The clients whose files are known, by their names on the command line."""
 _EDITORS = ("Code", "Code - Insiders", "VSCodium")
 _CLINE_EXTENSION = ("User", "globalStorage", "saoudrizwan.claude-dev", "settings")
 _OPENCODE = ("opencode.json", "opencode.jsonc")
 
 
 def config_places(program: str, cwd: str, environ: Mapping[str, str]) -> Sequence[tuple[str, Scope]]:
-    """List the files of a client, whether they are there or not; the first of a scope is usual."""
+    """List the files of a client, existing or not; the first one of a scope is the usual one."""
     user = _user_files(environ)[program]
-    project = tuple(os.path.join(cwd, one) for one in _PROJECT_FILES.get(program, ()))
+    project = tuple(os.path.join(cwd, name) for name in _PROJECT_FILES.get(program, ()))
     return (*((path, "user") for path in user), *((path, "project") for path in project))
 
 
 def _user_files(environ: Mapping[str, str]) -> Mapping[str, Sequence[str]]:
     home = environ.get("HOME") or os.path.expanduser("~")
+    # https://specifications.freedesktop.org/basedir-spec/latest/
     config = environ.get("XDG_CONFIG_HOME") or os.path.join(home, ".config")
     support = os.path.join(home, "Library", "Application Support")
-    # Of applications with a window; which one counts depends on the system.
+    # Desktop applications use the first on their system.
     roots = (support, config) if sys.platform == "darwin" else (config, support)
     join = os.path.join
-    editors = [join(root, one) for root in roots for one in _EDITORS]
+    editors = [join(root, name) for root in roots for name in _EDITORS]
     gemini = environ.get("GEMINI_CLI_HOME") or home
-    opencode = [join(config, "opencode", one) for one in (*_OPENCODE, "config.json")]
+    opencode = [join(config, "opencode", name) for name in (*_OPENCODE, "config.json")]
     named = environ.get("OPENCODE_CONFIG")
     cline = environ.get("CLINE_DATA_DIR") or join(home, ".cline", "data")
     return {
         "claude-desktop": [join(root, "Claude", "claude_desktop_config.json") for root in roots],
         "claude-code": [join(environ.get("CLAUDE_CONFIG_DIR") or home, ".claude.json")],
-        "vscode": [join(one, "User", "mcp.json") for one in editors],
+        "vscode": [join(editor, "User", "mcp.json") for editor in editors],
         "cursor": [join(home, ".cursor", "mcp.json")],
         "codex": [join(environ.get("CODEX_HOME") or join(home, ".codex"), "config.toml")],
         "gemini": [join(gemini, ".gemini", "settings.json")],
@@ -63,7 +64,7 @@ def _user_files(environ: Mapping[str, str]) -> Mapping[str, Sequence[str]]:
         "copilot": [join(environ.get("COPILOT_HOME") or join(home, ".copilot"), "mcp-config.json")],
         "cline": [
             join(cline, "settings", "cline_mcp_settings.json"),
-            *(join(one, *_CLINE_EXTENSION, "cline_mcp_settings.json") for one in editors),
+            *(join(editor, *_CLINE_EXTENSION, "cline_mcp_settings.json") for editor in editors),
         ],
     }
 
@@ -74,7 +75,7 @@ _PROJECT_FILES: Mapping[str, Sequence[str]] = {
     "cursor": (".cursor/mcp.json",),
     "codex": (".codex/config.toml",),
     "gemini": (".gemini/settings.json",),
-    "opencode": (*_OPENCODE, *(f".opencode/{one}" for one in _OPENCODE)),
+    "opencode": (*_OPENCODE, *(f".opencode/{name}" for name in _OPENCODE)),
     "zed": (".zed/settings.json",),
     "qwen": (".qwen/settings.json",),
     "amp": (".amp/settings.json",),

@@ -17,7 +17,7 @@ from induscode.commands.support.groups import build_unknown_name
 from induscode.commands.support.names import complete_tool
 from induscode.commands.support.output import print_notes, write_json
 from induscode.commands.support.runner import load_plan, opened_store, run_with_signals, usage_errors
-from induscode.launch.options import flags, invocation_from
+from induscode.launch.options import flags, read_invocation
 from induscode.terminal import print_status
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def command(
     """
     from induscode.commands.support.arguments import ArgumentError, read_object  # noqa: PLC0415 — not for the help
 
-    invocation = invocation_from(context)
+    invocation = read_invocation(context)
     call = _Call(context, invocation, tool, arguments, output, save)
     try:
         # Before there is a loop: standard input is waited for, and an interrupt must end that.

@@ -10,7 +10,7 @@ from indusagi.core.text import format_count
 from induscode.commands.support.groups import CommandGroup, Lazy, build_unknown_name
 from induscode.commands.support.output import as_json, print_notes, print_table, write_json
 from induscode.commands.support.runner import opened_store, run_until_signal
-from induscode.console import format_age, shortest_prefix, stdout_console
+from induscode.console import find_shortest_prefix, format_age, stdout_console
 from induscode.terminal import print_line, print_status, print_text
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _times_and_runs(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
 
     now = now_ms()
     times = [round(datetime.fromisoformat(row.at).timestamp() * 1000) for row in rows]
-    length = shortest_prefix([row.run for row in rows])
+    length = find_shortest_prefix([row.run for row in rows])
     return [format_age(time, now) for time in times], [row.run[:length] for row in rows]
 
 

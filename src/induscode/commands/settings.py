@@ -10,14 +10,14 @@ import click
 from indusagi.capabilities.web.providers import SEARXNG_VARIABLE
 from induscode.commands.support.groups import CommandGroup, Lazy
 from induscode.commands.support.output import as_json, print_notes, print_table, write_json
-from induscode.launch.options import cwd_from, flags
+from induscode.launch.options import flags, read_cwd
 from induscode.launch.settings import (
     SEARCH_SEARXNG_URL,
     SETTINGS,
-    BadSetting,
+    SettingError,
+    build_settings_schema,
     load_settings,
     project_settings_path,
-    settings_schema,
     user_settings_path,
 )
 from induscode.terminal import print_line, print_status
@@ -51,8 +51,8 @@ def command() -> None:
 def show(context: click.Context, *, as_json: bool, **_: object) -> int:
     """Show every setting, its value, and whose word that is."""
     try:
-        settings = load_settings(cwd_from(context), os.environ)
-    except BadSetting as exc:
+        settings = load_settings(read_cwd(context), os.environ)
+    except SettingError as exc:
         raise click.UsageError(str(exc), context) from exc
     print_notes(settings.notes)
     rows = [_row(settings, key) for key in SETTINGS]
@@ -92,7 +92,7 @@ def _shown(value: JsonValue) -> str:
 @click.pass_context
 def path(context: click.Context, *, project: bool, **_: object) -> int:
     """Print the path of the user's file, whether it is there or not."""
-    print_line(project_settings_path(cwd_from(context)) if project else user_settings_path(os.environ))
+    print_line(project_settings_path(read_cwd(context)) if project else user_settings_path(os.environ))
     return 0
 
 
@@ -102,8 +102,8 @@ def path(context: click.Context, *, project: bool, **_: object) -> int:
 def check(context: click.Context, **_: object) -> int:
     """Check the files of the user and the project; the exit code is 1 if something is wrong."""
     try:
-        settings = load_settings(cwd_from(context), os.environ)
-    except BadSetting as exc:
+        settings = load_settings(read_cwd(context), os.environ)
+    except SettingError as exc:
         print_status(str(exc))
         return _WRONG
     print_notes(settings.notes)
@@ -115,5 +115,5 @@ def check(context: click.Context, **_: object) -> int:
 @click.command("schema")
 def schema() -> int:
     """Print the JSON schema of the files; name it in one as "$schema"."""
-    write_json(settings_schema())
+    write_json(build_settings_schema())
     return 0

@@ -16,8 +16,7 @@ from induscode.commands.support.names import complete_tool
 from induscode.commands.support.output import as_json, print_notes, print_table, write_json
 from induscode.commands.support.runner import run_until_signal
 from induscode.console import stdout_console
-from induscode.launch.options import flags, invocation_from
-from induscode.launch.profiles import profile_name
+from induscode.launch.options import flags, name_profile, read_invocation
 from induscode.terminal import print_line, print_status, print_text
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ def command() -> None:
 def _listing(context: click.Context, *, no_check: bool) -> Listing:
     from induscode.commands.support.catalog import list_tools  # noqa: PLC0415 — brings the deck
 
-    invocation = invocation_from(context)
+    invocation = read_invocation(context)
     found: list[Listing] = []
 
     async def look(_: CancelToken) -> int:
@@ -94,7 +93,7 @@ def list_(context: click.Context, *, as_json: bool, no_check: bool, **_: object)
 
 def _show_tools(tools: Sequence[ListedTool]) -> None:
     heads = ("NAME", "SOURCE", "PROFILE", "TOKENS")
-    rows = [(one.name, one.source, profile_name(one.profiles) or "-", one.tokens) for one in tools]
+    rows = [(one.name, one.source, name_profile(one.profiles) or "-", one.tokens) for one in tools]
     if stdout_console() is None:
         print_table(heads, rows)
         return
@@ -168,7 +167,7 @@ def show(context: click.Context, name: str, *, as_json: bool, no_check: bool, **
         write_json(facts)
         return 0
     print_line(f"{one.name} ({said.title or one.name})")
-    print_line(f"source: {one.source}, profile: {profile_name(one.profiles) or 'none'}")
+    print_line(f"source: {one.source}, profile: {name_profile(one.profiles) or 'none'}")
     print_line(f"read-only: {'yes' if one.read_only else 'no'}, tokens: {one.tokens}")
     print_text(f"\n{said.description}\n")
     print_text(json.dumps(facts["parameters"], indent=2))

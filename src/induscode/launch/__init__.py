@@ -1,1 +1,1 @@
-"""From the words of a command line to one value that says what is wanted."""
+"""The command line: its flags, the settings files, and the invocation they make together."""

@@ -1,4 +1,4 @@
-"""What the command line comes to: the flags of the table, and the invocation made of them."""
+"""Public names of the command line: the flag table and the invocation."""
 
 from induscode.launch.flags import FlagGroup as FlagGroup
 from induscode.launch.flags import FlagKind as FlagKind

@@ -1,4 +1,4 @@
-"""The flags of `indus`: one table, from which the parser, the help and the completion are made."""
+"""The flags of `indus`: one table, from which the parser, the help and the completion are built."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from indusagi.core.records import record
 
 
 class FlagKind(StrEnum):
-    """What follows a flag."""
+    """The values a flag takes."""
 
     SWITCH = "switch"
-    """Nothing: it is on or off."""
+    """None: on or off."""
     VALUE = "value"
     """One value."""
     MANY = "many"
-    """One value, and the flag may stand there several times."""
+    """One value; the flag may be repeated."""
     LIST = "list"
-    """Values with commas between them, and the flag may stand there several times."""
+    """Values separated by commas; the flag may be repeated."""
 
 
 class FlagGroup(StrEnum):
-    """Where the help shows a flag."""
+    """The section of the help that lists a flag."""
 
     SESSION = "Session"
     MODEL = "Model"
@@ -45,7 +45,7 @@ class FlagSpec:
     choices: tuple[str, ...] = field(default=(), kw_only=True)
     default: str | None = field(default=None, kw_only=True)
     excludes: tuple[str, ...] = field(default=(), kw_only=True)
-    """Flags that would have no effect beside this one."""
+    """Flags without an effect beside this one."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", FlagKind(self.kind))
@@ -53,7 +53,7 @@ class FlagSpec:
 
     @property
     def key(self) -> str:
-        """The name of the field that takes its value."""
+        """The name of its field in `Invocation`."""
         return self.name.lstrip("-").replace("-", "_")
 
 
@@ -64,7 +64,7 @@ SANDBOXES = ("auto", "required", "off")
 
 @cache
 def flag_specs() -> tuple[FlagSpec, ...]:
-    """Give the table."""
+    """Return the table."""
     session, model, tools = FlagGroup.SESSION, FlagGroup.MODEL, FlagGroup.TOOLS
     permission, general = FlagGroup.PERMISSION, FlagGroup.GENERAL
     switch, value, many, list_ = FlagKind.SWITCH, FlagKind.VALUE, FlagKind.MANY, FlagKind.LIST
@@ -74,33 +74,37 @@ def flag_specs() -> tuple[FlagSpec, ...]:
             ("-p",),
             value,
             session,
-            "Answer this prompt and leave; what is piped in is added to it.",
+            "Answer this prompt and exit; standard input is added to it.",
             metavar="PROMPT",
         ),
         FlagSpec(
             "--output-format", (), value, session, "How the answer is written.", choices=OUTPUT_FORMATS, default="text"
         ),
-        FlagSpec("--continue", ("-c",), switch, session, "Go on with the last conversation here."),
+        FlagSpec("--continue", ("-c",), switch, session, "Continue the last conversation of this directory."),
         FlagSpec(
-            "--resume", ("-r",), value, session, "Go on with that conversation.", metavar="ID", excludes=("--continue",)
+            "--resume",
+            ("-r",),
+            value,
+            session,
+            "Continue the conversation with this id.",
+            metavar="ID",
+            excludes=("--continue",),
         ),
         FlagSpec(
             "--model",
             ("-m",),
             value,
             model,
-            "Which model answers: anthropic:NAME, openai:NAME, or NAME at --base-url.",
+            "The model: anthropic:NAME, openai:NAME, or NAME at --base-url.",
             metavar="MODEL",
         ),
-        FlagSpec(
-            "--base-url", (), value, model, "The address of a server that speaks the OpenAI protocol.", metavar="URL"
-        ),
+        FlagSpec("--base-url", (), value, model, "The address of a server with the OpenAI API.", metavar="URL"),
         FlagSpec(
             "--context-window",
             (),
             value,
             model,
-            "How many tokens the model reads: a small one is shown fewer native tools.",
+            "The context window of the model in tokens; a small one gets fewer native tools.",
             metavar="N",
         ),
         FlagSpec(
@@ -140,15 +144,7 @@ def flag_specs() -> tuple[FlagSpec, ...]:
             "Allow what a rule names, such as 'bash(git status *)' or 'github__*'.",
             metavar="RULE",
         ),
-        FlagSpec(
-            "--approval",
-            (),
-            value,
-            permission,
-            "What is done without being asked for.",
-            choices=APPROVALS,
-            default="ask",
-        ),
+        FlagSpec("--approval", (), value, permission, "What is done without asking.", choices=APPROVALS, default="ask"),
         FlagSpec(
             "--sandbox", (), value, permission, "Whether commands run in a sandbox.", choices=SANDBOXES, default="auto"
         ),
@@ -157,13 +153,13 @@ def flag_specs() -> tuple[FlagSpec, ...]:
             (),
             many,
             permission,
-            "Let webfetch reach this server of yours though its address is private.",
+            "Let webfetch reach this host although its address is private.",
             metavar="HOST[:PORT]",
         ),
-        FlagSpec("--cwd", ("-C",), value, general, "Work there instead of here.", metavar="DIRECTORY"),
+        FlagSpec("--cwd", ("-C",), value, general, "The working directory.", metavar="DIRECTORY"),
     )
 
 
 def split_list(values: tuple[str, ...]) -> tuple[str, ...]:
-    """Read a flag of the kind LIST: every comma parts two values, and empty ones are left out."""
+    """Split the values of a LIST flag at commas; empty parts are left out."""
     return tuple(part.strip() for value in values for part in value.split(",") if part.strip())

@@ -1,4 +1,4 @@
-"""Whether the files of this installation are those of this distribution."""
+"""Check of the installation: are the installed files those of this distribution?"""
 
 from __future__ import annotations
 
@@ -17,37 +17,38 @@ _SHOWN = 3
 
 
 def check_installation() -> Sequence[Note]:
-    """Compare installed files with the record of the distribution, and look for rivals of it.
+    """Compare installed files with the distribution's RECORD, and look for distributions with the same packages.
 
-    Distributions of PyPI that are called `indusagi` and `induscode` install packages and commands
-    of the same names. Slower than the check at each start: for `indus mcp doctor`.
+    The distributions `indusagi` and `induscode` of PyPI install packages and commands of the same names. The check
+    reads every file, unlike the one at each start; `indus mcp doctor` runs it.
+    RECORD: https://packaging.python.org/en/latest/specifications/recording-installed-packages/
     """
     remedy = f"pip uninstall {' '.join(_OTHERS)} {DISTRIBUTION}, then install {DISTRIBUTION} again"
     notes = [
-        Note(f"distribution {name} {found.version}", "has files of the same names as ours", remedy)
+        Note(f"distribution {name} {other.version}", "has files of the same names as ours", remedy)
         for name in _OTHERS
-        if (found := _find(name)) is not None
+        if (other := _find_distribution(name)) is not None
     ]
-    changed = _changed_files()
+    changed = _list_changed_files()
     if changed:
         names = ", ".join(changed[:_SHOWN]) + (" …" if len(changed) > _SHOWN else "")
-        said = f"{len(changed)} of its files are not as they were installed: {names}"
-        notes.append(Note(f"distribution {DISTRIBUTION}", said, remedy))
+        message = f"{len(changed)} of its files are not as they were installed: {names}"
+        notes.append(Note(f"distribution {DISTRIBUTION}", message, remedy))
     return notes
 
 
-def _find(name: str) -> metadata.Distribution | None:
+def _find_distribution(name: str) -> metadata.Distribution | None:
     try:
         return metadata.distribution(name)
     except metadata.PackageNotFoundError:
         return None
 
 
-def _changed_files() -> Sequence[str]:
-    """Name the files of ours whose content is not what the record says; empty for a clone."""
-    found = _find(DISTRIBUTION)
+def _list_changed_files() -> Sequence[str]:
+    """List our files that differ from the RECORD; none for a clone, which has no RECORD of them."""
+    distribution = _find_distribution(DISTRIBUTION)
     changed: list[str] = []
-    for file in (found.files or ()) if found is not None else ():
+    for file in (distribution.files or ()) if distribution is not None else ():
         if not str(file).startswith(_PACKAGES) or file.hash is None or file.hash.mode != "sha256":
             continue
         try:

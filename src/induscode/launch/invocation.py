@@ -1,4 +1,4 @@
-"""What was asked for on the command line: one value, whatever the spelling."""
+"""The invocation: flags and settings of one run, as one value."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias, cast
 
 from indusagi.core.records import record
 from induscode.launch.flags import FlagKind, flag_specs, split_list
-from induscode.launch.settings import SETTINGS, WEB_ALLOW_PRIVATE, Settings, read_hosts
+from induscode.launch.settings import SETTINGS, WEB_ALLOW_PRIVATE, Settings, parse_hosts
 
 OutputFormat: TypeAlias = Literal["text", "json", "stream-json"]
 Approval: TypeAlias = Literal["ask", "auto-edit", "all"]
@@ -27,31 +27,31 @@ class Invocation:
     model: str | None = None
     base_url: str | None = None
     context_window: int | None = None
-    """Tokens that the model reads; None: what its server says, if it does."""
+    """In tokens; None: as its server reports."""
     max_requests: int = 50
     tools: tuple[str, ...] | None = None
     """None: all of them."""
     no_tools: bool = False
     mcp: tuple[str, ...] | None = None
-    """None: what is configured for the working directory."""
+    """None: the servers configured for the working directory."""
     no_mcp: bool = False
     allow: tuple[str, ...] = ()
     approval: Approval = "ask"
     sandbox: SandboxMode = "auto"
     settings: Settings = field(default_factory=Settings)
-    """What the files of the user and the project say; flags that set the same are in it."""
+    """The settings of the user and the project, with the flags that override them."""
 
 
-def invocation_of(
+def build_invocation(
     values: Mapping[str, object], cwd: str, settings: Settings | None = None, given: Collection[str] | None = None
 ) -> Invocation:
-    """Make the value from what a parser read for the flags of the table.
+    """Build the invocation from the values of the flags.
 
-    Keys in `given` stood on the command line; without it, those that differ from their default.
-    What was not given is taken from the settings.
+    `given` holds the keys of the flags on the command line; without it, these are the flags that differ from their
+    default. Other values come from the settings.
 
     Raises:
-        ValueError: A number is none, or two flags contradict each other.
+        ValueError: A number is invalid, or two flags contradict each other.
     """
     read = {spec.key: values.get(spec.key) for spec in flag_specs()}
     for spec in flag_specs():
@@ -72,8 +72,8 @@ def invocation_of(
         resume=cast("str | None", read["resume"]),
         model=cast("str | None", read["model"]),
         base_url=cast("str | None", read["base_url"]),
-        context_window=_number("--context-window", read["context_window"], 0) or None,
-        max_requests=_number("--max-requests", read["max_requests"], 50),
+        context_window=_parse_number("--context-window", read["context_window"], 0) or None,
+        max_requests=_parse_number("--max-requests", read["max_requests"], 50),
         tools=cast("tuple[str, ...] | None", read["tools"]),
         no_tools=bool(read["no_tools"]),
         mcp=cast("tuple[str, ...] | None", read["mcp"]),
@@ -86,7 +86,7 @@ def invocation_of(
 
 
 def _merge(read: dict[str, object], given: Collection[str], settings: Settings) -> Settings:
-    """Take from the settings what was not given, and put what was given into them."""
+    """Take values from the settings where no flag is given, and put given flags into the settings."""
     keys = {spec.name: spec.key for spec in flag_specs()}
     for setting in SETTINGS.values():
         key = keys.get(setting.flag or "")
@@ -99,7 +99,7 @@ def _merge(read: dict[str, object], given: Collection[str], settings: Settings) 
     hosts = cast("tuple[str, ...]", read["web_allow"] or ())
     if hosts:
         try:
-            allowed = read_hosts(list(hosts))
+            allowed = parse_hosts(list(hosts))
         except ValueError as exc:
             raise ValueError(f"--web-allow {exc}") from exc
         present = settings.get(WEB_ALLOW_PRIVATE)
@@ -108,7 +108,7 @@ def _merge(read: dict[str, object], given: Collection[str], settings: Settings) 
 
 
 def _refuse_contradictions(given: Collection[str]) -> None:
-    """Refuse two flags of which one would be ignored.
+    """Refuse two flags if one of them would be ignored.
 
     Raises:
         ValueError: There are two such flags.
@@ -120,10 +120,10 @@ def _refuse_contradictions(given: Collection[str]) -> None:
                 raise ValueError(f"{other} and {spec.name} exclude each other")
 
 
-def _number(flag: str, given: object, default: int) -> int:
-    if given is None:
+def _parse_number(flag: str, value: object, default: int) -> int:
+    if value is None:
         return default
-    text = str(given)
+    text = str(value)
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise ValueError(f"{flag} takes a number from 1 on, not {text!r}")
     return int(text)

@@ -1,4 +1,4 @@
-"""The flags of the table as options of a command, and the way back to one invocation."""
+"""The flag table as click options, the way back to an invocation, and the choice of a profile."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from induscode.launch.flags import FlagGroup, FlagKind, flag_specs
-from induscode.launch.invocation import Invocation, invocation_of
+from induscode.launch.invocation import Invocation, build_invocation
 from induscode.launch.settings import load_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from indusagi.core.notes import Note
     from induscode.launch.flags import FlagSpec
 
 
-def _directory(_ctx: click.Context, _option: click.Parameter, path: str | None) -> str:
-    """Accept a directory that can be listed and entered, and give its real path."""
-    given = "." if path is None else path
+def _check_directory(_ctx: click.Context, _option: click.Parameter, path: str | None) -> str:
+    """Accept a directory that can be listed and entered, and return its real path."""
+    directory = "." if path is None else path
     try:
-        os.listdir(given)
-        os.stat(os.path.join(given, "."))
-        return os.path.realpath(given)
+        os.listdir(directory)
+        os.stat(os.path.join(directory, "."))
+        return os.path.realpath(directory)
     except OSError as exc:
-        raise click.BadParameter(f"{given!r}: {exc.strerror}") from exc
+        raise click.BadParameter(f"{directory!r}: {exc.strerror}") from exc
 
 
-def option_of(spec: FlagSpec) -> click.Option:
-    """Make an option of a row of the table."""
+def build_option(spec: FlagSpec) -> click.Option:
+    """Build the click option of a flag."""
     parts = [spec.key, *spec.aliases, spec.name]
     if spec.kind is FlagKind.SWITCH:
         return GroupedOption(parts, is_flag=True, default=False, help=spec.describe, group=spec.group)
@@ -41,14 +41,14 @@ def option_of(spec: FlagSpec) -> click.Option:
         default=spec.default,
         show_default=spec.default is not None,
         metavar=spec.metavar,
-        callback=_directory if spec.name == "--cwd" else None,
+        callback=_check_directory if spec.name == "--cwd" else None,
         help=spec.describe,
         group=spec.group,
     )
 
 
 class GroupedOption(click.Option):
-    """An option that knows where the help shows it."""
+    """An option with its section of the help."""
 
     def __init__(self, *args: Any, group: FlagGroup, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -56,17 +56,17 @@ class GroupedOption(click.Option):
 
 
 def flags(*names: str) -> Callable[[click.Command], click.Command]:
-    """Give a command some flags of the table; what stands before the command counts as well."""
+    """Give a command flags of the table; they may also stand before its name."""
 
     def add(command: click.Command) -> click.Command:
-        command.params.extend(option_of(spec) for spec in flag_specs() if spec.name in names)
+        command.params.extend(build_option(spec) for spec in flag_specs() if spec.name in names)
         return command
 
     return add
 
 
 def list_given_flags(context: click.Context) -> tuple[str, ...]:
-    """List the flags of the table that stand on the command line of one level, in table order."""
+    """List the flags on the command line of one level, in the order of the table."""
     return tuple(
         spec.name
         for spec in flag_specs()
@@ -75,12 +75,12 @@ def list_given_flags(context: click.Context) -> tuple[str, ...]:
 
 
 def refuse_unused_flags(context: click.Context, command: click.Command) -> None:
-    """Refuse a flag that stands before the name of a command and that the command does not take.
+    """Refuse a flag before the name of a command that does not take it.
 
-    A group is not refused anything: its own commands are checked when one of them is found.
+    A group is not checked: its commands are, when one of them is found.
 
     Raises:
-        click.UsageError: There is such a flag; it names the first one.
+        click.UsageError: There is such a flag; the message names the first one.
     """
     if isinstance(command, click.Group) or context.resilient_parsing:
         return
@@ -92,30 +92,29 @@ def refuse_unused_flags(context: click.Context, command: click.Command) -> None:
             raise click.UsageError(f"'{path}' does not take {name}", context)
 
 
-def invocation_from(context: click.Context) -> Invocation:
-    """Put together what was given before and after the name of a command.
+def read_invocation(context: click.Context) -> Invocation:
+    """Build the invocation from the flags before and after the name of a command.
 
     Raises:
-        click.UsageError: Two flags contradict each other, a number is none, or the settings of the
-            user cannot be used.
+        click.UsageError: Two flags contradict each other, a number is invalid, or the user's settings cannot be used.
     """
     values, given = _collect_values(context)
     cwd = str(values["cwd"])
     try:
         settings = load_settings(cwd, os.environ)
         _report_notes(context, settings.notes)
-        return invocation_of(values, cwd, settings, given)
+        return build_invocation(values, cwd, settings, given)
     except ValueError as exc:
         raise click.UsageError(str(exc), context) from exc
 
 
-def cwd_from(context: click.Context) -> str:
-    """Give the directory to work in, for a command that needs nothing else of an invocation."""
+def read_cwd(context: click.Context) -> str:
+    """Return the working directory, for a command that needs nothing else of an invocation."""
     return str(_collect_values(context)[0]["cwd"])
 
 
 def _collect_values(context: click.Context) -> tuple[dict[str, object], set[str]]:
-    """Collect the values of all levels, and which of them stood on the command line."""
+    """Collect the values of all levels, and the keys of those on the command line."""
     root = context.find_root()
     values: dict[str, object] = dict(root.params)
     given: set[str] = set()
@@ -131,11 +130,36 @@ def _collect_values(context: click.Context) -> tuple[dict[str, object], set[str]
 
 
 def _report_notes(context: click.Context, notes: Sequence[Note]) -> None:
-    """Report notes on the settings, each once in a run; the root's object is who is told."""
+    """Report notes on the settings, each once in a run, by the function in the root context's `obj`."""
     root = context.find_root()
-    said = cast("set[str]", root.meta.setdefault("induscode.settings.notes", set()))
+    reported = cast("set[str]", root.meta.setdefault("induscode.settings.notes", set()))
     report = cast("Callable[[str], None] | None", root.obj)
     for text in map(str, notes):
-        if text not in said and report is not None:
-            said.add(text)
+        if text not in reported and report is not None:
+            reported.add(text)
             report(text)
+
+
+# -- profiles ---------------------------------------------------------------------------------
+
+PROFILES = {"read-only": "authoring", "coding": "survey", "all": "all", "none": None}
+"""The profiles by their names on the command line, with the value of the deck's `Profile`; None: no native tools.
+
+The API keeps the names AUTHORING, which only reads, and SURVEY, which may write."""
+_OLD_NAMES = {"authoring": "read-only", "survey": "coding"}
+
+
+class ProfileChoice(click.Choice[str]):
+    """The choice of a profile; the names of the API are accepted too."""
+
+    def __init__(self) -> None:
+        super().__init__(tuple(PROFILES))
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the name of a profile."""
+        return super().convert(_OLD_NAMES.get(value, value), param, ctx)
+
+
+def name_profile(values: Collection[str]) -> str:
+    """Return the smallest profile with a card of these profile values; "" for the tools of servers, which have none."""
+    return next((name for name, value in PROFILES.items() if value in values), "")

@@ -41,7 +41,7 @@ def pasted(tmp_path: Path, client: str, *words: str, name: str = "indus") -> Ser
     """Print an entry, put it where it belongs, and read it as that client's files are read."""
     done = run("serve", "--print-config", client, *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.startswith("indus: this belongs into ")
+    assert done.stderr.startswith("indus: paste this into ")
     assert FILES[client].rpartition("/")[2] in done.stderr
     file = tmp_path / FILES[client]
     file.parent.mkdir(exist_ok=True)
@@ -188,7 +188,7 @@ def test_a_path_that_is_no_text_is_refused(tmp_path: Path, client: str) -> None:
 @pytest.mark.parametrize("text", ['"', "\\", "\n\t", "\x7f", "é😀\u2028", "a'b", "", "$HOME ${X}", "\x00\x1f"])
 def test_whatever_stands_in_a_path_is_written_so_that_it_is_read_back(text: str) -> None:
     entry = Entry(name=f"n{text}", command=("indus", "serve", text))
-    read = tomllib.loads(WRITERS["codex"].write(entry))["mcp_servers"]
+    read = tomllib.loads(WRITERS["codex"].format(entry))["mcp_servers"]
     assert read[entry.name]["args"] == ["serve", text]
-    plain = json.loads(WRITERS["claude"].write(entry))["mcpServers"]
+    plain = json.loads(WRITERS["claude"].format(entry))["mcpServers"]
     assert plain[entry.name]["args"] == ["serve", text]

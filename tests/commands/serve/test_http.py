@@ -90,7 +90,7 @@ def test_r51_c2_other_names_and_other_pages_are_turned_away_on_every_address(tmp
         assert post(everywhere).status_code == 401
         assert post(everywhere, **known, host="evil.example").status_code in {403, 421}
         assert post(everywhere, **known).status_code == 200
-        assert "needs --allowed-host NAME:PORT" in gateway.said()
+        assert "need --allowed-host NAME:PORT" in gateway.said()
 
 
 def test_a_gateway_behind_http_loads_nothing_of_the_sdk(tmp_path: Path) -> None:

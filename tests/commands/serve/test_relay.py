@@ -15,7 +15,7 @@ from tests.support.servers import HONEST_TOOLS, diary
 from tests.support.waiting import LIMIT_S, is_alive
 
 from indusagi.interop import StreamableHttpServerConfig, create_server_endpoint
-from induscode.commands.serve.recursion import ANCESTRY, ancestry
+from induscode.commands.serve.recursion import ANCESTRY, read_ancestry
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +32,7 @@ def test_the_names_and_the_words_are_those_of_the_server(tmp_path: Path) -> None
         assert gateway.tools() == list(HONEST_TOOLS)
         assert gateway.text("echo", text="as it is") == "as it is"
         assert gateway.ask("resources/list")["result"]["resources"]
-        assert len(ancestry(gateway.call("env")["structuredContent"])) == 1
+        assert len(read_ancestry(gateway.call("env")["structuredContent"])) == 1
         assert gateway.said() == ("indus: serving over standard input and output server 'a' as it is\n")
         os.kill(gateway.pid, signal.SIGTERM)
         assert gateway.process.wait(LIMIT_S) == 0
@@ -61,7 +61,7 @@ def test_trust_applies(tmp_path: Path) -> None:
     log = tmp_path / "log"
     configured(project_file(tmp_path), {"theirs": row("--log", log)})
     done = run("serve", "--transparent", "theirs", cwd=tmp_path)
-    one_line(done, "nobody has consented to it", "indus mcp trust theirs", code=3)
+    one_line(done, "it needs your consent", "indus mcp trust theirs", code=3)
     assert not log.exists()
     assert run("mcp", "trust", "--yes", "theirs", cwd=tmp_path).returncode == 0
     with greeted("--transparent", "theirs", cwd=tmp_path) as gateway:
@@ -71,11 +71,6 @@ def test_trust_applies(tmp_path: Path) -> None:
 def test_a_variable_without_a_value_is_told(tmp_path: Path) -> None:
     configured(user_file(), {"open": {"command": "x", "args": ["${NOT_SET_HERE}"]}})
     one_line(run("serve", "--transparent", "open", cwd=tmp_path), "no value", code=3)
-
-
-def test_a_gateway_is_not_passed_through_by_itself(tmp_path: Path) -> None:
-    configured(user_file(), {"me": {"command": "indus", "args": ["serve"]}})
-    one_line(run("serve", "--transparent", "me", cwd=tmp_path), "would start itself")
 
 
 def test_below_the_same_server_it_refuses_to_begin_again(tmp_path: Path) -> None:

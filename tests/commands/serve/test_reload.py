@@ -15,8 +15,8 @@ from tests.support.scripts import command
 from tests.support.servers import HONEST_TOOLS, diary
 from tests.support.waiting import LIMIT_S, is_alive
 
+from induscode.commands.serve.process import SignalState
 from induscode.commands.serve.reload import FileWatch
-from induscode.commands.serve.signals import SignalState
 from induscode.deck.mcp.config.trust import TrustStore
 
 if TYPE_CHECKING:
@@ -302,7 +302,7 @@ class Scripted(FileWatch):
 
     script: list[object]
 
-    def _seen(self) -> object:
+    def _read_signatures(self) -> object:
         return self.script.pop(0) if len(self.script) > 1 else self.script[0]
 
 
@@ -310,12 +310,12 @@ async def test_a_file_that_is_being_written_is_left_alone_until_it_is_quiet() ->
     Scripted.script = [1, 2, 3, 4, 4, 5]
     watch = Scripted(())
     told = SignalState()
-    assert await watch.changed(told) is False
+    assert await watch.wait_for_change(told) is False
     assert Scripted.script == [5]
-    assert await watch.changed(told) is False
-    told.again.set()
-    assert await watch.changed(told) is True
-    assert not told.again.is_set()
+    assert await watch.wait_for_change(told) is False
+    told.reload.set()
+    assert await watch.wait_for_change(told) is True
+    assert not told.reload.is_set()
 
 
 def test_without_a_home_there_is_no_consent_to_watch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,7 +323,7 @@ def test_without_a_home_there_is_no_consent_to_watch(monkeypatch: pytest.MonkeyP
         raise OSError("there is no home directory")
 
     monkeypatch.setattr(TrustStore, "path", property(homeless))
-    assert FileWatch(())._seen() == ()
+    assert FileWatch(())._read_signatures() == ()
 
 
 def test_a_person_who_starts_it_is_told_who_should(tmp_path: Path) -> None:

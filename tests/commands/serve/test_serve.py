@@ -238,7 +238,7 @@ def test_a_server_of_the_project_waits_for_consent_and_comes_with_it(tmp_path: P
     configured(project_file(tmp_path), {"theirs": row("--log", log)})
     with greeted(cwd=tmp_path) as gateway:
         assert gateway.tools() == READ_ONLY
-        assert "nobody has consented to it" in gateway.said()
+        assert "it needs your consent" in gateway.said()
         assert "indus mcp trust theirs" in gateway.said()
         assert not log.exists()
         assert run("mcp", "trust", "--yes", "theirs", cwd=tmp_path).returncode == 0
@@ -397,7 +397,7 @@ def test_of_many_remarks_on_one_server_the_first_few_are_told(tmp_path: Path) ->
         (["--transparent", "nobody"], ["no server 'nobody'"]),
         (["--transparent", "x", "--profile", "all"], ["exclude each other"]),
         (["--print-config", "emacs"], ["claude"]),
-        (["--print-config", "codex", "--http", "0"], ["a port that stays the same"]),
+        (["--print-config", "codex", "--http", "0"], ["needs a fixed port"]),
         (["--print-config", "codex", "--http", "--sse"], ["--sse"]),
         (["surplus"], ["surplus"]),
     ],

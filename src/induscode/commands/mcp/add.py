@@ -20,7 +20,7 @@ from induscode.commands.support.runner import load_plan, opened_store, run_until
 from induscode.commands.support.servers import scope_option
 from induscode.deck.mcp.config.rows import InvalidRowError, Origin, parse_row
 from induscode.deck.mcp.config.writer import edit_own_config, own_config_path
-from induscode.launch.options import flags, invocation_from
+from induscode.launch.options import flags, read_invocation
 from induscode.terminal import print_line, print_status
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def add_json(
 def _add_server(
     context: click.Context, name: str, fields: JsonObject, scope: Scope, *, replace: bool, check: bool
 ) -> int:
-    cwd = invocation_from(context).cwd
+    cwd = read_invocation(context).cwd
     path = own_config_path(scope, cwd)
     row = parse_server_row(name, fields, path, scope)
     with edit_own_config(path, private=scope == "user") as config:
@@ -140,7 +140,7 @@ def _add_server(
     if stronger is not None:
         print_status(f"{stronger} has a server {name!r} as well, and that one is used")
     elif check:
-        return try_server(invocation_from(context), name)
+        return try_server(read_invocation(context), name)
     return 0
 
 

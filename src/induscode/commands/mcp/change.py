@@ -10,7 +10,7 @@ from induscode.commands.support.names import complete_server
 from induscode.commands.support.servers import own_place_of, scope_option
 from induscode.deck.mcp.config.rows import is_switched_off
 from induscode.deck.mcp.config.writer import change_row, edit_own_config
-from induscode.launch.options import flags, invocation_from
+from induscode.launch.options import flags, read_invocation
 from induscode.terminal import print_line
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def remove(context: click.Context, name: str, *, scope: str | None, **_: object)
     """Take the server NAME out of our file, and forget the consent to it."""
     from induscode.deck.mcp.config.trust import TrustStore  # noqa: PLC0415 — for servers of a project
 
-    path, whose = own_place_of(invocation_from(context).cwd, name, scope)
+    path, whose = own_place_of(read_invocation(context).cwd, name, scope)
     with edit_own_config(path, private=whose == "user") as config:
         config.remove(name)
     if whose == "project":
@@ -56,7 +56,7 @@ def disable(context: click.Context, name: str, *, scope: str | None, **_: object
 
 
 def _switched(context: click.Context, name: str, scope: str | None, *, on: bool) -> int:
-    path, whose = own_place_of(invocation_from(context).cwd, name, scope)
+    path, whose = own_place_of(read_invocation(context).cwd, name, scope)
 
     def switch(row: JsonObject) -> JsonObject:
         if is_switched_off(row) is not on:

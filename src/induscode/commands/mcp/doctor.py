@@ -16,7 +16,7 @@ from induscode.commands.support.names import complete_server
 from induscode.commands.support.output import as_json, print_notes, write_json
 from induscode.commands.support.runner import load_plan, opened_store, run_until_signal
 from induscode.commands.support.servers import find_row, format_url, reference_facts, secret_warnings, transport_of
-from induscode.launch.options import flags, invocation_from
+from induscode.launch.options import flags, read_invocation
 from induscode.terminal import print_line, print_status
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def doctor(context: click.Context, name: str | None, *, as_json: bool, end_lefto
     from indusagi.capabilities.receipts import find_leftover_jobs  # noqa: PLC0415 — only here
     from induscode.launch.installation import check_installation  # noqa: PLC0415 — only here
 
-    plan = load_plan(invocation_from(context))
+    plan = load_plan(read_invocation(context))
     if name is not None:
         plan = plan.narrow([find_row(plan, name).id])
     found = [_begun(row, plan) for row in plan.rows]
@@ -319,7 +319,7 @@ def logs(context: click.Context, name: str, *, as_json: bool, limit: int, **_: o
         async with opened_store() as store:
             rows.extend(await _entries(store, name, limit))
         if not rows:
-            find_row(load_plan(invocation_from(context)), name)
+            find_row(load_plan(read_invocation(context)), name)
         _show_entries(name, rows, as_json=as_json)
         return 0
 

@@ -21,7 +21,7 @@ from induscode.deck.mcp.config.trust import TrustStore
 from induscode.deck.mcp.config.writer import edit_own_config, own_config_path, read_own_config
 from induscode.deck.mcp.drift import same_json
 from induscode.deck.mcp.redaction import Redaction
-from induscode.launch.options import flags, invocation_from
+from induscode.launch.options import flags, read_invocation
 from induscode.terminal import print_line, print_status
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def command(
     **_: object,
 ) -> int:
     """Copy servers that other programs are configured with into our own file."""
-    cwd = invocation_from(context).cwd
+    cwd = read_invocation(context).cwd
     whose = cast("Scope", scope or "user")
     path = own_config_path(whose, cwd)
     servers, notes = _found(context, sources, cwd)

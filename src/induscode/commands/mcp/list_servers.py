@@ -10,6 +10,7 @@ from induscode.commands.support.names import complete_server
 from induscode.commands.support.output import as_json, print_notes, print_table, write_json
 from induscode.commands.support.runner import load_plan, opened_store, run_until_signal
 from induscode.commands.support.servers import (
+    STATE_REMEDIES,
     config_facts,
     find_row,
     find_switched_off,
@@ -17,7 +18,7 @@ from induscode.commands.support.servers import (
     secret_warnings,
     transport_of,
 )
-from induscode.launch.options import flags, invocation_from
+from induscode.launch.options import flags, read_invocation
 from induscode.terminal import print_line
 
 if TYPE_CHECKING:
@@ -34,11 +35,6 @@ if TYPE_CHECKING:
 
 _NAMED = 3
 """Disabled tools that a line of the list names."""
-_REMEDIES = {
-    "untrusted": "nobody has consented to it: indus mcp trust {}",
-    "changed": "it is not as it was when somebody consented to it: indus mcp trust {}",
-    "unresolved": "a variable of it has no value",
-}
 
 
 @flags("--mcp", "--cwd")
@@ -52,7 +48,7 @@ def list_(context: click.Context, *, as_json: bool, no_check: bool, **_: object)
     Those that are trusted are connected to, unless --no-check is given. Exit code 0, also if some
     of them fail: the list says which, and why.
     """
-    invocation = invocation_from(context)
+    invocation = read_invocation(context)
     plan = load_plan(invocation)
     status: dict[str, EndpointStatus] = {}
     tools: dict[str, int] = {}
@@ -120,7 +116,7 @@ def _row(
     state = plan.state_of(row)
     fault: JsonValue = None
     phase = "unchecked" if state == "startable" else str(state)
-    said = _REMEDIES[state].format(row.id) if state != "startable" else ""
+    said = STATE_REMEDIES[state].format(row.id) if state != "startable" else ""
     count = tools.get(row.id)
     waiting = state in {"untrusted", "changed"}
     if waiting:
@@ -207,7 +203,7 @@ def get(context: click.Context, name: str, *, as_json: bool, **_: object) -> int
 
     References such as ${TOKEN} are shown as written; other values of variables and headers are not.
     """
-    invocation = invocation_from(context)
+    invocation = read_invocation(context)
     plan = load_plan(invocation)
     off = next((one for one in _off(invocation) if one["name"] == name), None)
     if off is not None and name not in {row.id for row in plan.rows}:

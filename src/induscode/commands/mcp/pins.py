@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 import click
 
 from indusagi.core.text import format_count
-from induscode.commands.support.catalog import build_fault_note
 from induscode.commands.support.groups import build_unknown_name
 from induscode.commands.support.names import complete_server
 from induscode.commands.support.output import as_json, print_notes, write_json
-from induscode.commands.support.runner import load_plan, opened_store, run_until_signal
+from induscode.commands.support.runner import build_fault_note, load_plan, opened_store, run_until_signal
 from induscode.commands.support.servers import find_row
-from induscode.launch.options import flags, invocation_from
+from induscode.launch.options import flags, read_invocation
 from induscode.terminal import print_line, print_status, print_text
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ def lock(context: click.Context, *, check: bool, as_json: bool, **_: object) -> 
     """
     from induscode.deck.mcp.lock import LOCK_NAME  # noqa: PLC0415 — for those who lock
 
-    invocation = invocation_from(context)
+    invocation = read_invocation(context)
     plan = load_plan(invocation)
     plan = plan.narrow([row.id for row in plan.rows if row.origin.scope != "user"])
     if not plan.rows:
@@ -177,7 +176,7 @@ def diff(context: click.Context, server: str | None, *, as_json: bool, **_: obje
 
 
 def _wanted(context: click.Context, server: str | None) -> ServerPlan:
-    plan = load_plan(invocation_from(context))
+    plan = load_plan(read_invocation(context))
     if server is not None:
         return plan.narrow([find_row(plan, server).id])
     if not plan.rows:

@@ -16,7 +16,7 @@ from induscode.commands.support.runner import load_plan
 from induscode.commands.support.servers import build_unknown_server, find_row
 from induscode.deck.mcp.config.trust import TrustStore
 from induscode.deck.mcp.config.writer import own_config_path
-from induscode.launch.options import flags, invocation_from
+from induscode.launch.options import flags, read_invocation
 from induscode.terminal import print_line, print_status
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def trust(context: click.Context, names: tuple[str, ...], *, yes: bool, **_: obj
 
     Exit code 1 if one of them was declined.
     """
-    plan = load_plan(invocation_from(context))
+    plan = load_plan(read_invocation(context))
     rows = _asked_about(plan, names)
     if yes and not names:
         raise click.UsageError("--yes takes the names of the servers it is said to", context)
@@ -89,7 +89,7 @@ def _consented(store: TrustStore, row: ServerRow, *, yes: bool) -> bool:
 @click.pass_context
 def untrust(context: click.Context, names: tuple[str, ...], **_: object) -> int:
     """Take the consent back to the servers that are named, or to all of the project."""
-    invocation = invocation_from(context)
+    invocation = read_invocation(context)
     plan = load_plan(invocation)
     ours = [row for row in plan.rows if row.origin.scope == "project"]
     store = TrustStore()

@@ -1,4 +1,4 @@
-"""`indus serve --print-config`, `--install` and `--uninstall`: these flags as a client's entry."""
+"""`indus serve --print-config`, `--install` and `--uninstall`: the entry of this gateway in a client's file."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from induscode.clients.entry import CLIENTS, TOKEN_VARIABLE, Address, Entry, own_command
-from induscode.clients.install import InstallError, client_file, plan_install, plan_uninstall
-from induscode.commands.serve import LIMIT_FLAGS, given_anywhere, was_given
+from induscode.clients.entry import CLIENTS, TOKEN_VARIABLE, Address, Entry, build_own_command
+from induscode.clients.install import InstallError, find_client_file, plan_install, plan_uninstall
+from induscode.commands.serve.options import LIMIT_FLAGS, is_given, is_given_at_any_level
 from induscode.commands.serve.recursion import EVERYWHERE
-from induscode.launch.options import invocation_from
+from induscode.launch.options import read_invocation
 from induscode.session.contract import ExitCode
 from induscode.terminal import print_line, print_status
 
@@ -21,52 +21,52 @@ if TYPE_CHECKING:
 
     from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings
     from induscode.clients.install import Change
-    from induscode.commands.serve import ServeOptions
+    from induscode.commands.serve.options import ServeOptions
 
 
 def print_entry(context: click.Context, options: ServeOptions, client: str) -> int:
-    """Print what is to be pasted, and nothing else, on standard output.
+    """Print the entry alone on standard output, and its place on standard error.
 
     Raises:
-        click.UsageError: No entry can be made of what was given.
+        click.UsageError: The client's format cannot express these flags.
     """
-    entry = _entry(context, options, client, "--print-config")
-    print(CLIENTS[client].write(entry))  # noqa: T201 — the answer of the command, as it is
-    print_status(f"this belongs into {CLIENTS[client].place}")
-    print_status(f"or: indus serve {' '.join(map(quote, [*_words(context), '--install', client]))}")
+    entry = _build_entry(context, options, client, "--print-config")
+    print(CLIENTS[client].format(entry))  # noqa: T201 — the result of the command, unescaped
+    print_status(f"paste this into {CLIENTS[client].place}")
+    print_status(f"or: indus serve {' '.join(map(quote, [*_format_flags(context), '--install', client]))}")
     add = CLIENTS[client].add_command
     if add is not None:
         print_status(f"or: {' '.join(map(quote, add(entry)))}")
-    _mention_gateway(entry, client)
+    _explain_http(entry, client)
     return 0
 
 
 def install_entry(context: click.Context, options: ServeOptions, client: str, *, dry_run: bool) -> int:
-    """Put the entry into the client's file, or show what would change in it.
+    """Add the entry to the client's file, or show the change with `dry_run`.
 
     Raises:
-        click.UsageError: No entry can be made of what was given.
+        click.UsageError: The client's format cannot express these flags.
     """
-    entry = _entry(context, options, client, "--install")
-    path = client_file(CLIENTS[client], os.environ)
-    code = _carry_out(
+    entry = _build_entry(context, options, client, "--install")
+    path = find_client_file(CLIENTS[client], os.environ)
+    code = _apply_change(
         lambda: plan_install(CLIENTS[client], entry, path),
         f"Added server {entry.name!r} to {path}",
         f"{path} has server {entry.name!r} already",
         dry_run=dry_run,
     )
     if code == 0 and not dry_run:
-        print_status(f"{CLIENTS[client].title} has it after its next start")
-        _mention_gateway(entry, client)
+        print_status(f"{CLIENTS[client].title} uses it after its next start")
+        _explain_http(entry, client)
     return code
 
 
 def uninstall_entry(context: click.Context, options: ServeOptions, client: str, *, dry_run: bool) -> int:
-    """Take the entry out of the client's file, or show what would change in it."""
+    """Remove the entry from the client's file, or show the change with `dry_run`."""
     settings = options.settings
-    url = None if settings is None else _address(context, settings, "--uninstall").url
-    path = client_file(CLIENTS[client], os.environ)
-    return _carry_out(
+    url = None if settings is None else _build_address(context, settings, "--uninstall").url
+    path = find_client_file(CLIENTS[client], os.environ)
+    return _apply_change(
         lambda: plan_uninstall(CLIENTS[client], options.name, path, url),
         f"Removed server {options.name!r} from {path}",
         f"{path} has no server {options.name!r}",
@@ -74,7 +74,7 @@ def uninstall_entry(context: click.Context, options: ServeOptions, client: str, 
     )
 
 
-def _carry_out(plan: Callable[[], Change], done: str, unchanged: str, *, dry_run: bool) -> int:
+def _apply_change(plan: Callable[[], Change], done: str, unchanged: str, *, dry_run: bool) -> int:
     try:
         change = plan()
         if change.is_empty:
@@ -90,33 +90,33 @@ def _carry_out(plan: Callable[[], Change], done: str, unchanged: str, *, dry_run
     return 0
 
 
-def _entry(context: click.Context, options: ServeOptions, client: str, flag: str) -> Entry:
-    """Make the entry of what was given.
+def _build_entry(context: click.Context, options: ServeOptions, client: str, flag: str) -> Entry:
+    """Build the entry from the flags.
 
     Raises:
-        click.UsageError: This client has no words for it.
+        click.UsageError: The client's format cannot express them.
     """
-    address = None if options.settings is None else _address(context, options.settings, flag)
-    words = (*own_command(), "serve", *_words(context))
-    entry = Entry(name=options.name, command=words, address=address)
-    trouble = CLIENTS[client].trouble_with(entry)
-    if trouble is not None:
-        raise click.UsageError(f"{flag} {client}: {trouble}", context)
+    address = None if options.settings is None else _build_address(context, options.settings, flag)
+    command = (*build_own_command(), "serve", *_format_flags(context))
+    entry = Entry(name=options.name, command=command, address=address)
+    obstacle = CLIENTS[client].find_obstacle(entry)
+    if obstacle is not None:
+        raise click.UsageError(f"{flag} {client}: {obstacle}", context)
     return entry
 
 
-def _mention_gateway(entry: Entry, client: str) -> None:
-    """Say what a client needs that does not start the gateway itself."""
+def _explain_http(entry: Entry, client: str) -> None:
+    """Print what a client of a gateway over HTTP needs: the running gateway, and the token."""
     if entry.address is None:
         return
     print_status(f"the gateway must run: {' '.join(map(quote, entry.command))}")
     if entry.address.with_token and client != "vscode":
-        print_status(f"set {TOKEN_VARIABLE} to the token that the gateway shows when it is made")
+        print_status(f"set {TOKEN_VARIABLE} to the token that the gateway prints when it creates one")
 
 
-def _address(context: click.Context, settings: HttpSettings, flag: str) -> Address:
+def _build_address(context: click.Context, settings: HttpSettings, flag: str) -> Address:
     if settings.port == 0:
-        raise click.UsageError(f"{flag} needs a port that stays the same", context)
+        raise click.UsageError(f"{flag} needs a fixed port", context)
     host = "127.0.0.1" if settings.host in EVERYWHERE else settings.host
     name = f"[{host}]" if ":" in host else host
     path = "/sse" if settings.sse else settings.path
@@ -124,39 +124,39 @@ def _address(context: click.Context, settings: HttpSettings, flag: str) -> Addre
     return Address(url=url, with_token=not settings.without_token, sse=settings.sse)
 
 
-def _words(context: click.Context) -> list[str]:
-    """Write down again what was given, so that it means the same wherever it is started."""
-    invocation = invocation_from(context)
+def _format_flags(context: click.Context) -> list[str]:
+    """Format the given flags as words, with absolute paths: the client may start them in any directory."""
+    invocation = read_invocation(context)
     words: list[str] = []
-    if given_anywhere(context, "cwd"):
+    if is_given_at_any_level(context, "cwd"):
         words += ["--cwd", invocation.cwd]
     for path in invocation.mcp or ():
-        whole = os.path.join(invocation.cwd, os.path.expanduser(path))
-        words += ["--mcp", os.path.normpath(whole)]
+        absolute = os.path.join(invocation.cwd, os.path.expanduser(path))
+        words += ["--mcp", os.path.normpath(absolute)]
     for tool in invocation.tools or ():
         words += ["--tools", tool]
     for rule in invocation.allow:
         words += ["--allow", rule]
-    if given_anywhere(context, "web_allow"):
+    if is_given_at_any_level(context, "web_allow"):
         for host in context.params["web_allow"] or context.find_root().params["web_allow"]:
             words += ["--web-allow", host]
     words += ["--no-mcp"] * invocation.no_mcp
     for key in ("approval", "sandbox"):
-        if given_anywhere(context, key):
+        if is_given_at_any_level(context, key):
             words += [f"--{key}", str(getattr(invocation, key))]
-    return [*words, *_own_words(context)]
+    return [*words, *_format_serve_flags(context)]
 
 
-def _own_words(context: click.Context) -> list[str]:
-    given = context.params
+def _format_serve_flags(context: click.Context) -> list[str]:
+    params = context.params
     words: list[str] = []
     keys = ("http", *LIMIT_FLAGS, "profile", "schemas", "name", "transparent")
     for key in keys:
-        if was_given(context, key):
-            words += [LIMIT_FLAGS.get(key, f"--{key}"), str(given[key])]
+        if is_given(context, key):
+            words += [LIMIT_FLAGS.get(key, f"--{key}"), str(params[key])]
     for key in ("sse", "no_token"):
-        words += [f"--{key.replace('_', '-')}"] * bool(given[key])
+        words += [f"--{key.replace('_', '-')}"] * bool(params[key])
     for flag, key in (("--allowed-host", "hosts"), ("--allowed-origin", "origins")):
-        for value in given[key]:
+        for value in params[key]:
             words += [flag, value]
     return words

@@ -1,4 +1,4 @@
-"""The files that a gateway's servers stand in, watched while it runs."""
+"""Reloading of a gateway: which files its servers come from, when they change, and what is started of a change."""
 
 from __future__ import annotations
 
@@ -18,23 +18,22 @@ from induscode.deck.mcp.config.trust import TrustStore
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from indusagi.core.config_file import ConfigFile
-    from induscode.commands.serve.signals import SignalState
+    from induscode.commands.serve.process import SignalState
     from induscode.deck.mcp.boot import ServerPlan
     from induscode.deck.mcp.config.rows import ServerRow
     from induscode.launch.invocation import Invocation
 
-_KEPT = "the servers stay as they were"
+_UNCHANGED = "the servers stay as they were"
 _POLL_S = 1.0
-_QUIET_S = 0.2
-"""A file that is being written is left alone until it has not changed for so long."""
+_STABLE_S = 0.2
+"""A changed file is read when it has not changed for so long: it may be in the middle of being written."""
 
 
-def config_files(invocation: Invocation) -> Sequence[str]:
-    """Name every file that servers may stand in, whether it is there or not."""
+def list_config_files(invocation: Invocation) -> Sequence[str]:
+    """List every file that may configure servers of this run, existing or not."""
     files: list[str] = []
-    for given in invocation.mcp or (invocation.cwd,):
-        path = os.path.join(invocation.cwd, os.path.expanduser(given))
+    for name in invocation.mcp or (invocation.cwd,):
+        path = os.path.join(invocation.cwd, os.path.expanduser(name))
         if os.path.isdir(path):
             files += [place for place, _ in list_config_paths(path)]
             files.append(os.path.join(path, ".mcp.json"))
@@ -43,103 +42,103 @@ def config_files(invocation: Invocation) -> Sequence[str]:
     return tuple(dict.fromkeys(files))
 
 
-def troubles(files: Sequence[str]) -> Sequence[Note]:
-    """Say what is wrong with files that are there and cannot be read, or say nothing sensible."""
-    found = [(file, _trouble(read_config_file(file))) for file in files if os.path.lexists(file)]
-    return [Note(f"file {file}", f"{why}; {_KEPT}", "correct it") for file, why in found if why]
+def find_broken_files(files: Sequence[str]) -> Sequence[Note]:
+    """Return a note for each existing file that cannot be read or does not have the shape of a configuration."""
+    notes: list[Note] = []
+    for path in files:
+        if not os.path.lexists(path):
+            continue
+        content = read_config_file(path)
+        if content.trouble is not None or not is_json_object(content.document):
+            trouble = content.trouble or "it is not an object"
+        else:
+            trouble = find_shape_problem(content.document)
+        if trouble is not None:
+            notes.append(Note(f"file {path}", f"{trouble}; {_UNCHANGED}", "correct it"))
+    return notes
 
 
-def _trouble(found: ConfigFile) -> str | None:
-    """Tell whether a file was hardly meant: a list of no servers is one, a wrong shape is none."""
-    if found.trouble is not None or not is_json_object(found.document):
-        return found.trouble or "it is not an object"
-    return find_shape_problem(found.document)
-
-
-def unreadable(present: ServerPlan, plan: ServerPlan) -> Sequence[Note]:
-    """Say which servers there are whose rows cannot be read any more."""
-    gone = {row.id for row in present.rows} - {row.id for row in plan.rows}
-    owners = tuple(f"server {one!r} of " for one in gone)
+def find_broken_rows(present: ServerPlan, plan: ServerPlan) -> Sequence[Note]:
+    """Return a note for each server of the `present` plan whose row in the new one cannot be read."""
+    lost = {row.id for row in present.rows} - {row.id for row in plan.rows}
+    owners = tuple(f"server {server!r} of " for server in lost)
     return [
-        Note(note.owner, f"{note.message}; {_KEPT}", "correct it")
+        Note(note.owner, f"{note.message}; {_UNCHANGED}", "correct it")
         for note in plan.notes
         if owners and note.owner.startswith(owners) and note.message.startswith("skipped: ")
     ]
 
 
 class FileWatch:
-    """Waits for a change of files, or for somebody who wants them read."""
+    """Polls files for changes. Consent given in another process counts as one."""
 
     def __init__(self, files: Sequence[str]) -> None:
-        self._files = (*files, *_trust_file())
-        self._last = self._seen()
+        try:
+            trust = (TrustStore().path,)
+        except OSError:
+            trust = ()  # without a home directory no server is trusted
+        self._files = (*files, *trust)
+        self._last = self._read_signatures()
 
-    async def changed(self, told: SignalState) -> bool:
-        """Wait until the files are others than before; True if they are to be read in any case."""
+    async def wait_for_change(self, signals: SignalState) -> bool:
+        """Wait for a changed file or a SIGHUP; True for the signal, after which all files are read."""
         while True:
             with anyio.move_on_after(_POLL_S):
-                await told.again.wait()
-            seen = await to_thread.run_sync(self._seen)
-            if told.again.is_set():
-                told.again = anyio.Event()
-                self._last = seen
+                await signals.reload.wait()
+            present = await to_thread.run_sync(self._read_signatures)
+            if signals.reload.is_set():
+                signals.reload = anyio.Event()
+                self._last = present
                 return True
-            if seen != self._last:
-                self._last = await self._settled(seen)
-                return False
+            if present != self._last:
+                while True:
+                    await anyio.sleep(_STABLE_S)
+                    self._last = await to_thread.run_sync(self._read_signatures)
+                    if self._last == present:
+                        return False
+                    present = self._last
 
-    async def _settled(self, seen: object) -> object:
-        while True:
-            await anyio.sleep(_QUIET_S)
-            now = await to_thread.run_sync(self._seen)
-            if now == seen:
-                return now
-            seen = now
-
-    def _seen(self) -> object:
-        return tuple(_signature(file) for file in self._files)
+    def _read_signatures(self) -> object:
+        return tuple(_read_signature(path) for path in self._files)
 
 
-def _signature(file: str) -> object:
+def _read_signature(path: str) -> object:
     try:
-        facts = os.stat(file)
+        status = os.stat(path)
     except OSError as exc:
         return exc.errno
-    return facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
-
-
-def _trust_file() -> Sequence[str]:
-    try:
-        return (TrustStore().path,)
-    except OSError:
-        return ()  # nobody has a home: nothing is trusted either
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 class ConsentedRows:
-    """The rows of files named on the command line, as they were when they were named.
+    """The rows of `--mcp` files as they were when the gateway started.
 
-    To name a file is consent to it as it is. A file outside of the workspace is the user's own, and
-    stays agreed to; one inside comes with the project, and may change under whoever works on it. A
-    link is inside if it stands there or leads there: whoever works there can set it elsewhere.
+    Naming a file on the command line is consent to its present content. A file outside of the workspace belongs to
+    the user, and its changes are accepted. A file inside comes with the project and may change with a `git pull`: its
+    changed rows are held back until a SIGHUP. A symbolic link is inside if it stands there or leads there.
     """
 
     def __init__(self, workspace: str, plan: ServerPlan) -> None:
-        self._inside = {os.path.join(path, "") for path in (os.path.abspath(workspace), os.path.realpath(workspace))}
+        self._inside = tuple(
+            os.path.join(path, "") for path in (os.path.abspath(workspace), os.path.realpath(workspace))
+        )
         self._rows: Mapping[tuple[str, str], tuple[object, ...]] = {}
         self.renew(plan)
 
     def renew(self, plan: ServerPlan) -> None:
-        """Agree to the rows as they are now."""
-        self._rows = {_place(row): _agreed_part(row) for row in plan.rows if self._comes_along(row)}
+        """Accept the rows of `plan` as they are."""
+        self._rows = {
+            (row.origin.file, row.id): _consented_part(row) for row in plan.rows if self._is_of_workspace(row)
+        }
 
-    def applied(self, plan: ServerPlan) -> ServerPlan:
-        """Take out of a plan what nobody has agreed to."""
-        strange = {
+    def hold_back(self, plan: ServerPlan) -> ServerPlan:
+        """Take the changed rows out of `plan`, with a note for each."""
+        changed = {
             row.id: row
             for row in plan.rows
-            if self._comes_along(row) and self._rows.get(_place(row)) != _agreed_part(row)
+            if self._is_of_workspace(row) and self._rows.get((row.origin.file, row.id)) != _consented_part(row)
         }
-        if not strange:
+        if not changed:
             return plan
         notes = [
             Note(
@@ -147,27 +146,23 @@ class ConsentedRows:
                 "not started: it is not as it was when the file was named",
                 f"look at it, then kill -HUP {os.getpid()}",
             )
-            for row in strange.values()
+            for row in changed.values()
         ]
         return replace(
             plan,
-            configs={one: config for one, config in plan.configs.items() if one not in strange},
-            consent={**plan.consent, **dict.fromkeys(strange, "changed")},
+            configs={server: config for server, config in plan.configs.items() if server not in changed},
+            consent={**plan.consent, **dict.fromkeys(changed, "changed")},
             notes=(*plan.notes, *notes),
         )
 
-    def _comes_along(self, row: ServerRow) -> bool:
-        named = row.origin.file
-        # A directory on the way may be a link too, with the file itself standing inside.
-        stands = os.path.join(os.path.realpath(os.path.dirname(named)), os.path.basename(named))
-        names = (named, stands, os.path.realpath(named))
-        return row.origin.scope == "given" and any(name.startswith((*self._inside,)) for name in names)
+    def _is_of_workspace(self, row: ServerRow) -> bool:
+        path = row.origin.file
+        # A directory on the way may be a link too, with the file itself inside.
+        entry = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+        paths = (path, entry, os.path.realpath(path))
+        return row.origin.scope == "given" and any(one.startswith(self._inside) for one in paths)
 
 
-def _agreed_part(row: ServerRow) -> tuple[object, ...]:
-    """Give what agreement is about: what the row says, and what its variables come to."""
+def _consented_part(row: ServerRow) -> tuple[object, ...]:
+    """Return what consent covers: the row, and the values of its variables."""
     return row.config, row.expansion, row.secrets
-
-
-def _place(row: ServerRow) -> tuple[str, str]:
-    return row.origin.file, row.id

@@ -9,13 +9,13 @@ from indusagi.core.json import compact_json
 from indusagi.core.notes import Note
 from indusagi.core.records import record
 from induscode.boot.runners import attach_servers, select_tools
-from induscode.commands.support.runner import load_plan, opened_store, usage_errors
+from induscode.commands.support.runner import build_fault_note, load_plan, opened_store, usage_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from indusagi.core.json import JsonObject
-    from indusagi.interop.protocol_bridge.contract import ProtocolFault, RemoteTool
+    from indusagi.interop.protocol_bridge.contract import RemoteTool
     from indusagi.runtime.contract import ToolDescriptor
     from induscode.deck.contract import Capability
     from induscode.deck.mcp.boot import ServerPlan
@@ -175,12 +175,6 @@ async def _remote(plan: ServerPlan, store: LedgerStore, *, check: bool) -> Listi
 def _unseen(server: str) -> Note:
     said = "nothing is known of its tools: it was never started"
     return Note(f"server {server!r}", said, "leave out --no-check")
-
-
-def build_fault_note(server: str, fault: ProtocolFault) -> Note:
-    """Tell a fault, and who knows more about it."""
-    owner = f"server {server!r}"
-    return Note(owner, str(fault).removeprefix(f"{owner}: "), f"indus mcp doctor {server}")
 
 
 async def _asked(plan: ServerPlan, store: LedgerStore) -> Listing:

@@ -57,10 +57,10 @@ def complete_tool(context: click.Context, _parameter: click.Parameter, incomplet
 def _items(
     context: click.Context, list_names: Callable[[Invocation], Iterable[tuple[str, str]]], incomplete: str
 ) -> list[CompletionItem]:
-    from induscode.launch.options import invocation_from  # noqa: PLC0415 — for a completion only
+    from induscode.launch.options import read_invocation  # noqa: PLC0415 — for a completion only
 
     try:
-        names = dict(list_names(invocation_from(context)))
+        names = dict(list_names(read_invocation(context)))
     except (click.ClickException, CoreError, OSError):
         return []
     return [CompletionItem(name, help=about) for name, about in names.items() if name.startswith(incomplete)]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from induscode.console import print_rich_table, stdout_console
-from induscode.terminal import print_line, print_status, printable
+from induscode.terminal import escape_unprintable, print_line, print_status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -24,7 +24,7 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Write JSON.")
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Put a table on standard output, numbers at the right; on a terminal it fits the width."""
-    cells = [[printable(str(cell)) for cell in row] for row in rows]
+    cells = [[escape_unprintable(str(cell)) for cell in row] for row in rows]
     numbers = [bool(rows) and all(isinstance(row[at], int) for row in rows) for at in range(len(heads))]
     if (console := stdout_console()) is not None:
         print_rich_table(console, heads, cells, numbers)
@@ -51,7 +51,7 @@ def print_notes(notes: Iterable[Note]) -> None:
 
 def confirm(question: str) -> bool:
     """Ask the person at the terminal; whatever is not a yes is a no."""
-    print(printable(question), end=" [y/N] ", flush=True)  # noqa: T201 — a question to a person
+    print(escape_unprintable(question), end=" [y/N] ", flush=True)  # noqa: T201 — a question to a person
     return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
 

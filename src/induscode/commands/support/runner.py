@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 
     from indusagi.core.cancel import CancelToken
+    from indusagi.core.notes import Note
+    from indusagi.interop.protocol_bridge.contract import ProtocolFault
     from induscode.deck.mcp.boot import ServerPlan
     from induscode.deck.mcp.store import ThreadedStore
     from induscode.launch.invocation import Invocation
@@ -91,3 +93,11 @@ async def opened_store(*, tell_notes: bool = True) -> AsyncGenerator[ThreadedSto
         await store.aclose()
         if tell_notes:
             print_notes(note for note in store.notes if note not in told)
+
+
+def build_fault_note(server: str, fault: ProtocolFault) -> Note:
+    """Build the note of a server's fault; its remedy is the command that examines the server."""
+    from indusagi.core.notes import Note  # noqa: PLC0415 — loaded with the servers
+
+    owner = f"server {server!r}"
+    return Note(owner, str(fault).removeprefix(f"{owner}: "), f"indus mcp doctor {server}")

@@ -26,6 +26,13 @@ if TYPE_CHECKING:
     from induscode.deck.mcp.config.rows import Scope, ServerRow
     from induscode.launch.invocation import Invocation
 
+STATE_REMEDIES = {
+    "untrusted": "it needs your consent: indus mcp trust {}",
+    "changed": "it has changed since you consented to it: indus mcp trust {}",
+    "unresolved": "one of its variables has no value",
+}
+"""Why a server that is configured is not started, with the command that helps; `{}` is its name."""
+
 scope_option = click.option(
     "-s", "--scope", type=click.Choice(("user", "project")), help="Whose file: the user's own, or the project's."
 )

@@ -1,0 +1,89 @@
+"""Permission checks of `indus call` and `indus serve`.
+
+A session without a person refuses what it would ask about; `indus call` was typed by a person, and `indus serve` has
+clients that ask their own users. What a rule denies is denied everywhere.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from indusagi.core.records import record
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from indusagi.core.notes import Note
+    from induscode.deck.contract import Capability
+    from induscode.launch.invocation import Invocation
+    from induscode.session.permissions.confirm import PermissionAnswer, PermissionRequest
+
+    Wrap = Callable[[Capability], Capability]
+
+
+@record
+class CardChecks:
+    """Functions that put a permission check in front of native cards and of servers' tools."""
+
+    native: Wrap
+    remote: Wrap
+    notes: Sequence[Note] = ()
+
+
+def build_call_checks(cwd: str) -> CardChecks:
+    """Build the checks of a typed call: what a rule denies is refused, every question is answered with yes."""
+    from induscode.session.permissions.check import CheckedCard, Permissions  # noqa: PLC0415 — for a call that runs
+    from induscode.session.permissions.store import RuleStore, load_startup_rules  # noqa: PLC0415 — for a call that runs
+
+    store = RuleStore()
+    rules, notes = load_startup_rules(store, cwd)
+    permissions = Permissions(rules, approver=_TypedCall(), store=store)
+
+    def wrap(card: Capability) -> Capability:
+        return CheckedCard(card, permissions)
+
+    return CardChecks(wrap, wrap, notes)
+
+
+class _TypedCall:
+    """Approves a call once: typing it was the approval."""
+
+    async def ask(self, question: PermissionRequest) -> PermissionAnswer:
+        """Approve once."""
+        from induscode.session.permissions.confirm import ApprovalScope, PermissionAnswer  # noqa: PLC0415 — for a call that runs
+
+        return PermissionAnswer(ApprovalScope.ONCE)
+
+
+def build_gateway_checks(invocation: Invocation, native: bool) -> CardChecks:
+    """Build the checks of a gateway from its flags and the user's rules.
+
+    Native cards are checked as in a run without a person: a call that would be asked about is refused unless a flag or
+    a rule allows it. The servers were configured by the user, and a client of the gateway has its own way to ask: their
+    tools are called unless a rule denies it or asks for it.
+
+    Raises:
+        InvalidRuleError: A rule on the command line is invalid.
+    """
+    from induscode.session.permissions.store import RuleStore, has_rules, load_startup_rules  # noqa: PLC0415 — while servers start
+
+    if not native and not invocation.allow and not has_rules(invocation.cwd):
+        return CardChecks(_pass, _pass)  # without rules the checks need not be loaded
+    from induscode.session.permissions import load_permissions  # noqa: PLC0415 — for a gateway with rules
+    from induscode.session.permissions.check import Permissions, require_permission  # noqa: PLC0415 — for a gateway with rules
+    from induscode.session.permissions.policy import ApprovalMode  # noqa: PLC0415 — for a gateway with rules
+    from induscode.session.permissions.rules import Effect, Rule, RuleOrigin  # noqa: PLC0415 — for a gateway with rules
+
+    loaded = load_permissions(invocation)
+    assert loaded.wrap is not None
+    store = RuleStore()
+    rules, _ = load_startup_rules(store, invocation.cwd)
+    if all(rule.effect is Effect.ALLOW for rule in rules):
+        return CardChecks(loaded.wrap, _pass, loaded.notes)
+    everything = Rule(effect=Effect.ALLOW, tool="*", origin=RuleOrigin.SESSION)
+    permissions = Permissions([*rules, everything], approval=ApprovalMode(invocation.approval), store=store)
+    return CardChecks(loaded.wrap, lambda card: require_permission(card, permissions), loaded.notes)
+
+
+def _pass(card: Capability) -> Capability:
+    return card
