@@ -184,13 +184,14 @@ def trace_http_call(folder: Path) -> Walk:
         env=unmeasured(),
     )
     assert process.stderr is not None
+    connection = http.client.HTTPConnection("127.0.0.1", timeout=20)
     try:
         match = None
         while match is None:
             line = process.stderr.readline()
             assert line, "the gateway ended"
             match = re.search(r"http://127\.0\.0\.1:(\d+)", line)
-        connection = http.client.HTTPConnection("127.0.0.1", int(match[1]), timeout=20)
+        connection.port = int(match[1])
         headers = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
 
         def send(method: str, params: dict[str, Any], number: int | None = 1) -> tuple[Any, dict[str, str]]:
@@ -208,10 +209,7 @@ def trace_http_call(folder: Path) -> Walk:
         call = {"name": "desk__echo", "arguments": {"text": "hello"}}
         for _ in range(3):
             send("tools/call", call)
-        process.send_signal(signal.SIGUSR1)
-        send("ping", {})  # The signal handler runs before this is answered.
-        process.send_signal(signal.SIGUSR1)
-        _wait_until_quiet(process)
+        process.send_signal(signal.SIGUSR1)  # Handled before the next request: the main thread sleeps.
         text, _ = send("tools/call", call)
         assert "hello" in text, text
         process.send_signal(signal.SIGUSR2)
@@ -220,19 +218,12 @@ def trace_http_call(folder: Path) -> Walk:
                 break
             send("ping", {})
     finally:
+        connection.close()
         process.terminate()
         process.communicate(timeout=20)
     walk = Walk()
     walk.functions = {(file, name): count for file, name, count in json.loads(record.read_text(encoding="utf-8"))}
     return walk
-
-
-def _wait_until_quiet(process: subprocess.Popen[str]) -> None:
-    """Wait until the gateway's main thread sleeps: the response before has left it."""
-    for _ in range(2000):
-        state = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
-        if state == "S":
-            return
 
 
 if __name__ == "__main__":
