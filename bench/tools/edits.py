@@ -212,8 +212,8 @@ _CASES: dict[str, Callable[[Scene, Driver], bool]] = {
     "no match across lines": _unchanged("a = 1\nb = 2\n", "a = 1 b = 2"),
     "no match by similarity": _unchanged("if ok:\n    y = 99\n    done()\n", "if ok:\n    y = 2\n"),
     "ambiguous refused": _unchanged("x = 1\ny = 2\nx = 1\n", "x = 1"),
-    "unread not overwritten": _overwrite,
-    "changed since not overwritten": _stale,
+    "unread file is not overwritten": _overwrite,
+    "changed file is not overwritten": _stale,
     "link and mode kept": _through_link,
 }
 

@@ -39,7 +39,7 @@ def held_up(scene: Scene) -> Finding:
     shown = sorted(late, key=lambda name: -late[name])
     over = [name for name in shown if late[name] > _LATE_S]
     text = ", ".join(f"{name}: {seconds(late[name])}" for name in over or shown)
-    return Finding(not over, f"held up by {text}" if over else text, late)
+    return Finding(not over, f"blocked by {text}" if over else text, late)
 
 
 def _late(scene: Scene, name: str, work: Mapping[str, Calls]) -> float:
@@ -165,6 +165,6 @@ def dropped(scene: Scene) -> Finding:
 
 
 ITEMS = (
-    Item("loop", "the longest stop of the event loop beside each tool", "< 50 ms", held_up),
+    Item("loop", "the longest block of the event loop by each tool", "< 50 ms", held_up),
     Item("todo-memory", "memory kept by the task lists of ended sessions", "< 4 MB", dropped),
 )

@@ -68,7 +68,7 @@ def _by_sed(path: Path, at: int) -> float | None:
 
 
 def kinds(scene: Scene) -> Finding:
-    """Read what is no plain text."""
+    """Read files other than plain text."""
     folder = scene.folder
     (folder / "wide.txt").write_bytes("\ufeffgrüße\nzwei\n".encode("utf-16-le"))
     (folder / "old.txt").write_bytes("déjà vu, señor, garçon\n".encode("latin-1"))
@@ -85,7 +85,7 @@ def kinds(scene: Scene) -> Finding:
         "Latin-1 is read": "déjà vu" in old.text,
         "a program is refused": program.error and "\0" not in program.text,
         "a line of 3 MB is cut": not one_line.error and len(one_line.text) < 100_000,
-        "a near name is told": missing.error and "one-line.js" in missing.text,
+        "a similar name is suggested": missing.error and "one-line.js" in missing.text,
     }
     return counted(cases)
 
@@ -175,7 +175,7 @@ def _listed(text: str, root: Path) -> set[str]:
 
 ITEMS = (
     Item("read-large", "3 lines from the middle of 100 MB", "< 16 MB", large),
-    Item("read-kinds", "what is no plain text", "all right", kinds),
+    Item("read-kinds", "files other than plain text", "all correct", kinds),
     Item("grep", "a rare word in 40,000 files, beside `rg`", "1.3 x", partial(searched, "grep")),
     Item("find", "names among 40,000 files, beside `rg`", "2 x", partial(searched, "find")),
     Item("ignore", "trees whose ignored files differ from git's", "0", ignoring),

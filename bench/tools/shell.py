@@ -184,8 +184,8 @@ def _after_close(scene: Scene) -> int:
 
 _ENDS: dict[str, Callable[[Scene], int]] = {
     "stop": _after_stop("sleep 300 & sleep 300"),
-    "stop, with a session of its own": _after_stop("setsid sleep 300 & sleep 300"),
-    "stop, deaf to SIGTERM": _after_stop("(trap '' TERM; sleep 300) & trap '' TERM; sleep 300"),
+    "stop, own session": _after_stop("setsid sleep 300 & sleep 300"),
+    "stop, ignoring SIGTERM": _after_stop("(trap '' TERM; sleep 300) & trap '' TERM; sleep 300"),
     "time limit": _after_limit,
     "end of the session": _after_close,
 }
@@ -212,7 +212,7 @@ def flood(scene: Scene) -> Finding:
 
 
 def told(scene: Scene) -> Finding:
-    """Look at what is said of commands, and how their lines come."""
+    """Check the reports about commands, and how their lines arrive."""
     (scene.folder / "hay.txt").write_text("hay\n", encoding="utf-8")
     with scene.driver() as driver:
         none = driver.call("bash", {"command": "grep needle hay.txt"})
@@ -225,13 +225,13 @@ def told(scene: Scene) -> Finding:
         long = driver.call("process", {"action": "poll", "id": "job-1"})
         secret = driver.call("bash", {"command": f"printenv {TOKEN_NAME}"})
     cases = {
-        "grep without a match is no error": not none.error,
-        "diff with a difference is no error": not differ.error,
+        "grep without a match succeeds": not none.error,
+        "diff with a difference succeeds": not differ.error,
         "a failure is an error": fails.error,
         "the output before a time-out is kept": cut.error and "said" in cut.text,
         "a line said in two parts is one line": "AAAABBBB" in long.text,
         "blank lines are kept": "BBBB\n\nlast" in long.text,
-        "a token does not reach the command": TOKEN not in secret.text,
+        "secrets are withheld from the command": TOKEN not in secret.text,
     }
     return counted(cases)
 
@@ -240,5 +240,5 @@ ITEMS = (
     Item("bash-hang", "commands that hang a shell tool", "none hangs", hanging),
     Item("orphans", "processes left after stop, time limit and end of the session", "0", orphans),
     Item("bash-flood", "memory for 1 GB of output", "< 16 MB", flood),
-    Item("bash-told", "what is said of commands and jobs", "all right", told),
+    Item("bash-told", "reports about commands and jobs", "all correct", told),
 )

@@ -55,12 +55,12 @@ def hostile(scene: Scene) -> Finding:
                 return Finding(ok=False, text="an error")
             took.append(answer.seconds)
             late.append(answer.late_s)
-    text = f"{seconds(min(took))}, the event loop held up for {seconds(min(late))}"
+    text = f"{seconds(min(took))}, the event loop blocked for {seconds(min(late))}"
     figures = {"seconds": min(took), "late_seconds": min(late)}
     return Finding(min(took) < _HOSTILE_S and min(late) < 0.05, text, figures)
 
 
 ITEMS = (
-    Item("web-guard", "addresses of one's own, in all disguises and by redirect", "0", guarded),
+    Item("web-guard", "private addresses, in every notation and by redirect", "0", guarded),
     Item("web-hostile", "a page of 2,000 links that are never closed", "< 2 s, 50 ms", hostile),
 )
