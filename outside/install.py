@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from indusagi.core.hashing import content_hash
+from indusagi.core.json import content_hash
 from outside.say import say
 
 if TYPE_CHECKING:

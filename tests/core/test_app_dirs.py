@@ -1,15 +1,25 @@
 from __future__ import annotations
 
+import fcntl
 import inspect
 import os
 import pwd
 import stat
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from indusagi.core.app_dirs import create_private_file, make_dirs, make_private_dir, read_small_file, state_dir
+from indusagi.core import app_dirs
+from indusagi.core.app_dirs import (
+    create_private_file,
+    locked_directory,
+    make_dirs,
+    make_private_dir,
+    read_small_file,
+    state_dir,
+)
 
 
 def mode(path: str | Path) -> int:
@@ -189,3 +199,35 @@ def test_only_a_small_regular_file_is_read(tmp_path: Path) -> None:
     ):
         with pytest.raises(OSError, match=r".+"):
             read_small_file(path, limit, follow=follow)
+
+
+def test_one_thread_at_a_time_holds_the_lock_of_a_directory(tmp_path: Path) -> None:
+    counter = tmp_path / "counter"
+    counter.write_text("0", encoding="ascii")
+
+    def count() -> None:
+        for _ in range(20):
+            with locked_directory(str(tmp_path)):
+                counter.write_text(str(int(counter.read_text("ascii")) + 1), encoding="ascii")
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert counter.read_text("ascii") == "80"
+    assert os.listdir(tmp_path) == ["counter"]
+
+
+def test_wait_for_the_lock_of_a_directory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app_dirs, "_LONGEST_WAIT_S", 0.05)
+    handle = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        with pytest.raises(OSError, match="held by another process") as caught, locked_directory(str(tmp_path)):
+            pass
+        assert caught.value.filename == str(tmp_path)
+    finally:
+        os.close(handle)
+    with locked_directory(str(tmp_path)):
+        pass

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 from tests.support.strategies import json_values
 
-from indusagi.core.json import NotJson, _write, compact_json, is_json_object
+from indusagi.core.json import NotJson, _write, compact_json, content_hash, is_json_object
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonValue
@@ -112,3 +116,38 @@ def test_dict_with_string_keys_is_a_json_object(value: object) -> None:
 @pytest.mark.parametrize("value", [{1: 2}, [], "x", None])
 def test_other_values_are_not_json_objects(value: object) -> None:
     assert not is_json_object(value)
+
+
+# -- content_hash ---------------------------------------------------------------------------------
+
+
+def test_hash_is_the_start_of_sha256_over_compact_json() -> None:
+    expected = hashlib.sha256(b'{"name":"a","n":[1,2.5,"\xc3\xa9"]}').hexdigest()[:32]
+    assert content_hash({"name": "a", "n": [1, 2.5, "é"]}) == expected
+
+
+def test_order_of_keys_matters_unless_sorted() -> None:
+    one: JsonValue = {"a": 1, "b": {"c": 2, "d": 3}}
+    other: JsonValue = {"b": {"d": 3, "c": 2}, "a": 1}
+    assert content_hash(one) != content_hash(other)
+    assert content_hash(one, sort_keys=True) == content_hash(other, sort_keys=True)
+
+
+@given(st.lists(st.integers(), min_size=2, max_size=5, unique=True))
+def test_order_of_an_array_matters(items: list[int]) -> None:
+    there: JsonValue = {"items": [*items]}
+    back: JsonValue = {"items": [*reversed(items)]}
+    assert content_hash(there, sort_keys=True) != content_hash(back, sort_keys=True)
+
+
+@given(json_values)
+def test_hash_has_32_hexadecimal_digits(value: JsonValue) -> None:
+    digest = content_hash(value)
+    assert len(digest) == 32
+    assert set(digest) <= set("0123456789abcdef")
+
+
+def test_hash_is_the_same_in_another_process() -> None:
+    code = "from indusagi.core import content_hash; print(content_hash({'b': {'y': 1}, 'a': [None]}))"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    assert printed == content_hash({"b": {"y": 1}, "a": [None]})

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indusagi.core.paths import find_trusted_program, is_within, parts_below
+from indusagi.core import paths
+from indusagi.core.paths import find_trusted_program, is_within, parts_below, sort_in_chunks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,3 +47,13 @@ def test_default_14_a_program_of_the_workspace_is_not_run(tmp_path: Path) -> Non
     assert find_trusted_program("helper", search_path, str(tmp_path / "door")) == f"{honest}/helper"
     assert find_trusted_program("helper", inside, "/nowhere") == f"{inside}/helper"
     assert find_trusted_program("other", search_path, inside) is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers())), st.integers(1, 5))
+def test_sorting_in_chunks_gives_the_same_order(items: list[tuple[int, int]], part: int) -> None:
+    def first(pair: tuple[int, int]) -> int:
+        return pair[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paths, "_CHUNK_ITEMS", part)
+        assert sort_in_chunks(items, first) == sorted(items, key=first)

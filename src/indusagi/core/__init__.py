@@ -4,13 +4,13 @@ from indusagi.core.cancel import CancelToken as CancelToken
 from indusagi.core.clock import iso_utc as iso_utc
 from indusagi.core.clock import now_ms as now_ms
 from indusagi.core.faults import CoreError as CoreError
-from indusagi.core.hashing import content_hash as content_hash
 from indusagi.core.ids import new_ulid as new_ulid
 from indusagi.core.json import JsonLike as JsonLike
 from indusagi.core.json import JsonObject as JsonObject
 from indusagi.core.json import JsonValue as JsonValue
 from indusagi.core.json import NotJson as NotJson
 from indusagi.core.json import compact_json as compact_json
+from indusagi.core.json import content_hash as content_hash
 from indusagi.core.notes import Note as Note
 
 __all__ = [

@@ -1,7 +1,7 @@
 """The only reader of the wall clock.
 
-Everything that stamps a time takes a `Clock` or calls `now_ms`, so that a test can say what time
-it is. Durations and deadlines are not wall-clock matters: they belong to the event loop.
+Code that stamps a time takes a `Clock` or calls `now_ms`, so that a test can set the time. Durations and deadlines use
+the event loop's clock instead.
 """
 
 import time
@@ -12,33 +12,33 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Clock(Protocol):
-    """Whatever can tell the time in milliseconds since 1970."""
+    """A source of the time."""
 
     def now_ms(self) -> int:
-        """Tell the time."""
+        """Return the milliseconds since 1970."""
         ...
 
 
 class SystemClock:
-    """The machine's own clock."""
+    """The clock of the machine."""
 
     def now_ms(self) -> int:
-        """Tell the machine's time."""
+        """Return the milliseconds since 1970."""
         return time.time_ns() // 1_000_000
 
 
 class ManualClock:
-    """A clock that stands still until it is told to move."""
+    """A clock for tests, which moves only by `advance`."""
 
     def __init__(self, at_ms: int = 0) -> None:
         self._at_ms = at_ms
 
     def now_ms(self) -> int:
-        """Tell the time that was set."""
+        """Return the time that was set."""
         return self._at_ms
 
     def advance(self, by_ms: int) -> None:
-        """Move on, or back: clocks of real machines do both."""
+        """Move forward, or back as real clocks sometimes do."""
         self._at_ms += by_ms
 
 
@@ -46,11 +46,11 @@ SYSTEM_CLOCK = SystemClock()
 
 
 def now_ms() -> int:
-    """Tell the machine's time in milliseconds since 1970."""
+    """Return the machine's time in milliseconds since 1970."""
     return SYSTEM_CLOCK.now_ms()
 
 
 def iso_utc(at_ms: int | None = None) -> str:
-    """Write a time as ISO 8601 in UTC with milliseconds: `2026-11-15T20:08:29.000Z`."""
+    """Format a time as RFC 3339 in UTC with milliseconds: `2026-11-15T20:08:29.000Z`."""
     moment = _EPOCH + timedelta(milliseconds=now_ms() if at_ms is None else at_ms)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

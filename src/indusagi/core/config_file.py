@@ -1,6 +1,6 @@
-"""A configuration file as data: JSON, JSON with comments, or TOML. Never hangs, never raises.
+"""Configuration file as data: JSON (RFC 8259), JSON with comments, or TOML (https://toml.io/en/v1.0.0).
 
-Only a regular file of a sensible size is opened. What cannot be read comes back as a reason.
+Only a regular file of limited size is read. An unreadable file gives a reason instead of an exception.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 LARGEST_BYTES = 16 * 1024 * 1024
 _LARGEST_COMMENTED = 1024 * 1024
-"""Characters of a text that is looked through for comments: people write those by hand."""
+"""Characters of a text that is searched for comments: such files are written by hand."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """What a file says; `trouble` if it could not be read."""
+    """The content of a file, or the `trouble` with reading it."""
 
     document: JsonValue
     trouble: str | None = None
     line: int | None = None
-    """Where it stopped being readable, counted from 1, where the file has lines."""
+    """Where parsing failed, counted from 1."""
     column: int | None = None
     repeated: tuple[str, ...] = ()
-    """Keys that stand twice in one object: the last one counts, as for everybody who reads JSON."""
+    """Keys that occur twice in one object; the last one counts (RFC 8259 §4)."""
 
 
 def read_config_file(path: str) -> ConfigFile:
@@ -45,34 +45,34 @@ def read_config_file(path: str) -> ConfigFile:
         before = exc.object[: exc.start]
         line, column = before.count(b"\n") + 1, exc.start - before.rfind(b"\n")
         return ConfigFile(None, f"it is not UTF-8 at byte {exc.start}", line, column)
-    return _parsed_toml(text) if path.endswith(".toml") else parse_json(text)
+    return _parse_toml(text) if path.endswith(".toml") else parse_json(text)
 
 
-def _parsed_toml(text: str) -> ConfigFile:
-    import tomllib  # noqa: PLC0415 — one dialect of many is written in it
+def _parse_toml(text: str) -> ConfigFile:
+    import tomllib  # noqa: PLC0415 — one dialect of many uses it
 
     try:
         return ConfigFile(cast("JsonValue", tomllib.loads(text)))
     except RecursionError as exc:
         return ConfigFile(None, f"invalid TOML: {exc}")
     except ValueError as exc:
-        # Python 3.11 gives the place only in the text; 3.14 has attributes for it.
-        place = _TOML_PLACE.search(str(exc))
-        line, column = (int(place[1]), int(place[2])) if place else (text.count("\n") + 1, 1)
+        # Python 3.11 gives the position only in the message; 3.14 has attributes for it.
+        position = _TOML_POSITION.search(str(exc))
+        line, column = (int(position[1]), int(position[2])) if position else (text.count("\n") + 1, 1)
         return ConfigFile(None, f"invalid TOML: {exc}", line, column)
 
 
 def parse_json(text: str) -> ConfigFile:
-    """Read JSON; what only comments and trailing commas keep from being JSON is read too."""
+    """Parse JSON, with comments and trailing commas if necessary."""
     repeated: list[str] = []
 
     def collect(pairs: list[tuple[str, JsonValue]]) -> JsonObject:
-        found: JsonObject = {}
+        result: JsonObject = {}
         for key, value in pairs:
-            if key in found:
+            if key in result:
                 repeated.append(key)
-            found[key] = value
-        return found
+            result[key] = value
+        return result
 
     try:
         try:
@@ -94,58 +94,27 @@ def parse_json(text: str) -> ConfigFile:
 
 
 def _without_comments(text: str) -> str:
-    """Blank out comments and trailing commas; lines and columns stay where they are."""
-    shown: list[str] = []
+    """Blank out comments and trailing commas; lines and columns stay the same."""
+    tokens: list[str] = []
     comma: int | None = None
-    last = "{"  # the last token that is neither space nor comment; `{,}` has no trailing comma
-    at = 0
-    while at < len(text):
-        end = _token_end(text, at)
-        token = text[at:end]
+    last = "{"  # the last token other than space or comment; `{,}` has no trailing comma
+    for match in _TOKEN.finditer(text):
+        token = match[0]
         if token.startswith(("//", "/*")):
-            token = "".join("\n" if one == "\n" else " " for one in token)
+            token = "".join("\n" if char == "\n" else " " for char in token)
         elif token in {"}", "]"} and comma is not None:
-            shown[comma] = " "
-        if token == ",":
-            comma = None if last in {"{", "[", ","} else len(shown)
-        elif not token.isspace():
-            comma = None
+            tokens[comma] = " "
         if not token.isspace():
+            comma = len(tokens) if token == "," and last not in {"{", "[", ","} else None
             last = token
-        shown.append(token)
-        at = end
-    return "".join(shown)
+        tokens.append(token)
+    return "".join(tokens)
 
 
-def _token_end(text: str, at: int) -> int:
-    """Find the end of the string, the comment, or the plain text that starts here."""
-    if text[at] == '"':
-        return _string_end(text, at)
-    if text.startswith("//", at):
-        found = text.find("\n", at)
-        return found if found >= 0 else len(text)
-    if text.startswith("/*", at):
-        found = text.find("*/", at + 2)
-        return found + 2 if found >= 0 else len(text)
-    if text[at] in "{}[],/":
-        return at + 1
-    found_plain = _PLAIN.match(text, at)
-    return found_plain.end() if found_plain else at + 1
-
-
-def _string_end(text: str, at: int) -> int:
-    at += 1
-    while at < len(text):
-        found = _STRING_STOP.search(text, at)
-        if found is None:
-            return len(text)
-        at = found.end()
-        if found[0] == '"':
-            return at
-        at += 1  # whatever is escaped
-    return len(text)
-
-
-_TOML_PLACE = re.compile(r"\(at line (\d+), column (\d+)\)")
-_PLAIN = re.compile(r'[^"/{}\[\],\s]+|\s+')
-_STRING_STOP = re.compile(r'["\\]')
+_TOKEN = re.compile(
+    r'"(?:[^"\\]|\\.)*(?:"|\\?\Z)'  # a string, perhaps without its end
+    r"|//[^\n]*|/\*.*?(?:\*/|\Z)"  # a comment
+    r'|[^"/{}\[\],\s]+|\s+|.',
+    re.DOTALL,
+)
+_TOML_POSITION = re.compile(r"\(at line (\d+), column (\d+)\)")

@@ -1,4 +1,4 @@
-"""The root of every error this project raises, and the drawing of the whole tree.
+"""The root of all errors of this project, and the drawing of the error tree.
 
 CoreError                  anything of ours that a caller may want to catch
 ├── NotJson                a value that JSON cannot carry, with the place where it stands
@@ -18,14 +18,14 @@ CoreError                  anything of ours that a caller may want to catch
 └── RepeatedCallError      a model that repeats the same call
 
 A class is added to the drawing in the commit that adds the class; a test compares the two.
-What is skipped but does not stop the work is no error: it is a `Note` (see `core.notes`).
+Something skipped that does not stop the work is a `Note` (see `core.notes`), not an error.
 """
 
 from typing import cast
 
 
 class CoreError(Exception):
-    """Catch this to catch every error that the project itself raises."""
+    """Base class of all errors that this project raises."""
 
 
 _MEANINGS = {
@@ -48,20 +48,19 @@ _MEANINGS = {
     "TimeoutError": "it took too long",
     "WriteError": "the connection was lost while writing",
 }
-"""What exceptions mean that are often raised without a word, by the name of their class."""
+"""Meanings of exceptions that are often raised without a message, by class name."""
 _LONGEST_CHAIN = 16
-"""So many causes are looked at: a chain may lead back to itself."""
+"""The most causes that are followed, since a chain may be cyclic."""
 
 
 def describe_error(exc: BaseException) -> str:
-    """Say what went wrong, in words that are never empty.
+    """Describe an exception; the text is never empty.
 
-    The one place where a message is made of an exception: one without text is described by its
-    cause, by what its class means, or at least by the name of its class.
+    An exception without a message is described by its cause, the meaning of its class, or the name of its class.
     """
     if isinstance(exc, BaseExceptionGroup):
         group = cast("BaseExceptionGroup[BaseException]", exc)
-        return "; ".join(dict.fromkeys(describe_error(one) for one in group.exceptions))
+        return "; ".join(dict.fromkeys(describe_error(inner) for inner in group.exceptions))
     text = _text_of(exc)
     if text:
         return text
@@ -69,10 +68,10 @@ def describe_error(exc: BaseException) -> str:
     for _ in range(_LONGEST_CHAIN):
         if cause is None:
             break
-        if said := _text_of(cause):
-            return f"{kind.__name__}: {said}"
+        if message := _text_of(cause):
+            return f"{kind.__name__}: {message}"
         cause = cause.__cause__
-    meanings = (_MEANINGS.get(one.__name__) for one in kind.__mro__)
+    meanings = (_MEANINGS.get(base.__name__) for base in kind.__mro__)
     meaning = next(filter(None, meanings), None)
     return kind.__name__ if meaning is None else f"{meaning} ({kind.__name__})"
 
@@ -80,5 +79,5 @@ def describe_error(exc: BaseException) -> str:
 def _text_of(exc: BaseException) -> str:
     try:
         return str(exc).strip()
-    except Exception:  # noqa: BLE001 — boundary: the __str__ of a class that is not ours
+    except Exception:  # noqa: BLE001 — boundary: the __str__ of a foreign class
         return ""

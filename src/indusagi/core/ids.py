@@ -1,7 +1,7 @@
-"""Monotonic ULIDs: 26 characters that sort by the time they were made.
+"""Monotonic ULIDs (https://github.com/ulid/spec): 26 characters that sort by time.
 
-Within a process each id is greater than the one before, also within one millisecond, from several
-threads, from a signal handler, and when the machine's clock is set back.
+Within a process each id is greater than the one before: within one millisecond, from several threads, from a signal
+handler, and when the clock is set back.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _LENGTH = 26
 
 
 class UlidMint:
-    """Make ids in rising order; share one mint among all threads that must agree on the order."""
+    """Makes ids in rising order for all threads that share it."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
-        # Re-entrant, because a signal handler may make an id while this thread makes one.
+        # Re-entrant: a signal handler may make an id while this thread makes one.
         self._lock = RLock()
         self._last = 0
 
@@ -33,21 +33,16 @@ class UlidMint:
         """Make the next id."""
         with self._lock:
             fresh = self._clock.now_ms() << _RANDOM_BITS | int.from_bytes(os.urandom(10), "big")
-            # A signal handler runs where a function is called: between reading the last id and
-            # writing the next one none is.
-            made = self._last + 1
-            if fresh > made:
-                made = fresh
-            self._last = made
-        return _crockford(made)
-
-
-def _crockford(value: int) -> str:
-    return "".join(_CROCKFORD[value >> 5 * place & 31] for place in reversed(range(_LENGTH)))
+            # CPython runs signal handlers at function calls, and there is none between reading and writing `_last`.
+            value = self._last + 1
+            if fresh > value:
+                value = fresh
+            self._last = value
+        return "".join(_CROCKFORD[value >> 5 * digit & 31] for digit in reversed(range(_LENGTH)))
 
 
 def is_ulid(text: str) -> bool:
-    """Tell whether `text` is written as an id is here: capital letters, no more than 128 bits."""
+    """Tell whether `text` is an id as made here: capital letters, at most 128 bits."""
     return len(text) == _LENGTH and text[0] < "8" and all(char in _CROCKFORD for char in text)
 
 
@@ -55,5 +50,5 @@ _MINT = UlidMint()
 
 
 def new_ulid() -> str:
-    """Make an id that is greater than every one this process made before."""
+    """Make an id that is greater than all earlier ones of this process."""
     return _MINT.mint()

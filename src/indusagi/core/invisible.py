@@ -1,9 +1,8 @@
-"""Invisible characters in JSON values: the one function for all that goes to a model or a client.
+"""Invisible characters in JSON values, for everything that goes to a model or a client.
 
-`clean_json` walks a value of any depth, the names in its objects included. Definitions of tools are
-cleaned by removal (`clean_text`), answers of tools in a session by writing the characters out
-(`make_visible`). Two names of one object stay two: where cleaning would make them equal, or leave
-nothing of a name, the characters of the changed name are written out instead.
+`clean_json` walks a value of any depth, including the keys of objects. Tool definitions are cleaned by removal
+(`clean_text`), tool results in a session by escaping (`make_visible`). Keys stay distinct: where cleaning would make
+two keys equal, or empty one, the characters of the changed key are escaped instead.
 """
 
 from __future__ import annotations
@@ -15,22 +14,22 @@ from indusagi.core.json import JsonValue
 from indusagi.core.text import clean_text, escape_invisible
 
 CleanText: TypeAlias = Callable[[str], tuple[str, int]]
-"""Gives the cleaned text, and how many characters were changed."""
+"""Returns the cleaned text and the number of changed characters."""
 
 
 def clean_json(value: JsonValue, clean: CleanText = clean_text) -> tuple[JsonValue, int]:
-    """Clean every string of a value, names included, and count the characters changed.
+    """Clean every string of a value, keys included; return it with the number of changed characters.
 
-    The argument is not touched; it is returned itself when nothing has to change.
+    The argument is left alone, and returned itself when nothing changes.
     """
     if isinstance(value, str):
         return clean(value)
-    found = sum(clean(text)[1] for text in iter_strings(value))
-    return (_rebuild(value, clean), found) if found else (value, 0)
+    count = sum(clean(text)[1] for text in iter_strings(value))
+    return (_rebuild(value, clean), count) if count else (value, 0)
 
 
 def clean_names(names: Iterable[str], clean: CleanText = clean_text) -> dict[str, str]:
-    """Clean the names of one object, each to a name of its own; in the order given."""
+    """Clean the keys of one object and keep them distinct; in the given order."""
     given = list(names)
     shown = {name: clean(name)[0] for name in given}
     uses: dict[str, int] = {}
@@ -41,17 +40,13 @@ def clean_names(names: Iterable[str], clean: CleanText = clean_text) -> dict[str
         if shown[name] == name:
             continue
         if not shown[name] or uses[shown[name]] > 1:
-            shown[name] = _free_name(_written_out(name), taken)
+            # A line ending is visible in a text, but not in a key.
+            shown[name] = _find_free_name(escape_invisible(name.replace("\r", "<U+000D>"))[0], taken)
         taken.add(shown[name])
     return shown
 
 
-def _written_out(name: str) -> str:
-    # An end of line is seen in a text, but not in a name.
-    return escape_invisible(name.replace("\r", "<U+000D>"))[0]
-
-
-def _free_name(name: str, taken: set[str]) -> str:
+def _find_free_name(name: str, taken: set[str]) -> str:
     free, number = name, 2
     while free in taken:
         free, number = f"{name} ({number})", number + 1
@@ -59,10 +54,7 @@ def _free_name(name: str, taken: set[str]) -> str:
 
 
 def iter_strings(value: JsonValue) -> Iterator[str]:
-    """Give every string in a value, the names in its objects included.
-
-    What stands in several places, or holds itself, is looked at once.
-    """
+    """Yield every string in a value, keys included; a shared or cyclic container is visited once."""
     pending: list[object] = [value]
     seen: set[int] = set()
     while pending:
@@ -81,7 +73,7 @@ def _is_container(value: object) -> TypeGuard[dict[object, object] | list[object
 
 
 def _rebuild(root: JsonValue, clean: CleanText) -> JsonValue:
-    """Copy a value with its strings cleaned; without recursion, since depth is the sender's."""
+    """Copy a value with its strings cleaned; without recursion, since the sender controls the depth."""
     frame: dict[object, object] = {}
     pending: list[tuple[object, dict[object, object], object]] = [(root, frame, "")]
     copies: dict[int, dict[object, object]] = {}
@@ -100,13 +92,13 @@ def _rebuild(root: JsonValue, clean: CleanText) -> JsonValue:
 def _open(
     source: dict[object, object] | list[object], clean: CleanText
 ) -> tuple[dict[object, object], Iterable[tuple[object, object]]]:
-    """Make the copy of a container with a place for each child, in the order they have.
+    """Make the copy of a container with a slot for each child, in order.
 
-    A list is typed as a dict here: both take a value at a place.
+    A list is typed as a dict here: both support assignment to an index.
     """
     if isinstance(source, list):
         return cast("dict[object, object]", [None] * len(source)), enumerate(source)
-    # A key that is no string is none of JSON, and for others to refuse.
+    # Keys other than strings are invalid JSON, which other code refuses.
     names = clean_names([name for name in source if isinstance(name, str)], clean)
     places = {name: names.get(cast("str", name), name) for name in source}
     children = [(places[name], inner) for name, inner in source.items()]

@@ -8,6 +8,7 @@ an escape.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -72,6 +73,22 @@ def compact_json(value: JsonLike, *, sort_keys: bool = False) -> str:
         text = _write(value, sort_keys=sort_keys)
     # Half a surrogate pair has no UTF-8 form; as an escape it has one.
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+DIGEST_LENGTH = 32
+"""Hexadecimal digits of a digest: 128 bits of the SHA-256."""
+
+
+def content_hash(value: JsonLike, *, sort_keys: bool = False) -> str:
+    """Hash the compact JSON of `value` to 32 hexadecimal digits.
+
+    The order of keys matters unless `sort_keys` is set.
+
+    Raises:
+        NotJson: JSON cannot carry `value`.
+    """
+    text = compact_json(value, sort_keys=sort_keys)
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()[:DIGEST_LENGTH]
 
 
 _END = object()

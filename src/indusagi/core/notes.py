@@ -1,17 +1,14 @@
-"""A note: something was skipped, replaced or left out, and the user should be able to see it.
-
-Notes are values that travel beside a result; they are never raised.
-"""
+"""Note: a value that says something was skipped, replaced or left out. It accompanies a result and is never raised."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Say what happened to whom, and what can be done about it."""
+    """What happened to `owner`, and what to do about it."""
 
     owner: str
-    """The thing the note is about: a tool, a server, a file with its row."""
+    """A tool, a server, or a file with its row."""
     message: str
     remedy: str = ""
 

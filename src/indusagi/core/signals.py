@@ -1,7 +1,7 @@
-"""Being told to end: the signals that ask a program to stop, as a cancel token.
+"""Termination signals as a cancel token.
 
-By itself a program dies of SIGTERM or SIGHUP on the spot, and what it started stays behind. Inside
-this block it is told instead, and can leave as it always does.
+By default SIGTERM and SIGHUP end the process at once (signal(7)) and leave its child processes behind. Inside
+`ending_signals` they cancel a token instead, and the program ends in its usual way.
 """
 
 from __future__ import annotations
@@ -20,23 +20,25 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @asynccontextmanager
 async def ending_signals() -> AsyncGenerator[CancelToken]:
-    """Give a token that the first such signal cancels; its reason is the signal's name.
+    """Yield a token that the first such signal cancels, with the name of the signal as reason.
 
-    Only for the main thread. A second SIGINT is the usual KeyboardInterrupt again.
+    Only for the main thread. A second SIGINT raises KeyboardInterrupt as usual.
     """
     from asyncio import get_running_loop  # noqa: PLC0415 — loaded wherever a loop runs
 
     loop, token = get_running_loop(), CancelToken()
 
-    def told(number: signal.Signals) -> None:
-        for other in ENDING:
-            loop.remove_signal_handler(other)
+    def restore() -> None:
+        for number in ENDING:
+            loop.remove_signal_handler(number)
+
+    def cancel(number: signal.Signals) -> None:
+        restore()
         token.cancel(number.name)
 
     for number in ENDING:
-        loop.add_signal_handler(number, told, number)
+        loop.add_signal_handler(number, cancel, number)
     try:
         yield token
     finally:
-        for number in ENDING:
-            loop.remove_signal_handler(number)
+        restore()

@@ -1,8 +1,7 @@
-"""Work that is seen to its end in a task of its own, for callers in other tasks.
+"""Background tasks: a coroutine in a task of its own, whose waiters may be cancelled without cancelling it.
 
-Whoever enters an async context must leave it in the same task, but callers come and go. So one task
-does both: it opens, holds and closes. A caller that is cancelled while it waits, once or many
-times, disturbs neither that task nor the other callers, and still does not leave before the end.
+An async context must be left in the task that entered it, but callers come and go; so one task opens, holds and closes
+a resource. A cancelled caller disturbs neither that task nor other callers, and still returns only after the end.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ class BackgroundTask:
         return self._task is not None
 
     def start(self, work: Coroutine[object, object, None]) -> None:
-        """Start the work. It must bound its own end, and handle its own errors."""
-        self._task = _task(work, self._name)
+        """Start the coroutine, which must end by itself and handle its own errors."""
+        self._task = asyncio.create_task(work, name=self._name)  # noqa: TID251 — owned by this object
 
     def cancel(self) -> None:
-        """Ask the work to stop where it stands."""
+        """Cancel the task."""
         if self._task is not None:
             self._task.cancel()
 
@@ -43,25 +42,24 @@ class BackgroundTask:
             await asyncio.wait({self._task})
 
     async def join(self) -> None:
-        """Wait for the end whatever comes; a cancellation of the caller is kept for afterwards.
+        """Wait for the end in any case; a cancellation of the caller is raised afterwards.
 
-        For work that was told to end: it would go on without a caller to wait for it.
+        For a task that was asked to end: otherwise it would go on without an owner.
         """
         if self._task is not None:
-            await _end_of(self._task)
+            await _join(self._task)
 
 
 async def run_shielded(
     work: Coroutine[object, object, T], name: str, undo: Callable[[T], Awaitable[None]] | None = None
 ) -> T:
-    """Run short work to its end whatever comes, and give its result or its error.
+    """Run short work to its end in any case, and return its result or raise its error.
 
-    A caller that is cancelled meanwhile gets its cancellation afterwards, and `undo` gets the
-    result; it must bear being cancelled.
+    If the caller is cancelled meanwhile, `undo` gets the result and the cancellation is raised afterwards.
     """
-    task = _task(work, name)
+    task = asyncio.create_task(work, name=name)  # noqa: TID251 — joined below
     try:
-        await _end_of(task)
+        await _join(task)
     except asyncio.CancelledError:
         if not task.cancelled() and task.exception() is None and undo is not None:
             await undo(task.result())
@@ -69,15 +67,10 @@ async def run_shielded(
     return task.result()
 
 
-def _task(work: Coroutine[object, object, T], name: str) -> asyncio.Task[T]:
-    # The one place where tasks are made that no task group holds: each has an owner here.
-    return asyncio.create_task(work, name=name)  # noqa: TID251
-
-
-async def _end_of(task: asyncio.Task[T]) -> None:
+async def _join(task: asyncio.Task[T]) -> None:
     cancelled: asyncio.CancelledError | None = None
-    # A cancelled scope cancels its task anew in every round of the loop: the shield keeps that off.
-    # A plain cancel of the task comes through the shield, and is kept.
+    # A cancelled anyio scope cancels its task again in every iteration of the loop; the shield keeps that off. A plain
+    # `Task.cancel` passes the shield and is kept.
     with CancelScope(shield=True):
         while not task.done():
             try:

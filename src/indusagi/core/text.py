@@ -1,16 +1,15 @@
 """Text of other programs and people, made safe to show to a model, a client or a terminal.
 
-A description, a title or a line of standard error may hold characters that have no glyph but that
-a terminal or a model obeys: escape sequences, direction overrides, invisible letters, tag
-characters. `clean_text` removes them, `make_visible` writes them out (`<U+202E>`). Letters
-themselves are never changed or normalised. `cleaning` applies both to whole JSON values.
+A description, a title or a line of standard error may hold characters without a glyph that a terminal or a model obeys:
+escape sequences, direction overrides, zero-width characters, tag characters. `clean_text` removes them, `make_visible`
+escapes them (`<U+202E>`). Letters are never changed or normalised.
 
 The set: control characters (C0, C1), format characters, Default_Ignorable_Code_Point
-(https://www.unicode.org/reports/tr44/#Default_Ignorable_Code_Point), surrogates and noncharacters.
-A joiner or a variation selector stays where the glyph beside it needs it: in an emoji sequence,
-between letters of a script that joins, after an ideograph. Two hints for line breaks, the soft
-hyphen and the zero width space of scripts without spaces, have no glyph of their own and carry
-nothing that a reader misses: both functions remove them.
+(https://www.unicode.org/reports/tr44/#Default_Ignorable_Code_Point), surrogates and noncharacters. A joiner or a
+variation selector stays where the glyph beside it needs it: in an emoji sequence
+(https://www.unicode.org/reports/tr51/#Emoji_ZWJ_Sequences), between letters of a joining script, after an ideograph.
+Two hints for line breaks, the soft hyphen and the zero width space of scripts without spaces, carry nothing that a
+reader misses: both functions remove them.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
 
 _ESCAPES = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"  # control sequences: colours, cursor moves
-    r"|\x1b[\]PX^_].*?(?:\x07|\x1b\\|$)"  # strings for the terminal: titles, clipboards
-    r"|\x1b[ -/]*[0-~]",  # everything else that starts with an escape
+    r"|\x1b[\]PX^_].*?(?:\x07|\x1b\\|$)"  # control strings: titles, clipboards
+    r"|\x1b[ -/]*[0-~]",  # other escape sequences
     re.DOTALL,
 )
 _KINDS = {
@@ -41,7 +40,7 @@ _KINDS = {
     + "".join(chr(plane + 0xFFFE) + chr(plane + 0xFFFF) for plane in range(0, 0x110000, 0x10000)),
 }
 INVISIBLE = "".join(_KINDS.values())
-"""Every character that cannot be seen, to stand in a class of a pattern."""
+"""All invisible characters, for a character class of a pattern."""
 _KIND = re.compile("|".join(f"(?P<{kind}>[{letters}])" for kind, letters in _KINDS.items()))
 _PICTOGRAPHS = "\u2190-\u2bff\U0001f000-\U0001faff"
 _JOINED = (
@@ -49,46 +48,46 @@ _JOINED = (
     "\ufb50-\ufdcf\ufdf0-\ufdff\ufe70-\ufefc"
     "\U00010a00-\U00011fff\U0001e900-\U0001e95f"
 )
-"""Scripts in which a joiner changes how letters are written, from Arabic to those of India, of the
-islands beyond and of Mongolia. A foreign word gets its ending by one too."""
+"""Scripts in which a joiner changes the shape of letters: Arabic, the scripts of India and South East Asia,
+Mongolian."""
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
-"""Scripts without spaces, in which one without width parts the words: Thai, Lao, Burmese, Khmer."""
+"""Scripts without spaces, in which a zero width space separates words: Thai, Lao, Burmese, Khmer."""
 _LETTERS = r"^\W\u115f\u1160\u3164\uffa0"
 _IDEOGRAPHS = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fffd\U00030000-\U000323af"
 _EMOJI_OR_TEXT = f"\u00a9\u00ae\u203c\u2049\u2122\u2139\u3030\u303d\u3297\u3299{_PICTOGRAPHS}"
-_IS_UNSEEN = re.compile(
+_INVISIBLE = re.compile(
     f"[{INVISIBLE}]"
-    # But what belongs to the glyph beside it:
-    r"(?<!\r(?=\n|\Z))"  # an end of line,
+    # Except characters that belong to the glyph beside them:
+    r"(?<!\r(?=\n|\Z))"  # a line ending,
     f"(?<![{_PICTOGRAPHS}]\u200d(?=[{_PICTOGRAPHS}]))"  # the joiner of an emoji sequence,
     f"(?<![{_PICTOGRAPHS}]\ufe0f\u200d(?=[{_PICTOGRAPHS}]))"
     f"(?<![{_JOINED}][\u200c\u200d])(?<![\u200c\u200d](?=[{_JOINED}]))"  # a joiner of letters,
-    f"(?<![{_EMOJI_OR_TEXT}][\ufe0e\ufe0f])"  # the choice between a sign and a picture,
+    f"(?<![{_EMOJI_OR_TEXT}][\ufe0e\ufe0f])"  # text or emoji presentation,
     "(?<![#*0-9]\ufe0f(?=\u20e3))"  # a keycap,
-    "(?<![0\u2200-\u2bff]\ufe00)"  # a form of a sign of mathematics,
-    f"(?<![{_IDEOGRAPHS}][\ufe00-\ufe0f\U000e0100-\U000e01ef])"  # and of an ideograph,
+    "(?<![0\u2200-\u2bff]\ufe00)"  # a variant of a mathematical sign,
+    f"(?<![{_IDEOGRAPHS}][\ufe00-\ufe0f\U000e0100-\U000e01ef])"  # of an ideograph,
     "(?<![\u1820-\u18aa][\u180b-\u180f])"  # of a Mongolian letter,
-    "(?<![\U00013000-\U0001342f][\U00013430-\U0001343f])"  # the place of a hieroglyph.
+    "(?<![\U00013000-\U0001342f][\U00013430-\U0001343f])"  # a hieroglyph format control.
 )
 _BREAK_HINT = re.compile(f"(?<=[{_LETTERS}])\u00ad(?=[{_LETTERS}])|(?<=[{_UNSPACED}])\u200b|\u200b(?=[{_UNSPACED}])")
-"""Where a line may be broken inside a word, or between words that no space parts."""
+"""Hints for line breaks inside a word, or between words without a space."""
 
 
 def clean_text(text: str) -> tuple[str, int]:
-    """Remove what cannot be seen, and count the characters removed."""
+    """Remove invisible characters; return the text and their number."""
     if text.isascii() and text.isprintable():
         return text, 0
-    cleaned = _IS_UNSEEN.sub("", _ESCAPES.sub("", text)).replace("\r", "")
+    cleaned = _INVISIBLE.sub("", _ESCAPES.sub("", text)).replace("\r", "")
     return cleaned, len(text) - len(cleaned)
 
 
 def escape_invisible(text: str) -> tuple[str, int]:
-    """Write out everything that cannot be seen (`<U+202E>`), and count it."""
-    return _IS_UNSEEN.subn(lambda found: f"<U+{ord(found[0]):04X}>", text)
+    """Escape invisible characters as `<U+202E>`; return the text and their number."""
+    return _INVISIBLE.subn(lambda match: f"<U+{ord(match[0]):04X}>", text)
 
 
 def make_visible(text: str) -> tuple[str, int]:
-    """Write out what cannot be seen (`<U+202E>`), remove hints for line breaks, and count both."""
+    """Escape invisible characters as `<U+202E>` and remove hints for line breaks; return the text and their number."""
     if text.isascii() and text.isprintable():
         return text, 0
     plain = remove_break_hints(text)
@@ -97,27 +96,26 @@ def make_visible(text: str) -> tuple[str, int]:
 
 
 def remove_break_hints(text: str) -> str:
-    """Remove the soft hyphens inside words, and the spaces without width in scripts without any."""
+    """Remove soft hyphens inside words, and zero width spaces in scripts without spaces."""
     return _BREAK_HINT.sub("", text)
 
 
 def find_invisible_kinds(text: str) -> Iterator[str]:
-    """Name the kind of each character that cannot be seen; hints for line breaks are passed over.
+    """Yield the kind of each invisible character; hints for line breaks are skipped.
 
-    They are `escapes`, `bidi`, `tags`, `invisible`, `controls`, `halves` of surrogate pairs and
-    `noncharacters`.
+    The kinds are `escapes`, `bidi`, `tags`, `invisible`, `controls`, `halves` of surrogate pairs and `noncharacters`.
     """
-    for found in _KIND.finditer("".join(_IS_UNSEEN.findall(remove_break_hints(text)))):
-        yield found.lastgroup or ""
+    for match in _KIND.finditer("".join(_INVISIBLE.findall(remove_break_hints(text)))):
+        yield match.lastgroup or ""
 
 
 def format_count(number: int, noun: str, nouns: str | None = None) -> str:
-    """Say how many of something there are: `1 file`, `1,200 files`."""
+    """Format a number with its noun: `1 file`, `1,200 files`."""
     return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
 
 
 def cut_text(text: str, limit: int) -> str:
-    """Shorten a text to `limit` characters, and say how many are missing."""
+    """Shorten a text to `limit` characters, with the number of missing ones."""
     if len(text) <= limit:
         return text
     return f"{text[:limit]}… [{len(text) - limit:,} more characters]"
@@ -129,11 +127,11 @@ _CHUNK = 64 * 1024
 
 def common_start(one: TextT, other: TextT) -> int:
     """Count the characters with which both begin."""
-    most = min(len(one), len(other))
-    at = 0
-    while at < most and one[at : at + _CHUNK] == other[at : at + _CHUNK]:
-        at += _CHUNK
-    low, high = min(at, most), min(at + _CHUNK, most)
+    longest = min(len(one), len(other))
+    start = 0
+    while start < longest and one[start : start + _CHUNK] == other[start : start + _CHUNK]:
+        start += _CHUNK
+    low, high = min(start, longest), min(start + _CHUNK, longest)
     while low < high:
         middle = (low + high + 1) // 2
         if one[low:middle] == other[low:middle]:
@@ -144,21 +142,21 @@ def common_start(one: TextT, other: TextT) -> int:
 
 
 def common_end(one: TextT, other: TextT, start: int) -> int:
-    """Count the characters with which both end, not counting the first `start` of either."""
-    most = min(len(one), len(other)) - start
-    at = 0
-    while at < most and _tail(one, at, min(at + _CHUNK, most)) == _tail(other, at, min(at + _CHUNK, most)):
-        at += _CHUNK
-    low, high = min(at, most), min(at + _CHUNK, most)
+    """Count the characters with which both end, without the first `start` of either."""
+    longest = min(len(one), len(other)) - start
+    near = 0
+    while near < longest and _tail(one, near, near + _CHUNK, longest) == _tail(other, near, near + _CHUNK, longest):
+        near += _CHUNK
+    low, high = min(near, longest), min(near + _CHUNK, longest)
     while low < high:
         middle = (low + high + 1) // 2
-        if _tail(one, low, middle) == _tail(other, low, middle):
+        if _tail(one, low, middle, longest) == _tail(other, low, middle, longest):
             low = middle
         else:
             high = middle - 1
     return low
 
 
-def _tail(text: TextT, near: int, far: int) -> TextT:
-    """Give what lies between `far` and `near` characters before the end."""
-    return text[len(text) - far : len(text) - near]
+def _tail(text: TextT, near: int, far: int, longest: int) -> TextT:
+    """Return the part between `far`, at most `longest`, and `near` characters before the end."""
+    return text[len(text) - min(far, longest) : len(text) - near]

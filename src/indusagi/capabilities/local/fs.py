@@ -32,8 +32,7 @@ from indusagi.capabilities.files.paths.openat import (
 )
 from indusagi.capabilities.files.paths.policy import PathPolicy
 from indusagi.capabilities.ports import DirEntry, FileKind, FileStat, Folder, WorkT
-from indusagi.core.paths import parts_below
-from indusagi.core.sorting import sort_in_chunks
+from indusagi.core.paths import parts_below, sort_in_chunks
 
 LARGEST_READ = 128 * 1024 * 1024
 """The most bytes of one read; of a larger file a part is read, or `reading` goes through it."""

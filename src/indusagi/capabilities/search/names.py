@@ -12,7 +12,7 @@ from indusagi.capabilities.files.paths.globs import compile_glob
 from indusagi.capabilities.files.paths.ignore import IgnoreRules
 from indusagi.capabilities.search.request import expand_braces, path_key
 from indusagi.capabilities.search.walk import Walk
-from indusagi.core.sorting import sort_in_chunks
+from indusagi.core.paths import sort_in_chunks
 
 if TYPE_CHECKING:
     import os

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from typing import Self, TypeAlias, cast
 
 from indusagi.capabilities.context import ToolContext
-from indusagi.core.hashing import content_hash
 from indusagi.core.ids import new_ulid
-from indusagi.core.json import JsonLike, JsonObject, JsonValue, compact_json
+from indusagi.core.json import JsonLike, JsonObject, JsonValue, compact_json, content_hash
 from indusagi.interop.protocol_bridge.contract import QUALIFIER, RemoteToolRef, qualify_tool_name
 from indusagi.runtime.content import TextContentBlock
 from indusagi.runtime.contract import JsonSchema, ToolBox, ToolCall, ToolDescriptor, ToolResult, ToolRunner

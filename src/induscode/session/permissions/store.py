@@ -15,11 +15,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from indusagi.core.app_dirs import make_private_dir, read_small_file, replace_private_file, state_dir
+from indusagi.core.app_dirs import locked_directory, make_private_dir, read_small_file, replace_private_file, state_dir
 from indusagi.core.clock import iso_utc, now_ms
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import is_json_object
-from indusagi.core.locks import locked_directory
 from indusagi.core.notes import Note
 from induscode.session.permissions.rules import (
     Effect,

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indusagi.core import locks as turns
+from indusagi.core import app_dirs
 from induscode.deck.contract import BridgeFault
 from induscode.deck.mcp.config.writer import change_row, edit_own_config, own_config_path, read_own_config
 
@@ -207,7 +207,7 @@ def test_those_who_write_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
 
 
 def test_a_lock_that_is_held_for_ever_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "_LONGEST_WAIT_S", 0.05)
+    monkeypatch.setattr(app_dirs, "_LONGEST_WAIT_S", 0.05)
     handle = os.open(tmp_path, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

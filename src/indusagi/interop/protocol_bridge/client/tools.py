@@ -19,9 +19,8 @@ from typing import cast
 
 from indusagi.capabilities.arguments import load_validator
 from indusagi.core.faults import CoreError
-from indusagi.core.hashing import content_hash
 from indusagi.core.invisible import clean_json, clean_names
-from indusagi.core.json import JsonObject, JsonValue, NotJson, compact_json, is_json_object
+from indusagi.core.json import JsonObject, JsonValue, NotJson, compact_json, content_hash, is_json_object
 from indusagi.core.notes import Note
 from indusagi.core.text import clean_text, cut_text, escape_invisible
 from indusagi.interop.protocol_bridge.contract import (

@@ -17,11 +17,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from indusagi.core.app_dirs import make_private_dir, read_small_file, replace_private_file, state_dir
+from indusagi.core.app_dirs import locked_directory, make_private_dir, read_small_file, replace_private_file, state_dir
 from indusagi.core.clock import iso_utc, now_ms
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
-from indusagi.core.locks import locked_directory
 from indusagi.interop.protocol_bridge.contract import ServerConfig, StdioServerConfig
 from induscode.deck.mcp.config.references import find_references, quote, show_url, show_value
 from induscode.deck.mcp.config.rows import ServerRow

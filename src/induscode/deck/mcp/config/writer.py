@@ -14,11 +14,10 @@ import stat
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from indusagi.core.app_dirs import make_dirs, read_small_file
+from indusagi.core.app_dirs import locked_directory, make_dirs, read_small_file
 from indusagi.core.config_file import LARGEST_BYTES, parse_json
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import is_json_object
-from indusagi.core.locks import locked_directory
 from induscode.deck.contract import BridgeFault
 from induscode.deck.mcp.config import list_config_paths
 from induscode.deck.mcp.config.dialects import detect_dialect

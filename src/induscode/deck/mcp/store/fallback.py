@@ -15,8 +15,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar, cast
 
+from indusagi.core.app_dirs import locked_directory
 from indusagi.core.ids import new_ulid
-from indusagi.core.locks import locked_directory
 from indusagi.core.notes import Note
 from induscode.deck.mcp.store import file as store_file
 from induscode.deck.mcp.store.database import DamagedStoreError, ForeignStoreError, LedgerDb, NewerStoreError

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from indusagi.core.hashing import content_hash
+from indusagi.core.json import content_hash
 from indusagi.interop.protocol_bridge.client.start.package_managers import find_package_manager
 from indusagi.interop.protocol_bridge.contract import LATER_START_S, ServerConfig, StdioServerConfig
 
