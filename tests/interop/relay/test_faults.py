@@ -159,7 +159,7 @@ async def test_a_session_that_ends_takes_its_process_with_it(tmp_path: Path) -> 
         assert gone.status_code == 200
         await until(lambda: not is_alive(first))
         assert is_alive(second)
-        assert len(host.lines) == 1
+        assert len(host.pool) == 1
     assert not is_alive(second)
 
 
@@ -168,7 +168,7 @@ async def test_an_idle_session_ends_and_its_process_too(tmp_path: Path) -> None:
     host = create_relay_host(honest("--log", diary))
     async with http_fronts(host, idle_s=0.1) as [front]:
         await front.hello()
-        await until(lambda: not len(host.lines))
+        await until(lambda: not len(host.pool))
         assert not is_alive(starts(diary)[0])
 
 
@@ -193,7 +193,7 @@ async def test_clients_that_come_and_go_leave_nothing(tmp_path: Path) -> None:
             front.say("tools/call", {"name": "slow", "arguments": {"seconds": 50}}, 5)
     assert len(starts(diary)) == 5
     assert not any(is_alive(pid) for pid in starts(diary))
-    assert not len(host.lines)
+    assert not len(host.pool)
 
 
 async def test_words_to_a_relay_that_has_ended_start_no_server(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ async def test_words_to_a_relay_that_has_ended_start_no_server(tmp_path: Path) -
     ours.send({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {}})
     await asyncio.sleep(0)
     assert heard == []
-    assert not len(host.lines)
+    assert not len(host.pool)
     assert not starts(diary)
 
 

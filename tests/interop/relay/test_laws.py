@@ -138,9 +138,9 @@ async def test_any_request_and_any_result_pass_equal_and_in_order(params: Any, r
     heard: list[Any] = []
     ours.attach(heard.append, lambda end: None)
     link = MemoryLink()
-    lines = UpstreamPool(StdioServerConfig("behind", "none"), 1)
-    client = RelaySession(lines, ReconnectBackoff(), HostLimits(), ToolSchemas())
-    client._channel.line = _Line(client, link)  # type: ignore[assignment] — a line without a process
+    pool = UpstreamPool(StdioServerConfig("behind", "none"), 1)
+    client = RelaySession(pool, ReconnectBackoff(), HostLimits(), ToolSchemas())
+    client._forwarder.connection = _Connection(client, link)  # type: ignore[assignment] — a connection without a process
     client.notification_channel = theirs
     asked = {"jsonrpc": "2.0", "id": "a", "method": "x/y", "params": params}
     client.dispatcher.receive(written(asked, style), theirs)
@@ -150,18 +150,18 @@ async def test_any_request_and_any_result_pass_equal_and_in_order(params: Any, r
     assert ordered(encode_frame(sent)) == ordered(json.dumps(asked).encode())
     expected = {"jsonrpc": "2.0", "id": "a", "result": result}
     assert ordered(encode_frame(answer)) == ordered(json.dumps(expected).encode())
-    client._channel.line = None
+    client._forwarder.connection = None
     await client.close("done")
 
 
-class _Line:
-    """What a client sees of a line, over a link in memory."""
+class _Connection:
+    """The part of an upstream connection that a session uses, over a link in memory."""
 
-    has_room = True
+    is_writable = True
 
     def __init__(self, client: RelaySession, link: MemoryLink) -> None:
         self._link = link
-        link.attach(lambda data: client._received(decode_frame_verbatim(data)), lambda end: None)  # type: ignore[arg-type]
+        link.attach(lambda data: client._receive(decode_frame_verbatim(data)), lambda end: None)  # type: ignore[arg-type]
 
     def send(self, frame: JsonObject) -> bool:
         self._link.send(frame)

@@ -498,10 +498,10 @@ async def test_of_very_many_tools_the_last_are_remembered(behind: Behind) -> Non
     schema: Any = {"type": "object", "properties": {"r": {"x-mcp-header": "R"}}}
     schemas = ToolSchemas()
     schemas.learn({"tools": [{"name": f"t{n}", "inputSchema": schema} for n in range(1_001)]})
-    assert schemas.of("t0") is None
-    assert schemas.of("t1") == schemas.of("t1000") == schema
+    assert schemas.find("t0") is None
+    assert schemas.find("t1") == schemas.find("t1000") == schema
     schemas.learn({"tools": [{"name": "t1", "inputSchema": {"type": "object"}}]})
-    assert schemas.of("t1") is None
+    assert schemas.find("t1") is None
     schemas.learn({"tools": {}})
 
 
@@ -566,7 +566,7 @@ async def test_so_many_clients_have_a_connection_of_their_own_and_no_more(behind
         async with front_of(host) as third:
             refused = await third.ask("initialize", HELLO)
             assert "2 clients have a connection" in refused["error"]["message"]
-    await until(lambda: not len(host.lines))
+    await until(lambda: not len(host.pool))
     async with front_of(host) as fourth:
         fourth.say("ping", None, 1)
         await until(lambda: len(behind.links) == 3)

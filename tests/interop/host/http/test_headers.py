@@ -25,19 +25,19 @@ VERSION = "2026-07-28"
 VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
 CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"
 STAMP: dict[str, Any] = {VERSION_KEY: VERSION, CAPABILITIES_KEY: {}}
-UpstreamPool = list[tuple[str, str]]
+HeaderLines = list[tuple[str, str]]
 
 
 def wrapped(text: str) -> str:
     return f"=?base64?{base64.b64encode(text.encode()).decode()}?="
 
 
-def verdict(lines: UpstreamPool, frame: dict[str, Any], schema: Any = None) -> tuple[int, int] | None:
+def verdict(lines: HeaderLines, frame: dict[str, Any], schema: Any = None) -> tuple[int, int] | None:
     found = check_headers(lines, frame, lambda name: schema if name == "tool" else None)
     return None if found is None else (found.code, found.status)
 
 
-def theirs(lines: UpstreamPool, frame: dict[str, Any], schema: Any = None) -> tuple[int, int] | None:
+def theirs(lines: HeaderLines, frame: dict[str, Any], schema: Any = None) -> tuple[int, int] | None:
     """Have the SDK say what it thinks, in the order in which its own server asks."""
     found: Any = None
     if inbound.find_duplicated_routing_header(lines) is not None:
@@ -73,7 +73,7 @@ SAID = st.one_of(NAMES, NAMES.map(wrapped), VISIBLE, VISIBLE.map(lambda text: f"
 
 
 @st.composite
-def routed(draw: st.DrawFn) -> tuple[UpstreamPool, dict[str, Any]]:
+def routed(draw: st.DrawFn) -> tuple[HeaderLines, dict[str, Any]]:
     """Draw a request that says the same twice, and spoil it in a place or two."""
     wrong = draw(st.sets(st.sampled_from(["version", "method", "name", "body", "stamp", "twice", "gone"]), max_size=2))
     method, version, name = draw(METHODS), draw(VERSIONS), draw(NAMES)
@@ -89,20 +89,20 @@ def routed(draw: st.DrawFn) -> tuple[UpstreamPool, dict[str, Any]]:
         params = draw(st.one_of(st.none(), some(_meta=METAS), some(_meta=st.just(STAMP), name=ODD)))
     if "gone" in wrong:
         del headers[draw(st.sampled_from(sorted(headers)))]
-    lines: UpstreamPool = [*headers.items(), ("accept", "a"), ("accept", "b")]
+    lines: HeaderLines = [*headers.items(), ("accept", "a"), ("accept", "b")]
     if "twice" in wrong:
         lines.append(draw(st.sampled_from(lines)))
     frame: dict[str, Any] = {"jsonrpc": "2.0", "id": 1, "method": method}
     return lines, frame if params is None else {**frame, "params": params}
 
 
-def readable(lines: UpstreamPool) -> bool:
+def readable(lines: HeaderLines) -> bool:
     """Tell whether the SDK can judge it: what is no ASCII inside of a wrapper makes it fail."""
     return not any(v.startswith("=?base64?") and not v.isascii() for _, v in lines)
 
 
 @given(routed())
-def test_requests_are_routed_as_by_the_sdk(request: tuple[UpstreamPool, dict[str, Any]]) -> None:
+def test_requests_are_routed_as_by_the_sdk(request: tuple[HeaderLines, dict[str, Any]]) -> None:
     lines, frame = request
     if readable(lines):
         assert verdict(lines, frame) == theirs(lines, frame)
@@ -221,7 +221,7 @@ def marked_schemas(draw: st.DrawFn) -> dict[str, Any]:
     return {"type": "object", "properties": {name: place(1) for name in names}}
 
 
-def repeated(schema: dict[str, Any], arguments: dict[str, Any]) -> UpstreamPool:
+def repeated(schema: dict[str, Any], arguments: dict[str, Any]) -> HeaderLines:
     """Repeat arguments as a client of the SDK does."""
     if inbound.find_invalid_x_mcp_header(schema) is not None:
         return []

@@ -1,9 +1,8 @@
-"""The provider host: a box of tools as an MCP server.
+"""The provider host: a tool box as an MCP server.
 
-`connect` serves one client over a transport and returns as soon as it is served; the connection
-lives until one of the two ends it, whether anybody holds on to what `connect` returned or not.
-`serve_stdio` serves the client that started this process, `serve_http` all who know an address and
-its token.
+`connect` serves one client over a transport and returns as soon as it is served; the connection lives until either
+side ends it, also when the program keeps no reference. `serve_stdio` serves the client that started this process,
+`serve_http` every client that knows the address and its token.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from indusagi.core.json import JsonObject
 from indusagi.interop.protocol_bridge.host.catalog import BoxSource, Catalog, Ready
 from indusagi.interop.protocol_bridge.host.client_requests import SuspendedCalls
 from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits
+from indusagi.interop.protocol_bridge.host.http import open_http
 from indusagi.interop.protocol_bridge.host.http.settings import HttpHost, HttpSettings
 from indusagi.interop.protocol_bridge.host.server import RunningProviderHost as RunningProviderHost
 from indusagi.interop.protocol_bridge.host.server import ServingHost
@@ -25,24 +25,24 @@ from indusagi.interop.protocol_bridge.rpc.codec import decode_frame
 
 @dataclass(frozen=True, slots=True)
 class ProviderHostInfo:
-    """Who the host says it is."""
+    """Name, version and instructions that a client receives."""
 
     name: str = "indus-provider-host"
     version: str = "0.1.0"
     title: str | None = field(default=None, kw_only=True)
     instructions: str | None = field(default=None, kw_only=True)
-    """What a client may tell its model about these tools as a whole."""
+    """Text about the tools as a whole, which a client may give its model."""
 
     def as_json(self) -> JsonObject:
-        """Say it in the words of the protocol."""
-        said: JsonObject = {"name": self.name, "version": self.version}
+        """Return the `Implementation` object of the protocol."""
+        info: JsonObject = {"name": self.name, "version": self.version}
         if self.title is not None:
-            said["title"] = self.title
-        return said
+            info["title"] = self.title
+        return info
 
 
 class ProviderHost(ServingHost):
-    """A box of tools that MCP clients can list and call. Make it with `create_provider_host`."""
+    """Serves a tool box to MCP clients; `create_provider_host` creates it."""
 
     def __init__(self, box: BoxSource, info: ProviderHostInfo, limits: HostLimits, ready: Ready | None = None) -> None:
         super().__init__(limits)
@@ -50,29 +50,26 @@ class ProviderHost(ServingHost):
         self.catalog = Catalog(box, info.as_json(), ready)
 
     def refresh_tools(self) -> bool:
-        """Look at the box again, and tell every client if its tools are others than before."""
+        """Read the tools again, and notify every client if they differ from before; return whether they do."""
         return self.catalog.refresh()
 
     def new_session(self, suspended: SuspendedCalls | None = None, owner: bytes = b"") -> HostSession:
-        """Make what answers one client; its calls may wait for it elsewhere than with it."""
+        """Create the session of one client; `suspended` outlives it where calls span several sessions."""
         return HostSession(self.catalog, self.limits, self.info.instructions, suspended, owner)
 
     @asynccontextmanager
     async def serve_http(self, settings: HttpSettings | None = None) -> AsyncGenerator[HttpHost]:
-        """Serve clients over HTTP until the block is left; what runs then may finish.
+        """Serve clients over HTTP until the block is left; running calls may then finish within `stop_s`.
 
         Raises:
             ProtocolFault: It cannot be started (kind `transport`); the message says why.
         """
-        from indusagi.interop.protocol_bridge.host.http import open_http  # noqa: PLC0415 — few serve over HTTP
-
-        schemas = self.catalog
-        # Over HTTP a client of the newer protocol is one request long; a call may take several.
+        # Over HTTP a session of revision 2026-07-28 is one request long; a suspended call takes several.
         suspended = SuspendedCalls()
         try:
             async with open_http(
                 lambda owner: self.new_session(suspended, owner),
-                lambda name: schemas.listing().schemas.get(name),
+                lambda name: self.catalog.listing().schemas.get(name),
                 settings,
                 read=decode_frame,
             ) as serving:
@@ -88,9 +85,9 @@ def create_provider_host(
     limits: HostLimits | None = None,
     ready: Ready | None = None,
 ) -> ProviderHost:
-    """Make a host over a box, or over a function that gives the present one.
+    """Create a host over a tool box, or over a function that returns the present one.
 
-    Whoever changes the tools says so with `ProviderHost.refresh_tools`. Clients are met at once; those
-    who ask for tools wait until `ready` is set.
+    After a change of the tools call `ProviderHost.refresh_tools`. Handshakes are answered at once; requests for tools
+    wait until `ready` is set.
     """
     return ProviderHost(box, info or ProviderHostInfo(), limits or HostLimits(), ready)

@@ -1,8 +1,8 @@
-"""The relay: one server behind a host of ours, as if it were reached directly.
+"""The relay: one server behind a host, as if it were reached directly.
 
-Nothing gets a prefix and nothing is translated. Whoever speaks the older protocol has a connection
-to the server of its own; whoever speaks the newer one over HTTP shares one, since there each
-request stands alone. A server that does not speak what it is asked in says so itself.
+Nothing is renamed or translated. A client with a handshake has its own connection to the server; clients of revision
+2026-07-28 share one over HTTP, since their requests are self-contained. The server itself refuses revisions that it
+does not support.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import replace
 from indusagi.interop.protocol_bridge.client.supervision import Supervision
 from indusagi.interop.protocol_bridge.contract import ServerConfig
 from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits
+from indusagi.interop.protocol_bridge.host.http import open_http
 from indusagi.interop.protocol_bridge.host.http.settings import HttpHost, HttpSettings
 from indusagi.interop.protocol_bridge.host.server import ServingHost
 from indusagi.interop.protocol_bridge.relay.session import RelaySession
@@ -21,44 +22,41 @@ from indusagi.interop.protocol_bridge.relay.shared import SharedUpstream
 from indusagi.interop.protocol_bridge.relay.upstream import ReconnectBackoff, ToolSchemas, UpstreamPool
 
 _STOP_S = 2.5
-"""Calls, and then the server behind them, have five seconds together."""
+"""Calls, and then the server behind them, have five seconds together to end."""
 
 
 class RelayHost(ServingHost):
-    """A server that clients reach through us. Make it with `create_relay_host`."""
+    """Serves one server to clients; `create_relay_host` creates it."""
 
     def __init__(self, config: ServerConfig, limits: HostLimits, rules: Supervision | None = None) -> None:
         super().__init__(limits)
-        self.lines = UpstreamPool(config, limits.upstreams)
+        self.pool = UpstreamPool(config, limits.upstreams)
         self._rules = rules
         self._backoff = ReconnectBackoff(rules)
         self._schemas = ToolSchemas()
 
     def new_session(self) -> RelaySession:
-        """Make what hands on the words of one client, over a connection of its own."""
-        return RelaySession(self.lines, self._backoff, self.limits, self._schemas)
+        """Create the session of one client, with its own connection to the server."""
+        return RelaySession(self.pool, self._backoff, self.limits, self._schemas)
 
     @asynccontextmanager
     async def serve_http(self, settings: HttpSettings | None = None) -> AsyncGenerator[HttpHost]:
-        """Serve clients over HTTP until the block is left; what runs then may finish for a while.
+        """Serve clients over HTTP until the block is left; running calls may then finish within `stop_s`.
 
         Raises:
             ProtocolFault: It cannot be started (kind `transport`); the message says why.
         """
-        from indusagi.interop.protocol_bridge.host.http import open_http  # noqa: PLC0415 — few serve over HTTP
-        from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings  # noqa: PLC0415 — as above
-
         chosen = settings or HttpSettings()
         chosen = replace(chosen, stop_s=min(chosen.stop_s, self.limits.stop_s))
-        lines, schemas = self.lines, self._schemas
-        # Apart: a server that breaks at a question of the newer protocol may serve the older well.
-        shared = SharedUpstream(lines, ReconnectBackoff(self._rules), schemas)
+        pool, schemas = self.pool, self._schemas
+        # With its own backoff: a server that breaks at a request of the newer revision may serve older ones well.
+        shared = SharedUpstream(pool, ReconnectBackoff(self._rules), schemas)
 
         def new_session(_: bytes) -> RelaySession:
-            return RelaySession(lines, self._backoff, self.limits, schemas, shared)
+            return RelaySession(pool, self._backoff, self.limits, schemas, shared)
 
         try:
-            async with open_http(new_session, schemas.of, chosen) as serving:
+            async with open_http(new_session, schemas.find, chosen) as serving:
                 yield serving
         finally:
             await shared.close()
@@ -67,5 +65,5 @@ class RelayHost(ServingHost):
 def create_relay_host(
     config: ServerConfig, *, limits: HostLimits | None = None, supervision: Supervision | None = None
 ) -> RelayHost:
-    """Make a host that hands everything on to one server, and back, unchanged."""
+    """Create a host that passes every message to one server, and back, unchanged."""
     return RelayHost(config, limits or HostLimits(stop_s=_STOP_S), supervision)

@@ -1,10 +1,10 @@
-"""One client of a relay, and the connection to the server that is its own.
+"""The session of one client of a relay, with its own connection to the server.
 
-Whoever shakes hands, or has a connection of its own to us, gets a connection of its own to the
-server: whatever either of the two says is handed to the other, with nothing changed, ids included.
-Over HTTP a client has several streams, and the server does not say which one it means: what belongs
-to a call by its progress token goes there, news go to the standing stream, everything else goes to
-the newest call, and waits if there is no stream at all. Whatever it is, it belongs to this client.
+A client that sends `initialize`, or has its own connection to the relay, gets its own connection to the server: what
+either sends is passed to the other unchanged, ids included. Over HTTP a client has several streams, and the server
+does not say which one it means: progress goes to the call with its token, news about lists and resources go to the
+client's GET stream, everything else goes to the newest call, and waits if there is no stream at all. Nothing goes to
+another client.
 """
 
 from __future__ import annotations
@@ -34,203 +34,194 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_KEPT = 64
-"""So many words of the server wait for a stream; those after them are dropped or refused."""
+_STORED = 64
+"""Frames of the server that wait for a stream; further ones are dropped or refused."""
 _UNREAD = 1_000
-"""So many words are sent to a client that does not read; those after them go the same way."""
+"""Frames that are sent to a client that does not read; further ones are dropped or refused."""
 _UNREAD_BYTES = 4 * 1024 * 1024
-"""And so much of them at most, be they sent or kept."""
-_REMEMBERED = 1_000
-"""So many subscriptions outlive the server that they were made with."""
-_greetings = itertools.count(1)
+"""The size of either."""
+_SETTINGS = 1_000
+"""Subscriptions that are repeated after a reconnection."""
+_replay_ids = itertools.count(1)
 
 
 class RelaySession:
-    """Hands on what one client says, and what it is told."""
+    """Passes frames between one client and the server."""
 
     def __init__(
         self,
-        lines: UpstreamPool,
+        pool: UpstreamPool,
         backoff: ReconnectBackoff,
         limits: HostLimits,
         schemas: ToolSchemas,
         shared: SharedUpstream | None = None,
     ) -> None:
         self.version: str | None = None
-        """What the handshake has agreed on; None before one."""
+        """The revision that the handshake has agreed on; None before it."""
         self.dispatcher = RequestDispatcher(
-            self._serve, self._noticed, limits, on_response=self._answered, read=decode_frame_verbatim
+            self._serve,
+            self._forward_notification,
+            limits,
+            on_response=self._forward_response,
+            read=decode_frame_verbatim,
         )
-        self._channel = RequestForwarder(lines, backoff, self._received)
+        self._forwarder = RequestForwarder(pool, backoff, self._receive)
         self._schemas = schemas
         self._shared = shared
         self._limits = limits
         self._notification_channel: ResponseChannel | None = None
-        self._asked: dict[RequestId, ResponseChannel | None] = {}
-        """What the server has asked, and where it was put to the client."""
-        self._kept: deque[JsonObject] = deque()
-        self._kept_bytes = 0
+        self._server_requests: dict[RequestId, ResponseChannel | None] = {}
+        """Open requests of the server, with the channel on which they were sent to the client."""
+        self._stored: deque[JsonObject] = deque()
+        """Frames that wait for a stream to the client."""
+        self._stored_bytes = 0
         self._unread = 0
         self._unread_bytes = 0
-        self._greeting: RelayedRequest | None = None
+        self._initialize: RelayedRequest | None = None
         self._settings: dict[JsonValue, JsonObject] = {}
-        """What the server was told to remember, by what it is about."""
+        """Requests that changed the state of the server, by subject: repeated after a reconnection."""
 
     @property
     def notification_channel(self) -> ResponseChannel | None:
-        """Takes what it is told unasked, while there is a way to tell it."""
+        """Carries frames that belong to no request, while there is a way to send them."""
         return self._notification_channel
 
     @notification_channel.setter
     def notification_channel(self, channel: ResponseChannel | None) -> None:
         self._notification_channel = channel
-        kept, self._kept, self._kept_bytes = self._kept, deque(), 0
-        for frame in kept:
-            self._tell(frame)
+        stored, self._stored, self._stored_bytes = self._stored, deque(), 0
+        for frame in stored:
+            self._send_to_client(frame)
 
     async def close(self, reason: str) -> None:
-        """End everything this client has asked for, and its connection."""
+        """Cancel the client's requests, and close its connection to the server."""
         await self.dispatcher.close(reason)
-        await self._channel.close()
+        await self._forwarder.close()
 
-    # -- what the client says ---------------------------------------------------------------
+    # -- from the client ------------------------------------------------------------------------
 
     def _serve(self, request: HostRequest) -> RelayedRequest:
         if self._shared is not None and VERSION in request.meta and request.method != "initialize":
-            return self._shared.ask(request)
-        channel = self._channel
-        if channel.line is None:
-            self._asked.clear()
-            self._kept = deque(said for said in self._kept if "id" not in said)
-            self._kept_bytes = sum(estimate_size(said) for said in self._kept)
-            replay = [] if request.method == "initialize" else self._replay()
-            channel.ready(replay).version = self.version
-        elif not channel.line.has_room and len(channel.open) >= self._limits.waiting:
+            return self._shared.forward(request)
+        forwarder = self._forwarder
+        if forwarder.connection is None:
+            self._server_requests.clear()
+            self._stored = deque(frame for frame in self._stored if "id" not in frame)
+            self._stored_bytes = sum(estimate_size(frame) for frame in self._stored)
+            replay = [] if request.method == "initialize" else self._build_replay()
+            forwarder.connect(replay).version = self.version
+        elif not forwarder.connection.is_writable and len(forwarder.open) >= self._limits.waiting:
             raise RpcError(UNAVAILABLE, "the server takes nothing more at the moment")
-        relayed = channel.hand_on(request, request.id)
+        relayed = forwarder.forward(request, request.id)
         if request.method == "initialize":
-            self._greeting = relayed
+            self._initialize = relayed
         return relayed
 
-    def _replay(self) -> list[JsonObject]:
-        """Say again what a server has to know that was started anew."""
-        if self._greeting is None or self.version is None:
+    def _build_replay(self) -> list[JsonObject]:
+        """Build the handshake and settings that a restarted server has to be sent first."""
+        if self._initialize is None or self.version is None:
             return []
-        told: list[JsonObject] = [
-            {**self._greeting.frame(), "id": f"relay-{next(_greetings)}"},
+        frames: list[JsonObject] = [
+            {**self._initialize.to_frame(), "id": f"relay-{next(_replay_ids)}"},
             {"jsonrpc": "2.0", "method": "notifications/initialized"},
         ]
-        kept = self._settings.values()
-        told.extend({**frame, "id": f"relay-{next(_greetings)}"} for frame in kept)
-        return told
+        frames.extend({**frame, "id": f"relay-{next(_replay_ids)}"} for frame in self._settings.values())
+        return frames
 
-    def _noticed(self, method: str, params: JsonObject) -> None:
+    def _forward_notification(self, method: str, params: JsonObject) -> None:
         if method == CANCELLED:
-            relayed = self._channel.find(params.get("requestId"))
+            relayed = self._forwarder.find(params.get("requestId"))
             if relayed is not None:
-                relayed.withdrawn = True
+                relayed.is_withdrawn = True
         frame: JsonObject = {"jsonrpc": "2.0", "method": method}
-        self._channel.send(frame if params is NO_PARAMS else {**frame, "params": params})
+        self._forwarder.send(frame if params is NO_PARAMS else {**frame, "params": params})
 
-    def _answered(self, frame: JsonObject) -> None:
-        identity = frame.get("id")
-        if isinstance(identity, (int, str)) and identity in self._asked:
-            del self._asked[identity]
-            self._channel.send(frame)
+    def _forward_response(self, frame: JsonObject) -> None:
+        request_id = frame.get("id")
+        if isinstance(request_id, (int, str)) and request_id in self._server_requests:
+            del self._server_requests[request_id]
+            self._forwarder.send(frame)
 
-    # -- what the server says ---------------------------------------------------------------
+    # -- from the server ------------------------------------------------------------------------
 
-    def _received(self, frame: JsonObject) -> None:
+    def _receive(self, frame: JsonObject) -> None:
         if isinstance(frame.get("method"), str):
-            self._tell(frame)
-        else:
-            self._resolve(frame)
-
-    def _refuse(self, identity: RequestId, said: str) -> None:
-        error: JsonObject = {"code": UNAVAILABLE, "message": said}
-        self._channel.send({"jsonrpc": "2.0", "id": identity, "error": error})
-
-    def _resolve(self, frame: JsonObject) -> None:
-        relayed = self._channel.answered(frame)
-        if relayed is None:
+            self._send_to_client(frame)
             return
-        result = frame.get("result")
-        if isinstance(result, dict):
-            self._learn(relayed.request, result)
-        relayed.answered(frame)
+        relayed = self._forwarder.find_by_response(frame)
+        if relayed is not None:
+            result = frame.get("result")
+            if isinstance(result, dict):
+                self._learn(relayed.request, result)
+            relayed.resolve(frame)
 
     def _learn(self, request: HostRequest, result: JsonObject) -> None:
         method, params = request.method, request.params
+        uri = params.get("uri")
+        subject = uri if isinstance(uri, str) else ""  # the log level has one value for all
         if method == "initialize":
-            agreed = result.get("protocolVersion")
-            self.version = agreed if isinstance(agreed, str) else ""
-            if self._channel.line is not None:
-                self._channel.line.version = self.version
+            version = result.get("protocolVersion")
+            self.version = version if isinstance(version, str) else ""
+            if self._forwarder.connection is not None:
+                self._forwarder.connection.version = self.version
         elif method == "tools/list":
             self._schemas.learn(result)
         elif method in {"logging/setLevel", "resources/subscribe"}:
-            frame: JsonObject = {"jsonrpc": "2.0", "method": method, "params": params}
-            if len(self._settings) < _REMEMBERED:
-                self._settings[_subject(params)] = frame
+            if len(self._settings) < _SETTINGS:
+                self._settings[subject] = {"jsonrpc": "2.0", "method": method, "params": params}
         elif method == "resources/unsubscribe":
-            self._settings.pop(_subject(params), None)
+            self._settings.pop(subject, None)
 
-    # -- which way to the client ------------------------------------------------------------
-
-    def _tell(self, frame: JsonObject) -> None:
-        channel, identity = self._way(frame), frame.get("id")
-        asks = isinstance(identity, (int, str))
-        if not self._takes(channel, estimate_size(frame)):
-            if asks:
-                self._refuse(identity, "the client reads nothing at the moment")
+    def _send_to_client(self, frame: JsonObject) -> None:
+        channel, request_id = self._choose_channel(frame), frame.get("id")
+        is_request = isinstance(request_id, (int, str))
+        size = estimate_size(frame)
+        if not self._has_capacity(channel, size):
+            if is_request:
+                error: JsonObject = {"code": UNAVAILABLE, "message": "the client reads nothing at the moment"}
+                self._forwarder.send({"jsonrpc": "2.0", "id": request_id, "error": error})
             return
-        if asks:
-            if len(self._asked) >= self._limits.asks:
-                # A server may give up a question without a word: those must not add up.
-                del self._asked[next(iter(self._asked))]
-            self._asked[identity] = channel
+        if is_request:
+            if len(self._server_requests) >= self._limits.asks:
+                # A server may abandon a request without a notification: those must not add up.
+                del self._server_requests[next(iter(self._server_requests))]
+            self._server_requests[request_id] = channel
         if channel is None:
-            self._kept.append(frame)
-            self._kept_bytes += estimate_size(frame)
+            self._stored.append(frame)
+            self._stored_bytes += size
         else:
             channel.send(frame)
 
-    def _takes(self, channel: ResponseChannel | None, size: int) -> bool:
-        """Tell whether there is room for one more; what nobody reads is not to pile up."""
+    def _has_capacity(self, channel: ResponseChannel | None, size: int) -> bool:
+        """Tell whether a frame may be sent or stored: unread frames are limited."""
         if channel is None:
-            taken = len(self._kept) < _KEPT and self._kept_bytes + size <= _UNREAD_BYTES
+            has_capacity = len(self._stored) < _STORED and self._stored_bytes + size <= _UNREAD_BYTES
         elif channel.writable.is_set():
             self._unread = self._unread_bytes = 0
-            taken = True
+            has_capacity = True
         else:
             self._unread += 1
             self._unread_bytes += size
-            taken = self._unread <= _UNREAD and self._unread_bytes <= _UNREAD_BYTES
-        if not taken:
-            _log.debug("a client reads nothing: what it is told is dropped")
-        return taken
+            has_capacity = self._unread <= _UNREAD and self._unread_bytes <= _UNREAD_BYTES
+        if not has_capacity:
+            _log.debug("a client reads nothing: a message to it is dropped")
+        return has_capacity
 
-    def _way(self, frame: JsonObject) -> ResponseChannel | None:
-        method, params = frame.get("method"), frame.get("params")
-        given = params if isinstance(params, dict) else {}
+    def _choose_channel(self, frame: JsonObject) -> ResponseChannel | None:
+        method, value = frame.get("method"), frame.get("params")
+        params = value if isinstance(value, dict) else {}
         if method == PROGRESS:
-            token = given.get("progressToken")
-            for relayed in reversed(self._channel.open.values()):
+            token = params.get("progressToken")
+            for relayed in reversed(self._forwarder.open.values()):
                 if relayed.token == token and relayed.request.channel.accepts_notifications:
                     return relayed.request.channel
         if method == CANCELLED:
-            identity = given.get("requestId")
-            asked = self._asked.pop(identity, None) if isinstance(identity, (int, str)) else None
-            if asked is not None and asked.accepts_notifications:
-                return asked
-        calls = [relayed.request.channel for relayed in reversed(self._channel.open.values())]
-        # News concern no call: a client that has a standing stream expects them there.
-        news = isinstance(method, str) and method.endswith(("list_changed", "resources/updated"))
-        ways = [self._notification_channel, *calls] if news else [*calls, self._notification_channel]
-        return next((way for way in ways if way is not None and way.accepts_notifications), None)
-
-
-def _subject(params: JsonObject) -> str:
-    """Say what a setting is about: a resource, or the one level of all."""
-    uri = params.get("uri")
-    return uri if isinstance(uri, str) else ""
+            request_id = params.get("requestId")
+            channel = self._server_requests.pop(request_id, None) if isinstance(request_id, (int, str)) else None
+            if channel is not None and channel.accepts_notifications:
+                return channel
+        calls = [relayed.request.channel for relayed in reversed(self._forwarder.open.values())]
+        # News belong to no call: a client with a GET stream expects them there.
+        is_news = isinstance(method, str) and method.endswith(("list_changed", "resources/updated"))
+        channels = [self._notification_channel, *calls] if is_news else [*calls, self._notification_channel]
+        return next((channel for channel in channels if channel is not None and channel.accepts_notifications), None)

@@ -1,9 +1,9 @@
-"""One connection to the server that many clients of the newer protocol share.
+"""One connection to the server that all clients of revision 2026-07-28 share over HTTP.
 
-Each of their requests stands alone, so only what must be unique on one connection is changed: ids,
-progress tokens and, with the ids, subscriptions. What the server says on the way is given to the
-request it names. What names none is given to nobody, with one exception: words for the log, while
-there is one request only, which has asked for them. A question names none: it is refused.
+Their requests are self-contained, so only what must be unique on one connection is replaced: ids, progress tokens
+and, with the ids, subscriptions. A notification of the server goes to the request it names. One that names none is
+dropped, except a log message while exactly one request is open that has asked for log messages. A request of the
+server names none: it is refused.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from indusagi.interop.protocol_bridge.client.handlers import ABANDONED_S
 from indusagi.interop.protocol_bridge.relay.upstream import PROGRESS, SUBSCRIPTION, RateLimitedLog, RequestForwarder
 from indusagi.interop.protocol_bridge.rpc.codec import encode_object
-from indusagi.interop.protocol_bridge.rpc.connection import METHOD_NOT_FOUND, RpcError
+from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, METHOD_NOT_FOUND, RpcError
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
@@ -26,58 +26,59 @@ if TYPE_CHECKING:
         ToolSchemas,
         UpstreamPool,
     )
-    from indusagi.interop.protocol_bridge.rpc.connection import RequestId
 
 VERSION = "io.modelcontextprotocol/protocolVersion"
 LOG_LEVEL = "io.modelcontextprotocol/logLevel"
 _MESSAGE = "notifications/message"
-_INVALID_PARAMS = -32602
-_TOO_LARGE = "it holds a number that is too large to be written again"
+_TOO_LARGE = "it holds a number that is too large to be encoded again"
 
 
 class SharedUpstream:
-    """Hands on requests of many clients over one connection."""
+    """Forwards requests of many clients over one connection."""
 
-    def __init__(self, lines: UpstreamPool, backoff: ReconnectBackoff, schemas: ToolSchemas) -> None:
-        self._warnings = RateLimitedLog(lines.config.id)
+    def __init__(self, pool: UpstreamPool, backoff: ReconnectBackoff, schemas: ToolSchemas) -> None:
+        self._warnings = RateLimitedLog(pool.config.id)
         self._schemas = schemas
-        self._channel = RequestForwarder(lines, backoff, self._received)
+        self._forwarder = RequestForwarder(pool, backoff, self._receive)
         self._ids = itertools.count(1)
 
-    def ask(self, request: HostRequest) -> RelayedRequest:
-        """Hand a request on.
+    def forward(self, request: HostRequest) -> RelayedRequest:
+        """Forward a request under an id and progress token of this connection.
 
         Raises:
-            RpcError: There is no connection, and none can be made now; or it cannot be written.
+            RpcError: There is no connection, and none can be opened now; or the request cannot be encoded.
         """
-        self._channel.ready()
-        identity = next(self._ids)
-        try:
-            params = _with_token(request, identity)
-        except ValueError:
-            raise RpcError(_INVALID_PARAMS, _TOO_LARGE) from None
-        return self._channel.hand_on(request, identity, params)
+        self._forwarder.connect()
+        upstream_id = next(self._ids)
+        params = None
+        if request.meta.get("progressToken") is not None:
+            try:
+                params = encode_object({**request.params, "_meta": {**request.meta, "progressToken": upstream_id}})
+            except ValueError:
+                raise RpcError(INVALID_PARAMS, _TOO_LARGE) from None
+        return self._forwarder.forward(request, upstream_id, params)
 
     async def close(self) -> None:
-        """End the connection."""
-        await self._channel.close()
+        """Close the connection."""
+        await self._forwarder.close()
 
-    # -- what the server says ---------------------------------------------------------------
-
-    def _received(self, frame: JsonObject) -> None:
-        method, identity = frame.get("method"), frame.get("id")
+    def _receive(self, frame: JsonObject) -> None:
+        method, request_id = frame.get("method"), frame.get("id")
         try:
             if not isinstance(method, str):
-                self._resolve(frame)
-            elif isinstance(identity, (int, str)):
-                self._refuse(identity, method)
+                self._receive_response(frame)
+            elif isinstance(request_id, (int, str)):
+                self._warnings.warn(f"sends a request without naming a client, which is refused: {method}")
+                message = f"{method} cannot be passed on: several clients share this connection"
+                error: JsonObject = {"code": METHOD_NOT_FOUND, "message": message}
+                self._forwarder.send({"jsonrpc": "2.0", "id": request_id, "error": error})
             else:
-                self._notice(frame, method)
+                self._receive_notification(frame, method)
         except ValueError:
-            self._warnings.add(f"says something that is dropped: {_TOO_LARGE}")
+            self._warnings.warn(f"sends a message that is dropped: {_TOO_LARGE}")
 
-    def _resolve(self, frame: JsonObject) -> None:
-        relayed = self._channel.answered(frame)
+    def _receive_response(self, frame: JsonObject) -> None:
+        relayed = self._forwarder.find_by_response(frame)
         if relayed is None:
             return
         result = frame.get("result")
@@ -85,63 +86,46 @@ class SharedUpstream:
             if relayed.request.method == "tools/list":
                 self._schemas.learn(result)
             if relayed.request.is_subscription:
-                frame = {**frame, "result": _renamed(result, relayed)}
-        relayed.answered(frame)
+                frame = {**frame, "result": _restore_subscription(result, relayed)}
+        relayed.resolve(frame)
 
-    def _refuse(self, identity: RequestId, method: str) -> None:
-        self._warnings.add(f"asks without saying whom, and is refused: {method}")
-        said = f"{method} cannot be passed on: several clients share this connection"
-        error: JsonObject = {"code": METHOD_NOT_FOUND, "message": said}
-        self._channel.send({"jsonrpc": "2.0", "id": identity, "error": error})
-
-    def _notice(self, frame: JsonObject, method: str) -> None:
-        given = frame.get("params")
-        params = given if isinstance(given, dict) else {}
-        relayed = self._meant(method, params)
+    def _receive_notification(self, frame: JsonObject, method: str) -> None:
+        value = frame.get("params")
+        params = value if isinstance(value, dict) else {}
+        relayed = self._find_addressee(method, params)
         if relayed is None:
-            self._warnings.add(f"says something to nobody, which is dropped: {method}")
+            self._warnings.warn(f"sends a notification for no request, which is dropped: {method}")
             return
         request = relayed.request
         if method in {PROGRESS, _MESSAGE} and not request.channel.writable.is_set():
-            return  # to a client that does not read, steps are not to pile up
+            return  # they would pile up for a client that does not read
         if not request.is_answered:
-            request.channel.send({**frame, "params": _addressed(params, relayed)})
+            if "progressToken" in params and relayed.token is not None:
+                params = encode_object({**params, "progressToken": relayed.token})
+            elif request.is_subscription:
+                params = _restore_subscription(params, relayed)
+            request.channel.send({**frame, "params": params})
 
-    def _meant(self, method: str, params: JsonObject) -> RelayedRequest | None:
+    def _find_addressee(self, method: str, params: JsonObject) -> RelayedRequest | None:
         if method == PROGRESS:
-            found = self._channel.find(params.get("progressToken"))
-            return found if found is not None and found.token is not None else None
+            relayed = self._forwarder.find(params.get("progressToken"))
+            return relayed if relayed is not None and relayed.token is not None else None
         meta = params.get("_meta")
-        named = meta.get(SUBSCRIPTION) if isinstance(meta, dict) else None
-        if named is not None:
-            found = self._channel.find(named)
-            return found if found is not None and found.request.is_subscription else None
-        return self._only_one() if method == _MESSAGE else None
-
-    def _only_one(self) -> RelayedRequest | None:
-        calls = [one for one in self._channel.open.values() if not one.request.is_subscription]
-        clear_s = asyncio.get_running_loop().time() - self._channel.withdrawn_at
-        if len(calls) != 1 or clear_s < ABANDONED_S:
+        subscription = meta.get(SUBSCRIPTION) if isinstance(meta, dict) else None
+        if subscription is not None:
+            relayed = self._forwarder.find(subscription)
+            return relayed if relayed is not None and relayed.request.is_subscription else None
+        if method != _MESSAGE:
+            return None
+        calls = [relayed for relayed in self._forwarder.open.values() if not relayed.request.is_subscription]
+        since_cancel_s = asyncio.get_running_loop().time() - self._forwarder.withdrawn_at
+        if len(calls) != 1 or since_cancel_s < ABANDONED_S:
             return None
         return calls[0] if LOG_LEVEL in calls[0].request.meta else None
 
 
-def _with_token(request: HostRequest, identity: RequestId) -> JsonObject | None:
-    """Put an id that is unique here in the place of a client's progress token."""
-    if request.meta.get("progressToken") is None:
-        return None
-    return encode_object({**request.params, "_meta": {**request.meta, "progressToken": identity}})
-
-
-def _addressed(params: JsonObject, relayed: RelayedRequest) -> JsonObject:
-    """Write a notice in the words of its client."""
-    if "progressToken" in params and relayed.token is not None:
-        return encode_object({**params, "progressToken": relayed.token})
-    return _renamed(params, relayed) if relayed.request.is_subscription else params
-
-
-def _renamed(value: JsonObject, relayed: RelayedRequest) -> JsonObject:
-    """Call a subscription what its client calls it."""
+def _restore_subscription(value: JsonObject, relayed: RelayedRequest) -> JsonObject:
+    """Put the client's subscription id in the place of ours."""
     meta = value.get("_meta")
     if not isinstance(meta, dict) or SUBSCRIPTION not in meta:
         return value

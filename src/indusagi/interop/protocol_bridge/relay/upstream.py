@@ -1,10 +1,9 @@
-"""A connection of a relay to its server: raw frames, one life, and how soon the next may begin.
+"""Connections of a relay to its server (the upstream): raw frames, forwarded requests, reconnection.
 
-What is sent before the connection stands waits in line. A connection that follows one that broke
-may have to greet the server first; then everything else waits for the answer to that. The server's
-words are handed on as they came: a text that cannot be read is dropped, and if it was meant as an
-answer, whoever waits for it is told. What a server does not read is bounded, as is what is said of
-it in the log.
+Frames are passed on as they came. Frames that are sent before a connection is open wait in it; a connection that
+replaces a broken one first repeats the client's handshake. An invalid frame of the server is dropped, and if it was a
+response, the request fails at once. What waits for a server that does not read is limited, and so are the warnings
+about it in the log.
 """
 
 from __future__ import annotations
@@ -34,32 +33,39 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.host.dispatcher import HostRequest
     from indusagi.interop.protocol_bridge.rpc.connection import RequestId, Transport, TransportEnd
 
-
 _log = logging.getLogger(__name__)
 
+LISTEN = "subscriptions/listen"
+SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
+CANCELLED = "notifications/cancelled"
+PROGRESS = "notifications/progress"
 UNAVAILABLE = -32000
+_DISCOVER = "server/discover"
 _CLOSE_S = 1.0
-"""The host of a relay is to end within seconds, its servers included."""
-_SOONEST_S = 1.0
+"""A relay ends within seconds, its servers included."""
+_RETRY_S = 1.0
 _UNREAD_BYTES = 4 * 1024 * 1024
-"""So much is kept for a server that does not read; what comes after it is not taken."""
-_KINDS = 20
-_SHOWN = 120
+"""The limit of what waits for a server that does not read."""
+_WARNING_KINDS = 20
+_WARNING_CHARS = 120
+_SCHEMAS = 1_000
+_HEADER_MARK = "x-mcp-header"
+_ID_DIGITS = 15
 
 
 class RateLimitedLog:
-    """What is said of a server in the log: each kind at its first, 10th, 100th time and so on."""
+    """Warnings about one server: each kind is logged the first, 10th, 100th time and so on."""
 
     def __init__(self, server: str) -> None:
         self._server = server
         self._counts: Counter[str] = Counter()
 
-    def add(self, said: str) -> None:
-        """Complain, unless it was said and nothing much has changed."""
-        # Most hold words of the server, which may find ever others.
-        kind = " ".join(clean_text(cut_text(said, _SHOWN))[0].split())
-        if kind not in self._counts and len(self._counts) >= _KINDS:
-            kind = "does other things that are not done"
+    def warn(self, message: str) -> None:
+        """Log a warning, unless one of its kind was logged recently."""
+        # Most hold text of the server, which can invent ever new kinds.
+        kind = " ".join(clean_text(cut_text(message, _WARNING_CHARS))[0].split())
+        if kind not in self._counts and len(self._counts) >= _WARNING_KINDS:
+            kind = "sends other invalid messages"
         self._counts[kind] += 1
         count = self._counts[kind]
         if f"{count}".rstrip("0") == "1":
@@ -68,152 +74,142 @@ class RateLimitedLog:
 
 
 class UpstreamConnection:
-    """One life of a connection. Made by `UpstreamPool.open`."""
+    """One connection to the server, from its start to its end; `UpstreamPool.open` starts it."""
 
     def __init__(
         self,
         config: ServerConfig,
         on_frame: Callable[[JsonObject], None],
         on_end: Callable[[ProtocolFault], None],
-        greeting: Sequence[JsonObject] = (),
+        handshake: Sequence[JsonObject] = (),
     ) -> None:
         self.version: str | None = None
-        """What the handshake has agreed on; some links repeat it with every message."""
+        """The negotiated revision; HTTP transports repeat it in a header of each message."""
         self._config = config
         self._on_frame = on_frame
         self._on_end = on_end
-        self._greeting = [*greeting]
+        self._handshake = [*handshake]
         self._waiting: list[JsonObject] = []
-        self._unread = 0
+        self._unread_bytes = 0
         self._warnings = RateLimitedLog(config.id)
-        self._link: Transport | None = None
-        self._ready = False
-        self._over = asyncio.Event()
-        self._owner = BackgroundTask("relay")
+        self._transport: Transport | None = None
+        self._is_ready = False
+        self._ended = asyncio.Event()
+        self._task = BackgroundTask("relay")
         self._began_at = asyncio.get_running_loop().time()
 
     @property
     def up_s(self) -> float:
-        """How long ago it was begun."""
+        """Seconds since it was started."""
         return asyncio.get_running_loop().time() - self._began_at
 
     @property
-    def has_room(self) -> bool:
-        """Whether the server takes what is sent to it."""
-        return self._link is None or self._link.writable.is_set()
+    def is_writable(self) -> bool:
+        """Whether the server reads what is sent to it."""
+        return self._transport is None or self._transport.writable.is_set()
 
-    # -- its life ---------------------------------------------------------------------------
+    def start(self, on_closed: Callable[[UpstreamConnection], None]) -> None:
+        """Connect in a task of its own; `on_closed` is called when everything is released."""
+        self._task.start(self._run(on_closed))
 
-    def start(self, after: Callable[[UpstreamConnection], None]) -> None:
-        """Begin; `after` is called when all of it is gone."""
-        self._owner.start(self._live(after))
-
-    async def _live(self, after: Callable[[UpstreamConnection], None]) -> None:
+    async def _run(self, on_closed: Callable[[UpstreamConnection], None]) -> None:
         try:
-            async with open_transport(self._config, lambda: self.version) as link:
-                self._link = link
-                link.attach(self._received, self._ended)
-                self._begin()
-                await self._over.wait()
-        except Exception as exc:  # noqa: BLE001 — boundary: whatever it is, those who wait are told
-            self._broke(exc)
+            async with open_transport(self._config, lambda: self.version) as transport:
+                self._transport = transport
+                transport.attach(self._receive, self._handle_end)
+                if self._handshake:
+                    self._transmit(self._handshake[0])
+                else:
+                    self._send_waiting()
+                await self._ended.wait()
+        except Exception as exc:  # noqa: BLE001 — boundary: the waiting requests are answered
+            self._fail(exc)
         finally:
-            after(self)
+            on_closed(self)
 
     async def close(self) -> None:
-        """End it, and see it gone; nobody is told any more."""
-        self._over.set()
-        await self._owner.join()
+        """End the connection without a call of `on_end`, and wait until it is released."""
+        self._ended.set()
+        await self._task.join()
 
-    def _begin(self) -> None:
-        if self._greeting:
-            self._say(self._greeting[0])
-        else:
-            self._flow()
-
-    def _flow(self) -> None:
-        self._ready = True
+    def _send_waiting(self) -> None:
+        self._is_ready = True
         waiting, self._waiting = self._waiting, []
         for frame in waiting:
-            self._say(frame)
+            self._transmit(frame)
 
-    def _ended(self, end: TransportEnd) -> None:
-        if end.detail.stderr and not self._over.is_set():
-            # For whoever runs us: a client may be anybody.
+    def _handle_end(self, end: TransportEnd) -> None:
+        if end.detail.stderr and not self._ended.is_set():
+            # Only for the log of the relay: its clients may be anyone.
             cause = find_cause(end.detail.stderr)
             _log.warning("standard error of server %r: %s", self._config.id, cause)
-        self._broke(ConnectionClosedError(replace(end, detail=replace(end.detail, stderr=()))))
+        self._fail(ConnectionClosedError(replace(end, detail=replace(end.detail, stderr=()))))
 
-    def _broke(self, exc: Exception) -> None:
-        if not self._over.is_set():
-            self._over.set()
-            site = FaultSite.CONNECT if self._link is None else FaultSite.HELD
+    def _fail(self, exc: Exception) -> None:
+        if not self._ended.is_set():
+            self._ended.set()
+            site = FaultSite.CONNECT if self._transport is None else FaultSite.HELD
             self._on_end(to_protocol_fault(exc, self._config, site))
 
-    # -- what is said -----------------------------------------------------------------------
-
     def send(self, frame: JsonObject) -> bool:
-        """Hand a frame to the server, as soon as there is a way; False if it takes no more."""
-        if self._ready and self._link is not None and self._link.writable.is_set():
-            self._unread = 0
-        elif self._unread > _UNREAD_BYTES:
-            self._warnings.add("reads nothing: what it is told is dropped")
+        """Send a frame as soon as the connection is ready; False if too much is unread already."""
+        if self._is_ready and self._transport is not None and self._transport.writable.is_set():
+            self._unread_bytes = 0
+        elif self._unread_bytes > _UNREAD_BYTES:
+            self._warnings.warn("reads nothing: messages to it are dropped")
             return False
         else:
-            self._unread += estimate_size(frame)
-        if self._ready:
-            self._say(frame)
+            self._unread_bytes += estimate_size(frame)
+        if self._is_ready:
+            self._transmit(frame)
         else:
             self._waiting.append(frame)
         return True
 
-    def _say(self, frame: JsonObject) -> None:
-        if self._link is not None and not self._over.is_set():
-            self._link.send(frame)
+    def _transmit(self, frame: JsonObject) -> None:
+        if self._transport is not None and not self._ended.is_set():
+            self._transport.send(frame)
 
-    def _received(self, data: bytes | JsonValue) -> None:
-        frames = self._parsed(data) if isinstance(data, bytes) else data
+    def _receive(self, data: bytes | JsonValue) -> None:
+        frames = self._parse(data) if isinstance(data, bytes) else data
         for frame in frames if isinstance(frames, list) else (frames,):
-            if self._over.is_set():
+            if self._ended.is_set():
                 return
             if isinstance(frame, dict):
-                self._frame(frame)
+                self._receive_frame(frame)
             elif frame is not None:
-                self._warnings.add("said something that is no message")
+                self._warnings.warn("sent a value that is not a message")
 
-    def _parsed(self, line: bytes) -> JsonValue:
+    def _parse(self, line: bytes) -> JsonValue:
         try:
             return decode_frame_verbatim(line)
         except (ValueError, RecursionError) as exc:
-            self._warnings.add("said something that cannot be read")
-            identity = find_response_id(line)
-            if identity is None:
+            self._warnings.warn("sent invalid JSON")
+            request_id = find_response_id(line)
+            if request_id is None:
                 return None
-            said = f"server {self._config.id!r}: its answer cannot be read: {exc}"
-            error: JsonObject = {"code": INTERNAL_ERROR, "message": said}
-            return {"jsonrpc": "2.0", "id": identity, "error": error}
+            message = f"server {self._config.id!r}: its answer cannot be read: {exc}"
+            error: JsonObject = {"code": INTERNAL_ERROR, "message": message}
+            return {"jsonrpc": "2.0", "id": request_id, "error": error}
 
-    def _frame(self, frame: JsonObject) -> None:
-        if not self._ready and self._greeting and frame.get("id") == self._greeting[0]["id"]:
-            for more in self._greeting[1:]:
-                self._say(more)
-            self._flow()
+    def _receive_frame(self, frame: JsonObject) -> None:
+        if not self._is_ready and self._handshake and frame.get("id") == self._handshake[0]["id"]:
+            for other in self._handshake[1:]:
+                self._transmit(other)
+            self._send_waiting()
             return
-        error, identity = frame.get("error"), frame.get("id")
-        if isinstance(error, dict) and isinstance(identity, (int, str)):
-            frame = {**frame, "error": self._named(error, identity)}
+        error, request_id = frame.get("error"), frame.get("id")
+        if isinstance(error, dict) and isinstance(request_id, (int, str)) and self._transport is not None:
+            detail = self._transport.detail(request_id)
+            if detail is not None and detail.reason is not None:
+                # An error of the transport, not of the server: name the server.
+                message = f"server {self._config.id!r}: {error.get('message')}"
+                frame = {**frame, "error": {**error, "message": message}}
         self._on_frame(frame)
-
-    def _named(self, error: JsonObject, identity: RequestId) -> JsonObject:
-        """Say whose error it is, if it was the way there that failed, and not the server."""
-        detail = None if self._link is None else self._link.detail(identity)
-        if detail is None or detail.reason is None:
-            return error
-        return {**error, "message": f"server {self._config.id!r}: {error.get('message')}"}
 
 
 class ReconnectBackoff:
-    """How soon a connection may be made after one that broke."""
+    """How soon a new connection may be opened after one that broke."""
 
     def __init__(self, rules: Supervision | None = None) -> None:
         self._record = RestartRecord(rules or Supervision())
@@ -221,303 +217,280 @@ class ReconnectBackoff:
         self._fault: ProtocolFault | None = None
 
     def check(self) -> None:
-        """See whether one may be made now.
+        """Check that a connection may be opened now.
 
         Raises:
             RpcError: The last one broke a moment ago.
         """
-        wait = self._not_before - asyncio.get_running_loop().time()
-        if wait > 0:
-            said = f"{self._fault}; it is not started again before {wait:.0f} s have passed"
-            raise RpcError(UNAVAILABLE, said)
+        wait_s = self._not_before - asyncio.get_running_loop().time()
+        if wait_s > 0:
+            message = f"{self._fault}; it is not started again before {wait_s:.0f} s have passed"
+            raise RpcError(UNAVAILABLE, message)
 
-    def failed(self, fault: ProtocolFault, up_s: float) -> None:
-        """Take note of one that broke."""
+    def record_failure(self, fault: ProtocolFault, up_s: float) -> None:
+        """Record a connection that broke after `up_s` seconds."""
         now = asyncio.get_running_loop().time()
-        wait = self._record.delay(fault, up_s, now)
-        if wait is None:
-            wait = _SOONEST_S
+        wait_s = self._record.delay(fault, up_s, now)
+        if wait_s is None:
+            wait_s = _RETRY_S
         elif self._record.in_a_row == 1:
-            wait = 0.0  # once is no habit: whoever asks next has it started at once
-        self._not_before = now + wait
+            wait_s = 0.0  # after a first failure the next request reconnects at once
+        self._not_before = now + wait_s
         self._fault = fault
 
 
 class UpstreamPool:
-    """The connections to one server: so many at once, and no more."""
+    """The limited number of connections to one server."""
 
     def __init__(self, config: ServerConfig, limit: int) -> None:
-        hasty = replace(config.limits, close_s=min(config.limits.close_s, _CLOSE_S))
-        self.config: ServerConfig = replace(config, limits=hasty)
+        limits = replace(config.limits, close_s=min(config.limits.close_s, _CLOSE_S))
+        self.config: ServerConfig = replace(config, limits=limits)
         self._limit = limit
         self._open: set[UpstreamConnection] = set()
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def __contains__(self, line: UpstreamConnection) -> bool:
-        return line in self._open
+    def __contains__(self, connection: UpstreamConnection) -> bool:
+        return connection in self._open
 
     def open(
         self,
         on_frame: Callable[[JsonObject], None],
         on_end: Callable[[str], None],
         backoff: ReconnectBackoff,
-        greeting: Sequence[JsonObject] = (),
+        handshake: Sequence[JsonObject] = (),
     ) -> UpstreamConnection:
-        """Begin a connection.
+        """Start a connection.
 
         Raises:
-            RpcError: There are too many, or the last one broke a moment ago.
+            RpcError: The limit is reached, or the last connection broke a moment ago.
         """
         backoff.check()
         if len(self._open) >= self._limit:
-            said = (
+            message = (
                 f"server {self.config.id!r}: {self._limit} clients have a connection of their own, "
                 "and more are not allowed: try again when one has left"
             )
-            raise RpcError(UNAVAILABLE, said)
+            raise RpcError(UNAVAILABLE, message)
 
-        def ended(fault: ProtocolFault) -> None:
-            backoff.failed(fault, line.up_s)
+        def handle_end(fault: ProtocolFault) -> None:
+            backoff.record_failure(fault, connection.up_s)
             on_end(str(fault))
 
-        line = UpstreamConnection(self.config, on_frame, ended, greeting)
-        self._open.add(line)
-        line.start(self._open.discard)
-        return line
-
-
-_REMEMBERED = 1_000
-_MARK = "x-mcp-header"
+        connection = UpstreamConnection(self.config, on_frame, handle_end, handshake)
+        self._open.add(connection)
+        connection.start(self._open.discard)
+        return connection
 
 
 class ToolSchemas:
-    """The schemas of the tools that were listed, as far as they say something about headers."""
+    """Argument schemas of listed tools that name HTTP headers (`x-mcp-header`)."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[str, JsonObject] = OrderedDict()
+        self._schemas: OrderedDict[str, JsonObject] = OrderedDict()
 
     def learn(self, result: JsonObject) -> None:
-        """Look at a list of tools on its way to a client."""
+        """Remember the schemas of a `tools/list` result on its way to a client."""
         tools = result.get("tools")
-        for row in tools if isinstance(tools, list) else ():
-            if not isinstance(row, dict):
+        for tool in tools if isinstance(tools, list) else ():
+            if not isinstance(tool, dict):
                 continue
-            name, schema = row.get("name"), row.get("inputSchema")
+            name, schema = tool.get("name"), tool.get("inputSchema")
             if not isinstance(name, str):
                 continue
-            self._known.pop(name, None)
-            if isinstance(schema, dict) and _MARK in json.dumps(schema):
-                self._known[name] = schema
-                if len(self._known) > _REMEMBERED:
-                    self._known.popitem(last=False)
+            self._schemas.pop(name, None)
+            if isinstance(schema, dict) and _HEADER_MARK in json.dumps(schema):
+                self._schemas[name] = schema
+                if len(self._schemas) > _SCHEMAS:
+                    self._schemas.popitem(last=False)
 
-    def of(self, name: str) -> JsonObject | None:
-        """Give the schema of a tool's arguments, if it matters."""
-        return self._known.get(name)
-
-
-LISTEN = "subscriptions/listen"
-SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
-CANCELLED = "notifications/cancelled"
-PROGRESS = "notifications/progress"
+    def find(self, name: str) -> JsonObject | None:
+        """Return the schema of a tool's arguments if it names headers."""
+        return self._schemas.get(name)
 
 
 class RelayedRequest:
-    """Gives the answer of the server when it is awaited; work of a dispatcher."""
+    """A request that was forwarded to the server; awaiting it gives the server's result. A `PendingResult`."""
 
     def __init__(
         self,
         request: HostRequest,
-        identity: RequestId,
-        on_withdrawn: Callable[[RelayedRequest], None],
-        on_closed: Callable[[RelayedRequest], None],
+        upstream_id: RequestId,
+        on_withdraw: Callable[[RelayedRequest], None],
+        on_close: Callable[[RelayedRequest], None],
     ) -> None:
         self.request = request
-        self.identity = identity
+        self.upstream_id = upstream_id
         """The id under which the server knows it."""
-        self.withdrawn = False
-        """The server was told that nobody waits."""
-        self._on_withdrawn = on_withdrawn
-        self._on_closed = on_closed
+        self.is_withdrawn = False
+        """The server was notified of the cancellation, or knows nothing of the request."""
+        self._on_withdraw = on_withdraw
+        self._on_close = on_close
         self._loop = asyncio.get_running_loop()
-        self._answer: asyncio.Future[JsonObject] = self._loop.create_future()
+        self._response: asyncio.Future[JsonObject] = self._loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
-        self._forget = request.cancel.on_cancel(self._cancelled)
+        self._stop_listening = request.cancel.on_cancel(self._cancel)
         request.is_subscription = request.method == LISTEN
         request.is_forwarded = True
 
-    # -- for the dispatcher ---------------------------------------------------------------
-
     def __await__(self) -> Generator[object, None, JsonObject]:
-        return self._answer.__await__()
+        return self._response.__await__()
 
     def close(self) -> None:
-        """Let go of it; a server that still works on it is told so."""
-        self._forget()
+        """Release it; a server that still works on it is notified."""
+        self._stop_listening()
         if self._timer is not None:
             self._timer.cancel()
         self._withdraw()
-        # One that failed may have no reader, and is no defect.
-        if not self._answer.cancel() and not self._answer.cancelled():
-            self._answer.exception()
-        self._on_closed(self)
+        # An error that is never awaited is no defect here.
+        if not self._response.cancel() and not self._response.cancelled():
+            self._response.exception()
+        self._on_close(self)
 
-    def _cancelled(self) -> None:
+    def _cancel(self) -> None:
         self._withdraw()
-        if not self._answer.done():
-            # Nobody hears it, but one who listens and is let go in good order.
+        if not self._response.done():
+            # Sent only to a subscription that the host ends in good order.
             meta: JsonObject = {SUBSCRIPTION: self.request.id}
-            self._answer.set_result({"resultType": "complete", "_meta": meta})
+            self._response.set_result({"resultType": "complete", "_meta": meta})
 
     def _withdraw(self) -> None:
-        if not self._answer.done() and not self.withdrawn:
-            self.withdrawn = True
-            self._on_withdrawn(self)
-
-    # -- for the relay ----------------------------------------------------------------------
+        if not self._response.done() and not self.is_withdrawn:
+            self.is_withdrawn = True
+            self._on_withdraw(self)
 
     @property
     def token(self) -> JsonValue:
-        """What its client wants to see again in notices of progress."""
+        """The progress token of its client."""
         return self.request.meta.get("progressToken")
 
-    def frame(self, params: JsonObject | None = None) -> JsonObject:
-        """Write it for the server."""
-        frame: JsonObject = {"jsonrpc": "2.0", "id": self.identity, "method": self.request.method}
-        given = self.request.params if params is None else params
-        return frame if given is NO_PARAMS else {**frame, "params": given}
+    def to_frame(self, params: JsonObject | None = None) -> JsonObject:
+        """Build the frame for the server, with other `params` if some are passed."""
+        frame: JsonObject = {"jsonrpc": "2.0", "id": self.upstream_id, "method": self.request.method}
+        chosen = self.request.params if params is None else params
+        return frame if chosen is NO_PARAMS else {**frame, "params": chosen}
 
-    def withdrawal(self) -> JsonObject:
-        """Write that nobody waits for it."""
+    def to_cancellation(self) -> JsonObject:
+        """Build the notification that cancels it."""
         reason = self.request.cancel.reason or "no longer wanted"
-        params: JsonObject = {"requestId": self.identity, "reason": reason}
+        params: JsonObject = {"requestId": self.upstream_id, "reason": reason}
         return {"jsonrpc": "2.0", "method": CANCELLED, "params": params}
 
-    def answered(self, frame: JsonObject) -> None:
-        """Take the answer, whatever it is."""
-        if self._answer.done():
+    def resolve(self, frame: JsonObject) -> None:
+        """Take the server's response, valid or not: the client judges it."""
+        if self._response.done():
             return
         if "result" in frame:
-            # Servers answer with all kinds of things: what it is, is for the client to judge.
-            self._answer.set_result(cast("JsonObject", frame["result"]))
+            self._response.set_result(cast("JsonObject", frame["result"]))
         else:
-            self._answer.set_exception(ForwardedError(frame["error"]))
+            self._response.set_exception(ForwardedError(frame["error"]))
 
-    def failed(self, said: str) -> None:
-        """Say that no answer will come."""
-        if not self._answer.done():
-            self.withdrawn = True
-            self._answer.set_exception(RpcError(UNAVAILABLE, said))
+    def fail(self, message: str) -> None:
+        """Answer with an error: no response will come."""
+        if not self._response.done():
+            self.is_withdrawn = True
+            self._response.set_exception(RpcError(UNAVAILABLE, message))
 
-    def due(self, within_s: float, said: str) -> None:
-        """Give it a deadline."""
+    def set_deadline(self, within_s: float, message: str) -> None:
+        """Cancel it and fail with `message` after `within_s` seconds."""
 
-        def late() -> None:
+        def expire() -> None:
             self._withdraw()
-            self.failed(said)
+            self.fail(message)
 
-        self._timer = self._loop.call_later(within_s, late)
-
-
-_DISCOVER = "server/discover"
-_LONGEST_NUMBER = 15
+        self._timer = self._loop.call_later(within_s, expire)
 
 
 class RequestForwarder:
-    """Hands requests on, and finds them again when something comes back."""
+    """Forwards requests over one connection at a time, and finds them again when a frame comes back."""
 
-    def __init__(self, lines: UpstreamPool, backoff: ReconnectBackoff, on_frame: Callable[[JsonObject], None]) -> None:
+    def __init__(self, pool: UpstreamPool, backoff: ReconnectBackoff, on_frame: Callable[[JsonObject], None]) -> None:
         self.open: dict[RequestId, RelayedRequest] = {}
         """By the ids under which the server knows them, the newest last."""
-        self.line: UpstreamConnection | None = None
+        self.connection: UpstreamConnection | None = None
         self.withdrawn_at = float("-inf")
-        """When a request was withdrawn last, by the clock of the loop."""
-        self._lines = lines
+        """When a request was cancelled last, by the clock of the event loop."""
+        self._pool = pool
         self._backoff = backoff
         self._on_frame = on_frame
-        self._spent: list[UpstreamConnection] = []
-        self._over = False
+        self._broken: list[UpstreamConnection] = []
+        self._is_closed = False
 
-    def ready(self, greeting: Sequence[JsonObject] = ()) -> UpstreamConnection:
-        """Give the connection; if there is none, begin one with a greeting.
+    def connect(self, handshake: Sequence[JsonObject] = ()) -> UpstreamConnection:
+        """Return the connection; if there is none, start one, which begins with `handshake`.
 
         Raises:
-            RpcError: None can be made now, or ever again.
+            RpcError: None can be started now, or ever again.
         """
-        if self._over:
+        if self._is_closed:
             raise RpcError(UNAVAILABLE, "the relay has ended")
-        if self.line is None:
-            self.line = self._lines.open(self._on_frame, self._ended, self._backoff, greeting)
-        return self.line
+        if self.connection is None:
+            self.connection = self._pool.open(self._on_frame, self._handle_end, self._backoff, handshake)
+        return self.connection
 
-    def hand_on(self, request: HostRequest, identity: RequestId, params: JsonObject | None = None) -> RelayedRequest:
-        """Hand a request on, as it is or with other params; the connection is there.
+    def forward(self, request: HostRequest, upstream_id: RequestId, params: JsonObject | None = None) -> RelayedRequest:
+        """Forward a request over the open connection, as it is or with other `params`.
 
         Raises:
-            RpcError: The server reads nothing, and much waits for it already.
+            RpcError: The server reads nothing, and too much waits for it already.
         """
-        relayed = RelayedRequest(request, identity, self._withdrawn, self._closed)
-        self.open[identity] = relayed
+        relayed = RelayedRequest(request, upstream_id, self._withdraw, self._remove)
+        self.open[upstream_id] = relayed
         if request.method == _DISCOVER:
-            # A server of the older protocol may stay silent: its client shall not wait for ever.
-            limit_s = self._lines.config.limits.start_s
-            said = f"it did not answer {_DISCOVER} within {limit_s:g} s"
-            relayed.due(limit_s, f"server {self._lines.config.id!r}: {said}")
-        if not self.send(relayed.frame(params)):
-            relayed.withdrawn = True  # it was never there
+            # A server of an older revision may never respond to it.
+            limit_s = self._pool.config.limits.start_s
+            message = f"it did not answer {_DISCOVER} within {limit_s:g} s"
+            relayed.set_deadline(limit_s, f"server {self._pool.config.id!r}: {message}")
+        if not self.send(relayed.to_frame(params)):
+            relayed.is_withdrawn = True  # it was never sent
             relayed.close()
             raise RpcError(UNAVAILABLE, "the server takes nothing more at the moment")
         return relayed
 
     def send(self, frame: JsonObject) -> bool:
-        """Say something to the server, if there is one; False if it takes no more."""
-        return self.line is None or self.line.send(frame)
+        """Send a frame to the server, if there is a connection; False if too much is unread."""
+        return self.connection is None or self.connection.send(frame)
 
-    def find(self, identity: JsonValue) -> RelayedRequest | None:
-        """Find a request, also where a number comes back as `1.0` or `"1"`."""
-        if isinstance(identity, float) and identity.is_integer():
-            identity = int(identity)
-        if not isinstance(identity, (int, str)) or isinstance(identity, bool):
+    def find(self, upstream_id: JsonValue) -> RelayedRequest | None:
+        """Find a request, also where the id 1 comes back as `1.0` or `"1"`."""
+        if isinstance(upstream_id, float) and upstream_id.is_integer():
+            upstream_id = int(upstream_id)
+        if not isinstance(upstream_id, (int, str)) or isinstance(upstream_id, bool):
             return None
-        found = self.open.get(identity)
-        if found is None and isinstance(identity, str) and _is_number(identity):
-            return self.open.get(int(identity))
-        return found
+        request = self.open.get(upstream_id)
+        if request is None and isinstance(upstream_id, str):
+            is_number = upstream_id.isascii() and upstream_id.isdecimal() and len(upstream_id) <= _ID_DIGITS
+            return self.open.get(int(upstream_id)) if is_number else None
+        return request
 
-    def answered(self, frame: JsonObject) -> RelayedRequest | None:
-        """Find the request that a frame answers."""
-        is_answer = "result" in frame or "error" in frame
-        return self.find(frame.get("id")) if is_answer else None
+    def find_by_response(self, frame: JsonObject) -> RelayedRequest | None:
+        """Find the request that a response belongs to."""
+        return self.find(frame.get("id")) if "result" in frame or "error" in frame else None
 
     async def close(self) -> None:
-        """End the connection for good, and see those gone that broke before."""
-        self._over = True
-        ending, self._spent = self._spent, []
-        if self.line is not None:
-            ending.append(self.line)
-            self.line = None
-        for line in ending:
-            await line.close()
+        """Close the connection for good, and wait for those that broke before."""
+        self._is_closed = True
+        closing, self._broken = self._broken, []
+        if self.connection is not None:
+            closing.append(self.connection)
+            self.connection = None
+        for connection in closing:
+            await connection.close()
 
-    def _withdrawn(self, relayed: RelayedRequest) -> None:
+    def _withdraw(self, relayed: RelayedRequest) -> None:
         self.withdrawn_at = asyncio.get_running_loop().time()
-        # Both protocols forbid to cancel the first request.
+        # https://modelcontextprotocol.io/specification/2025-06-18/basic/utilities/cancellation#behavior-requirements
         if relayed.request.method != "initialize":
-            self.send(relayed.withdrawal())
+            self.send(relayed.to_cancellation())
 
-    def _closed(self, relayed: RelayedRequest) -> None:
-        self.open.pop(relayed.identity, None)
+    def _remove(self, relayed: RelayedRequest) -> None:
+        self.open.pop(relayed.upstream_id, None)
 
-    def _ended(self, said: str) -> None:
-        self._spent = [line for line in self._spent if line in self._lines]
-        if self.line is not None:
-            self._spent.append(self.line)
-        self.line = None
+    def _handle_end(self, message: str) -> None:
+        self._broken = [connection for connection in self._broken if connection in self._pool]
+        if self.connection is not None:
+            self._broken.append(self.connection)
+        self.connection = None
         for relayed in [*self.open.values()]:
-            relayed.failed(said)
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) <= _LONGEST_NUMBER
+            relayed.fail(message)
