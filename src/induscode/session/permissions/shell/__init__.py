@@ -1,1 +1,1 @@
-"""Parsing of shell commands for permission rules."""
+"""Shell commands for permission rules: parsing, known programs, and harmless arguments."""

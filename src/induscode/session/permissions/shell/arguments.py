@@ -276,7 +276,7 @@ class _Reading:
             self.ended = True
             return None
         if self.program.old_style and self.at == 1 and not text.startswith("-"):
-            return None if is_named else self._read_letters(text, joined=False)
+            return None if is_named else self._read_letters(text, is_joined=False)
         if not text.startswith("-") or text == "-":
             self.operands.append(word)
             return None
@@ -289,7 +289,7 @@ class _Reading:
             return self._read_long(text)
         if self.program.words and text[1:].partition("=")[0] in _listed_options(self.program.words):
             return self._read_worded(text)
-        return self._read_letters(text[1:], joined=True)
+        return self._read_letters(text[1:], is_joined=True)
 
     def _take_named(self, text: str) -> None:
         """Take an option that the rule names, with its value if it is known to have one."""
@@ -307,7 +307,7 @@ class _Reading:
             return self._take_value(f"--{name}")
         if self.program.check == "sed" and name == "expression":
             self.scripts.append(Word(value, (value,), prefix=value))
-        return self._check_value(f"--{name}", value, joined=True)
+        return self._check_value(f"--{name}", value, is_joined=True)
 
     def _read_worded(self, text: str) -> Problem | None:
         name, sign, _ = text[1:].partition("=")
@@ -315,21 +315,21 @@ class _Reading:
             return self._take_value(text)
         return None
 
-    def _read_letters(self, letters: str, *, joined: bool) -> Problem | None:
+    def _read_letters(self, letters: str, *, is_joined: bool) -> Problem | None:
         """Read a bundle of short options; in the old style values follow as words of their own."""
         if self.program.numeric and letters.isdigit():
             return None
         for place, letter in enumerate(letters):
             rest = letters[place + 1 :]
             if letter in self.program.values:
-                if rest and joined:
+                if rest and is_joined:
                     if self.program.check == "sed" and letter == "e":
                         self.scripts.append(Word(rest, (rest,), prefix=rest))
-                    return self._check_value(f"-{letter}", rest, joined=True)
+                    return self._check_value(f"-{letter}", rest, is_joined=True)
                 problem = self._take_value(f"-{letter}")
-                if problem is not None or joined:
+                if problem is not None or is_joined:
                     return problem
-            elif letter in self.program.optional and joined:
+            elif letter in self.program.optional and is_joined:
                 return None
             elif letter not in self.program.flags:
                 return self._not_harmless(f"-{letter}")
@@ -362,8 +362,8 @@ class _Reading:
             return "/" not in prefix
         return self.name == "curl" and option in _CURL_DATA and not prefix
 
-    def _check_value(self, option: str, text: str, *, joined: bool = False) -> Problem | None:
-        if not joined and text.startswith("-") and len(text) > 1 and not text[1:2].isdigit():
+    def _check_value(self, option: str, text: str, *, is_joined: bool = False) -> Problem | None:
+        if not is_joined and text.startswith("-") and len(text) > 1 and not text[1:2].isdigit():
             return Problem(f"{text} behind {self.name} {option} may be an option")
         pattern = self.program.value_patterns.get(option)
         if pattern is not None and not re.fullmatch(pattern, text, re.DOTALL):

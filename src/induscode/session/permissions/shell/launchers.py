@@ -1,9 +1,8 @@
-"""Commands that run other commands.
+"""Programs that run other commands: wrappers and runners.
 
-Two kinds. A plain wrapper adds nothing to what it starts: it is looked through. A runner starts
-what its arguments say, in ways of its own: it is left to a person, and what it may start is
-compared with what is denied. Programs that run something because of an option are in the table of
-`programs`.
+A wrapper (`nohup`, `timeout`) adds nothing to the command it starts: rules are compared with that command. A runner
+(`xargs`, `ssh`) starts what its arguments say in its own way: no rule allows it, and everything that it may start is
+compared with deny rules. Programs that run something because of an option are in the table of `programs`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def names(text: str) -> frozenset[str]:
-    """Make a set of the words of a text."""
+    """Split a text into a set of names."""
     return frozenset(text.split())
 
 
@@ -39,38 +38,38 @@ RUNNERS = names(
     " annotate-output caffeinate xcrun sandbox-exec torify tsocks proxychains4 aa-exec cgexec dtach"
     " gtimeout gnice genv gxargs gnohup gstdbuf gsetsid xdg-open open"
 )
-"""They run what their arguments say, or what they are fed."""
+"""Programs that run what their arguments or their input say."""
 _LOOKING = {
     **dict.fromkeys(("docker", "podman", "nerdctl"),
         names("diff history images info inspect logs port ps search top version")),
     "kubectl": names("api-resources api-versions describe explain get logs top version"),
 }  # fmt: skip
-"""Subcommands of runners that start nothing; their options are in the table of programs."""
+"""Read-only subcommands of runners; their options are in the table of programs."""
 _LOADERS = ("ld.so", "ld-linux", "ld-musl")
-"""The dynamic loader runs the program that it is given: ld.so(8)."""
+"""Names of the dynamic loader, which runs its argument: https://man7.org/linux/man-pages/man8/ld.so.8.html."""
 _RUNS_TEXT = re.compile(r"-[A-Za-z]*c[A-Za-z]*")
 SHELLS = names("sh bash dash ash zsh ksh mksh rbash")
 SHELL_CHANGERS = names(
     "alias unalias hash enable set shopt read mapfile readarray getopts let unset export declare"
     " typeset local readonly complete bind ulimit umask"
 )
-"""Builtins after which a name may mean something else than it says."""
+"""Builtins that can change the meaning of later names."""
 MOVERS = frozenset({"cd", "pushd", "popd"})
 COPIERS = names("alias cat cp dd hash install ln mv rsync tee")
-"""What they are given may be a program that gets another name, or is written elsewhere."""
+"""Programs that can copy another program, or give it another name."""
 VARIABLE_SETTERS = names(
     "read mapfile readarray getopts let wait eval source . unset declare typeset local readonly export printf"
 )
-"""Builtins that give variables values in ways that are not followed."""
+"""Builtins that assign variables in ways the parser does not follow."""
 
 
 def base_name(text: str) -> str:
-    """Give the name under which a command is known, without its directory."""
+    """Give the name of a program without its directory."""
     return os.path.basename(text.rstrip("/"))
 
 
 def find_runner(words: Sequence[Word]) -> str | None:
-    """Say why a command is left to a person whatever the rules say; None if it is not."""
+    """Describe why no rule allows a command; None if rules may."""
     name = base_name(words[0].shown)
     if len(words) > 1 and words[1].text in _LOOKING.get(name, ()):
         return None
@@ -81,10 +80,10 @@ def find_runner(words: Sequence[Word]) -> str | None:
     return None
 
 
-def reads_commands(words: Sequence[Word]) -> bool:
-    """Tell whether a command runs what it is fed: a shell without a file, most runners.
+def runs_input(words: Sequence[Word]) -> bool:
+    """Tell whether a command runs its standard input: a shell without a script, most runners.
 
-    For xargs and parallel that is what they give to the command they start, unless they start none.
+    The input of xargs and parallel becomes arguments; it is run if they start a shell, a runner or nothing named.
     """
     name, *arguments = (base_name(word.shown) for word in words)
     operands = [text for text in arguments if not text.startswith("-")]
@@ -93,16 +92,16 @@ def reads_commands(words: Sequence[Word]) -> bool:
     return name in RUNNERS or (name in SHELLS and not operands)
 
 
-def shell_code(words: Sequence[Word]) -> Word | None:
-    """Give the text that a shell is told to run with `-c`; None if its commands are elsewhere."""
-    options = [at for at, word in enumerate(words) if _RUNS_TEXT.fullmatch(word.shown)]
+def find_shell_code(words: Sequence[Word]) -> Word | None:
+    """Give the argument of a shell's `-c`; None if its commands are elsewhere."""
+    options = [index for index, word in enumerate(words) if _RUNS_TEXT.fullmatch(word.shown)]
     for word in words[options[0] + 1 :] if options else ():
         if word.text is None or not word.text.startswith(("-", "+")):
             return word
     return None
 
 
-# -- plain wrappers ---------------------------------------------------------------------------
+# -- wrappers -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +109,7 @@ class _Wrapper:
     flags: str = ""
     values: str = ""
     operands: int = 0
-    """Words of its own before the command."""
+    """Number of its own operands before the command."""
     numeric: bool = False
     """Whether `-10` is an option."""
 
@@ -132,39 +131,39 @@ WRAPPERS: dict[str, _Wrapper] = {
 _STARTS = frozenset({"{", "(", "!", "if", "for", "while", "until", "case", "function", "[[", "(("})
 
 
-def unwrapped(words: Sequence[Word]) -> Sequence[Word] | None:
-    """Give what a plain wrapper starts, nothing if it starts nothing; None if that is not plain.
+def unwrap_command(words: Sequence[Word]) -> Sequence[Word] | None:
+    """Give the command that a wrapper starts, empty if there is none; None if it is uncertain.
 
-    For `env` the assignments before the command are a part of it.
+    For `env` the assignments before the command are a part of the result.
     """
     wrapper = WRAPPERS[words[0].shown]
-    at = 1
-    while at < len(words):
-        text = words[at].text
+    index = 1
+    while index < len(words):
+        text = words[index].text
         if text is None:
             return None
         if not text.startswith("-"):
             break
-        step = _option_step(wrapper, text)
+        step = _count_option_words(wrapper, text)
         if step is None:
             return None
-        at += step
+        index += step
         if text == "--":
             break
-    at += wrapper.operands
-    rest = words[at:]
+    index += wrapper.operands
+    rest = words[index:]
     if not rest or wrapper is WRAPPERS["env"]:
         return rest
     return None if rest[0].shown in _STARTS or "=" in rest[0].shown else rest
 
 
-def only_looks_up(words: Sequence[Word]) -> bool:
-    """Tell whether this is `command -v name`, which says what a name is and runs nothing."""
+def is_lookup(words: Sequence[Word]) -> bool:
+    """Tell whether this is `command -v name`, which looks up a name and runs nothing."""
     return len(words) > 1 and words[0].text == "command" and words[1].text in {"-v", "-V"}
 
 
-def _option_step(wrapper: _Wrapper, text: str) -> int | None:
-    """Count the words that an option takes; None for one that is not known."""
+def _count_option_words(wrapper: _Wrapper, text: str) -> int | None:
+    """Count the words of an option; None for an unknown one."""
     letters = text[1:]
     if text == "--":
         return 1

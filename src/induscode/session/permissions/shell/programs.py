@@ -284,7 +284,7 @@ _GIT = Program(
             verify"""),
         "stash": _git("kpqu", "m", "all include-untracked keep-index message= patch quiet",
             subcommands={
-                "apply": _git("q", long="index quiet"), "redirect_to_null": _git("q"), "list": _LOG,
+                "apply": _git("q", long="index quiet"), "drop": _git("q"), "list": _LOG,
                 "pop": _git("q", long="index quiet"), "show": _LOG, "clear": PLAIN,
                 "push": _git("akpqu", "m", "all include-untracked keep-index message= quiet"),
                 "": PLAIN}),

@@ -1,12 +1,8 @@
-"""Words of a shell command: what the text says they are, and what they may come to.
+"""Syntax of shell commands: the tree of tree-sitter-bash, words and their possible values, brace expansion.
 
-A word counts as known only if the shell can make nothing else of it. For the rest there are
-guesses, so that a rule that denies something finds it behind quotes, escapes and variables; a guess
-never allows anything.
-
-The tree that the grammar of the shell makes of a text, and ways through it.
-
-Characters that one reader of a command takes for a space, and another does not.
+A word has a known text only if the shell can make nothing else of it. Otherwise it has guesses, so that a deny rule
+finds a command behind quotes, escapes and variables; a guess never allows anything. Order of expansions:
+https://www.gnu.org/software/bash/manual/html_node/Shell-Expansions.html.
 """
 
 from __future__ import annotations
@@ -23,11 +19,14 @@ if TYPE_CHECKING:
 
     from tree_sitter import Node, Parser
 
+# -- words --------------------------------------------------------------------------------------
 
 Variables: TypeAlias = "Mapping[str, Sequence[str | None]]"
-"""The values that a command itself gives to names; None for one that is not known."""
+"""Values that the command itself assigns to variables; None for an unknown value."""
+ALL_VARIABLES = "*"
+"""Key which says that any variable may have another value."""
 _MOST_GUESSES = 8
-_SPLIT = re.compile(r"[*?\[]")
+_GLOB = re.compile(r"[*?\[]")
 _ESCAPED = re.compile(r"\\(\n|.)", re.DOTALL)
 _ESCAPED_IN_QUOTES = re.compile(r'\\(\n|["\\$`])')
 _ANSI = re.compile(
@@ -35,8 +34,8 @@ _ANSI = re.compile(
 )
 _ANSI_LETTERS = {"a": "\a", "b": "\b", "e": "\x1b", "E": "\x1b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
 _NUMBERS = frozenset({"$?", "$#", "$$", "${#}", "${?}", "$!"})
-_MANY = re.compile(r"\$\{?@|\[@\]")
-"""What is many words inside of quotes as well."""
+_MANY_WORDS = re.compile(r"\$\{?@|\[@\]")
+"""Expansions that are many words inside double quotes as well."""
 _LAST_CHARACTER = 0x10FFFF
 _PLAIN_EXPANSION = re.compile(r"\$\{?[A-Za-z_][A-Za-z0-9_]*\}?")
 _WITH_DEFAULT = re.compile(r"\$\{!?([A-Za-z_][A-Za-z0-9_]*)(?::?[-=+](.*))?.*\}", re.DOTALL)
@@ -47,52 +46,50 @@ class Word:
     """One word of a command."""
 
     text: str | None
-    """What it is; None if only the shell will know."""
+    """Its text; None if only the shell will know."""
     guesses: tuple[str, ...]
-    """What it may be, with nothing in the place of what is not known."""
+    """Possible texts, with unknown parts left empty."""
     hole: bool = False
-    """Whether a part of it is not known at all."""
+    """Whether a part of it is unknown."""
     glob: bool = False
-    """Whether the shell looks for files of such names first."""
+    """Whether the shell replaces it by matching file names."""
     single: bool = True
-    """Whether it is one word in any case; an expansion outside of quotes may be many, or none."""
+    """Whether it is always one word; an unquoted expansion may be many words, or none."""
     prefix: str = ""
-    """What it begins with, as far as that is known."""
+    """The known text it begins with."""
 
     @property
     def shown(self) -> str:
-        """What to call it."""
+        """The word for messages."""
         return self.text if self.text is not None else self.guesses[0] or "…"
 
 
-def known(text: str) -> Word:
-    """Make a word that is what it says."""
+UNKNOWN = Word(None, ("",), hole=True, single=False)
+
+
+def literal_word(text: str) -> Word:
+    """Build a word with a known text."""
     return Word(text, (text,), prefix=text)
 
 
-UNKNOWN = Word(None, ("",), hole=True, single=False)
-ALL_VARIABLES = "*"
-"""The name under which it is noted that any variable may have another value."""
-
-
-def word_of(node: Node, variables: Variables) -> Word:
-    """Read a word; `variables` are the values that the command itself gives to names."""
+def read_word(node: Node, variables: Variables) -> Word:
+    """Read a word of the tree; `variables` are the values that the command itself assigns."""
     read = _READERS.get(node.type)
     return UNKNOWN if read is None else read(node, variables)
 
 
-def source(node: Node) -> str:
+def get_source(node: Node) -> str:
     """Give the text of a node."""
     return (node.text or b"").decode("utf-8", "replace")
 
 
-def plain_expansion(node: Node) -> bool:
-    """Tell whether an expansion does nothing but put a value in its place."""
-    return _PLAIN_EXPANSION.fullmatch(source(node)) is not None
+def is_plain_expansion(node: Node) -> bool:
+    """Tell whether an expansion is the value of a variable and nothing else (`$x`, `${x}`)."""
+    return _PLAIN_EXPANSION.fullmatch(get_source(node)) is not None
 
 
-def joined(words: Sequence[Word]) -> Word:
-    """Put parts together that stand without a space between them."""
+def join_words(words: Sequence[Word]) -> Word:
+    """Join parts of one word."""
     texts = [word.text for word in words]
     whole = None if None in texts else "".join(text for text in texts if text is not None)
     glob = any(word.glob for word in words)
@@ -104,22 +101,22 @@ def joined(words: Sequence[Word]) -> Word:
             break
     if whole is not None:
         return Word(whole, (whole,), glob=glob, single=single, prefix=prefix)
-    combined = list(islice(product(*(word.guesses for word in words)), _MOST_GUESSES + 1))
-    guesses = tuple("".join(parts) for parts in combined[:_MOST_GUESSES])
-    hole = any(word.hole for word in words) or len(combined) > _MOST_GUESSES
+    combinations = list(islice(product(*(word.guesses for word in words)), _MOST_GUESSES + 1))
+    guesses = tuple("".join(parts) for parts in combinations[:_MOST_GUESSES])
+    hole = any(word.hole for word in words) or len(combinations) > _MOST_GUESSES
     return Word(None, guesses, hole, glob, single, prefix)
 
 
-def _bare(node: Node, _variables: Variables) -> Word:
-    raw = source(node)
-    text = _ESCAPED.sub(lambda found: found[1].strip("\n"), raw)
-    signs = _SPLIT.search(_ESCAPED.sub("xx", raw))
-    prefix = text if signs is None else _ESCAPED.sub(r"\1", raw[: signs.start()])
-    return _unless_braced(Word(text, (text,), glob=signs is not None, prefix=prefix), raw)
+def _read_bare(node: Node, _variables: Variables) -> Word:
+    raw = get_source(node)
+    text = _ESCAPED.sub(lambda match: match[1].strip("\n"), raw)
+    glob = _GLOB.search(_ESCAPED.sub("xx", raw))
+    prefix = text if glob is None else _ESCAPED.sub(r"\1", raw[: glob.start()])
+    return _mark_braces(Word(text, (text,), glob=glob is not None, prefix=prefix), raw)
 
 
-def _unless_braced(word: Word, raw: str) -> Word:
-    """Treat `{a,b}` and `{1..3}` as what only the shell knows."""
+def _mark_braces(word: Word, raw: str) -> Word:
+    """Treat a word with `{a,b}` or `{1..3}` as unknown."""
     bare = _ESCAPED.sub("", raw)
     if "{" not in bare or not ("," in bare or ".." in bare):
         return word
@@ -127,41 +124,36 @@ def _unless_braced(word: Word, raw: str) -> Word:
     return Word(None, (*word.guesses, spread), hole=word.hole, glob=word.glob, single=False)
 
 
-def _raw(node: Node, _variables: Variables) -> Word:
-    return known(source(node)[1:-1])
-
-
-def _quoted(node: Node, variables: Variables) -> Word:
-    """Read a string in double quotes, piece by piece."""
-    word = joined([known(""), *_pieces(node, variables)])
-    return replace(word, single=_MANY.search(source(node)) is None, glob=False)
-
-
-def _pieces(node: Node, variables: Variables) -> Iterator[Word]:
-    start, text = node.start_byte, node.text or b""
-    at = 1
+def _read_double_quoted(node: Node, variables: Variables) -> Word:
+    start, data = node.start_byte, node.text or b""
+    pieces = [literal_word("")]
+    position = 1
     for child in node.named_children:
         if child.type == "string_content":
             continue
-        yield _literal(text[at : child.start_byte - start])
-        yield word_of(child, variables)
-        at = child.end_byte - start
-    yield _literal(text[at:-1])
+        pieces += [_read_literal(data[position : child.start_byte - start]), read_word(child, variables)]
+        position = child.end_byte - start
+    pieces.append(_read_literal(data[position:-1]))
+    is_single = _MANY_WORDS.search(get_source(node)) is None
+    return replace(join_words(pieces), single=is_single, glob=False)
 
 
-def _literal(data: bytes) -> Word:
+def _read_literal(data: bytes) -> Word:
     text = data.decode("utf-8", "replace")
-    return known(_ESCAPED_IN_QUOTES.sub(lambda found: found[1].strip("\n"), text))
+    return literal_word(_ESCAPED_IN_QUOTES.sub(lambda match: match[1].strip("\n"), text))
 
 
-def _ansi(node: Node, _variables: Variables) -> Word:
-    # Known in principle; nobody who has nothing to hide writes an argument of a rule like this.
-    text = _ANSI.sub(_ansi_character, source(node)[2:-1])
+def _read_ansi_quoted(node: Node, _variables: Variables) -> Word:
+    """Read `$'…'`: https://www.gnu.org/software/bash/manual/html_node/ANSI_002dC-Quoting.html.
+
+    The text is known in principle, and treated as unknown: an honest command does not need the escapes.
+    """
+    text = _ANSI.sub(_decode_ansi_escape, get_source(node)[2:-1])
     return Word(None, (text,), prefix=text)
 
 
-def _ansi_character(found: re.Match[str]) -> str:
-    two, four, eight, octal, control, letter = found.groups()
+def _decode_ansi_escape(match: re.Match[str]) -> str:
+    two, four, eight, octal, control, letter = match.groups()
     if letter is not None:
         return _ANSI_LETTERS.get(letter, letter)
     if control is not None:
@@ -170,76 +162,78 @@ def _ansi_character(found: re.Match[str]) -> str:
     return chr(number) if 0 < number <= _LAST_CHARACTER else ""
 
 
-def _concatenated(node: Node, variables: Variables) -> Word:
-    word = joined([word_of(child, variables) for child in node.children])
-    bare = "".join(source(child) for child in node.children if child.type in {"word", "number"})
-    return _unless_braced(word, bare)
+def _read_concatenation(node: Node, variables: Variables) -> Word:
+    word = join_words([read_word(child, variables) for child in node.children])
+    bare = "".join(get_source(child) for child in node.children if child.type in {"word", "number"})
+    return _mark_braces(word, bare)
 
 
-def _expanded(node: Node, variables: Variables) -> Word:
-    raw = source(node)
+def _read_expansion(node: Node, variables: Variables) -> Word:
+    raw = get_source(node)
     if raw in _NUMBERS:
         return Word(None, ("0",), prefix="0")
-    found = _WITH_DEFAULT.fullmatch(raw)
-    name = found[1] if found else raw.lstrip("$")
+    match = _WITH_DEFAULT.fullmatch(raw)
+    name = match[1] if match else raw.lstrip("$")
     values = variables.get(name, ())
-    given = [value for value in values if value is not None]
-    if found and found[2]:
-        given.append(found[2].strip("\"'"))
-    guesses = tuple(dict.fromkeys(given))
-    certain = plain_expansion(node) and bool(values) and None not in values
-    unchanged = ALL_VARIABLES not in variables and "IFS" not in variables
-    hole = not (certain and unchanged) or len(guesses) > _MOST_GUESSES
+    texts = [value for value in values if value is not None]
+    if match and match[2]:
+        texts.append(match[2].strip("\"'"))
+    guesses = tuple(dict.fromkeys(texts))
+    is_certain = is_plain_expansion(node) and bool(values) and None not in values
+    is_unchanged = ALL_VARIABLES not in variables and "IFS" not in variables
+    hole = not (is_certain and is_unchanged) or len(guesses) > _MOST_GUESSES
     return Word(None, guesses[:_MOST_GUESSES] or ("",), hole=hole, single=False)
 
 
-def _inner(node: Node, variables: Variables) -> Word:
-    words = [word_of(child, variables) for child in node.named_children]
-    return joined(words) if words else UNKNOWN
+def _read_children(node: Node, variables: Variables) -> Word:
+    words = [read_word(child, variables) for child in node.named_children]
+    return join_words(words) if words else UNKNOWN
 
 
 _READERS: dict[str, Callable[[Node, Variables], Word]] = {
-    "word": _bare,
-    "number": _bare,
-    "variable_name": _bare,
-    "raw_string": _raw,
-    "string": _quoted,
-    "ansi_c_string": _ansi,
-    "translated_string": _inner,
-    "concatenation": _concatenated,
-    "command_name": _inner,
-    "simple_expansion": _expanded,
-    "expansion": _expanded,
+    "word": _read_bare,
+    "number": _read_bare,
+    "variable_name": _read_bare,
+    "raw_string": lambda node, _variables: literal_word(get_source(node)[1:-1]),
+    "string": _read_double_quoted,
+    "ansi_c_string": _read_ansi_quoted,
+    "translated_string": _read_children,
+    "concatenation": _read_concatenation,
+    "command_name": _read_children,
+    "simple_expansion": _read_expansion,
+    "expansion": _read_expansion,
 }
 
+# -- the tree -----------------------------------------------------------------------------------
 
 WORDS = frozenset({
     "word", "number", "string", "raw_string", "ansi_c_string", "translated_string", "concatenation", "simple_expansion",
     "expansion", "command_substitution", "process_substitution", "arithmetic_expansion",
 })  # fmt: skip
+"""Node types that are words."""
 _LEAVES = frozenset({"string", "raw_string", "ansi_c_string", "comment", "expansion"})
 _TEXT_REDIRECTS = frozenset({"heredoc_redirect", "herestring_redirect"})
 _REDIRECTED = frozenset({"command", "redirected_statement", "function_definition"})
-"""The nodes that have redirections as children."""
+"""Node types with redirections as children."""
 _GAP = re.compile(rb"(?:[ \t\n]|\\\n)*")
 _BRACKETS = re.compile(rb"\[[ \t][^\n]*[ \t]\]")
 
 
-def parsed(data: bytes) -> Node:
-    """Make the tree of a text."""
-    return _parser().parse(data).root_node
+def parse_tree(data: bytes) -> Node:
+    """Parse a text."""
+    return _load_parser().parse(data).root_node
 
 
 @cache
-def _parser() -> Parser:
-    import tree_sitter_bash  # noqa: PLC0415 — only whoever runs commands pays for the grammar
-    from tree_sitter import Language, Parser  # noqa: PLC0415 — the same
+def _load_parser() -> Parser:
+    import tree_sitter_bash  # noqa: PLC0415 — the grammar is loaded for commands only
+    from tree_sitter import Language, Parser  # noqa: PLC0415 — the grammar is loaded for commands only
 
     return Parser(Language(tree_sitter_bash.language()))
 
 
-def all_nodes(root: Node) -> Iterator[Node]:
-    """Give a node and all below it, in the order of the text."""
+def iter_nodes(root: Node) -> Iterator[Node]:
+    """Give a node and all nodes below it, in the order of the text."""
     waiting = [root]
     while waiting:
         node = waiting.pop()
@@ -247,35 +241,35 @@ def all_nodes(root: Node) -> Iterator[Node]:
         waiting.extend(reversed(node.children))
 
 
-def bracket_command(node: Node) -> Node | None:
-    """Read `[ a ]` again as `test a`; None unless that is one plain command of the same words."""
+def parse_bracket_command(node: Node) -> Node | None:
+    """Parse `[ a ]` again as `test a`; None unless that is one plain command of the same words."""
     text = node.text or b""
     if node.type != "test_command" or node.has_error or not _BRACKETS.fullmatch(text):
         return None
-    inner = parsed(b"test" + text[1:-1].rstrip(b" \t"))
+    inner = parse_tree(b"test" + text[1:-1].rstrip(b" \t"))
     command = inner.named_children[0]
     parts = {child.type for child in command.children} - {"command_name"}
-    plain = len(inner.named_children) == 1 and command.type == "command" and not inner.has_error
-    return command if plain and parts <= WORDS else None
+    is_plain = len(inner.named_children) == 1 and command.type == "command" and not inner.has_error
+    return command if is_plain and parts <= WORDS else None
 
 
 def is_covered(root: Node, data: bytes) -> bool:
-    """Tell whether nothing but white space lies between the parts that were understood."""
-    at = 0
+    """Tell whether only white space lies between the leaves of the tree."""
+    position = 0
     waiting = [root]
     while waiting:
         node = waiting.pop()
         if node.children and node.type not in _LEAVES and "heredoc" not in node.type:
             waiting.extend(reversed(node.children))
             continue
-        if node.start_byte > at and not _GAP.fullmatch(data, at, node.start_byte):
+        if node.start_byte > position and not _GAP.fullmatch(data, position, node.start_byte):
             return False
-        at = max(at, node.end_byte)
-    return _GAP.fullmatch(data, at) is not None
+        position = max(position, node.end_byte)
+    return _GAP.fullmatch(data, position) is not None
 
 
 def is_fed(command: Node) -> bool:
-    """Tell whether another command writes into the standard input of this one."""
+    """Tell whether a pipe, here-document or here-string writes to the standard input of a command."""
     node: Node | None = command
     while node is not None:
         parent = node.parent
@@ -283,16 +277,15 @@ def is_fed(command: Node) -> bool:
             first = parent.named_child(0)
             if first is None or first.start_byte != node.start_byte:
                 return True
-        # A list of statements has a child for each of them: it is left out, or many commands
-        # would take quadratic time.
-        if node.type in _REDIRECTED and any(one.type in _TEXT_REDIRECTS for one in node.children):
+        # The children of a list of statements are skipped: with many commands that would take quadratic time.
+        if node.type in _REDIRECTED and any(child.type in _TEXT_REDIRECTS for child in node.children):
             return True
         node = parent
     return False
 
 
-def redirects_of(command: Node) -> Iterator[Node]:
-    """Give the redirections of a command, those before it and those behind."""
+def find_redirects(command: Node) -> Iterator[Node]:
+    """Give the redirections before and after a command."""
     parent = command.parent
     outer = parent.children if parent and parent.type == "redirected_statement" else []
     for child in (*command.children, *outer):
@@ -300,54 +293,54 @@ def redirects_of(command: Node) -> Iterator[Node]:
             yield child
 
 
-def redirect_words(node: Node) -> list[Node]:
-    """Give the words of a redirection: its target, and what the grammar took along."""
+def get_redirect_words(node: Node) -> list[Node]:
+    """Give the target of a redirection, and the words behind it that the grammar takes for a part of it."""
     return [child for child in node.named_children if child.type in WORDS]
 
 
 def spans_lines(node: Node) -> bool:
-    """Tell whether a line ends between the parts of a node, other than with a backslash."""
+    """Tell whether a line ends between the parts of a node without a backslash."""
     text, start = node.text or b"", node.start_byte
     return any(
-        b"\n" in text[one.end_byte - start : other.start_byte - start].replace(b"\\\n", b"")
-        for one, other in pairwise(node.children)
+        b"\n" in text[first.end_byte - start : second.start_byte - start].replace(b"\\\n", b"")
+        for first, second in pairwise(node.children)
     )
 
 
-def is_strange(char: str) -> bool:
-    """Tell whether a character cannot be seen, or looks like another kind of space."""
-    if char in "\n\t " or "!" <= char <= "~":
-        return False
-    return unicodedata.category(char)[0] in "CZ"
-
-
-def respelt(text: str) -> Iterator[str]:
-    """Give the text as others may read it who see white space where the shell sees none."""
-    if "`" in text:
-        # The grammar takes one pair of them for the end of another now and then.
-        yield from text.split("`")
-    if re.search(r"\\\r?\n", text):
-        yield re.sub(r"\\\r?\n", "", text)
-    spread = expand_braces(text)
-    if spread is not None and spread != text:
-        yield spread
-    if any(map(is_strange, text)):
-        yield "".join(" " if is_strange(char) else char for char in text)
-        yield "".join("" if is_strange(char) else char for char in text)
-        yield "".join("\n" if char in "\r\v\f\x85\u2028\u2029" else char for char in text)
-
-
-# -- braces -----------------------------------------------------------------------------------
+# -- characters and braces ----------------------------------------------------------------------
 
 _MOST_WORDS = 256
 _PIECE = re.compile(r"""'[^']*'|"(?:[^"\\]|\\.)*"|\\.|\$\{[^}]*\}|[\s;&|()<>]|.""", re.DOTALL)
 _RANGE = re.compile(r"(?:(-?[0-9]+)\.\.(-?[0-9]+)|([A-Za-z])\.\.([A-Za-z]))(?:\.\.-?[0-9]+)?")
 
 
-def expand_braces(text: str) -> str | None:
-    """Expand `{a,b}` and `{a..c}` as the shell does before anything else: bash(1), EXPANSION.
+def is_strange(char: str) -> bool:
+    """Tell whether a character is invisible, or looks like another kind of space."""
+    if char in "\n\t " or "!" <= char <= "~":
+        return False
+    return unicodedata.category(char)[0] in "CZ"
 
-    Quoted parts and `${…}` are left as they are. None if a word becomes too many.
+
+def iter_readings(text: str) -> Iterator[str]:
+    """Give other readings of a text: without line continuations, with braces expanded, with other white space."""
+    if "`" in text:
+        # The grammar sometimes takes one backtick for the end of another pair.
+        yield from text.split("`")
+    if re.search(r"\\\r?\n", text):
+        yield re.sub(r"\\\r?\n", "", text)
+    expanded = expand_braces(text)
+    if expanded is not None and expanded != text:
+        yield expanded
+    if any(map(is_strange, text)):
+        yield "".join(" " if is_strange(char) else char for char in text)
+        yield "".join("" if is_strange(char) else char for char in text)
+        yield "".join("\n" if char in "\r\v\f\x85\u2028\u2029" else char for char in text)
+
+
+def expand_braces(text: str) -> str | None:
+    """Expand `{a,b}` and `{a..c}`; None if a word becomes too many.
+
+    https://www.gnu.org/software/bash/manual/html_node/Brace-Expansion.html. Quoted parts and `${…}` are unchanged.
     """
     if "{" not in text:
         return text
@@ -357,58 +350,57 @@ def expand_braces(text: str) -> str | None:
             words += [[piece], []]
         else:
             words[-1].append(piece)
-    spread = [_spread(pieces) for pieces in words]
-    if any(len(one) > _MOST_WORDS for one in spread):
+    expanded = [_expand_word(pieces) for pieces in words]
+    if any(len(results) > _MOST_WORDS for results in expanded):
         return None
-    return "".join(" ".join(one) for one in spread)
+    return "".join(" ".join(results) for results in expanded)
 
 
-def _spread(pieces: list[str]) -> list[str]:
-    """Expand the first brace of a word, and then what is left of each result, up to a limit."""
-    found = _first_brace(pieces)
-    if found is None:
+def _expand_word(pieces: list[str]) -> list[str]:
+    """Expand the first brace of a word, then the rest of each result, up to a limit."""
+    brace = _find_brace(pieces)
+    if brace is None:
         return ["".join(pieces)]
-    start, commas, end = found
+    start, commas, end = brace
     if commas:
-        cuts = [start, *commas, end]
-        inner = [pieces[a + 1 : b] for a, b in pairwise(cuts)]
+        alternatives = [pieces[left + 1 : right] for left, right in pairwise([start, *commas, end])]
     else:
-        inner = [[one] for one in _range("".join(pieces[start + 1 : end]))]
+        alternatives = [[item] for item in _expand_range("".join(pieces[start + 1 : end]))]
     results: list[str] = []
-    for one in inner:
-        results += _spread([*pieces[:start], *one, *pieces[end + 1 :]])
+    for alternative in alternatives:
+        results += _expand_word([*pieces[:start], *alternative, *pieces[end + 1 :]])
         if len(results) > _MOST_WORDS:
             break
     return results
 
 
-def _first_brace(pieces: list[str]) -> tuple[int, list[int], int] | None:
-    """Find the first pair of braces that the shell expands, and the commas between."""
+def _find_brace(pieces: list[str]) -> tuple[int, list[int], int] | None:
+    """Find the first pair of braces that the shell expands, and the commas between them."""
     for start, piece in enumerate(pieces):
         if piece != "{":
             continue
         depth, commas = 0, list[int]()
-        for at in range(start + 1, len(pieces)):
-            if pieces[at] == "{":
+        for index in range(start + 1, len(pieces)):
+            if pieces[index] == "{":
                 depth += 1
-            elif pieces[at] == "," and depth == 0:
-                commas.append(at)
-            elif pieces[at] == "}" and depth > 0:
+            elif pieces[index] == "," and depth == 0:
+                commas.append(index)
+            elif pieces[index] == "}" and depth > 0:
                 depth -= 1
-            elif pieces[at] == "}":
-                if commas or _RANGE.fullmatch("".join(pieces[start + 1 : at])):
-                    return start, commas, at
+            elif pieces[index] == "}":
+                if commas or _RANGE.fullmatch("".join(pieces[start + 1 : index])):
+                    return start, commas, index
                 break
     return None
 
 
-def _range(text: str) -> list[str]:
-    found = _RANGE.fullmatch(text)
-    assert found is not None, "only ranges come here"
-    if found[1] is not None:
-        one, two = int(found[1]), int(found[2])
-        step = 1 if one <= two else -1
-        return [str(n) for n in islice(range(one, two + step, step), _MOST_WORDS + 1)]
-    one, two = ord(found[3]), ord(found[4])
-    step = 1 if one <= two else -1
-    return [chr(n) for n in range(one, two + step, step)]
+def _expand_range(text: str) -> list[str]:
+    match = _RANGE.fullmatch(text)
+    assert match is not None, "`_find_brace` returns ranges only"
+    if match[1] is not None:
+        first, last = int(match[1]), int(match[2])
+        step = 1 if first <= last else -1
+        return [str(number) for number in islice(range(first, last + step, step), _MOST_WORDS + 1)]
+    first, last = ord(match[3]), ord(match[4])
+    step = 1 if first <= last else -1
+    return [chr(number) for number in range(first, last + step, step)]
