@@ -75,5 +75,4 @@ def forge(path: Path, *statements: str) -> None:
             digest = chain_digest(digest, position, cells)
             connection.execute("UPDATE events SET digest = ? WHERE position = ?", (digest, position))
         connection.execute("UPDATE ends SET position = ?, digest = ? WHERE name = 'head'", (position, digest))
-    path.with_name("ledger.db-end").unlink(missing_ok=True)
     path.with_name("pins.jsonl").unlink(missing_ok=True)

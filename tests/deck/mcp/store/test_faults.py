@@ -18,10 +18,9 @@ from induscode.deck.mcp import store as stores
 from induscode.deck.mcp.store import ThreadedStore, open_store
 from induscode.deck.mcp.store import database as store_db
 from induscode.deck.mcp.store import fallback as store_keeper
-from induscode.deck.mcp.store.database import open_database
+from induscode.deck.mcp.store.database import open_database, store_path
 from induscode.deck.mcp.store.events import Batch, Retention
 from induscode.deck.mcp.store.fallback import FallbackStore
-from induscode.deck.mcp.store.file import ChainEnd, read_end, store_path, write_end
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -287,15 +286,3 @@ def test_finding_d1_commands_end_and_tell_of_a_flipped_bit(tmp_path: Path) -> No
         listed = run("mcp", "list", cwd=tmp_path)
         assert (listed.returncode, "ready" in listed.stdout) == (0, True), place
         assert "it is damaged" in listed.stderr, place
-
-
-@pytest.mark.timeout(20)
-def test_finding_d1_a_pipe_in_the_place_of_the_end_file_is_not_waited_for(tmp_path: Path) -> None:
-    path = str(tmp_path / "ledger.db")
-    write_end(path, ChainEnd(3, "a" * 64))
-    assert read_end(path) == ChainEnd(3, "a" * 64)
-    os.unlink(f"{path}-end")
-    os.mkfifo(f"{path}-end")
-    assert read_end(path) is None
-    write_end(path, ChainEnd(4, "b" * 64))
-    assert read_end(path) is None

@@ -291,7 +291,7 @@ def test_runs_that_are_too_old_go_however_few_there_are(tmp_path: Path) -> None:
             db.append([replace(made, events=(event,))])
         done = prune(db, Retention(days=150), "own", now=clock.now_ms)
         assert done is not None
-        assert done[0] == PruneResult(2, 2)
+        assert done == PruneResult(2, 2)
         assert [run.run for run in db.runs()] == ["run100", "own"]
         done = prune(db, Retention(days=50), "own", now=clock.now_ms)
         assert done is not None

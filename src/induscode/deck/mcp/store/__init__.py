@@ -1,12 +1,12 @@
-"""The ledger's store: a log that outlives the session, and is never in its way.
+"""The ledger's store: a log that outlives the session and never delays it.
 
-Appending does not wait: a thread of the store's own writes, several batches in one step when they
-come fast. What was appended before a `flush` that answered True is in the file and stays there,
-also if the process is killed the moment after. A file that is damaged is set aside, one that cannot
-be written is left alone; either way the session goes on, and one note says so.
+Appending returns at once: a thread of the store writes, several batches in one transaction when they come fast. What
+was appended before a `flush` that returned True is in the file, also if the process is killed the moment after. A
+damaged file is recovered and set aside, a file that cannot be written is left alone; either way the session goes on,
+and a note says so.
 
-Every wait for the thread has a deadline. A thread that has ended, whatever ended it, is noticed at
-once: what is read from such a store is empty, and a note says why.
+Every wait for the thread has a deadline. A thread that has ended, whatever ended it, is noticed at once: reading from
+such a store returns empty values, and a note gives the reason.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ import concurrent.futures
 import queue
 import threading
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 import anyio
 
 from indusagi.core.notes import Note
-from induscode.deck.mcp.store.file import store_path
+from indusagi.core.records import record
+from induscode.deck.mcp.store.database import store_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,30 +34,30 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 WAIT_S = 30.0
-"""The longest wait for an answer of the thread."""
+"""The longest wait for the thread."""
 VERIFY_S = 300.0
-"""The longest wait for an answer that takes reading every row: a check, or a pruning."""
+"""The longest wait for work that reads every row: a verification, or a pruning."""
 LATE_WAIT_S = 1.0
 """The longest wait while the thread has missed a deadline and has not answered since."""
-_TOGETHER = 256
-"""Batches that are written in one step at most."""
+_MOST_BATCHES = 256
+"""Batches in one transaction."""
 
 
 class LedgerStore(Protocol):
-    """Keeps rows and documents. Reading sees everything that was appended before."""
+    """Stores rows and documents. Reading sees everything that was appended before."""
 
     @property
     def path(self) -> str | None:
-        """The file; None while it is kept in memory only."""
+        """The file; None while the ledger is in memory."""
         ...
 
     @property
     def notes(self) -> Sequence[Note]:
-        """What went wrong with it, and what was taken out of it."""
+        """What failed, and what was removed."""
         ...
 
     def append(self, make: Callable[[], Batch]) -> None:
-        """Have a batch written soon; it is made in the store's thread, and made once."""
+        """Write a batch soon; `make` is called once, in the store's thread."""
         ...
 
     async def flush(self) -> bool:
@@ -64,11 +65,11 @@ class LedgerStore(Protocol):
         ...
 
     async def rows(self, run: str) -> Sequence[Row]:
-        """Read the rows of a run, in their order."""
+        """Read the rows of a run, in order."""
         ...
 
     async def latest(self, op: str) -> Sequence[Row]:
-        """Read the rows of an op that have the last word on their subjects."""
+        """Read the latest row of every subject of an op."""
         ...
 
     async def runs(self) -> Sequence[RunFacts]:
@@ -76,15 +77,15 @@ class LedgerStore(Protocol):
         ...
 
     async def documents(self, addresses: Iterable[str]) -> Mapping[str, str]:
-        """Read documents; what is missing, or is not what its address says, is left out."""
+        """Read documents; absent and damaged ones are left out."""
         ...
 
     async def verify(self, *, set_aside: bool = False) -> Sequence[Note]:
-        """Look at everything, and list what is damaged; nothing if it is as it was written."""
+        """Check everything and list the damage; with `set_aside` replace a damaged file."""
         ...
 
     async def prune(self, keep: Retention, own_run: str) -> PruneResult | None:
-        """Take out old runs, and leave a record of it; None if there are none."""
+        """Remove old runs and record it; None if there is nothing to remove."""
         ...
 
     async def aclose(self) -> None:
@@ -92,34 +93,31 @@ class LedgerStore(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Write:
-    make: Callable[[], Batch]
+@record
+class _Query:
+    """A question for the thread, with the future of its answer."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Ask:
-    question: Callable[[FallbackStore], object]
+    function: Callable[[FallbackStore], object]
     answer: concurrent.futures.Future[object]
     failed: threading.Event = field(default_factory=threading.Event)
     """Set before the answer if there is none."""
 
     def fail(self) -> None:
-        """Answer that there is no answer."""
+        """Report that there is no answer."""
         self.failed.set()
         with suppress(concurrent.futures.InvalidStateError):  # the caller waits no longer
             self.answer.set_result(None)
 
 
 class ThreadedStore:
-    """A store in a thread of its own. Make one with `open_store` or `memory_store`."""
+    """A store in a thread of its own. Open one with `open_store` or `memory_store`."""
 
     def __init__(self, path: str | None, *notes: Note) -> None:
         self._notes = [*notes]
-        self._keeper: FallbackStore | None = None
-        self._jobs: queue.SimpleQueue[_Write | _Ask | None] = queue.SimpleQueue()
+        self._store: FallbackStore | None = None
+        self._jobs: queue.SimpleQueue[Callable[[], Batch] | _Query | None] = queue.SimpleQueue()
         self._path = path
-        # A session that forgets to close its store must still be able to end.
+        # A daemon: a session that forgets to close its store can still end.
         self._thread = threading.Thread(target=self._work, name="ledger store", daemon=True)
         self._closed = False
         self._late = False
@@ -131,50 +129,50 @@ class ThreadedStore:
 
     @property
     def path(self) -> str | None:
-        """The file; None while it is kept in memory only."""
-        return None if self._keeper is None else self._keeper.path
+        """The file; None while the ledger is in memory."""
+        return None if self._store is None else self._store.path
 
     @property
     def notes(self) -> Sequence[Note]:
-        """What went wrong with it, and what was taken out of it."""
-        return (*self._notes, *(() if self._keeper is None else self._keeper.notes))
+        """What failed, and what was removed."""
+        return (*self._notes, *(() if self._store is None else self._store.notes))
 
     # -- for the event loop -----------------------------------------------------------------
 
     def append(self, make: Callable[[], Batch]) -> None:
-        """Have a batch written soon; after the end it is dropped."""
+        """Write a batch soon; after the end of the thread it is dropped."""
         if not self._closed and not self._ended.is_set():
-            self._jobs.put(_Write(make))
+            self._jobs.put(make)
 
     async def flush(self) -> bool:
         """Wait until everything appended so far is written; False if it is not in a file."""
-        return await self._ask(lambda keeper: keeper.path is not None, otherwise=False)
+        return await self._query(lambda store: store.path is not None, default=False)
 
     async def rows(self, run: str) -> Sequence[Row]:
-        """Read the rows of a run, in their order."""
-        return await self._ask(lambda keeper: keeper.read(lambda db: db.rows(run), ()), ())
+        """Read the rows of a run, in order."""
+        return await self._query(lambda store: store.read(lambda db: db.rows(run), ()), ())
 
     async def latest(self, op: str) -> Sequence[Row]:
-        """Read the rows of an op that have the last word on their subjects."""
-        return await self._ask(lambda keeper: keeper.latest(op), ())
+        """Read the latest row of every subject of an op."""
+        return await self._query(lambda store: store.latest(op), ())
 
     async def runs(self) -> Sequence[RunFacts]:
         """List the runs, in the order in which they began."""
-        return await self._ask(lambda keeper: keeper.read(lambda db: db.runs(), ()), ())
+        return await self._query(lambda store: store.read(lambda db: db.runs(), ()), ())
 
     async def documents(self, addresses: Iterable[str]) -> Mapping[str, str]:
-        """Read documents; what is missing, or is not what its address says, is left out."""
+        """Read documents; absent and damaged ones are left out."""
         wanted = tuple(addresses)
-        return await self._ask(lambda keeper: keeper.documents(wanted), {})
+        return await self._query(lambda store: store.documents(wanted), {})
 
     async def verify(self, *, set_aside: bool = False) -> Sequence[Note]:
-        """Look at everything, and list what is damaged; nothing if it is as it was written."""
+        """Check everything and list the damage; with `set_aside` replace a damaged file."""
         unread = (Note("the ledger", "it could not be checked: its thread does not answer"),)
-        return await self._ask(lambda keeper: keeper.verify(set_aside=set_aside), unread, wait_s=VERIFY_S)
+        return await self._query(lambda store: store.verify(set_aside=set_aside), unread, wait_s=VERIFY_S)
 
     async def prune(self, keep: Retention, own_run: str) -> PruneResult | None:
-        """Take out old runs, and leave a record of it; None if there are none."""
-        return await self._ask(lambda keeper: keeper.prune(keep, own_run), None, wait_s=VERIFY_S)
+        """Remove old runs and record it; None if there is nothing to remove."""
+        return await self._query(lambda store: store.prune(keep, own_run), None, wait_s=VERIFY_S)
 
     async def aclose(self) -> None:
         """Write what is left, and close."""
@@ -182,36 +180,33 @@ class ThreadedStore:
             self._closed = True
             self._jobs.put(None)
         wait_s = self._longest_wait(WAIT_S)
-        with anyio.move_on_after(wait_s, shield=True):
-            await anyio.to_thread.run_sync(self._join, wait_s)
+        if self._thread.ident is not None:  # it was started
+            with anyio.move_on_after(wait_s, shield=True):
+                await anyio.to_thread.run_sync(self._thread.join, wait_s)
 
-    async def _ask(self, question: Callable[[FallbackStore], T], otherwise: T, *, wait_s: float | None = None) -> T:
-        """Have the thread answer a question; `otherwise` if it fails, has ended or is too late."""
+    async def _query(self, function: Callable[[FallbackStore], T], default: T, *, wait_s: float | None = None) -> T:
+        """Run a function in the thread; return `default` if it fails, the thread has ended, or the wait is over."""
         if self._closed:
             raise RuntimeError("the store is closed")
         answer: concurrent.futures.Future[T | None] = concurrent.futures.Future()
-        ask = _Ask(question, answer)  # type: ignore[arg-type] — the same future, of any answer
-        self._jobs.put(ask)
+        query = _Query(function, answer)  # type: ignore[arg-type] — the same future, of any answer
+        self._jobs.put(query)
         if self._ended.is_set():
             self._reject_jobs()
         with anyio.move_on_after(self._longest_wait(WAIT_S if wait_s is None else wait_s)):
-            found = await asyncio.wrap_future(answer)
+            result = await asyncio.wrap_future(answer)
             self._late = False
-            return otherwise if ask.failed.is_set() else cast("T", found)
+            return default if query.failed.is_set() else cast("T", result)
         self._late = True
-        said = "it does not answer in time; what is read from it is taken for empty"
-        self._tell(Note(self._owner, said, "see whether another program holds the file"))
-        return otherwise
+        message = "it does not answer in time; what is read from it is taken for empty"
+        self._add_note(Note(self._owner, message, "see whether another program holds the file"))
+        return default
 
     def _longest_wait(self, wait_s: float) -> float:
         """Bound a wait: a thread that has missed a deadline is not waited for as long again."""
         return min(wait_s, LATE_WAIT_S) if self._late else wait_s
 
-    def _join(self, wait_s: float) -> None:
-        if self._thread.ident is not None:  # else it was never started
-            self._thread.join(wait_s)
-
-    def _tell(self, note: Note) -> None:
+    def _add_note(self, note: Note) -> None:
         if note not in self._notes:
             self._notes.append(note)
 
@@ -230,55 +225,53 @@ class ThreadedStore:
         self._end(failure)
 
     def _serve_jobs(self) -> None:
-        # Loaded here: it costs as much as it is seldom needed before the first session.
-        from induscode.deck.mcp.store.fallback import FallbackStore  # noqa: PLC0415 — see above
+        from induscode.deck.mcp.store.fallback import FallbackStore  # noqa: PLC0415 — its imports take as long as a start
 
-        keeper = FallbackStore(self._path)
-        self._keeper = keeper
-        ask: _Ask | None = None
+        store = self._store = FallbackStore(self._path)
+        query: _Query | None = None
         more = True
         try:
             while more:
-                writes, ask, more = self._next()
+                writes, query, more = self._next_jobs()
                 if writes:
-                    _append(keeper, writes)
-                if ask is not None:
-                    _answer(ask, keeper)
+                    _append(store, writes)
+                if query is not None:
+                    _answer(query, store)
         finally:
-            if ask is not None:
-                ask.fail()  # changes nothing if it was answered
-            keeper.close()
+            if query is not None:
+                query.fail()  # changes nothing if it was answered
+            store.close()
 
     def _end(self, failure: BaseException | None) -> None:
         """Answer everything that waits for the thread, which takes no further jobs."""
         if failure is not None:
             reason = f"{type(failure).__name__}: {failure}".rstrip(": ")
-            said = f"its thread failed ({reason}); what happens from now on is not kept"
-            self._tell(Note(self._owner, said, "indus ledger verify"))
+            message = f"its thread failed ({reason}); what happens from now on is not kept"
+            self._add_note(Note(self._owner, message, "indus ledger verify"))
         self._ended.set()
         self._reject_jobs()
 
     def _reject_jobs(self) -> None:
-        """Drop the jobs that wait, and tell their callers; for a thread that has ended."""
+        """Drop the jobs that wait for a thread that has ended, and answer their callers."""
         while True:
             try:
                 job = self._jobs.get_nowait()
             except queue.Empty:
                 return
-            if isinstance(job, _Ask):
+            if isinstance(job, _Query):
                 job.fail()
 
-    def _next(self) -> tuple[list[Callable[[], Batch]], _Ask | None, bool]:
-        """Wait for something to do, and take along what else is there to be written."""
+    def _next_jobs(self) -> tuple[list[Callable[[], Batch]], _Query | None, bool]:
+        """Wait for a job; batches that follow each other are written together."""
         writes: list[Callable[[], Batch]] = []
         job = self._jobs.get()
         while True:
             if job is None:
                 return writes, None, False
-            if isinstance(job, _Ask):
+            if isinstance(job, _Query):
                 return writes, job, True
-            writes.append(job.make)
-            if len(writes) >= _TOGETHER:
+            writes.append(job)
+            if len(writes) >= _MOST_BATCHES:
                 return writes, None, True
             try:
                 job = self._jobs.get_nowait()
@@ -286,40 +279,38 @@ class ThreadedStore:
                 return writes, None, True
 
 
-def _append(keeper: FallbackStore, writes: Sequence[Callable[[], Batch]]) -> None:
+def _append(store: FallbackStore, writes: Sequence[Callable[[], Batch]]) -> None:
     try:
-        keeper.append(writes)
+        store.append(writes)
     except BaseException as exc:  # noqa: BLE001 — boundary: the thread goes on, and a note says so
-        reason = f"{type(exc).__name__}: {exc}"
-        keeper.tell(Note("the ledger", f"{len(writes)} batches were lost: {reason}"))
+        store.add_note(Note("the ledger", f"{len(writes)} batches were lost: {type(exc).__name__}: {exc}"))
 
 
-def _answer(ask: _Ask, keeper: FallbackStore) -> None:
-    if not ask.answer.set_running_or_notify_cancel():
+def _answer(query: _Query, store: FallbackStore) -> None:
+    if not query.answer.set_running_or_notify_cancel():
         return
+    result: object = None
     try:
-        found = ask.question(keeper)
+        result = query.function(store)
     except BaseException as exc:  # noqa: BLE001 — boundary: the thread goes on, and a note says so
-        reason = f"{type(exc).__name__}: {exc}"
-        keeper.tell(Note("the ledger", f"a question was not answered: {reason}"))
-        ask.failed.set()
-        found = None
-    ask.answer.set_result(found)
+        store.add_note(Note("the ledger", f"a question was not answered: {type(exc).__name__}: {exc}"))
+        query.failed.set()
+    query.answer.set_result(result)
 
 
 async def open_store(path: str | None = None) -> ThreadedStore:
-    """Open this user's store, or the one at `path`; it never fails, but may be in memory."""
+    """Open this user's store, or the one at `path`; opening never fails, but the store may be in memory."""
     try:
         store = ThreadedStore(path or store_path())
     except OSError as exc:
-        said = f"it has no place ({exc}); what happens is kept until the session ends"
-        store = ThreadedStore(None, Note("the ledger", said))
+        message = f"it has no place ({exc}); what happens is kept until the session ends"
+        store = ThreadedStore(None, Note("the ledger", message))
     await store.flush()
     return store
 
 
 async def memory_store() -> ThreadedStore:
-    """Open a store that keeps nothing beyond the session."""
+    """Open a store in memory, which ends with the session."""
     store = ThreadedStore(None)
     await store.flush()
     return store

@@ -1,20 +1,24 @@
-"""The database of the store: rows in one chain, documents, and who has the last word on what.
+"""The ledger's SQLite database: a private file, rows in one digest chain, documents, the latest row per subject.
 
-Everything here blocks and belongs to one thread. One database in a file may be written by several
-processes: each change is one transaction that takes the write lock first and appends to the end it
-then finds.
+All functions block and belong to one thread. Several processes may write one file: each change is one transaction that
+takes the write lock first (`BEGIN IMMEDIATE`, https://www.sqlite.org/lang_transaction.html) and appends to the end of
+the chain that it then finds.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
-from contextlib import contextmanager
+import stat
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from indusagi.core.app_dirs import create_private_file, make_private_dir, state_dir
+from indusagi.core.ids import new_ulid
+from indusagi.core.records import record
 from induscode.deck.mcp.store.events import GENESIS, Row, RunFacts, chain_digest, encode_facts
-from induscode.deck.mcp.store.file import ChainEnd
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -22,11 +26,12 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
     from induscode.deck.mcp.store.events import Batch, Event
 
-APPLICATION = 0x696E6475
-"""Marks the file as ours."""
+APPLICATION_ID = 0x696E6475
+"""Marks the file as a ledger: https://www.sqlite.org/pragma.html#pragma_application_id."""
 BUSY_S = 5.0
-"""How long to wait for another process that is writing."""
-_ASKED_AT_ONCE = 500
+"""How long to wait for another process that writes."""
+_ADDRESSES_PER_QUERY = 500
+_SIDE_FILES = ("-wal", "-shm")
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
@@ -59,23 +64,135 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         f"INSERT INTO ends VALUES ('base', 0, '{GENESIS}'), ('head', 0, '{GENESIS}')",
     ),
 )
-"""What leads from each version of the tables to the next; their number is the present version."""
+"""The statements that lead from each version of the tables to the next; their number is the present version."""
 
 
 class ForeignStoreError(Exception):
-    """A database that is not ours to write to: another program's, or of a later version."""
+    """The database belongs to another program or to a later version of this one."""
 
 
 class NewerStoreError(ForeignStoreError):
-    """A ledger that a later version of this program has written."""
+    """A later version of this program has written the ledger."""
 
 
 class DamagedStoreError(Exception):
-    """A database that is not what was written."""
+    """The database differs from what was written."""
+
+
+@record
+class ChainEnd:
+    """A position in the chain and the digest of its row."""
+
+    position: int
+    digest: str
+
+
+# -- the file ---------------------------------------------------------------------------------
+
+
+def store_path() -> str:
+    """Return the path of this user's ledger.
+
+    Raises:
+        OSError: There is no home directory.
+    """
+    return os.path.join(state_dir(), "ledger.db")
+
+
+def prepare_file(path: str) -> bool:
+    """Make sure that the file is private, and tell whether it was created just now.
+
+    Raises:
+        OSError: It cannot be created, is a link, or belongs to another user.
+    """
+    make_private_dir(os.path.dirname(os.path.abspath(path)))
+    try:
+        os.close(create_private_file(path))
+        return True
+    except FileExistsError:
+        pass
+    # By name: closing any descriptor of a database drops the locks of all connections that this process has to it
+    # (https://www.sqlite.org/howtocorrupt.html, section 2.2).
+    for name in (path, *(path + side for side in _SIDE_FILES)):
+        try:
+            status = os.lstat(name)
+        except FileNotFoundError:
+            continue
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+            raise PermissionError(f"{name!r} is not a file of this user: remove it")
+        if stat.S_IMODE(status.st_mode) & 0o077:
+            os.chmod(name, 0o600)
+    return False
+
+
+def file_identity(path: str) -> tuple[int, int]:
+    """Return the device and inode behind a path.
+
+    Raises:
+        OSError: There is no file.
+    """
+    status = os.lstat(path)
+    return status.st_dev, status.st_ino
+
+
+def set_aside(path: str, identity: tuple[int, int] | None, fresh: str | None = None) -> str | None:
+    """Rename a damaged ledger and return its new path; None if another process has replaced it already.
+
+    A `fresh` file takes its place in one step: the path is never empty, where another process would begin a new ledger.
+
+    Raises:
+        OSError: It cannot be renamed.
+    """
+    aside = f"{path}.corrupt-{new_ulid()}"
+    try:
+        if identity is not None and file_identity(path) != identity:
+            return None
+        linked = False
+        if fresh is not None:
+            # A second name, so that the first one stays; some file systems have no hard links.
+            with suppress(OSError, NotImplementedError):
+                os.link(path, aside, follow_symlinks=False)
+                linked = True
+        if not linked:
+            os.rename(path, aside)
+    except FileNotFoundError:
+        return None
+    # The last rows may be in these files only; SQLite finds them under the new name.
+    for side in _SIDE_FILES:
+        with suppress(FileNotFoundError):
+            os.rename(path + side, aside + side)
+    if fresh is not None:
+        os.replace(fresh, path)
+    return aside
+
+
+def list_set_aside(path: str) -> list[str]:
+    """List the damaged ledgers that were set aside and still exist."""
+    folder, name = os.path.split(path)
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return []
+    # "-end": a file that earlier versions kept beside the ledger.
+    return sorted(
+        os.path.join(folder, other)
+        for other in names
+        if other.startswith(f"{name}.corrupt-") and not other.endswith((*_SIDE_FILES, "-end"))
+    )
+
+
+def remove_database(path: str) -> None:
+    """Remove a database that no connection uses, with its side files; an absent file is ignored."""
+    for name in (path, *(path + side for side in _SIDE_FILES)):
+        with suppress(FileNotFoundError):
+            os.unlink(name)
+
+
+# -- the connection ---------------------------------------------------------------------------
 
 
 def open_database(path: str | None) -> sqlite3.Connection:
-    """Open a database that is there, or one in memory.
+    """Open an existing database, or one in memory.
 
     Raises:
         sqlite3.Error: It cannot be opened.
@@ -84,7 +201,7 @@ def open_database(path: str | None) -> sqlite3.Connection:
     connection = sqlite3.connect(where, timeout=BUSY_S, isolation_level=None, uri=path is not None)
     try:
         connection.execute("PRAGMA journal_mode = WAL").close()
-        # Else a loss of power could take back what was acknowledged.
+        # Acknowledged rows survive a loss of power: https://www.sqlite.org/pragma.html#pragma_synchronous.
         connection.execute("PRAGMA synchronous = FULL").close()
         connection.execute("PRAGMA trusted_schema = OFF").close()
     except BaseException:
@@ -95,42 +212,41 @@ def open_database(path: str | None) -> sqlite3.Connection:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Generator[None]:
-    """Do several things to a database, or none of them."""
+    """Apply all changes of a block, or none of them."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
         connection.execute("COMMIT")
     except BaseException:
-        # Some failures have rolled back already.
-        if connection.in_transaction:
+        if connection.in_transaction:  # some failures have rolled back already
             connection.execute("ROLLBACK")
         raise
 
 
 def migrate(connection: sqlite3.Connection, steps: Sequence[Sequence[str]] = MIGRATIONS) -> tuple[int, int]:
-    """Bring the tables to the present version in one step; tell the versions before and after.
+    """Bring the tables to the present version in one transaction; return the versions before and after.
 
     Raises:
-        ForeignStoreError: It is another program's.
+        ForeignStoreError: The database belongs to another program.
         NewerStoreError: Its version is later than ours.
-        sqlite3.Error: It cannot be done; the database is as it was.
+        sqlite3.Error: The migration fails; the database stays as it was.
     """
     with transaction(connection):
-        version = _pragma(connection, "user_version")
+        version = _read_pragma(connection, "user_version")
         tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        if _pragma(connection, "application_id") != APPLICATION and (version or tables):
+        if _read_pragma(connection, "application_id") != APPLICATION_ID and (version or tables):
             raise ForeignStoreError("it is the database of another program")
         if version > len(steps):
             raise NewerStoreError(f"its version is {version}, and this program knows {len(steps)}")
-        for statement in (one for step in steps[version:] for one in step):
+        for statement in (statement for step in steps[version:] for statement in step):
             connection.execute(statement)
         if version < len(steps):
-            connection.execute(f"PRAGMA application_id = {APPLICATION}")
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {len(steps)}")
     return version, len(steps)
 
 
-def _pragma(connection: sqlite3.Connection, name: str) -> int:
+def _read_pragma(connection: sqlite3.Connection, name: str) -> int:
     return int(connection.execute(f"PRAGMA {name}").fetchone()[0])
 
 
@@ -141,7 +257,7 @@ class LedgerDb:
         self.path = path
         self.connection = open_database(path)
         self.seqs: dict[str, int] = {}
-        """The last number of each run that was written through this connection."""
+        """The last sequence number of each run that was written through this connection."""
         try:
             migrate(self.connection)
         except BaseException:
@@ -149,13 +265,13 @@ class LedgerDb:
             raise
 
     def close(self) -> None:
-        """Close it; the last one to do so leaves a single file."""
+        """Close the connection; the last one to close merges the write-ahead log into the file."""
         self.connection.close()
 
     # -- writing ----------------------------------------------------------------------------
 
-    def append(self, batches: Iterable[Batch]) -> ChainEnd:
-        """Write batches, all of them or none, and tell the end of the chain."""
+    def append(self, batches: Iterable[Batch]) -> None:
+        """Write batches, all of them or none."""
         seqs = dict(self.seqs)
         with transaction(self.connection):
             end = self.end("head")
@@ -165,15 +281,13 @@ class LedgerDb:
                     end = self.write(event, end, seqs)
             self.set_end("head", end)
         self.seqs = seqs
-        return end
 
     def write(self, event: Event, end: ChainEnd, seqs: dict[str, int]) -> ChainEnd:
-        """Write one row after the end that is given, inside a transaction of the caller's."""
-        position = end.position + 1
-        run = event.run
+        """Write one row after `end`, inside a transaction of the caller; return the new end."""
+        position, run = end.position + 1, event.run
         if run not in seqs:
-            asked = "SELECT max(seq) FROM events WHERE run = ?"
-            seqs[run] = self.connection.execute(asked, (run,)).fetchone()[0] or 0
+            query = "SELECT max(seq) FROM events WHERE run = ?"
+            seqs[run] = self.connection.execute(query, (run,)).fetchone()[0] or 0
         seqs[run] += 1
         cells = (run, seqs[run], event.at, event.op, event.subject, encode_facts(event.facts))
         digest = chain_digest(end.digest, position, cells)
@@ -185,25 +299,25 @@ class LedgerDb:
         return ChainEnd(position, digest)
 
     def set_end(self, name: str, end: ChainEnd) -> None:
-        """Write down where the chain begins or ends."""
+        """Store the end of the chain (`head`), or the row before its first one (`base`)."""
         self.connection.execute("INSERT OR REPLACE INTO ends VALUES (?, ?, ?)", (name, end.position, end.digest))
 
     # -- reading ----------------------------------------------------------------------------
 
     def end(self, name: str) -> ChainEnd:
-        """Tell where the chain ends (`head`), or which row stood before the first (`base`)."""
-        found = self.connection.execute("SELECT position, digest FROM ends WHERE name = ?", (name,)).fetchone()
-        if found is None:
+        """Read the end of the chain (`head`), or the row before its first one (`base`)."""
+        cells = self.connection.execute("SELECT position, digest FROM ends WHERE name = ?", (name,)).fetchone()
+        if cells is None:
             raise DamagedStoreError(f"it does not say where its {name} is")
-        _check_types(found, _END_TYPES)
-        return ChainEnd(*found)
+        _check_types(cells, (int, str))
+        return ChainEnd(*cells)
 
     def rows(self, run: str) -> Sequence[Row]:
         """Read the rows of a run."""
         return tuple(self.select("WHERE run = ? ORDER BY seq", (run,)))
 
     def latest(self, op: str) -> Sequence[Row]:
-        """Read the rows that have the last word on their subjects."""
+        """Read the latest row of every subject of an op."""
         where = "JOIN latest USING (position) WHERE latest.op = ? ORDER BY position"
         return tuple(self.select(where, (op,)))
 
@@ -211,76 +325,69 @@ class LedgerDb:
         """Read rows one by one, each compared with its digest.
 
         Raises:
-            DamagedStoreError: A row is not the one that was written.
+            DamagedStoreError: A row differs from what was written.
         """
-        asked = (
+        query = (
             "SELECT events.position, run, seq, at, events.op, events.subject, facts, digest, "
             "(SELECT digest FROM events AS former WHERE former.position = events.position - 1) "
             f"FROM events {where}"
         )
         base = self.end("base")
-        for *found, former in self.connection.execute(asked, values):
+        for *found, former in self.connection.execute(query, values):
             check_row(found)
             *cells, facts, digest = found
             before = base.digest if found[0] == base.position + 1 else former
             if chain_digest(before, found[0], (*cells[1:], facts)) != digest:
                 raise DamagedStoreError(f"row {found[0]} is not the one that was written")
-            yield Row(*cells, facts=read_facts(facts, found[0]), digest=digest)
+            yield Row(*cells, facts=parse_facts(facts, found[0]), digest=digest)
 
     def runs(self) -> Sequence[RunFacts]:
         """List the runs, in the order in which they began."""
-        asked = "SELECT run, min(at), count(*), min(position) FROM events GROUP BY run ORDER BY min(position)"
-        runs = self.connection.execute(asked).fetchall()
-        for found in runs:
-            _check_types(found, _RUN_TYPES)
-        return tuple(RunFacts(*found) for found in runs)
+        query = "SELECT run, min(at), count(*), min(position) FROM events GROUP BY run ORDER BY min(position)"
+        runs = self.connection.execute(query).fetchall()
+        for cells in runs:
+            _check_types(cells, (str, str, int, int))
+        return tuple(RunFacts(*cells) for cells in runs)
 
     def documents(self, addresses: Iterable[str]) -> dict[str, str]:
-        """Read documents; those that are not there are left out."""
+        """Read documents by their addresses; absent ones are left out."""
         wanted = list(dict.fromkeys(addresses))
-        found: dict[str, str] = {}
-        for at in range(0, len(wanted), _ASKED_AT_ONCE):
-            some = wanted[at : at + _ASKED_AT_ONCE]
-            marks = ",".join("?" * len(some))
-            asked = f"SELECT address, text FROM documents WHERE address IN ({marks})"
-            for pair in self.connection.execute(asked, some):
-                _check_types(pair, _DOCUMENT_TYPES)
-                found[pair[0]] = pair[1]
-        return found
+        documents: dict[str, str] = {}
+        for start in range(0, len(wanted), _ADDRESSES_PER_QUERY):
+            some = wanted[start : start + _ADDRESSES_PER_QUERY]
+            query = f"SELECT address, text FROM documents WHERE address IN ({','.join('?' * len(some))})"
+            for pair in self.connection.execute(query, some):
+                _check_types(pair, (str, str))
+                documents[pair[0]] = pair[1]
+        return documents
 
 
-_ROW_TYPES = (int, str, int, str, str, str, str, str)
-_RUN_TYPES = (str, str, int, int)
-_END_TYPES = (int, str)
-_DOCUMENT_TYPES = (str, str)
-
-
-def check_row(found: Sequence[object]) -> None:
-    """Refuse a row of the events whose cells are not of the types that were written.
+def check_row(cells: Sequence[object]) -> None:
+    """Check the types of the cells of a row of `events`.
 
     Raises:
-        DamagedStoreError: A cell is not what was written.
+        DamagedStoreError: A cell has another type than was written.
     """
-    _check_types(found, _ROW_TYPES)
+    _check_types(cells, (int, str, int, str, str, str, str, str))
 
 
-def _check_types(found: Sequence[object], types: Sequence[type]) -> None:
-    """Refuse cells of other types: a column's type binds no value, and damage changes it.
+def _check_types(cells: Sequence[object], types: Sequence[type]) -> None:
+    """Check the types of cells: SQLite columns accept any type (https://www.sqlite.org/datatype3.html), as does damage.
 
     Raises:
-        DamagedStoreError: A cell is not what was written.
+        DamagedStoreError: A cell has another type than was written.
     """
-    for cell, wanted in zip(found, types, strict=True):
+    for cell, wanted in zip(cells, types, strict=True):
         if type(cell) is not wanted:
-            said = f"{type(cell).__name__} in place of {wanted.__name__}"
-            raise DamagedStoreError(f"a row of it cannot be read: {said}")
+            problem = f"{type(cell).__name__} in place of {wanted.__name__}"
+            raise DamagedStoreError(f"a row of it cannot be read: {problem}")
 
 
-def read_facts(text: str, position: int) -> JsonObject:
-    """Read the facts of a row.
+def parse_facts(text: str, position: int) -> JsonObject:
+    """Parse the facts of a row.
 
     Raises:
-        DamagedStoreError: They are no facts.
+        DamagedStoreError: The text is not a JSON object.
     """
     try:
         facts: object = json.loads(text)

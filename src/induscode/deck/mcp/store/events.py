@@ -1,18 +1,19 @@
-"""What the store keeps, as values: rows in one chain, and documents named by what is in them.
+"""Events, rows and documents of the store, as values.
 
-Pure. Every row carries the digest of the row before it together with its own content, so a row that
-was changed, taken out, put in or moved does not fit its neighbours. Definitions and descriptors are
-documents: kept once, under the digest of their text, and named by the rows that need them.
+Pure. The digest of every row covers its content and the digest of the row before it, so a row that was changed,
+removed, inserted or moved does not fit its neighbours. Definitions and descriptors are documents: stored once, under
+the SHA-256 of their text, and named by the rows that need them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from indusagi.core.json import compact_json
+from indusagi.core.records import record
 from indusagi.runtime.contract import ToolDescriptor
 
 if TYPE_CHECKING:
@@ -25,33 +26,33 @@ RowOp: TypeAlias = Literal[
     "pin", "list", "turn", "prune", "recover",
 ]  # fmt: skip
 
-_NEEDS = {"enroll": ("definition", "descriptor"), "pin": ("definition",), "turn": ("manifest",)}
-"""Where rows name the documents they need."""
+_DOCUMENT_FACTS = {"enroll": ("definition", "descriptor"), "pin": ("definition",), "turn": ("manifest",)}
+"""The facts of a row that are addresses of documents."""
 GENESIS = "0" * 64
-"""Stands for the row before the first one."""
+"""The digest before the first row."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Event:
-    """Something to write down; the store gives it its place."""
+    """An event to be written; the store gives it its position."""
 
     run: str
     at: str
     op: RowOp
     facts: JsonObject
     subject: str = ""
-    """What it is the last word on, until another of the same op and subject; nothing if empty."""
+    """What the event is about: the latest event of an op and subject applies. Empty: none."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Row:
-    """Something that was written down."""
+    """An event that was written."""
 
     position: int
-    """Where it stands among all rows of the store, from 1 on."""
+    """Its place among all rows of the store, from 1."""
     run: str
     seq: int
-    """Where it stands among those of its run, from 1 on."""
+    """Its place among the rows of its run, from 1."""
     at: str
     op: str
     subject: str
@@ -59,18 +60,18 @@ class Row:
     digest: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Batch:
-    """What is written together or not at all."""
+    """Events and documents that are written together or not at all."""
 
     events: Sequence[Event]
     documents: Mapping[str, str] = field(default_factory=dict[str, str])
-    """By their address."""
+    """Texts by their address."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RunFacts:
-    """One run, as far as its rows are there."""
+    """One run of the store."""
 
     run: str
     began: str
@@ -79,24 +80,24 @@ class RunFacts:
     """The position of its first row."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Retention:
-    """What stays: the last `runs` runs, as long as they are not older than `days`."""
+    """What the store keeps: the last `runs` runs that are not older than `days`."""
 
     runs: int = 200
     days: int = 180
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PruneResult:
-    """What went."""
+    """How much was removed."""
 
     runs: int
     rows: int
 
 
 def encode_facts(facts: JsonObject) -> str:
-    """Write the facts of a row: ASCII only, so that any name a server has can be kept."""
+    """Encode the facts of a row in ASCII, which can carry any name a server has."""
     return json.dumps(facts, separators=(",", ":"), allow_nan=False)
 
 
@@ -107,24 +108,24 @@ def chain_digest(previous: str, position: int, cells: Sequence[str | int]) -> st
 
 
 def content_address(text: str) -> str:
-    """Name a document by what is in it."""
+    """Return the address of a document: the SHA-256 of its text."""
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
 def document_addresses(op: str, facts: JsonObject) -> set[str]:
-    """Name the documents that a row needs, other than those it says were withheld."""
-    wanted = [facts.get(name) for name in _NEEDS.get(op, ())]
-    return {one for one in wanted if isinstance(one, str)} - find_withheld(facts)
+    """Find the documents that a row needs, without those it records as withheld."""
+    addresses = [facts.get(name) for name in _DOCUMENT_FACTS.get(op, ())]
+    return {address for address in addresses if isinstance(address, str)} - find_withheld(facts)
 
 
 def find_withheld(facts: JsonObject) -> set[str]:
-    """Name the documents that a row speaks of and that were not kept."""
+    """Find the documents that a row names and that were not stored."""
     return set(filter_texts(facts.get("withheld")))
 
 
 def filter_texts(value: JsonValue) -> list[str]:
-    """Give the texts of a list; whatever else is there is left out."""
-    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
+    """Return the texts of a JSON array; other values are left out."""
+    return [member for member in value if isinstance(member, str)] if isinstance(value, list) else []
 
 
 def build_subject(*names: str) -> str:
@@ -136,34 +137,30 @@ def build_subject(*names: str) -> str:
 
 
 def descriptor_text(descriptor: ToolDescriptor) -> str:
-    """Write what a model is told about a tool.
+    """Encode what a model is shown of a tool.
 
     Raises:
-        NotJson: Its schema holds what JSON cannot carry.
+        NotJson: Its schema holds a value that JSON cannot carry.
     """
     shown: dict[str, JsonLike] = {
         "name": descriptor.name,
         "description": descriptor.description,
-        "parameters": _plain(descriptor.parameters),
+        "parameters": dict(descriptor.parameters),
     }
     if descriptor.title is not None:
         shown["title"] = descriptor.title
     if descriptor.annotations is not None:
         shown["annotations"] = dict(descriptor.annotations)
     if descriptor.output_schema is not None:
-        shown["outputSchema"] = _plain(descriptor.output_schema)
+        shown["outputSchema"] = dict(descriptor.output_schema)
     return compact_json(shown)
 
 
-def _plain(schema: Mapping[str, JsonLike]) -> dict[str, JsonLike]:
-    return dict(schema)
-
-
 def parse_descriptor(text: str) -> ToolDescriptor:
-    """Read what `descriptor_text` wrote.
+    """Parse the text of `descriptor_text`.
 
     Raises:
-        ValueError: It is something else.
+        ValueError: The text is something else.
     """
     try:
         shown = cast("dict[str, object]", json.loads(text))
@@ -176,19 +173,19 @@ def parse_descriptor(text: str) -> ToolDescriptor:
             output_schema=cast("JsonObject | None", shown.get("outputSchema")),
         )
     except (TypeError, KeyError, AttributeError, RecursionError) as exc:
-        raise ValueError(f"no descriptor of a tool: {exc}") from exc
+        raise ValueError(f"not the descriptor of a tool: {exc}") from exc
 
 
 def deck_text(descriptors: Iterable[ToolDescriptor]) -> str:
-    """Write the tools of a deck in order, exactly as they are shown."""
+    """Encode the tools of a deck in order, exactly as a model is shown them."""
     return join_json_array(map(descriptor_text, descriptors))
 
 
 def join_json_array(texts: Iterable[str]) -> str:
-    """Write the array of values that are written already."""
+    """Join encoded values to a JSON array."""
     return f"[{','.join(texts)}]"
 
 
 def deck_digest(descriptors: Iterable[ToolDescriptor]) -> str:
-    """Digest what is shown of a deck: the same tools in the same order, the same digest."""
+    """Digest what a model is shown of a deck."""
     return content_address(deck_text(descriptors))

@@ -1,45 +1,52 @@
-"""Keeps the store going: in its file, in what is recovered of it, and else in memory.
+"""The store behind its thread: the ledger's file, a recovered copy of it, or memory.
 
-Everything here blocks, and belongs to the thread of the store. A damaged file can make the database
-and its readers raise anything (a flipped bit in the schema: `OverflowError`), so every failure to
-use the file ends its use; only those that are known to come from outside of it (a full disk, a
-lock, permissions) leave it in place.
+All methods block and belong to the thread of the store. A damaged file can make SQLite and its readers raise anything
+(a flipped bit in the schema: `OverflowError`), so every failure counts as damage unless its cause is known to be
+outside the file (full disk, lock, permissions). A damaged file is recovered once; a file that cannot be used is
+replaced by memory. Either way the session goes on with the pins, and a note says so.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 from indusagi.core.app_dirs import locked_directory
 from indusagi.core.ids import new_ulid
 from indusagi.core.notes import Note
-from induscode.deck.mcp.store import file as store_file
-from induscode.deck.mcp.store.database import DamagedStoreError, ForeignStoreError, LedgerDb, NewerStoreError
-from induscode.deck.mcp.store.events import Batch, Event, content_address, document_addresses
+from induscode.deck.mcp.store.database import (
+    DamagedStoreError,
+    ForeignStoreError,
+    LedgerDb,
+    NewerStoreError,
+    file_identity,
+    list_set_aside,
+    prepare_file,
+    remove_database,
+    set_aside,
+)
+from induscode.deck.mcp.store.events import Batch, content_address, document_addresses
 from induscode.deck.mcp.store.pins_backup import (
     PIN,
     Pin,
-    PinsFile,
+    PinsBackup,
     append_pins,
     collect_pins,
+    compact_backup,
     pins_path,
-    read_pins_file,
-    shorten_pins,
+    read_backup,
 )
-from induscode.deck.mcp.store.recovery import recovery_batch, salvage, write_recovered
+from induscode.deck.mcp.store.recovery import build_recovery_batch, salvage, write_recovered
 from induscode.deck.mcp.store.retention import prune
-from induscode.deck.mcp.store.verify import damage_of, end_damage, schema_damage
+from induscode.deck.mcp.store.verify import find_damage, find_end_damage, find_schema_damage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from induscode.deck.mcp.store.events import PruneResult, Retention, Row, RowOp
-    from induscode.deck.mcp.store.file import ChainEnd
+    from induscode.deck.mcp.store.events import PruneResult, Retention, Row
 
 T = TypeVar("T")
 
@@ -58,29 +65,28 @@ _OUTSIDE_CODES = frozenset(
         sqlite3.SQLITE_AUTH,
     }
 )
-"""Result codes whose cause is outside of the file: https://www.sqlite.org/rescode.html."""
-_ADOPTED = ("pin", "list")
+"""Result codes whose cause is outside the file: https://www.sqlite.org/rescode.html."""
 _MOST_NOTES = 100
-"""Of a store that fails at every step the first failures say enough."""
+"""The first failures of a store that fails at every step say enough."""
 
 
 class FallbackStore:
-    """One store, wherever it is kept at the moment."""
+    """One ledger, wherever it is stored at the moment."""
 
     def __init__(self, path: str | None) -> None:
         self.notes: list[Note] = []
-        self._untold = 0
+        self._uncounted = 0
         self._identity: tuple[int, int] | None = None
         self._recovered = False
         self._db = LedgerDb(None) if path is None else self._open(path)
 
     @property
     def path(self) -> str | None:
-        """The file; None while it is kept in memory."""
+        """The file; None while the ledger is in memory."""
         return self._db.path
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close the database."""
         self._db.close()
 
     # -- opening and replacing --------------------------------------------------------------
@@ -92,47 +98,38 @@ class FallbackStore:
             return self._replace(path, exc)
 
     def _open_file(self, path: str) -> LedgerDb:
-        created = store_file.prepare(path)
-        self._identity = store_file.identity_of(path)
-        witness = store_file.read_end(path)
+        created = prepare_file(path)
+        self._identity = file_identity(path)
         try:
             db = LedgerDb(path)
         except NewerStoreError:
             raise
         except ForeignStoreError as exc:
-            if witness is None:
-                raise
-            raise DamagedStoreError(f"a ledger was here, and now {exc}") from exc
+            # A ledger with pins was here: its mark is damaged, or another file has taken its place.
+            if self._read_backup(path).pins:
+                raise DamagedStoreError(f"a ledger was here, and now {exc}") from exc
+            raise
         try:
-            if created:
-                self._begin_anew(db, path, witness)
-            elif (damage := schema_damage(db) or end_damage(db, witness)) is not None:
+            damage = None if created else find_schema_damage(db) or find_end_damage(db)
+            if damage is not None:
                 raise DamagedStoreError(damage)
-            elif db.end("head").position == 0:
-                self._begin_anew(db, path, None)
+            if created or db.end("head").position == 0:
+                self._restore_pins(db, path)
         except BaseException:
             db.close()
             raise
         return db
 
-    def _begin_anew(self, db: LedgerDb, path: str, witness: ChainEnd | None) -> None:
-        """Give an empty ledger the pins of one that was removed, if there was one, and say so."""
-        pins = self._read_pins_file(path)
-        if witness is None and not pins.pins:
-            return
-        if witness is not None:
-            store_file.forget_end(path)
-        end = db.append([_restored_pins(pins, "the ledger was removed")])
-        store_file.write_end(path, end)
-        held = "it" if witness is None else f"it held {witness.position} rows and"
-        said = f"{held} is not there any more; a new one was begun. {_about_pins(pins)}"
-        self.tell(Note(f"the ledger {path!r}", said, "indus ledger verify"))
+    def _restore_pins(self, db: LedgerDb, path: str) -> None:
+        """Give an empty ledger the pins of one that was removed, and report the loss."""
+        backup = self._read_backup(path)
+        if backup.pins:
+            db.append([_build_pin_batch(backup, "the ledger was removed")])
+            message = f"it is not there any more; a new one was begun. {_describe_pins(backup)}"
+            self.add_note(Note(f"the ledger {path!r}", message, "indus ledger verify"))
 
-    def _replace(self, path: str, failure: BaseException, adopted: Batch | None = None) -> LedgerDb:
-        """Give a database in place of a file that failed: recovered if it is damaged, once.
-
-        Otherwise it is in memory, with what the session has `adopted` from the file, or the pins.
-        """
+    def _replace(self, path: str, failure: BaseException) -> LedgerDb:
+        """Return the database that replaces a failed file: the recovered file, once, or memory with the pins."""
         damaged = _is_damage(failure)
         reason = f"{failure}" or type(failure).__name__
         if damaged and not self._recovered:
@@ -141,28 +138,24 @@ class FallbackStore:
                 return self._recover(path, reason)
             except BaseException as exc:  # noqa: BLE001 — boundary: see the module's text
                 reason = f"{reason}; it could not be recovered: {exc}"
-        wrong = "is damaged" if damaged else "cannot be used"
-        said = f"it {wrong} ({reason}); what happens is kept until the session ends."
+        backup = self._read_backup(path)
+        state = "is damaged" if damaged else "cannot be used"
+        message = f"it {state} ({reason}); what happens is kept until the session ends. {_describe_pins(backup)}"
         remedy = "indus ledger verify" if damaged else "make room, or see who owns the file"
-        if adopted is None:
-            pins = self._read_pins_file(path)
-            adopted = _restored_pins(pins, reason) if pins.pins else Batch(())
-            said = f"{said} {_about_pins(pins)}"
-        self.tell(Note(f"the ledger {path!r}", said, remedy))
+        self.add_note(Note(f"the ledger {path!r}", message, remedy))
         memory = LedgerDb(None)
-        try:
-            memory.append([adopted])
-        except BaseException as exc:  # noqa: BLE001 — boundary: see the module's text
-            self.tell(Note("the ledger in memory", f"it has nothing of the file: {exc}"))
-            memory.close()
-            memory = LedgerDb(None)
+        if backup.pins:
+            try:
+                memory.append([_build_pin_batch(backup, reason)])
+            except BaseException as exc:  # noqa: BLE001 — boundary: see the module's text
+                self.add_note(Note("the ledger in memory", f"it has no pins: {exc}"))
         return memory
 
     def _recover(self, path: str, reason: str) -> LedgerDb:
-        """Put what is still valid of a damaged file in its place, and set the file aside."""
+        """Put a file with the valid rows in the place of a damaged one, which is set aside."""
         with locked_directory(os.path.dirname(os.path.abspath(path))):
             try:
-                replaced = store_file.identity_of(path) != self._identity
+                replaced = file_identity(path) != self._identity
             except FileNotFoundError:
                 replaced = True
             if not replaced:
@@ -170,65 +163,40 @@ class FallbackStore:
         return self._open_file(path)
 
     def _swap(self, path: str, reason: str) -> None:
-        known = store_file.read_end(path)
-        pins = self._read_pins_file(path)
+        backup = self._read_backup(path)
         fresh = f"{path}.{new_ulid()}.fresh"
         try:
-            done = write_recovered(fresh, salvage(path), pins.pins, known, reason)
-            aside = store_file.set_aside(path, self._identity, fresh)
+            found = salvage(path)
+            write_recovered(fresh, found, backup.pins, reason)
+            aside = set_aside(path, self._identity, fresh)
         finally:
-            store_file.remove(fresh)
-        store_file.write_end(path, done.end)
-        total = max(done.kept, 0 if known is None else known.position)
-        said = f"it is damaged ({reason}); {done.kept:,} of its {total:,} rows were kept."
-        if done.kept < total:
-            said = f"{said} {_about_pins(pins)}"
-        self.tell(Note(f"the ledger {path!r}", said, f"the damaged file is {aside}"))
+            remove_database(fresh)
+        kept, total = len(found.rows), len(found.rows) + found.lost_rows
+        message = f"it is damaged ({reason}); {kept:,} of its {total:,} rows were kept."
+        if kept < total:
+            message = f"{message} {_describe_pins(backup)}"
+        self.add_note(Note(f"the ledger {path!r}", message, f"the damaged file is {aside}"))
 
-    def _fall_back(self, failure: BaseException) -> None:
-        """Leave the file in the middle of a session, with what of it the session needs."""
-        file = self._db
-        assert file.path is not None
-        adopted: Batch | None = None
-        if not _is_damage(failure):
-            with suppress(BaseException):  # a disk that gives nothing back
-                adopted = _adopted(file)
-        file.close()
-        self._db = self._replace(file.path, failure, adopted)
-
-    def _read_pins_file(self, path: str) -> PinsFile:
+    def _read_backup(self, path: str) -> PinsBackup:
         try:
-            found = read_pins_file(path)
+            backup = read_backup(path)
         except OSError as exc:
-            self.tell(Note(pins_path(path), f"it cannot be read: {exc}", "see who owns the file"))
-            return PinsFile(missing=True)
-        return PinsFile(missing=True) if found is None else found
+            self.add_note(Note(pins_path(path), f"it cannot be read: {exc}", "see who owns the file"))
+            return PinsBackup(missing=True)
+        return PinsBackup(missing=True) if backup is None else backup
 
-    def tell(self, note: Note) -> None:
-        """Take down what went wrong: each thing once, and a count of what there is no room for."""
+    def add_note(self, note: Note) -> None:
+        """Keep a note, each once; past the limit only their number."""
         if note in self.notes:
             return
         if len(self.notes) < _MOST_NOTES:
             self.notes.append(note)
             return
-        self._untold += 1
-        more = Note("the ledger", f"{self._untold:,} further failures are not listed")
-        self.notes[_MOST_NOTES:] = [more]
-
-    # -- writing ----------------------------------------------------------------------------
-
-    def append(self, makers: Sequence[Callable[[], Batch]]) -> None:
-        """Write batches in one step; in memory if the file will not take them."""
-        batches = [batch for make in makers if (batch := self._made(make)) is not None]
-        end = self._use(lambda db: db.append(batches))
-        if self._db.path is not None:
-            store_file.write_end(self._db.path, end)
-            self._copy_pins(self._db.path, collect_pins(batches))
+        self._uncounted += 1
+        self.notes[_MOST_NOTES:] = [Note("the ledger", f"{self._uncounted:,} further failures are not listed")]
 
     def _use(self, action: Callable[[LedgerDb], T]) -> T:
-        """Do something with the database; if its file fails, with the one that takes its place.
-
-        That is at most: the file, the file after its recovery, and memory.
+        """Run an action on the database; if its file fails, on what replaces it (recovered file, then memory).
 
         Raises:
             BaseException: What the database in memory raised.
@@ -237,137 +205,114 @@ class FallbackStore:
             try:
                 return action(self._db)
             except BaseException as exc:  # noqa: BLE001 — boundary: see the module's text
-                self._fall_back(exc)
+                path = self._db.path
+                self._db.close()
+                self._db = self._replace(path, exc)
         return action(self._db)
 
-    def _copy_pins(self, path: str, pins: Sequence[Pin]) -> None:
+    # -- writing ----------------------------------------------------------------------------
+
+    def append(self, makers: Sequence[Callable[[], Batch]]) -> None:
+        """Write batches in one transaction; in memory if the file cannot take them."""
+        batches: list[Batch] = []
+        for make in makers:
+            try:
+                batches.append(make())
+            except BaseException as exc:  # noqa: BLE001 — boundary: one batch must not stop the thread
+                self.add_note(Note("the ledger", f"an event could not be written down: {exc}"))
+        self._use(lambda db: db.append(batches))
+        if self._db.path is not None:
+            self._back_up(self._db.path, collect_pins(batches))
+
+    def _back_up(self, path: str, pins: Sequence[Pin]) -> None:
         try:
             append_pins(path, pins)
         except OSError as exc:
-            said = f"it cannot be written: {exc}. Pins would be lost with the ledger"
-            self.tell(Note(pins_path(path), said, "make room, or see who owns the file"))
-
-    def _made(self, make: Callable[[], Batch]) -> Batch | None:
-        try:
-            return make()
-        except BaseException as exc:  # noqa: BLE001 — boundary: one batch must not stop the thread
-            said = f"something that happened could not be written down: {exc}"
-            self.tell(Note("the ledger", said))
-            return None
+            message = f"it cannot be written: {exc}. Pins would be lost with the ledger"
+            self.add_note(Note(pins_path(path), message, "make room, or see who owns the file"))
 
     def prune(self, keep: Retention, own_run: str) -> PruneResult | None:
-        """Take out old runs."""
-        done = self.read(lambda db: prune(db, keep, own_run), None)
-        if done is None:
-            return None
-        pruned, end = done
-        if self._db.path is not None:
-            store_file.write_end(self._db.path, end)
-        said = f"{pruned.runs} old runs with {pruned.rows} rows were taken out; a row says so"
-        self.tell(Note("the ledger", said))
+        """Remove old runs."""
+        pruned = self.read(lambda db: prune(db, keep, own_run), None)
+        if pruned is not None:
+            message = f"{pruned.runs} old runs with {pruned.rows} rows were removed; a row says so"
+            self.add_note(Note("the ledger", message))
         return pruned
 
     # -- reading ----------------------------------------------------------------------------
 
-    def read(self, question: Callable[[LedgerDb], T], otherwise: T) -> T:
-        """Ask the database; `otherwise` if neither the file nor what replaces it has an answer."""
+    def read(self, query: Callable[[LedgerDb], T], default: T) -> T:
+        """Query the database; `default` if neither the file nor what replaces it can answer."""
         try:
-            return self._use(question)
+            return self._use(query)
         except BaseException as exc:  # noqa: BLE001 — boundary: see the module's text
-            reason = f"{type(exc).__name__}: {exc}"
-            self.tell(Note("the ledger", f"it could not be read: {reason}"))
-            return otherwise
+            self.add_note(Note("the ledger", f"it could not be read: {type(exc).__name__}: {exc}"))
+            return default
 
     def latest(self, op: str) -> Sequence[Row]:
-        """Read the rows with the last word on their subjects; pins as the pins file has them too.
+        """Read the latest row of every subject; pins are brought in step with their backup.
 
-        A pin that is only in the pins file is restored, one that is only here is copied there.
+        A pin that only the backup has is restored, one that only the ledger has is backed up.
         """
         rows = self.read(lambda db: db.latest(op), ())
         path = self._db.path
         if op != PIN or path is None:
             return rows
-        known = self._read_pins_file(path)
+        backup = self._read_backup(path)
         subjects = {row.subject: row.facts for row in rows}
-        lost = {one: pin for one, pin in known.pins.items() if one not in subjects}
+        lost = {subject: pin for subject, pin in backup.pins.items() if subject not in subjects}
         if lost:
-            restored = replace(known, pins=lost)
-            self.append([lambda: _restored_pins(restored, "pins were missing")])
-            said = f"{len(lost)} pins were missing in it, and are restored from the pins file"
-            self.tell(Note(f"the ledger {path!r}", said, "indus ledger verify"))
+            restored = replace(backup, pins=lost)
+            self.append([lambda: _build_pin_batch(restored, "pins were missing")])
+            message = f"{len(lost)} pins were missing in it, and are restored from the pins file"
+            self.add_note(Note(f"the ledger {path!r}", message, "indus ledger verify"))
         behind = [
             Pin(subject, facts, self.documents([*document_addresses(PIN, facts)]))
             for subject, facts in subjects.items()
-            if subject not in known.pins or known.pins[subject].facts != facts
+            if subject not in backup.pins or backup.pins[subject].facts != facts
         ]
-        self._copy_pins(path, behind)
-        with suppress(OSError):  # it is as good as before, and longer
-            shorten_pins(path, known)
+        self._back_up(path, behind)
+        with suppress(OSError):  # the longer file is as good
+            compact_backup(path, backup)
         return self.read(lambda db: db.latest(op), ()) if lost else rows
 
     def documents(self, addresses: Sequence[str]) -> Mapping[str, str]:
-        """Read documents, and only those that are what their address says."""
-        return self.read(lambda db: _intact_documents(db, addresses), {})
+        """Read documents whose content matches their address."""
+        found = self.read(lambda db: db.documents(addresses), {})
+        return {address: text for address, text in found.items() if content_address(text) == address}
 
     def verify(self, *, set_aside: bool) -> Sequence[Note]:
-        """List what is damaged, now or earlier; replace a damaged file if told so."""
+        """List the damage, present and earlier; with `set_aside` replace a damaged file."""
         path = self._db.path
+        damage = find_damage(self._db)
         if path is None:
-            return tuple(Note("the ledger in memory", one) for one in damage_of(self._db, None))
-        found = damage_of(self._db, store_file.read_end(path))
-        if found and set_aside:
-            self._fall_back(DamagedStoreError(found[0]))
+            return tuple(Note("the ledger in memory", problem) for problem in damage)
+        if damage and set_aside:
+            self._db.close()
+            self._db = self._replace(path, DamagedStoreError(damage[0]))
         owner = f"the ledger {path!r}"
-        before = [
-            Note(owner, f"a damaged ledger was set aside as {one}", "remove it when it is done with")
-            for one in store_file.files_aside(path)
+        earlier = [
+            Note(owner, f"a damaged ledger was set aside as {aside}", "remove it when it is done with")
+            for aside in list_set_aside(path)
         ]
-        before += [
-            Note(owner, "a ledger that was here before is gone", f"remove {one} to be told no more")
-            for one in store_file.ends_of_removed(path)
-        ]
-        return (*(Note(owner, one) for one in found), *before)
+        return (*(Note(owner, problem) for problem in damage), *earlier)
 
 
-def _restored_pins(found: PinsFile, reason: str) -> Batch:
-    return recovery_batch([*found.pins.values()], {"reason": reason})
+def _build_pin_batch(backup: PinsBackup, reason: str) -> Batch:
+    return build_recovery_batch([*backup.pins.values()], {"reason": reason})
 
 
-def _about_pins(found: PinsFile) -> str:
-    """Say what became of the pins of a ledger that lost rows."""
-    if found.missing:
+def _describe_pins(backup: PinsBackup) -> str:
+    """Describe what became of the pins of a ledger that lost rows."""
+    if backup.missing:
         return "The definitions of tools that were approved are not known: every tool is taken as it is now"
-    kept = f"The definitions of {len(found.pins):,} tools that were approved are kept"
-    return f"{kept}, {found.damaged:,} are lost" if found.damaged else kept
+    kept = f"The definitions of {len(backup.pins):,} tools that were approved are kept"
+    return f"{kept}, {backup.damaged:,} are lost" if backup.damaged else kept
 
 
 def _is_damage(failure: BaseException) -> bool:
-    """Tell whether the file is at fault, which it is unless a cause outside of it is known."""
     if isinstance(failure, ForeignStoreError | OSError):
         return False
     code: int | None = getattr(failure, "sqlite_errorcode", None)
-    # Without a code it is Python that could not read what the database has.
+    # Without a code Python itself could not read what the database holds.
     return code is None or code & 0xFF not in _OUTSIDE_CODES
-
-
-def _intact_documents(db: LedgerDb, addresses: Sequence[str]) -> Mapping[str, str]:
-    found = db.documents(addresses)
-    return {address: text for address, text in found.items() if content_address(text) == address}
-
-
-def _adopted(file: LedgerDb) -> Batch:
-    """Collect what a session that loses its file goes on needing: its own rows, and pins."""
-    rows: list[Row] = [row for op in _ADOPTED for row in file.latest(op)]
-    known = {row.position for row in rows}
-    for run in file.seqs:
-        rows.extend(row for row in file.rows(run) if row.position not in known)
-    rows.sort(key=lambda row: row.position)
-    needed = {one for row in rows for one in document_addresses(row.op, row.facts)}
-    documents = file.documents(needed)
-    manifests = [documents.get(str(row.facts.get("manifest"))) for row in rows if row.op == "turn"]
-    documents.update(file.documents(one for text in manifests if text for one in _listed(text)))
-    return Batch([Event(row.run, row.at, cast("RowOp", row.op), row.facts, row.subject) for row in rows], documents)
-
-
-def _listed(manifest: str) -> list[str]:
-    return cast("list[str]", json.loads(manifest))

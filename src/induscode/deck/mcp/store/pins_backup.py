@@ -1,9 +1,8 @@
-"""The pins file: a copy of every pin beside the ledger, for a ledger that is damaged or lost.
+"""The pins file: a backup of every pin beside the ledger, for a ledger that is damaged or lost.
 
-The ledger is the one source of truth. After rows of the op `pin` are in it, the same pins are
-appended here: one JSON object a line, with the documents it needs and a checksum of all that. A
-line that does not fit its checksum is left out and counted. The file's name does not begin with the
-ledger's, so that removing `ledger.db*` leaves it, and the loss is noticed.
+The ledger is the source of truth. After rows of the op `pin` are in it, the same pins are appended here: one JSON
+object per line, with the documents it needs and a checksum. A line that fails its checksum is skipped and counted. The
+file's name differs from the ledger's, so removing `ledger.db*` leaves it, and the loss is noticed.
 """
 
 from __future__ import annotations
@@ -11,11 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, TypeGuard, cast
 
 from indusagi.core.app_dirs import read_small_file, replace_private_file
 from indusagi.core.json import is_json_object
+from indusagi.core.records import record
 from induscode.deck.mcp.store.events import content_address, document_addresses
 
 if TYPE_CHECKING:
@@ -27,127 +27,118 @@ if TYPE_CHECKING:
 PIN = "pin"
 _LARGEST_BYTES = 256 * 1024 * 1024
 _SPARE_LINES = 200
-"""So many lines beyond two for each pin there may be before the file is written anew."""
+"""Lines beyond two per pin that the file may have before it is compacted."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Pin:
-    """One pin: what it is about, what it says, and the documents it needs."""
+    """One pin: its subject, its facts, and the documents it needs."""
 
     subject: str
     facts: JsonObject
     documents: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
-@dataclass(frozen=True, slots=True)
-class PinsFile:
-    """What a pins file holds."""
+@record
+class PinsBackup:
+    """The content of a pins file."""
 
     pins: Mapping[str, Pin] = field(default_factory=dict[str, Pin])
-    """By subject; the last line about one holds."""
+    """By subject; the last line about a subject applies."""
     lines: int = 0
     damaged: int = 0
-    """Lines that are not what was written."""
+    """Lines that fail their checksum."""
     missing: bool = False
-    """Whether there is no file, or none that can be read."""
+    """Whether the file is absent or unreadable."""
 
 
 def pins_path(ledger: str) -> str:
-    """Name the pins file of a ledger."""
+    """Return the path of a ledger's pins file."""
     return os.path.join(os.path.dirname(ledger), "pins.jsonl")
 
 
-def read_pins_file(ledger: str) -> PinsFile | None:
-    """Read the pins file of a ledger; None if there is none.
+def read_backup(ledger: str) -> PinsBackup | None:
+    """Read the pins file of a ledger; None if it is absent.
 
     Raises:
-        OSError: It is there and cannot be read.
+        OSError: It cannot be read.
     """
     try:
         data = read_small_file(pins_path(ledger), _LARGEST_BYTES, follow=False)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    pins: dict[str, Pin] = {}
-    damaged = 0
     lines = data.splitlines()
-    for line in lines:
-        pin = _read_line(line)
-        if pin is None:
-            damaged += 1
-        else:
-            pins[pin.subject] = pin
-    return PinsFile(pins, len(lines), damaged)
+    pins = [pin for line in lines if (pin := _parse_line(line)) is not None]
+    return PinsBackup({pin.subject: pin for pin in pins}, len(lines), len(lines) - len(pins))
 
 
 def append_pins(ledger: str, pins: Iterable[Pin]) -> None:
-    """Add pins to the file, in one write, and have them on the disk.
+    """Append pins to the file in one write, and sync it.
 
     Raises:
         OSError: It cannot be written.
     """
-    text = b"".join(_line_of(one) for one in pins)
+    text = b"".join(map(_format_line, pins))
     if not text:
         return
+    # With O_NONBLOCK a pipe in the file's place is an error instead of an endless wait.
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     handle = os.open(pins_path(ledger), flags, 0o600)
     try:
         size = os.fstat(handle).st_size
         if size and os.pread(handle, 1, size - 1) != b"\n":
-            text = b"\n" + text  # a line that a full disk cut off costs no other line
+            text = b"\n" + text  # a line that a full disk cut off damages no other line
         os.write(handle, text)
         os.fsync(handle)
     finally:
         os.close(handle)
 
 
-def shorten_pins(ledger: str, found: PinsFile) -> None:
-    """Write the file anew without lines that hold no longer, if there are many.
+def compact_backup(ledger: str, backup: PinsBackup) -> None:
+    """Rewrite the file without superseded lines, if there are many.
 
     Raises:
         OSError: It cannot be written.
     """
-    if found.lines > 2 * len(found.pins) + _SPARE_LINES:
-        text = b"".join(_line_of(one) for one in found.pins.values())
-        replace_private_file(pins_path(ledger), text)
+    if backup.lines > 2 * len(backup.pins) + _SPARE_LINES:
+        replace_private_file(pins_path(ledger), b"".join(map(_format_line, backup.pins.values())))
 
 
 def collect_pins(batches: Iterable[Batch]) -> list[Pin]:
-    """Give the pins that are written with batches."""
+    """Collect the pins that are written with batches, with their documents."""
     return [
         Pin(
-            one.subject,
-            one.facts,
+            event.subject,
+            event.facts,
             {
                 address: batch.documents[address]
-                for address in document_addresses(one.op, one.facts)
+                for address in document_addresses(event.op, event.facts)
                 if address in batch.documents
             },
         )
         for batch in batches
-        for one in batch.events
-        if one.op == PIN and one.subject
+        for event in batch.events
+        if event.op == PIN and event.subject
     ]
 
 
-def _line_of(pin: Pin) -> bytes:
+def _format_line(pin: Pin) -> bytes:
     content = [pin.subject, pin.facts, dict(pin.documents)]
     line = {"subject": pin.subject, "facts": pin.facts, "documents": content[2], "sum": _checksum(content)}
     return json.dumps(line, separators=(",", ":")).encode("ascii") + b"\n"
 
 
-def _read_line(line: bytes) -> Pin | None:
+def _parse_line(line: bytes) -> Pin | None:
     try:
-        found: JsonValue = json.loads(line)
+        value: JsonValue = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not is_json_object(found):
+    if not is_json_object(value):
         return None
-    subject, facts, documents = (found.get(name) for name in ("subject", "facts", "documents"))
+    subject, facts, documents = (value.get(name) for name in ("subject", "facts", "documents"))
     if not isinstance(subject, str) or not is_json_object(facts) or not _are_documents(documents):
         return None
-    if found.get("sum") != _checksum([subject, facts, documents]):
-        return None
-    return Pin(subject, facts, documents)
+    return Pin(subject, facts, documents) if value.get("sum") == _checksum([subject, facts, documents]) else None
 
 
 def _are_documents(value: JsonValue) -> TypeGuard[dict[str, str]]:

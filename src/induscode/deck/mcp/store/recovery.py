@@ -1,14 +1,13 @@
-"""Recovery of a damaged ledger: the longest valid prefix of its rows, in a fresh file.
+"""Recovery of a damaged ledger: the longest valid prefix of its rows, in a new file.
 
-Rows are read in order up to the first one that cannot be read or does not fit the chain, and are
-written anew as they are. The damaged file is only copied, never changed. One row of the op
-`recover` follows: how many rows were kept, up to which row the old file was known to reach, which
-documents are missing. Pins come back from the pins file, and where there is none from rows after
-the damage that fit their neighbours.
+Rows are read in order up to the first one that cannot be read or breaks the chain, and are written unchanged. The
+damaged file is copied and never changed. One `recover` row follows: how many rows were kept, how far the damaged file
+reached, which documents are missing. Pins come from the pins file, and otherwise from rows after the damage that fit
+their neighbours.
 
-If page 1 of the file, which holds the schema, cannot be used, it is replaced (in the copy that is
-read) by that of a new ledger: https://www.sqlite.org/fileformat2.html. The tables of a ledger are
-made in one step, so their root pages are always the same.
+If page 1 of the file, which holds the schema, is unusable, the copy that is read gets page 1 of a new ledger
+(https://www.sqlite.org/fileformat2.html). The tables of a ledger are created in one transaction, so their root pages
+are always the same.
 """
 
 from __future__ import annotations
@@ -20,12 +19,13 @@ import sqlite3
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from indusagi.core.app_dirs import create_private_file
 from indusagi.core.clock import iso_utc, now_ms
 from indusagi.core.ids import new_ulid
-from induscode.deck.mcp.store.database import DamagedStoreError, LedgerDb, check_row, read_facts, transaction
+from induscode.deck.mcp.store.database import ChainEnd, DamagedStoreError, LedgerDb, check_row, parse_facts, transaction
 from induscode.deck.mcp.store.events import (
     GENESIS,
     Batch,
@@ -35,7 +35,6 @@ from induscode.deck.mcp.store.events import (
     document_addresses,
     filter_texts,
 )
-from induscode.deck.mcp.store.file import ChainEnd
 from induscode.deck.mcp.store.pins_backup import PIN, Pin
 
 if TYPE_CHECKING:
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonObject
 
+# Offsets of the header: https://www.sqlite.org/fileformat2.html#the_database_header
 _PAGE = 4096
 _HEADER = 100
 _WRITE_AHEAD = slice(18, 20)
@@ -64,30 +64,30 @@ class Salvage:
     """The longest prefix that fits the chain."""
     documents: dict[str, str] = field(default_factory=dict[str, str])
     tail_pins: dict[str, Pin] = field(default_factory=dict[str, Pin])
-    """Pins of rows after the damage: readable, but not proven."""
+    """Pins of rows after the damage: readable, but not proven by the chain."""
+    head: int = 0
+    """The last position according to the file, if it could be read."""
 
-    def needed(self) -> set[str]:
-        """Name the documents that the rows need."""
-        found: set[str] = set()
-        manifests: set[str] = set()
+    @property
+    def last(self) -> int:
+        """The position of the last valid row."""
+        return self.rows[-1][0] if self.rows else self.base.position
+
+    @property
+    def lost_rows(self) -> int:
+        """How many rows after the valid ones the file is known to have had."""
+        return max(0, self.head - self.last)
+
+    def find_missing_documents(self) -> set[str]:
+        """Find the documents that the rows need and that could not be read."""
+        needed: set[str] = set()
         for cells in self.rows:
-            addresses = document_addresses(cells[4], read_facts(cells[6], cells[0]))
-            found |= addresses
-            manifests |= addresses if cells[4] == "turn" else set()
-        for address in manifests & self.documents.keys():
-            found.update(filter_texts(json.loads(self.documents[address])))
-        return found
-
-
-@dataclass(frozen=True, slots=True)
-class RecoveryResult:
-    """What became of a damaged ledger."""
-
-    kept: int
-    """Rows of it that are in the fresh file."""
-    pins: int
-    """Pins that were restored besides."""
-    end: ChainEnd
+            addresses = document_addresses(cells[4], parse_facts(cells[6], cells[0]))
+            needed |= addresses
+            if cells[4] == "turn":
+                for address in addresses & self.documents.keys():
+                    needed.update(filter_texts(json.loads(self.documents[address])))
+        return needed - self.documents.keys()
 
 
 def salvage(path: str) -> Salvage:
@@ -98,20 +98,18 @@ def salvage(path: str) -> Salvage:
     """
     best = Salvage(ChainEnd(0, GENESIS))
     with tempfile.TemporaryDirectory(dir=os.path.dirname(path), prefix=".recovery-") as folder:
-        for attempt in (_copy_file, _copy_with_new_schema):
-            copy = os.path.join(folder, attempt.__name__)
+        for copy_database in (_copy_file, _copy_with_new_schema):
+            copy = os.path.join(folder, copy_database.__name__)
             with suppress(Exception):  # whatever is wrong with it: the other way may do
-                attempt(path, copy)
+                copy_database(path, copy)
                 found = _read(copy)
                 if len(found.rows) > len(best.rows) or not best.rows:
                     best = found
     return best
 
 
-def write_recovered(
-    fresh: str, found: Salvage, pins: Mapping[str, Pin], known: ChainEnd | None, reason: str
-) -> RecoveryResult:
-    """Write a ledger that goes on where a damaged one is still valid.
+def write_recovered(fresh: str, found: Salvage, pins: Mapping[str, Pin], reason: str) -> None:
+    """Write a ledger that continues the valid part of a damaged one.
 
     Raises:
         OSError, sqlite3.Error: It cannot be written.
@@ -123,47 +121,44 @@ def write_recovered(
         restored = [
             pin for subject, pin in {**found.tail_pins, **pins}.items() if latest.get((PIN, subject)) != pin.facts
         ]
-        last = found.rows[-1][0] if found.rows else found.base.position
         facts: JsonObject = {
             "kept": len(found.rows),
             "base": found.base.position,
-            "last": last,
-            "known": last if known is None else max(last, known.position),
+            "last": found.last,
+            "known": found.last + found.lost_rows,
             "reason": reason,
         }
-        missing = found.needed() - found.documents.keys()
-        end = db.append([recovery_batch(restored, facts, missing)])
-        return RecoveryResult(len(found.rows), len(restored), end)
+        db.append([build_recovery_batch(restored, facts, found.find_missing_documents())])
     finally:
         db.close()
 
 
-def recovery_batch(restored: Sequence[Pin], facts: JsonObject, missing: Iterable[str] = ()) -> Batch:
-    """Make the rows that say what was recovered, and that restore pins."""
+def build_recovery_batch(restored: Sequence[Pin], facts: JsonObject, missing: Iterable[str] = ()) -> Batch:
+    """Build the rows that describe a recovery and restore pins."""
     documents = {address: text for pin in restored for address, text in pin.documents.items()}
-    needed = {one for pin in restored for one in document_addresses(PIN, pin.facts)}
-    gone = sorted({*needed, *missing} - documents.keys())
+    needed = {address for pin in restored for address in document_addresses(PIN, pin.facts)}
+    absent = sorted({*needed, *missing} - documents.keys())
     run, at = new_ulid(), iso_utc(now_ms())
-    said: JsonObject = {**facts, "pins": len(restored), "missing": [*gone]}
-    rows = [Event(run, at, "recover", said)]
+    rows = [Event(run, at, "recover", {**facts, "pins": len(restored), "missing": [*absent]})]
     rows += [Event(run, at, PIN, pin.facts, pin.subject) for pin in restored]
     return Batch(rows, documents)
 
 
 def _write_rows(db: LedgerDb, found: Salvage) -> dict[tuple[str, str], JsonObject]:
-    """Write rows and documents as they were; give what has the last word on each subject."""
+    """Write rows and documents unchanged; return the latest facts of each subject."""
     latest: dict[tuple[str, str], tuple[int, str]] = {}
     for position, _, _, _, op, subject, facts, _ in found.rows:
         if subject:
             latest[op, subject] = position, facts
     end = ChainEnd(found.rows[-1][0], found.rows[-1][7]) if found.rows else found.base
+    index = [(*key, position) for key, (position, _) in latest.items()]
     with transaction(db.connection):
         db.connection.executemany("INSERT INTO events VALUES (?,?,?,?,?,?,?,?)", found.rows)
         db.connection.executemany("INSERT INTO documents VALUES (?,?)", found.documents.items())
-        db.connection.executemany("INSERT INTO latest VALUES (?,?,?)", [(*key, one[0]) for key, one in latest.items()])
+        db.connection.executemany("INSERT INTO latest VALUES (?,?,?)", index)
         db.set_end("base", found.base)
         db.set_end("head", end)
-    return {key: read_facts(facts, position) for key, (position, facts) in latest.items()}
+    return {key: parse_facts(facts, position) for key, (position, facts) in latest.items()}
 
 
 # -- reading ----------------------------------------------------------------------------------
@@ -195,37 +190,34 @@ def _copy_with_new_schema(path: str, copy: str) -> None:
 def _read(copy: str) -> Salvage:
     connection = sqlite3.connect(copy, isolation_level=None)
     try:
-        rows = _readable_rows(connection)
-        found = _longest_prefix(connection, rows)
-        found.documents.update(_readable_documents(connection, found))
+        found = _find_longest_prefix(connection, _read_rows(connection))
+        head = _read_end(connection, "head")
+        found.head = 0 if head is None else head.position
+        found.documents.update(_read_documents(connection, found))
         for pin in found.tail_pins.values():
-            wanted = document_addresses(PIN, pin.facts)
-            documents = {one: found.documents[one] for one in wanted & found.documents.keys()}
+            addresses = document_addresses(PIN, pin.facts)
+            documents = {address: found.documents[address] for address in addresses & found.documents.keys()}
             found.tail_pins[pin.subject] = Pin(pin.subject, pin.facts, documents)
         return found
     finally:
         connection.close()
 
 
-def _readable_rows(connection: sqlite3.Connection) -> list[_Cells]:
-    """Read rows in their order, those with something wrong in them included."""
-    connection.text_factory = _decode
+def _read_rows(connection: sqlite3.Connection) -> list[_Cells]:
+    """Read rows in their order, also invalid ones."""
+    # Any bytes are read as text, so that one damaged cell does not end the reading of all.
+    connection.text_factory = partial(str, encoding="utf-8", errors="replace")
     rows: list[_Cells] = []
-    # A page that cannot be read ends it: what follows has no way to it.
+    # An unreadable page ends it: nothing leads to what follows.
     with suppress(Exception):
         for cells in connection.execute(_ROWS):
             rows.append(cells)  # noqa: PERF402 — those before a failure are kept
     return rows
 
 
-def _decode(data: bytes) -> str:
-    """Read any text, so that one damaged cell does not end the reading of all."""
-    return data.decode("utf-8", "replace")
-
-
-def _longest_prefix(connection: sqlite3.Connection, rows: list[_Cells]) -> Salvage:
+def _find_longest_prefix(connection: sqlite3.Connection, rows: list[_Cells]) -> Salvage:
     best = Salvage(ChainEnd(0, GENESIS))
-    for base in _possible_bases(connection, rows):
+    for base in _list_bases(connection, rows):
         kept = 0
         before: _Cells = (base.position, "", 0, "", "", "", "{}", base.digest)
         for cells in rows:
@@ -235,55 +227,57 @@ def _longest_prefix(connection: sqlite3.Connection, rows: list[_Cells]) -> Salva
             kept += 1
         if kept > len(best.rows):
             best = Salvage(base, rows[:kept])
-    for at in range(max(len(best.rows), 1), len(rows)):
-        cells = rows[at]
-        if cells[4] == PIN and cells[5] and _follows(rows[at - 1], cells):
-            best.tail_pins[cells[5]] = Pin(cells[5], read_facts(cells[6], cells[0]))
+    for index in range(max(len(best.rows), 1), len(rows)):
+        cells = rows[index]
+        if cells[4] == PIN and cells[5] and _follows(rows[index - 1], cells):
+            best.tail_pins[cells[5]] = Pin(cells[5], parse_facts(cells[6], cells[0]))
     return best
 
 
 def _follows(before: _Cells, cells: _Cells) -> bool:
-    """Tell whether a row fits the digest of the one before it, whatever that one is."""
+    """Tell whether a row fits the digest of the row before it, which may itself be invalid."""
     position, *middle, digest = cells
     return (
-        _fits(cells)
-        and _has_place(before)
+        _is_valid(cells)
+        and [type(before[0]), type(before[7])] == [int, str]
         and position == before[0] + 1
         and chain_digest(before[7], position, middle) == digest
     )
 
 
-def _has_place(cells: Sequence[object]) -> bool:
-    """Tell whether a row, whatever else is wrong with it, has its position and its digest."""
-    return type(cells[0]) is int and type(cells[7]) is str
-
-
-def _fits(cells: _Cells) -> bool:
+def _is_valid(cells: _Cells) -> bool:
     try:
         check_row(cells)
-        read_facts(cells[6], cells[0])
+        parse_facts(cells[6], cells[0])
     except DamagedStoreError:
         return False
     return True
 
 
-def _possible_bases(connection: sqlite3.Connection, rows: list[_Cells]) -> Iterator[ChainEnd]:
-    """Give where the chain may begin: what the file says, what a pruning wrote, the beginning."""
-    with suppress(Exception):
-        found = connection.execute("SELECT position, digest FROM ends WHERE name = 'base'")
-        position, digest = found.fetchone()
-        if isinstance(position, int) and isinstance(digest, str):
-            yield ChainEnd(position, digest)
+def _list_bases(connection: sqlite3.Connection, rows: list[_Cells]) -> Iterator[ChainEnd]:
+    """Yield the possible beginnings of the chain: the stored one, those of prunings, and the first row."""
+    stored = _read_end(connection, "base")
+    if stored is not None:
+        yield stored
     for cells in rows:
-        if _fits(cells) and cells[4] == "prune":
-            facts = read_facts(cells[6], cells[0])
+        if _is_valid(cells) and cells[4] == "prune":
+            facts = parse_facts(cells[6], cells[0])
             last, digest = facts.get("last"), facts.get("digest")
             if isinstance(last, int) and isinstance(digest, str):
                 yield ChainEnd(last, digest)
     yield ChainEnd(0, GENESIS)
 
 
-def _readable_documents(connection: sqlite3.Connection, found: Salvage) -> dict[str, str]:
+def _read_end(connection: sqlite3.Connection, name: str) -> ChainEnd | None:
+    with suppress(Exception):
+        query = "SELECT position, digest FROM ends WHERE name = ?"
+        position, digest = connection.execute(query, (name,)).fetchone()
+        if isinstance(position, int) and isinstance(digest, str):
+            return ChainEnd(position, digest)
+    return None
+
+
+def _read_documents(connection: sqlite3.Connection, found: Salvage) -> dict[str, str]:
     documents: dict[str, str] = {}
 
     def take(pairs: Iterable[tuple[object, object]]) -> None:
@@ -294,14 +288,11 @@ def _readable_documents(connection: sqlite3.Connection, found: Salvage) -> dict[
     with suppress(Exception):
         take(connection.execute("SELECT address, text FROM documents"))
         return documents
-    wanted = {one for cells in found.rows for one in _needed(cells)}
-    wanted.update(one for pin in found.tail_pins.values() for one in document_addresses(PIN, pin.facts))
+    wanted = {
+        address for cells in found.rows for address in document_addresses(cells[4], parse_facts(cells[6], cells[0]))
+    }
+    wanted.update(address for pin in found.tail_pins.values() for address in document_addresses(PIN, pin.facts))
     for address in wanted - documents.keys():
         with suppress(Exception):
-            asked = "SELECT address, text FROM documents WHERE address = ?"
-            take(connection.execute(asked, (address,)))
+            take(connection.execute("SELECT address, text FROM documents WHERE address = ?", (address,)))
     return documents
-
-
-def _needed(cells: _Cells) -> set[str]:
-    return document_addresses(cells[4], read_facts(cells[6], cells[0]))

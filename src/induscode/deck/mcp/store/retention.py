@@ -1,9 +1,9 @@
-"""How much the store keeps, and how what is beyond that goes without going unnoticed.
+"""Retention: old runs leave the store, and a row records what was removed.
 
-Runs leave in the order in which they came, and with them the rows that stand before the first row
-of a run that stays. One row is written in their stead: how many there were, of which time, and the
-digest of the last of them, from which the chain goes on. What is still the last word on a subject
-(a pin, a listing) is written down anew first, so pruning forgets nothing that is in force.
+Runs leave in the order in which they began, with all rows before the first row of a run that stays. Rows that are still
+the latest of their subject (a pin, a listing) are written again at the end first, so pruning removes nothing that
+applies. A `prune` row then records how many rows were removed and the digest of the last one, from which the chain goes
+on: `indus ledger verify` can still prove every remaining row after years of pruning.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ import json
 from typing import TYPE_CHECKING, cast
 
 from indusagi.core.clock import iso_utc, now_ms
-from induscode.deck.mcp.store.database import transaction
+from induscode.deck.mcp.store.database import ChainEnd, transaction
 from induscode.deck.mcp.store.events import Event, PruneResult, document_addresses, filter_texts
-from induscode.deck.mcp.store.file import ChainEnd
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,49 +24,42 @@ if TYPE_CHECKING:
 _DAY_MS = 86_400_000
 
 
-def prune(
-    db: LedgerDb, keep: Retention, own_run: str, now: Callable[[], int] = now_ms
-) -> tuple[PruneResult, ChainEnd] | None:
-    """Take out old runs, never the caller's own; None if there are none."""
+def prune(db: LedgerDb, keep: Retention, own_run: str, now: Callable[[], int] = now_ms) -> PruneResult | None:
+    """Remove old runs, never the caller's own; None if there is nothing to remove."""
     at_ms = now()
     with transaction(db.connection):
-        cut = _cut(db, keep, own_run, iso_utc(at_ms - keep.days * _DAY_MS))
-        base = db.end("base")
-        if cut <= base.position + 1:
+        cut = _find_cut(db, keep, own_run, iso_utc(at_ms - keep.days * _DAY_MS))
+        if cut <= db.end("base").position + 1:
             return None
         seqs = dict(db.seqs)
-        pruned, end = _replaced(db, base, cut, seqs, own_run, iso_utc(at_ms))
-        _drop_documents(db)
+        result = _remove_rows(db, cut, seqs, own_run, iso_utc(at_ms))
+        _remove_documents(db)
     db.seqs = seqs
-    return pruned, end
+    return result
 
 
-def _cut(db: LedgerDb, keep: Retention, own_run: str, oldest: str) -> int:
-    """Give the position of the first row that stays."""
+def _find_cut(db: LedgerDb, keep: Retention, own_run: str, oldest: str) -> int:
+    """Find the position of the first row that stays."""
     runs = db.runs()
     recent = {run.run for run in runs[max(0, len(runs) - keep.runs) :]}
     stay = [run.first for run in runs if run.run == own_run or (run.run in recent and run.began >= oldest)]
     return min(stay, default=db.end("head").position + 1)
 
 
-def _replaced(
-    db: LedgerDb, base: ChainEnd, cut: int, seqs: dict[str, int], own_run: str, at: str
-) -> tuple[PruneResult, ChainEnd]:
-    connection = db.connection
-    asked = "SELECT count(*), count(DISTINCT run), min(at), max(at) FROM events WHERE position < ?"
-    rows, runs, first_at, last_at = connection.execute(asked, (cut,)).fetchone()
+def _remove_rows(db: LedgerDb, cut: int, seqs: dict[str, int], own_run: str, at: str) -> PruneResult:
+    query = "SELECT count(*), count(DISTINCT run), min(at), max(at) FROM events WHERE position < ?"
+    rows, runs, first_at, last_at = db.connection.execute(query, (cut,)).fetchone()
     last = next(db.select("WHERE events.position = ?", (cut - 1,)))
     end = db.end("head")
     where = "JOIN latest USING (position) WHERE events.position < ? ORDER BY events.position"
     for row in tuple(db.select(where, (cut,))):
-        again = Event(own_run, at, cast("RowOp", row.op), row.facts, row.subject)
-        end = db.write(again, end, seqs)
-    record = Event(
+        end = db.write(Event(own_run, at, cast("RowOp", row.op), row.facts, row.subject), end, seqs)
+    removed = Event(
         own_run,
         at,
         "prune",
         {
-            "first": base.position + 1,
+            "first": db.end("base").position + 1,
             "last": last.position,
             "digest": last.digest,
             "rows": rows,
@@ -76,23 +68,23 @@ def _replaced(
             "to": last_at,
         },
     )
-    end = db.write(record, end, seqs)
-    connection.execute("DELETE FROM events WHERE position < ?", (cut,))
+    end = db.write(removed, end, seqs)
+    db.connection.execute("DELETE FROM events WHERE position < ?", (cut,))
     db.set_end("base", ChainEnd(last.position, last.digest))
     db.set_end("head", end)
-    return PruneResult(runs, rows), end
+    return PruneResult(runs, rows)
 
 
-def _drop_documents(db: LedgerDb) -> None:
-    """Take out the documents that no row needs any more."""
+def _remove_documents(db: LedgerDb) -> None:
+    """Remove the documents that no row needs any more."""
     needed: set[str] = set()
     manifests: set[str] = set()
     for row in db.select("WHERE op IN ('enroll', 'pin', 'turn')"):
-        found = document_addresses(row.op, row.facts)
-        needed |= found
-        manifests |= found if row.op == "turn" else set()
+        addresses = document_addresses(row.op, row.facts)
+        needed |= addresses
+        manifests |= addresses if row.op == "turn" else set()
     for text in db.documents(manifests).values():
         needed.update(filter_texts(json.loads(text)))
-    there = [address for (address,) in db.connection.execute("SELECT address FROM documents")]
-    gone = [(address,) for address in there if address not in needed]
-    db.connection.executemany("DELETE FROM documents WHERE address = ?", gone)
+    stored = [address for (address,) in db.connection.execute("SELECT address FROM documents")]
+    unused = [(address,) for address in stored if address not in needed]
+    db.connection.executemany("DELETE FROM documents WHERE address = ?", unused)
