@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from induscode.session.permissions.shell.arguments import find_problem, option_names
+from induscode.session.permissions.shell.arguments import find_problem, list_options
 from induscode.session.permissions.shell.parse import parse_command
 from induscode.session.permissions.shell.programs import PROGRAMS, Program
 
@@ -76,7 +76,7 @@ def test_finding_d3_every_harmless_option_of_the_table_is_one_of_the_program(nam
         pytest.skip(f"{name} is not installed")
     known = options_in(text) | set(re.findall(r"(?<=[\s\[(|])-\w+", text))
     letters = {one[1] for one in known if re.fullmatch(r"-\w", one)}
-    listed = set(option_names(PROGRAMS[name]))
+    listed = set(list_options(PROGRAMS[name]))
     missing = {
         one for one in listed if one not in known and not (len(one) == 2 and (one[1] in letters or one[1] in text))
     }
@@ -99,7 +99,7 @@ def test_finding_d3_no_option_that_says_it_runs_or_writes_is_called_harmless(nam
     if text is None:
         pytest.skip(f"{name} is not installed")
     bounded = _NOT_ACTS.get(name, set()) | set(PROGRAMS[name].value_patterns)
-    harmless = set(option_names(PROGRAMS[name])) - bounded
+    harmless = set(list_options(PROGRAMS[name])) - bounded
     wrong = {option: said for options, said in described(text) for option in options & harmless if _ACT.search(said)}
     assert wrong == {}
 
@@ -134,7 +134,7 @@ def test_finding_d3_no_option_is_both_harmless_and_acting() -> None:
     both = {
         name: found
         for name, program in _all_programs()
-        if (found := set(option_names(program)) & set(program.acts.split()))
+        if (found := set(list_options(program)) & set(program.acts.split()))
     }
     assert both == {}
 

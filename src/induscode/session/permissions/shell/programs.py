@@ -1,18 +1,11 @@
-"""What the gate knows of a program: which of its options and operands are harmless. Shapes only.
+"""The table of programs: which options and operands are harmless, and which run or write something.
 
-Programs that manage something by subcommands: those that look are harmless, the others ask.
+A rule such as `bash(sort *)` lets `sort` run with what this table calls harmless. An option or subcommand that is
+missing here needs a rule that names it (`bash(gh pr create *)`); a subcommand that runs code needs a rule that names
+every word. An unknown program may have plain operands only. `acts` serves the reason that a person reads, and marks
+what never becomes a rule; an option missing there is no less safe.
 
-A part of the table in `programs`. A subcommand that is missing here is asked about, unless the rule
-names it (`bash(gh pr create *)`); one that runs code is allowed only if every word is named.
-
-The table of programs: which of their options are harmless, and which run or write something.
-
-A rule such as `bash(sort *)` lets `sort` run with what this table calls harmless. An option that is
-missing here is asked about, unless the rule names it: a program that is not known at all may be
-given plain operands only. `acts` is for the reason that a person reads, and for what is never
-offered as a rule; leaving an option out of it makes nothing less safe.
-
-Data only. `test_programs.py` compares it with the `--help` of the programs themselves.
+`test_programs.py` compares the table with the `--help` of the programs.
 """
 
 from __future__ import annotations
@@ -22,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 Check: TypeAlias = Literal["awk", "npx", "printf", "script", "sed", "tar", "test"]
-"""Programs whose operands say what they do: which function of `arguments` looks at them."""
+"""The function of `arguments` for a program whose operands say what it does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,27 +31,27 @@ class Program:
     long: str = ""
     """Harmless long options; with `=` at the end those that need a value."""
     words: str = ""
-    """Harmless options of more than a letter behind one hyphen; with `=` those with a value."""
+    """Harmless options of several letters behind one hyphen; with `=` at the end those with a value."""
     acts: str = ""
     """Options that run a command or write a file."""
     any_options: bool = False
-    """Whether no option runs or writes anything."""
+    """Whether every option is harmless."""
     always_acts: bool = False
-    """Whether its operands alone say what it runs, or where it writes."""
+    """Whether its operands alone make it run or write something."""
     numeric: bool = False
     """Whether `-5` is an option."""
     ends_options: bool = True
-    """Whether `--` makes operands of all that follows."""
+    """Whether `--` ends the options (POSIX Utility Syntax Guideline 10)."""
     options_first: bool = False
     """Whether options end at the first operand."""
     old_style: bool = False
     """Whether the first operand is a bundle of options: `tar cf`."""
     value_patterns: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What the values of some options must look like, by the option as it is written."""
+    """Patterns for the values of some options, by the option as it is written."""
     operand: str = ""
-    """What a known operand must look like, as a pattern; anything if empty."""
+    """Pattern for a known operand; empty for any."""
     most_operands: int | None = None
-    """How many operands it only reads; one more is a file it writes."""
+    """Number of operands that it reads; a further one is a file that it writes."""
     subcommands: Mapping[str, Program] = field(default_factory=dict[str, "Program"])
     argument_files: bool = False
     """Whether `@file` stands for the arguments in that file."""
@@ -70,13 +63,13 @@ class Program:
 ACTS = Program(always_acts=True)
 PLAIN = Program()
 INSIDE = r"(?![/~+-])(?!.*(?:\.\.|[=:])).+"
-"""A path that stays below the directory."""
+"""A path below the working directory."""
 
 
 def _looks(subcommands: str, acting: str = "", **options: str) -> Program:
-    """Make a program of which the table knows subcommands that look, and some that run code."""
-    one = Program(**options)  # type: ignore[arg-type] — the fields of a Program
-    looking = dict.fromkeys(subcommands.split(), one)
+    """Build a program with read-only subcommands, and some that run code."""
+    read_only = Program(**options)  # type: ignore[arg-type] — the fields of a Program
+    looking = dict.fromkeys(subcommands.split(), read_only)
     return Program(subcommands={**looking, **dict.fromkeys(acting.split(), ACTS)})
 
 
@@ -86,11 +79,9 @@ _GH_LONG = """author= assignee= base= branch= comments commit= event= head= jq= 
 _GH_LIST = Program(flags="d", values="ABHLRSalqst", long=f"{_GH_LONG} draft")
 _GH_VIEW = Program(flags="cv", values="Rqtj", long=_GH_LONG)
 _GH = Program(long="version", subcommands={
-    "alias": _looks("list", "set import"), "auth": _looks("status"),
-    "config": _looks("get list", "set clear-cache"),
+    "alias": _looks("list", "set import"), "auth": _looks("status"), "config": _looks("get list", "set clear-cache"),
     "extension": _looks("list search", "install upgrade exec create"),
-    "issue": Program(subcommands={"list": _GH_LIST, "status": _GH_VIEW,
-        "view": _GH_VIEW}),
+    "issue": Program(subcommands={"list": _GH_LIST, "status": _GH_VIEW, "view": _GH_VIEW}),
     "label": _looks("list"),
     "pr": Program(subcommands={"list": _GH_LIST, "status": _GH_VIEW,
         "view": _GH_VIEW, "checks": Program(values="Rqt", long="json= required"),
@@ -105,8 +96,7 @@ _SYSTEMCTL_LONG = """all failed full lines= no-legend no-pager output= plain pro
 _SYSTEMCTL_LOOKS = """cat get-default is-active is-enabled is-failed list-dependencies list-jobs
     list-sockets list-timers list-unit-files list-units show status"""
 _SYSTEMCTL = Program(flags="alq", values="npto", long=_SYSTEMCTL_LONG, subcommands={
-    **dict.fromkeys(_SYSTEMCTL_LOOKS.split(),
-        Program(flags="alq", values="npto", long=_SYSTEMCTL_LONG)),
+    **dict.fromkeys(_SYSTEMCTL_LOOKS.split(), Program(flags="alq", values="npto", long=_SYSTEMCTL_LONG)),
     **dict.fromkeys(("edit", "link", "set-environment", "import-environment"), ACTS)})  # fmt: skip
 _DOCKER = _looks("diff history images info inspect logs port ps search top version",
     flags="aflqst", values="n", long="""all digests filter= follow format= last= latest no-stream
@@ -145,9 +135,9 @@ SERVICES: Mapping[str, Program] = {
 
 
 PACKAGE = r"(?!\.)(?!.*\.(?:tgz|tar|gz)$)(?:@[\w.-]+/)?[\w-][\w.-]*(?:@(?!\.)[\w.^~*<>=-]+)?"
-"""A package of a registry: not a path, an archive, a URL or a repository (npm-package-arg)."""
+"""A registry package, not a path, archive, URL or repository: https://github.com/npm/npm-package-arg."""
 _REGISTERED = r"(?![/~])(?!.*(?:\.\.|:)).*"
-"""Not a URL, nor a path that leads elsewhere: a name, with a version, or a path below."""
+"""A name with a version, or a path below the working directory; not a URL."""
 _READER = Program(any_options=True)
 _READERS = """
     : b2sum base32 base64 basename break cal cat cd cksum cmp column comm continue cut df
@@ -157,14 +147,14 @@ _READERS = """
     sha384sum sha512sum shift sleep stat strings sum tac tail tr true tsort tty type uname unexpand
     uptime users vdir vmstat w wc whereis which who whoami yes
 """
-"""They read, and no option of theirs runs or writes anything."""
+"""Programs that only read, with any option."""
 _OPERANDS_ACT = """
     ar as at cc clang cpio csplit dc dd ed emacs ex ffmpeg ftp gcc gdb gnuplot install ld ldd link
     m4 mail mailx mkfifo mknod mount mysql nano nc nvim objcopy openssl patch pax psql script shred
     split sqlite3 strip swapon tclsh tee telnet truncate umount vi view vim visudo xxd
     erl irb jshell sbcl
 """
-"""What they run, or where they write, is said by their operands or their input."""
+"""Programs whose operands or input say what they run, or where they write."""
 
 # -- git --------------------------------------------------------------------------------------
 
@@ -190,7 +180,7 @@ _DIFF = Program(flags="abpRsuwWz", values="GIlnSU", optional="BCM", long=_DIFF_L
 _LOG = Program(flags="abcgipqstuwEFPRW", values="GILnSU", optional="BCM", long=_LOG_LONG,
     numeric=True, acts="--output -O --ext-diff --textconv")  # fmt: skip
 _REPOSITORY = r"(?!.*::).*"
-"""Not `ext::command`: see gitremote-helpers(7)."""
+"""Not `ext::command`: https://git-scm.com/docs/gitremote-helpers."""
 _REMOTE_ACTS = "--upload-pack --receive-pack --exec -u -c --config --template"
 
 
@@ -221,8 +211,7 @@ _GIT = Program(
         "cherry-pick": _git("enrsx", "m", "abort continue no-commit quit signoff skip"),
         "clean": _git("dfnqxX", "e", "dry-run exclude= force quiet"),
         "clone": _git("qvl", "bo", """bare branch= depth= local no-checkout no-tags origin= quiet
-            recurse-submodules shallow-since= single-branch verbose""", acts=_REMOTE_ACTS,
-            operand=_REPOSITORY),
+            recurse-submodules shallow-since= single-branch verbose""", acts=_REMOTE_ACTS, operand=_REPOSITORY),
         "commit": _git("aenopqsv", "mCcF", """all allow-empty allow-empty-message amend author=
             date= dry-run fixup= message= no-edit no-verify only quiet reset-author reuse-message=
             short signoff squash= status verbose"""),
@@ -233,8 +222,7 @@ _GIT = Program(
         "diff": _DIFF,
         "diff-tree": _LOG,
         "fetch": _git("afnpqtv", "j", """all append depth= deepen= dry-run force jobs= no-tags prune
-            prune-tags quiet shallow-since= tags unshallow verbose""", acts=_REMOTE_ACTS,
-            operand=_REPOSITORY),
+            prune-tags quiet shallow-since= tags unshallow verbose""", acts=_REMOTE_ACTS, operand=_REPOSITORY),
         "for-each-ref": _git(long="count= format= merged no-merged points-at= sort="),
         "fsck": _git(long="full no-dangling strict unreachable"),
         "grep": _git("acEFGhHIilLnoPpqsvwWz", "ABCefm", """all-match and basic-regexp break cached
@@ -248,8 +236,7 @@ _GIT = Program(
         "ls-files": _git("cdfikmostuvz", "xX", """abbrev cached deleted error-unmatch
             exclude-standard exclude= full-name ignored killed modified others stage unmerged"""),
         "ls-remote": _git("hqt", long="branches exit-code heads quiet refs sort= symref tags",
-            acts=_REMOTE_ACTS,
-            operand=_REPOSITORY),
+            acts=_REMOTE_ACTS, operand=_REPOSITORY),
         "ls-tree": _git("dlrtz", long="abbrev full-name full-tree long name-only name-status"),
         "merge": _git("enqv", "m", """abort commit continue ff ff-only log message= no-commit
             no-edit no-ff no-stat quiet quit signoff squash stat verbose"""),
@@ -257,8 +244,7 @@ _GIT = Program(
         "mv": _git("fknv", long="dry-run force verbose"),
         "name-rev": _git(long="all always name-only refs= stdin tags"),
         "pull": _git("fnqrv", long="""all autostash depth= ff ff-only force no-edit no-rebase prune
-            quiet rebase tags unshallow verbose""", acts=_REMOTE_ACTS,
-            operand=_REPOSITORY),
+            quiet rebase tags unshallow verbose""", acts=_REMOTE_ACTS, operand=_REPOSITORY),
         "push": _git("dfnquv", "o", """all atomic delete dry-run follow-tags force force-with-lease
             mirror no-verify porcelain prune quiet set-upstream tags verbose""",
             acts="--receive-pack --exec", operand=_REPOSITORY),
