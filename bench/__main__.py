@@ -32,7 +32,7 @@ class _Options(argparse.Namespace):
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Say it in one line; the usage is for those who ask for it."""
+        """Print the error in one line, without the usage."""
         self.exit(_FAILED, f"{self.prog}: {message}\n")
 
 

@@ -54,7 +54,7 @@ def _requests(count: int) -> Sequence[EnrollRequest]:
     return made
 
 
-def _enrolled(requests: Sequence[EnrollRequest]) -> BridgeLedger:
+def _enroll_tools(requests: Sequence[EnrollRequest]) -> BridgeLedger:
     ledger = BridgeLedger.empty()
     for request in requests:
         ledger = ledger.enroll(request, _AT)
@@ -63,11 +63,11 @@ def _enrolled(requests: Sequence[EnrollRequest]) -> BridgeLedger:
 
 def _enrol() -> Pair:
     requests = _requests(_MANY)
-    many, few = partial(_enrolled, requests), partial(_enrolled, requests[:_FEW])
-    return compare(_worked(many), _worked(few), rounds=_ROUNDS)
+    many, few = partial(_enroll_tools, requests), partial(_enroll_tools, requests[:_FEW])
+    return compare(_run_timed(many), _run_timed(few), rounds=_ROUNDS)
 
 
-def _worked(step: Callable[[], object]) -> Batch:
+def _run_timed(step: Callable[[], object]) -> Batch:
     """Time calls by what they use of the processor.
 
     On a busy machine a long piece of work is interrupted, and a short one beside it is not.
@@ -96,7 +96,7 @@ def _log(count: int) -> Sequence[BridgeEntry]:
 def _replay() -> Pair:
     log = _log(_LOG)
     whole, tenth = partial(BridgeLedger.from_log, log), partial(BridgeLedger.from_log, log[:_MANY])
-    return compare(_worked(whole), _worked(tenth), rounds=_ROUNDS)
+    return compare(_run_timed(whole), _run_timed(tenth), rounds=_ROUNDS)
 
 
 # -- the store --------------------------------------------------------------------------------
@@ -105,12 +105,12 @@ def _replay() -> Pair:
 def _replay_stored() -> Pair:
     with tempfile.TemporaryDirectory() as folder, asyncio.Runner() as runner:
         path = os.path.join(folder, "state", "ledger.db")
-        run = runner.run(_written(path, _log(_LOG)))
+        run = runner.run(_write_store(path, _log(_LOG)))
         ours, bare = _reading(runner, path, run), calls(partial(_read_bare, path))
         return compare(ours, bare, rounds=_ROUNDS)
 
 
-async def _written(path: str, log: Sequence[BridgeEntry]) -> str:
+async def _write_store(path: str, log: Sequence[BridgeEntry]) -> str:
     store = await open_store(path)
     try:
         journal = Journal(store)
@@ -157,12 +157,12 @@ def _boot() -> Pair:
     ]
     with tempfile.TemporaryDirectory() as folder, asyncio.Runner() as runner:
         path = os.path.join(folder, "state", "ledger.db")
-        runner.run(_booted(path, servers, lazy=False))
-        ours = _summed(runner, partial(_booted, path, servers, lazy=True))
-        return compare(ours, _summed(runner, partial(_mounted, servers)), rounds=_ROUNDS)
+        runner.run(_boot_deck(path, servers, lazy=False))
+        ours = _sum_times(runner, partial(_boot_deck, path, servers, lazy=True))
+        return compare(ours, _sum_times(runner, partial(_mount_servers, servers)), rounds=_ROUNDS)
 
 
-async def _booted(path: str, servers: Sequence[StdioServerConfig], *, lazy: bool) -> float:
+async def _boot_deck(path: str, servers: Sequence[StdioServerConfig], *, lazy: bool) -> float:
     started = perf_counter()
     store = await open_store(path)
     options = BootOptions(lazy=frozenset(one.id for one in servers) if lazy else ())
@@ -178,7 +178,7 @@ async def _booted(path: str, servers: Sequence[StdioServerConfig], *, lazy: bool
     return took
 
 
-async def _mounted(servers: Sequence[StdioServerConfig]) -> float:
+async def _mount_servers(servers: Sequence[StdioServerConfig]) -> float:
     started = perf_counter()
     bridge = await mount_protocol_bridge(BridgeConfig(servers))
     took = perf_counter() - started
@@ -186,7 +186,7 @@ async def _mounted(servers: Sequence[StdioServerConfig]) -> float:
     return took
 
 
-def _summed(runner: asyncio.Runner, once: Callable[[], Coroutine[object, object, float]]) -> Batch:
+def _sum_times(runner: asyncio.Runner, once: Callable[[], Coroutine[object, object, float]]) -> Batch:
     """Sum up what each one says it took: closing is not part of it."""
     return lambda count: sum(runner.run(once()) for _ in range(count))
 

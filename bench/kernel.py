@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from indusagi.core import JsonObject
 
 _TOOLS = 40
-"""As many as a session with a few servers has; a name nobody knows is compared with each."""
+"""As many as a session with a few servers has; an unknown name is compared with each."""
 
 _PARAMETERS: JsonObject = {
     "type": "object",

@@ -63,7 +63,7 @@ def output_of(command: Sequence[str]) -> tuple[str, str]:
     )
     if done.returncode:
         reason = (done.stderr.strip() or "it does not say why").splitlines()[-1]
-        raise CannotMeasure(f"{_shown(command)} ended with {done.returncode}: {reason}")
+        raise CannotMeasure(f"{_format_command(command)} ended with {done.returncode}: {reason}")
     return done.stdout, done.stderr
 
 
@@ -106,9 +106,9 @@ def _start(command: Sequence[str], env: dict[str, str]) -> None:
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env, check=False
     )
     if done.returncode:
-        raise CannotMeasure(f"{_shown(command)} ended with {done.returncode}; run it to see why")
+        raise CannotMeasure(f"{_format_command(command)} ended with {done.returncode}; run it to see why")
 
 
-def _shown(command: Sequence[str]) -> str:
+def _format_command(command: Sequence[str]) -> str:
     first, *rest = (part.partition("\n")[0] for part in command)
     return f"`{' '.join([os.path.basename(first), *rest])}`"

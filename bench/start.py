@@ -35,7 +35,7 @@ print(*(set(sys.modules) - before), sep='\\n', file=sys.stderr)
 """
 
 
-def loaded_by(statement: str, *arguments: str) -> frozenset[str]:
+def list_loaded_modules(statement: str, *arguments: str) -> frozenset[str]:
     """Run a statement in a fresh interpreter and name the packages that it has loaded.
 
     Asked at the end, since a list of import statements would miss what `importlib` loads; and
@@ -61,14 +61,14 @@ def _no_sdk() -> Check:
     compile_packages()
     indus = console_script("indus")
     found = [
-        *_unwanted("version", loaded_by(_SCRIPT, indus, "--version"), SPARED),
-        *_unwanted("help", loaded_by(_SCRIPT, indus, "--help"), HEAVY),
-        *_unwanted("import-capabilities", loaded_by(_IMPORT), HEAVY),
+        *_find_unwanted("version", list_loaded_modules(_SCRIPT, indus, "--version"), SPARED),
+        *_find_unwanted("help", list_loaded_modules(_SCRIPT, indus, "--help"), HEAVY),
+        *_find_unwanted("import-capabilities", list_loaded_modules(_IMPORT), HEAVY),
     ]
     return Check(not found, "; ".join(found) or "none is loaded")
 
 
-def _unwanted(name: str, loaded: frozenset[str], banned: Iterable[str]) -> list[str]:
+def _find_unwanted(name: str, loaded: frozenset[str], banned: Iterable[str]) -> list[str]:
     if "indusagi" not in loaded:
         raise CannotMeasure(f"{name} ended without a word on what it had loaded")
     found = sorted(loaded.intersection(banned))

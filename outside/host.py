@@ -29,7 +29,7 @@ def agreeable(on_notification: Callable[[str, JsonObject], None] | None = None) 
     return Handlers(elicit=_fill_in, sample=_speak, roots=_roots, on_notification=on_notification)
 
 
-def filled_in(schema: JsonValue) -> JsonObject:
+def fill_command(schema: JsonValue) -> JsonObject:
     """Make an object for a schema: the defaults it names, and something for what it requires."""
     asked = schema if is_json_object(schema) else {}
     properties, required = asked.get("properties"), asked.get("required")
@@ -54,7 +54,7 @@ def _value(rule: JsonValue) -> JsonValue:
 
 
 async def _fill_in(params: JsonObject) -> JsonObject:
-    return {"action": "accept", "content": filled_in(params.get("requestedSchema"))}
+    return {"action": "accept", "content": fill_command(params.get("requestedSchema"))}
 
 
 async def _speak(params: JsonObject) -> JsonObject:

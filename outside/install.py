@@ -51,7 +51,7 @@ def python_commands(name: str) -> Path:
     """
     folder, pins = HOME / name, PINS / f"{name}.txt"
     mark = content_hash([pins.read_text("utf-8"), sys.version, str(folder)])
-    if not _made(folder, mark):
+    if not _install_once(folder, mark):
         say(f"Installing {pins.name} (once) ...")
         _make_environment(folder, pins)
         _stamp(folder, mark)
@@ -80,7 +80,7 @@ def node_packages(node: Node, group: str = "") -> Path:
     folder = HOME / group / "npm"
     pins = [PINS / group / "package.json", PINS / group / "package-lock.json"]
     mark = content_hash([pin.read_text("utf-8") for pin in pins])
-    if not _made(folder, mark):
+    if not _install_once(folder, mark):
         say(f"Installing the node packages {f'of the {group} ' if group else ''}(once) ...")
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -114,13 +114,13 @@ def _major(node: Path) -> int:
     return int(number) if number.isdigit() else 0
 
 
-def _made(folder: Path, mark: str) -> bool:
+def _install_once(folder: Path, mark: str) -> bool:
     ready = folder / "ready"
     return ready.exists() and ready.read_text("utf-8") == mark
 
 
 def _stamp(folder: Path, mark: str) -> None:
-    # Written last: an installation that was broken off has none, and is made anew.
+    # Written last: an interrupted installation has no marker and is repeated.
     (folder / "ready").write_text(mark, "utf-8")
 
 

@@ -73,10 +73,12 @@ def _visit_all() -> list[Visit]:
             *node_servers(program, packages, scratch),
         ]
         again = restarted_servers(varied, unordered, program, packages, scratch)
-        return asyncio.run(_told(servers, again, scratch, no_node=node is None))
+        return asyncio.run(_print_rows(servers, again, scratch, no_node=node is None))
 
 
-async def _told(servers: Sequence[Server], again: Sequence[Server], scratch: Path, *, no_node: bool) -> list[Visit]:
+async def _print_rows(
+    servers: Sequence[Server], again: Sequence[Server], scratch: Path, *, no_node: bool
+) -> list[Visit]:
     say(aligned(_HEAD, _WIDTHS))
     visits: list[Visit] = []
     async for done in _rows(servers, no_node=no_node):

@@ -48,16 +48,16 @@ class Watch:
 
     def look(self) -> None:
         """Remember what was started, while it still has its parents."""
-        self._started()
+        self._is_new()
 
     def left(self) -> list[str]:
         """List what is still there, once what is only slow to go has gone."""
         deadline = time.monotonic() + _SETTLE_S
-        while (left := self._started()) and time.monotonic() < deadline:
+        while (left := self._is_new()) and time.monotonic() < deadline:
             time.sleep(0.05)
         return sorted(f"{process.pid} {process.args}" for process in left)
 
-    def _started(self) -> list[Process]:
+    def _is_new(self) -> list[Process]:
         fresh = [process for process in _running() if process.identity not in self._before]
         families = {os.getpid(), *(pid for pid, _ in self._seen)}
         found: dict[int, Process] = {}

@@ -1,4 +1,4 @@
-"""`python -m outside.pin`: write the pins of this folder anew.
+"""`python -m outside.pin`: rewrite the pins of this folder.
 
 Keeps the Python versions that are pinned already; `--upgrade` takes the newest. The node packages
 are those that `package.json` names, in the versions it names; what they bring along is pinned in

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def say(line: str = "") -> None:
-    """Write a line, at once: whoever waits wants to see it now."""
+    """Write a line and flush it."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 

@@ -145,17 +145,17 @@ def nothing_left(done: Visit) -> Generator[Watch]:
     loop = asyncio.get_running_loop()
     watch = Watch()
     unseen: list[str] = []
-    loop.set_exception_handler(lambda _, context: unseen.append(_told(context)))
+    loop.set_exception_handler(lambda _, context: unseen.append(_describe_tasks(context)))
     try:
         yield watch
         done.wrong.extend(f"process left: {process}" for process in watch.left())
-        # A task that nobody asked about complains only when it is collected.
+        # The exception of an abandoned task is reported when the task is collected.
         gc.collect()
         done.wrong.extend(unseen)
     finally:
         loop.set_exception_handler(None)
 
 
-def _told(context: dict[str, object]) -> str:
+def _describe_tasks(context: dict[str, object]) -> str:
     exception = context.get("exception")
     return str(context.get("message")) + (f": {exception!r}" if exception else "")

@@ -104,14 +104,14 @@ async def _calls_in_turns(callers: int, rounds: int) -> Pair:
         echo = _echo(bridge, "bench")
 
         async def call() -> None:
-            _delivered(await echo())
+            _measure_delivery(await echo())
 
         async def call_theirs() -> None:
             answer = await theirs.call_tool("echo", {"text": _TEXT})
             if answer.is_error:
                 raise CannotMeasure("the SDK's client got no answer")
 
-        # In a thread: whoever times is no coroutine, and both connections live in this task.
+        # In a thread: the timer is synchronous, and both connections live in this task.
         batches = _by_callers(callers, call), _by_callers(callers, call_theirs)
         return await to_thread.run_sync(partial(compare, *batches, rounds=rounds))
 
@@ -137,7 +137,7 @@ def _echo(bridge: MountedProtocolBridge, name: str) -> Callable[[], Awaitable[To
     return partial(bridge.box.runner.run, ToolCall("call-1", f"{name}__echo", {"text": _TEXT}))
 
 
-def _delivered(outcome: ToolOutcome) -> None:
+def _measure_delivery(outcome: ToolOutcome) -> None:
     if outcome.is_error:
         raise CannotMeasure(f"a call failed: {outcome.output}")
 
@@ -171,7 +171,7 @@ async def _median_call(bridge: MountedProtocolBridge, calls: int) -> float:
     spent: list[float] = []
     for _ in range(calls):
         started = perf_counter()
-        _delivered(await echo())
+        _measure_delivery(await echo())
         spent.append(perf_counter() - started)
     return statistics.median(spent)
 
@@ -269,7 +269,7 @@ def big_check(refused: Sequence[Big], delivered: Sequence[Big]) -> Check:
 async def _big(limits: ServerLimits) -> Big:
     async with _mounted(_config("big", limits), _config("other")) as bridge:
         echo = _echo(bridge, "other")
-        _delivered(await echo())
+        _measure_delivery(await echo())
         longest_s, done = 0.0, False
 
         async def call_on() -> None:
@@ -277,8 +277,8 @@ async def _big(limits: ServerLimits) -> Big:
             due = perf_counter()
             while True:
                 last = done
-                _delivered(await echo())
-                # From when it was due: whoever holds up the event loop holds up the caller too.
+                _measure_delivery(await echo())
+                # Measured from when it was due: a blocked event loop delays the caller too.
                 longest_s = max(longest_s, perf_counter() - due)
                 if last:
                     return

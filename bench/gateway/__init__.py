@@ -73,10 +73,10 @@ Measured = dict["Contender", "Figures | str"]
 
 def measure(count: int, contenders: Iterable[Contender], plan: Plan) -> Measured:
     """Measure all contenders with so many servers, in turns."""
-    return asyncio.run(_measured(count, list(contenders), plan))
+    return asyncio.run(_measure_contender(count, list(contenders), plan))
 
 
-async def _measured(count: int, contenders: Sequence[Contender], plan: Plan) -> Measured:
+async def _measure_contender(count: int, contenders: Sequence[Contender], plan: Plan) -> Measured:
     measured: Measured = {one: _INSTALL.format(one.variable) for one in contenders if not one.installed}
     async with AsyncExitStack() as stack:
         desks: dict[Contender, Desk] = {}
@@ -102,13 +102,13 @@ async def _starts(desks: Mapping[Contender, Desk], plan: Plan, measured: Measure
             if one in measured:
                 continue
             try:
-                taken = await _start(one, desk)
+                collect = await _start(one, desk)
             except CannotMeasure as exc:
                 measured[one] = str(exc)
                 continue
             if turn:
-                seconds[one].append(taken)
-    return {one: statistics.median(taken) for one, taken in seconds.items() if one not in measured}
+                seconds[one].append(collect)
+    return {one: statistics.median(collect) for one, collect in seconds.items() if one not in measured}
 
 
 async def _start(contender: Contender, desk: Desk) -> float:
@@ -131,7 +131,7 @@ class _Turn:
     rates: list[float] = field(default_factory=list[float])
     failure: str | None = None
 
-    async def taken(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def collect(self, work: Callable[[], Awaitable[None]]) -> None:
         """Do something, unless it has failed before; a failure is kept."""
         if self.failure is not None:
             return
@@ -174,19 +174,19 @@ class _Turn:
 
 async def _calls(turns: list[_Turn], count: int, plan: Plan) -> None:
     for turn in turns:
-        await turn.taken(partial(turn.warm_up, count, plan))
+        await turn.collect(partial(turn.warm_up, count, plan))
     for number in range(plan.rounds):
         # Nobody is always called right after the same other.
         first = number % max(1, len(turns))
         for turn in (*turns[first:], *turns[:first]):
-            await turn.taken(partial(turn.call, plan))
+            await turn.collect(partial(turn.call, plan))
 
 
 # -- telling ------------------------------------------------------------------------------------
 
 
 def behind(measured: Measured) -> list[str]:
-    """Name every column in which somebody is not behind us."""
+    """Name every column in which a contender is ahead."""
     found: list[str] = []
     for ours, theirs in RIVALS:
         mine, other = measured.get(ours), measured.get(theirs)
@@ -203,7 +203,7 @@ def behind(measured: Measured) -> list[str]:
 
 
 def check(measured: Measured) -> Check:
-    """Say whether we are ahead of everybody who is installed, in every column."""
+    """Say whether `indus serve` leads all installed contenders in every column."""
     missed = behind(measured)
     if missed:
         return Check(ok=False, note="; ".join(missed))

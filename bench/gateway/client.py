@@ -129,16 +129,16 @@ class Pipes(asyncio.SubprocessProtocol):
         *lines, rest = bytes(self._rest).split(b"\n")
         self._rest = bytearray(rest)
         for line in lines:
-            self._heard(json.loads(line))
+            self._read_frames(json.loads(line))
 
     def process_exited(self) -> None:
         self._gone.set()
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(CannotMeasure(f"process {self.pid} ended: {self.code}"))
-                waiting.exception()  # seen: whoever has gone away need not be told
+                waiting.exception()  # retrieved: the waiting caller has gone
 
-    def _heard(self, message: Answer) -> None:
+    def _read_frames(self, message: Answer) -> None:
         if "method" not in message:
             waiting = self._waiting.pop(message["id"], None)
             if waiting is not None and not waiting.done():

@@ -136,13 +136,13 @@ class Contender:
 
 
 def free_port() -> int:
-    """Find a port of this machine that nobody listens on."""
+    """Find a free port of this machine."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         return listening.getsockname()[1]
 
 
-def _named(variable: str) -> str:
+def _find_executable(variable: str) -> str:
     return os.environ[variable]
 
 
@@ -151,8 +151,8 @@ def _serve(desk: Desk, *more: str) -> list[str]:
     return [console_script("indus"), "serve", "--profile", "none", "--mcp", desk.config, *more]
 
 
-def _approved(desk: Desk) -> None:
-    desk.run(_named(MCP_PIN), "approve", "--no-user-configs", "--probe", "--yes", desk.folder)
+def _write_approval(desk: Desk) -> None:
+    desk.run(_find_executable(MCP_PIN), "approve", "--no-user-configs", "--probe", "--yes", desk.folder)
 
 
 DIRECT = Contender(
@@ -170,7 +170,7 @@ OURS_HTTP = Contender(
 )
 FASTMCP_PROXY = Contender(
     "FastMCP 4 proxy",
-    lambda desk, _: [_named(FASTMCP), "-c", _FASTMCP_PROXY, desk.config],
+    lambda desk, _: [_find_executable(FASTMCP), "-c", _FASTMCP_PROXY, desk.config],
     tool="s{n}_echo",
     variable=FASTMCP,
     starts_servers_again=True,
@@ -178,14 +178,14 @@ FASTMCP_PROXY = Contender(
 )
 MCP_PIN_GATEWAY = Contender(
     "mcp-pin gateway",
-    lambda desk, _: [_named(MCP_PIN), "gateway", "--no-user-configs", "--quiet", desk.folder],
-    prepare=_approved,
+    lambda desk, _: [_find_executable(MCP_PIN), "gateway", "--no-user-configs", "--quiet", desk.folder],
+    prepare=_write_approval,
     variable=MCP_PIN,
 )
 MCP_PROXY_HTTP = Contender(
     "mcp-proxy",
     lambda desk, port: [
-        *(_named(MCP_PROXY), "--port", str(port)),
+        *(_find_executable(MCP_PROXY), "--port", str(port)),
         *("--log-level", "ERROR", "--named-server-config", desk.config),
     ],
     tool="echo",

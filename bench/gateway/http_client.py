@@ -120,7 +120,7 @@ class Web:
         try:
             return await asyncio.open_connection("127.0.0.1", self._port, limit=_LIMIT)
         except OSError as exc:
-            raise CannotMeasure(f"nobody listens on port {self._port}") from exc
+            raise CannotMeasure(f"no server listens on port {self._port}") from exc
 
     def _head(self, verb: str, path: str, body: bytes, named: str) -> bytes:
         session = named

@@ -63,7 +63,7 @@ class Running:
         alone = self.contender is DIRECT or self.contender.apart
         expected = TOOLS if alone else TOOLS * self._count
         # Whoever answers before its servers have must not look quicker than it is.
-        while len(found := await names(client)) < expected or not wanted.issubset(found):  # noqa: ASYNC110 — nobody would set an event
+        while len(found := await names(client)) < expected or not wanted.issubset(found):  # noqa: ASYNC110 — no event to wait for
             await asyncio.sleep(_POLL_S)
 
     async def call(self, number: int = 0) -> None:
@@ -156,11 +156,11 @@ async def _over_http(contender: Contender, desk: Desk) -> AsyncGenerator[Running
     finally:
         for client in clients:
             await client.aclose()
-        await _ended(process)
+        await _end_process(process)
 
 
 async def _listens(port: int, process: asyncio.subprocess.Process) -> None:
-    """Wait until somebody listens: there is no other sign of it that all of them give."""
+    """Wait until the port accepts connections: the only sign that all contenders give."""
     end = perf_counter() + _WITHIN_S
     while perf_counter() < end and process.returncode is None:
         try:
@@ -172,7 +172,7 @@ async def _listens(port: int, process: asyncio.subprocess.Process) -> None:
             return
 
 
-async def _ended(process: asyncio.subprocess.Process) -> None:
+async def _end_process(process: asyncio.subprocess.Process) -> None:
     if process.returncode is None:
         process.terminate()
         try:
@@ -199,13 +199,13 @@ def children(pid: int) -> list[int]:
     waiting = [pid]
     while waiting:
         parent = waiting.pop()
-        own = _started_by(parent)
+        own = _list_children(parent)
         found += own
         waiting += own
     return found
 
 
-def _started_by(pid: int) -> list[int]:
+def _list_children(pid: int) -> list[int]:
     found: list[int] = []
     try:
         # A process belongs to the thread that has started it.

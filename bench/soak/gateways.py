@@ -118,7 +118,7 @@ class Gateway:
             await pipes.aclose()
         expect(pipes.code, 0, "the exit code of a gateway whose client left")
         async with asyncio.timeout(_WITHIN_S):
-            while any(map(_lives, below)):  # noqa: ASYNC110 — nobody else tells when a process is gone
+            while any(map(_lives, below)):  # noqa: ASYNC110 — no event tells when a process is gone
                 await asyncio.sleep(_POLL_S)
 
     # -- servers that come and go -----------------------------------------------------------
@@ -155,10 +155,10 @@ class Gateway:
             write_config(self.folder, passing=passing)
             async with asyncio.timeout(_WITHIN_S):
                 while (wanted in await names(self.visitor.client)) != passing:
-                    await self._changed()
+                    await self._write_config()
             self.visitor.done["changes"] += 1
 
-    async def _changed(self) -> None:
+    async def _write_config(self) -> None:
         """Wait to be told of a change; over HTTP there is no stream open to be told by."""
         if self.subject.http:
             await asyncio.sleep(_POLL_S)

@@ -27,7 +27,7 @@ _FEWER = 5
 _BIG = 300_000
 _STEPS = 4
 _FOREVER_S = 50
-"""How long a call would take that is cancelled: longer than anybody waits."""
+"""Duration of a call that is cancelled: longer than any deadline."""
 _KINDS = ["text", "image", "audio", "resource_link", "resource", "resource"]
 _WITHIN_S = 60.0
 _SHOWN = 300
@@ -146,7 +146,7 @@ async def media(visitor: Visitor) -> None:
     """Get a block of every kind."""
     for _ in range(_FEWER):
         found = blocks(await visitor.call("media", {}))
-        # The last is of a kind that nobody knows: how it is passed on is up to the gateway.
+        # The last has an unknown type: the gateway decides how it is passed on.
         expect([block["type"] for block in found[:-1]], _KINDS, "all kinds")
 
 
@@ -163,7 +163,7 @@ async def steps(visitor: Visitor) -> None:
         token = visitor.expect_progress()
         answer = await visitor.call("slow", {"seconds": 0.02, "progress": _STEPS}, token)
         expect(texts(answer), ["done"], "a slow call")
-        # Steps may be left out while somebody reads a long answer; none may be late or twice.
+        # Progress may be dropped while a long response is read; none may be late or repeated.
         told = visitor.forget(token)
         expect(told, sorted({*told}.intersection(range(1, _STEPS + 1))), "progress in order")
 
@@ -239,7 +239,7 @@ def _first(exc: BaseException) -> BaseException:
 
 
 async def visit(visitor: Visitor, *, greets: bool = True) -> None:
-    """Come, look around, and call once; who speaks the newer protocol does not greet."""
+    """Connect, list, and call once; the modern protocol has no handshake."""
     if greets:
         await meet(visitor.client)
     await listings(visitor)

@@ -44,13 +44,13 @@ class Sample:
     threads: int
     processes: int
     server_threads: int
-    """More than one for each means that somebody still works on what nobody waits for."""
+    """More than one for each means work that no caller waits for."""
 
     def values(self) -> Sequence[float]:
         """Give all of it, in the order of `QUANTITIES`."""
         return list(asdict(self).values())
 
-    def held(self) -> Sequence[float]:
+    def count_handles(self) -> Sequence[float]:
         """Give what stays the same at rest."""
         return self.values()[2:]
 
@@ -67,23 +67,23 @@ async def at_rest(pid: int, place: str) -> Sample:
     for _ in range(_TRIES):
         await asyncio.sleep(_PAUSE_S)
         now = await _look(pid, place)
-        steady = steady + 1 if now.held() == last.held() else 0
+        steady = steady + 1 if now.count_handles() == last.count_handles() else 0
         last = now
         if steady == _STEADY:
             break
     return last
 
 
-async def _asked(place: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def _query_observer(place: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     try:
         return await asyncio.open_unix_connection(place)
     except OSError as exc:
-        raise CannotMeasure("nobody observes: the process has ended") from exc
+        raise CannotMeasure("the observer is gone: the process has ended") from exc
 
 
 async def _look(pid: int, place: str) -> Sample:
     async with asyncio.timeout(_OBSERVER_S):
-        reader, writer = await _asked(place)
+        reader, writer = await _query_observer(place)
         try:
             data = await reader.read()
         finally:

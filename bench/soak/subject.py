@@ -20,7 +20,7 @@ _WITHIN_S = 10.0
 
 
 _made: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
-"""The event loops of this process. They are noted when they are made: to look for them among all
+"""The event loops of this process. They are record_event when they are made: to look for them among all
 objects would hold on to what other threads have half made, which the interpreter does not bear."""
 
 
@@ -28,12 +28,12 @@ def note_loops() -> None:
     """Note every event loop from here on."""
     make = asyncio.events.new_event_loop
 
-    def noted() -> asyncio.AbstractEventLoop:
+    def record_event() -> asyncio.AbstractEventLoop:
         loop = make()
         _made.add(loop)
         return loop
 
-    asyncio.events.new_event_loop = noted
+    asyncio.events.new_event_loop = record_event
 
 
 def loops() -> list[asyncio.AbstractEventLoop]:
@@ -67,7 +67,7 @@ def _count(loop: asyncio.AbstractEventLoop, counted: Future[int]) -> None:
 
 
 def observe(listening: socket.socket) -> None:
-    """Answer whoever connects, for ever."""
+    """Answer every connection, for ever."""
     while True:
         connection, _ = listening.accept()
         with connection:

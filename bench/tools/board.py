@@ -111,7 +111,7 @@ class Item:
     probe: Probe
 
     def find(self, subject: Subject, ground: Ground) -> Finding:
-        """Probe a subject; whoever gets stuck has failed."""
+        """Probe a subject; a probe past its deadline has failed."""
         with tempfile.TemporaryDirectory(dir=ground.place, ignore_cleanup_errors=True) as place:
             scene = Scene(subject, ground.sizes, Path(place), ground.tree)
             scene.folder.mkdir()
@@ -123,7 +123,7 @@ class Item:
                 return Finding(ok=None, text=f"not measured: {exc}")
 
 
-def counted(cases: Mapping[str, bool]) -> Finding:
+def format_counts(cases: Mapping[str, bool]) -> Finding:
     """Say how many cases are right, and name the others."""
     failed = [name for name, right in cases.items() if not right]
     right = len(cases) - len(failed)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
-from bench.tools.board import Finding, Item, counted, seconds
+from bench.tools.board import Finding, Item, format_counts, seconds
 from bench.tools.subject import Stuck
 
 if TYPE_CHECKING:
@@ -26,16 +26,16 @@ _CALLERS = 20
 
 def miss(scene: Scene) -> Finding:
     """Edit what is not there: in a small file, and in a large one."""
-    small = _missed(scene, _SMALL)
+    small = _time_miss(scene, _SMALL)
     try:
-        large = min(_missed(scene, scene.sizes.edit_lines) for _ in range(scene.tries))
+        large = min(_time_miss(scene, scene.sizes.edit_lines) for _ in range(scene.tries))
     except Stuck as exc:
         return Finding(ok=False, text=f"{exc} ({_SMALL} lines: {seconds(small)})")
     text = f"{seconds(large)} ({_SMALL} lines: {seconds(small)})"
     return Finding(large < _MISS_S, text, {"seconds": large, "small_seconds": small})
 
 
-def _missed(scene: Scene, lines: int) -> float:
+def _time_miss(scene: Scene, lines: int) -> float:
     path = scene.folder / "code.py"
     text = "".join(f"    value_{n} = compute({n}, {n * 7 % 13})\n" for n in range(lines))
     path.write_text(text, encoding="utf-8")
@@ -100,7 +100,7 @@ _EDITS = (
 )
 
 
-def preserved(scene: Scene) -> Finding:
+def check_bytes(scene: Scene) -> Finding:
     """Edit files of all kinds and compare every byte with what it must be."""
     files: dict[str, tuple[bytes, bytes]] = {}
     calls: list[tuple[str, JsonObject]] = []
@@ -151,10 +151,10 @@ def sound(scene: Scene) -> Finding:
     for name, case in _CASES.items():
         with scene.driver() as driver:
             cases[name] = case(scene, driver)
-    return counted(cases)
+    return format_counts(cases)
 
 
-def _edited(scene: Scene, driver: Driver, before: str, old: str, new: str) -> str:
+def _apply_edits(scene: Scene, driver: Driver, before: str, old: str, new: str) -> str:
     path = scene.folder / "case.py"
     path.write_text(before, encoding="utf-8", newline="")
     driver.call("read", {"path": path.name})
@@ -165,7 +165,7 @@ def _edited(scene: Scene, driver: Driver, before: str, old: str, new: str) -> st
 
 def _indentation(scene: Scene, driver: Driver) -> bool:
     before = "class A:\n    def f(self):\n        x = 1\n"
-    after = _edited(scene, driver, before, "def f(self):\n    x = 1", "def f(self):\n    x = 2")
+    after = _apply_edits(scene, driver, before, "def f(self):\n    x = 1", "def f(self):\n    x = 2")
     try:
         ast.parse(after)
     except SyntaxError:
@@ -173,9 +173,9 @@ def _indentation(scene: Scene, driver: Driver) -> bool:
     return True
 
 
-def _unchanged(before: str, old: str) -> Callable[[Scene, Driver], bool]:
+def _is_unchanged(before: str, old: str) -> Callable[[Scene, Driver], bool]:
     def case(scene: Scene, driver: Driver) -> bool:
-        return _edited(scene, driver, before, old, "z = 0") == before
+        return _apply_edits(scene, driver, before, old, "z = 0") == before
 
     return case
 
@@ -209,9 +209,9 @@ def _through_link(scene: Scene, driver: Driver) -> bool:
 
 _CASES: dict[str, Callable[[Scene, Driver], bool]] = {
     "indentation kept valid": _indentation,
-    "no match across lines": _unchanged("a = 1\nb = 2\n", "a = 1 b = 2"),
-    "no match by similarity": _unchanged("if ok:\n    y = 99\n    done()\n", "if ok:\n    y = 2\n"),
-    "ambiguous refused": _unchanged("x = 1\ny = 2\nx = 1\n", "x = 1"),
+    "no match across lines": _is_unchanged("a = 1\nb = 2\n", "a = 1 b = 2"),
+    "no match by similarity": _is_unchanged("if ok:\n    y = 99\n    done()\n", "if ok:\n    y = 2\n"),
+    "ambiguous refused": _is_unchanged("x = 1\ny = 2\nx = 1\n", "x = 1"),
     "unread file is not overwritten": _overwrite,
     "changed file is not overwritten": _stale,
     "link and mode kept": _through_link,
@@ -220,6 +220,6 @@ _CASES: dict[str, Callable[[Scene, Driver], bool]] = {
 ITEMS = (
     Item("edit-miss", "an edit that finds nothing, in 20,000 lines", "< 0.5 s", miss),
     Item("edit-parallel", "20 edits of one file at once, 5 times", "none lost", parallel),
-    Item("edit-bytes", "9 encodings, 4 line endings, 3 edits: byte for byte", "all", preserved),
+    Item("edit-bytes", "9 encodings, 4 line endings, 3 edits: byte for byte", "all", check_bytes),
     Item("edit-sound", "edits and writes that must be refused, or done with care", "all", sound),
 )

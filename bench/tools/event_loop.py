@@ -25,7 +25,7 @@ _WEB = frozenset({"webfetch", "websearch"})
 Calls: TypeAlias = "Sequence[tuple[str, JsonObject]]"
 
 
-def held_up(scene: Scene) -> Finding:
+def probe_delay(scene: Scene) -> Finding:
     """Give each tool much to do, in a fresh process, and look how late the event loop gets."""
     _stage(scene)
     work = _work(scene)
@@ -43,7 +43,7 @@ def held_up(scene: Scene) -> Finding:
 
 
 def _late(scene: Scene, name: str, work: Mapping[str, Calls]) -> float:
-    """Give the longest delay; whoever does not come back has held it up for all that time."""
+    """Return the longest delay; a call that never returns counts for its whole time."""
     patience = scene.sizes.patience_s
     folder = scene.tree() if name in _IN_THE_TREE else None
     with scene.driver(folder, listen=name in _WEB) as driver:
@@ -156,7 +156,7 @@ def _edits() -> Iterator[tuple[str, JsonObject]]:
     yield "edit", {"path": "large.c", "edits": [*several]}
 
 
-def dropped(scene: Scene) -> Finding:
+def probe_ended_sessions(scene: Scene) -> Finding:
     """Use sessions once and let go of them."""
     with scene.driver() as driver:
         kept = driver.sessions(scene.sizes.sessions)
@@ -165,6 +165,6 @@ def dropped(scene: Scene) -> Finding:
 
 
 ITEMS = (
-    Item("loop", "the longest block of the event loop by each tool", "< 50 ms", held_up),
-    Item("todo-memory", "memory kept by the task lists of ended sessions", "< 4 MB", dropped),
+    Item("loop", "the longest block of the event loop by each tool", "< 50 ms", probe_delay),
+    Item("todo-memory", "memory kept by the task lists of ended sessions", "< 4 MB", probe_ended_sessions),
 )

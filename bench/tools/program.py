@@ -55,7 +55,7 @@ class _Lateness:
 
 
 class _Ports:
-    """Two servers on the loopback interface: one that nobody may reach, and one that sends there.
+    """Two servers on the loopback interface: a forbidden one, and one that redirects there.
 
     The second serves `/to?url=…` as a redirect and `/file?path=…` as a page.
     """
@@ -74,7 +74,7 @@ class _Ports:
         for host in ("127.0.0.2", "::1"):
             try:
                 self._servers.append(await asyncio.start_server(self._count, host, self.secret))
-            except OSError:  # no such address on this machine: nobody can reach it there either
+            except OSError:  # this machine has no such address
                 continue
         entry = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         self.entry = cast("int", entry.sockets[0].getsockname()[1])
@@ -243,15 +243,15 @@ class _Program:
 
     async def _sessions(self, request: Mapping[str, Any]) -> None:
         for number in range(20):
-            await self._used(number)
+            await self._measure_memory(number)
         gc.collect()
         before = _resident()
         for number in range(cast("int", request["count"])):
-            await self._used(number)
+            await self._measure_memory(number)
         gc.collect()
         self._say(done=True, before=before, peak=_resident())
 
-    async def _used(self, number: int) -> None:
+    async def _measure_memory(self, number: int) -> None:
         """Use a session for a list of its own, and let go of it."""
         items = [{"id": str(n), "text": f"{number} {n} {'x' * 400}", "status": "pending"} for n in range(100)]
         await _Session(self._cwd, self._ports).call("todo_set", {"items": items})

@@ -11,8 +11,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from bench.row import CannotMeasure
-from bench.tools.board import MB, Finding, Item, counted, seconds
-from bench.tools.trees import files_in, grow, kept_by_git
+from bench.tools.board import MB, Finding, Item, format_counts, seconds
+from bench.tools.trees import files_in, grow, list_by_git
 from indusagi.capabilities.search.ripgrep import find_ripgrep
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def _by_sed(path: Path, at: int) -> float | None:
     if not shutil.which("sed"):
         return None
     started = perf_counter()
-    # The whole file, as a reader must go through it who tells how many lines there are.
+    # The whole file: a reader that states the number of lines must read all of it.
     subprocess.run(["sed", "-n", f"{at},{at + 2}p", path], stdout=subprocess.DEVNULL, check=True)
     return perf_counter() - started
 
@@ -87,13 +87,13 @@ def kinds(scene: Scene) -> Finding:
         "a line of 3 MB is cut": not one_line.error and len(one_line.text) < 100_000,
         "a similar name is suggested": missing.error and "one-line.js" in missing.text,
     }
-    return counted(cases)
+    return format_counts(cases)
 
 
 # -- grep and find --------------------------------------------------------------------------
 
 
-def searched(tool: str, scene: Scene) -> Finding:
+def probe_search(tool: str, scene: Scene) -> Finding:
     """Search a large tree, in turns with ripgrep by hand."""
     tree = scene.tree()
     program = find_ripgrep(str(tree))
@@ -110,22 +110,22 @@ def searched(tool: str, scene: Scene) -> Finding:
             batch = driver.calls([(tool, arguments)] * _IN_A_ROW, watch=False, limit_s=_IN_A_ROW * patience)
             for answer in batch.answers:
                 if answer is None or answer.error:
-                    return Finding(ok=False, text=_failed(answer, patience))
+                    return Finding(ok=False, text=_describe_failure(answer, patience))
                 ours.append(answer.seconds)
-            by_hand += [_timed(command, tree) for _ in range(_IN_A_ROW)]
+            by_hand += [_time_call(command, tree) for _ in range(_IN_A_ROW)]
             took, plain = statistics.median(ours), statistics.median(by_hand)
             # On only if it is over: others on the machine may be the reason.
             if (turn + 1 >= _ROUNDS and took <= _TIMES[tool] * plain) or sum(ours) > patience:
                 break
     text = f"{took / plain:.2f} x ({seconds(took)} / {seconds(plain)})"
     if tool == "find":
-        names = _timed(["find", ".", "-name", f"*{_NAMED}*"], tree)
+        names = _time_call(["find", ".", "-name", f"*{_NAMED}*"], tree)
         text += f", plain `find` {seconds(names)}"
     figures = {"seconds": took, "rg_seconds": plain, "ratio": took / plain}
     return Finding(took <= _TIMES[tool] * plain, text, figures)
 
 
-def _failed(answer: Answer | None, patience_s: float) -> str:
+def _describe_failure(answer: Answer | None, patience_s: float) -> str:
     return f"over {patience_s:g} s, given up" if answer is None else "an error"
 
 
@@ -136,7 +136,7 @@ _SEARCHES: dict[str, tuple[JsonObject, Sequence[str]]] = {
 }
 
 
-def _timed(command: Sequence[str], folder: Path) -> float:
+def _time_call(command: Sequence[str], folder: Path) -> float:
     started = perf_counter()
     done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, check=False)
     if not done.stdout:
@@ -157,13 +157,13 @@ def ignoring(scene: Scene) -> Finding:
             part = roots[start : start + _BATCH]
             calls: list[tuple[str, JsonObject]] = [("find", {"query": "*", "path": root.name}) for root in part]
             for root, answer in zip(part, driver.calls(calls, together=True).answers, strict=True):
-                listed = None if answer is None else _listed(answer.text, root)
-                wrong += listed != kept_by_git(root)
+                listed = None if answer is None else _list_names(answer.text, root)
+                wrong += listed != list_by_git(root)
     text = f"{wrong} of {count:,} trees"
     return Finding(wrong == 0, text, {"wrong": wrong, "total": count})
 
 
-def _listed(text: str, root: Path) -> set[str]:
+def _list_names(text: str, root: Path) -> set[str]:
     """Pick the files of the tree out of an answer, however it names them."""
     lines = {line.rstrip("\r") for line in text.split("\n")}
     return {
@@ -176,7 +176,7 @@ def _listed(text: str, root: Path) -> set[str]:
 ITEMS = (
     Item("read-large", "3 lines from the middle of 100 MB", "< 16 MB", large),
     Item("read-kinds", "files other than plain text", "all correct", kinds),
-    Item("grep", "a rare word in 40,000 files, beside `rg`", "1.3 x", partial(searched, "grep")),
-    Item("find", "names among 40,000 files, beside `rg`", "2 x", partial(searched, "find")),
+    Item("grep", "a rare word in 40,000 files, beside `rg`", "1.3 x", partial(probe_search, "grep")),
+    Item("find", "names among 40,000 files, beside `rg`", "2 x", partial(probe_search, "find")),
     Item("ignore", "trees whose ignored files differ from git's", "0", ignoring),
 )

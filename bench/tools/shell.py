@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
-from bench.tools.board import MB, Finding, Item, counted, seconds
+from bench.tools.board import MB, Finding, Item, format_counts, seconds
 from bench.tools.subject import TOKEN, TOKEN_NAME
 
 if TYPE_CHECKING:
@@ -100,13 +100,13 @@ def hanging(scene: Scene) -> Finding:
     ]
     text = f"{len(hung)} of {len(commands)}"
     if hung:
-        text += ": " + ", ".join(f"`{_shown(each)}`" for each in hung[:_NAMED])
+        text += ": " + ", ".join(f"`{_format_output(each)}`" for each in hung[:_NAMED])
     if len(hung) > _NAMED:
         text += ", ..."
     return Finding(not hung, text, {"hung": len(hung), "total": len(commands)})
 
 
-def _shown(command: str) -> str:
+def _format_output(command: str) -> str:
     shown = command.replace("|", "&#124;")
     return shown if len(shown) <= 40 else f"{shown[:37]}..."
 
@@ -145,7 +145,7 @@ def orphans(scene: Scene) -> Finding:
     return Finding(total == 0, text, {"left": total})
 
 
-def _left(driver: Driver) -> int:
+def _list_leftovers(driver: Driver) -> int:
     """Count what is left, after the moment that a process needs to be gone."""
     deadline = monotonic() + _GONE_S
     while (left := driver.left()) and monotonic() < deadline:
@@ -160,7 +160,7 @@ def _after_stop(command: str) -> Callable[[Scene], int]:
             found = re.search(r"job-\d+", started.text)
             sleep(0.3)
             driver.call("process", {"action": "stop", "id": found[0] if found else "job-1"}, 20)
-            return _left(driver)
+            return _list_leftovers(driver)
 
     return case
 
@@ -170,7 +170,7 @@ def _after_limit(scene: Scene) -> int:
     with scene.driver() as driver:
         # Whoever does not come back is looked at all the same.
         driver.calls([("bash", {"command": command, "timeoutMs": 500})], limit_s=8)
-        return _left(driver)
+        return _list_leftovers(driver)
 
 
 def _after_close(scene: Scene) -> int:
@@ -179,7 +179,7 @@ def _after_close(scene: Scene) -> int:
         driver.calls([("bash", {"command": "sleep 300 > /dev/null 2>&1 &"})], limit_s=8)
         sleep(0.3)
         driver.close_session()
-        return _left(driver)
+        return _list_leftovers(driver)
 
 
 _ENDS: dict[str, Callable[[Scene], int]] = {
@@ -211,7 +211,7 @@ def flood(scene: Scene) -> Finding:
     return Finding(ok, text, {"bytes": batch.growth, "seconds": answer.seconds})
 
 
-def told(scene: Scene) -> Finding:
+def probe_messages(scene: Scene) -> Finding:
     """Check the reports about commands, and how their lines arrive."""
     (scene.folder / "hay.txt").write_text("hay\n", encoding="utf-8")
     with scene.driver() as driver:
@@ -233,12 +233,12 @@ def told(scene: Scene) -> Finding:
         "blank lines are kept": "BBBB\n\nlast" in long.text,
         "secrets are withheld from the command": TOKEN not in secret.text,
     }
-    return counted(cases)
+    return format_counts(cases)
 
 
 ITEMS = (
     Item("bash-hang", "commands that hang a shell tool", "none hangs", hanging),
     Item("orphans", "processes left after stop, time limit and end of the session", "0", orphans),
     Item("bash-flood", "memory for 1 GB of output", "< 16 MB", flood),
-    Item("bash-told", "reports about commands and jobs", "all correct", told),
+    Item("bash-probe_messages", "reports about commands and jobs", "all correct", probe_messages),
 )

@@ -59,7 +59,7 @@ class Answer:
     error: bool
     text: str
     reached: int
-    """How often the server that nobody may reach was reached."""
+    """Requests that reached the forbidden server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ class Driver:
 
     def left(self) -> list[int]:
         """List the processes that this one has started and that are still there."""
-        return [pid for pid in _marked(self._mark) if pid != self._process.pid]
+        return [pid for pid in _write_marker(self._mark) if pid != self._process.pid]
 
     def _environment(self) -> Mapping[str, str]:
         kept = {name: value for name, value in surroundings().items() if not name.startswith("XDG_")}
@@ -243,7 +243,7 @@ class Driver:
             self._process.wait()
         deadline = monotonic() + _END_S
         # Until none is found: some are started while we look, and none is gone at once.
-        while (left := _marked(self._mark)) and monotonic() < deadline:
+        while (left := _write_marker(self._mark)) and monotonic() < deadline:
             for pid in left:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -251,7 +251,7 @@ class Driver:
         self._reader.join(_END_S)
 
 
-def _marked(mark: str) -> list[int]:
+def _write_marker(mark: str) -> list[int]:
     wanted = f"{_MARK}={mark}".encode()
     return [pid for pid in _pids() if wanted in _environment_of(pid).split(b"\0")]
 

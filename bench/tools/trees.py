@@ -56,7 +56,7 @@ def files_in(root: Path) -> set[str]:
     return found
 
 
-def kept_by_git(root: Path) -> set[str]:
+def list_by_git(root: Path) -> set[str]:
     """List the files that git does not ignore."""
     said = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard", "-z"],

@@ -19,8 +19,8 @@ _HOSTILE_S = 2.0
 _FORMS_S = 90.0
 
 
-def guarded(scene: Scene) -> Finding:
-    """Ask for addresses that lead to a server which nobody may reach, and count who gets there."""
+def probe_addresses(scene: Scene) -> Finding:
+    """Fetch URLs that lead to a forbidden server, and count the requests that reach it."""
     if scene.subject is not OURS and alone() is None:
         raise CannotMeasure("a network of its own cannot be made here, and it is not let into ours")
     with scene.driver(listen=True) as driver:
@@ -61,6 +61,6 @@ def hostile(scene: Scene) -> Finding:
 
 
 ITEMS = (
-    Item("web-guard", "private addresses, in every notation and by redirect", "0", guarded),
+    Item("web-guard", "private addresses, in every notation and by redirect", "0", probe_addresses),
     Item("web-hostile", "a page of 2,000 links that are never closed", "< 2 s, 50 ms", hostile),
 )

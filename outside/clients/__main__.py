@@ -39,15 +39,15 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--only", default="", help="only clients whose name holds this")
     options = parser.parse_args(arguments, _Options())
     try:
-        chosen = [client for client in _installed() if options.only in client.name]
+        chosen = [client for client in _install_clients() if options.only in client.name]
         known = [agent for agent in _agents() if options.only in agent.name]
     except CannotInstall as exc:
         complain(f"outside.clients: {exc}")
         return 2
     say(aligned(_HEAD, _WIDTHS))
-    visits = [_told(visit(client, how)) for how in TRANSPORTS for client in chosen]
+    visits = [_print_results(visit(client, how)) for how in TRANSPORTS for client in chosen]
     failed = [done for done in visits if done.wrong]
-    outcomes = [_examined(agent) for agent in known]
+    outcomes = [_examine_client(agent) for agent in known]
     broken = [done for done in outcomes if any(done.wrong.values())]
     if not options.only:
         rows = [(*done.cells, "FAILED" if done.wrong else "ok") for done in visits]
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
     return 1 if bad or not done else 0
 
 
-def _installed() -> list[Client]:
+def _install_clients() -> list[Client]:
     node = find_node()
     if node is None:
         raise CannotInstall("no node 22 or newer with npm; run `make setup`, or install one")
@@ -73,14 +73,14 @@ def _agents() -> list[Agent]:
     return agents(node.path, node_packages(node, "clients/coding"))
 
 
-def _examined(agent: Agent) -> Outcome:
+def _examine_client(agent: Agent) -> Outcome:
     done = examine(agent)
     wrong = "; ".join(f"{what}: {why}" for what, why in done.wrong.items() if why)
     say(aligned((*done.cells, f"FAILED: {wrong}" if wrong else "ok"), _AGENT_WIDTHS))
     return done
 
 
-def _told(done: Visit) -> Visit:
+def _print_results(done: Visit) -> Visit:
     result = f"FAILED: {'; '.join(done.wrong)}" if done.wrong else "ok"
     say(aligned((*done.cells, result), _WIDTHS))
     return done

@@ -142,23 +142,23 @@ class _Desk:
     def installed(self) -> str:
         """Install the gateway, and have the agent list it."""
         self.run(_INDUS, "serve", "--no-mcp", "--install", self.agent.client)
-        return self._listed("indus", present=True)
+        return self._list_entries("indus", present=True)
 
     def removed(self) -> str:
         """Take it out again; what the agent had stays."""
         self.run(_INDUS, "serve", "--uninstall", self.agent.client)
-        return self._listed("indus", present=False) or self._listed("files", present=None)
+        return self._list_entries("indus", present=False) or self._list_entries("files", present=None)
 
     def printed(self) -> str:
         """Run the agent's own commands as `--print-config` prints them, for both transports."""
-        wrong = self._printed() or self._listed("indus", present=True)
+        wrong = self._print_entry() or self._list_entries("indus", present=True)
         self.run(_INDUS, "serve", "--uninstall", self.agent.client)
         # No gateway runs at that address: the entry has to be in the list, and cannot answer.
-        wrong = wrong or self._printed("--http", "7332") or self._listed("indus", present=None)
+        wrong = wrong or self._print_entry("--http", "7332") or self._list_entries("indus", present=None)
         self.run(_INDUS, "serve", "--uninstall", self.agent.client)
-        return wrong or self._listed("indus", present=False)
+        return wrong or self._list_entries("indus", present=False)
 
-    def _printed(self, *words: str) -> str:
+    def _print_entry(self, *words: str) -> str:
         asked = ("--no-mcp", *words, "--print-config", self.agent.client)
         said = self.run(_INDUS, "serve", *asked)
         line = re.search(rf"^indus: or: ({self.agent.client} .*)$", said, re.MULTILINE)
@@ -167,7 +167,7 @@ class _Desk:
         self.run(*self.agent.command, *shlex.split(line[1])[1:])
         return ""
 
-    def _listed(self, name: str, *, present: bool | None) -> str:
+    def _list_entries(self, name: str, *, present: bool | None) -> str:
         """Check the agent's list; None: it has the server, whether that answers or not."""
         said = self.run(*self.agent.command, "mcp", "list")
         return judge_list(said, name, present=present, starts=self.agent.starts)

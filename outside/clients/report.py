@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonValue
 
 TEXT = "Grüße, 世界 🌍"
-"""What is to be said again: it does not come through where somebody mistakes the encoding."""
+"""A text to echo: it is damaged where an encoding is wrong."""
 _NAMES = frozenset(f"shelf__{tool['name']}" for tool in TOOLS)
 _ORDERLY = ["started", "cancelled"]
 _CANCEL_S = 5.0
@@ -75,7 +75,7 @@ class Finding:
     wrong: str = ""
 
 
-def judged(report: Report, happened: Callable[[], list[str]]) -> list[Finding]:
+def judge_client(report: Report, happened: Callable[[], list[str]]) -> list[Finding]:
     """Hold a report against what the server said, and against what became of its slow tool."""
     missing = sorted(_NAMES - set(report.tools))
     kind, data = report.image
@@ -85,7 +85,7 @@ def judged(report: Report, happened: Callable[[], list[str]]) -> list[Finding]:
         Finding("image", _unless((kind, data) == ("image/png", PICTURE), f"{kind} {data[:20]}")),
         Finding("error", _unless(FAILURE in report.error, f"said {report.error!r}")),
         Finding("progress", _unless(report.steps in (STEPS, None), f"{report.steps} steps")),
-        Finding("cancel", report.uncancelled or _cancelled(happened)),
+        Finding("cancel", report.uncancelled or _describe_cancel(happened)),
         Finding("after", _unless(report.after == TEXT, f"after that it said {report.after!r}")),
     ]
 
@@ -94,7 +94,7 @@ def _unless(right: bool, wrong: str) -> str:
     return "" if right else wrong
 
 
-def _cancelled(happened: Callable[[], list[str]]) -> str:
+def _describe_cancel(happened: Callable[[], list[str]]) -> str:
     deadline = time.monotonic() + _CANCEL_S
     while (seen := happened()) != _ORDERLY and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -51,7 +51,7 @@ class Client:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program of ours around somebody's library."""
+    """A program of ours around a client library."""
 
     command: Sequence[str]
     more: JsonObject
@@ -74,7 +74,7 @@ class Inspector:
 
         def ask(method: str, *arguments: str) -> list[str]:
             how = [*self.command, "--cli", "--protocol-era", self.era, "--format", "json", "-q"]
-            return [*how, *arguments, "--method", method, *_reached(target)]
+            return [*how, *arguments, "--method", method, *_can_reach(target)]
 
         def call(tool: str, *arguments: str) -> JsonObject:
             return _object(_object(runs.result(*ask_tool(tool, *arguments))).get("result"))
@@ -98,7 +98,7 @@ class Inspector:
         )
 
 
-def _reached(target: Target) -> list[str]:
+def _can_reach(target: Target) -> list[str]:
     if target.url:
         header = f"Authorization: Bearer {target.token}"
         return ["--transport", "http", "--server-url", target.url, "--header", header]

@@ -37,7 +37,7 @@ class Runs:
             NoReport: It writes none in time.
         """
         with self._started(command) as process:
-            said, complained = self._ended(process)
+            said, complained = self._wait_until_ended(process)
         try:
             # The exit code says the same as the JSON; where it does not, nothing was written.
             return json.loads(said)
@@ -55,15 +55,15 @@ class Runs:
             deadline = time.monotonic() + _RUN_S
             while "started" not in self.subject.happened():
                 if process.poll() is not None or time.monotonic() > deadline:
-                    raise NoReport(f"it never called: {_tail(*self._ended(process))}")
+                    raise NoReport(f"it never called: {_tail(*self._wait_until_ended(process))}")
                 time.sleep(0.02)
             self.look()
             # The client alone, not its group: what it started must learn of it from the client.
             process.send_signal(signal.SIGINT)
-            said, _ = self._ended(process)
+            said, _ = self._wait_until_ended(process)
         return said.strip()[:200]
 
-    def _ended(self, process: subprocess.Popen[str]) -> tuple[str, str]:
+    def _wait_until_ended(self, process: subprocess.Popen[str]) -> tuple[str, str]:
         deadline = time.monotonic() + _RUN_S
         while True:
             try:

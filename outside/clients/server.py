@@ -61,7 +61,7 @@ class Server:
             _send({"id": number, "error": {"code": -32601, "message": f"{method} is not known"}})
 
     def end(self) -> None:
-        """Note what nobody cancelled before the connection was closed."""
+        """Record the calls that were not cancelled before the connection closed."""
         for _ in self._slow:
             self._note("abandoned")
 

@@ -109,7 +109,7 @@ def listening(subject: Subject) -> Generator[Target]:
         token = (subject.home / _TOKEN).read_text("utf-8").strip()
         yield Target(subject, f"http://{LOOPBACK}:{port}/mcp", token)
     finally:
-        code = _stopped(process)
+        code = _stop_process(process)
     if code != 0:
         raise CannotServe(f"it ended with {code}: {said.read_text('utf-8', 'replace')[-500:]}")
 
@@ -124,7 +124,7 @@ def _opens(port: int, process: subprocess.Popen[bytes]) -> bool:
     return False
 
 
-def _stopped(process: subprocess.Popen[bytes]) -> int:
+def _stop_process(process: subprocess.Popen[bytes]) -> int:
     process.terminate()
     try:
         return process.wait(_STOP_S)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from outside.clients.report import NoReport, judged
+from outside.clients.report import NoReport, judge_client
 from outside.clients.running import Runs
 from outside.clients.subject import CannotServe, Target, listening, make_subject
 from outside.install import HOME
@@ -41,7 +41,7 @@ class Visit:
 
 
 def visit(client: Client, transport: Transport) -> Visit:
-    """Let a client do everything once, against an `indus serve` that nobody else uses."""
+    """Let a client do everything once, against an `indus serve` of its own."""
     done = Visit(client.name, transport, client.cancels)
     watch = Watch(f"{HOME}/clients/")
     # A path that is what it seems to be: on some systems the folder for such things is a link.
@@ -51,7 +51,7 @@ def visit(client: Client, transport: Transport) -> Visit:
             with _served(subject, transport) as target:
                 report = client.way.visit(target, Runs(subject, watch.look))
                 done.protocol = report.protocol
-                for finding in judged(report, subject.happened):
+                for finding in judge_client(report, subject.happened):
                     unseen = finding.what == "progress" and report.steps is None
                     done.seen[finding.what] = "no" if finding.wrong else "-" if unseen else "yes"
                     if finding.wrong:

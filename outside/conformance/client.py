@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from indusagi.core.json import is_json_object
 from indusagi.interop import ProtocolFault, StreamableHttpServerConfig, create_server_endpoint
-from outside.host import agreeable, filled_in
+from outside.host import agreeable, fill_command
 from outside.say import complain
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ async def _call_each(endpoint: ServerEndpointImpl, tools: Sequence[RemoteTool], 
     # All at once: what belongs to one call must not turn up in another.
     async with asyncio.TaskGroup() as tasks:
         for tool in tools:
-            arguments = filled_in(tool.raw.get("inputSchema"))
+            arguments = fill_command(tool.raw.get("inputSchema"))
             tasks.create_task(_call(endpoint, tool.ref.name, arguments))
 
 

@@ -51,7 +51,7 @@ def _able() -> JsonObject:
 async def _ask(question: Question) -> str:
     caller = current_caller.get()
     if caller is None:
-        raise LookupError("nobody stands behind this call")
+        raise LookupError("this call has no client")
     return compact_json(await caller.ask(*question))
 
 

@@ -97,7 +97,7 @@ async def _all(suite: Suite, results: Path, scratch: Path, only: tuple[str | Non
 
 
 class _Judging:
-    """One server being judged: started, health-checked, and ended by whoever started it."""
+    """One server being judged: started, health-checked and ended by its caller."""
 
     def __init__(self, suite: Suite, subject: Subject, folder: Path, scratch: Path) -> None:
         self._suite = suite
@@ -126,7 +126,7 @@ class _Judging:
 
     async def _some(self, revision: str, scenarios: Sequence[str], *, together: bool) -> None:
         log, results = self._folder / "log.txt", self._folder / revision
-        # Nothing that somebody has set up for themselves, and nothing left in their home.
+        # Without the settings of the user, and without files in the home directory.
         env = {**dict.fromkeys(_STATE, str(self._scratch)), "PYTHONPATH": str(ROOT)}
         command, judge = self._subject.command, self._suite.judge_server
         try:

@@ -11,7 +11,7 @@ from bench.measure import Pair, Sample, calls, compare
 from bench.process import console_script, output_of, python, surroundings
 from bench.row import CannotMeasure, Check, Row
 from bench.rows import ROWS
-from bench.start import loaded_by
+from bench.start import list_loaded_modules
 
 from indusagi.runtime import ToolOutcome, ToolResult
 
@@ -146,7 +146,7 @@ def test_a_script_that_is_not_installed_asks_for_the_set_up(tmp_path: "Path") ->
 
 @pytest.mark.process
 def test_what_a_statement_loads_is_found_however_it_is_loaded() -> None:
-    loaded = loaded_by("import importlib; importlib.import_module('asyncio.queues')")
+    loaded = list_loaded_modules("import importlib; importlib.import_module('asyncio.queues')")
     assert "asyncio" in loaded
     assert "click" not in loaded
 

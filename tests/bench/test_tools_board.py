@@ -15,10 +15,10 @@ from bench.tools import event_loop as tools_loop
 from bench.tools import reading as tools_looking
 from bench.tools import shell as tools_shell
 from bench.tools import web as tools_web
-from bench.tools.board import Finding, Item, Scene, Sizes, counted, ground
+from bench.tools.board import Finding, Item, Scene, Sizes, format_counts, ground
 from bench.tools.original import original
 from bench.tools.subject import OURS, TOKEN, TOKEN_NAME, Driver, Stuck, Subject
-from bench.tools.trees import files_in, grow, kept_by_git
+from bench.tools.trees import files_in, grow, list_by_git
 from tests.support.scripts import ROOT
 
 from bench import tools
@@ -129,8 +129,8 @@ def test_whoever_gets_stuck_has_failed_and_what_cannot_be_measured_has_not(share
 
 
 def test_cases_that_are_not_right_are_named() -> None:
-    assert counted({"a": True, "b": True}).text == "2 of 2"
-    found = counted({"a": True, "b": False, "c": False})
+    assert format_counts({"a": True, "b": True}).text == "2 of 2"
+    found = format_counts({"a": True, "b": False, "c": False})
     assert (found.ok, found.text) == (False, "1 of 3; not: b, c")
 
 
@@ -189,8 +189,8 @@ def test_random_trees_have_files_that_git_ignores(tmp_path: Path) -> None:
     for seed in range(20):
         root = tmp_path / str(seed)
         grow(seed, root)
-        assert kept_by_git(root) <= files_in(root)
-        told += kept_by_git(root) < files_in(root)
+        assert list_by_git(root) <= files_in(root)
+        told += list_by_git(root) < files_in(root)
     assert told > 5
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from outside.clients import __main__ as command
 from outside.clients.agents import Agent, Outcome, agents, judge_list
-from outside.clients.report import TEXT, NoReport, Report, judged, read_report
+from outside.clients.report import TEXT, NoReport, Report, judge_client, read_report
 from outside.clients.roster import Client, FastMcp, Inspector, Program, clients
 from outside.clients.running import Runs
 from outside.clients.server import FAILURE, PICTURE, STEPS, TOOLS
@@ -102,10 +102,10 @@ def test_the_server_notes_whether_its_slow_tool_was_cancelled_or_abandoned(tmp_p
 
 
 def test_a_report_of_what_was_served_has_nothing_wrong() -> None:
-    findings = judged(GOOD, lambda: ORDERLY)
+    findings = judge_client(GOOD, lambda: ORDERLY)
     assert [finding.wrong for finding in findings] == [""] * 7
     assert {finding.what for finding in findings} == {*Visit.looked_at, "after"}
-    assert not any(finding.wrong for finding in judged(replace(GOOD, steps=None), lambda: ORDERLY))
+    assert not any(finding.wrong for finding in judge_client(replace(GOOD, steps=None), lambda: ORDERLY))
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_report_of_what_was_served_has_nothing_wrong() -> None:
     ],
 )
 def test_the_judge_finds_the_one_thing_that_is_wrong(report: Report, what: str) -> None:
-    wrong = [finding.what for finding in judged(report, lambda: ORDERLY) if finding.wrong]
+    wrong = [finding.what for finding in judge_client(report, lambda: ORDERLY) if finding.wrong]
     assert wrong == [what]
 
 
@@ -139,13 +139,13 @@ def test_a_tool_that_was_not_cancelled_counts_as_such_whatever_the_client_says(
     monkeypatch: pytest.MonkeyPatch, happened: list[str], told: str
 ) -> None:
     monkeypatch.setattr("outside.clients.report._CANCEL_S", 0.0)
-    [finding] = [found for found in judged(GOOD, lambda: happened) if found.what == "cancel"]
+    [finding] = [found for found in judge_client(GOOD, lambda: happened) if found.what == "cancel"]
     assert told in finding.wrong
 
 
 def test_a_cancellation_that_arrives_a_moment_later_is_waited_for() -> None:
     seen = iter([["started"], ["started"]])
-    findings = judged(GOOD, lambda: next(seen, ORDERLY))
+    findings = judge_client(GOOD, lambda: next(seen, ORDERLY))
     assert not any(finding.wrong for finding in findings)
 
 
@@ -164,7 +164,7 @@ def test_a_report_is_read_as_a_program_wrote_it() -> None:
     with pytest.raises(NoReport):
         read_report([])
     empty = read_report({})
-    wrong = [finding.what for finding in judged(empty, lambda: ORDERLY) if finding.wrong]
+    wrong = [finding.what for finding in judge_client(empty, lambda: ORDERLY) if finding.wrong]
     assert wrong == ["list", "call", "image", "error", "cancel", "after"]
 
 

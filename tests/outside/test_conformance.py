@@ -108,16 +108,16 @@ def test_a_failed_scenario_of_the_client_stands_out_in_its_row() -> None:
 
 
 def test_what_a_server_does_not_offer_is_no_failure() -> None:
-    judged = Judged(BOX, [Verdict(NEW, "prompts-list", 1, 1, ["prompts-list: no prompts"])])
+    judge_client = Judged(BOX, [Verdict(NEW, "prompts-list", 1, 1, ["prompts-list: no prompts"])])
 
-    assert judged.failed == []
-    assert judged.cell(judged.verdicts[0]) == "not offered"
+    assert judge_client.failed == []
+    assert judge_client.cell(judge_client.verdicts[0]) == "not offered"
 
 
 def test_a_scenario_that_passes_must_not_be_left_out() -> None:
-    judged = Judged(BOX, [Verdict(NEW, "prompts-list", 2)])
+    judge_client = Judged(BOX, [Verdict(NEW, "prompts-list", 2)])
 
-    assert judged.failed == ["box, 2026-07-28, prompts-list: it passes, yet it is left out: it has no prompts"]
+    assert judge_client.failed == ["box, 2026-07-28, prompts-list: it passes, yet it is left out: it has no prompts"]
 
 
 def test_a_reason_that_nothing_needs_is_stale() -> None:
@@ -154,9 +154,9 @@ def test_the_table_has_a_row_for_each_scenario_and_a_column_for_each_server() ->
         "|---|---|---|---|---|",
         "| 2025-11-25 | ping | 2 | 1, 1 failed | not run |",
         "| 2026-07-28 | prompts-list | 2 | not offered | not run |",
-        "| 2025-11-25 | scenarios judged | 1 of 1 | 1 of 1 | 0 of 0 |",
+        "| 2025-11-25 | scenarios judge_client | 1 of 1 | 1 of 1 | 0 of 0 |",
         "| 2025-11-25 | checks passed | 2 of 2 | 1 of 2 | 0 of 0 |",
-        "| 2026-07-28 | scenarios judged | 1 of 1 | 0 of 1 | 0 of 0 |",
+        "| 2026-07-28 | scenarios judge_client | 1 of 1 | 0 of 1 | 0 of 0 |",
         "| 2026-07-28 | checks passed | 2 of 2 | 0 of 0 | 0 of 0 |",
         "",
         "- box: it has no prompts: `prompts-list`.",
@@ -165,9 +165,9 @@ def test_the_table_has_a_row_for_each_scenario_and_a_column_for_each_server() ->
 
 def test_checks_that_may_fail_are_listed_with_their_reason() -> None:
     subject = Subject("box", (), may_fail={"logs": "it has no log"})
-    judged = Judged(subject, [Verdict(new, "ping", 1, excepted=["logs"]) for new in (OLD, NEW)])
+    judge_client = Judged(subject, [Verdict(new, "ping", 1, excepted=["logs"]) for new in (OLD, NEW)])
 
-    assert table([judged])[-1] == "- box: it has no log: `logs`."
+    assert table([judge_client])[-1] == "- box: it has no log: `logs`."
 
 
 def test_of_a_server_that_offers_little_only_that_much_is_said() -> None:

@@ -41,7 +41,7 @@ class _Visit:
         echo = await self._call("echo", text=self._asked["text"])
         picture, failed = await self._call("picture"), await self._call("fail")
         await self._call("steps")
-        uncancelled = await self._cancelled()
+        uncancelled = await self._check_cancel()
         after = await self._call("echo", text=self._asked["text"])
         image = picture.content[0]
         return {
@@ -59,7 +59,7 @@ class _Visit:
         tool = self._tools[f"shelf__{name}"]
         return await tool.ainvoke({"type": "tool_call", "id": "1", "name": tool.name, "args": arguments})
 
-    async def _cancelled(self) -> str:
+    async def _check_cancel(self) -> str:
         async with asyncio.TaskGroup() as tasks:
             call = tasks.create_task(self._call("slow"))
             await asyncio.to_thread(_wait, call, Path(self._asked["journal"]))

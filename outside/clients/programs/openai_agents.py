@@ -32,7 +32,7 @@ def _wait(call: asyncio.Task, journal: Path) -> None:
         time.sleep(0.01)
 
 
-async def _cancelled(server, journal: Path) -> str:
+async def _check_cancel(server, journal: Path) -> str:
     async with asyncio.TaskGroup() as tasks:
         call = tasks.create_task(server.call_tool("shelf__slow", {}))
         await asyncio.to_thread(_wait, call, journal)
@@ -46,7 +46,7 @@ async def _report(asked: dict) -> dict:
         echo = await server.call_tool("shelf__echo", {"text": asked["text"]})
         picture = (await server.call_tool("shelf__picture", {})).content[0]
         failed = await server.call_tool("shelf__fail", {})
-        uncancelled = await _cancelled(server, Path(asked["journal"]))
+        uncancelled = await _check_cancel(server, Path(asked["journal"]))
         after = await server.call_tool("shelf__echo", {"text": asked["text"]})
         return {
             "protocol": server.session.protocol_version,

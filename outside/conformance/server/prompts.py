@@ -41,7 +41,7 @@ EXTRA = "test_sometimes_there"
 def listed(*, with_extra: bool) -> list[Prompt]:
     """List them."""
     names = [*_ARGUMENTS, EXTRA] if with_extra else [*_ARGUMENTS]
-    return [_listed(name) for name in names]
+    return [_list_prompts(name) for name in names]
 
 
 async def get(ctx: Asked, params: GetPromptRequestParams) -> GetPromptResult | InputRequiredResult:
@@ -51,7 +51,7 @@ async def get(ctx: Asked, params: GetPromptRequestParams) -> GetPromptResult | I
         MCPError: There is none of that name, or an argument is missing.
     """
     given = params.arguments or {}
-    if missing := [name for name in _wanted(params.name) if name not in given]:
+    if missing := [name for name in _find_prompt(params.name) if name not in given]:
         raise MCPError(INVALID_PARAMS, f"{params.name} needs {', '.join(missing)}")
     if params.name == _ASKING:
         questions = {"user_context": form("Which context?", context=schemas.TEXT)}
@@ -59,7 +59,7 @@ async def get(ctx: Asked, params: GetPromptRequestParams) -> GetPromptResult | I
         if isinstance(answers, InputRequiredResult):
             return answers
         return _messages(TextContent(text=shown(answers["user_context"])))
-    return _messages(*_filled(params.name, given))
+    return _messages(*_fill_template(params.name, given))
 
 
 async def complete(ctx: Asked, params: CompleteRequestParams) -> CompleteResult:
@@ -69,7 +69,7 @@ async def complete(ctx: Asked, params: CompleteRequestParams) -> CompleteResult:
     return CompleteResult(completion=Completion(values=values, total=len(values), has_more=False))
 
 
-def _filled(name: str, given: dict[str, str]) -> list[ContentBlock]:
+def _fill_template(name: str, given: dict[str, str]) -> list[ContentBlock]:
     if name == "test_prompt_with_arguments":
         filled = ", ".join(f"{key}='{value}'" for key, value in given.items())
         return [TextContent(text=f"Prompt with arguments: {filled}")]
@@ -81,7 +81,7 @@ def _filled(name: str, given: dict[str, str]) -> list[ContentBlock]:
     return [TextContent(text="This is a simple prompt for testing.")]
 
 
-def _wanted(name: str) -> tuple[str, ...]:
+def _find_prompt(name: str) -> tuple[str, ...]:
     if name == EXTRA:
         return ()
     try:
@@ -90,9 +90,10 @@ def _wanted(name: str) -> tuple[str, ...]:
         raise MCPError(INVALID_PARAMS, f"there is no prompt {name}") from None
 
 
-def _listed(name: str) -> Prompt:
+def _list_prompts(name: str) -> Prompt:
     arguments = [
-        PromptArgument(name=wanted, description=f"What to put for {wanted}", required=True) for wanted in _wanted(name)
+        PromptArgument(name=wanted, description=f"What to put for {wanted}", required=True)
+        for wanted in _find_prompt(name)
     ]
     return Prompt(name=name, description=f"The prompt {name}", arguments=arguments or None)
 

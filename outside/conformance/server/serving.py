@@ -50,9 +50,9 @@ class Subject:
         self._acts["test_trigger_tool_change"] = Act(self._change_tools, schemas.NOTHING)
         self._acts["test_trigger_prompt_change"] = Act(self._change_prompts, schemas.NOTHING)
         self._extra_prompt = False
-        self.server = self._assembled()
+        self.server = self._assemble_parts()
 
-    def _assembled(self) -> Server[Any]:
+    def _assemble_parts(self) -> Server[Any]:
         server = Server[Any](
             _NAME,
             version="1.0",
@@ -77,7 +77,7 @@ class Subject:
         return server
 
     async def over_stdio(self) -> None:
-        """Serve whoever has started this."""
+        """Serve the parent process."""
         async with stdio_server() as (read, write):
             options = self.server.create_initialization_options(_CHANGING)
             await self.server.run(read, write, options)
