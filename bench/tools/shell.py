@@ -240,5 +240,5 @@ ITEMS = (
     Item("bash-hang", "commands that hang a shell tool", "none hangs", hanging),
     Item("orphans", "processes left after stop, time limit and end of the session", "0", orphans),
     Item("bash-flood", "memory for 1 GB of output", "< 16 MB", flood),
-    Item("bash-probe_messages", "reports about commands and jobs", "all correct", probe_messages),
+    Item("bash-told", "reports about commands and jobs", "all correct", probe_messages),
 )

@@ -218,7 +218,7 @@ async def test_the_client_over_http_tells_of_refusals_and_of_connections_that_br
         with pytest.raises(CannotMeasure, match="broke"):
             await web.request("greet")
         await web.aclose()
-    with pytest.raises(CannotMeasure, match="nobody listens"):
+    with pytest.raises(CannotMeasure, match="no server listens"):
         await Web(free_port(), "/mcp").request("greet")
 
 

@@ -405,14 +405,14 @@ def test_the_exit_code_says_whether_all_went_well(
     def installed() -> list[Client]:
         return [Client("somebody", way, "a bell"), Client("another", _Silent(), "a bell")]
 
-    monkeypatch.setattr(command, "_installed", installed)
+    monkeypatch.setattr(command, "_install_clients", installed)
     monkeypatch.setattr(command, "_agents", list[Agent])
     monkeypatch.setattr(command, "TRANSPORTS", ("stdio",))
     assert command.main(["--only", "somebody"]) == code
 
 
 def test_nobody_who_visits_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "_installed", list[Client])
+    monkeypatch.setattr(command, "_install_clients", list[Client])
     monkeypatch.setattr(command, "_agents", list[Agent])
     assert command.main(["--only", "nobody"]) == 1
 
