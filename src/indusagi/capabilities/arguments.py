@@ -1,7 +1,7 @@
-"""Check the arguments of a call against the tool's schema, and say what is wrong to a model.
+"""Checks of arguments against a JSON Schema, with messages for a model.
 
-A model that reads what it gave, what is accepted and which key it probably meant gets the next
-call right. A tool never sees arguments that do not fit.
+A message names what was sent, what is accepted and which key was probably meant, so that the next call is right. A tool
+never receives arguments that do not fit.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_obje
 from indusagi.core.text import format_count
 from indusagi.runtime.contract import JsonSchema
 
-if TYPE_CHECKING:  # in no public signature; loaded when the first arguments are checked
+if TYPE_CHECKING:  # absent from public signatures; loaded with the first check
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import ValidationError
 
 _SHOWN_PROBLEMS = 8
 _EXAMINED_ERRORS = 200
-"""How many failures of the validator are looked at: it can find as many as there are values."""
+"""How many errors of the validator are read: it can report one per value."""
 _COMPARED_NAMES = 50
-"""With how many names a misspelt one is compared."""
+"""How many names a misspelt one is compared with."""
 _QUICK_BYTES = 16 * 1024
 """Larger arguments are checked in a thread."""
-_LIGHTENED_DEPTH = 4
-_LIGHTENED_ITEMS = 256
+_LIGHT_DEPTH = 4
+_LIGHT_ITEMS = 256
 _UNIONS = frozenset({"anyOf", "oneOf"})
-_IN_A_WORD = frozenset({"type", "enum", "const"})
+_SIMPLE = frozenset({"type", "enum", "const"})
 _SIZES = {
     "minLength": ("at least", "character"),
     "maxLength": ("at most", "character"),
@@ -42,25 +42,22 @@ _SIZES = {
     "maxItems": ("at most", "item"),
 }
 _SHOWN_CHARACTERS = 80
-"""How much of a value, or of somebody else's sentence, an error repeats."""
+"""How much of a value, or of the validator's message, a message repeats."""
 
 
 class ArgumentChecker:
-    """Checks arguments against one schema; the validator is made when the first call comes.
-
-    Without a schema, any object is accepted.
-    """
+    """Checks arguments against one schema; without a schema any JSON object is accepted."""
 
     def __init__(self, schema: JsonSchema | None) -> None:
         self.schema = schema
         self._validator: Draft202012Validator | None = None
 
     async def check(self, arguments: JsonValue) -> list[str]:
-        """List what does not fit, as `problems` does, without holding up the event loop.
+        """List the problems as `problems` does; large arguments are checked in a thread.
 
         Raises:
-            NotJson: The arguments are no JSON.
-            Exception: The schema itself is broken, in one of the validator's many ways.
+            NotJson: JSON cannot carry the arguments.
+            Exception: The schema is invalid; the validator raises various types.
         """
         light, weight = _lighten(arguments)
         size = weight + len(compact_json(light))
@@ -71,53 +68,50 @@ class ArgumentChecker:
         return await to_thread.run_sync(self.problems, arguments)
 
     def problems(self, arguments: JsonValue) -> list[str]:
-        """List what does not fit, a sentence each; an empty list means that everything does.
+        """List the problems, one sentence each; an empty list means that the arguments fit.
 
         Raises:
-            Exception: The schema itself is broken, in one of the validator's many ways.
+            Exception: The schema is invalid; the validator raises various types.
         """
         if not is_json_object(arguments):
-            return [f"the arguments must be an object, got {_shown(arguments)}"]
+            return [f"the arguments must be an object, got {_clip_json(arguments)}"]
         if self.schema is None:
             return []
-        found = cast("Iterator[ValidationError]", self._check(self.schema).iter_errors(arguments))  # pyright: ignore[reportUnknownMemberType] — its stub is half typed
-        errors = sorted(_distinct(found), key=_by_place)
+        if self._validator is None:
+            from jsonschema import Draft202012Validator  # noqa: PLC0415 — see load_validator
+            from referencing import Registry  # noqa: PLC0415 — see load_validator
+
+            # The default registry would fetch a remote $ref over the network.
+            self._validator = Draft202012Validator(self.schema, registry=Registry())
+        found = cast("Iterator[ValidationError]", self._validator.iter_errors(arguments))  # pyright: ignore[reportUnknownMemberType] — its stub is half typed
+        errors = sorted(_distinct(found), key=lambda error: [str(step) for step in error.absolute_path])
         sentences = list(dict.fromkeys(s for error in errors for s in _sentences(error)))
         if len(sentences) > _SHOWN_PROBLEMS:
             more = len(sentences) - _SHOWN_PROBLEMS
             sentences = [*sentences[:_SHOWN_PROBLEMS], f"and {more} more"]
         return sentences
 
-    def _check(self, schema: JsonSchema) -> Draft202012Validator:
-        if self._validator is None:
-            from jsonschema import Draft202012Validator  # noqa: PLC0415 — see load_validator
-            from referencing import Registry  # noqa: PLC0415 — see load_validator
-
-            # The default registry would go and fetch a remote $ref by itself.
-            self._validator = Draft202012Validator(schema, registry=Registry())
-        return self._validator
-
 
 def _distinct(found: Iterator[ValidationError]) -> Iterator[ValidationError]:
-    """Give each place's missing keys once, though the validator repeats them for every key."""
-    told: set[tuple[str | int, ...]] = set()
+    """Yield the missing keys of each object once; the validator repeats them for every key."""
+    reported: set[tuple[str | int, ...]] = set()
     for error in islice(found, _EXAMINED_ERRORS):
         if error.validator == "required":
-            place = tuple(error.absolute_path)
-            if place in told:
+            path = tuple(error.absolute_path)
+            if path in reported:
                 continue
-            told.add(place)
+            reported.add(path)
         yield error
 
 
-def _lighten(value: JsonValue, depth: int = _LIGHTENED_DEPTH) -> tuple[JsonValue, int]:
-    """Put empty texts in the place of long ones, and say how long they were.
+def _lighten(value: JsonValue, depth: int = _LIGHT_DEPTH) -> tuple[JsonValue, int]:
+    """Replace long strings by empty ones; return the result and the length of the removed strings.
 
-    Any text is JSON, and to write out a long one takes longer than the event loop may stand still.
+    Any string is JSON, and encoding a long one would block the event loop.
     """
     if isinstance(value, str):
         return ("", len(value)) if len(value) > _QUICK_BYTES else (value, 0)
-    if not depth or not isinstance(value, (dict, list)) or len(value) > _LIGHTENED_ITEMS:
+    if not depth or not isinstance(value, (dict, list)) or len(value) > _LIGHT_ITEMS:
         return value, 0
     if isinstance(value, list):
         items = [_lighten(item, depth - 1) for item in value]
@@ -128,17 +122,13 @@ def _lighten(value: JsonValue, depth: int = _LIGHTENED_DEPTH) -> tuple[JsonValue
 
 
 async def load_validator() -> None:
-    """Load the validator in a thread, once.
-
-    It takes ten times as long as starting Python: too long for every import of this module, and
-    too long for the event loop to stand still at the first call.
-    """
+    """Import the validator in a thread, once: the import takes ten times as long as starting Python."""
     if "jsonschema.validators" not in sys.modules:
         await to_thread.run_sync(importlib.import_module, "jsonschema.validators")
 
 
 def find_similar_name(name: str, names: Iterable[str]) -> str | None:
-    """Find the name that was probably meant, however its words were joined and capitalised."""
+    """Return the most similar name, ignoring case, underscores and hyphens; None if none is close."""
     known = {_bare(candidate): candidate for candidate in names}
     found = difflib.get_close_matches(_bare(name), known, n=1)
     return known[found[0]] if found else None
@@ -148,57 +138,53 @@ def _bare(name: str) -> str:
     return name.replace("_", "").replace("-", "").casefold()
 
 
-def _by_place(error: ValidationError) -> list[str]:
-    return [str(step) for step in error.absolute_path]
-
-
 def _sentences(error: ValidationError) -> Iterator[str]:
     if error.validator == "required":
         yield from _missing(error)
     elif error.validator == "additionalProperties" and error.validator_value is False:
         yield from _unknown(error)
-    elif error.validator in _UNIONS and error.context and not _all_at_once(error):
-        # One branch was meant and almost met: what is wrong there tells more than the list of all.
+    elif error.validator in _UNIONS and error.context and not _is_simple_union(error):
+        # The closest branch was probably meant: its problem says more than the list of all branches.
         yield from _sentences(max(error.context, key=_closeness))
     elif size := _SIZES.get(str(error.validator)):
         bound, noun = size
         wanted = format_count(cast("int", error.validator_value), noun)
-        given = len(cast("Sized", error.instance))
-        yield f"{_place(error)} must have {bound} {wanted}, got {given:,}"
-    elif expected := _expected(error.validator, error.validator_value, error):
-        yield f"{_place(error)} must be {expected}, got {_shown(error.instance)}"
+        length = len(cast("Sized", error.instance))
+        yield f"{_format_path(error)} must have {bound} {wanted}, got {length:,}"
+    elif expected := _describe_keyword(error.validator, error.validator_value, error):
+        yield f"{_format_path(error)} must be {expected}, got {_clip_json(error.instance)}"
     else:
-        yield f"{_place(error)}: {_clipped(error.message)}"
+        yield f"{_format_path(error)}: {_clip(error.message)}"
 
 
-def _all_at_once(union: ValidationError) -> bool:
-    """Tell whether every branch fails at what can be said in a word: its type or its values."""
-    return all(error.validator in _IN_A_WORD and not error.relative_path for error in union.context or ())
+def _is_simple_union(union: ValidationError) -> bool:
+    """Tell whether every branch of a union fails at its type or its values."""
+    return all(error.validator in _SIMPLE and not error.relative_path for error in union.context or ())
 
 
 def _closeness(error: ValidationError) -> tuple[bool, int]:
-    """Rank the failures of branches: of the right type first, then the deeper ones."""
+    """Rank the errors of branches: those of the right type first, then the deeper ones."""
     return error.validator != "type" or bool(error.relative_path), len(error.relative_path)
 
 
 def _missing(error: ValidationError) -> Iterator[str]:
     given = cast("JsonObject", error.instance)
-    strangers = [key for key in given if key not in _properties(error)][:_COMPARED_NAMES]
+    unknown = [key for key in given if key not in _properties(error)][:_COMPARED_NAMES]
     missing = [key for key in cast("list[str]", error.validator_value) if key not in given]
     for number, key in enumerate(missing):
-        meant = find_similar_name(key, strangers) if number < _SHOWN_PROBLEMS else None
+        meant = find_similar_name(key, unknown) if number < _SHOWN_PROBLEMS else None
         hint = f"; {meant!r} was given, which is not its name" if meant else ""
-        yield f"{_place(error, key)} is missing and required{hint}"
+        yield f"{_format_path(error, key)} is missing and required{hint}"
 
 
 def _unknown(error: ValidationError) -> Iterator[str]:
     accepted = _properties(error)
-    listed = _clipped(", ".join(accepted) or "none")
-    strangers = [key for key in cast("JsonObject", error.instance) if not _is_accepted(key, error, accepted)]
-    for number, key in enumerate(strangers):
+    listed = _clip(", ".join(accepted) or "none")
+    unknown = [key for key in cast("JsonObject", error.instance) if not _is_accepted(key, error, accepted)]
+    for number, key in enumerate(unknown):
         meant = find_similar_name(key, accepted[:_COMPARED_NAMES]) if number < _SHOWN_PROBLEMS else None
         hint = f"did you mean {meant!r}? " if meant else ""
-        yield f"{_place(error, key)} is not accepted; {hint}Accepted: {listed}"
+        yield f"{_format_path(error, key)} is not accepted; {hint}Accepted: {listed}"
 
 
 def _is_accepted(key: str, error: ValidationError, accepted: list[str]) -> bool:
@@ -207,28 +193,28 @@ def _is_accepted(key: str, error: ValidationError, accepted: list[str]) -> bool:
     return key in accepted or any(re.search(pattern, key) for pattern in by_pattern)
 
 
-def _expected(keyword: object, value: object, error: ValidationError | None = None) -> str | None:
-    """Say what a keyword asks for, where that can be said in few words."""
+def _describe_keyword(keyword: object, value: object, error: ValidationError | None = None) -> str | None:
+    """Describe what a keyword requires, if that can be said briefly."""
     if keyword == "type":
         names = cast("list[str]", value) if isinstance(value, list) else [str(value)]
         return " or ".join(names)
     if keyword == "enum":
-        return f"one of {_shown(value)}"
+        return f"one of {_clip_json(value)}"
     if keyword == "const":
-        return _shown(value)
+        return _clip_json(value)
     if keyword in _UNIONS and error is not None and error.context:
-        branches = [_branch(branch) for branch in cast("list[object]", value)]
+        branches = [_describe_branch(branch) for branch in cast("list[object]", value)]
         return " or ".join(b for b in branches if b) if all(branches) else None
     return None
 
 
-def _branch(branch: object) -> str | None:
-    """Say what one branch of a union asks for, if its first constraint tells."""
+def _describe_branch(branch: object) -> str | None:
+    """Describe what one branch of a union requires, by its first constraint."""
     if not is_json_object(branch):
         return None
     for keyword in ("const", "enum", "type"):
         if keyword in branch:
-            return _expected(keyword, branch[keyword])
+            return _describe_keyword(keyword, branch[keyword])
     return None
 
 
@@ -238,15 +224,15 @@ def _properties(error: ValidationError) -> list[str]:
     return list(properties) if isinstance(properties, dict) else []
 
 
-def _place(error: ValidationError, key: str | None = None) -> str:
+def _format_path(error: ValidationError, key: str | None = None) -> str:
     steps = [*error.absolute_path, *([key] if key is not None else [])]
     text = "".join(f"[{s}]" if isinstance(s, int) else f".{s}" for s in steps)
     return repr(text.removeprefix(".")) if text else "the arguments"
 
 
-def _shown(value: object) -> str:
-    return _clipped(compact_json(cast("JsonValue", value)))
+def _clip_json(value: object) -> str:
+    return _clip(compact_json(cast("JsonValue", value)))
 
 
-def _clipped(text: str) -> str:
+def _clip(text: str) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"

@@ -1,8 +1,7 @@
-"""How much of an answer a model gets to read, and which part of a longer one.
+"""Output budget: how many bytes and lines of a result a model gets, and which part of a longer one.
 
-Cutting works on whole lines as far as it can and never inside a character. The notice that says
-what was left out comes on top of the budget. A long text is never encoded in one go: nothing else
-would run meanwhile.
+Cuts are made at line ends where possible, and never inside a character. The notice about the rest is not counted.
+A long text is encoded in pieces, because encoding holds the GIL.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ if TYPE_CHECKING:
 STANDARD_BYTES = 50 * 1024
 STANDARD_LINES = 2_000
 _HEAD_SHARE = 5
-"""Of both ends, the head gets one part in this many: how a program ended tells more."""
+"""Of both ends, the head gets one part in this many: the end of an output says more."""
 _PIECE = 1024 * 1024
 _MOST_BYTES_EACH = 6
-"""Of one character: half a surrogate pair is written out."""
+"""Of one character: half a surrogate pair is escaped as `\\ud800`."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutputBudget:
-    """The most that one result may bring to a model."""
+    """The most bytes and lines of one result."""
 
     max_bytes: int
     max_lines: int
@@ -36,21 +35,21 @@ class OutputBudget:
         """Tell whether `text` fits as it is."""
         if len(text) > self.max_bytes or count_lines(text) > self.max_lines:
             return False
-        return _MOST_BYTES_EACH * len(text) <= self.max_bytes or (len(_encoded(text)) <= self.max_bytes)
+        return _MOST_BYTES_EACH * len(text) <= self.max_bytes or (len(_encode(text)) <= self.max_bytes)
 
 
 UNLIMITED = OutputBudget(sys.maxsize, sys.maxsize)
-"""For a box that passes results on to somebody who has a budget of their own."""
+"""For a toolbox that passes results on to a client with a budget of its own."""
 
 
 def standard_budget() -> OutputBudget:
-    """Give the budget of a result in a session: 50 KiB and 2,000 lines."""
+    """Return the budget of a result in a session: 50 KiB and 2,000 lines."""
     return OutputBudget(STANDARD_BYTES, STANDARD_LINES)
 
 
 @dataclass(frozen=True, slots=True)
 class Clipping:
-    """The parts of a text that are shown; one of them is empty unless both ends are kept."""
+    """The kept parts of a text; one of them is empty unless both ends are kept."""
 
     head: str
     tail: str
@@ -61,11 +60,11 @@ class Clipping:
 
     @property
     def next_line(self) -> int:
-        """The first line that is not shown whole, counted from 1."""
+        """The first line that is not complete, counted from 1."""
         return self.head.count("\n") + 1
 
     def render(self, notice: Callable[[Clipping], str]) -> str:
-        """Put the notice where the text was cut."""
+        """Join the parts, with a notice at the cut."""
         parts = (self.head.removesuffix("\n"), notice(self), self.tail)
         return "\n".join(part for part in parts if part)
 
@@ -74,26 +73,26 @@ def clip(text: str, budget: OutputBudget, keep: Keep) -> Clipping:
     """Cut `text` down to the budget."""
     head, tail = _shares(budget, keep)
     size = sum(len(piece) for piece in encode_pieces(text))
-    # A character is one byte at least, and one more tells what is cut from what ends there.
-    front = _encoded(text[: head.max_bytes + 1])
+    # A character has at least one byte; one more character shows whether the text ends there.
+    front = _encode(text[: head.max_bytes + 1])
     front = front[: _head_end(front, head)]
-    back = _encoded(text[max(0, len(text) - tail.max_bytes - 1) :])
+    back = _encode(text[max(0, len(text) - tail.max_bytes - 1) :])
     back = back[_tail_start(back, tail, floor=max(0, len(front) - size + len(back))) :]
     return Clipping(front.decode("utf-8"), back.decode("utf-8"), count_lines(text), size)
 
 
 def encode_pieces(text: str) -> Iterator[bytes]:
-    """Encode a text of any length piece by piece; what is no character is written out."""
-    for at in range(0, len(text), _PIECE):
-        yield _encoded(text[at : at + _PIECE])
+    """Encode a text in pieces; half a surrogate pair is escaped."""
+    for start in range(0, len(text), _PIECE):
+        yield _encode(text[start : start + _PIECE])
 
 
-def _encoded(text: str) -> bytes:
+def _encode(text: str) -> bytes:
     return text.encode("utf-8", "backslashreplace")
 
 
 def count_lines(text: str) -> int:
-    """Count lines the way an editor does: a last line without its newline counts."""
+    """Count lines as an editor does: a last line without a newline counts."""
     return text.count("\n") + (text[-1:] not in {"", "\n"})
 
 
@@ -108,18 +107,18 @@ def _shares(budget: OutputBudget, keep: Keep) -> tuple[OutputBudget, OutputBudge
 
 
 def _head_end(data: bytes, budget: OutputBudget) -> int:
-    """Find where the head ends: after whole lines, or inside the first one if it is too long."""
+    """Find the end of the head: after complete lines, or inside the first one if it is too long."""
     end = min(len(data), budget.max_bytes)
     if end < len(data):
         newline = data.rfind(b"\n", 0, end)
-        end = newline + 1 if newline >= 0 else _character_floor(data, end)
-    at = 0
+        end = newline + 1 if newline >= 0 else _skip_continuation(data, end, -1)
+    line_end = 0
     for _ in range(min(budget.max_lines, end)):
-        found = data.find(b"\n", at, end)
-        if found < 0:
+        newline = data.find(b"\n", line_end, end)
+        if newline < 0:
             return end
-        at = found + 1
-    return min(at, end)
+        line_end = newline + 1
+    return min(line_end, end)
 
 
 def _tail_start(data: bytes, budget: OutputBudget, *, floor: int) -> int:
@@ -127,23 +126,18 @@ def _tail_start(data: bytes, budget: OutputBudget, *, floor: int) -> int:
     start = max(floor, len(data) - budget.max_bytes)
     if start > floor:
         newline = data.find(b"\n", start - 1, len(data) - 1)
-        start = newline + 1 if newline >= 0 else _character_ceiling(data, start)
-    at = len(data)
+        start = newline + 1 if newline >= 0 else _skip_continuation(data, start, 1)
+    line_start = len(data)
     for _ in range(budget.max_lines):
-        if at <= start:
+        if line_start <= start:
             return start
-        found = data.rfind(b"\n", start, at - 1)
-        at = found + 1 if found >= 0 else start
-    return max(at, start)
+        newline = data.rfind(b"\n", start, line_start - 1)
+        line_start = newline + 1 if newline >= 0 else start
+    return max(line_start, start)
 
 
-def _character_floor(data: bytes, at: int) -> int:
-    while at and data[at] & 0xC0 == 0x80:
-        at -= 1
-    return at
-
-
-def _character_ceiling(data: bytes, at: int) -> int:
-    while at < len(data) and data[at] & 0xC0 == 0x80:
-        at += 1
-    return at
+def _skip_continuation(data: bytes, index: int, step: int) -> int:
+    """Move an index off the continuation bytes of a UTF-8 character (RFC 3629 §3)."""
+    while 0 < index < len(data) and data[index] & 0xC0 == 0x80:
+        index += step
+    return index

@@ -1,7 +1,7 @@
-"""What a tool is given besides its arguments.
+"""Tool context: what a tool receives besides its arguments.
 
-A context lives as long as the box it was made for. Each call gets a copy with its own cancel
-token and progress sink; the id stays, so that a store keyed on it lives through the session.
+A context lives as long as its toolbox. Each call gets a copy with its own cancel token and progress sink; the id stays
+the same, so that per-session stores keyed by it persist.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ StoreT = TypeVar("StoreT")
 
 
 class ContextId(str):
-    """The identity of a context: text to show, and an object whose end frees what hangs on it."""
+    """The identity of a context; stores keyed by it are freed when it is garbage collected."""
 
     __slots__ = ("__weakref__",)
 
@@ -39,7 +39,7 @@ def _new_context_id() -> ContextId:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Framework:
-    """Handles that a host may inject; a tool does without those that are None."""
+    """Optional handles that a host provides."""
 
     read_state: ReadStateHandle | None = None
     web: WebSettings | None = None
@@ -47,20 +47,20 @@ class Framework:
 
 
 class CleanupStack:
-    """What is to be closed with a context, the last first."""
+    """Closers of a context, run in reverse order."""
 
     def __init__(self) -> None:
         self._closers: list[Callable[[], Awaitable[None]]] = []
 
     def add(self, closer: Callable[[], Awaitable[None]]) -> None:
-        """Have `closer` awaited when the context is closed."""
+        """Await `closer` when the context is closed."""
         self._closers.append(closer)
 
     async def run(self) -> None:
-        """Close everything, also when some of it fails; a second time does nothing.
+        """Run all closers, also if some fail; a second call does nothing.
 
         Raises:
-            ExceptionGroup: What the closers raised, after all of them had their turn.
+            ExceptionGroup: What the closers raised, after all of them ran.
         """
         failures: list[Exception] = []
         while self._closers:
@@ -74,9 +74,9 @@ class CleanupStack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolContext:
-    """The working directory, the two doors, and what binds a call to its session.
+    """The workspace, the `Fs` and `Shell` ports, and what binds a call to its session.
 
-    `async with` it where tools may leave something running: whatever they started ends with it.
+    Closing it (`async with`) ends the jobs that its tools have started.
     """
 
     cwd: str
@@ -85,15 +85,14 @@ class ToolContext:
     cancel: CancelToken
     budget: OutputBudget
     clean_foreign: CleanText = make_visible
-    """What the runner does to answers that another party wrote; a gateway removes instead."""
+    """How the runner cleans results that another party wrote; a gateway removes characters instead."""
     framework: Framework = field(default_factory=Framework)
     session_dir: SessionDir = field(default_factory=SessionDir)
     on_progress: ProgressSink | None = None
     context_id: ContextId = field(default_factory=_new_context_id)
     closing: CleanupStack = field(default_factory=CleanupStack)
     keeps_jobs: bool = True
-    """Whether what is started in the background has a session to be looked after in. A command that
-    makes one call and ends has none: its jobs would end before anybody could ask for them."""
+    """Whether jobs can outlive the call. False for a command that makes one call and ends."""
 
     async def __aenter__(self) -> ToolContext:
         return self
@@ -104,36 +103,36 @@ class ToolContext:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """End what the tools of this context have left running; safe to call twice."""
+        """End the jobs of this context; safe to call twice."""
         await self.closing.run()
 
     def with_cancel(self, cancel: CancelToken) -> ToolContext:
-        """Give the context for one call; the identity stays."""
+        """Return a copy with another cancel token and the same identity."""
         return replace(self, cancel=cancel)
 
     def with_progress(self, on_progress: ProgressSink | None) -> ToolContext:
-        """Give the context for one call whose progress somebody follows."""
+        """Return a copy with another progress sink and the same identity."""
         return replace(self, on_progress=on_progress)
 
     def report(self, progress: ToolProgress) -> None:
-        """Tell whoever follows how far the call has come; nobody may be there."""
+        """Report progress, if there is a sink."""
         if self.on_progress is None:
             return
         try:
             self.on_progress(progress)
-        except Exception:  # noqa: BLE001 — boundary: a listener's defect is not the tool's failure
+        except Exception:  # noqa: BLE001 — boundary: a failing sink must not fail the tool
             _log.exception("a progress listener failed")
 
 
 class PerContext(Generic[StoreT]):
-    """One store for each context, made on first use and freed with the context."""
+    """One store per context, made on first use and freed with the context."""
 
     def __init__(self, make: Callable[[], StoreT]) -> None:
         self._make = make
         self._stores: WeakKeyDictionary[ContextId, StoreT] = WeakKeyDictionary()
 
     def of(self, ctx: ToolContext) -> StoreT:
-        """Give the store of this context; calls on one box share one."""
+        """Return the store of a context."""
         if ctx.context_id not in self._stores:
             self._stores[ctx.context_id] = self._make()
         return self._stores[ctx.context_id]

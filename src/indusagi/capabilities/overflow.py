@@ -1,8 +1,7 @@
-"""A session's private directory, and the long answers that are kept there in full.
+"""Overflow of results: a private session directory that keeps results past the output budget.
 
-A result past its budget is cut for the model, never for the user: the whole text goes to a file of
-mode 0600, and the cut result says where it is and how to page through it. When the file cannot be
-written the result says that instead. Files are kept for a week.
+Such a result is cut for the model; the complete text goes to a file of mode 0600, and the cut result names the file and
+how to page through it. If the file cannot be written, the result says that instead. Files are kept for a week.
 """
 
 from __future__ import annotations
@@ -26,24 +25,21 @@ if TYPE_CHECKING:
     from indusagi.runtime.contract import ToolResult
 
 SPILL_LIMIT_BYTES = 64 * 1024 * 1024
-"""The most that is kept of one answer."""
+"""The most bytes that are kept of one result."""
 RETENTION_DAYS = 7
 _RETENTION_MS = RETENTION_DAYS * 24 * 3_600_000
 _MEDIA = frozenset({"image", "audio"})
 
 
 class SessionDir:
-    """A directory for one session's files, made when the first one is written.
-
-    Long answers are saved by several threads at once; they get one directory all the same.
-    """
+    """The directory of one session's files, made with the first file; safe to use from several threads."""
 
     def __init__(self, path: str | None = None) -> None:
         self._path = path
         self._lock = threading.Lock()
 
     def make(self) -> str:
-        """Make the directory if need be, sweep out sessions long gone, and return its path.
+        """Make the directory if necessary, remove directories of old sessions, and return its path.
 
         Raises:
             OSError: It cannot be made.
@@ -54,15 +50,15 @@ class SessionDir:
                 make_private_dir(sessions)
                 _sweep(sessions)
                 self._path = os.path.join(sessions, new_ulid())
-            # Absolute from now on: a session does not move with the working directory.
+            # Absolute, so that it stays when the working directory changes.
             self._path = make_private_dir(self._path)
             return self._path
 
     def save(self, stem: str, text: str) -> str:
-        """Keep `text` in a new file and return its path; what is past the limit is cut off.
+        """Write `text` to a new file, up to `SPILL_LIMIT_BYTES`, and return its path.
 
         Raises:
-            OSError: The file cannot be written; nothing of it is left behind.
+            OSError: The file cannot be written; a partial one is removed.
         """
         folder = make_private_dir(os.path.join(self.make(), "tool-output"))
         path = os.path.join(folder, f"{stem}-{new_ulid()}.txt")
@@ -79,12 +75,11 @@ class SessionDir:
 
 
 def _sweep(sessions: str) -> None:
-    """Remove the directories of sessions that wrote nothing for the time of retention.
+    """Remove directories of sessions that wrote nothing for `RETENTION_DAYS`.
 
-    Only what bears the name of a session is ours to remove. What cannot be looked at or removed
-    stays: another session may be sweeping, and the next one tries again.
+    Only names of sessions are removed. Unreadable ones stay: another session may be sweeping too.
     """
-    from shutil import rmtree  # noqa: PLC0415 — only the first long answer of a session pays
+    from shutil import rmtree  # noqa: PLC0415 — only the first long result of a session pays
 
     oldest_ns = (now_ms() - _RETENTION_MS) * 1_000_000
     try:
@@ -92,12 +87,12 @@ def _sweep(sessions: str) -> None:
     except OSError:
         return
     for path in (os.path.join(sessions, name) for name in names if is_ulid(name)):
-        if _is_left(path, oldest_ns):
+        if _is_expired(path, oldest_ns):
             rmtree(path, ignore_errors=True)
 
 
-def _is_left(folder: str, oldest_ns: int) -> bool:
-    """Tell whether this is a directory in which nothing, itself included, is that young."""
+def _is_expired(folder: str, oldest_ns: int) -> bool:
+    """Tell whether a directory and everything in it is older than `oldest_ns`."""
     waiting = [folder]
     try:
         if os.path.islink(folder) or os.lstat(folder).st_mtime_ns >= oldest_ns:
@@ -109,23 +104,23 @@ def _is_left(folder: str, oldest_ns: int) -> bool:
                         return False
                     if entry.is_dir(follow_symlinks=False):
                         waiting.append(entry.path)
-    except OSError:  # gone meanwhile, not a directory, or closed to us
+    except OSError:  # removed meanwhile, not a directory, or not searchable
         return False
     return True
 
 
 async def fit_result(result: ToolResult, budget: OutputBudget, session: SessionDir, stem: str) -> ToolResult:
-    """Give back `result` itself when it fits the budget, else a cut one and the way to the rest.
+    """Return `result` itself if it fits the budget, else a cut one that names the file with the whole.
 
-    Pictures and sound are not counted and not cut: half of one is of no use to anybody.
+    Images and audio are neither counted nor cut.
     """
     text = "\n".join([_as_text(block) for block in result.content if not _is_media(block)])
     if budget.admits(text):
         return result
-    from anyio import to_thread  # noqa: PLC0415 — loaded wherever a tool runs, dear elsewhere
+    from anyio import to_thread  # noqa: PLC0415 — loaded wherever a tool runs, slow elsewhere
 
     clipping = await to_thread.run_sync(clip, text, budget, result.keep)
-    where = await to_thread.run_sync(_saved, session, stem, text)
+    where = await to_thread.run_sync(_save, session, stem, text)
     shown = TextContentBlock(clipping.render(lambda cut: _notice(cut, where, result.keep)))
     media = [block for block in result.content if _is_media(block)]
     details = {**result.details, "truncated": True, "spill": where.path, "bytes": clipping.size}
@@ -133,23 +128,23 @@ async def fit_result(result: ToolResult, budget: OutputBudget, session: SessionD
 
 
 @dataclass(frozen=True, slots=True)
-class _Saved:
+class _SpillFile:
     path: str | None
-    trouble: str = ""
+    error: str = ""
 
 
-def _saved(session: SessionDir, stem: str, text: str) -> _Saved:
+def _save(session: SessionDir, stem: str, text: str) -> _SpillFile:
     try:
-        return _Saved(session.save(stem, text))
+        return _SpillFile(session.save(stem, text))
     except OSError as exc:
-        return _Saved(None, str(exc))
+        return _SpillFile(None, str(exc))
 
 
-def _notice(cut: Clipping, where: _Saved, keep: Keep) -> str:
+def _notice(cut: Clipping, where: _SpillFile, keep: Keep) -> str:
     shown = {Keep.HEAD: "the beginning is shown", Keep.TAIL: "the end is shown", Keep.ENDS: "both ends are shown"}[keep]
     size = f"{cut.lines:,} lines, {cut.size:,} bytes: {shown}"
     if where.path is None:
-        return f"[Cut here. {size}; the whole could not be kept: {where.trouble}.]"
+        return f"[Cut here. {size}; the whole could not be kept: {where.error}.]"
     page = f"read it with an offset (the cut starts in line {cut.next_line:,}) and a limit"
     kept = "" if cut.size <= SPILL_LIMIT_BYTES else f" (its first {SPILL_LIMIT_BYTES:,} bytes)"
     return f"[Cut here. {size}. The whole{kept} is in {where.path}: {page}.]"

@@ -1,8 +1,7 @@
-"""The two doors through which a tool reaches the machine: files and commands. Shapes only.
+"""Ports: the interfaces through which tools reach files, commands and the web. Types only.
 
-Tools touch the machine through `ctx.fs` and `ctx.shell` and nowhere else, so that a host can put
-something else behind a door: another root, a sandbox, a recording, or nothing at all.
-Doors raise `OSError`; the tool turns that into an answer.
+Tools use `ctx.fs` and `ctx.shell` and nothing else, so a host can provide another root, a sandbox, a recording, or
+nothing. Ports raise `OSError`; the tool turns that into an error result.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ if TYPE_CHECKING:
 
 WorkT = TypeVar("WorkT")
 Refusal: TypeAlias = Literal["outside", "protected", "special"]
-"""Why a door did not open: out of the workspace, not to be written to, or no ordinary file."""
+"""Why a path is refused: outside the workspace, protected, or a pipe, socket or device."""
 
 STOP_GRACE_MS = 3_000
-"""Between SIGTERM and SIGKILL: time for a program to put its affairs in order."""
+"""Grace period between SIGTERM and SIGKILL."""
 
 
 class FileKind(StrEnum):
-    """What stands at a path; `OTHER` is a pipe, a socket or a device."""
+    """The kind of a path; `OTHER` is a pipe, a socket or a device."""
 
     FILE = "file"
     DIRECTORY = "directory"
@@ -44,7 +43,7 @@ class FileKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileStat:
-    """What is known of a path without opening it."""
+    """The status of a path."""
 
     kind: FileKind
     size: int
@@ -53,39 +52,39 @@ class FileStat:
     mtime_ns: int
 
     def __post_init__(self) -> None:
-        if type(self.kind) is not FileKind:  # a host's own backend may give the value
+        if type(self.kind) is not FileKind:  # a host's own implementation may pass the string
             object.__setattr__(self, "kind", FileKind(self.kind))
 
 
 @dataclass(frozen=True, slots=True)
 class DirEntry:
-    """One name in a directory; a symbolic link is told as such, not as what it points to."""
+    """One entry of a directory; links are not followed."""
 
     name: str
     kind: FileKind
     size: int | None = field(default=None, compare=False)
     """Bytes of a regular file."""
     target: str | None = field(default=None, compare=False)
-    """What a symbolic link says; it may lead anywhere, or nowhere."""
+    """The text of a symbolic link."""
 
     def __post_init__(self) -> None:
-        if type(self.kind) is not FileKind:  # as above
+        if type(self.kind) is not FileKind:  # a host's own implementation may pass the string
             object.__setattr__(self, "kind", FileKind(self.kind))
 
 
 class PathRefused(PermissionError):
-    """A path that the door does not lead to, whoever asks."""
+    """A path that the policy refuses."""
 
     def __init__(self, given: str, resolved: str, refusal: Refusal, why: str) -> None:
         super().__init__(errno.EACCES, why, given)
         self.given = given
         self.resolved = resolved
-        """Where it really leads, links followed."""
+        """The path with links followed."""
         self.refusal: Refusal = refusal
 
 
 class Folder:
-    """A directory of this machine, held open: what is done through its handle stays in it."""
+    """An open directory of this machine: work through its handle stays in it."""
 
     def __init__(self, path: str, handle: int) -> None:
         self.path = path
@@ -102,43 +101,39 @@ class Folder:
 
 
 class Fs(Protocol):
-    """Files. A relative path starts at the working directory of whoever made the door.
-
-    Every operation may raise `PathRefused`.
-    """
+    """Files. A relative path starts at the workspace. Every operation may raise `PathRefused`."""
 
     async def resolve(self, path: str, *, writing: bool = False) -> str:
-        """Give the absolute path that this one leads to, links followed, if the door opens there.
+        """Return the absolute path with links followed, if the policy allows it.
 
-        What does not exist is resolved as far as it does. It is the name to show, and the key for
-        whatever is remembered of a file.
+        An absent path is resolved as far as it exists. The result is the name to show, and the key for stored facts.
         """
         ...
 
     async def stat(self, path: str, *, follow: bool = True) -> FileStat:
-        """Look at a path; a dangling link is not found unless `follow` is off."""
+        """Read the status of a path; a dangling link is absent unless `follow` is off."""
         ...
 
     async def exists(self, path: str) -> bool:
-        """Tell whether `stat` would find something; where one may not look, that is an error."""
+        """Tell whether `stat` finds the path; a directory that may not be searched is an error."""
         ...
 
     async def read_bytes(self, path: str, *, offset: int = 0, limit: int | None = None) -> bytes:
-        """Read a regular file from `offset`, `limit` bytes at most; nothing else is ever opened."""
+        """Read at most `limit` bytes of a regular file from `offset`; pipes and devices are refused."""
         ...
 
     async def reading(self, path: str, work: Callable[[BinaryIO], WorkT]) -> WorkT:
-        """Open a regular file and do `work` on it in a thread; one opening, so one version of it.
+        """Open a regular file and run `work` with it in a thread: one open file, one version.
 
-        A caller that is cancelled leaves at once: `work` must be bounded, and is not waited for.
+        A cancelled caller returns at once and does not wait for `work`, which must be bounded.
         """
         ...
 
     async def folder(self, path: str) -> Folder:
-        """Open a directory for whoever walks in it or runs a program there; the caller closes it.
+        """Open a directory, to walk in it or to run a program there; the caller closes it.
 
         Raises:
-            OSError: With ENOTSUP where the files are not this machine's.
+            OSError: With ENOTSUP if the files are not on this machine.
         """
         ...
 
@@ -149,12 +144,12 @@ class Fs(Protocol):
     async def write_file(self, path: str, data: bytes | str) -> None:
         """Replace or create a file in one step: a reader sees the old content or the new.
 
-        A file that has several names is written where it is, so that all of them see it.
+        Of a file with several hard links the implementation says which of them change.
         """
         ...
 
     async def mkdir(self, path: str) -> None:
-        """Make a directory and those above it; one that is there is fine."""
+        """Make a directory and its missing parents; an existing one is fine."""
         ...
 
     async def readdir(self, path: str) -> Sequence[DirEntry]:
@@ -177,16 +172,15 @@ class Ended(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShellResult:
-    """How a command went."""
+    """The result of a command."""
 
     ended: Ended
     exit_code: int
-    """Negative for a signal, as Python has it. That of SIGKILL is also told of a command that
-    could not be ended, because it may not be signalled or because the kernel holds it."""
+    """Negative for a signal, as in `subprocess`; also -SIGKILL for a command that could not be ended."""
     output: bytes
-    """Standard output and error in the order they came; the middle is left out when it is long."""
+    """Standard output and error in the order they came; the middle of a long output is left out."""
     output_bytes: int
-    """How many bytes the command wrote; after an `OUTPUT_LIMIT`, how many were taken."""
+    """How many bytes the command wrote; after `OUTPUT_LIMIT`, how many were read."""
 
     def __post_init__(self) -> None:
         if type(self.ended) is not Ended:
@@ -195,16 +189,16 @@ class ShellResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxState:
-    """What really holds a command in, as far as the machine could be made to."""
+    """The sandbox that a command runs in."""
 
     kind: Literal["bubblewrap", "landlock", "none", "off"]
-    """`none`: wanted, and not to be had here. `off`: not wanted."""
+    """`none`: requested, but no mechanism works here. `off`: not requested."""
     detail: str = ""
-    """The version of the mechanism, or why there is none."""
+    """The version of the mechanism, or the reason for `none`."""
     network: bool = True
     """Whether the command reaches the network."""
     lacks: tuple[str, ...] = ()
-    """What was asked for and is not guarded, each as a phrase for people."""
+    """Requested restrictions that the mechanism cannot enforce, as phrases for people."""
 
     def __str__(self) -> str:
         if self.kind in {"none", "off"}:
@@ -215,20 +209,20 @@ class SandboxState:
 
 
 class SandboxMissing(PermissionError):
-    """A command that was not run, because it may only run in a sandbox and there is none."""
+    """A command that was not run, because it requires a sandbox and none works here."""
 
 
 class ShellProcess(Protocol):
-    """A command that was started and is still somebody's to stop."""
+    """A started command."""
 
     @property
     def sandbox(self) -> SandboxState:
-        """What holds it in."""
+        """The sandbox it runs in."""
         ...
 
     @property
     def mark(self) -> str:
-        """What the environment of every process that it has started carries; "" for nothing."""
+        """The marker in the environment of its descendants; "" without one."""
         ...
 
     @property
@@ -242,33 +236,33 @@ class ShellProcess(Protocol):
         ...
 
     async def wait(self) -> int:
-        """Wait for the command itself to exit, not for what it left in the background."""
+        """Wait for the command itself to exit, not for its background processes."""
         ...
 
     async def stop(self, *, grace_ms: int = STOP_GRACE_MS) -> int:
-        """End all that the command has started: SIGTERM, then SIGKILL; safe to call twice.
+        """End the process tree: SIGTERM, then SIGKILL; safe to call twice.
 
-        A caller that is cancelled meanwhile waits for the end all the same.
+        A caller that is cancelled meanwhile still waits for the end.
         """
         ...
 
     async def aclose(self) -> None:
-        """End all that the command has started and give the output up; safe to call twice."""
+        """End the process tree and close the output; safe to call twice."""
         ...
 
     def read_output(self, offset: int = 0, limit: int | None = None) -> bytes:
-        """Read what it wrote so far, from a byte offset.
+        """Read its output so far, from a byte offset.
 
-        Of a very long output the middle is given up: what comes after it is read instead.
+        The middle of a very long output is not kept: an offset in it reads from the next kept byte.
         """
         ...
 
     def follow(self, sink: Callable[[bytes], None]) -> None:
-        """Hand everything it writes, from the first byte on, to `sink`, in a worker thread."""
+        """Call `sink` in a worker thread with all its output, from the first byte on."""
         ...
 
     def output_size(self) -> int:
-        """Tell how many bytes it wrote so far."""
+        """Return how many bytes it wrote so far."""
         ...
 
     async def write_input(self, data: bytes, *, close: bool = False) -> None:
@@ -276,14 +270,11 @@ class ShellProcess(Protocol):
         ...
 
     def survivors(self) -> Sequence[int]:
-        """List the processes it has started that are still there, itself not among them.
-
-        This looks at every process of the machine: not for the event loop.
-        """
+        """List the pids of its running descendants; reads the process list: blocks."""
         ...
 
     async def final_cwd(self) -> str | None:
-        """Tell where the shell stood when it exited; None if that is not known."""
+        """Return the working directory of the shell at its exit; None if it is unknown."""
         ...
 
 
@@ -299,7 +290,7 @@ class Shell(Protocol):
         timeout_ms: int | None = None,
         cancel: CancelToken | None = None,
     ) -> ShellResult:
-        """Run a command to its end and leave nothing behind of what it started."""
+        """Run a command to its end, and end its descendants."""
         ...
 
     async def spawn(
@@ -319,58 +310,55 @@ class Shell(Protocol):
 
 
 Resolver: TypeAlias = "Callable[[str, int], Awaitable[Sequence[str]]]"
-"""Turns a host name and a port into addresses as text; raises `OSError` when there are none."""
+"""Resolves a host name and a port to addresses; raises `OSError` without any."""
 Freshness: TypeAlias = Literal["day", "week", "month", "year"]
-"""How old a search result may be."""
+"""The oldest age of a search result."""
 
 _MIB = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebSettings:
-    """What may be fetched from the web, and at what cost."""
+    """What may be fetched from the web, and the limits."""
 
     allow_private: Sequence[str] = ()
-    """Servers of one's own that may be reached though their address is private.
-
-    Each is a `host:port`, or a `host` for all of its ports.
-    """
+    """Servers with private addresses that may be reached: `host:port`, or `host` for all of its ports."""
     ports: Sequence[int] = (80, 443, 8080, 8443)
-    """Ports that may be dialled; those in `allow_private` come on top."""
+    """Ports that may be connected to, besides those in `allow_private`."""
     default_bytes: int = _MIB
-    """How much of a text is read unless the caller asks for another size."""
+    """How much of a text is read by default."""
     hard_bytes: int = 5 * _MIB
-    """The most that is ever read of one answer, packed or unpacked."""
+    """The most bytes of one response, compressed or not."""
     ratio: int = 20
-    """How many times its packed size a body may grow; short bodies are let be."""
+    """The largest factor of decompression; short bodies are exempt."""
     redirects: int = 5
     connect_s: float = 10.0
-    """For the look-up of a name, and again for the connection."""
+    """Time limit of the name resolution, and again of the connection."""
     total_s: float = 30.0
-    """For one fetch with all its redirects."""
+    """Time limit of one fetch with all its redirects."""
     user_agent: str = f"indus/{__version__}"
     resolver: Resolver | None = None
-    """In place of the system's."""
+    """Instead of the system's resolver."""
     proxy: str | None = None
-    """An HTTP proxy, as `http://host:port`, that looks up names and dials in our place.
+    """An HTTP proxy, as `http://host:port`, which resolves names and connects instead of us.
 
-    None is taken from the environment. What a name leads to is then for the proxy to check: here
-    only addresses and names of one's own network are refused. `allow_private` goes past it.
+    Proxies of the environment are not used. The proxy must check what a name resolves to: here only private addresses
+    and names are refused. Servers in `allow_private` are reached directly.
     """
     proxy_auth: tuple[str, str] | None = None
     """The user name and password for the proxy."""
     tls: ssl.SSLContext | None = None
-    """In place of the system's certificates."""
+    """Instead of the system's certificates."""
     cache_s: float = 15 * 60.0
     cache_bytes: int = 50_000_000
     searxng_url: str | None = None
-    """A SearXNG instance that answers with JSON; `INDUS_SEARXNG_URL` is read when this is None."""
+    """A SearXNG instance with JSON output; None reads `INDUS_SEARXNG_URL`."""
     search_each_s: float = 10.0
     search_total_s: float = 20.0
 
 
 class FetchError(OSError):
-    """A page that could not be fetched: why in words, and a code and facts for programs."""
+    """A page that could not be fetched: a message, and a code and facts for programs."""
 
     def __init__(self, message: str, *, code: str, **facts: JsonValue) -> None:
         super().__init__(message)
@@ -380,7 +368,7 @@ class FetchError(OSError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchQuery:
-    """What is looked for. A provider may ignore all but the text; the tool filters once more."""
+    """A search. A provider may ignore everything but the text; the tool filters the results."""
 
     text: str
     limit: int
@@ -391,7 +379,7 @@ class SearchQuery:
 
 @dataclass(frozen=True, slots=True)
 class SearchHit:
-    """One result, as the provider gave it."""
+    """One result of a provider."""
 
     title: str
     url: str
@@ -400,7 +388,7 @@ class SearchHit:
 
 
 class SearchError(OSError):
-    """A provider that could not answer: why in words, and a code for programs."""
+    """A search that failed: a message, and a code for programs."""
 
     def __init__(self, message: str, *, code: str) -> None:
         super().__init__(message)
@@ -408,17 +396,17 @@ class SearchError(OSError):
 
 
 class SearchProvider(Protocol):
-    """Whoever can search the web."""
+    """A web search service."""
 
     @property
     def name(self) -> str:
-        """The name a person knows it by."""
+        """Its name for people."""
         ...
 
     async def search(self, query: SearchQuery) -> Sequence[SearchHit]:
-        """Give results, the best first.
+        """Return results, the best first.
 
         Raises:
-            SearchError: It cannot answer.
+            SearchError: The search failed.
         """
         ...

@@ -1,9 +1,8 @@
-"""A receipt for every running command, so that what a crash leaves behind is found and ended.
+"""Receipts: a file per running command, by which a later run finds and ends what a crash left behind.
 
-A receipt names the process of a command by its number and the time it started, and all processes of
-the command by a mark in their environment. A number alone says nothing: it may be a stranger's by
-now. kill -9 leaves no time to end anything, and the kernel ends only a direct child with us
-(PR_SET_PDEATHSIG in prctl(2)), not what that child has started.
+A receipt identifies the process of a command by pid and start time, and its descendants by a marker in their
+environment; a pid alone may have been reused. kill -9 leaves no time to end anything, and PR_SET_PDEATHSIG (prctl(2))
+ends only a direct child.
 """
 
 from __future__ import annotations
@@ -27,22 +26,22 @@ _PAUSE_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What is written down of a running command."""
+    """The record of a running command."""
 
     mark: str
-    """Stands in the environment of every process of the command."""
+    """The marker in the environment of its processes."""
     pid: int
-    """Also the number of its group and session."""
+    """Also the id of its process group and session."""
     started: int
     owner_pid: int
-    """The process that had started it."""
+    """The process that started it."""
     owner_started: int
     command: str
     cwd: str
 
 
 def write_receipt(mark: str, pid: int, command: str, cwd: str) -> str | None:
-    """Write a command down, and give the path; None where the system does not tell start times.
+    """Write the receipt of a command and return its path; None where start times are unknown.
 
     Raises:
         OSError: The file cannot be written.
@@ -58,40 +57,39 @@ def write_receipt(mark: str, pid: int, command: str, cwd: str) -> str | None:
 
 
 def remove_receipt(path: str) -> None:
-    """Strike a command off that is over."""
+    """Remove the receipt of a command that is over."""
     with suppress(FileNotFoundError):
         os.unlink(path)
 
 
 def find_leftover_jobs() -> list[Receipt]:
-    """List the commands that still run although the process that started them is gone.
+    """List commands that still run after the process that started them has ended; blocks.
 
-    Receipts of commands that are over are removed. It reads the process list: not for the loop.
+    Receipts of commands that are over are removed.
 
     Raises:
-        OSError: The folder of receipts cannot be read.
+        OSError: The directory of receipts cannot be read.
     """
-    found: list[Receipt] = []
+    leftovers: list[Receipt] = []
     folder = _folder()
     for name in sorted(os.listdir(folder)):
         path = os.path.join(folder, name)
         receipt = _read(path) if is_ulid(name.removesuffix(".json")) else None
-        if receipt is None or _is_there(receipt.owner_pid, receipt.owner_started):
+        if receipt is None or read_start_time(receipt.owner_pid) == receipt.owner_started:
             continue
         if ProcessTree(receipt.mark).list_running(None):
-            found.append(receipt)
+            leftovers.append(receipt)
         else:
             remove_receipt(path)
-    return found
+    return leftovers
 
 
 def end_leftover(receipt: Receipt) -> bool:
-    """End what still runs of a command: SIGTERM, then SIGKILL; tell whether all of it is gone.
+    """End the remaining processes of a command: SIGTERM, then SIGKILL; return whether all have ended.
 
-    Each process is signalled only if it carries the mark of the command, or descends from one that
-    does, and is still the one that was seen.
+    A process is signalled only if it carries the marker of the command or descends from one that does.
     """
-    # One for both signals: who was seen to descend from the command is known for good.
+    # One tree for both signals: it remembers descendants whose parents have ended.
     tree = ProcessTree(receipt.mark)
     for number in (signal.SIGTERM, signal.SIGKILL):
         signal_processes(tree.list_running(None), number)
@@ -111,11 +109,7 @@ def _read(path: str) -> Receipt | None:
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with os.fdopen(handle, encoding="utf-8") as file:
-            said = cast("dict[str, object]", json.load(file))
-        return Receipt(**said)  # pyright: ignore[reportArgumentType] — checked by whoever uses it
+            fields = cast("dict[str, object]", json.load(file))
+        return Receipt(**fields)  # pyright: ignore[reportArgumentType] — the values are compared, never trusted
     except (OSError, ValueError, TypeError):
         return None
-
-
-def _is_there(pid: int, started: int) -> bool:
-    return read_start_time(pid) == started

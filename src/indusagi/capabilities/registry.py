@@ -14,8 +14,7 @@ from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import describe_error
 from indusagi.core.json import JsonValue, NotJson, compact_json
 from indusagi.core.notes import Note
-from indusagi.runtime.contract import ProgressSink, ToolCall, ToolDescriptor, ToolOutcome, ToolResult
-from indusagi.runtime.foreign import clean_result
+from indusagi.runtime.contract import ProgressSink, ToolCall, ToolDescriptor, ToolOutcome, ToolResult, clean_result
 
 
 class ToolRegistry:

@@ -1,4 +1,4 @@
-"""What an agent loop and a tool box agree on: descriptors, calls, content, outcomes, the runner."""
+"""Contract between an agent loop and a toolbox: descriptors, calls, content, outcomes, the runner."""
 
 from indusagi.runtime.content import JsonContentBlock as JsonContentBlock
 from indusagi.runtime.content import TextContentBlock as TextContentBlock

@@ -1,7 +1,8 @@
-"""The blocks a tool answers with, and the one flat value that stands for several of them.
+"""Content blocks of tool results, and their JSON form.
 
-There are two kinds. Text is text; everything else is JSON, and an image, a resource or a block
-type nobody has heard of yet rides in a JSON block as the object it arrived as.
+There are two kinds: text, and JSON for everything else. An image, a resource or a block type of a later MCP revision is
+a JSON block with the object as it arrived
+(https://modelcontextprotocol.io/specification/2025-06-18/server/tools#tool-result).
 """
 
 from __future__ import annotations
@@ -15,22 +16,22 @@ from indusagi.core.json import JsonObject, JsonValue
 
 @dataclass(frozen=True, slots=True)
 class TextContentBlock:
-    """Text for the model, exactly as given."""
+    """Text for the model."""
 
     kind: ClassVar[Literal["text"]] = "text"
     text: str
     extra: JsonObject | None = None
-    """What a block of the MCP protocol carried besides its text (annotations, `_meta`)."""
+    """Further fields of an MCP block (`annotations`, `_meta`)."""
 
     def __post_init__(self) -> None:
-        # Refused where it is made, not where somebody trips over it.
+        # Refused here, where the mistake is made.
         if not isinstance(self.text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"a text block holds text, not {type(self.text).__name__}")
 
 
 @dataclass(frozen=True, slots=True)
 class JsonContentBlock:
-    """Any JSON value; a block of the MCP protocol is kept here verbatim."""
+    """Any JSON value, for example an MCP block other than text."""
 
     kind: ClassVar[Literal["json"]] = "json"
     value: JsonValue
@@ -40,17 +41,16 @@ ToolContentBlock: TypeAlias = TextContentBlock | JsonContentBlock
 
 
 def project_content(content: Sequence[ToolContentBlock]) -> JsonValue:
-    """Fold blocks into one value: a lone text is its string, a lone JSON its value.
+    """Fold blocks into one value: a single text block is its string, a single JSON block its value.
 
-    None or several become an array of tagged fragments, so that nothing is dropped.
+    None or several become an array of tagged objects, so that nothing is lost.
     """
     if len(content) == 1:
         (block,) = content
         return block.text if isinstance(block, TextContentBlock) else block.value
-    return [_fragment(block) for block in content]
-
-
-def _fragment(block: ToolContentBlock) -> JsonValue:
-    if isinstance(block, TextContentBlock):
-        return {"type": block.kind, "text": block.text}
-    return {"type": block.kind, "value": block.value}
+    return [
+        {"type": block.kind, "text": block.text}
+        if isinstance(block, TextContentBlock)
+        else {"type": block.kind, "value": block.value}
+        for block in content
+    ]

@@ -1,24 +1,24 @@
-"""The vocabulary between an agent loop and whatever holds its tools. Shapes only.
+"""Contract between an agent loop and a toolbox: descriptors, calls, results, the runner.
 
-A loop reads `box.descriptors()`, shows them to a model, and hands each `ToolCall` the model makes
-to `box.runner`. What comes back is a `ToolOutcome`, also when the tool failed or does not exist:
-a runner raises nothing but the cancellation of the task it runs in.
+A loop shows `box.descriptors()` to a model and passes each `ToolCall` of the model to `box.runner`. The runner returns
+a `ToolOutcome`, also for a failed or unknown tool, and raises nothing but the cancellation of its task.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, cast
 
 from indusagi.core.cancel import CancelToken
-from indusagi.core.json import JsonLike, JsonValue
+from indusagi.core.invisible import CleanText, clean_json
+from indusagi.core.json import JsonLike, JsonObject, JsonValue
 from indusagi.runtime.content import JsonContentBlock, TextContentBlock, ToolContentBlock, project_content
 
 JsonSchema: TypeAlias = Mapping[str, JsonLike]
-"""A JSON Schema (2020-12) that describes an object of arguments, or a result."""
+"""A JSON Schema (https://json-schema.org/draft/2020-12) of an arguments object or of a result."""
 
 
 _NO_DETAILS: Mapping[str, JsonValue] = MappingProxyType({})
@@ -30,32 +30,32 @@ def _no_details() -> Mapping[str, JsonValue]:
 
 @dataclass(frozen=True, slots=True)
 class ToolDescriptor:
-    """What a model is told about one tool."""
+    """The description of one tool for a model."""
 
     name: str
     description: str
     parameters: JsonSchema
     title: str | None = field(default=None, kw_only=True)
-    """A name for people; never used to find the tool."""
+    """A name for people; never used to look up the tool."""
     annotations: Mapping[str, JsonValue] | None = field(default=None, kw_only=True)
-    """Hints in the MCP spelling (`readOnlyHint`, …). They inform; they never permit."""
+    """Hints in the MCP spelling (`readOnlyHint`, …), which grant no permission."""
     output_schema: JsonSchema | None = field(default=None, kw_only=True)
     definition: Mapping[str, JsonValue] | None = field(default=None, kw_only=True, compare=False, repr=False)
-    """All that the server of a remote tool says of it, for clients that take it whole."""
+    """The complete definition by the server of a remote tool, for MCP clients."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call a model makes."""
+    """One call by a model."""
 
     id: str
     name: str
     input: JsonValue
-    """The arguments as the model sent them: normally an object, but a model may send anything."""
+    """The arguments as the model sent them: normally an object, but any JSON value is possible."""
 
 
 class Keep(StrEnum):
-    """Which part of an answer matters most, should it be too long to show."""
+    """Which part of a result is kept if it exceeds the output budget."""
 
     HEAD = "head"
     TAIL = "tail"
@@ -64,18 +64,18 @@ class Keep(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a tool answers."""
+    """The result of a tool."""
 
     content: Sequence[ToolContentBlock]
     is_error: bool = False
     structured: JsonValue = field(default=None, kw_only=True)
-    """The same answer as one JSON value, for tools that declare an output schema."""
+    """The result as one JSON value, for tools with an output schema."""
     details: Mapping[str, JsonValue] = field(default_factory=_no_details, kw_only=True)
-    """Facts for programs (an error `code`, counts, paths). The model does not see them."""
+    """Facts for programs (an error `code`, counts, paths), which the model does not get."""
     keep: Keep = field(default=Keep.HEAD, kw_only=True)
 
     def __post_init__(self) -> None:
-        # A caller's list must not be able to change a result that was already handed out.
+        # A copy: changing the caller's list must not change the result.
         content = tuple(self.content)
         object.__setattr__(self, "content", content)
         if type(self.keep) is not Keep:
@@ -88,30 +88,58 @@ class ToolResult:
 
     @classmethod
     def text(cls, text: str, **details: JsonValue) -> ToolResult:
-        """Answer with text."""
+        """Make a text result."""
         return cls((TextContentBlock(text),), details=details)
 
     @classmethod
     def json(cls, value: JsonValue, **details: JsonValue) -> ToolResult:
-        """Answer with a JSON value."""
+        """Make a JSON result."""
         return cls((JsonContentBlock(value),), details=details)
 
     @classmethod
     def error(cls, message: str, *, code: str, **details: JsonValue) -> ToolResult:
-        """Answer with a failure that the model can read; `code` is for programs."""
+        """Make an error result with a message for the model and a `code` for programs."""
         return cls((TextContentBlock(message),), is_error=True, details={"code": code, **details})
+
+
+def clean_result(result: ToolResult, clean: CleanText) -> ToolResult:
+    """Clean every string of a result that another party wrote: blocks, structured content and details.
+
+    `details["unseen"]` counts the changed characters, if there are any. Results of native tools are not cleaned: the
+    content of a file is never altered.
+    """
+    total = 0
+    blocks: list[ToolContentBlock] = []
+    for block in result.content:
+        if isinstance(block, TextContentBlock):
+            text, count = clean(block.text)
+            extra, more = clean_json(block.extra, clean)
+            count += more
+            cleaned: ToolContentBlock = TextContentBlock(text, cast("JsonObject | None", extra))
+        else:
+            value, count = clean_json(block.value, clean)
+            cleaned = JsonContentBlock(value)
+        blocks.append(cleaned if count else block)
+        total += count
+    structured, in_structured = clean_json(result.structured, clean)
+    details, in_details = clean_json(dict(result.details), clean)
+    total += in_structured + in_details
+    if not total:
+        return result
+    counted: JsonObject = {**cast("JsonObject", details), "unseen": total}
+    return replace(result, content=blocks, structured=structured, details=counted)
 
 
 @dataclass(frozen=True, slots=True)
 class ToolOutcome:
-    """A result on its way back to the loop, under the id of the call it answers."""
+    """A result with the id of its call."""
 
     id: str
     result: ToolResult
 
     @classmethod
     def from_output(cls, call_id: str, output: JsonValue, *, is_error: bool = False) -> ToolOutcome:
-        """Make an outcome from a flat value: a string becomes text, anything else JSON."""
+        """Make an outcome of a plain value: text of a string, otherwise JSON."""
         block = TextContentBlock(output) if isinstance(output, str) else JsonContentBlock(output)
         return cls(call_id, ToolResult((block,), is_error))
 
@@ -122,28 +150,28 @@ class ToolOutcome:
 
     @property
     def content(self) -> Sequence[ToolContentBlock]:
-        """The blocks, as the tool gave them."""
+        """The blocks of the result."""
         return self.result.content
 
     @property
     def is_error(self) -> bool:
-        """Whether the call failed; the content then says why."""
+        """Whether the call failed; the content then gives the reason."""
         return self.result.is_error
 
     @property
     def structured(self) -> JsonValue:
-        """The answer as one JSON value, for tools that declare an output schema."""
+        """The result as one JSON value, for tools with an output schema."""
         return self.result.structured
 
     @property
     def details(self) -> Mapping[str, JsonValue]:
-        """Facts for programs that the model does not see."""
+        """Facts for programs, which the model does not get."""
         return self.result.details
 
 
 @dataclass(frozen=True, slots=True)
 class ToolProgress:
-    """How far a running call has come."""
+    """Progress of a running call."""
 
     done: float
     total: float | None = None
@@ -159,18 +187,18 @@ class ToolRunner(Protocol):
     async def run(
         self, call: ToolCall, cancel: CancelToken | None = None, *, on_progress: ProgressSink | None = None
     ) -> ToolOutcome:
-        """Run one call to its end, and answer with an error outcome whatever goes wrong."""
+        """Run one call; a failure is an error outcome."""
         ...
 
 
 class ToolBox(Protocol):
-    """The tools a loop may call: what they are, and who runs them."""
+    """The tools that a loop may call, and their runner."""
 
     @property
     def runner(self) -> ToolRunner:
-        """Who runs the calls."""
+        """The runner of the calls."""
         ...
 
     def descriptors(self) -> Sequence[ToolDescriptor]:
-        """List the tools, in an order that does not change between two calls of this method."""
+        """List the tools in a stable order."""
         ...

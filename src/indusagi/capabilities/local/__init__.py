@@ -1,4 +1,4 @@
-"""The context of a session on this machine."""
+"""Context of a session on this machine."""
 
 from __future__ import annotations
 
@@ -17,15 +17,13 @@ from indusagi.core.cancel import CancelToken
 def make_local_context(
     cwd: str | os.PathLike[str], fs: Fs | None = None, shell: Shell | None = None, framework: Framework | None = None
 ) -> ToolContext:
-    """Make a context that works in `cwd` with this machine's files and commands.
+    """Make a context that works in `cwd` with the files and commands of this machine.
 
-    Its files are those of `cwd`: what is outside is refused, but for the answers of sessions that
-    were too long to show. A host that wants it otherwise hands in a `LocalFs` with a policy of its
-    own, or with none. Nothing is opened or made here. Use `dataclasses.replace` for another budget
-    or session directory. Without a framework of the caller's there is one that remembers what was
-    read.
+    Paths outside of `cwd` are refused, except the files of results past the budget; a host that wants another policy
+    passes a `LocalFs` of its own. Nothing is opened or created here. `dataclasses.replace` sets another budget or
+    session directory. Without a `framework` the context remembers which files were read.
     """
-    # Only a relative path needs a look at the system, which is not for the event loop.
+    # Only a relative path needs a system call.
     root = os.path.normpath(cwd) if os.path.isabs(cwd) else os.path.abspath(cwd)
     return ToolContext(
         cwd=root,
