@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 _ATTEMPTS = 3
 """Number of questions about one call whose paths change while the person answers."""
+_UNDECIDED_REMEDY = "Write the command plainly, so that it can be compared with the rule, or start without that rule."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +126,10 @@ class Permissions:
             if decision.effect is not Effect.ASK:
                 return self._to_result(facts, decision)
             if self._approver is None:
-                return _deny(facts, decision, f"nobody is there to ask. {_suggest_remedy(facts, decision)}")
+                remedy = f"To allow it, start with {suggest_flags(facts, decision)}."
+                if decision.undecided:
+                    remedy = _UNDECIDED_REMEDY
+                return _deny(facts, decision, f"nobody is there to ask. {remedy} Why it would be asked:")
             result = await self._ask(self._approver, card, facts, ctx)
             if result is not None:
                 return result
@@ -243,15 +247,6 @@ class Permissions:
 def _deny(facts: CallFacts, decision: Decision, cause: str) -> CheckResult:
     reasons = "".join(f"\n- {escape_invisible(reason)[0]}" for reason in decision.reasons)
     return CheckResult(allowed=False, reason=f"{facts.tool} was not run: {cause}{reasons}", facts=facts)
-
-
-def _suggest_remedy(facts: CallFacts, decision: Decision) -> str:
-    if decision.undecided:
-        return (
-            "Write the command plainly, so that it can be compared with the rule, or start without"
-            " that rule. Why it would be asked:"
-        )
-    return f"To allow it, start with {suggest_flags(facts, decision)}. Why it would be asked:"
 
 
 # -- cards --------------------------------------------------------------------------------------

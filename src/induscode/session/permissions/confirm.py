@@ -23,7 +23,7 @@ from induscode.session.permissions.shell.arguments import find_problem
 from induscode.session.permissions.shell.launchers import base_name, find_runner, names
 
 if TYPE_CHECKING:
-    from induscode.session.permissions.call_facts import CallFacts, PathFact
+    from induscode.session.permissions.call_facts import CallFacts
     from induscode.session.permissions.policy import Decision, Need
     from induscode.session.permissions.shell.parse import Command
 
@@ -183,20 +183,16 @@ def _format_rule(need: Need, facts: CallFacts) -> str | None:
         pattern = build_command_pattern(need.command)
         return None if pattern is None else f"bash({pattern})"
     if need.path is not None:
-        return _format_path_rule(need.path, facts)
+        name = need.path.resolved
+        if any(char in name for char in "*?") or not name.isprintable():
+            return None
+        tool = ("write" if need.path.writing else "read") if facts.kind is CallKind.COMMAND else facts.tool
+        name = name.removeprefix(facts.workspace.rstrip("/") + "/") or name
+        return f"{tool}({name})"
     if facts.url is not None and facts.tool == "webfetch":
         host = parse_host(facts.url)
         return None if host is None else f"webfetch(domain:{host})"
     return facts.tool
-
-
-def _format_path_rule(path: PathFact, facts: CallFacts) -> str | None:
-    name = path.resolved
-    if any(char in name for char in "*?") or not name.isprintable():
-        return None
-    tool = ("write" if path.writing else "read") if facts.kind is CallKind.COMMAND else facts.tool
-    name = name.removeprefix(facts.workspace.rstrip("/") + "/") or name
-    return f"{tool}({name})"
 
 
 def build_command_pattern(command: Command) -> str | None:

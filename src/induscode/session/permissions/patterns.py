@@ -215,7 +215,9 @@ def may_be_path(pattern: str, path: str, workspace: str) -> bool:
     patterns = {_make_absolute(pattern, workspace)}
     if "/" not in pattern and not pattern.startswith("~"):
         patterns.add(f"/**/{pattern}")
-    patterns |= {_resolve_links(absolute) for absolute in patterns}
+    for absolute in [*patterns]:
+        fixed = _get_fixed_part(absolute)
+        patterns.add(os.path.realpath(fixed or "/").rstrip("/") + absolute[len(fixed) :])
     parents = [path.casefold()]
     while parents[-1] != os.path.dirname(parents[-1]):
         parents.append(os.path.dirname(parents[-1]))
@@ -238,11 +240,6 @@ def _get_fixed_part(pattern: str) -> str:
     parts = pattern.split("/")
     count = next((index for index, part in enumerate(parts) if has_wildcards(part)), len(parts))
     return "/".join(parts[:count])
-
-
-def _resolve_links(pattern: str) -> str:
-    fixed = _get_fixed_part(pattern)
-    return os.path.realpath(fixed or "/").rstrip("/") + pattern[len(fixed) :]
 
 
 _PATH_WILDCARDS = {"/**/": "/(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}

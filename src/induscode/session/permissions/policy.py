@@ -113,7 +113,10 @@ def decide_call(facts: CallFacts, rules: Iterable[Rule], context: PolicyContext)
         ]
     if denials:
         return Decision(effect=Effect.DENY, reasons=tuple(denials))
-    if context.plan and not _fits_plan_mode(facts, context):
+    fits_plan_mode = facts.kind in _IN_PLAN_MODE or (
+        facts.kind is CallKind.FILE and all(not path.writing or _is_plan_path(path, context) for path in facts.paths)
+    )
+    if context.plan and not fits_plan_mode:
         reason = "plan mode: only what looks is allowed until a plan is approved"
         return Decision(effect=Effect.DENY, reasons=(reason,))
     firm = [
@@ -334,14 +337,6 @@ def _allows_call(rule: Rule, facts: CallFacts) -> bool:
         return False
     host = parse_host(facts.url)
     return host is not None and is_host(rule.specifier.removeprefix(_DOMAIN), host)
-
-
-def _fits_plan_mode(facts: CallFacts, context: PolicyContext) -> bool:
-    if facts.kind in _IN_PLAN_MODE:
-        return True
-    if facts.kind is not CallKind.FILE:
-        return False
-    return all(not path.writing or _is_plan_path(path, context) for path in facts.paths)
 
 
 def _is_plan_path(path: PathFact, context: PolicyContext) -> bool:

@@ -73,14 +73,11 @@ class Rule:
         return match_glob(self.tool, tool)
 
 
-@lru_cache(maxsize=512)
-def _compile_glob(pattern: str) -> re.Pattern[str]:
-    return re.compile(re.escape(pattern).replace(r"\*", ".*").replace(r"\?", "."), re.DOTALL)
-
-
+@lru_cache(maxsize=4096)
 def match_glob(pattern: str, text: str) -> bool:
     """Compare a whole text with a pattern: `*` is any characters, `?` is one."""
-    return _compile_glob(pattern).fullmatch(text) is not None
+    regex = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
+    return re.fullmatch(regex, text, re.DOTALL) is not None
 
 
 def ask_about_everything(origin: RuleOrigin, file: str | None) -> Rule:

@@ -125,7 +125,10 @@ class ChatStream(StreamedResponse):
     def _take_delta(self, delta: JsonObject) -> Iterator[ModelResponseStreamEvent]:
         for name in REASONING_FIELDS:
             if isinstance(thought := delta.get(name), str) and thought:
-                yield from self._take_thought(name, thought)
+                self._end_text()
+                yield from self._parts_manager.handle_thinking_delta(
+                    vendor_part_id=(name, self.segment), id=name, content=thought, provider_name=self.system
+                )
                 break
         # A refusal replaces the text and gives the reason.
         if text := _join_text(delta.get("content") or delta.get("refusal")):
@@ -134,12 +137,6 @@ class ChatStream(StreamedResponse):
         for call in calls if isinstance(calls, list) else []:
             if is_json_object(call):
                 yield from self._take_call(call)
-
-    def _take_thought(self, name: str, thought: str) -> Iterator[ModelResponseStreamEvent]:
-        self._end_text()
-        yield from self._parts_manager.handle_thinking_delta(
-            vendor_part_id=(name, self.segment), id=name, content=thought, provider_name=self.system
-        )
 
     def _take_text(self, text: str) -> Iterator[ModelResponseStreamEvent]:
         for event in self._parts_manager.handle_text_delta(

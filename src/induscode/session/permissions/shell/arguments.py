@@ -82,7 +82,7 @@ def find_problem(words: Sequence[Word], named: frozenset[int] = frozenset(), *, 
     """
     name = words[0].shown
     program = find_program(name)
-    if (program is None or program.always_acts) and _asks_version(words):
+    if (program is None or program.always_acts) and len(words) == 2 and words[1].text in {"--version", "--help"}:
         return None
     if program is None:
         return _ArgumentReader(name, _UNKNOWN_PROGRAM, words, named).check_unknown(fed=fed)
@@ -101,10 +101,6 @@ def starts_commands(name: str) -> bool:
 def _parse_options(text: str) -> Mapping[str, bool]:
     """Parse a list of options; the values tell whether each takes a value."""
     return {word.removesuffix("="): word.endswith("=") for word in text.split()}
-
-
-def _asks_version(words: Sequence[Word]) -> bool:
-    return len(words) == 2 and words[1].text in {"--version", "--help"}
 
 
 class _ArgumentReader:
@@ -167,19 +163,12 @@ class _ArgumentReader:
                 return index + 1
         return None
 
-    def _check_argument_files(self) -> Problem | None:
-        """Look for `@file`, which the program replaces by the arguments in that file."""
-        for index, word in enumerate(self.words[1:], 1):
+    def _check_operands(self) -> Problem | None:
+        # `@file` stands for the arguments in that file.
+        for index, word in enumerate(self.words[1:] if self.program.argument_files else (), 1):
             for text in _get_texts(word) or [word.prefix or "@"]:
                 if text.startswith("@") and index not in self.named:
                     return Problem(f"{self.name} may read options from {word.shown}", acts=True)
-        return None
-
-    def _check_operands(self) -> Problem | None:
-        if self.program.argument_files:
-            problem = self._check_argument_files()
-            if problem is not None:
-                return problem
         most = self.program.most_operands
         many = any(word.glob or not word.single for word in self.operands)
         if most is not None and (many or len(self.operands) > most):
@@ -280,20 +269,18 @@ class _ArgumentReader:
         if self.program.any_options:
             return None
         if is_named:
-            self._skip_named_option(text)
+            # The rule names the option; its value is skipped too.
+            name = text.lstrip("-")
+            has_value = _parse_options(self.program.long).get(name) or _parse_options(self.program.words).get(name)
+            if has_value or (len(name) == 1 and name in self.program.values):
+                self._take_value(text)
             return None
         if text.startswith("--"):
             return self._read_long(text)
-        if self.program.words and text[1:].partition("=")[0] in _parse_options(self.program.words):
-            return self._read_long_word(text)
+        name, equals, _ = text[1:].partition("=")
+        if self.program.words and name in _parse_options(self.program.words):
+            return self._take_value(text) if _parse_options(self.program.words)[name] and not equals else None
         return self._read_letters(text[1:], is_joined=True)
-
-    def _skip_named_option(self, text: str) -> None:
-        """Skip an option that the rule names, with its value if it is known to have one."""
-        name = text.lstrip("-")
-        takes = _parse_options(self.program.long).get(name) or _parse_options(self.program.words).get(name)
-        if takes or (len(name) == 1 and name in self.program.values):
-            self._take_value(text)
 
     def _read_long(self, text: str) -> Problem | None:
         name, sign, value = text[2:].partition("=")
@@ -305,12 +292,6 @@ class _ArgumentReader:
         if self.program.check == "sed" and name == "expression":
             self.scripts.append(Word(value, (value,), prefix=value))
         return self._check_value(f"--{name}", value, is_joined=True)
-
-    def _read_long_word(self, text: str) -> Problem | None:
-        name, sign, _ = text[1:].partition("=")
-        if _parse_options(self.program.words)[name] and not sign:
-            return self._take_value(text)
-        return None
 
     def _read_letters(self, letters: str, *, is_joined: bool) -> Problem | None:
         """Read a bundle of short options; in the old style (`tar cf`) values are separate words."""
@@ -448,19 +429,12 @@ def _check_awk(reader: _ArgumentReader) -> Problem | None:
     program, *others = reader.operands
     unknown = any(word.text is None for word in reader.operands)
     writes = any(_AWK_ACTS.search(word.shown) for word in others)
-    if unknown or writes or not _is_harmless_awk(program.shown):
+    # Only output statements, in braces, have redirections; in a pattern, `>` and `|` compare:
+    # https://pubs.opengroup.org/onlinepubs/9799919799/utilities/awk.html.
+    pattern, _, statements = program.shown.partition("{")
+    if unknown or writes or _AWK_RUNS.search(pattern) or _AWK_ACTS.search(statements):
         return Problem(f"{reader.name} is given a program that may write or run", acts=True)
     return None
-
-
-def _is_harmless_awk(text: str) -> bool:
-    """Tell whether an awk program neither runs nor writes; in a pattern, `>` and `|` compare.
-
-    Only output statements, in braces, have redirections:
-    https://pubs.opengroup.org/onlinepubs/9799919799/utilities/awk.html.
-    """
-    pattern, _, rest = text.partition("{")
-    return not _AWK_RUNS.search(pattern) and not _AWK_ACTS.search(rest)
 
 
 def _check_printf(reader: _ArgumentReader) -> Problem | None:
@@ -477,10 +451,6 @@ def _check_npx(reader: _ArgumentReader) -> Problem | None:
         if word.text is None or runs or not _PACKAGE.fullmatch(word.text):
             return Problem(f"{reader.name} {word.shown} is more than the name of a package")
     return None
-
-
-def _check_tar(reader: _ArgumentReader) -> Problem | None:
-    return None if reader.words[1:] else Problem("tar is given nothing to do")
 
 
 def _check_test(reader: _ArgumentReader) -> Problem | None:
@@ -527,7 +497,7 @@ _CHECKS: dict[Check, Callable[[_ArgumentReader], Problem | None]] = {
     "printf": _check_printf,
     "script": _check_script,
     "sed": _check_sed,
-    "tar": _check_tar,
+    "tar": lambda reader: None if reader.words[1:] else Problem("tar is given nothing to do"),
     "test": _check_test,
 }
 

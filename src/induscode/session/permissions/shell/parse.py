@@ -223,9 +223,6 @@ class _CommandReader:
             "file_redirect": self._read_redirect,
             "heredoc_redirect": self._read_input_text,
             "herestring_redirect": self._read_input_text,
-            "variable_assignment": self._read_assignment,
-            "for_statement": self._read_loop,
-            "expansion": self._check_expansion,
             "command_substitution": self._read_substitution,
             "declaration_command": self._read_builtin,
             "unset_command": self._read_builtin,
@@ -297,6 +294,12 @@ class _CommandReader:
             self._suspect_words(get_source(node))
         if node.type == "comment" and data[: node.start_byte].rstrip(b" \t")[-1:] not in {b"", b"\n"}:
             self.flaws.append("a comment stands behind something")
+        if node.type == "variable_assignment" and (node.parent is None or node.parent.type != "command"):
+            self._check_assignment(node, _OWN_VARIABLES)
+        if node.type == "for_statement" and not _OWN_VARIABLES.fullmatch(get_source(node.named_children[0])):
+            self._check_environment(get_source(node.named_children[0]))
+        if node.type == "expansion" and not is_plain_expansion(node):
+            self.flaws.append(f"an expansion that may do more than give a value: {get_source(node)}")
 
     # -- nodes of the tree ----------------------------------------------------------------------
 
@@ -349,26 +352,12 @@ class _CommandReader:
         for guess in word.guesses:
             self._consider_text(guess)
 
-    def _read_assignment(self, node: Node) -> None:
-        parent = node.parent
-        if parent is None or parent.type != "command":
-            self._check_assignment(node, _OWN_VARIABLES)
-
-    def _read_loop(self, node: Node) -> None:
-        name = get_source(node.named_children[0])
-        if not _OWN_VARIABLES.fullmatch(name):
-            self._check_environment(name)
-
     def _read_quoted_text(self, node: Node) -> None:
         """Read a quoted text: `test -v 'a[$(command)]'` runs the command in it."""
         text = read_word(node, self.variables).guesses[0]
         if _QUOTED_COMMAND.search(text):
             self._consider_text(text)
             self._consider_text(f': "{text.replace(chr(34), " ")}"')
-
-    def _check_expansion(self, node: Node) -> None:
-        if not is_plain_expansion(node):
-            self.flaws.append(f"an expansion that may do more than give a value: {get_source(node)}")
 
     def _read_substitution(self, node: Node) -> None:
         text = get_source(node)
