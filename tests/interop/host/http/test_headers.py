@@ -322,8 +322,8 @@ def said_of(found: RequestProblem | None) -> str:
     [
         ("north", None, "is missing"),
         ("north", "south", "does not repeat"),
-        (None, "south", "says something of"),
-        ("north", "=?base64?!?=", "is no base64"),
+        (None, "south", "has a value without"),
+        ("north", "=?base64?!?=", "is invalid base64"),
     ],
 )
 def test_a_refusal_names_the_header_and_the_argument(value: Any, said: Any, why: str) -> None:

@@ -1,4 +1,4 @@
-"""The catalog of a host: what the box holds, as clients are told, written once and sent often."""
+"""The catalog of a host: its tools as protocol objects, encoded once and sent often."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from indusagi.interop.protocol_bridge.rpc.codec import EncodedObject
 from indusagi.runtime.contract import ToolBox, ToolDescriptor
 
 BoxSource: TypeAlias = ToolBox | Callable[[], ToolBox]
-"""A box, or what gives the present one."""
+"""A tool box, or a function that returns the present one."""
 
 _log = logging.getLogger(__name__)
 
@@ -21,34 +21,34 @@ SERVER_INFO = "io.modelcontextprotocol/serverInfo"
 
 @dataclass(frozen=True, slots=True)
 class ToolListing:
-    """The tools of a box at one moment, in its order."""
+    """The tools of a box at one moment, in its order; encoded for each era."""
 
     schemas: Mapping[str, JsonObject]
-    """By name, as they are listed."""
+    """Argument schemas by tool name, as they are listed."""
     legacy: EncodedObject
     modern: EncodedObject
 
 
 def build_listing(descriptors: Sequence[ToolDescriptor], server_info: JsonObject) -> ToolListing:
-    """Write the rows of a listing for both eras; one that is no JSON is left out and logged."""
-    legacy, modern = _Rows(), _Rows()
+    """Build a listing for both eras; a tool whose description is not JSON is logged and left out."""
+    legacy, modern = _EncodedRows(), _EncodedRows()
     schemas: dict[str, JsonObject] = {}
     for descriptor in descriptors:
         try:
             row = build_tool_row(descriptor)
-            before = _as_before(row)
+            older = _to_legacy_row(row)
             text = compact_json(row)
             modern.add(row, text)
-            legacy.add(before, text if before is row else compact_json(before))
+            legacy.add(older, text if older is row else compact_json(older))
             schemas[descriptor.name] = cast("JsonObject", row["inputSchema"])
         except (NotJson, RecursionError) as exc:
             _log.warning("tool %r cannot be listed: %s", descriptor.name, exc)
     hints: JsonObject = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
-    stamp: JsonObject = {"_meta": {SERVER_INFO: server_info}}
-    return ToolListing(schemas, legacy.prepared({}), modern.prepared({**hints, **stamp}))
+    meta: JsonObject = {"_meta": {SERVER_INFO: server_info}}
+    return ToolListing(schemas, legacy.encode({}), modern.encode({**hints, **meta}))
 
 
-class _Rows:
+class _EncodedRows:
     def __init__(self) -> None:
         self._rows: list[JsonValue] = []
         self._texts: list[str] = []
@@ -57,21 +57,21 @@ class _Rows:
         self._rows.append(row)
         self._texts.append(text)
 
-    def prepared(self, rest: JsonObject) -> EncodedObject:
+    def encode(self, rest: JsonObject) -> EncodedObject:
         more = f",{compact_json(rest)[1:-1]}" if rest else ""
         text = f'{{"tools":[{",".join(self._texts)}]{more}}}'
         return EncodedObject({"tools": self._rows, **rest}, text.encode())
 
 
 def build_tool_row(descriptor: ToolDescriptor) -> JsonObject:
-    """Write a descriptor as a row of the protocol.
+    """Convert a descriptor: https://modelcontextprotocol.io/specification/2025-11-25/server/tools#tool.
 
-    A remote tool is passed on as its server defines it, under the name it has here.
+    A remote tool keeps the definition of its server, under the name it has here.
     """
     if descriptor.definition is not None:
         return build_remote_row(descriptor.name, descriptor.definition)
-    parameters = _plain(descriptor.parameters)
-    # The one thing that the protocol demands of this schema, and that clients check.
+    parameters = _to_plain(descriptor.parameters)
+    # The protocol requires this type, and clients check it.
     schema = parameters if parameters.get("type") == "object" else {**parameters, "type": "object"}
     row: JsonObject = {"name": descriptor.name}
     if descriptor.title is not None:
@@ -79,26 +79,26 @@ def build_tool_row(descriptor: ToolDescriptor) -> JsonObject:
     row["description"] = descriptor.description
     row["inputSchema"] = schema
     if descriptor.output_schema is not None:
-        row["outputSchema"] = _plain(descriptor.output_schema)
+        row["outputSchema"] = _to_plain(descriptor.output_schema)
     if descriptor.annotations:
-        row["annotations"] = _plain(descriptor.annotations)
+        row["annotations"] = _to_plain(descriptor.annotations)
     return row
 
 
 def build_remote_row(name: str, definition: Mapping[str, JsonValue]) -> JsonObject:
-    """Write the definition of a remote tool as a row of the protocol.
+    """Convert the definition of a remote tool.
 
-    Every field is kept, but for those whose type the protocol does not allow: one of them would
-    make a strict client refuse the whole list.
+    Every field is kept, except those whose type the protocol does not allow: one of them would make a strict client
+    refuse the whole list.
     """
     row: JsonObject = {"name": name}
     for key, value in definition.items():
-        wanted = _FIELD_TYPES.get(key)
-        if key != "name" and (wanted is None or isinstance(value, wanted)):
+        expected = _FIELD_TYPES.get(key)
+        if key != "name" and (expected is None or isinstance(value, expected)):
             row[key] = value
     schema = row.get("inputSchema")
-    given = schema if isinstance(schema, dict) else {}
-    row["inputSchema"] = given if given.get("type") == "object" else {**given, "type": "object"}
+    known = schema if isinstance(schema, dict) else {}
+    row["inputSchema"] = known if known.get("type") == "object" else {**known, "type": "object"}
     hints = row.get("annotations")
     if isinstance(hints, dict):
         row["annotations"] = {
@@ -108,7 +108,7 @@ def build_remote_row(name: str, definition: Mapping[str, JsonValue]) -> JsonObje
         }
     icons = row.get("icons")
     if isinstance(icons, list):
-        row["icons"] = [one for one in icons if _is_icon(one)]
+        row["icons"] = [icon for icon in icons if _is_icon(icon)]
     return row
 
 
@@ -134,69 +134,69 @@ def _is_icon(value: JsonValue) -> bool:
     )
 
 
-def _as_before(row: JsonObject) -> JsonObject:
-    """Leave out what clients of the older protocol cannot read: results that are no objects."""
+def _to_legacy_row(row: JsonObject) -> JsonObject:
+    """Remove an output schema of another type than object, which older revisions do not allow."""
     output = row.get("outputSchema")
     if not isinstance(output, dict) or output.get("type") == "object":
         return row
     return {key: value for key, value in row.items() if key != "outputSchema"}
 
 
-def _plain(value: Mapping[str, JsonLike]) -> JsonObject:
-    """Copy what may be frozen into plain dicts and lists."""
-    return cast("JsonObject", _copied(value))
+def _to_plain(value: Mapping[str, JsonLike]) -> JsonObject:
+    """Copy frozen containers into dicts and lists."""
 
-
-def _copied(value: object) -> object:
-    if isinstance(value, (str, int, float)) or value is None:
+    def copy(value: object) -> object:
+        if isinstance(value, (str, int, float)) or value is None:
+            return value
+        if hasattr(value, "items"):
+            return {key: copy(inner) for key, inner in cast("Mapping[str, object]", value).items()}
+        if isinstance(value, (list, tuple)):
+            return [copy(inner) for inner in cast("Sequence[object]", value)]
         return value
-    if hasattr(value, "items"):
-        return {key: _copied(inner) for key, inner in cast("Mapping[str, object]", value).items()}
-    if isinstance(value, (list, tuple)):
-        return [_copied(inner) for inner in cast("Sequence[object]", value)]
-    return value
+
+    return cast("JsonObject", copy(value))
 
 
 class Ready(Protocol):
-    """Something that has happened, or can be waited for: an event of asyncio, or of anyio."""
+    """An event of asyncio or anyio."""
 
     def is_set(self) -> bool:
-        """Tell whether it has happened."""
+        """Tell whether it is set."""
         ...
 
     async def wait(self) -> object:
-        """Wait until it has."""
+        """Wait until it is set."""
         ...
 
 
 @runtime_checkable
 class AnswersUnlisted(Protocol):
-    """A box with tools that it does not list: a call of one is answered with the reason."""
+    """A tool box with tools that it does not list: a call of one returns the reason."""
 
     def answers_unlisted(self, name: str) -> bool:
-        """Tell whether there is such a tool of this name."""
+        """Tell whether there is an unlisted tool of this name."""
         ...
 
 
 class Catalog:
-    """The tools a host offers, and those who want to hear when they change."""
+    """The tools of a host, and listeners for their changes."""
 
     def __init__(self, box: BoxSource, server_info: JsonObject, ready: Ready | None = None) -> None:
         self.server_info = server_info
         self.ready = ready
-        """Set once the box holds what a first client should see."""
+        """Set once the box holds all tools; None if it does from the start."""
         self._source = box
         self._listing: ToolListing | None = None
         self._listeners: dict[object, Callable[[], None]] = {}
 
     def box(self) -> ToolBox:
-        """Give the present box."""
+        """Return the present box."""
         if hasattr(self._source, "descriptors"):
             return cast("ToolBox", self._source)
         return cast("Callable[[], ToolBox]", self._source)()
 
     def listing(self) -> ToolListing:
-        """Give the present listing; it is made once, and not kept before the box is ready."""
+        """Return the present listing; it is cached once the box is ready."""
         if self._listing is not None:
             return self._listing
         listing = build_listing(self.box().descriptors(), self.server_info)
@@ -205,14 +205,14 @@ class Catalog:
         return listing
 
     def may_call(self, name: str) -> bool:
-        """Tell whether a call is for the box: it lists the tool, or says why it does not."""
+        """Tell whether the box answers a call: it lists the tool, or returns the reason why not."""
         if name in self.listing().schemas:
             return True
         box = self.box()
         return isinstance(box, AnswersUnlisted) and box.answers_unlisted(name)
 
     def refresh(self) -> bool:
-        """Look at the box again, and tell those who listen; False if all is as it was."""
+        """Read the tools again, and call the listeners if they changed; return whether they did."""
         before = self._listing
         self._listing = build_listing(self.box().descriptors(), self.server_info)
         if before is not None and before.modern.encoded == self._listing.modern.encoded:
@@ -222,11 +222,11 @@ class Catalog:
         return True
 
     def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener` after every change; what is returned ends that."""
-        place = object()
-        self._listeners[place] = listener
+        """Call `listener` after every change, until the returned function is called."""
+        key = object()
+        self._listeners[key] = listener
 
-        def forget() -> None:
-            self._listeners.pop(place, None)
+        def stop() -> None:
+            self._listeners.pop(key, None)
 
-        return forget
+        return stop

@@ -1,9 +1,9 @@
-"""Our own standard streams as a link: a client started us, and speaks through them.
+"""Stdio transport of a host: the standard streams of this process, one JSON-RPC message per line.
 
-The streams are taken away from the rest of the process while the link is open: whatever prints goes
-to standard error, and whatever reads finds nothing. No thread is needed unless standard input is
-something that the event loop cannot watch, such as a regular file. From a client that does not read
-its answers no more questions are read.
+https://modelcontextprotocol.io/specification/2025-06-18/basic/transports#stdio: standard output carries nothing but
+messages. While the transport is open, file descriptor 1 therefore leads to standard error and descriptor 0 to an
+empty file, for all other code of the process. Streams are read by the event loop; a thread reads only what it cannot
+watch, such as a regular file. While a client does not read its responses, no further requests are read from it.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonObject, JsonValue
 
-_PIECE_BYTES = 64 * 1024
-_LINES = 128
-"""So many are taken in one turn of the loop."""
+_CHUNK_BYTES = 64 * 1024
+_LINES_PER_TURN = 128
+"""Lines that are handled in one turn of the event loop."""
 _UNREAD_BYTES = 1024 * 1024
-"""So much may wait to be read by a client before it is not listened to."""
-_LOOK_S = 1.0
-"""How often a client that is not listened to is looked after."""
+"""Unread output at which reading is paused."""
+_HANGUP_CHECK_S = 1.0
+"""How often a client that is not read is checked for a hang-up."""
 _FLUSH_S = 1.0
-"""How long the last words may take to be read."""
+"""How long the client may take to read the last output."""
 
 
 class LineSplitter:
-    """Cuts bytes into lines in linear time; one that is too long is dropped as a whole."""
+    """Splits bytes into lines in linear time; a line past `limit` is dropped."""
 
     def __init__(self, on_line: Callable[[bytes], None], limit: int) -> None:
         self.dropped = 0
@@ -48,80 +48,78 @@ class LineSplitter:
         self._size = 0
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes."""
+        """Add bytes."""
         start = 0
         while (newline := data.find(b"\n", start)) >= 0:
-            self._take(data[start:newline])
-            self._complete()
+            self._add(data[start:newline])
+            self._end_line()
             start = newline + 1
         if start < len(data):
-            self._take(data[start:])
+            self._add(data[start:])
 
-    def _take(self, part: bytes) -> None:
+    def _add(self, part: bytes) -> None:
         self._size += len(part)
         if self._size > self._limit:
             self._parts.clear()
         else:
             self._parts.append(part)
 
-    def _complete(self) -> None:
+    def _end_line(self) -> None:
         line = b"".join(self._parts)
-        too_long = self._size > self._limit
+        is_too_long = self._size > self._limit
         self._parts.clear()
         self._size = 0
-        if too_long:
+        if is_too_long:
             self.dropped += 1
-            # What cannot be read is answered as such, and nothing else is lost.
+            # An empty line is answered as invalid JSON, so the client gets an error.
             self._on_line(b"")
         elif line and not line.isspace():
             self._on_line(line)
 
 
-class _Room(asyncio.Event):
-    """Set while more can be written; somebody is told each time it is."""
+class _NotifyingEvent(asyncio.Event):
+    """An event that calls a function each time it is set."""
 
     def __init__(self, on_set: Callable[[], None]) -> None:
         super().__init__()
         self._on_set = on_set
 
     def set(self) -> None:
-        """Let those who wait go on."""
+        """Set the event, and call the function."""
         super().set()
         self._on_set()
 
 
 class StdioHostTransport:
-    """A link over two descriptors, which it closes."""
+    """A `ServerTransport` over two file descriptors."""
 
     def __init__(self, source: int, sink: int, frame_bytes: int) -> None:
         self._source, self._sink = source, sink
-        self._cutter = LineSplitter(self._line, frame_bytes)
-        self._early: list[bytes] = []
+        self._splitter = LineSplitter(self._receive_line, frame_bytes)
+        self._early_lines: list[bytes] = []
         self._outgoing: list[bytes] = []
         self._outgoing_bytes = 0
-        self._rest = b""
-        """What was read and not yet taken."""
+        self._unhandled = b""
+        """Input that was read and not handled."""
         self._next_turn: asyncio.Handle | None = None
-        self._leaving = False
+        self._is_hung_up = False
         self._on_frame: Callable[[bytes | JsonValue], None] | None = None
         self._on_end: Callable[[TransportEnd], None] | None = None
         self._end: TransportEnd | None = None
         self._reader: PipeReader | None = None
         self._writer: asyncio.WriteTransport | None = None
-        self._written = asyncio.Event()
-        self.writable = _Room(self._go_on)
+        self._output_closed = asyncio.Event()
+        self.writable = _NotifyingEvent(self._handle_input)
         self.writable.set()
-        self.trouble: OSError | None = None
+        self.write_error: OSError | None = None
         """Why nothing more can be written."""
         self.input_ended = asyncio.Event()
-        """The client has said its last word; it may still listen."""
-
-    # -- for the dispatcher ---------------------------------------------------------------
+        """Set at the end of the client's input; the client may still read."""
 
     def attach(self, on_frame: Callable[[bytes | JsonValue], None], on_end: Callable[[TransportEnd], None]) -> None:
-        """Deliver what comes, also what came before; `on_end` is called once."""
+        """Deliver received lines to `on_frame`, earlier ones included; `on_end` is called once."""
         self._on_frame, self._on_end = on_frame, on_end
-        early, self._early = self._early, []
+        early, self._early_lines = self._early_lines, []
         for line in early:
             on_frame(line)
         if self._end is not None:
@@ -129,11 +127,11 @@ class StdioHostTransport:
 
     @property
     def accepts_notifications(self) -> bool:
-        """Whether somebody reads."""
+        """Whether the client is still connected."""
         return self._end is None
 
     def send(self, frame: JsonObject) -> None:
-        """Write one line, together with the others of this turn of the loop."""
+        """Write one line, together with the others of this turn of the event loop."""
         if self._end is not None:
             return
         if not self._outgoing:
@@ -141,8 +139,8 @@ class StdioHostTransport:
         line = encode_frame(frame)
         self._outgoing.append(line)
         self._outgoing_bytes += len(line)
-        if self._outgoing_bytes >= _PIECE_BYTES:
-            self._flush()  # or nobody would know that there is no room
+        if self._outgoing_bytes >= _CHUNK_BYTES:
+            self._flush()  # so that `writable` is cleared in time
 
     def _flush(self) -> None:
         if not self._outgoing:
@@ -155,111 +153,54 @@ class StdioHostTransport:
             self._writer.write(data)
             return
         try:
-            _write_all(self._sink, data)
-        except OSError as exc:  # a full disk
-            self.trouble = self.trouble or exc
+            while data:
+                data = data[os.write(self._sink, data) :]
+        except OSError as exc:  # such as a full disk
+            self.write_error = self.write_error or exc
             self.finish(f"nothing more can be written: {exc.strerror or exc}")
 
-    # -- opening and closing ----------------------------------------------------------------
+    # -- opening and closing --------------------------------------------------------------------
 
     async def open(self) -> None:
         """Start reading."""
         loop = asyncio.get_running_loop()
-        if _can_be_watched(self._sink):
-            writer = PipeWriter(self.writable, self._nobody_reads)
-            pipe = open(self._sink, "wb", buffering=0, closefd=False)  # noqa: SIM115, ASYNC230 — wraps a descriptor, opens nothing
+        if _is_pollable(self._sink):
+            writer = PipeWriter(self.writable, self._handle_output_closed)
+            pipe = open(self._sink, "wb", buffering=0, closefd=False)  # noqa: SIM115, ASYNC230 — wraps a descriptor
             self._writer, _ = await loop.connect_write_pipe(lambda: writer, pipe)
-        if _can_be_watched(self._source):
-            reader = PipeReader(self._fed, self._input_over)
-            pipe = open(self._source, "rb", buffering=0, closefd=False)  # noqa: SIM115, ASYNC230 — as above
+        if _is_pollable(self._source):
+            reader = PipeReader(self._receive_data, self._handle_input_end)
+            pipe = open(self._source, "rb", buffering=0, closefd=False)  # noqa: SIM115, ASYNC230 — wraps a descriptor
             await loop.connect_read_pipe(lambda: reader, pipe)
             self._reader = reader
 
     async def read_file(self) -> None:
-        """Read what the event loop cannot watch, such as a regular file."""
+        """Read input that the event loop cannot watch, such as a regular file, in a thread."""
         if self._reader is None:
-            while data := await asyncio.to_thread(os.read, self._source, _PIECE_BYTES):
-                self._fed(data)
-                while self._rest or self._unread:
-                    await (self.writable.wait() if self._unread else asyncio.sleep(0))
-            self._input_over()
+            while data := await asyncio.to_thread(os.read, self._source, _CHUNK_BYTES):
+                self._receive_data(data)
+                while self._unhandled or self._must_pause:
+                    await (self.writable.wait() if self._must_pause else asyncio.sleep(0))
+            self._handle_input_end()
 
     async def close(self) -> None:
-        """Write what is left, as far as somebody reads it, and let the streams go."""
+        """Write what is left as long as the client reads it, and release the descriptors."""
         self.finish("the host has ended")
         if self._next_turn is not None:
             self._next_turn.cancel()
         if self._reader is not None:
             self._reader.close()
         if self._writer is not None:
-            self._writer.close()  # after what is in its buffer
+            self._writer.close()  # writes its buffer first
             try:
-                await asyncio.wait_for(self._written.wait(), _FLUSH_S)
+                await asyncio.wait_for(self._output_closed.wait(), _FLUSH_S)
             except TimeoutError:
                 self._writer.abort()
-                await self._written.wait()
-        await asyncio.sleep(0)  # the transports let their descriptors go in the next turn
-
-    # -- what is read -----------------------------------------------------------------------
-
-    @property
-    def _unread(self) -> bool:
-        """Whether the client has much to read before it is listened to."""
-        if self._writer is None or self.writable.is_set() or self._leaving:
-            return False
-        return self._writer.get_write_buffer_size() > _UNREAD_BYTES
-
-    def _fed(self, data: bytes) -> None:
-        self._rest += data
-        self._go_on()
-
-    def _go_on(self) -> None:
-        """Take some lines; the others in the turns after, or when the client has read."""
-        if self._next_turn is not None:
-            self._next_turn.cancel()
-            self._next_turn = None
-        if self._rest and not self._unread:
-            end = _some_lines(self._rest)
-            some, self._rest = self._rest[:end], self._rest[end:]
-            self._cutter.feed(some)
-        loop = asyncio.get_running_loop()
-        if self._unread:
-            self._next_turn = loop.call_later(_LOOK_S, self._look)
-        elif self._rest:
-            self._next_turn = loop.call_soon(self._go_on)
-        if self._reader is not None:
-            if self._next_turn is None:
-                self._reader.resume()
-            else:
-                self._reader.pause()
-
-    def _look(self) -> None:
-        """See whether a client that does not read has gone: nobody else would notice."""
-        watched = select.poll()
-        watched.register(self._source, 0)
-        self._leaving = bool(watched.poll(0))
-        self._go_on()
-
-    # -- what happens -----------------------------------------------------------------------
-
-    def _line(self, line: bytes) -> None:
-        if self._on_frame is None:
-            self._early.append(line)
-        elif self._end is None:
-            self._on_frame(line)
-
-    def _input_over(self) -> None:
-        if not self.input_ended.is_set():
-            self._cutter.feed(b"\n")  # a last line may come without its end
-            self.input_ended.set()
-
-    def _nobody_reads(self) -> None:
-        self.writable.set()
-        self._written.set()
-        self.finish("the client stopped reading")
+                await self._output_closed.wait()
+        await asyncio.sleep(0)  # transports release their descriptors in the next turn of the loop
 
     def finish(self, message: str) -> None:
-        """Declare the end; what was said before it is still written."""
+        """Report the end; what was sent before it is still written."""
         if self._end is None:
             self._flush()
             self._end = TransportEnd(message, FaultDetail(reason="closed"))
@@ -267,66 +208,118 @@ class StdioHostTransport:
             if self._on_end is not None:
                 self._on_end(self._end)
 
+    # -- input ----------------------------------------------------------------------------------
+
+    @property
+    def _must_pause(self) -> bool:
+        """Whether the client has to read output before more of its input is handled."""
+        if self._writer is None or self.writable.is_set() or self._is_hung_up:
+            return False
+        return self._writer.get_write_buffer_size() > _UNREAD_BYTES
+
+    def _receive_data(self, data: bytes) -> None:
+        self._unhandled += data
+        self._handle_input()
+
+    def _handle_input(self) -> None:
+        """Handle some lines now, and the others in later turns of the loop or when the client has read."""
+        if self._next_turn is not None:
+            self._next_turn.cancel()
+            self._next_turn = None
+        if self._unhandled and not self._must_pause:
+            end = _find_end_of_lines(self._unhandled)
+            data, self._unhandled = self._unhandled[:end], self._unhandled[end:]
+            self._splitter.feed(data)
+        loop = asyncio.get_running_loop()
+        if self._must_pause:
+            self._next_turn = loop.call_later(_HANGUP_CHECK_S, self._check_hangup)
+        elif self._unhandled:
+            self._next_turn = loop.call_soon(self._handle_input)
+        if self._reader is not None:
+            if self._next_turn is None:
+                self._reader.resume()
+            else:
+                self._reader.pause()
+
+    def _check_hangup(self) -> None:
+        """Check whether a client that does not read has disconnected: a paused reader does not notice."""
+        poll = select.poll()
+        poll.register(self._source, 0)
+        self._is_hung_up = bool(poll.poll(0))
+        self._handle_input()
+
+    def _receive_line(self, line: bytes) -> None:
+        if self._on_frame is None:
+            self._early_lines.append(line)
+        elif self._end is None:
+            self._on_frame(line)
+
+    def _handle_input_end(self) -> None:
+        if not self.input_ended.is_set():
+            self._splitter.feed(b"\n")  # the last line may lack its end
+            self.input_ended.set()
+
+    def _handle_output_closed(self) -> None:
+        self.writable.set()
+        self._output_closed.set()
+        self.finish("the client stopped reading")
+
 
 @asynccontextmanager
 async def standard_streams(frame_bytes: int) -> AsyncGenerator[StdioHostTransport]:
-    """Take standard input and output for a link, and give them back at the end.
+    """Take standard input and output for a transport, and restore them at the end.
 
     Raises:
         ProtocolFault: They cannot be used.
     """
-    source, sink = _taken()
+    source, sink = _detach_streams()
     try:
-        link = StdioHostTransport(source, sink, frame_bytes)
-        await link.open()
+        transport = StdioHostTransport(source, sink, frame_bytes)
+        await transport.open()
         try:
-            yield link
+            yield transport
         finally:
-            await link.close()
+            await transport.close()
     finally:
-        _given_back(source, sink)
+        _restore_streams(source, sink)
 
 
-def _taken() -> tuple[int, int]:
-    """Put our ends out of reach, and something harmless in their place."""
-    # Python says so when they were closed from the start; their numbers may be anybody's by now.
+def _detach_streams() -> tuple[int, int]:
+    """Duplicate descriptors 0 and 1, and replace them by an empty file and standard error."""
+    # Python sets these to None if the descriptors were closed at the start; their numbers may belong to other files
+    # now.
     if sys.__stdin__ is None or sys.__stdout__ is None:
         raise ProtocolFault("transport", "standard input and output are not open")
     sys.__stdout__.flush()
     source, sink = os.dup(0), os.dup(1)
-    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    os.dup2(nothing, 0)
-    os.dup2(nothing if sys.__stderr__ is None else 2, 1)
-    os.close(nothing)
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    os.dup2(null, 0)
+    os.dup2(null if sys.__stderr__ is None else 2, 1)
+    os.close(null)
     return source, sink
 
 
-def _can_be_watched(descriptor: int) -> bool:
-    """Tell what has to be waited for from what can be read and written at any time."""
+def _restore_streams(source: int, sink: int) -> None:
+    if sys.__stdout__ is not None:
+        sys.__stdout__.flush()
+    for descriptor, number in ((source, 0), (sink, 1)):
+        # The event loop made them non-blocking, for every process that shares them.
+        os.set_blocking(descriptor, True)
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+
+
+def _is_pollable(descriptor: int) -> bool:
+    """Tell whether a descriptor has to be waited for; a regular file is always ready."""
     mode = os.fstat(descriptor).st_mode
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(descriptor)
 
 
-def _some_lines(data: bytes) -> int:
-    """Say where the first lines end, as many as are taken at once."""
-    if data.count(b"\n") <= _LINES:
+def _find_end_of_lines(data: bytes) -> int:
+    """Return the index behind the first lines, as many as are handled in one turn."""
+    if data.count(b"\n") <= _LINES_PER_TURN:
         return len(data)
     end = 0
-    for _ in range(_LINES):
+    for _ in range(_LINES_PER_TURN):
         end = data.find(b"\n", end) + 1
     return end
-
-
-def _given_back(source: int, sink: int) -> None:
-    if sys.__stdout__ is not None:
-        sys.__stdout__.flush()
-    for descriptor, place in ((source, 0), (sink, 1)):
-        # The event loop made them non-blocking, for everybody who shares them.
-        os.set_blocking(descriptor, True)
-        os.dup2(descriptor, place)
-        os.close(descriptor)
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(descriptor, data) :]

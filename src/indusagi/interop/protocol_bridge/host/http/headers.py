@@ -1,8 +1,7 @@
-"""What the headers of a request in the newer protocol must say, so that others may route by them.
+"""Check that the headers of a request in revision 2026-07-28 agree with its body.
 
-Whoever stands between a client and a host may read headers alone. Where they repeat what the body
-says, the two have to agree: a host that acted on the one after somebody has let the other pass
-could be led around every rule in between.
+Proxies route and filter by headers. A host that acted on a body which differs from them could be used to bypass every
+rule in between.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ VERSION_HEADER = "mcp-protocol-version"
 _METHOD_HEADER = "mcp-method"
 _NAME_HEADER = "mcp-name"
 _ARGUMENT_HEADER = "mcp-param-"
-_MARK = "x-mcp-header"
+_HEADER_KEYWORD = "x-mcp-header"
 
 MISMATCH = -32020
 _MISSING_CAPABILITY = -32021
@@ -44,15 +43,15 @@ STATUSES: Mapping[int, int] = MappingProxyType(
         **dict.fromkeys((MISMATCH, _MISSING_CAPABILITY, UNSUPPORTED_VERSION), 400),
     }
 )
-"""The HTTP status that goes with the code of an error; others are told with a 200."""
+"""HTTP statuses by JSON-RPC error code; 200 for all others."""
 
 _ROUTING = frozenset({VERSION_HEADER, _METHOD_HEADER, _NAME_HEADER})
 _NAMED_BY = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
-_WRAPPED = re.compile(r"=\?base64\?(.*)\?=")
+_BASE64_VALUE = re.compile(r"=\?base64\?(.*)\?=")
 _TOKEN = re.compile(r"[\w!#$%&'*+\-.^`|~]+", re.ASCII)
-_WHOLE = re.compile(r"(-?[0-9]+)(?:\.0+)?")
+_INTEGER = re.compile(r"(-?[0-9]+)(?:\.0+)?")
 
-_KINDS = frozenset({"string", "integer", "boolean"})
+_HEADER_TYPES = frozenset({"string", "integer", "boolean"})
 _HOLD_ONE = frozenset(
     {
         "additionalProperties",
@@ -70,12 +69,12 @@ _HOLD_ONE = frozenset(
 )
 _HOLD_SEVERAL = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
 _HOLD_NAMED = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties"})
-"""Keywords below which there are schemas, as the revision that knows marks sees them; by shape."""
+"""Keywords with schemas below them (draft 2020-12): one schema, a list, a map."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestProblem:
-    """Why a request is not taken: the error it is answered with."""
+    """Why a request is refused: a JSON-RPC error."""
 
     code: int
     message: str
@@ -83,7 +82,7 @@ class RequestProblem:
 
     @property
     def status(self) -> int:
-        """The HTTP status that goes with it."""
+        """The HTTP status of the response."""
         return STATUSES[self.code]
 
     def to_response(self, request_id: JsonValue) -> bytes:
@@ -95,8 +94,8 @@ class RequestProblem:
 
 
 @dataclass(frozen=True, slots=True)
-class _Marked:
-    """An argument that is repeated in a header."""
+class _HeaderArgument:
+    """An argument that a header repeats."""
 
     path: tuple[str, ...]
     header: str
@@ -106,10 +105,10 @@ class _Marked:
 def check_headers(
     lines: Sequence[tuple[str, str]], frame: JsonObject, find_schema: FindSchema
 ) -> RequestProblem | None:
-    """Compare the header lines of a request, names in lower case, with its body."""
-    twice = _said_twice(lines)
-    if twice is not None:
-        return RequestProblem(MISMATCH, f"the header {twice} appears more than once")
+    """Compare the header lines of a request, with names in lower case, with its message."""
+    duplicate = _find_duplicate(lines)
+    if duplicate is not None:
+        return RequestProblem(MISMATCH, f"the header {duplicate} appears more than once")
     params = frame.get("params")
     meta = params.get("_meta") if is_json_object(params) else None
     if not is_json_object(params) or not is_json_object(meta):
@@ -119,33 +118,33 @@ def check_headers(
         return RequestProblem(INVALID_PARAMS, f"params._meta has no {' and no '.join(missing)}")
     headers = dict(lines)
     version = meta[VERSION]
-    other = _other_words(headers, frame, params, version)
-    if other is not None:
-        return RequestProblem(MISMATCH, f"the header {other} does not say what the body says")
-    return check_version(str(version)) or _object_to_arguments(headers, frame["method"], params, find_schema)
+    mismatch = _find_mismatch(headers, frame, params, version)
+    if mismatch is not None:
+        return RequestProblem(MISMATCH, f"the header {mismatch} does not say what the body says")
+    return check_version(str(version)) or _check_arguments(headers, frame["method"], params, find_schema)
 
 
 def check_version(version: str) -> RequestProblem | None:
-    """Object to a version that is not spoken here."""
+    """Refuse an unsupported protocol version."""
     if version in MODERN_VERSIONS:
         return None
     data: JsonObject = {"supported": [*MODERN_VERSIONS], "requested": version}
-    return RequestProblem(UNSUPPORTED_VERSION, "this version of the protocol is not spoken here", data)
+    return RequestProblem(UNSUPPORTED_VERSION, "this version of the protocol is not supported", data)
 
 
-def _said_twice(lines: Sequence[tuple[str, str]]) -> str | None:
-    """Find a header that one reader would take from its first line, another from its last."""
-    seen: set[str] = set()
+def _find_duplicate(lines: Sequence[tuple[str, str]]) -> str | None:
+    """Find a repeated header: one reader would use its first value, another its last."""
+    names: set[str] = set()
     for name, _ in lines:
-        if name in seen:
+        if name in names:
             return name
         if name in _ROUTING or name.startswith(_ARGUMENT_HEADER):
-            seen.add(name)
+            names.add(name)
     return None
 
 
-def _other_words(headers: Mapping[str, str], frame: JsonObject, params: JsonObject, version: JsonValue) -> str | None:
-    """Find a header by which a request would be routed elsewhere than its body belongs."""
+def _find_mismatch(headers: Mapping[str, str], frame: JsonObject, params: JsonObject, version: JsonValue) -> str | None:
+    """Find a routing header that differs from the message."""
     if version is None or headers.get(VERSION_HEADER) != version:
         return VERSION_HEADER
     method = frame["method"]
@@ -159,17 +158,17 @@ def _other_words(headers: Mapping[str, str], frame: JsonObject, params: JsonObje
 
 
 def decode_header_value(value: str | None) -> str | None:
-    """Read a header whose words may be wrapped in base64; None if they cannot be told."""
-    found = None if value is None else _WRAPPED.fullmatch(value)
-    if found is None:
+    """Decode a header value that may be wrapped as `=?base64?…?=`; None if it is invalid."""
+    match = None if value is None else _BASE64_VALUE.fullmatch(value)
+    if match is None:
         return value
     try:
-        # Not ASCII is a ValueError too, and so is what is no UTF-8.
-        words = a2b_base64(found[1], strict_mode=True)
-        # Each text has one form: others would look different to whoever compares headers.
-        if b2a_base64(words, newline=False).decode() != found[1]:
+        # Text that is not ASCII or not UTF-8 raises a ValueError too.
+        text = a2b_base64(match[1], strict_mode=True)
+        # Only the canonical form: a proxy compares encoded values.
+        if b2a_base64(text, newline=False).decode() != match[1]:
             return None
-        return words.decode()
+        return text.decode()
     except (NotBase64, ValueError):
         return None
 
@@ -177,94 +176,78 @@ def decode_header_value(value: str | None) -> str | None:
 # -- arguments ----------------------------------------------------------------------------------
 
 
-def _object_to_arguments(
+def _check_arguments(
     headers: Mapping[str, str], method: JsonValue, params: JsonObject, find_schema: FindSchema
 ) -> RequestProblem | None:
-    name, given = params.get("name"), params.get("arguments")
+    name, value = params.get("name"), params.get("arguments")
     schema = find_schema(name) if method == "tools/call" and isinstance(name, str) else None
-    arguments = given if is_json_object(given) else {}
-    for marked in () if schema is None else _marked(schema):
-        why = _disagreement(marked, headers.get(marked.header), _at(arguments, marked.path))
+    arguments = value if is_json_object(value) else {}
+    for argument in () if schema is None else _find_header_arguments(schema):
+        present: JsonValue = arguments
+        for step in argument.path:
+            present = present.get(step) if is_json_object(present) else None
+        why = _compare_argument(argument, headers.get(argument.header), present)
         if why is not None:
-            where = ".".join(marked.path)
-            return RequestProblem(MISMATCH, f"the header {marked.header} {why} the argument {where!r}")
+            path = ".".join(argument.path)
+            return RequestProblem(MISMATCH, f"the header {argument.header} {why} the argument {path!r}")
     return None
 
 
-def _marked(schema: JsonObject) -> Sequence[_Marked]:
-    """Find the arguments that are repeated in headers.
-
-    None are if one of the marks is wrong: clients must not call such a tool at all, and nobody
-    else can know what would have to be there.
-    """
-    found: dict[str, _Marked] = {}
-    for path, place in _places(schema):
-        if _MARK not in place:
+def _find_header_arguments(schema: JsonObject) -> Sequence[_HeaderArgument]:
+    """Find the arguments that headers repeat; none if one mark is invalid, since clients must not call such a tool."""
+    marked: dict[str, _HeaderArgument] = {}
+    for path, schema_level in _iterate_levels(schema):
+        if _HEADER_KEYWORD not in schema_level:
             continue
-        token, kind = place[_MARK], place.get("type")
+        token, kind = schema_level[_HEADER_KEYWORD], schema_level.get("type")
         if not path or not isinstance(token, str) or not isinstance(kind, str):
             return ()
         header = _ARGUMENT_HEADER + token.lower()
-        if _TOKEN.fullmatch(token) is None or kind not in _KINDS or header in found:
+        if _TOKEN.fullmatch(token) is None or kind not in _HEADER_TYPES or header in marked:
             return ()
-        found[header] = _Marked(path, header, kind)
-    return [*found.values()]
+        marked[header] = _HeaderArgument(path, header, kind)
+    return [*marked.values()]
 
 
-def _places(schema: JsonObject) -> Iterator[tuple[tuple[str, ...] | None, JsonObject]]:
-    """Walk through a schema and all below it; the path is None where no argument surely is."""
+def _iterate_levels(schema: JsonObject) -> Iterator[tuple[tuple[str, ...] | None, JsonObject]]:
+    """Yield a schema and all schemas below it, with the path of the argument; None where it is not certain."""
     waiting: list[tuple[tuple[str, ...] | None, JsonValue]] = [((), schema)]
     while waiting:
-        path, place = waiting.pop()
-        if not is_json_object(place):
+        path, level = waiting.pop()
+        if not is_json_object(level):
             continue
-        yield path, place
-        for key, held in place.items():
-            if key == "properties" and is_json_object(held):
-                for name, inner in held.items():
-                    waiting.append((None if path is None else (*path, name), inner))
-            else:
-                waiting += [(None, inner) for inner in _held(key, held)]
+        yield path, level
+        for key, value in level.items():
+            if key == "properties" and is_json_object(value):
+                waiting += [(None if path is None else (*path, name), inner) for name, inner in value.items()]
+            elif key in _HOLD_ONE:
+                waiting.append((None, value))
+            elif key in _HOLD_SEVERAL and isinstance(value, list):
+                waiting += [(None, inner) for inner in value]
+            elif key in _HOLD_NAMED and is_json_object(value):
+                waiting += [(None, inner) for inner in value.values()]
 
 
-def _held(key: str, held: JsonValue) -> Sequence[JsonValue]:
-    if key in _HOLD_ONE:
-        return (held,)
-    if key in _HOLD_SEVERAL and isinstance(held, list):
-        return held
-    if key in _HOLD_NAMED and is_json_object(held):
-        return [*held.values()]
-    return ()
-
-
-def _at(arguments: JsonObject, path: Sequence[str]) -> JsonValue:
-    """Look up what an argument is; None if it is not given."""
-    value: JsonValue = arguments
-    for step in path:
-        value = value.get(step) if is_json_object(value) else None
-    return value
-
-
-def _disagreement(marked: _Marked, said: str | None, value: JsonValue) -> str | None:
-    """Say how a header and its argument disagree."""
+def _compare_argument(argument: _HeaderArgument, header: str | None, value: JsonValue) -> str | None:
+    """Return how a header differs from its argument; None if it does not."""
     if value is None or isinstance(value, (list, dict)):
-        return None if said is None else "says something of"
-    if said is None:
-        return "is missing, and would repeat"
-    words = decode_header_value(said)
-    if words is None:
-        return "is no base64, and would repeat"
-    return None if _same(marked.kind, words, value) else "does not repeat"
+        return None if header is None else "has a value without"
+    if header is None:
+        return "is missing, and must repeat"
+    text = decode_header_value(header)
+    if text is None:
+        return "is invalid base64, and must repeat"
+    return None if _is_equal(argument.kind, text, value) else "does not repeat"
 
 
-def _same(kind: str, words: str, value: JsonScalar) -> bool:
+def _is_equal(kind: str, text: str, value: JsonScalar) -> bool:
     if isinstance(value, bool):
-        return words == ("true" if value else "false")
+        return text == ("true" if value else "false")
     is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-    number = _WHOLE.fullmatch(words) if kind == "integer" and is_whole else None
+    number = _INTEGER.fullmatch(text) if kind == "integer" and is_whole else None
     if number is None:
-        return words == str(value)
+        return text == str(value)
     try:
         return int(number[1]) == value
-    except ValueError:  # more digits than Python reads, in a body as well
+    except ValueError:  # more digits than Python parses, in a body as well
         return False

@@ -1,4 +1,4 @@
-"""Where a host behind HTTP listens, to whom, how much it takes; and what became of it."""
+"""Address, access and limits of a host behind HTTP."""
 
 from __future__ import annotations
 
@@ -10,68 +10,68 @@ from indusagi.core.json import JsonObject
 from indusagi.interop.protocol_bridge.host.dispatcher import ServerSession
 
 NewSession: TypeAlias = Callable[[bytes], ServerSession]
-"""Makes what answers one client; it is told whose client that is: the token's fingerprint."""
+"""Creates the session of a client; the argument is the token that authorized it."""
 FindSchema: TypeAlias = Callable[[str], JsonObject | None]
-"""Gives the schema of a tool's arguments; some arguments are repeated in headers."""
+"""Finds the argument schema of a tool by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpSettings:
-    """Where a host listens, to whom, and how much it takes."""
+    """Address, access and limits of a host."""
 
     host: str = "127.0.0.1"
     port: int = 0
-    """0: one that is free."""
+    """0: a free port."""
     path: str = "/mcp"
     tokens: Sequence[str] | None = field(default=None, repr=False)
-    """Each opens the host; None: the one of the file, which is made if it is not there."""
+    """Accepted bearer tokens; None: the user's token file, which is created if it is missing."""
     without_token: bool = False
-    """Take requests from everybody; only for an address of this machine alone."""
+    """Accept requests without a token; only on a loopback address."""
     allowed_hosts: Sequence[str] = ()
-    """Names under which it may be addressed (`name:port`), besides those of this machine."""
+    """Accepted `Host` headers (`name:port`) besides those of this machine."""
     allowed_origins: Sequence[str] = ()
-    """Pages that may speak to it, besides those it would serve itself."""
+    """Accepted `Origin` headers besides those of the host itself."""
     sse: bool = False
-    """Also speak the old transport, at `/sse` and `/messages`."""
+    """Also serve the HTTP+SSE transport of revision 2024-11-05, at `/sse` and `/messages`."""
     body_bytes: int = 4 * 1024 * 1024
     body_s: float = 10.0
     head_s: float = 10.0
-    """The headers of a request must be there so long after a client connects or begins to send."""
+    """How long the headers of a request may take, from the connection or the first byte."""
     connections: int = 2_048
-    """At once, in all; requests on further ones get a 503. Each takes a file descriptor: the limit
-    of this process is raised as far as it may be, and this number lowered to what is allowed."""
+    """Open connections; requests on further ones get a 503. Each takes a file descriptor: the process's soft limit is
+    raised as far as possible, and this number is lowered to what is allowed."""
     unauthenticated: int = 1_024
-    """ConnectionTracker that have shown no token; the oldest of them gets a 503 when another comes."""
+    """Connections that have presented no token; the oldest of them gets a 503 when another comes."""
     sessions: int = 16
-    """Clients of the older protocol; behind a relay each of them has a process of its own."""
+    """Sessions of clients with a handshake; behind a relay each of them has its own server process."""
     requests: int = 2_048
-    """At once, in all; further ones get a 503."""
+    """Running requests in all; further ones get a 503."""
     requests_each: int = 1_024
-    """At once, of one session, or of one token without sessions; further ones get a 429."""
+    """Running requests of one session, or of one token without sessions; further ones get a 429."""
     streams: int = 64
-    """Standing ones."""
+    """Open event streams that belong to no call."""
     idle_s: float = 1800.0
-    """A session without a request for so long is ended."""
+    """A session without a request for this long is ended."""
     spare_s: float = 5.0
-    """A session idle for so long makes room when there is none: many clients never end theirs."""
+    """A session idle for this long is ended when a new one needs its place: many clients never end theirs."""
     unread_s: float = 30.0
-    """A client that takes nothing of its answer for so long is hung up on."""
+    """A client that reads nothing of its response for this long is disconnected."""
     ping_s: float = 15.0
-    """A stream on which nothing is said for so long gets a sign of life."""
+    """An event stream gets a comment after this long without an event."""
     stop_s: float = 5.0
     """How long calls may finish when the host is stopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpHost:
-    """A host that listens."""
+    """A listening host."""
 
     url: str
     port: int
     token: str | None = field(default=None, repr=False)
-    """The one of the file; None if others were given, or none is needed."""
+    """The token of the user's file; None if tokens were configured, or none is needed."""
     token_path: str | None = None
     token_is_new: bool = False
-    """It was made just now, and should be shown: it will not be again."""
+    """The token was created now and should be displayed: it will not be again."""
     connections: int = 0
-    """How many it takes at once: what was asked for, or less if the system allows no more."""
+    """Connections that are accepted at once: those of the settings, or fewer if the system allows no more."""
