@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from anyio import to_thread
 
-from indusagi.capabilities.files.paths.protected import default_protected_paths
+from indusagi.capabilities.files.paths.policy import default_protected_paths
 from indusagi.capabilities.files.text.display import format_path, join_path
 from indusagi.capabilities.ports import FileKind, PathRefused
 from indusagi.core.paths import is_within, parts_below

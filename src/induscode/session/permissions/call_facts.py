@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 from anyio import to_thread
 
 from indusagi.capabilities.arguments import ArgumentChecker
-from indusagi.capabilities.files.paths.protected import default_protected_paths
+from indusagi.capabilities.files.paths.policy import default_protected_paths
 from indusagi.capabilities.ports import PathRefused, SandboxState
 from indusagi.capabilities.tool import DefinedTool, prepare_call
 from indusagi.capabilities.tools.paths import path_given

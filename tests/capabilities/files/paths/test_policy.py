@@ -16,7 +16,7 @@ from tests.support.tools import box_of, call, context, returning
 from indusagi.capabilities.budget import OutputBudget
 from indusagi.capabilities.files.paths import openat as beneath
 from indusagi.capabilities.files.paths.policy import PathPolicy, PathRequest, workspace_policy
-from indusagi.capabilities.files.paths.protected import ProtectedPaths
+from indusagi.capabilities.files.paths.policy import ProtectedPaths
 from indusagi.capabilities.local import make_local_context
 from indusagi.capabilities.local.fs import LocalFs
 from indusagi.capabilities.ports import PathRefused

@@ -8,7 +8,7 @@ import pytest
 from tests.support.tools import box_of, call, context
 
 from indusagi.capabilities.files.paths.policy import workspace_policy
-from indusagi.capabilities.files.paths.protected import default_protected_paths
+from indusagi.capabilities.files.paths.policy import default_protected_paths
 from indusagi.capabilities.local.fs import LocalFs
 from indusagi.capabilities.ports import PathRefused
 from indusagi.capabilities.tools.find import find_tool

@@ -1,15 +1,14 @@
-"""A file put in its place whole.
+"""Atomic replacement of a file.
 
-A finished file takes the place of the old one, with its owner and mode: nobody ever sees half of
-it. One that is marked read-only is not replaced. Where the directory takes no new file, the old one
-is written to where it is.
+A finished temporary file takes the place of the old one by rename(2), with its owner and mode: a reader sees the old
+content or the new one (https://man7.org/linux/man-pages/man2/rename.2.html). A read-only file is not replaced. Where
+the directory does not accept a new file, the old file is written in place.
 
-A file may have several names (hard links), and the others may lie outside of the workspace, where
-nothing may be written. A new file therefore takes the place of this name alone, and the others keep
-their content; where that cannot be done, it is refused.
+A file may have several names (hard links), some of them outside of the workspace, where tools may not write. The new
+file therefore replaces this name only, and the others keep their content; where that is impossible, it is refused.
 
-What a process leaves that is ended while it writes, the next one that writes there clears away: the
-unfinished file is called after its place, and locked for as long as somebody writes it.
+The temporary file is named after its target and locked by flock(2) while it is written
+(https://man7.org/linux/man-pages/man2/flock.2.html). The next write removes one that a killed process has left behind.
 """
 
 from __future__ import annotations
@@ -33,59 +32,68 @@ if TYPE_CHECKING:
 
     from indusagi.capabilities.files.paths.openat import DirFdPath
 
-_WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
-_SPECIAL_BITS = stat.S_ISUID | stat.S_ISGID
+_ANY_WRITE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 _KEPT_ATTRIBUTES = ("user.", "system.posix_acl_access", "security.selinux")
-"""Not `security.capability`: the system too takes it from a file that is written to."""
-_NO_ROOM_FOR_A_NEW_ONE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EXDEV, errno.EBUSY})
-"""What the system says when a directory is closed, or a file alone is mounted into it."""
-_BUSY = frozenset({errno.EAGAIN, errno.EACCES})
-"""What `flock` says of a lock that somebody else holds."""
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+"""Not `security.capability`: the kernel too removes it from a file that is written
+(https://man7.org/linux/man-pages/man7/capabilities.7.html)."""
+_NO_NEW_FILE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EXDEV, errno.EBUSY})
+"""Errors where a directory is not writable, or where a single file is mounted into it."""
+_LOCKED = frozenset({errno.EAGAIN, errno.EACCES})
+"""Errors of `flock` for a lock that another process holds."""
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a directory"}
 
 
-def require_regular_file(found: os.stat_result, given: str, resolved: str) -> None:
-    """Refuse what is no regular file.
+def require_regular_file(status: os.stat_result, given: str, resolved: str) -> None:
+    """Refuse everything but a regular file.
 
     Raises:
         IsADirectoryError: It is a directory.
         PathRefused: It is a pipe, a socket or a device.
     """
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), resolved)
-    if not stat.S_ISREG(found.st_mode):
-        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "a device")
-        why = f"is not a regular file but {kind}, and is not opened. Use a command for it"
-        raise PathRefused(given, resolved, "special", why)
+    if not stat.S_ISREG(status.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "a device")
+        message = f"is not a regular file but {kind}, and is not opened. Use a command for it"
+        raise PathRefused(given, resolved, "special", message)
 
 
-def write_atomically(spot: DirFdPath, data: bytes, given: str) -> None:
-    """Write a file, be it there or not.
+def write_atomically(target: DirFdPath, data: bytes, given: str) -> None:
+    """Replace or create a file.
+
+    Args:
+        target: The file.
+        data: Its new content.
+        given: The path as the caller gave it, for messages.
 
     Raises:
-        SymlinkError: A link stands there.
-        PathRefused: It has other names, and its directory takes no new file.
+        SymlinkError: The target is a symbolic link.
+        PathRefused: The file has other names, and its directory does not accept a new file.
         PermissionError: The file is read-only, or its directory is closed.
     """
     try:
-        former = spot.stat()
+        former = target.stat()
     except FileNotFoundError:
-        _replace(spot, data, None)
+        _replace(target, data, None)
         return
-    require_regular_file(former, given, spot.path)
-    _require_writable(spot, former)
+    require_regular_file(former, given, target.path)
+    if not former.st_mode & _ANY_WRITE and not os.access(
+        target.name, os.W_OK, dir_fd=target.folder, effective_ids=os.access in os.supports_effective_ids
+    ):
+        message = "the file is read-only. Ask the user to make it writable"
+        raise PermissionError(errno.EACCES, message, target.path)
     try:
-        _replace(spot, data, former)
+        _replace(target, data, former)
     except OSError as exc:
-        if exc.errno not in _NO_ROOM_FOR_A_NEW_ONE:
+        if exc.errno not in _NO_NEW_FILE:
             raise
-        _overwrite(spot, data, given)
+        _overwrite(target, data, given)
 
 
 @contextmanager
 def errors_naming(path: str) -> Generator[None]:
-    """Let a failure name the file that was meant, not one the caller never heard of."""
+    """Raise errors that name `path` instead of a temporary file or a part of the path."""
     try:
         yield
     except PathRefused:
@@ -96,114 +104,92 @@ def errors_naming(path: str) -> Generator[None]:
         raise OSError(exc.errno, exc.strerror, path) from exc
 
 
-def _require_writable(spot: DirFdPath, former: os.stat_result) -> None:
-    """Refuse a file that is marked read-only, though another could be put in its place.
-
-    Raises:
-        PermissionError: Nobody may write to it.
-    """
-    if former.st_mode & _WRITABLE or os.access(
-        spot.name, os.W_OK, dir_fd=spot.folder, effective_ids=os.access in os.supports_effective_ids
-    ):
-        return
-    message = "the file is read-only. Ask the user to make it writable"
-    raise PermissionError(errno.EACCES, message, spot.path)
-
-
-def _overwrite(spot: DirFdPath, data: bytes, given: str) -> None:
-    handle = spot.open(os.O_WRONLY)
+def _overwrite(target: DirFdPath, data: bytes, given: str) -> None:
+    """Write a file in place; without space for a longer content, the old one stays complete."""
+    handle = target.open(os.O_WRONLY)
     try:
         former = os.fstat(handle)
-        require_regular_file(former, given, spot.path)
+        require_regular_file(former, given, target.path)
         if former.st_nlink > 1:
-            why = (
+            message = (
                 "has other names (hard links), whose content would change too, and its directory "
                 "takes no new file. Ask the user to make the directory writable"
             )
-            raise PathRefused(given, spot.path, "special", why)
-        _lengthen(handle, data, former.st_size)
-        _put(handle, data[: former.st_size], 0)
+            raise PathRefused(given, target.path, "special", message)
+        size = former.st_size
+        if len(data) > size:
+            try:
+                _write_at(handle, data[size:], size)
+                os.fsync(handle)
+            except OSError:
+                os.ftruncate(handle, size)
+                raise
+        _write_at(handle, data[:size], 0)
         os.ftruncate(handle, len(data))
         os.fsync(handle)
     finally:
         os.close(handle)
 
 
-def _lengthen(handle: int, data: bytes, size: int) -> None:
-    """Write what is longer than the old content; without room for it, that one stays whole."""
-    if len(data) <= size:
-        return
-    try:
-        _put(handle, data[size:], size)
-        os.fsync(handle)
-    except OSError:
-        os.ftruncate(handle, size)
-        raise
-
-
-def _put(handle: int, data: bytes, at: int) -> None:
+def _write_at(handle: int, data: bytes, position: int) -> None:
     left = memoryview(data)
     while left:
-        written = os.pwrite(handle, left, at)
-        left, at = left[written:], at + written
+        count = os.pwrite(handle, left, position)
+        left, position = left[count:], position + count
 
 
-def _replace(spot: DirFdPath, data: bytes, former: os.stat_result | None) -> None:
-    # Nobody may read in it while it is written who may not read the file that it becomes.
-    first_mode = 0o666 if former is None else former.st_mode & 0o600
-    temporary, handle = _begun(spot, first_mode)
+def _replace(target: DirFdPath, data: bytes, former: os.stat_result | None) -> None:
+    # While it is written, the temporary file is as closed as the finished one.
+    mode = 0o666 if former is None else former.st_mode & 0o600
+    temporary, handle = _create_temporary(target, mode)
     with os.fdopen(handle, "wb") as file:
         try:
             file.write(data)
             file.flush()
             if former is not None:
-                _take_after(handle, spot, former)
+                _copy_metadata(handle, target, former)
             os.fsync(handle)
-            os.replace(temporary, spot.name, src_dir_fd=spot.folder, dst_dir_fd=spot.folder)
+            os.replace(temporary, target.name, src_dir_fd=target.folder, dst_dir_fd=target.folder)
         except BaseException:
             with suppress(OSError):
-                os.unlink(temporary, dir_fd=spot.folder)
+                os.unlink(temporary, dir_fd=target.folder)
             raise
 
 
-def _begun(spot: DirFdPath, mode: int) -> tuple[str, int]:
-    """Make the file that is to be written and put in its place: its name, and a handle."""
-    usual = f".indus-{hashlib.sha256(os.fsencode(spot.name)).hexdigest()[:26]}.tmp"
+def _create_temporary(target: DirFdPath, mode: int) -> tuple[str, int]:
+    """Create and lock the temporary file; return its name and a descriptor."""
+    usual = f".indus-{hashlib.sha256(os.fsencode(target.name)).hexdigest()[:26]}.tmp"
     for _ in range(2):
-        handle = _claimed(spot, usual, mode)
-        if handle is not None:
-            return usual, handle
-        if not _cleared(spot, usual):
+        with suppress(FileExistsError):
+            handle = os.open(usual, _CREATE, mode, dir_fd=target.folder)
+            is_ours = True
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as exc:
+                is_ours = exc.errno not in _LOCKED  # on a file system without locks it is ours all the same
+            # Another process may have removed it as abandoned before it was locked.
+            if is_ours and os.fstat(handle).st_nlink:
+                return usual, handle
+            os.close(handle)
+        if not _remove_abandoned(target, usual):
             break
-    # Somebody writes there at this moment, and the last one to be done decides.
+    # Another process is writing the same file: the last rename decides.
     other = f".indus-{new_ulid()}.tmp"
-    return other, os.open(other, _NEW, mode, dir_fd=spot.folder)
+    return other, os.open(other, _CREATE, mode, dir_fd=target.folder)
 
 
-def _claimed(spot: DirFdPath, name: str, mode: int) -> int | None:
-    """Make an unfinished file and lock it; None if there is one, or it was taken for abandoned."""
+def _remove_abandoned(target: DirFdPath, name: str) -> bool:
+    """Remove a temporary file that no process writes any more; tell whether it is gone."""
+    temporary = replace(target, name=name)
     try:
-        handle = os.open(name, _NEW, mode, dir_fd=spot.folder)
-    except FileExistsError:
-        return None
-    if _is_free(handle) and os.fstat(handle).st_nlink:
-        return handle
-    os.close(handle)
-    return None
-
-
-def _cleared(spot: DirFdPath, name: str) -> bool:
-    """Remove an unfinished file that nobody is writing any more; tell whether it is gone."""
-    left = replace(spot, name=name)
-    try:
-        handle = left.open(os.O_RDONLY)
+        handle = temporary.open(os.O_RDONLY)
     except OSError as exc:
         return exc.errno == errno.ENOENT
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # It may have been put in its place meanwhile, and another one begun.
-        if os.path.samestat(os.fstat(handle), left.lstat()):
-            os.unlink(name, dir_fd=spot.folder)
+        # It may have been renamed meanwhile, and another one created.
+        if os.path.samestat(os.fstat(handle), temporary.lstat()):
+            os.unlink(name, dir_fd=target.folder)
     except OSError as exc:
         return exc.errno == errno.ENOENT
     finally:
@@ -211,53 +197,31 @@ def _cleared(spot: DirFdPath, name: str) -> bool:
     return True
 
 
-def _is_free(handle: int) -> bool:
-    """Lock a file; where the system cannot lock, nobody can hold it either."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as exc:
-        return exc.errno not in _BUSY
-    return True
+def _copy_metadata(handle: int, target: DirFdPath, former: os.stat_result) -> None:
+    """Copy owner, extended attributes and mode of the file that is replaced.
 
-
-def _take_after(handle: int, spot: DirFdPath, former: os.stat_result) -> None:
-    """Give a new file the owner, attributes and mode of the one that it replaces.
-
-    In this order: a change of the owner takes bits from the mode, and an access list changes it.
+    The order matters: chown(2) clears bits of the mode, and an access control list changes the mode
+    (https://man7.org/linux/man-pages/man2/chown.2.html).
     """
-    _keep_owner(handle, former)
-    _keep_attributes(handle, spot)
-    os.fchmod(handle, _fitting_mode(former, os.fstat(handle)))
-
-
-def _keep_owner(handle: int, former: os.stat_result) -> None:
-    # Only root may give a file away; its owner may give it to a group of theirs.
+    # Only root may give a file to another user; its owner may give it to one of their groups.
     try:
         os.fchown(handle, former.st_uid, former.st_gid)
     except OSError:
         with suppress(OSError):
             os.fchown(handle, -1, former.st_gid)
-
-
-def _keep_attributes(handle: int, spot: DirFdPath) -> None:
-    if sys.platform != "linux":
-        return
-    # No call for attributes takes a directory and a name; the file itself may not be readable.
-    path = f"/proc/self/fd/{spot.folder}/{spot.name}"
-    with suppress(OSError):
-        for name in os.listxattr(path, follow_symlinks=False):
-            if name.startswith(_KEPT_ATTRIBUTES):
-                with suppress(OSError):
-                    value = os.getxattr(path, name, follow_symlinks=False)
-                    os.setxattr(handle, name, value)
-
-
-def _fitting_mode(former: os.stat_result, now: os.stat_result) -> int:
-    """Give the former mode, without the rights that were meant for another owner or group."""
+    if sys.platform == "linux":
+        # No call for attributes takes a directory descriptor, and the file itself may be unreadable.
+        path = f"/proc/self/fd/{target.folder}/{target.name}"
+        with suppress(OSError):
+            for name in os.listxattr(path, follow_symlinks=False):
+                if name.startswith(_KEPT_ATTRIBUTES):
+                    with suppress(OSError):
+                        os.setxattr(handle, name, os.getxattr(path, name, follow_symlinks=False))
     mode = stat.S_IMODE(former.st_mode)
+    now = os.fstat(handle)
     if now.st_gid != former.st_gid:
-        # The new group may do no more than everybody else.
+        # Another group may do no more than all other users.
         mode &= ~0o070 | (mode & 0o007) << 3
     if (now.st_uid, now.st_gid) != (former.st_uid, former.st_gid):
-        mode &= ~_SPECIAL_BITS
-    return mode
+        mode &= ~(stat.S_ISUID | stat.S_ISGID)
+    os.fchmod(handle, mode)

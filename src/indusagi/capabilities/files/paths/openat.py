@@ -1,8 +1,9 @@
-"""Directories opened from a base without following a link on the way.
+"""Files opened from a base directory without following symbolic links on the way.
 
-A path is resolved first, links followed, and then walked to from its base. Should somebody put a
-link in its place in between, the walk ends there: it can never lead out of the base. Where the
-kernel has `openat2`, it walks; elsewhere one component is opened after the other.
+A path is resolved first, with its links, and then opened from its base. A link that another process puts in its place
+in between ends the walk with a `SymlinkError`: it never leads out of the base. Linux walks by openat2(2) with
+`RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS` (https://man7.org/linux/man-pages/man2/openat2.2.html); elsewhere each component
+is opened by openat(2) with `O_NOFOLLOW`.
 """
 
 from __future__ import annotations
@@ -17,31 +18,31 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Generator, Sequence
 
-# Enough to stand in a directory and reach for a name; Linux needs no right to list it for that.
-_STAND = (os.O_PATH if sys.platform == "linux" else os.O_RDONLY) | (os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+# Enough to reach the names in a directory; on Linux without the permission to list it.
+_DIRECTORY = (os.O_PATH if sys.platform == "linux" else os.O_RDONLY) | (os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 _OPENAT2 = 437
 _RESOLVE = 0x02 | 0x04 | 0x08
-"""No magic links, no links at all, and beneath the directory one starts from."""
+"""RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS and RESOLVE_BENEATH."""
 _MACHINES = frozenset({"x86_64", "aarch64", "arm64", "riscv64", "ppc64le", "s390x"})
-"""Where `openat2` is known to have that number."""
-_ASTRAY = frozenset({errno.ELOOP, errno.EXDEV, errno.EAGAIN})
-"""What `openat2` says of a link, of a way out, and of a directory that moved under its feet."""
+"""Machines on which the system call has this number."""
+_NOT_BENEATH = frozenset({errno.ELOOP, errno.EXDEV, errno.EAGAIN})
+"""Errors of `openat2` for a link, for a path out of the base, and for a directory that is moved meanwhile."""
 
 
 class SymlinkError(OSError):
-    """A link stands where none was when the path was resolved, or links lead round in a circle."""
+    """A symbolic link stands where none was when the path was resolved, or links form a circle."""
 
     def __init__(self, path: str) -> None:
         super().__init__(errno.ELOOP, os.strerror(errno.ELOOP), path)
 
 
 def real_path(path: str) -> str:
-    """Give the absolute path that this one leads to, as far as it exists.
+    """Resolve a path as far as it exists.
 
     Raises:
-        SymlinkError: A link was replaced while it was looked at, or the chain has no end.
+        SymlinkError: A link was replaced meanwhile, or the chain of links does not end.
     """
     try:
         return os.path.realpath(path)
@@ -51,30 +52,31 @@ def real_path(path: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DirFdPath:
-    """A name in a directory that is held open; `.` for the directory itself."""
+    """A name in an open directory; `.` for the directory itself."""
 
     folder: int
+    """A descriptor of the directory."""
     name: str
     path: str
-    """What it is called in full."""
+    """The complete path, for messages."""
 
     def lstat(self) -> os.stat_result:
-        """Look at what stands there, be it a link."""
+        """Examine what has this name, without following a link."""
         return os.stat(self.name, dir_fd=self.folder, follow_symlinks=False)
 
     def stat(self) -> os.stat_result:
-        """Look at what stands there.
+        """Examine what has this name.
 
         Raises:
             SymlinkError: It is a link.
         """
-        found = self.lstat()
-        if stat.S_ISLNK(found.st_mode):
+        status = self.lstat()
+        if stat.S_ISLNK(status.st_mode):
             raise SymlinkError(self.path)
-        return found
+        return status
 
     def open(self, flags: int) -> int:
-        """Open what stands there.
+        """Open what has this name.
 
         Raises:
             SymlinkError: It is a link.
@@ -88,7 +90,7 @@ class DirFdPath:
             raise
 
     def open_folder(self) -> int:
-        """Open the directory that stands there, to list it.
+        """Open the directory of this name, to list it.
 
         Raises:
             SymlinkError: It is a link.
@@ -100,10 +102,10 @@ class DirFdPath:
             raise
 
     def require_file(self) -> None:
-        """Make sure that what was no directory a moment ago is one thing and stays it.
+        """Check that this name is still the file that it was when it failed to open as a directory.
 
         Raises:
-            SymlinkError: It was a link: it still is one, or a directory stands there again.
+            SymlinkError: It was a link: it still is one, or it is a directory now.
         """
         if stat.S_ISDIR(self.stat().st_mode):
             raise SymlinkError(self.path)
@@ -111,10 +113,10 @@ class DirFdPath:
 
 @contextmanager
 def open_at(base: str, parts: Sequence[str], path: str) -> Generator[DirFdPath]:
-    """Stand in front of the last of `parts`, with its directory held open.
+    """Open the directory that contains the last of `parts`.
 
     Raises:
-        SymlinkError: One of the directories on the way is a link.
+        SymlinkError: A directory on the way is a link.
     """
     folder = open_directory(base, parts[:-1])
     try:
@@ -123,64 +125,46 @@ def open_at(base: str, parts: Sequence[str], path: str) -> Generator[DirFdPath]:
         os.close(folder)
 
 
-def open_directory(base: str, parts: Sequence[str]) -> int:
-    """Open a directory to stand in; the base itself without parts.
+def open_directory(base: str, parts: Sequence[str], *, create: bool = False) -> int:
+    """Open a directory below `base`, and create it with its parents if `create` is set.
 
     Raises:
-        SymlinkError: One of the directories on the way is a link.
+        SymlinkError: A directory on the way is a link.
     """
-    way = openat2() if parts else None
-    if way is None:
-        return _walk(base, parts, _enter)
-    start = os.open(base, _STAND)
+    kernel_walk = openat2() if parts and not create else None
+    folder = os.open(base, _DIRECTORY)
     try:
-        return way(start, "/".join(parts))
+        if kernel_walk is not None:
+            return kernel_walk(folder, "/".join(parts))
+        for part in parts:
+            parent, folder = folder, _enter(folder, part, create=create)
+            os.close(parent)
+        opened, folder = folder, -1
+        return opened
     finally:
-        os.close(start)
+        if folder >= 0:
+            os.close(folder)
 
 
-def make_directories(base: str, parts: Sequence[str]) -> None:
-    """Make a directory and those missing on the way to it.
-
-    Raises:
-        SymlinkError: One of the directories on the way is a link.
-    """
-    os.close(_walk(base, parts, _make_and_enter))
-
-
-def _walk(base: str, parts: Sequence[str], step: Callable[[int, str], int]) -> int:
-    here = os.open(base, _STAND)
-    for part in parts:
-        try:
-            there = step(here, part)
-        finally:
-            os.close(here)
-        here = there
-    return here
-
-
-def _enter(folder: int, name: str) -> int:
+def _enter(folder: int, name: str, *, create: bool) -> int:
     try:
-        return os.open(name, _STAND, dir_fd=folder)
+        return os.open(name, _DIRECTORY, dir_fd=folder)
+    except FileNotFoundError:
+        if not create:
+            raise
+        try:
+            os.mkdir(name, dir_fd=folder)
+        except FileExistsError:
+            pass  # another process was faster
+        return _enter(folder, name, create=False)
     except OSError as exc:
         if exc.errno in {errno.ELOOP, errno.ENOTDIR}:
             DirFdPath(folder, name, name).require_file()
         raise
 
 
-def _make_and_enter(folder: int, name: str) -> int:
-    try:
-        return _enter(folder, name)
-    except FileNotFoundError:
-        try:
-            os.mkdir(name, dir_fd=folder)
-        except FileExistsError:
-            pass  # somebody was quicker: what stands there is looked at as any other
-        return _enter(folder, name)
-
-
-class Way(Protocol):
-    """How a directory is reached from one that is open."""
+class KernelWalk(Protocol):
+    """Opens a directory from another one in a single system call."""
 
     def __call__(self, start: int, path: str) -> int:
         """Open the directory at a relative path without `..`."""
@@ -188,34 +172,33 @@ class Way(Protocol):
 
 
 @functools.cache
-def openat2() -> Way | None:
-    """Give the kernel's own way; None where it has none, or where it may not be asked."""
+def openat2() -> KernelWalk | None:
+    """Return the system call `openat2`; None where the kernel lacks it or a sandbox forbids it."""
     if sys.platform != "linux" or os.uname().machine not in _MACHINES:
         return None
-    way = _kernel_way()
-    start = os.open(os.sep, _STAND)
+    walk = _build_kernel_walk()
+    start = os.open(os.sep, _DIRECTORY)
     try:
-        # Old kernels do not know the call, and filters of containers forbid what they do not know.
-        os.close(way(start, os.curdir))
+        os.close(walk(start, os.curdir))
     except OSError:
         return None
     finally:
         os.close(start)
-    return way
+    return walk
 
 
-def _kernel_way() -> Way:
-    import ctypes  # noqa: PLC0415 — only a door that is used pays
+def _build_kernel_walk() -> KernelWalk:
+    import ctypes  # noqa: PLC0415 — only once a file is opened
 
-    class How(ctypes.Structure):
+    class OpenHow(ctypes.Structure):
         _fields_ = [("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64)]
 
     call = ctypes.CDLL(None, use_errno=True).syscall
     call.restype = ctypes.c_long
-    # With O_NOFOLLOW a link at the end would be opened, and taken for a file.
-    how = How(_STAND & ~os.O_NOFOLLOW, 0, _RESOLVE)
+    # With O_PATH, O_NOFOLLOW would open a link at the end of the path instead of failing.
+    how = OpenHow(_DIRECTORY & ~os.O_NOFOLLOW, 0, _RESOLVE)
 
-    def way(start: int, path: str) -> int:
+    def walk(start: int, path: str) -> int:
         handle = call(
             ctypes.c_long(_OPENAT2),
             ctypes.c_int(start),
@@ -226,8 +209,8 @@ def _kernel_way() -> Way:
         if handle >= 0:
             return handle
         number = ctypes.get_errno()
-        if number in _ASTRAY:
+        if number in _NOT_BENEATH:
             raise SymlinkError(path)
         raise OSError(number, os.strerror(number), path)
 
-    return way
+    return walk

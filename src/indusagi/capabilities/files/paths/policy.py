@@ -1,25 +1,178 @@
-"""Where the file door leads: what may be read, what may be written, and why not the rest.
+"""Path policy: which paths the native tools may read and write, and why not the others.
 
-A policy looks at resolved paths only, links followed. It refuses; it asks nobody. Whoever has asked
-the user hands the answer in through `permits`.
+A policy sees resolved paths only. It never asks the user: code that has asked passes the answer in as `permits`.
+
+Some paths are protected although they lie in the workspace. They are obeyed later, by git, by the shell at the next
+login or by this program, or they are credentials. A path is protected before it exists, under every spelling that a
+file system may take for it, and wherever a symbolic link has moved it.
 """
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TypeAlias
 
 from indusagi.capabilities.files.paths.openat import real_path
-from indusagi.capabilities.files.paths.protected import ProtectedPaths, default_protected_paths
 from indusagi.capabilities.files.text.display import format_path
 from indusagi.capabilities.ports import PathRefused, Refusal
 from indusagi.core.app_dirs import state_dir
-from indusagi.core.paths import is_within
+from indusagi.core.paths import is_within, parts_below
+from indusagi.core.text import clean_text
 
-SPECIAL_PLACES = ("/proc", "/sys", "/dev")
-"""The system itself, made to look like files: to look can be to act, and to read may never end."""
+SPECIAL_DIRECTORIES = ("/proc", "/sys", "/dev")
+"""The kernel's own file systems: to read there can have effects, and may never end."""
+_GIT = "git's own records, which may hold commands"
+_OURS = "settings or records of this program"
+_SHELL = "a file that the shell or the desktop obeys at the next start"
+_SECRET = "credentials of the user"
+_PROTECTED_NAMES = {".git": _GIT, ".indusvx": _OURS, ".indus": _OURS}
+_IN_HOME = {
+    _GIT: ".gitconfig .git-credentials",
+    _SHELL: (
+        ".bashrc .bash_profile .bash_login .bash_logout .bash_aliases .profile .zshrc .zshenv"
+        " .zprofile .zlogin .zlogout .kshrc .cshrc .tcshrc .login .inputrc .xprofile .xinitrc"
+        " .xsession .xsessionrc .pam_environment .local/share/systemd Library/LaunchAgents"
+    ),
+    _SECRET: (
+        ".ssh .aws .gnupg .azure .kube .docker .oci .netrc .pgpass .npmrc .pypirc .boto .s3cfg"
+        " .vault-token .password-store .terraform.d .terraformrc .cargo/credentials"
+        " .cargo/credentials.toml .gem/credentials .local/share/keyrings Library/Keychains"
+    ),
+    _OURS: ".indus .indusvx",
+}
+_IN_CONFIG = {
+    _GIT: "git",
+    _SHELL: "fish autostart systemd environment.d",
+    _SECRET: "gcloud gh hub op rclone doctl containers",
+    _OURS: "indus indusvx",
+}
+_IN_STATE = "serve-token conversations ledger.db ledger.db-wal ledger.db-shm ledger.db-journal"
+"""Files of this program that may hold credentials: the gateway's token, conversations, answers of servers. Its other
+files may be read, above all results that were too long."""
+_MAX_GIT_FILE_BYTES = 4096
+"""Bytes that are read of a `.git` file, which contains one path."""
+
+
+def _no_reasons() -> Mapping[str, str]:
+    return MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProtectedPaths:
+    """Protected names and paths, each with a reason that ends a sentence."""
+
+    names: Mapping[str, str] = field(default_factory=_no_reasons)
+    """Names of files and directories that are protected everywhere."""
+    places: Mapping[str, str] = field(default_factory=_no_reasons)
+    """Absolute paths, with everything below them."""
+
+    def find_reason(self, resolved: str, base: str) -> str | None:
+        """Find the reason why a resolved path within `base` may not be written; None if it may."""
+        below = [_fold(part) for part in parts_below(resolved, base)]
+        for name, reason in self.names.items():
+            if name in below:
+                return reason
+        folded = _fold(resolved)
+        named = ((os.path.join(base, name), reason) for name, reason in self.names.items())
+        for place, reason in _iter_locations((*self.places.items(), *named)):
+            if is_within(folded, _fold(place)):
+                return reason
+        return _GIT if ".git" in self.names and _is_git_directory(resolved, base) else None
+
+    def hidden_below(self, base: str) -> Sequence[str]:
+        """List the credentials within a directory: they may not be read either.
+
+        The file system is examined only if the directory is a home or contains one.
+        """
+        secrets = [(path, reason) for path, reason in self.places.items() if reason == _SECRET and is_within(path, base)]
+        return [place for place, _ in _iter_locations(secrets)]
+
+
+def _iter_locations(rows: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Yield each path as it is named, and where symbolic links lead."""
+    resolve = functools.cache(real_path)  # most of them share a directory
+    for place, reason in rows:
+        yield place, reason
+        folder, name = os.path.split(place)
+        real = os.path.join(resolve(folder), name)
+        if real != place:
+            yield real, reason
+        if os.path.islink(real):
+            yield resolve(real), reason
+
+
+def default_protected_paths() -> ProtectedPaths:
+    """Build the protected paths of this user from the environment alone."""
+    places: dict[str, str] = {}
+    home = os.path.expanduser("~")
+    states: list[str] = []
+    if os.path.isabs(home):
+        config = os.environ.get("XDG_CONFIG_HOME", "")
+        for folder, rows in ((home, _IN_HOME), (os.path.join(home, ".config"), _IN_CONFIG), (config, _IN_CONFIG)):
+            if os.path.isabs(folder):
+                places |= {
+                    os.path.join(folder, name): reason for reason, names in rows.items() for name in names.split()
+                }
+        # The state of other runs, which may have another XDG_STATE_HOME than this one.
+        states.append(os.path.join(home, ".local", "state", "indus"))
+    try:
+        states.append(state_dir())
+    except OSError:
+        pass  # without a home there is no state to protect
+    for state in states:
+        places[state] = _OURS
+        places |= {os.path.join(state, name): _SECRET for name in _IN_STATE.split()}
+    return ProtectedPaths(names=_PROTECTED_NAMES, places=places)
+
+
+def _fold(text: str) -> str:
+    """Map all spellings that some file system takes for the same name to one."""
+    return clean_text(text)[0].casefold()
+
+
+def _is_git_directory(resolved: str, base: str) -> bool:
+    """Tell whether a path lies in a git directory that is not named `.git`.
+
+    It is recognised by its files, as git does it (https://git-scm.com/docs/gitrepository-layout), or by the `.git` file
+    of a worktree or a submodule that points to it.
+    """
+    folder = resolved
+    while folder != base and is_within(folder, base):
+        names = {name for name in ("HEAD", "commondir", "objects", "refs") if os.path.lexists(os.path.join(folder, name))}
+        if "HEAD" in names and ("commondir" in names or names >= {"objects", "refs"}):
+            return True
+        folder = os.path.dirname(folder)
+        records = _read_git_file(os.path.join(folder, ".git"))
+        # A file that points to its own directory, or above, would protect the whole workspace.
+        if records and is_within(resolved, records) and not is_within(folder, records):
+            return True
+    return False
+
+
+def _read_git_file(path: str) -> str | None:
+    """Read the git directory that a `.git` file names."""
+    try:
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            return None
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            text = os.fsdecode(os.read(handle, _MAX_GIT_FILE_BYTES))
+        finally:
+            os.close(handle)
+    except OSError:
+        return None
+    label, _, target = text.partition(":")
+    if label != "gitdir" or "\0" in target:
+        return None
+    return real_path(os.path.join(os.path.dirname(path), target.strip()))
+
+
+# -- policy -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,89 +188,70 @@ class PathRequest:
 Permits: TypeAlias = Callable[[PathRequest], bool]
 
 
-def _nobody_permits(_request: PathRequest) -> bool:
+def _permit_nothing(_request: PathRequest) -> bool:
     return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathPolicy:
-    """The places a door leads to, all absolute."""
+    """The directories in which tools work; all paths are absolute."""
 
     roots: tuple[str, ...]
-    """What may be read and written; the workspace comes first."""
+    """May be read and written; the workspace comes first."""
     read_roots: tuple[str, ...] = ()
-    """What may be read besides."""
+    """May be read."""
     protected: ProtectedPaths = field(default_factory=ProtectedPaths)
-    """What in the roots is not to be written to; credentials are not to be read either."""
-    permits: Permits = _nobody_permits
-    """Says yes to a path that would be refused as outside or protected. It is called in a thread,
-    for every single operation, and decides from what is known: it must not wait for anybody."""
+    """May not be written; credentials may not be read either."""
+    permits: Permits = _permit_nothing
+    """Permits a path that would be refused as outside or protected. It is called in a thread, for every operation, and
+    decides from what is known: it must not wait."""
 
-    def base_of(self, given: str, resolved: str, *, writing: bool) -> str:
-        """Give the directory from which a resolved path is to be opened.
+    def find_base(self, given: str, resolved: str, *, writing: bool) -> str:
+        """Find the directory from which a resolved path may be opened.
 
         Raises:
-            PathRefused: The door does not lead there.
+            PathRefused: The policy does not allow the path.
         """
-        root = next((root for root in self.roots if is_within(resolved, root)), None)
-        self._refuse_special(given, resolved, root)
-        base = root if root is not None else self._base_outside(given, resolved, writing=writing)
-        why = self.protected.why(resolved, base) if writing else self._hidden(resolved, base)
-        if why is not None and not self._permitted(given, resolved, "protected", writing=writing):
-            act = "write" if writing else "read"
-            raise PathRefused(given, resolved, "protected", _protected(given, resolved, why, act))
-        return base
 
-    def _hidden(self, resolved: str, base: str) -> str | None:
-        hidden = any(is_within(resolved, place) for place in self.protected.hidden_below(base))
-        return "credentials of the user" if hidden else None
+        def is_permitted(refusal: Refusal) -> bool:
+            return self.permits(PathRequest(given=given, resolved=resolved, writing=writing, refusal=refusal))
 
-    def _refuse_special(self, given: str, resolved: str, root: str | None) -> None:
-        for place in SPECIAL_PLACES:
-            # A workspace may stand on a memory disk below /dev.
-            if is_within(resolved, place) and not (root and is_within(root, place)):
-                why = (
-                    f"{_where(given, resolved)}is in {place}, where there is not a regular file"
+        target = "" if given == resolved else f"leads to {format_path(resolved)}, which "
+        base = next((root for root in self.roots if is_within(resolved, root)), None)
+        for place in SPECIAL_DIRECTORIES:
+            # A workspace may lie on a memory disk below /dev.
+            if is_within(resolved, place) and not (base and is_within(base, place)):
+                message = (
+                    f"{target}is in {place}, where there is not a regular file"
                     f" but the system itself. Use a command to ask the system"
                 )
-                raise PathRefused(given, resolved, "special", why)
-
-    def _base_outside(self, given: str, resolved: str, *, writing: bool) -> str:
-        if not writing:
-            for root in self.read_roots:
-                real = real_path(root)
-                if is_within(resolved, real):
-                    return real
-        if self._permitted(given, resolved, "outside", writing=writing):
-            return os.sep
-        raise PathRefused(given, resolved, "outside", self._outside(given, resolved, writing))
-
-    def _permitted(self, given: str, resolved: str, refusal: Refusal, *, writing: bool) -> bool:
-        return self.permits(PathRequest(given=given, resolved=resolved, writing=writing, refusal=refusal))
-
-    def _outside(self, given: str, resolved: str, writing: bool) -> str:
-        act = "written" if writing else "read"
-        return (
-            f"{_where(given, resolved)}is outside the workspace {format_path(self.roots[0])} and may"
-            f" not be {act}. Use a path inside the workspace, or ask the user"
-        )
-
-
-def _protected(given: str, resolved: str, why: str, act: str) -> str:
-    remedy = "make this change" if act == "write" else "show it"
-    return f"{_where(given, resolved)}is protected ({why}): tools do not {act} there. Ask the user to {remedy}"
-
-
-def _where(given: str, resolved: str) -> str:
-    """Begin the sentence: where the path leads, unless that is what was given."""
-    return "" if given == resolved else f"leads to {format_path(resolved)}, which "
+                raise PathRefused(given, resolved, "special", message)
+        if base is None and not writing:
+            base = next((real for root in self.read_roots if is_within(resolved, real := real_path(root))), None)
+        if base is None:
+            if not is_permitted("outside"):
+                message = (
+                    f"{target}is outside the workspace {format_path(self.roots[0])} and may not be"
+                    f" {'written' if writing else 'read'}. Use a path inside the workspace, or ask the user"
+                )
+                raise PathRefused(given, resolved, "outside", message)
+            base = os.sep
+        if writing:
+            reason = self.protected.find_reason(resolved, base)
+        else:
+            is_hidden = any(is_within(resolved, place) for place in self.protected.hidden_below(base))
+            reason = _SECRET if is_hidden else None
+        if reason is not None and not is_permitted("protected"):
+            act, remedy = ("write", "make this change") if writing else ("read", "show it")
+            message = f"{target}is protected ({reason}): tools do not {act} there. Ask the user to {remedy}"
+            raise PathRefused(given, resolved, "protected", message)
+        return base
 
 
 def workspace_policy(root: str) -> PathPolicy:
-    """Make the policy of a session in a workspace; nothing is looked at but the environment.
+    """Build the policy of a session in a workspace, from the environment alone.
 
-    Long answers that were cut are kept outside, and may be read there, also those of a session
-    that is being resumed.
+    Results that were too long are kept outside of the workspace, and may be read there.
     """
     try:
         read_roots = (os.path.join(state_dir(), "sessions"),)
