@@ -22,14 +22,7 @@ from typing import BinaryIO, TypeVar
 from anyio import to_thread
 
 from indusagi.capabilities.files.paths.atomic_write import errors_naming, require_regular_file, write_atomically
-from indusagi.capabilities.files.paths.openat import (
-    DirFdPath,
-    SymlinkError,
-    make_directories,
-    open_at,
-    open_directory,
-    real_path,
-)
+from indusagi.capabilities.files.paths.openat import DirFdPath, SymlinkError, open_at, open_directory, real_path
 from indusagi.capabilities.files.paths.policy import PathPolicy
 from indusagi.capabilities.ports import DirEntry, FileKind, FileStat, Folder, WorkT
 from indusagi.core.paths import parts_below, sort_in_chunks
@@ -43,6 +36,17 @@ _ATTEMPTS = 10
 _NOWHERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
 """Errors of `stat` for an absent path."""
 T = TypeVar("T")
+
+
+class ResolvedPath(str):
+    """A path that `LocalFs.resolve` has checked for writing, so that the operations that follow need not.
+
+    A link that appears on the way is found when the path is opened, and makes it an ordinary path again.
+    """
+
+    __slots__ = ("base", "policy")
+    base: str
+    policy: PathPolicy | None
 
 
 class LocalFs:
@@ -90,7 +94,12 @@ class LocalFs:
 
     async def resolve(self, path: str, *, writing: bool = False) -> str:
         """Return the absolute path with links followed, if the policy allows it; an absent path as far as it exists."""
-        return await to_thread.run_sync(partial(self._locate, path, lambda _, resolved: resolved, writing=writing))
+        base, resolved = await to_thread.run_sync(partial(self._locate, path, _pair, writing=writing))
+        if not writing:
+            return resolved
+        checked = ResolvedPath(resolved)
+        checked.base, checked.policy = base, self._rooted
+        return checked
 
     async def reading(self, path: str, work: Callable[[BinaryIO], WorkT]) -> WorkT:
         """Open a regular file and run `work` with it in a thread: one open file, one version.
@@ -144,6 +153,8 @@ class LocalFs:
 
     def _resolve(self, path: str, *, writing: bool = False, follow: bool = True) -> tuple[str, str]:
         """Return the directory from which the policy lets a path be opened, and the resolved path."""
+        if isinstance(path, ResolvedPath) and path.policy is self._rooted and follow:
+            return path.base, path
         # The system calls would raise ValueError; the port promises OSError.
         try:
             is_valid = b"\0" not in os.fsencode(path)
@@ -162,7 +173,7 @@ class LocalFs:
         if self._rooted is None:
             # Once: the workspace does not move with a link that is changed later.
             self._rooted = replace(self._policy, roots=tuple(real_path(root) for root in self._policy.roots))
-        return self._rooted.base_of(path, resolved, writing=writing), resolved
+        return self._rooted.find_base(path, resolved, writing=writing), resolved
 
     def _locate(self, path: str, work: Callable[[str, str], T], **how: bool) -> T:
         """Run `work` with the base and the resolved path, again while links appear on the way."""
@@ -172,6 +183,7 @@ class LocalFs:
                 with errors_naming(resolved):
                     return work(base, resolved)
             except SymlinkError:
+                path = str(path)
                 if attempt == _ATTEMPTS:
                     raise
         raise AssertionError("the last attempt returns or raises")
@@ -225,9 +237,13 @@ class LocalFs:
             try:
                 os.close(open_directory(base, parts))
             except FileNotFoundError:
-                make_directories(base, parts)
+                os.close(open_directory(base, parts, create=True))
 
         self._locate(path, make, writing=True)
+
+
+def _pair(base: str, resolved: str) -> tuple[str, str]:
+    return base, resolved
 
 
 async def _run_to_end(change: Callable[[], None]) -> None:

@@ -47,7 +47,8 @@ async def change_file(
     """
     state = ctx.framework.read_state
     try:
-        resolved = await ctx.fs.resolve(path, writing=True)
+        checked = await ctx.fs.resolve(path, writing=True)
+        resolved = str(checked)
         async with file_lock(resolved) as lock:
             request = EditRequest(
                 path=path,
@@ -59,7 +60,7 @@ async def change_file(
                 edits=edits,
                 content=content,
             )
-            plan = await _carry_out(ctx, request, dry_run=dry_run)
+            plan = await _carry_out(ctx, request, checked, dry_run=dry_run)
     except TimeoutError as exc:
         return ToolResult.error(f"{format_path(path)}: {exc.strerror}", code="timeout")
     except OSError as exc:
@@ -72,16 +73,23 @@ async def change_file(
     return _format_result(plan, name, resolved, (*plan.notes, *warning), dry_run=dry_run)
 
 
-async def _carry_out(ctx: ToolContext, request: EditRequest, *, dry_run: bool) -> EditPlan | EditRefusal:
-    """Read the file, plan the edit and write it; the caller holds the lock."""
+async def _carry_out(ctx: ToolContext, request: EditRequest, checked: str, *, dry_run: bool) -> EditPlan | EditRefusal:
+    """Read the file, plan the edit and write it; the caller holds the lock.
+
+    Args:
+        ctx: The context of the call.
+        request: The request.
+        checked: The resolved path as the `Fs` port returned it, which may spare it a second check.
+        dry_run: Do not write.
+    """
     resolved, state = request.resolved, ctx.framework.read_state
     before: bytes | None
     try:
-        before = await ctx.fs.read_bytes(resolved, limit=MAX_FILE_BYTES + 1)
+        before = await ctx.fs.read_bytes(checked, limit=MAX_FILE_BYTES + 1)
     except FileNotFoundError:
         before = None
     if before is not None and len(before) > MAX_FILE_BYTES:
-        size = (await ctx.fs.stat(resolved)).size
+        size = (await ctx.fs.stat(checked)).size
         message = f"{size:,} bytes are too many to change here: {MAX_FILE_BYTES:,} at most; use a command"
         return EditRefusal("too_large", message, {"size": size})
     plan = await plan_edit(request, before)
@@ -93,7 +101,7 @@ async def _carry_out(ctx: ToolContext, request: EditRequest, *, dry_run: bool) -
     if plan.changed:
         # The file and the record of it change together.
         with CancelScope(shield=True):
-            refusal = await _write(ctx, resolved, before, plan.after)
+            refusal = await _write(ctx, checked, before, plan.after)
             if refusal is not None:
                 return refusal
     # A file that contains unread lines keeps the record of what was read.

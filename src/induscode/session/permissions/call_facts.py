@@ -230,7 +230,7 @@ async def _resolve_path(ctx: ToolContext, given: str, *, writing: bool) -> PathF
         refusal = exc.refusal
         if refusal == "outside" and writing:
             # The policy reports its first reason; of the two, `protected` is the stricter one.
-            reason = await to_thread.run_sync(default_protected_paths().why, exc.resolved, os.sep)
+            reason = await to_thread.run_sync(default_protected_paths().find_reason, exc.resolved, os.sep)
             refusal = cast("Refusal", "protected") if reason else refusal
         return replace(fact, resolved=exc.resolved, refusal=refusal)
     except OSError as exc:

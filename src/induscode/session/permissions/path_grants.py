@@ -72,7 +72,7 @@ class CallPolicy(PathPolicy):
     """Paths that may be written: those that were checked, and their directories."""
     find_denial: FindDenial
 
-    def base_of(self, given: str, resolved: str, *, writing: bool) -> str:
+    def find_base(self, given: str, resolved: str, *, writing: bool) -> str:
         """Give the directory from which a resolved path is opened.
 
         Raises:
@@ -86,7 +86,7 @@ class CallPolicy(PathPolicy):
         if rule is not None:
             raise PathRefused(given, resolved, "protected", f"leads to {shown}: rule {rule}")
         # `slots=True` creates a new class, which `super()` without arguments does not find.
-        return PathPolicy.base_of(self, given, resolved, writing=writing)
+        return PathPolicy.find_base(self, given, resolved, writing=writing)
 
 
 def restrict_context(ctx: ToolContext, facts: CallFacts, grant: PathGrant, find_denial: FindDenial) -> ToolContext:

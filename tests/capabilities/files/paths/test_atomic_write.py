@@ -65,7 +65,7 @@ def test_where_there_is_no_room_in_a_closed_folder_the_old_content_stays(
     def closed(*_: object) -> None:
         raise OSError(errno.EACCES, os.strerror(errno.EACCES))
 
-    monkeypatch.setattr(placing, "_begun", closed)
+    monkeypatch.setattr(placing, "_create_temporary", closed)
     path = tmp_path / "a"
     path.write_bytes(b"o" * size)
     with little_room(), pytest.raises(OSError, match="File too large"):

@@ -89,9 +89,9 @@ async def test_different_files_do_not_wait_for_each_other() -> None:
 async def test_a_lock_that_nobody_uses_is_forgotten() -> None:
     for number in range(100):
         async with file_lock(f"/{number}"):
-            assert len(locks._TURNS.get()) == 1
+            assert len(locks._LOCKS.get()) == 1
     gc.collect()
-    assert len(locks._TURNS.get()) == 0
+    assert len(locks._LOCKS.get()) == 0
     assert lock_files() == []
 
 
@@ -273,7 +273,7 @@ async def test_a_lock_file_that_was_removed_meanwhile_is_made_anew(monkeypatch: 
     async with file_lock("/a") as held:
         assert (held.unshared, left) == (None, [0])
         assert len(lock_files()) == 1
-    left[0] = locks._RENEWALS
+    left[0] = locks._ATTEMPTS
     with pytest.raises(TimeoutError):
         async with file_lock("/a", wait_s=0):
             pytest.fail("its file is gone")
@@ -286,7 +286,7 @@ async def test_a_caller_that_is_cancelled_while_it_takes_the_lock_leaves_nothing
     taking, go_on = threading.Event(), threading.Event()
     really = locks._try_lock
 
-    def slowly(path: str) -> locks._Key | None:
+    def slowly(path: str) -> locks.LockFile | None:
         taking.set()
         go_on.wait(10)
         return really(path)

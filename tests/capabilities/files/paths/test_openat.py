@@ -47,13 +47,13 @@ def test_where_the_kernel_s_way_is_missing_or_forbidden_there_is_none(
     def refuse(start: int, path: str) -> int:
         raise OSError(number, os.strerror(number), path)
 
-    monkeypatch.setattr(beneath, "_kernel_way", lambda: refuse)
+    monkeypatch.setattr(beneath, "_build_kernel_walk", lambda: refuse)
     assert beneath.openat2.__wrapped__() is None
 
 
 def test_elsewhere_nobody_asks_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(beneath, "_MACHINES", frozenset[str]())
-    monkeypatch.setattr(beneath, "_kernel_way", lambda: pytest.fail("asked"))
+    monkeypatch.setattr(beneath, "_build_kernel_walk", lambda: pytest.fail("asked"))
     assert beneath.openat2.__wrapped__() is None
 
 

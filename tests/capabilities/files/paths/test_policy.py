@@ -15,8 +15,7 @@ from tests.support.tools import box_of, call, context, returning
 
 from indusagi.capabilities.budget import OutputBudget
 from indusagi.capabilities.files.paths import openat as beneath
-from indusagi.capabilities.files.paths.policy import PathPolicy, PathRequest, workspace_policy
-from indusagi.capabilities.files.paths.policy import ProtectedPaths
+from indusagi.capabilities.files.paths.policy import PathPolicy, PathRequest, ProtectedPaths, workspace_policy
 from indusagi.capabilities.local import make_local_context
 from indusagi.capabilities.local.fs import LocalFs
 from indusagi.capabilities.ports import PathRefused
@@ -484,7 +483,7 @@ async def test_the_workspace_itself_is_not_removed(world: World) -> None:
 
 
 def test_nothing_is_protected_unless_it_is_said() -> None:
-    assert ProtectedPaths().why("/w/.git/config", "/w") is None
+    assert ProtectedPaths().find_reason("/w/.git/config", "/w") is None
 
 
 PARTS = st.sampled_from(["a", "b", "f", "l1", "l2", "..", ".", "none"])

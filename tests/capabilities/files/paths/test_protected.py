@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.support.tools import box_of, call, context
 
-from indusagi.capabilities.files.paths.policy import workspace_policy
-from indusagi.capabilities.files.paths.policy import default_protected_paths
+from indusagi.capabilities.files.paths.policy import default_protected_paths, workspace_policy
 from indusagi.capabilities.local.fs import LocalFs
 from indusagi.capabilities.ports import PathRefused
 from indusagi.capabilities.tools.find import find_tool
@@ -74,4 +73,4 @@ def test_our_own_secrets_are_not_written_either(tmp_path: Path, states: list[Pat
     home = str(tmp_path / "home")
     for state in states:
         for name in (*SECRETS, OPEN, "trust.json"):
-            assert default_protected_paths().why(str(state / name), home) is not None
+            assert default_protected_paths().find_reason(str(state / name), home) is not None

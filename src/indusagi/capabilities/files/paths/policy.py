@@ -89,7 +89,9 @@ class ProtectedPaths:
 
         The file system is examined only if the directory is a home or contains one.
         """
-        secrets = [(path, reason) for path, reason in self.places.items() if reason == _SECRET and is_within(path, base)]
+        secrets = [
+            (path, reason) for path, reason in self.places.items() if reason == _SECRET and is_within(path, base)
+        ]
         return [place for place, _ in _iter_locations(secrets)]
 
 
@@ -143,7 +145,9 @@ def _is_git_directory(resolved: str, base: str) -> bool:
     """
     folder = resolved
     while folder != base and is_within(folder, base):
-        names = {name for name in ("HEAD", "commondir", "objects", "refs") if os.path.lexists(os.path.join(folder, name))}
+        names = {
+            name for name in ("HEAD", "commondir", "objects", "refs") if os.path.lexists(os.path.join(folder, name))
+        }
         if "HEAD" in names and ("commondir" in names or names >= {"objects", "refs"}):
             return True
         folder = os.path.dirname(folder)
