@@ -1,4 +1,4 @@
-"""What every `Fs` promises, tried on each of them."""
+"""The contract of the `Fs` port, tested on each implementation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from anyio.lowlevel import checkpoint
 from tests.support.scripts import unmeasured
 from tests.support.waiting import until
 
-from indusagi.capabilities.files.paths import openat as beneath
+from indusagi.capabilities.files.paths import openat
 from indusagi.capabilities.files.paths.policy import workspace_policy
 from indusagi.capabilities.local.fs import LocalFs
 from indusagi.capabilities.ports import DirEntry, FileKind, Fs, PathRefused
@@ -38,8 +38,8 @@ NOBODY = 65534
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Reach directories by the kernel's own way, and by walking."""
     if request.param == "walk":
-        monkeypatch.setattr(beneath, "openat2", _always(None))
-    elif beneath.openat2() is None:
+        monkeypatch.setattr(openat, "openat2", _always(None))
+    elif openat.openat2() is None:
         pytest.skip("this kernel has no openat2")
     return request.param
 
@@ -69,7 +69,7 @@ def _noted(done: list[str], name: str, really: Callable[..., None]) -> Callable[
     return noted
 
 
-async def test_what_was_written_is_read_back(fs: Fs) -> None:
+async def test_written_content_is_read_back(fs: Fs) -> None:
     await fs.write_file("a.bin", b"\x00\xff\r\n")
     assert await fs.read_bytes("a.bin") == b"\x00\xff\r\n"
 
@@ -80,13 +80,13 @@ async def test_text_is_utf_8(fs: Fs) -> None:
     assert await fs.read_text("a.txt") == "é\r\n🙂"
 
 
-async def test_bytes_that_are_no_text_are_refused_with_their_place(fs: Fs) -> None:
+async def test_invalid_utf_8_is_refused_with_its_position(fs: Fs) -> None:
     await fs.write_file("latin", b"caf\xe9")
     with pytest.raises(OSError, match="not UTF-8 at byte 3"):
         await fs.read_text("latin")
 
 
-async def test_characters_that_are_no_text_are_refused_with_their_place(fs: Fs, tmp_path: Path) -> None:
+async def test_lone_surrogates_are_refused_with_their_position(fs: Fs, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="at character 3 is not text") as caught:
         await fs.write_file("a", "abc\ud800")
     assert (caught.value.errno, caught.value.filename) == (errno.EILSEQ, "a")
@@ -102,7 +102,7 @@ async def test_a_part_of_a_file_can_be_read(fs: Fs) -> None:
 
 
 @pytest.mark.parametrize(("offset", "limit"), [(-1, None), (0, -1), (2**63, None), (2**70, 1), (-(2**70), None)])
-async def test_a_part_that_no_file_can_have_is_an_os_error(fs: Fs, offset: int, limit: int | None) -> None:
+async def test_an_invalid_part_is_an_os_error(fs: Fs, offset: int, limit: int | None) -> None:
     await fs.write_file("a", b"0123456789")
     with pytest.raises(OSError, match="no such part") as caught:
         await fs.read_bytes("a", offset=offset, limit=limit)
@@ -139,14 +139,14 @@ async def test_a_path_below_a_file_does_not_exist(fs: Fs) -> None:
     assert not await fs.exists("file/below")
 
 
-async def test_nothing_exists_where_nothing_can_be(fs: Fs, tmp_path: Path) -> None:
+async def test_impossible_paths_do_not_exist(fs: Fs, tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     assert not await fs.exists("x" * 300)
     assert not await fs.exists("loop")
     assert not await fs.exists("loop/below")
 
 
-async def test_where_one_may_not_look_nobody_says_that_nothing_exists(fs: Fs, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_exists_raises_where_it_may_not_look(fs: Fs, monkeypatch: pytest.MonkeyPatch) -> None:
     await fs.mkdir("closed")
     with monkeypatch.context() as patched:
         patched.setattr(os, "stat", _refuse)  # root may look everywhere
@@ -162,12 +162,12 @@ async def test_a_link_that_leads_to_itself_cannot_be_written_through(fs: Fs, tmp
 
 
 @pytest.mark.parametrize("path", ["a\0b", "\ud800"])
-async def test_a_path_that_the_system_cannot_have_is_an_os_error(fs: Fs, path: str) -> None:
+async def test_an_invalid_path_is_an_os_error(fs: Fs, path: str) -> None:
     with pytest.raises(OSError, match="a path cannot hold such characters"):
         await fs.read_bytes(path)
 
 
-async def test_looking_tells_kind_size_and_mode(fs: Fs, tmp_path: Path) -> None:
+async def test_stat_returns_kind_size_and_mode(fs: Fs, tmp_path: Path) -> None:
     await fs.write_file("a", b"abc")
     (tmp_path / "a").chmod(0o640)
     found = await fs.stat("a")
@@ -176,7 +176,7 @@ async def test_looking_tells_kind_size_and_mode(fs: Fs, tmp_path: Path) -> None:
     assert (await fs.stat(".")).kind is FileKind.DIRECTORY
 
 
-async def test_a_link_is_followed_unless_one_asks_for_the_link(fs: Fs, tmp_path: Path) -> None:
+async def test_stat_follows_a_link_unless_told_otherwise(fs: Fs, tmp_path: Path) -> None:
     await fs.write_file("a", b"abc")
     (tmp_path / "link").symlink_to("a")
     (tmp_path / "dangling").symlink_to("nothing")
@@ -201,7 +201,7 @@ async def test_writing_keeps_the_mode_of_the_file(fs: Fs, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("mode", [0o000, 0o040, 0o400, 0o600, 0o640, 0o777])
-async def test_a_file_that_is_being_written_is_never_open_to_more_than_the_finished_one(
+async def test_a_temporary_file_is_never_more_accessible_than_the_finished_one(
     fs: Fs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
 ) -> None:
     (tmp_path / "a").touch()
@@ -240,7 +240,7 @@ async def test_writing_keeps_the_owner_and_the_group(fs: Fs, tmp_path: Path) -> 
         (NOBODY, NOBODY, 0o6770, 0o6770),
     ],
 )
-def test_a_file_that_changes_hands_gives_nobody_new_rights(owner: int, group: int, former: int, narrowed: int) -> None:
+def test_a_changed_owner_gains_no_rights(owner: int, group: int, former: int, narrowed: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chown(folder, NOBODY, NOBODY)
         path = Path(folder, "a")
@@ -254,7 +254,7 @@ def test_a_file_that_changes_hands_gives_nobody_new_rights(owner: int, group: in
 
 
 @as_root
-async def test_a_file_whose_owner_and_group_cannot_stay_loses_what_was_meant_for_them(
+async def test_the_mode_is_narrowed_where_owner_and_group_cannot_stay(
     fs: Fs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await fs.write_file("a", b"old")
@@ -267,7 +267,7 @@ async def test_a_file_whose_owner_and_group_cannot_stay_loses_what_was_meant_for
 
 
 @as_root
-def test_the_group_stays_where_only_the_owner_cannot() -> None:
+def test_the_group_is_kept_where_the_owner_cannot_be() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chown(folder, NOBODY, 12345)
         path = Path(folder, "a")
@@ -281,7 +281,7 @@ def test_the_group_stays_where_only_the_owner_cannot() -> None:
 
 
 @as_root
-def test_a_write_that_the_directory_forbids_names_the_file_and_not_another_one() -> None:
+def test_a_forbidden_write_names_the_file() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         path = os.path.join(folder, "a")
@@ -338,7 +338,7 @@ async def test_writing_keeps_extended_attributes(fs: Fs, tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has them in Python")
-async def test_a_file_whose_attributes_cannot_be_kept_is_written_all_the_same(
+async def test_attributes_that_cannot_be_kept_do_not_prevent_a_write(
     fs: Fs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[object] = []
@@ -371,7 +371,7 @@ async def test_the_other_name_of_a_file_keeps_its_content(fs: Fs, tmp_path: Path
     assert stat.S_IMODE((tmp_path / written).stat().st_mode) == 0o640
 
 
-async def test_a_pipe_that_takes_the_place_of_a_file_of_two_names_gets_no_byte(
+async def test_a_pipe_that_replaces_a_hard_link_is_not_written(
     fs: Fs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await fs.write_file("first", b"x")
@@ -395,7 +395,7 @@ async def test_a_new_file_gets_the_usual_mode(fs: Fs, tmp_path: Path) -> None:
     assert (tmp_path / "a").stat().st_mode == (tmp_path / "usual").stat().st_mode
 
 
-async def test_a_write_that_fails_leaves_the_old_content_and_nothing_else(fs: Fs, tmp_path: Path) -> None:
+async def test_a_failed_write_leaves_the_old_content_and_no_temporary_file(fs: Fs, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(IsADirectoryError):
         await fs.write_file("folder", b"x")
@@ -404,9 +404,7 @@ async def test_a_write_that_fails_leaves_the_old_content_and_nothing_else(fs: Fs
     assert sorted(os.listdir(tmp_path)) == ["folder"]
 
 
-async def test_a_write_for_which_there_is_no_room_leaves_the_old_content_and_nothing_else(
-    fs: Fs, tmp_path: Path
-) -> None:
+async def test_a_full_disk_leaves_the_old_content_and_no_temporary_file(fs: Fs, tmp_path: Path) -> None:
     await fs.write_file("a", b"old")
     former, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1024 * 1024, hard))
@@ -420,7 +418,7 @@ async def test_a_write_for_which_there_is_no_room_leaves_the_old_content_and_not
     assert os.listdir(tmp_path) == ["a"]
 
 
-async def test_a_failure_stays_the_same_when_the_half_written_file_is_gone_already(
+async def test_a_missing_temporary_file_does_not_hide_the_error(
     fs: Fs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(source: str, target: str, *, src_dir_fd: int, dst_dir_fd: int) -> None:
@@ -434,9 +432,7 @@ async def test_a_failure_stays_the_same_when_the_half_written_file_is_gone_alrea
     assert caught.value.filename == str(tmp_path / "a")
 
 
-async def test_a_write_is_on_the_disk_before_it_takes_the_place_of_the_old_one(
-    fs: Fs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_write_is_synced_before_the_rename(fs: Fs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     for name in ("fsync", "replace"):
         really: Callable[..., None] = getattr(os, name)
@@ -466,7 +462,7 @@ async def test_a_reader_never_sees_half_a_write(fs: Fs) -> None:
 
 
 @pytest.mark.parametrize("door", ["read_bytes", "read_text"])
-async def test_r44_a_pipe_is_refused_and_does_not_hang(fs: Fs, tmp_path: Path, door: str) -> None:
+async def test_r44_a_pipe_is_refused_and_does_not_block(fs: Fs, tmp_path: Path, door: str) -> None:
     os.mkfifo(tmp_path / "pipe")
     with anyio.fail_after(5), pytest.raises(OSError, match="not a regular file"):
         await getattr(fs, door)("pipe")
@@ -475,7 +471,7 @@ async def test_r44_a_pipe_is_refused_and_does_not_hang(fs: Fs, tmp_path: Path, d
     assert (await fs.stat("pipe")).kind is FileKind.OTHER
 
 
-async def test_r44_whoever_waits_to_write_into_a_pipe_is_not_disturbed(fs: Fs, tmp_path: Path) -> None:
+async def test_r44_a_waiting_writer_of_a_pipe_is_not_disturbed(fs: Fs, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     written: list[str] = []
@@ -502,7 +498,7 @@ async def test_r44_whoever_waits_to_write_into_a_pipe_is_not_disturbed(fs: Fs, t
         os.close(reader)
 
 
-async def test_r44_a_pipe_that_takes_the_place_of_a_file_is_refused_and_does_not_hang(
+async def test_r44_a_pipe_that_replaces_a_file_is_refused_and_does_not_block(
     fs: Fs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await fs.write_file("a", b"x")
@@ -532,7 +528,7 @@ async def test_r44_a_socket_is_refused(fs: Fs, tmp_path: Path) -> None:
             await fs.read_bytes("socket")
 
 
-async def test_r44_of_a_10_gb_file_a_part_is_read_and_the_whole_is_refused(fs: Fs, tmp_path: Path) -> None:
+async def test_r44_a_10_gb_file_is_read_in_parts_only(fs: Fs, tmp_path: Path) -> None:
     size = 10 * 1024**3
     (tmp_path / "huge").touch()
     os.truncate(tmp_path / "huge", size)
@@ -547,21 +543,19 @@ async def test_r44_of_a_10_gb_file_a_part_is_read_and_the_whole_is_refused(fs: F
 
 
 @pytest.mark.parametrize("limit", [None, 2**70])
-async def test_a_file_that_grows_while_it_is_read_is_not_read_without_end(
-    fs: Fs, monkeypatch: pytest.MonkeyPatch, limit: int | None
-) -> None:
+async def test_reading_a_growing_file_ends(fs: Fs, monkeypatch: pytest.MonkeyPatch, limit: int | None) -> None:
     await fs.write_file("a", b"x")
     monkeypatch.setattr(os, "pread", _always(bytes(64 * 1024 * 1024)))
     with pytest.raises(OSError, match="too many to be read at once"):
         await fs.read_bytes("a", limit=limit)
 
 
-async def test_r44_a_directory_is_refused_as_such(fs: Fs) -> None:
+async def test_r44_reading_a_directory_is_an_is_a_directory_error(fs: Fs) -> None:
     with pytest.raises(IsADirectoryError):
         await fs.read_bytes(".")
 
 
-async def test_directories_are_made_with_those_above_them(fs: Fs, tmp_path: Path) -> None:
+async def test_directories_are_created_with_their_parents(fs: Fs, tmp_path: Path) -> None:
     await fs.mkdir("a/b/c")
     await fs.mkdir("a/b/c")
     assert (tmp_path / "a/b/c").is_dir()
@@ -589,13 +583,13 @@ async def test_files_links_and_empty_directories_can_be_removed(fs: Fs, tmp_path
     assert os.listdir(tmp_path) == []
 
 
-async def test_a_directory_with_something_in_it_is_not_removed(fs: Fs) -> None:
+async def test_a_directory_with_entries_is_not_removed(fs: Fs) -> None:
     await fs.mkdir("folder/inner")
     with pytest.raises(OSError, match="not empty"):
         await fs.rm("folder")
 
 
-async def test_a_path_with_more_parts_than_the_stack_has_frames_is_an_os_error(fs: Fs) -> None:
+async def test_a_very_deep_path_is_an_os_error(fs: Fs) -> None:
     with pytest.raises(OSError, match="File name too long"):
         await fs.mkdir("x" * 300 + "/d" * 2 * sys.getrecursionlimit())
 
@@ -607,7 +601,7 @@ async def test_a_path_is_resolved_as_far_as_it_exists(fs: Fs, tmp_path: Path) ->
     assert await fs.resolve(".") == str(tmp_path)
 
 
-async def test_a_chain_of_links_that_is_longer_than_the_stack_is_an_os_error(fs: Fs, tmp_path: Path) -> None:
+async def test_a_very_long_chain_of_links_is_an_os_error(fs: Fs, tmp_path: Path) -> None:
     for number in range(2 * sys.getrecursionlimit()):
         (tmp_path / f"{number}").symlink_to(f"{number + 1}")
     with pytest.raises(OSError, match=r"symbolic links|No such file"):
@@ -615,7 +609,7 @@ async def test_a_chain_of_links_that_is_longer_than_the_stack_is_an_os_error(fs:
     assert not await fs.exists("0")
 
 
-async def test_work_on_an_open_file_gets_one_version_of_it(fs: Fs, tmp_path: Path) -> None:
+async def test_reading_sees_one_version_of_a_file(fs: Fs, tmp_path: Path) -> None:
     await fs.write_file("a", b"old")
     handles: list[BinaryIO] = []
 
@@ -630,7 +624,7 @@ async def test_work_on_an_open_file_gets_one_version_of_it(fs: Fs, tmp_path: Pat
     assert await fs.read_bytes("a") == b"new"
 
 
-async def test_what_work_on_an_open_file_raises_is_passed_on_as_it_is(fs: Fs) -> None:
+async def test_reading_passes_exceptions_of_the_work_on(fs: Fs) -> None:
     await fs.write_file("a", b"x")
     calls: list[int] = []
 
@@ -643,7 +637,7 @@ async def test_what_work_on_an_open_file_raises_is_passed_on_as_it_is(fs: Fs) ->
     assert (caught.value.filename, calls) == ("its own file", [1])
 
 
-async def test_a_caller_that_is_cancelled_leaves_work_at_once_and_the_file_is_closed(fs: Fs) -> None:
+async def test_a_cancelled_reading_returns_at_once_and_closes_the_file(fs: Fs) -> None:
     await fs.write_file("a", b"x")
     begun, leave = threading.Event(), threading.Event()
     handles: list[BinaryIO] = []
@@ -663,7 +657,7 @@ async def test_a_caller_that_is_cancelled_leaves_work_at_once_and_the_file_is_cl
     await until(lambda: handles[0].closed)
 
 
-async def test_an_open_folder_is_reached_by_its_handle(fs: Fs, tmp_path: Path) -> None:
+async def test_a_folder_is_opened_by_descriptor(fs: Fs, tmp_path: Path) -> None:
     await fs.mkdir("folder")
     await fs.write_file("folder/a", b"x")
     (tmp_path / "link").symlink_to("folder")
@@ -675,18 +669,16 @@ async def test_an_open_folder_is_reached_by_its_handle(fs: Fs, tmp_path: Path) -
         await fs.folder("moved/a")
 
 
-async def test_a_caller_that_is_cancelled_while_a_folder_is_opened_leaves_nothing_behind(
-    fs: Fs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_cancelled_opening_of_a_folder_leaves_no_descriptor(fs: Fs, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, go_on = threading.Event(), threading.Event()
-    really = beneath.DirFdPath.open_folder
+    really = openat.DirFdPath.open_folder
 
-    def slowly(spot: beneath.DirFdPath) -> int:
+    def slowly(spot: openat.DirFdPath) -> int:
         begun.set()
         go_on.wait(10)
         return really(spot)
 
-    monkeypatch.setattr(beneath.DirFdPath, "open_folder", slowly)
+    monkeypatch.setattr(openat.DirFdPath, "open_folder", slowly)
     task = asyncio.ensure_future(fs.folder("."))  # noqa: TID251 — a caller that knows no scopes
     await anyio.to_thread.run_sync(begun.wait, 10)
     task.cancel()
@@ -695,7 +687,7 @@ async def test_a_caller_that_is_cancelled_while_a_folder_is_opened_leaves_nothin
     assert task.cancelled()
 
 
-async def test_a_listing_tells_sizes_and_what_links_say(fs: Fs, tmp_path: Path) -> None:
+async def test_a_listing_contains_sizes_and_link_targets(fs: Fs, tmp_path: Path) -> None:
     await fs.write_file("file", b"abc")
     await fs.mkdir("folder")
     (tmp_path / "link").symlink_to("/nowhere/at/all")
@@ -708,7 +700,7 @@ async def test_a_listing_tells_sizes_and_what_links_say(fs: Fs, tmp_path: Path) 
     ]
 
 
-async def test_a_name_that_is_gone_when_it_is_looked_at_is_listed_with_its_kind(
+async def test_a_name_removed_meanwhile_is_listed_with_its_kind(
     fs: Fs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await fs.mkdir("a")
@@ -739,7 +731,7 @@ async def test_a_name_that_is_gone_when_it_is_looked_at_is_listed_with_its_kind(
     assert [(each.kind, each.size) for each in await fs.readdir(".")] == [(kind, None) for kind in kinds]
 
 
-async def test_where_a_directory_takes_no_new_file_the_old_one_is_written_to(
+async def test_a_file_in_a_directory_without_new_files_is_written_in_place(
     fs: Fs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await fs.write_file("a", b"a longer text")
@@ -756,7 +748,7 @@ async def test_where_a_directory_takes_no_new_file_the_old_one_is_written_to(
 
 
 @as_root
-def test_a_file_in_a_closed_directory_can_still_be_written_to() -> None:
+def test_a_file_in_a_read_only_directory_is_written_in_place() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         path = Path(folder, "a")
@@ -767,7 +759,7 @@ def test_a_file_in_a_closed_directory_can_still_be_written_to() -> None:
 
 
 @as_root
-def test_a_directory_that_may_be_entered_but_not_listed_can_be_reached_through() -> None:
+def test_a_directory_that_cannot_be_listed_can_be_entered() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o711)
         os.mkdir(Path(folder, "inner"), 0o755)
@@ -775,14 +767,14 @@ def test_a_directory_that_may_be_entered_but_not_listed_can_be_reached_through()
         assert _as_nobody(folder, "print(await fs.read_bytes('inner/a'))") == "b'x'"
 
 
-async def test_a_directory_is_not_made_where_a_file_stands(fs: Fs) -> None:
+async def test_a_directory_is_not_created_over_a_file(fs: Fs) -> None:
     await fs.write_file("file", b"x")
     for path in ("file", "file/below"):
         with pytest.raises(NotADirectoryError):
             await fs.mkdir(path)
 
 
-async def test_a_directory_that_somebody_else_makes_at_the_same_time_is_fine(
+async def test_a_directory_created_by_another_process_is_accepted(
     fs: Fs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mkdir = os.mkdir
@@ -796,16 +788,14 @@ async def test_a_directory_that_somebody_else_makes_at_the_same_time_is_fine(
     assert (tmp_path / "a/b").is_dir()
 
 
-async def test_a_link_is_removed_and_not_what_it_leads_to(fs: Fs, tmp_path: Path) -> None:
+async def test_rm_removes_a_link_and_keeps_its_target(fs: Fs, tmp_path: Path) -> None:
     await fs.mkdir("folder")
     (tmp_path / "link").symlink_to("folder")
     await fs.rm("link/")
     assert os.listdir(tmp_path) == ["folder"]
 
 
-async def test_a_caller_that_is_cancelled_does_not_leave_before_the_file_is_written(
-    fs: Fs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_cancelled_write_is_completed(fs: Fs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     def slowly(_handle: int) -> None:

@@ -115,7 +115,7 @@ def test_an_unreadable_rule_file_holds_no_rules(tmp_path: Path, monkeypatch: pyt
         raise PermissionError
 
     monkeypatch.setattr(os, "fstat", refuse)
-    read = ignore._read(str(tmp_path), ".gitignore", 100)
+    read = ignore._read_start(str(tmp_path), ".gitignore", 100)
     monkeypatch.undo()
     assert read is None
 

@@ -1,4 +1,4 @@
-"""A file is put in its place whole, or what stood there stays: full disks, closed files."""
+"""Atomic writes: full disks, killed processes, hard links, read-only files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.support.scripts import unmeasured
 
-from indusagi.capabilities.files.paths import atomic_write as placing
+from indusagi.capabilities.files.paths import atomic_write
 from indusagi.capabilities.files.paths.atomic_write import write_atomically
 from indusagi.capabilities.files.paths.openat import open_at
 from indusagi.capabilities.ports import PathRefused
@@ -45,7 +45,7 @@ def little_room() -> Generator[None]:
 
 @pytest.mark.parametrize("names", [1, 2])
 @pytest.mark.parametrize("size", [0, 5, ROOM])
-def test_where_there_is_no_room_the_old_content_stays(size: int, names: int, tmp_path: Path) -> None:
+def test_a_full_disk_keeps_the_old_content(size: int, names: int, tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"o" * size)
     if names > 1:
@@ -57,7 +57,7 @@ def test_where_there_is_no_room_the_old_content_stays(size: int, names: int, tmp
 
 
 @pytest.mark.parametrize("size", [0, 5, ROOM])
-def test_where_there_is_no_room_in_a_closed_folder_the_old_content_stays(
+def test_a_full_disk_keeps_the_old_content_of_a_file_written_in_place(
     size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There the file is written where it is."""
@@ -65,7 +65,7 @@ def test_where_there_is_no_room_in_a_closed_folder_the_old_content_stays(
     def closed(*_: object) -> None:
         raise OSError(errno.EACCES, os.strerror(errno.EACCES))
 
-    monkeypatch.setattr(placing, "_create_temporary", closed)
+    monkeypatch.setattr(atomic_write, "_create_temporary", closed)
     path = tmp_path / "a"
     path.write_bytes(b"o" * size)
     with little_room(), pytest.raises(OSError, match="File too large"):
@@ -95,7 +95,7 @@ def left_unfinished(path: Path, data: bytes) -> Path:
 
 
 @pytest.mark.parametrize("name", ["a", "x" * 255, "\udcff"])
-def test_what_a_killed_process_leaves_is_cleared_away_by_the_next_write(name: str, tmp_path: Path) -> None:
+def test_the_next_write_removes_the_temporary_file_of_a_killed_process(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     put(path, b"old")
     left = left_unfinished(path, b"half")
@@ -107,7 +107,7 @@ def test_what_a_killed_process_leaves_is_cleared_away_by_the_next_write(name: st
     assert sorted(tmp_path.iterdir()) == sorted((path, tmp_path / "other"))
 
 
-def test_what_somebody_else_is_writing_is_left_alone(tmp_path: Path) -> None:
+def test_the_temporary_file_of_a_running_process_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "a"
     left = left_unfinished(path, b"half")
     with left.open("rb") as theirs:
@@ -119,7 +119,7 @@ def test_what_somebody_else_is_writing_is_left_alone(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_was_taken_for_left_behind_is_not_put_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_temporary_file_removed_as_abandoned_is_not_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process removes the file between its making and its locking."""
     path = tmp_path / "a"
     lock = fcntl.flock
@@ -137,7 +137,7 @@ def test_what_was_taken_for_left_behind_is_not_put_in_place(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("stands", ["folder", "link", "pipe"])
-def test_whatever_stands_in_the_way_of_an_unfinished_file_it_is_written(stands: str, tmp_path: Path) -> None:
+def test_an_obstacle_at_the_temporary_name_does_not_prevent_a_write(stands: str, tmp_path: Path) -> None:
     path = tmp_path / "a"
     left = left_unfinished(path, b"half")
     left.unlink()
@@ -152,7 +152,7 @@ def test_whatever_stands_in_the_way_of_an_unfinished_file_it_is_written(stands: 
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_what_is_done_meanwhile_is_not_taken_for_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_temporary_file_renamed_meanwhile_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process puts its file in place, and begins a second one, before it can be locked."""
     path = tmp_path / "a"
     left = left_unfinished(path, b"theirs")
@@ -176,7 +176,7 @@ def test_what_is_done_meanwhile_is_not_taken_for_left_behind(tmp_path: Path, mon
     ("trouble", "leftover", "names"),
     [(errno.ENOLCK, False, 1), (errno.ENOLCK, True, 2), (errno.EAGAIN, False, 2), (errno.EAGAIN, True, 2)],
 )
-def test_where_files_cannot_be_locked_they_are_written_all_the_same(
+def test_a_file_system_without_locks_is_written(
     trouble: int, names: int, *, leftover: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
@@ -227,7 +227,7 @@ def test_finding_d8_a_file_with_other_names_is_never_written_in_place(
 
 
 @pytest.mark.parametrize("names", [1, 2])
-def test_a_read_only_file_is_left_alone_under_all_its_names(
+def test_a_read_only_file_is_not_written_under_any_name(
     names: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def nobody_may(*_: object, **__: object) -> bool:
@@ -249,7 +249,7 @@ def test_a_read_only_file_is_left_alone_under_all_its_names(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 @pytest.mark.process
-def test_a_read_only_file_is_not_replaced_in_a_folder_that_is_open() -> None:
+def test_a_read_only_file_in_a_writable_directory_is_not_replaced() -> None:
     script = """
 import os, pathlib, tempfile
 from indusagi.capabilities.files.paths.openat import open_at

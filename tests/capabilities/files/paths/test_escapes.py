@@ -1,4 +1,4 @@
-"""No tool that takes a path leads out of the workspace, however the path is written."""
+"""No spelling of a path leads a tool out of the workspace."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def outside(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("tool", list(CALLS))
-async def test_r43_c3_c4_c7_a_path_that_leads_out_is_refused(outside: Path, tool: str) -> None:
+async def test_r43_c3_c4_c7_a_path_outside_is_refused(outside: Path, tool: str) -> None:
     box = box_of(context(outside.parent / "w"), *TOOLS)
     for path in (
         str(outside / "x"),  # c3: the root's name is the beginning of this one
@@ -76,7 +76,7 @@ async def test_r43_c3_c4_c7_a_path_that_leads_out_is_refused(outside: Path, tool
 
 
 @pytest.mark.parametrize("tool", ["ls", "grep", "find"])
-async def test_r43_what_goes_through_the_workspace_does_not_go_through_its_links(outside: Path, tool: str) -> None:
+async def test_r43_links_in_the_workspace_do_not_lead_out(outside: Path, tool: str) -> None:
     box = box_of(context(outside.parent / "w"), *TOOLS)
     outcome = await call(box, tool, CALLS[tool])
     assert not outcome.is_error
@@ -85,7 +85,7 @@ async def test_r43_what_goes_through_the_workspace_does_not_go_through_its_links
 
 
 @pytest.mark.parametrize("tool", ["write", "edit"])
-async def test_c9_what_is_obeyed_later_is_not_written_by_a_tool(tmp_path: Path, tool: str) -> None:
+async def test_c9_protected_files_are_not_written(tmp_path: Path, tool: str) -> None:
     (tmp_path / ".git/hooks").mkdir(parents=True)
     (tmp_path / ".git/config").write_text("secret", encoding="utf-8")
     (tmp_path / "notes").symlink_to(".git/config")
@@ -100,7 +100,7 @@ async def test_c9_what_is_obeyed_later_is_not_written_by_a_tool(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("tool", ["read", "write", "edit", "grep"])
-async def test_r44_a_pipe_and_a_device_hang_no_tool(tmp_path: Path, tool: str) -> None:
+async def test_r44_a_pipe_and_a_device_do_not_block_a_tool(tmp_path: Path, tool: str) -> None:
     os.mkfifo(tmp_path / "pipe")
     box = box_of(context(tmp_path), *TOOLS)
     for path in ("pipe", "/dev/zero", "/proc/self/mem"):

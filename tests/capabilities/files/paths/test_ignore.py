@@ -1,4 +1,4 @@
-"""The ignore rules, with git as the judge."""
+"""Ignore rules, compared with git."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ RULES = [
 
 
 @pytest.mark.parametrize(("rules", "name", "is_dir", "ignored"), RULES)
-def test_what_a_rule_says_of_a_name(rules: str, name: str, is_dir: bool, ignored: bool, tmp_path: Path) -> None:
+def test_single_rules_match_as_in_git(rules: str, name: str, is_dir: bool, ignored: bool, tmp_path: Path) -> None:
     (tmp_path / ".gitignore").write_bytes(rules.encode())
     assert IgnoreRules.load(str(tmp_path)).ignores(name, is_dir=is_dir) is ignored
 
@@ -208,7 +208,7 @@ def test_what_a_rule_says_of_a_name(rules: str, name: str, is_dir: bool, ignored
         *(b"\xc3\xa9*", b"/sub/*\xa9", b"sub/**", b"**/\xc3\xa9", b"s*/\xc3\xa9", b"sub/\xe9[a]"),
     ],
 )
-def test_half_a_letter_in_a_rule_is_taken_for_what_it_is(rule: bytes, tmp_path: Path) -> None:
+def test_half_a_character_in_a_rule_matches_bytes(rule: bytes, tmp_path: Path) -> None:
     repository(tmp_path)
     (tmp_path / ".gitignore").write_bytes(rule + b"\n")
     for folder in (tmp_path, tmp_path / "sub"):
@@ -218,7 +218,7 @@ def test_half_a_letter_in_a_rule_is_taken_for_what_it_is(rule: bytes, tmp_path: 
     assert by_us(tmp_path) == by_git(tmp_path)
 
 
-def test_rules_of_directories_above_hold_up_to_the_repository(tmp_path: Path) -> None:
+def test_rules_above_apply_up_to_the_repository(tmp_path: Path) -> None:
     (tmp_path / ".gitignore").write_text("*.a\n", encoding="utf-8")
     root = repository(tmp_path / "project")
     (root / ".gitignore").write_text("*.b\n/sub/x\n", encoding="utf-8")
@@ -227,7 +227,7 @@ def test_rules_of_directories_above_hold_up_to_the_repository(tmp_path: Path) ->
     assert [rules.ignores(name, is_dir=False) for name in ("1.a", "1.b", "x")] == [False, True, True]
 
 
-def test_rules_hold_where_there_is_no_repository(tmp_path: Path) -> None:
+def test_rules_apply_without_a_repository(tmp_path: Path) -> None:
     (tmp_path / ".gitignore").write_text("*.a\n", encoding="utf-8")
     (tmp_path / "sub").mkdir()
     assert IgnoreRules.load(str(tmp_path / "sub")).ignores("1.a", is_dir=False)
@@ -245,7 +245,7 @@ def test_a_repository_inside_another_has_rules_of_its_own(tmp_path: Path) -> Non
 
 @pytest.mark.process
 @pytest.mark.parametrize("setting", ["default", "xdg", "named", "home"])
-def test_the_users_own_rules_are_the_weakest(
+def test_the_rules_of_the_user_have_the_lowest_precedence(
     setting: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path_factory.mktemp("user")
@@ -269,7 +269,7 @@ def test_the_users_own_rules_are_the_weakest(
     assert by_us(root) == by_git(root) == {".gitignore", "1.user", "2.own", "1.x"}
 
 
-def test_without_a_home_there_are_no_rules_of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_home_the_user_has_no_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOME")
     assert not IgnoreRules.load(str(tmp_path)).ignores("a", is_dir=False)
 
@@ -290,7 +290,7 @@ def test_a_worktree_has_the_rules_of_its_repository(tmp_path: Path) -> None:
     assert by_us(tmp_path / "tree") - {".git"} == by_git(tmp_path / "tree") == {"a.y"}
 
 
-def test_a_rule_file_that_is_no_plain_file_holds_no_rules(tmp_path: Path) -> None:
+def test_only_a_regular_file_contains_rules(tmp_path: Path) -> None:
     (tmp_path / "rules").write_text("*\n", encoding="utf-8")
     (tmp_path / ".gitignore").symlink_to("rules")
     assert not IgnoreRules.load(str(tmp_path)).ignores("a", is_dir=False)
@@ -299,7 +299,7 @@ def test_a_rule_file_that_is_no_plain_file_holds_no_rules(tmp_path: Path) -> Non
     assert not IgnoreRules.load(str(tmp_path)).ignores("a", is_dir=False)
 
 
-def test_rules_are_read_by_handle_too(tmp_path: Path) -> None:
+def test_rules_are_read_by_directory_descriptor(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub/.gitignore").write_text("*.a\n", encoding="utf-8")
     handle = os.open(tmp_path / "sub", os.O_RDONLY)
@@ -310,7 +310,7 @@ def test_rules_are_read_by_handle_too(tmp_path: Path) -> None:
     assert rules.ignores("1.a", is_dir=False)
 
 
-def test_a_hundred_thousand_plain_rules_are_one_look_up(tmp_path: Path) -> None:
+def test_a_hundred_thousand_plain_rules_take_one_lookup(tmp_path: Path) -> None:
     lines = "".join(f"name{number}\n" for number in range(60_000))
     (tmp_path / ".gitignore").write_text(lines, encoding="utf-8")
     rules = IgnoreRules.load(str(tmp_path))
@@ -318,7 +318,7 @@ def test_a_hundred_thousand_plain_rules_are_one_look_up(tmp_path: Path) -> None:
     assert not rules.cut
 
 
-def test_a_hostile_rule_file_is_applied_in_part(tmp_path: Path) -> None:
+def test_a_huge_rule_file_is_applied_in_part(tmp_path: Path) -> None:
     hostile = "".join(f"*{'a*' * 20}{number}\n" for number in range(100_000))
     (tmp_path / ".gitignore").write_text(hostile, encoding="utf-8")
     rules = IgnoreRules.load(str(tmp_path))
@@ -327,7 +327,7 @@ def test_a_hostile_rule_file_is_applied_in_part(tmp_path: Path) -> None:
         rules.ignores("a" * 250 + "b", is_dir=False)
 
 
-def test_rule_files_upon_rule_files_are_applied_in_part(tmp_path: Path) -> None:
+def test_many_nested_rule_files_are_applied_in_part(tmp_path: Path) -> None:
     lines = "".join(f"name{number}\n" for number in range(80_000))
     folder = tmp_path
     for _ in range(6):
@@ -337,7 +337,7 @@ def test_rule_files_upon_rule_files_are_applied_in_part(tmp_path: Path) -> None:
     assert IgnoreRules.load(str(folder)).cut
 
 
-def test_a_pattern_of_many_stars_is_tried_in_little_time() -> None:
+def test_a_pattern_of_many_stars_takes_little_time() -> None:
     for glob in ("*a" * 60 + "b", "**/a*/" * 40 + "b", "a*" * 1_000 + "/**/" * 100 + "b"):
         regex = compile_glob(glob)
         assert regex is not None
@@ -345,6 +345,6 @@ def test_a_pattern_of_many_stars_is_tried_in_little_time() -> None:
         assert not regex.match("a" * 255)
 
 
-def test_a_rule_file_says_nothing_of_what_it_does_not_name() -> None:
+def test_names_without_a_rule_are_not_decided() -> None:
     rules = RuleFile(b"*.a\n!b.a\n")
     assert [rules.decide(name, name, is_dir=False) for name in (b"a.a", b"b.a", b"c")] == [True, False, None]

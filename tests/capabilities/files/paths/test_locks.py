@@ -1,4 +1,4 @@
-"""One writer at a time for each file: tasks in turn, processes apart, nothing left behind."""
+"""File locks between tasks, event loops and processes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def lock_files() -> list[str]:
     return sorted(os.listdir(folder)) if folder.exists() else []
 
 
-async def test_of_many_changes_none_is_lost(tmp_path: Path) -> None:
+async def test_concurrent_changes_are_not_lost(tmp_path: Path) -> None:
     counter = tmp_path / "counter"
     counter.write_text("0", encoding="utf-8")
 
@@ -62,7 +62,7 @@ async def test_finding_d8_each_name_of_a_file_has_its_own_lock(tmp_path: Path) -
         assert len(lock_files()) == 1
 
 
-async def test_tasks_take_turns_in_the_order_they_came() -> None:
+async def test_tasks_get_the_lock_in_order() -> None:
     order: list[int] = []
 
     async def take(number: int) -> None:
@@ -86,7 +86,7 @@ async def test_different_files_do_not_wait_for_each_other() -> None:
                 assert len(lock_files()) == 2
 
 
-async def test_a_lock_that_nobody_uses_is_forgotten() -> None:
+async def test_an_unused_lock_is_forgotten() -> None:
     for number in range(100):
         async with file_lock(f"/{number}"):
             assert len(locks._LOCKS.get()) == 1
@@ -156,7 +156,7 @@ def end(holder: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.process
-async def test_a_wait_for_another_process_is_bounded_and_its_end_is_noticed() -> None:
+async def test_a_wait_for_another_process_is_bounded() -> None:
     holder = await anyio.to_thread.run_sync(start_holder, "/a")
     try:
         with pytest.raises(TimeoutError, match="another process has been changing it"):
@@ -172,7 +172,7 @@ async def test_a_wait_for_another_process_is_bounded_and_its_end_is_noticed() ->
 
 
 @pytest.mark.process
-async def test_a_process_that_was_killed_holds_nothing() -> None:
+async def test_a_killed_process_holds_no_lock() -> None:
     holder = await anyio.to_thread.run_sync(start_holder, "/a")
     holder.kill()
     await anyio.to_thread.run_sync(end, holder)
@@ -198,7 +198,7 @@ asyncio.run(main())
 
 
 @pytest.mark.process
-def test_of_the_changes_of_several_processes_none_is_lost(tmp_path: Path) -> None:
+def test_concurrent_changes_of_processes_are_not_lost(tmp_path: Path) -> None:
     counter = tmp_path / "counter"
     counter.write_text("0", encoding="utf-8")
     command = [sys.executable, "-c", COUNTER, str(counter)]
@@ -208,7 +208,7 @@ def test_of_the_changes_of_several_processes_none_is_lost(tmp_path: Path) -> Non
     assert lock_files() == []
 
 
-async def test_two_event_loops_of_one_process_keep_off_each_other() -> None:
+async def test_two_event_loops_of_one_process_exclude_each_other() -> None:
     seen: list[str] = []
 
     async def other() -> None:
@@ -234,7 +234,7 @@ def refusing(number: int) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS])
-async def test_where_the_system_cannot_lock_work_goes_on_and_says_why(
+async def test_without_file_locks_the_work_continues_with_a_reason(
     monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     monkeypatch.setattr(fcntl, "flock", refusing(number))
@@ -242,13 +242,13 @@ async def test_where_the_system_cannot_lock_work_goes_on_and_says_why(
         assert held.unshared == f"no lock among processes: {os.strerror(number)}"
 
 
-async def test_without_a_place_for_lock_files_work_goes_on_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_a_state_directory_the_work_continues_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "nowhere")
     async with file_lock("/a") as held:
         assert "no home directory" in (held.unshared or "")
 
 
-async def test_a_lock_file_that_cannot_be_removed_serves_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lock_file_that_cannot_be_removed_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(os, "unlink", refusing(errno.EACCES))
         async with file_lock("/a"):
@@ -258,7 +258,7 @@ async def test_a_lock_file_that_cannot_be_removed_serves_the_next_one(monkeypatc
         assert held.unshared is None
 
 
-async def test_a_lock_file_that_was_removed_meanwhile_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lock_file_removed_meanwhile_is_created_again(monkeypatch: pytest.MonkeyPatch) -> None:
     flock, left = fcntl.flock, [3]
 
     def lock(handle: int, operation: int) -> None:
@@ -280,7 +280,7 @@ async def test_a_lock_file_that_was_removed_meanwhile_is_made_anew(monkeypatch: 
 
 
 @pytest.mark.parametrize("scoped", [True, False])
-async def test_a_caller_that_is_cancelled_while_it_takes_the_lock_leaves_nothing_behind(
+async def test_a_caller_cancelled_while_locking_leaves_no_lock(
     monkeypatch: pytest.MonkeyPatch, *, scoped: bool
 ) -> None:
     taking, go_on = threading.Event(), threading.Event()
@@ -315,9 +315,7 @@ async def test_a_caller_that_is_cancelled_while_it_takes_the_lock_leaves_nothing
         pass
 
 
-async def test_a_caller_that_is_cancelled_while_it_takes_a_lock_of_somebody_else_leaves_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_caller_cancelled_while_waiting_for_another_holder_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     taking, go_on = threading.Event(), threading.Event()
 
     def busy(path: str) -> None:
@@ -338,7 +336,7 @@ async def test_a_caller_that_is_cancelled_while_it_takes_a_lock_of_somebody_else
         await plain
 
 
-async def test_work_that_fails_or_is_cancelled_gives_the_lock_back() -> None:
+async def test_failed_and_cancelled_work_releases_the_lock() -> None:
     with pytest.raises(ValueError, match="no good"):
         async with file_lock("/a"):
             raise ValueError("no good")

@@ -1,4 +1,4 @@
-"""Directories opened from a base: whatever is swapped meanwhile, nothing leads out."""
+"""Directories opened from a base, while links are swapped in."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 from tests.support.scripts import unmeasured
 
-from indusagi.capabilities.files.paths import openat as beneath
+from indusagi.capabilities.files.paths import openat
 from indusagi.capabilities.files.paths.openat import SymlinkError, open_at, open_directory
 from indusagi.capabilities.files.paths.policy import workspace_policy
 from indusagi.capabilities.local.fs import LocalFs
@@ -28,36 +28,34 @@ TRIES = 5_000
 @pytest.fixture(params=["openat2", "walk"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "walk":
-        monkeypatch.setattr(beneath, "openat2", lambda: None)
-    elif beneath.openat2() is None:
+        monkeypatch.setattr(openat, "openat2", lambda: None)
+    elif openat.openat2() is None:
         pytest.skip("this kernel has no openat2")
     return request.param
 
 
-def test_linux_has_the_kernel_s_own_way() -> None:
+def test_linux_has_openat2() -> None:
     if sys.platform != "linux":
         pytest.skip("only Linux has it")
-    assert beneath.openat2() is not None
+    assert openat.openat2() is not None
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.EPERM])
-def test_where_the_kernel_s_way_is_missing_or_forbidden_there_is_none(
-    monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_a_missing_or_forbidden_openat2_is_not_used(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     def refuse(start: int, path: str) -> int:
         raise OSError(number, os.strerror(number), path)
 
-    monkeypatch.setattr(beneath, "_build_kernel_walk", lambda: refuse)
-    assert beneath.openat2.__wrapped__() is None
+    monkeypatch.setattr(openat, "_build_kernel_walk", lambda: refuse)
+    assert openat.openat2.__wrapped__() is None
 
 
-def test_elsewhere_nobody_asks_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beneath, "_MACHINES", frozenset[str]())
-    monkeypatch.setattr(beneath, "_build_kernel_walk", lambda: pytest.fail("asked"))
-    assert beneath.openat2.__wrapped__() is None
+def test_openat2_is_not_called_on_other_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openat, "_MACHINES", frozenset[str]())
+    monkeypatch.setattr(openat, "_build_kernel_walk", lambda: pytest.fail("asked"))
+    assert openat.openat2.__wrapped__() is None
 
 
-def test_a_directory_is_reached_through_directories_and_not_through_links(way: str, tmp_path: Path) -> None:
+def test_a_directory_is_opened_through_directories_not_links(way: str, tmp_path: Path) -> None:
     (tmp_path / "a/b").mkdir(parents=True)
     (tmp_path / "a/link").symlink_to("b")
     (tmp_path / "a/file").touch()
@@ -83,14 +81,14 @@ def test_a_base_that_became_a_link_is_not_followed(way: str, tmp_path: Path) -> 
             open_directory(str(tmp_path / "base"), parts)
 
 
-def test_dots_do_not_lead_out_of_the_base(tmp_path: Path) -> None:
-    if beneath.openat2() is None:
+def test_dot_dot_does_not_lead_out_of_the_base(tmp_path: Path) -> None:
+    if openat.openat2() is None:
         pytest.skip("this kernel has no openat2")
     with pytest.raises(SymlinkError):
         open_directory(str(tmp_path), [".."])
 
 
-def test_a_link_is_neither_looked_through_nor_opened(way: str, tmp_path: Path) -> None:
+def test_a_link_is_neither_followed_nor_opened(way: str, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     with open_at(str(tmp_path), ["link"], "link") as spot:
         assert spot.lstat().st_mode & 0o170000 == 0o120000
@@ -162,7 +160,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 @pytest.mark.repeats
 @pytest.mark.process
 @pytest.mark.parametrize("path", ["d/x", "f"])
-def test_c4_no_read_leads_out_while_links_are_swapped_in(field: Field, path: str) -> None:
+def test_c4_no_read_leaves_the_base_while_links_are_swapped(field: Field, path: str) -> None:
     seen: dict[bytes | type[OSError], int] = {}
     with swapping(field, path[0]):
         for _ in range(TRIES):
@@ -178,7 +176,7 @@ def test_c4_no_read_leads_out_while_links_are_swapped_in(field: Field, path: str
 @pytest.mark.repeats
 @pytest.mark.process
 @pytest.mark.parametrize("path", ["d/x", "f", "d/new"])
-def test_c4_no_write_lands_outside_while_links_are_swapped_in(field: Field, path: str) -> None:
+def test_c4_no_write_leaves_the_base_while_links_are_swapped(field: Field, path: str) -> None:
     before = contents(field.outside)
     with swapping(field, path[0]):
         for _ in range(TRIES // 10):
@@ -188,7 +186,7 @@ def test_c4_no_write_lands_outside_while_links_are_swapped_in(field: Field, path
     assert sorted(os.listdir(field.outside / "d")) == ["x"]
 
 
-def _put(spot: beneath.DirFdPath) -> None:
+def _put(spot: openat.DirFdPath) -> None:
     from indusagi.capabilities.files.paths.atomic_write import write_atomically  # noqa: PLC0415 — beside its use
 
     write_atomically(spot, b"evil", spot.path)
@@ -196,7 +194,7 @@ def _put(spot: beneath.DirFdPath) -> None:
 
 @pytest.mark.repeats
 @pytest.mark.process
-def test_c4_nothing_is_made_or_removed_outside_while_links_are_swapped_in(field: Field) -> None:
+def test_c4_nothing_is_created_or_removed_outside_while_links_are_swapped(field: Field) -> None:
     before = contents(field.outside)
     with swapping(field, "d"):
         for number in range(TRIES // 10):
@@ -208,12 +206,12 @@ def test_c4_nothing_is_made_or_removed_outside_while_links_are_swapped_in(field:
     assert sorted(os.listdir(field.outside / "d")) == ["x"]
 
 
-def _unlinked(spot: beneath.DirFdPath) -> None:
+def _unlinked(spot: openat.DirFdPath) -> None:
     os.unlink(spot.name, dir_fd=spot.folder)
 
 
 @pytest.mark.process
-def test_c4_no_listing_leads_out_while_links_are_swapped_in(field: Field) -> None:
+def test_c4_no_listing_leaves_the_base_while_links_are_swapped(field: Field) -> None:
     (field.outside / "d/secret").touch()
     with swapping(field, "d"):
         for _ in range(TRIES // 10):
@@ -222,17 +220,17 @@ def test_c4_no_listing_leads_out_while_links_are_swapped_in(field: Field) -> Non
                     assert os.listdir(folder.handle) == ["x"]
 
 
-def test_a_link_that_is_swapped_in_and_out_again_only_delays(field: Field, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_swapped_in_and_out_only_delays(field: Field, monkeypatch: pytest.MonkeyPatch) -> None:
     left = [3]
-    really = beneath.DirFdPath.stat
+    really = openat.DirFdPath.stat
 
-    def swapped(spot: beneath.DirFdPath) -> os.stat_result:
+    def swapped(spot: openat.DirFdPath) -> os.stat_result:
         if left[0]:
             left[0] -= 1
             raise SymlinkError(spot.path)
         return really(spot)
 
-    monkeypatch.setattr(beneath.DirFdPath, "stat", swapped)
+    monkeypatch.setattr(openat.DirFdPath, "stat", swapped)
     assert field.fs._read("f", 0, None) == b"ours"
     left[0] = 100
     with pytest.raises(OSError, match="symbolic links") as caught:

@@ -1,4 +1,4 @@
-"""Where the file door leads: the workspace and no further, and not to what is obeyed later."""
+"""Path policy: the workspace, protected paths and permitted exceptions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.support.tools import box_of, call, context, returning
 
 from indusagi.capabilities.budget import OutputBudget
-from indusagi.capabilities.files.paths import openat as beneath
+from indusagi.capabilities.files.paths import openat
 from indusagi.capabilities.files.paths.policy import PathPolicy, PathRequest, ProtectedPaths, workspace_policy
 from indusagi.capabilities.local import make_local_context
 from indusagi.capabilities.local.fs import LocalFs
@@ -40,7 +40,7 @@ class World:
 @pytest.fixture(params=["openat2", "walk"])
 def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     if request.param == "walk":
-        monkeypatch.setattr(beneath, "openat2", lambda: None)
+        monkeypatch.setattr(openat, "openat2", lambda: None)
     root, outside = tmp_path / "proj", tmp_path / "proj-evil"
     for folder in (root, outside):
         folder.mkdir()
@@ -103,7 +103,7 @@ def link(world: World, name: str, target: Path | str) -> str:
 
 
 @pytest.mark.parametrize("way", list(LEADING_OUT.values()), ids=list(LEADING_OUT))
-async def test_r43_no_door_leads_out(world: World, way: Callable[[World], str]) -> None:
+async def test_r43_no_operation_leaves_the_workspace(world: World, way: Callable[[World], str]) -> None:
     path, before = way(world), snapshot(world.outside)
     for door in DOORS:
         with pytest.raises(PathRefused, match="is outside the workspace") as caught:
@@ -113,7 +113,7 @@ async def test_r43_no_door_leads_out(world: World, way: Callable[[World], str]) 
     assert snapshot(world.outside) == before
 
 
-async def test_a_refusal_says_where_the_path_leads_and_what_to_do(world: World) -> None:
+async def test_a_refusal_names_the_target_and_the_remedy(world: World) -> None:
     link(world, "l", world.outside / "x")
     with pytest.raises(PathRefused) as caught:
         await world.fs.write_file("l", b"evil")
@@ -129,13 +129,13 @@ async def test_a_refusal_says_where_the_path_leads_and_what_to_do(world: World) 
     )
 
 
-async def test_a_refusal_hides_no_characters(world: World) -> None:
+async def test_a_refusal_shows_invisible_characters(world: World) -> None:
     link(world, "l", world.outside / "\x1b[2Jx\u202e")
     with pytest.raises(PathRefused, match=f"{world.outside}/x .hidden characters left out., which"):
         await world.fs.read_bytes("l")
 
 
-async def test_a_link_that_leads_out_is_looked_at_and_removed_as_a_link(world: World) -> None:
+async def test_a_link_that_leads_out_can_be_examined_and_removed(world: World) -> None:
     link(world, "l", world.outside / "x")
     assert (await world.fs.stat("l", follow=False)).kind == "symlink"
     await world.fs.rm("l")
@@ -143,7 +143,7 @@ async def test_a_link_that_leads_out_is_looked_at_and_removed_as_a_link(world: W
     assert (world.outside / "x").exists()
 
 
-async def test_nothing_outside_is_looked_at_or_removed_through_a_link_on_the_way(world: World) -> None:
+async def test_nothing_outside_is_examined_or_removed_through_a_link(world: World) -> None:
     link(world, "d", world.outside)
     before = snapshot(world.outside)
 
@@ -157,7 +157,7 @@ async def test_nothing_outside_is_looked_at_or_removed_through_a_link_on_the_way
     assert snapshot(world.outside) == before
 
 
-async def test_links_that_stay_inside_keep_working(world: World) -> None:
+async def test_links_inside_the_workspace_work(world: World) -> None:
     link(world, "relative", "sub/y")
     link(world, "absolute", world.root / "sub")
     link(world, "around", f"../{world.root.name}/sub/y")
@@ -171,7 +171,7 @@ async def test_links_that_stay_inside_keep_working(world: World) -> None:
         assert folder.path == str(world.root / "sub")
 
 
-async def test_a_workspace_may_itself_be_reached_through_a_link(world: World, tmp_path: Path) -> None:
+async def test_a_workspace_may_be_a_link(world: World, tmp_path: Path) -> None:
     (tmp_path / "short").symlink_to(world.root)
     fs = LocalFs(str(tmp_path / "short"), workspace_policy(str(tmp_path / "short")))
     assert await fs.read_bytes("x") == b"ours"
@@ -193,7 +193,7 @@ async def test_several_roots_are_one_workspace(world: World) -> None:
         await fs.readdir("..")
 
 
-async def test_where_one_may_only_read_nothing_is_written(world: World) -> None:
+async def test_read_roots_are_not_written(world: World) -> None:
     policy = PathPolicy(roots=(str(world.root),), read_roots=(str(world.outside),))
     fs = LocalFs(str(world.root), policy)
     assert await fs.read_bytes("../proj-evil/x") == b"secret"
@@ -204,7 +204,7 @@ async def test_where_one_may_only_read_nothing_is_written(world: World) -> None:
         await fs.rm("../proj-evil/x")
 
 
-async def test_an_answer_that_was_too_long_can_be_read_where_it_is_kept(tmp_path: Path) -> None:
+async def test_a_spilled_result_can_be_read(tmp_path: Path) -> None:
     ctx = context(tmp_path, OutputBudget(10, 10))
     box = box_of(ctx, returning("a long answer indeed"))
     spill = (await call(box, "probe")).details["spill"]
@@ -218,7 +218,7 @@ async def test_an_answer_that_was_too_long_can_be_read_where_it_is_kept(tmp_path
             await ctx.fs.stat(path)
 
 
-async def test_without_a_home_there_is_a_door_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_policy_works_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "nowhere")
     ctx = make_local_context(tmp_path)
     await ctx.fs.write_file("a", b"x")
@@ -227,7 +227,7 @@ async def test_without_a_home_there_is_a_door_all_the_same(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("path", ["/proc/self/mem", "/proc/1/environ", "/sys/kernel", "/dev/zero"])
-async def test_r44_the_system_is_not_read_as_if_it_were_files(world: World, path: str) -> None:
+async def test_r44_proc_sys_and_dev_are_not_read(world: World, path: str) -> None:
     whole = LocalFs("/", workspace_policy("/"))
     link(world, "l", path)
     for fs, way in ((world.fs, path), (world.fs, "l"), (whole, path)):
@@ -246,7 +246,7 @@ async def test_r44_a_pipe_in_the_workspace_is_refused_with_its_kind(world: World
 
 
 @pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no memory disk")
-async def test_a_workspace_may_stand_on_a_memory_disk(tmp_path: Path) -> None:
+async def test_a_workspace_may_lie_on_a_memory_disk(tmp_path: Path) -> None:
     folder = f"/dev/shm/indus-{os.getpid()}-{tmp_path.name}"
     os.mkdir(folder)
     try:
@@ -275,7 +275,7 @@ GIT_LIKE = [".git", ".GIT", ".Git", ".g\u200cit"]
         "sub/.INDUSVX/x",
     ],
 )
-async def test_c9_what_is_obeyed_later_is_not_written_even_before_it_exists(world: World, path: str) -> None:
+async def test_c9_protected_files_are_not_created(world: World, path: str) -> None:
     before = snapshot(world.root)
     for door in (*WRITES.values(), REMOVE):
         with pytest.raises(PathRefused, match="is protected") as caught:
@@ -284,7 +284,7 @@ async def test_c9_what_is_obeyed_later_is_not_written_even_before_it_exists(worl
     assert snapshot(world.root) == before
 
 
-async def test_a_refusal_to_write_says_why_and_what_to_do(world: World) -> None:
+async def test_a_refused_write_names_the_reason_and_the_remedy(world: World) -> None:
     with pytest.raises(PathRefused) as caught:
         await world.fs.write_file(".git/config", b"")
     assert caught.value.strerror == (
@@ -294,13 +294,13 @@ async def test_a_refusal_to_write_says_why_and_what_to_do(world: World) -> None:
 
 
 @pytest.mark.parametrize("path", [".gitignore", ".github/x", "git/x", "x.git/y", ".gitmodules"])
-async def test_what_only_sounds_alike_is_written(world: World, path: str) -> None:
+async def test_similar_names_are_not_protected(world: World, path: str) -> None:
     await world.fs.mkdir(os.path.dirname(path) or ".")
     await world.fs.write_file(path, b"x")
     assert (world.root / path).read_bytes() == b"x"
 
 
-async def test_c5_a_link_to_what_is_protected_is_as_protected(world: World) -> None:
+async def test_c5_a_link_to_a_protected_path_is_protected(world: World) -> None:
     (world.root / ".indusvx").mkdir()
     (world.root / ".indusvx/mcp.json").write_bytes(b"{}")
     link(world, "notes.md", ".indusvx/mcp.json")
@@ -309,7 +309,7 @@ async def test_c5_a_link_to_what_is_protected_is_as_protected(world: World) -> N
     assert await world.fs.read_bytes("notes.md") == b"{}"
 
 
-async def test_what_is_protected_stays_so_under_the_name_that_a_link_gives_it(world: World) -> None:
+async def test_the_target_of_a_protected_link_is_protected(world: World) -> None:
     (world.root / "conf").mkdir()
     link(world, ".indusvx", "conf")
     for path in (".indusvx/mcp.json", "conf/mcp.json"):
@@ -317,7 +317,7 @@ async def test_what_is_protected_stays_so_under_the_name_that_a_link_gives_it(wo
             await world.fs.write_file(path, b"evil")
 
 
-async def test_a_workspace_inside_a_protected_name_can_be_worked_in(tmp_path: Path) -> None:
+async def test_a_workspace_below_a_protected_name_is_writable(tmp_path: Path) -> None:
     root = tmp_path / ".indus/trees/one"
     root.mkdir(parents=True)
     fs = LocalFs(str(root), workspace_policy(str(root)))
@@ -332,7 +332,7 @@ def git(*arguments: str, cwd: Path) -> None:
 
 
 @pytest.mark.process
-async def test_the_records_of_a_repository_are_protected_wherever_git_keeps_them(world: World) -> None:
+async def test_a_git_directory_is_protected_under_any_name(world: World) -> None:
     git("init", "--separate-git-dir", "records", "apart", cwd=world.root)
     git("commit", "--allow-empty", "-m", "x", cwd=world.root / "apart")
     git("worktree", "add", "../tree", cwd=world.root / "apart")
@@ -352,7 +352,7 @@ async def test_the_records_of_a_repository_are_protected_wherever_git_keeps_them
         await world.fs.write_file(path, b"x")
 
 
-async def test_records_that_a_git_file_points_to_are_protected_before_they_are_there(world: World) -> None:
+async def test_a_git_directory_named_by_a_git_file_is_protected_before_it_exists(world: World) -> None:
     (world.root / ".git").write_text("gitdir: meta\n", encoding="utf-8")
     with pytest.raises(PathRefused, match="git's own records"):
         await world.fs.mkdir("meta/hooks")
@@ -360,14 +360,16 @@ async def test_records_that_a_git_file_points_to_are_protected_before_they_are_t
 
 
 @pytest.mark.parametrize("content", [b"", b"nothing", b"gitdir: a\0b", b"\xff" * 9000, b"gitdir: ..", b"gitdir: ."])
-async def test_a_git_file_that_points_nowhere_protects_only_itself(world: World, content: bytes) -> None:
+async def test_a_git_file_without_a_target_protects_only_itself(world: World, content: bytes) -> None:
     (world.root / ".git").write_bytes(content)
     await world.fs.write_file("sub/a", b"x")
     with pytest.raises(PathRefused):
         await world.fs.write_file(".git", b"x")
 
 
-async def test_a_git_file_that_is_a_pipe_or_closed_hangs_nobody(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_git_file_that_is_a_pipe_or_unreadable_does_not_block(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     os.mkfifo(world.root / ".git")
     await world.fs.write_file("a", b"x")
     assert (world.root / "a").read_bytes() == b"x"
@@ -402,7 +404,7 @@ IN_HOME = [
 
 
 @pytest.mark.parametrize("path", IN_HOME)
-async def test_in_the_home_directory_start_up_files_and_credentials_are_not_written(path: str) -> None:
+async def test_start_up_files_and_credentials_in_the_home_are_not_written(path: str) -> None:
     home = os.environ["HOME"]
     fs = LocalFs(home, workspace_policy(home))
     with pytest.raises(PathRefused, match="is protected"):
@@ -412,7 +414,7 @@ async def test_in_the_home_directory_start_up_files_and_credentials_are_not_writ
     await fs.write_file("project/.bashrc", b"x")
 
 
-async def test_a_start_up_file_that_a_link_moved_is_protected_where_it_lies() -> None:
+async def test_the_target_of_a_linked_start_up_file_is_protected() -> None:
     home = Path(os.environ["HOME"])
     (home / "dotfiles").mkdir()
     (home / "dotfiles/bashrc").write_bytes(b"x")
@@ -430,7 +432,7 @@ async def test_the_configuration_directory_may_be_elsewhere(tmp_path: Path, monk
         await fs.mkdir("conf/gcloud")
 
 
-async def test_whoever_has_asked_the_user_can_say_yes_to_one_path(world: World) -> None:
+async def test_a_path_can_be_permitted(world: World) -> None:
     asked: list[PathRequest] = []
 
     def permits(request: PathRequest) -> bool:
@@ -451,7 +453,7 @@ async def test_whoever_has_asked_the_user_can_say_yes_to_one_path(world: World) 
     assert asked[-1].refusal == "protected"
 
 
-async def test_consent_to_a_protected_path_is_asked_for_apart_from_that_to_go_outside(world: World) -> None:
+async def test_outside_and_protected_are_permitted_separately(world: World) -> None:
     def permits(request: PathRequest) -> bool:
         return request.refusal == "outside"
 
@@ -465,7 +467,7 @@ async def test_consent_to_a_protected_path_is_asked_for_apart_from_that_to_go_ou
     await fs.write_file(f"{home}/notes", b"x")
 
 
-async def test_nobody_can_say_yes_to_the_system_itself(world: World) -> None:
+async def test_proc_sys_and_dev_cannot_be_permitted(world: World) -> None:
     def permits(_request: PathRequest) -> bool:
         return True
 
@@ -482,7 +484,7 @@ async def test_the_workspace_itself_is_not_removed(world: World) -> None:
             await world.fs.rm(path)
 
 
-def test_nothing_is_protected_unless_it_is_said() -> None:
+def test_nothing_is_protected_by_default() -> None:
     assert ProtectedPaths().find_reason("/w/.git/config", "/w") is None
 
 
@@ -493,7 +495,7 @@ TARGETS = st.one_of(PATHS, PATHS.map("{top}/".__add__), st.just("{top}/w"), st.j
 
 @settings(max_examples=150)
 @given(st.lists(st.tuples(PATHS, TARGETS), max_size=6), st.lists(TARGETS, min_size=1, max_size=6))
-async def test_r43_whatever_the_links_a_read_gives_what_is_inside_and_nothing_else(
+async def test_r43_reads_through_any_links_stay_inside(
     tmp_path_factory: pytest.TempPathFactory, links: list[tuple[str, str]], paths: list[str]
 ) -> None:
     """The judge is the system's own `open`, on the path that `realpath` gives."""
@@ -532,9 +534,7 @@ def judged(root: Path, path: str) -> str:
         return "error"
 
 
-async def test_with_a_home_as_workspace_its_credentials_are_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_credentials_in_a_home_workspace_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "home"
     (home / ".ssh").mkdir(parents=True)
     (home / ".ssh/id_ed25519").write_text("key", encoding="utf-8")

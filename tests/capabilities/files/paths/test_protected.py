@@ -1,4 +1,4 @@
-"""Our own records in a home that is the workspace: what may hold credentials stays closed."""
+"""Credentials of this program in a home that is the workspace."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def states(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     return found
 
 
-async def test_the_file_door_does_not_open_our_own_secrets(tmp_path: Path, states: list[Path]) -> None:
+async def test_own_secrets_are_not_read(tmp_path: Path, states: list[Path]) -> None:
     home = tmp_path / "home"
     fs = LocalFs(str(home), workspace_policy(str(home)))
     box = box_of(context(home), read_tool())
@@ -56,7 +56,7 @@ async def test_the_file_door_does_not_open_our_own_secrets(tmp_path: Path, state
             assert "pelican" not in str(outcome.output)
 
 
-async def test_no_search_finds_our_own_secrets(tmp_path: Path, states: list[Path]) -> None:
+async def test_own_secrets_are_not_found_by_search(tmp_path: Path, states: list[Path]) -> None:
     home = tmp_path / "home"
     box = box_of(context(home), grep_tool(), find_tool())
     wanted: JsonObject = {"pattern": "pelican", "mode": "files", "noIgnore": True}
@@ -69,7 +69,7 @@ async def test_no_search_finds_our_own_secrets(tmp_path: Path, states: list[Path
     assert "log.jsonl" not in str(outcome.output)
 
 
-def test_our_own_secrets_are_not_written_either(tmp_path: Path, states: list[Path]) -> None:
+def test_own_secrets_are_not_written(tmp_path: Path, states: list[Path]) -> None:
     home = str(tmp_path / "home")
     for state in states:
         for name in (*SECRETS, OPEN, "trust.json"):

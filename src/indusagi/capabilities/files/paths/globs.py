@@ -1,4 +1,4 @@
-"""Patterns for paths, as git has them, turned into regular expressions that cannot run wild."""
+"""Glob patterns of git (https://git-scm.com/docs/gitignore#_pattern_format) as regular expressions of linear cost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SPECIAL = re.compile(r"[*?\[\\]")
-"""What makes a pattern more than a plain name."""
+"""A character that makes a pattern more than a plain name."""
 _CLASSES = {
     "alnum": r"0-9A-Za-z",
     "alpha": r"A-Za-z",
@@ -26,59 +26,59 @@ _CLASSES = {
 }
 
 
-class _Hopeless(Exception):
-    """A pattern that matches nothing: a class that is not closed, or has no such name."""
+class _InvalidGlob(Exception):
+    """A pattern that matches nothing: a class is not closed, or its name is unknown."""
 
 
 _STAR, _DIRECTORIES, _ANYTHING = r"[^/]*", r"(?:[^/]*/)*", r".*"
 
 
 def compile_glob(glob: str) -> re.Pattern[str] | None:
-    """Compile a pattern of git's for a path; None if it can match nothing.
+    """Compile a glob for a path; None if it matches nothing.
 
-    `*` and `?` stay inside a name, `**` stands for any directories. What stands between two stars,
-    or between two double ones, is taken where it is found first, and for good: a later place could
-    only leave less to match. Without that, a pattern of many stars would take time without end.
+    `*` and `?` stay inside a name, `**` stands for any directories. The text between two stars, or between two double
+    stars, matches at its first place only (an atomic group): a later place could only leave less to match. Without
+    that, a pattern of many stars would take exponential time.
     """
     special = SPECIAL.search(glob)
     start = special.start() if special else len(glob)
-    # As git does it, which takes a double star for one right after the plain beginning as well.
+    # Like git, a double star is recognised right after the plain start too.
     regex, group = re.escape(glob[:start]), ""
     try:
-        parts = list(_parts(glob[start:]))
-    except _Hopeless:
+        parts = list(_split_at_stars(glob[start:]))
+    except _InvalidGlob:
         return None
-    doubles = [at for at, (star, _) in enumerate(parts) if star == _DIRECTORIES]
-    for at, (star, text) in enumerate(parts):
+    doubles = [position for position, (star, _) in enumerate(parts) if star == _DIRECTORIES]
+    for position, (star, text) in enumerate(parts):
         if star == _DIRECTORIES:
-            regex += f"(?>{group})" if at > doubles[0] else group
-            group = f"{star}{'?' if at < doubles[-1] else ''}{text}"
-        elif star == _STAR and parts[at + 1 : at + 2] and parts[at + 1][0] == _STAR:
+            regex += f"(?>{group})" if position > doubles[0] else group
+            group = f"{star}{'?' if position < doubles[-1] else ''}{text}"
+        elif star == _STAR and parts[position + 1 : position + 2] and parts[position + 1][0] == _STAR:
             group += f"(?>{star}?{text})"
         else:
             group += star + text
     return re.compile(regex + group + r"\Z", re.DOTALL)
 
 
-def _parts(glob: str) -> Iterator[tuple[str, str]]:
-    """Cut a pattern before its stars: what each of them may be, and the text after it."""
-    star, text, at = "", "", 0
-    while at < len(glob):
-        if glob[at] == "*":
+def _split_at_stars(glob: str) -> Iterator[tuple[str, str]]:
+    """Split a pattern before its stars: the regular expression of each star, and the text after it."""
+    star, text, position = "", "", 0
+    while position < len(glob):
+        if glob[position] == "*":
             yield star, text
-            star, at = _star(glob, at)
+            star, position = _translate_star(glob, position)
             text = ""
         else:
-            piece, at = _single(glob, at)
+            piece, position = _translate_character(glob, position)
             text += piece
     yield star, text
 
 
-def _star(glob: str, at: int) -> tuple[str, int]:
-    end = at
+def _translate_star(glob: str, position: int) -> tuple[str, int]:
+    end = position
     while glob[end : end + 1] == "*":
         end += 1
-    is_whole = end - at > 1 and (at == 0 or glob[at - 1 : at] == "/")
+    is_whole = end - position > 1 and (position == 0 or glob[position - 1 : position] == "/")
     if is_whole and end == len(glob):
         return _ANYTHING, end
     if is_whole and glob[end : end + 1] == "/":
@@ -86,67 +86,60 @@ def _star(glob: str, at: int) -> tuple[str, int]:
     return _STAR, end
 
 
-def _single(glob: str, at: int) -> tuple[str, int]:
-    """Translate what stands for one character."""
-    char = glob[at : at + 1]
+def _translate_character(glob: str, position: int) -> tuple[str, int]:
+    """Translate the pattern of one character."""
+    char = glob[position : position + 1]
     if char == "?":
-        return "[^/]", at + 1
+        return "[^/]", position + 1
     if char == "[":
-        return _bracket(glob, at + 1)
+        return _translate_class(glob, position + 1)
     if char == "\\":
-        at += 1
-        char = glob[at : at + 1]
+        position += 1
+        char = glob[position : position + 1]
         if not char:
-            raise _Hopeless
-    return re.escape(char), at + 1
+            raise _InvalidGlob
+    return re.escape(char), position + 1
 
 
-def _bracket(glob: str, at: int) -> tuple[str, int]:
-    negated = glob[at : at + 1] in {"!", "^"}
-    at += negated
+def _translate_class(glob: str, position: int) -> tuple[str, int]:
+    negated = glob[position : position + 1] in {"!", "^"}
+    position += negated
     members: list[str] = []
     previous = ""
     first = True
-    while first or glob[at : at + 1] != "]":
+    while first or glob[position : position + 1] != "]":
         first = False
-        if at >= len(glob):
-            raise _Hopeless
-        at, previous = _member(glob, at, previous, members)
-    # A slash is never inside a name, whatever a class says of it.
-    return f"(?!/)[{'^' if negated else ''}{''.join(members)}]", at + 1
+        if position >= len(glob):
+            raise _InvalidGlob
+        position, previous = _add_member(glob, position, previous, members)
+    # A class never matches a slash.
+    return f"(?!/)[{'^' if negated else ''}{''.join(members)}]", position + 1
 
 
-def _member(glob: str, at: int, previous: str, members: list[str]) -> tuple[int, str]:
-    """Add a character, a range or a named class.
-
-    What is returned is where the next one starts, and the character that may open a range.
-    """
-    if glob[at] == "-" and previous and glob[at + 1 : at + 2] not in {"", "]"}:
-        at, last = _plain(glob, at + 1)
+def _add_member(glob: str, position: int, previous: str, members: list[str]) -> tuple[int, str]:
+    """Add a character, a range or a named class; return the next position, and the character that may open a range."""
+    if glob[position] == "-" and previous and glob[position + 1 : position + 2] not in {"", "]"}:
+        position, last = _read_character(glob, position + 1)
         if last >= previous:
             members.append(f"{re.escape(previous)}-{re.escape(last)}")
-        return at, ""
-    if glob[at : at + 2] == "[:":
-        end = glob.find("]", at + 2)
+        return position, ""
+    if glob[position : position + 2] == "[:":
+        end = glob.find("]", position + 2)
         if end < 0:
-            raise _Hopeless
-        if end > at + 2 and glob[end - 1] == ":":
-            members.append(_named(glob[at + 2 : end - 1]))
+            raise _InvalidGlob
+        if end > position + 2 and glob[end - 1] == ":":
+            name = glob[position + 2 : end - 1]
+            if name not in _CLASSES:
+                raise _InvalidGlob
+            members.append(_CLASSES[name])
             return end + 1, ""
-    at, char = _plain(glob, at)
+    position, char = _read_character(glob, position)
     members.append(re.escape(char))
-    return at, char
+    return position, char
 
 
-def _plain(glob: str, at: int) -> tuple[int, str]:
-    at += glob[at] == "\\"
-    if at >= len(glob):
-        raise _Hopeless
-    return at + 1, glob[at]
-
-
-def _named(name: str) -> str:
-    try:
-        return _CLASSES[name]
-    except KeyError:
-        raise _Hopeless from None
+def _read_character(glob: str, position: int) -> tuple[int, str]:
+    position += glob[position] == "\\"
+    if position >= len(glob):
+        raise _InvalidGlob
+    return position + 1, glob[position]

@@ -1,9 +1,8 @@
-"""Which files git would ignore: the rules of a tree, read as the tree is walked.
+"""Ignore rules of git (https://git-scm.com/docs/gitignore), read while a tree is walked.
 
-Names are matched as bytes and pattern by pattern as git does it, `git check-ignore` being the
-judge. Libraries were tried and are wrong in corners that real trees have (`[[:upper:]]`, braces,
-`?` beside a letter of two bytes). The work is bounded whatever a rule file holds: no pattern takes
-more than its length times that of the name, and of a very large file only a part is applied.
+Names are matched as bytes, pattern by pattern; `git check-ignore` is the reference in the tests. Other libraries are
+wrong in cases that real trees have (`[[:upper:]]`, braces, `?` beside a character of two bytes). The work is bounded: a
+pattern takes at most its length times that of the name, and of a very large file only a part is applied.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ if TYPE_CHECKING:
 RULE_FILE = ".gitignore"
 REPOSITORY = ".git"
 _FILE_BYTES = 1024 * 1024
-"""The most that is read of one rule file."""
+"""The limit on one rule file."""
 _CHAIN_BYTES = 4 * 1024 * 1024
-"""The most that the rule files above one name may hold together."""
+"""The limit on all rule files above one name together."""
 _GLOBS = 1_000
 _GLOB_BYTES = 64 * 1024
-"""How many patterns of one file are applied that must be tried one after the other."""
+"""The limits on the patterns of one file that have to be tried one after the other."""
 _LONGEST_PATTERN = 4_096
 _CONFIG_BYTES = 64 * 1024
 _SPECIAL = re.compile(rb"[*?\[\\]")
@@ -39,7 +38,7 @@ _EXCLUDES_FILE = re.compile(rb'^\s*excludesfile\s*=\s*"?\s*(\S+?)\s*"?\s*$', re.
 
 
 class _Glob:
-    """A pattern that must be tried; compiled when that happens for the first time."""
+    """A pattern that has to be tried; compiled on first use."""
 
     __slots__ = ("_regex", "by_path", "dir_only", "last", "prefix", "text", "verdict")
 
@@ -50,24 +49,24 @@ class _Glob:
         self.by_path = by_path
         special = _SPECIAL.search(text)
         self.prefix = text[: special.start()] if special else text
-        """Few names begin like this: only those are tried."""
+        """Only names that begin like this are tried."""
         self.last = b"" if b"/" in text[len(self.prefix) :] else self.prefix.rpartition(b"/")[2]
-        """How the names begin that it matches, or the last parts of the paths."""
+        """The start of the last part of every match."""
         self._regex: re.Pattern[str] | Literal[False] | None = False
 
     def matches(self, subject: bytes) -> bool:
-        """Tell whether it matches a name or, if it holds a slash, a path."""
-        # One character for each byte: to git a letter of two bytes is two characters.
+        """Tell whether it matches a name or, if it contains a slash, a path."""
+        # One character for each byte: git matches bytes.
         if self._regex is False:
             self._regex = compile_glob(self.text.decode("latin-1"))
         return self._regex is not None and self._regex.match(subject.decode("latin-1")) is not None
 
 
 class RuleFile:
-    """The rules of one file, kept by how they are looked up; the last that matches decides.
+    """The rules of one file, in tables by kind; the last rule that matches decides.
 
-    A verdict is twice the number of a rule, and one more if the rule takes names back in: of
-    several the greatest decides, and says how. Tables hold a pair: for files, for directories.
+    A verdict is twice the number of a rule, plus one if the rule re-includes names: the greatest verdict decides. A
+    table holds pairs of verdicts: for files and for directories.
     """
 
     __slots__ = (
@@ -78,17 +77,17 @@ class RuleFile:
     def __init__(self, data: bytes) -> None:
         self.size = len(data)
         self.cut = False
-        """Whether it holds more than is applied."""
+        """Whether it has more rules than are applied."""
         self._names: dict[bytes, list[int]] = {}
         self._paths: dict[bytes, list[int]] = {}
         self._suffixes: dict[bytes, list[int]] = {}
         self._globs: list[_Glob] = []
         glob_bytes = 0
-        for number, line in enumerate(_lines(data)):
+        for number, line in enumerate(_iter_patterns(data)):
             negated, dir_only = line.startswith(b"!"), line.endswith(b"/")
             text = line[negated : len(line) - dir_only]
             verdict = number * 2 + negated
-            table = self._table(text)
+            table = self._find_table(text)
             if table is not None:
                 key = text[1:] if table is self._suffixes else text.removeprefix(b"/")
                 pair = table.setdefault(key, [-1, -1])
@@ -104,32 +103,32 @@ class RuleFile:
             self._globs.append(_Glob(verdict, pattern, dir_only=dir_only, by_path=by_path))
         self._globs.reverse()
         self.by_path = bool(self._paths) or any(glob.by_path for glob in self._globs)
-        """Whether a rule speaks of a path, and not of a name alone."""
+        """Whether a rule is about a path, not only about a name."""
         self._widths = {len(suffix) for suffix in self._suffixes}
         self._ends = tuple(self._suffixes)
         self._begins = tuple({glob.prefix for glob in self._globs if not glob.by_path})
         self._path_begins = tuple({glob.prefix for glob in self._globs if glob.by_path})
         last = (text.rpartition(b"/")[2] for text in (*self._names, *self._paths))
         self.names = frozenset(name.decode("utf-8", "surrogateescape") for name in last)
-        self.ends = tuple({_ascii(suffix)[-1] for suffix in self._suffixes})
-        self.begins = tuple({_ascii(glob.last)[0] for glob in self._globs})
-        """No rule speaks of a name that is none of `names`, ends like none of `ends` and begins
-        like none of `begins`: so it is with most, and to know that costs next to nothing."""
+        self.ends = tuple({_split_ascii(suffix)[-1] for suffix in self._suffixes})
+        self.begins = tuple({_split_ascii(glob.last)[0] for glob in self._globs})
+        """No rule matches a name that is not in `names`, does not end like one of `ends` and does not begin like one of
+        `begins`: a cheap test that excludes most names."""
 
-    def _table(self, text: bytes) -> dict[bytes, list[int]] | None:
-        """Tell where a pattern is looked up; None for one that must be tried."""
+    def _find_table(self, text: bytes) -> dict[bytes, list[int]] | None:
+        """Return the table of a pattern; None for one that has to be tried."""
         if not _SPECIAL.search(text):
             return self._paths if b"/" in text else self._names
         has_suffix = len(text) > 1 and text.startswith(b"*") and not _SPECIAL.search(text, 1)
         return self._suffixes if has_suffix and b"/" not in text else None
 
     def decide(self, name: bytes, path: bytes, *, is_dir: bool) -> bool | None:
-        """Tell whether a name is ignored, or None if no rule here speaks of it.
+        """Decide whether a name is ignored; None if no rule matches.
 
         Args:
-            name: Its last part.
-            path: The way to it from the directory that the rules are for.
-            is_dir: Whether it is a directory; a link to one is none.
+            name: The last part of the path.
+            path: The path from the directory of the rule file.
+            is_dir: Whether it is a directory; a link to one is not.
         """
         if not (
             name in self._names
@@ -137,7 +136,7 @@ class RuleFile:
             or name.startswith(self._begins)
             or (self.by_path and (path in self._paths or path.startswith(self._path_begins)))
         ):
-            return None  # as for most names there are
+            return None
         best = -1
         if (pair := self._names.get(name)) is not None:
             best = pair[is_dir]
@@ -158,21 +157,21 @@ class RuleFile:
         return None if best < 0 else best % 2 == 0
 
 
-def _ascii(text: bytes) -> list[str]:
-    """Give the parts that are ASCII: half a letter of two bytes would not be found in a text."""
+def _split_ascii(text: bytes) -> list[str]:
+    """Split at non-ASCII bytes: half a character would not be found in a decoded name."""
     return [part.decode("ascii") for part in _NOT_ASCII.split(text)]
 
 
-def _lines(data: bytes) -> Iterator[bytes]:
-    """Give the patterns of a rule file without comments, line ends and spaces after them."""
+def _iter_patterns(data: bytes) -> Iterator[bytes]:
+    """Yield the patterns of a rule file without comments, line endings and trailing spaces."""
     for raw in data.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
         line = raw.removesuffix(b"\r")
         if line and not line.startswith(b"#") and len(line) <= _LONGEST_PATTERN:
-            yield _without_spaces(line)
+            yield _strip_spaces(line)
 
 
-def _without_spaces(line: bytes) -> bytes:
-    """Take the spaces at the end off, but for one that a backslash holds."""
+def _strip_spaces(line: bytes) -> bytes:
+    """Remove trailing spaces, except one that a backslash escapes."""
     text = line.rstrip(b" ")
     held = len(text) < len(line) and (len(text) - len(text.rstrip(b"\\"))) % 2 == 1
     return line[: len(text) + held]
@@ -182,28 +181,28 @@ def _without_spaces(line: bytes) -> bytes:
 
 
 class _Level(NamedTuple):
-    """A rule file, and where in the path of a name the part starts that it speaks of."""
+    """A rule file, and the position in a path at which its part starts."""
 
     rules: RuleFile
     start: int
 
 
 class IgnoreRules(NamedTuple):
-    """What is ignored in one directory; `load` it for the first and `below` it for the others."""
+    """The rules of one directory: `load` for the first directory of a walk, `below` for the others."""
 
     levels: tuple[_Level, ...] = ()
-    """The weakest first."""
+    """In order of precedence, the lowest first."""
     path: bytes = b""
-    """The way here from the topmost directory that has rules, with a slash at its end."""
+    """The path from the topmost directory with rules, with a slash at its end."""
     cut: bool = False
     """Whether there are more rules than are applied."""
 
     @staticmethod
     def load(folder: str) -> IgnoreRules:
-        """Read all that holds in a directory: its own rules, those above it, and the user's.
+        """Read all rules that apply in a directory: its own, those above it, and the user's.
 
-        Rules are followed up to the repository that the directory lies in. Where there is none
-        they hold all the same: a tree may become a repository later. Not for the event loop.
+        Directories above are read up to the root of the repository. Without a repository the rules apply all the same:
+        the tree may become one later. Not for the event loop.
         """
         here = os.path.abspath(folder)
         chain = [here]
@@ -213,52 +212,52 @@ class IgnoreRules(NamedTuple):
                 break
             here = above
             chain.append(here)
-        rules = _with(_of_repository(here), _read(here, RULE_FILE, _FILE_BYTES))
+        rules = _add_rules(_load_repository(here), _read_start(here, RULE_FILE, _FILE_BYTES))
         for path in reversed(chain[:-1]):
-            rules = _with(_child(rules, os.path.basename(path)), _read(path, RULE_FILE, _FILE_BYTES))
+            rules = _add_rules(_descend(rules, os.path.basename(path)), _read_start(path, RULE_FILE, _FILE_BYTES))
         return rules
 
     def below(self, name: str, folder: str | int, names: Container[str]) -> IgnoreRules:
-        """Give the rules of a directory in this one.
+        """Return the rules of a subdirectory.
 
         Args:
             name: Its name.
             folder: Its path, or a descriptor of it.
-            names: What it holds; files of rules are looked for only if they are there.
+            names: The names in it; a rule file is read only if it is among them.
         """
-        # In another repository, what is said above is said of other files.
-        rules = _of_repository(folder) if REPOSITORY in names else _child(self, name)
+        # The rules of a repository do not apply in another repository inside of it.
+        rules = _load_repository(folder) if REPOSITORY in names else _descend(self, name)
         if RULE_FILE not in names:
             return rules
-        return _with(rules, _read(folder, RULE_FILE, _FILE_BYTES))
+        return _add_rules(rules, _read_start(folder, RULE_FILE, _FILE_BYTES))
 
     def ignores(self, name: str, *, is_dir: bool) -> bool:
-        """Tell whether a name in this directory is ignored; a link is never a directory."""
+        """Tell whether a name in this directory is ignored; a symbolic link is never a directory."""
         for rules, start in reversed(self.levels):
             if not (name in rules.names or name.endswith(rules.ends) or name.startswith(rules.begins)):
                 continue
             raw = name.encode("utf-8", "surrogateescape")
             path = self.path[start:] + raw if rules.by_path else raw
-            said = rules.decide(raw, path, is_dir=is_dir)
-            if said is not None:
-                return said
+            verdict = rules.decide(raw, path, is_dir=is_dir)
+            if verdict is not None:
+                return verdict
         return False
 
 
-def _of_repository(folder: str | int) -> IgnoreRules:
-    """Start anew with what holds in a whole repository: the user's rules and its own."""
-    users = _users_rules()
-    first = None if users is None else _read("/", users, _FILE_BYTES, follow=True)
-    return _with(_with(IgnoreRules(), first), _excludes(folder))
+def _load_repository(folder: str | int) -> IgnoreRules:
+    """Read the rules of a whole repository: the user's, and those in its git directory."""
+    users = _find_user_rules()
+    first = None if users is None else _read_start("/", users, _FILE_BYTES, follow=True)
+    return _add_rules(_add_rules(IgnoreRules(), first), _read_excludes(folder))
 
 
-def _child(rules: IgnoreRules, name: str) -> IgnoreRules:
+def _descend(rules: IgnoreRules, name: str) -> IgnoreRules:
     path = rules.path + os.fsencode(name) + b"/" if rules.levels else b""
     return IgnoreRules(rules.levels, path, rules.cut)
 
 
-def _with(rules: IgnoreRules, data: bytes | None) -> IgnoreRules:
-    """Add the rules of a file, which decide before those that were there."""
+def _add_rules(rules: IgnoreRules, data: bytes | None) -> IgnoreRules:
+    """Add the rules of a file, with a higher precedence than the present ones."""
     if not data:
         return rules
     size = sum(level.rules.size for level in rules.levels)
@@ -269,11 +268,11 @@ def _with(rules: IgnoreRules, data: bytes | None) -> IgnoreRules:
     return IgnoreRules((*rules.levels, _Level(added, len(rules.path))), rules.path, cut)
 
 
-# -- where rules are kept -----------------------------------------------------------------------
+# -- where git keeps rules ----------------------------------------------------------------------
 
 
-def _users_rules() -> str | None:
-    """Name the file with the rules of whoever runs this; None if nobody knows where that is."""
+def _find_user_rules() -> str | None:
+    """Find the file of the user's own rules; None without a home directory."""
     home = os.environ.get("HOME", "")
     settings = os.environ.get("XDG_CONFIG_HOME", "")
     if not os.path.isabs(settings):
@@ -281,28 +280,28 @@ def _users_rules() -> str | None:
     if not os.path.isabs(settings):
         return None
     for config in (os.path.join(home, ".gitconfig"), os.path.join(settings, "git", "config")):
-        said = _EXCLUDES_FILE.search(_read("/", config, _CONFIG_BYTES, follow=True) or b"")
-        if said:
-            named = os.fsdecode(said[1])
+        match = _EXCLUDES_FILE.search(_read_start("/", config, _CONFIG_BYTES, follow=True) or b"")
+        if match:
+            named = os.fsdecode(match[1])
             return os.path.join(home, named.removeprefix("~/")) if named[:1] == "~" else named
     return os.path.join(settings, "git", "ignore")
 
 
-def _excludes(folder: str | int) -> bytes | None:
-    """Read the rules that a repository keeps for itself, also where its data are elsewhere."""
-    pointer = _GIT_DIR.match(_read(folder, REPOSITORY, _CONFIG_BYTES) or b"")
+def _read_excludes(folder: str | int) -> bytes | None:
+    """Read `info/exclude` of a repository, also where its git directory is elsewhere."""
+    pointer = _GIT_DIR.match(_read_start(folder, REPOSITORY, _CONFIG_BYTES) or b"")
     place = REPOSITORY
     if pointer:
         place = os.fsdecode(pointer[1])
-        common = _read(folder, os.path.join(place, "commondir"), _CONFIG_BYTES)
+        common = _read_start(folder, os.path.join(place, "commondir"), _CONFIG_BYTES)
         place = os.path.join(place, os.fsdecode((common or b".").strip()))
-    return _read(folder, os.path.join(place, "info", "exclude"), _FILE_BYTES)
+    return _read_start(folder, os.path.join(place, "info", "exclude"), _FILE_BYTES)
 
 
-def _read(folder: str | int, name: str, limit: int, *, follow: bool = False) -> bytes | None:
-    """Read the beginning of a regular file; None for whatever else is, or is not, there.
+def _read_start(folder: str | int, name: str, limit: int, *, follow: bool = False) -> bytes | None:
+    """Read the start of a regular file; None for everything else.
 
-    In a tree a link is not followed, as git does not: it may lead anywhere.
+    A symbolic link in a tree is not followed, as in git: it may lead anywhere.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     flags |= 0 if follow else os.O_NOFOLLOW

@@ -89,10 +89,9 @@ class ProtectedPaths:
 
         The file system is examined only if the directory is a home or contains one.
         """
-        secrets = [
-            (path, reason) for path, reason in self.places.items() if reason == _SECRET and is_within(path, base)
-        ]
-        return [place for place, _ in _iter_locations(secrets)]
+        secrets = [(path, _SECRET) for path, reason in self.places.items() if reason == _SECRET]
+        inside = [row for row in secrets if is_within(row[0], base)]
+        return tuple(place for place, _ in _iter_locations(inside))
 
 
 def _iter_locations(rows: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
