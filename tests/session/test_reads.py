@@ -25,7 +25,7 @@ def test_finding_c5_digests_lines_and_what_was_forgotten_come_back(tmp_path: Pat
     transcript.close()
     transcript, again = reopened(tmp_path / "c")
     assert [again.digest(f"/w/{name}") for name in ("a", "b", "gone")] == ["d1", "d2", None]
-    assert (again.shown_lines("/w/a"), again.shown_lines("/w/b")) == (((1, 20),), ())
+    assert (again.list_shown_lines("/w/a"), again.list_shown_lines("/w/b")) == (((1, 20),), ())
     assert transcript.messages() == ({"said": "hello"},)
     transcript.close()
 

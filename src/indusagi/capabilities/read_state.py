@@ -24,7 +24,7 @@ class ReadStateHandle(Protocol):
         """Return the last recorded digest of `path`; None if it was never read."""
         ...
 
-    def shown_lines(self, path: str) -> Sequence[tuple[int, int]]:
+    def list_shown_lines(self, path: str) -> Sequence[tuple[int, int]]:
         """Return the shown lines of the recorded content as sorted ranges."""
         ...
 
@@ -50,7 +50,7 @@ class ReadState:
         known = self._files.get(path)
         return None if known is None else known.digest
 
-    def shown_lines(self, path: str) -> Sequence[tuple[int, int]]:
+    def list_shown_lines(self, path: str) -> Sequence[tuple[int, int]]:
         """Return the shown lines of the recorded content as sorted ranges."""
         known = self._files.get(path)
         return () if known is None else known.shown

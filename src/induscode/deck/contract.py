@@ -238,7 +238,7 @@ class DeckFramework:
             BackendFault: One lacks a method.
         """
         for name, handle, methods in (
-            ("read_state", self.read_state, ("record", "digest", "seen")),
+            ("read_state", self.read_state, ("record", "digest")),
             ("checkpoint", self.checkpoint, ("record",)),
             ("delegate", self.delegate, ("list_agents", "run")),
             ("saas", self.saas, ("discover", "execute")),

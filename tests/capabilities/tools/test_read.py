@@ -707,7 +707,7 @@ async def test_what_was_shown_is_remembered_under_the_resolved_path(tmp_path: Pa
     await read(ctx, "link", offset=2, limit=1)
     resolved = await ctx.fs.resolve("a")
     assert state.digest(resolved) == digest_bytes(b"a\r\nb\r\nc\r\n")
-    assert list(state.shown_lines(resolved)) == [(2, 2)]
+    assert list(state.list_shown_lines(resolved)) == [(2, 2)]
     Image.new("RGB", (8, 8)).save(tmp_path / "p.png")
     await read(ctx, "p.png")
     assert state.digest(await ctx.fs.resolve("p.png")) == digest_bytes((tmp_path / "p.png").read_bytes())
