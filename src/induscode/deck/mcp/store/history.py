@@ -1,15 +1,15 @@
-"""What the deck was: read back from the store, at any turn and any moment of a run."""
+"""History: the deck of any turn or moment of a run, read back from the store."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import anyio.to_thread
 
 from indusagi.core.json import is_json_object
 from indusagi.core.notes import Note
+from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from induscode.deck.contract import DeckFault
 from induscode.deck.mcp.capability import BridgeCapability, BridgeKey
@@ -31,101 +31,99 @@ if TYPE_CHECKING:
     from induscode.deck.mcp.store.events import Row
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DeckRecord:
-    """The deck of a run at some moment."""
+    """The deck of a run at one moment."""
 
     run: str
     turn: int
     """The last turn that had begun; 0 if none had."""
     at: str
     digest: str
-    """Of what was shown at that turn; empty if there was none."""
+    """The digest of what was shown at that turn; empty without a turn."""
     text: str | None
-    """What was shown, byte for byte; None if a part of it was not kept."""
+    """What was shown, byte for byte; None if a part of it was not stored."""
     descriptors: Sequence[ToolDescriptor]
     capabilities: Sequence[BridgeCapability]
-    """The remote tools that were enrolled, without anybody to run them."""
+    """The remote tools that were enrolled, without runners."""
     notes: Sequence[Note] = ()
 
 
 async def read_ledger_log(store: LedgerStore, run: str) -> tuple[Sequence[BridgeEntry], Sequence[Note]]:
-    """Read the events of a run's ledger, and say which could not be read."""
-    return await _entries(store, await store.rows(run))
+    """Read the events of a run's ledger, with notes about unreadable ones."""
+    return await _read_entries(store, await store.rows(run))
 
 
 async def deck_at(store: LedgerStore, run: str, *, turn: int | None = None, at: str | None = None) -> DeckRecord | None:
-    """Tell what the deck was at a turn, or at a moment; at the end if neither is given.
+    """Read the deck of a run at a turn, at a moment, or at its end.
 
-    None: there is no such run, or it had no such turn, or had not begun by then.
+    None: the run is unknown, has no such turn, or had not begun by then.
     """
     rows = [row for row in await store.rows(run) if at is None or row.at <= at]
-    turns = [at for at, row in enumerate(rows) if row.op == "turn"]
+    turns = [index for index, row in enumerate(rows) if row.op == "turn"]
     if turn is not None:
-        numbered = [place for place in turns if rows[place].facts.get("turn") == turn]
+        numbered = [index for index in turns if rows[index].facts.get("turn") == turn]
         if not numbered:
             return None
         rows, turns = rows[: numbered[0] + 1], numbered[:1]
     if not rows:
         return None
-    entries, notes = await _entries(store, rows)
+    entries, notes = await _read_entries(store, rows)
     live = BridgeLedger.from_log(entries).live_capabilities()
     if not turns:
         return DeckRecord(run, 0, rows[-1].at, "", None, (), live, notes)
-    return await _shown(store, rows[turns[-1]], rows[-1].at, live, notes)
+    return await _read_turn(store, rows[turns[-1]], rows[-1].at, live, notes)
 
 
-async def _shown(
+async def _read_turn(
     store: LedgerStore, row: Row, at: str, live: Sequence[BridgeCapability], notes: Sequence[Note]
 ) -> DeckRecord:
     number, digest = row.facts.get("turn"), row.facts.get("deck")
     assert isinstance(number, int)
     assert isinstance(digest, str)
     manifest = str(row.facts.get("manifest"))
-    found = (await store.documents([manifest])).get(manifest)
-    addresses = filter_texts(json.loads(found)) if found is not None else []
+    listing = (await store.documents([manifest])).get(manifest)
+    addresses = filter_texts(json.loads(listing)) if listing is not None else []
     documents = await store.documents(addresses)
-    texts = [documents[one] for one in addresses if one in documents]
+    texts = [documents[address] for address in addresses if address in documents]
     text = join_json_array(texts)
     if content_address(text) == digest:
         shown = tuple(map(parse_descriptor, texts))
         return DeckRecord(row.run, number, at, digest, text, shown, live, notes)
-    gone = len(addresses) - len(texts)
-    said = f"{gone} of the {len(addresses)} tools it showed were not kept, or are damaged"
-    told = (*notes, Note(f"turn {number} of the run {row.run}", said))
-    return DeckRecord(row.run, number, at, digest, None, (), live, told)
+    message = f"{len(addresses) - len(texts)} of the {len(addresses)} tools it showed were not kept, or are damaged"
+    notes = (*notes, Note(f"turn {number} of the run {row.run}", message))
+    return DeckRecord(row.run, number, at, digest, None, (), live, notes)
 
 
-async def _entries(store: LedgerStore, rows: Sequence[Row]) -> tuple[Sequence[BridgeEntry], Sequence[Note]]:
+async def _read_entries(store: LedgerStore, rows: Sequence[Row]) -> tuple[Sequence[BridgeEntry], Sequence[Note]]:
     events = [row for row in rows if row.op in {"enroll", "retire"}]
-    documents = await store.documents(one for row in events for one in document_addresses(row.op, row.facts))
-    return await anyio.to_thread.run_sync(_Reader(documents).entries, events)
+    documents = await store.documents(address for row in events for address in document_addresses(row.op, row.facts))
+    return await anyio.to_thread.run_sync(_EntryParser(documents).parse, events)
 
 
-class _Reader:
-    """Makes events of rows."""
+class _EntryParser:
+    """Builds ledger events from rows; tools recur, so each document is parsed once."""
 
     def __init__(self, documents: Mapping[str, str]) -> None:
-        self.notes: list[Note] = []
+        self._notes: list[Note] = []
         self._documents = documents
-        # Tools come again and again: what is made of a document is made once.
         self._descriptors: dict[JsonValue, ToolDescriptor] = {}
         self._definitions: dict[JsonValue, JsonObject] = {}
 
-    def entries(self, rows: Sequence[Row]) -> tuple[Sequence[BridgeEntry], Sequence[Note]]:
-        """Make what can be made; a long log takes its time, and is best read in a thread."""
-        made = tuple(entry for row in rows if (entry := self._entry(row)))
-        return made, tuple(self.notes)
+    def parse(self, rows: Sequence[Row]) -> tuple[Sequence[BridgeEntry], Sequence[Note]]:
+        """Parse all rows; for a thread, since a long log takes time."""
+        entries = tuple(entry for row in rows if (entry := self._parse_row(row)))
+        return entries, tuple(self._notes)
 
-    def _entry(self, row: Row) -> BridgeEntry | None:
+    def _parse_row(self, row: Row) -> BridgeEntry | None:
         facts = row.facts
         try:
-            capability = self._capability(facts) if row.op == "enroll" else None
+            capability = self._parse_capability(facts) if row.op == "enroll" else None
             supersedes = facts.get("supersedes")
             return BridgeEntry(
                 BridgeOp(row.op),
-                BridgeKey(_text(facts, "key")),
-                _text(facts, "server"),
+                BridgeKey(_get_text(facts, "key")),
+                _get_text(facts, "server"),
                 capability,
                 cast("int", facts["entry"]),
                 row.at,
@@ -133,41 +131,41 @@ class _Reader:
             )
         except (DeckFault, KeyError, ValueError, TypeError) as exc:
             owner = f"row {row.seq} of the run {row.run}"
-            self.notes.append(Note(owner, f"the tool it enrolled cannot be shown: {exc}"))
+            self._notes.append(Note(owner, f"the tool it enrolled cannot be shown: {exc}"))
             return None
 
-    def _capability(self, facts: JsonObject) -> BridgeCapability:
-        ref = RemoteToolRef(_text(facts, "of"), _text(facts, "tool"))
+    def _parse_capability(self, facts: JsonObject) -> BridgeCapability:
+        ref = RemoteToolRef(_get_text(facts, "of"), _get_text(facts, "tool"))
         descriptor = self._descriptors.get(facts["descriptor"])
         if descriptor is None:
-            descriptor = parse_descriptor(self._document(facts, "descriptor"))
+            descriptor = parse_descriptor(self._get_document(facts, "descriptor"))
             self._descriptors[facts["descriptor"]] = descriptor
         raw = self._definitions.get(facts["definition"])
         if raw is None:
-            raw = _definition(self._document(facts, "definition"))
+            raw = _parse_definition(self._get_document(facts, "definition"))
             self._definitions[facts["definition"]] = raw
         return BridgeCapability.from_definition(descriptor, ref, raw)
 
-    def _document(self, facts: JsonObject, name: str) -> str:
+    def _get_document(self, facts: JsonObject, name: str) -> str:
         address = facts.get(name)
-        found = self._documents.get(address) if isinstance(address, str) else None
-        if found is None:
+        text = self._documents.get(address) if isinstance(address, str) else None
+        if text is None:
             raise ValueError(f"its {name} was not kept, or is damaged")
-        return found
+        return text
 
 
-def _text(facts: JsonObject, name: str) -> str:
+def _get_text(facts: JsonObject, name: str) -> str:
     value = facts[name]
     if not isinstance(value, str):
-        raise TypeError(f"its {name} is no text")
+        raise TypeError(f"its {name} is not text")
     return value
 
 
-def _definition(text: str) -> JsonObject:
+def _parse_definition(text: str) -> JsonObject:
     try:
-        found: JsonValue = json.loads(text)
+        definition: JsonValue = json.loads(text)
     except RecursionError as exc:
         raise ValueError("its definition is too deep") from exc
-    if not is_json_object(found):
-        raise ValueError("its definition is no object")
-    return found
+    if not is_json_object(definition):
+        raise ValueError("its definition is not an object")
+    return definition

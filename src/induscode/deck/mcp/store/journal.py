@@ -1,9 +1,8 @@
-"""What happens to the deck, written down as it happens.
+"""The journal: what happens to the deck, written to the store as it happens.
 
-That is: events of the ledger and of its servers, and what a model was shown at every turn. It is
-called in the event loop and does not wait; texts are made in the thread of the store. Nothing
-secret is written: of a server's configuration only a digest, of faults only what is left of them
-when every known value and every address is cleaned.
+It records the events of the ledger and of its servers, and what a model is shown at every turn. Its methods are called
+in the event loop and return at once; texts are encoded in the thread of the store. It stores no secrets: of a server's
+configuration only a digest, of faults only what redaction leaves, and a definition that holds a secret is withheld.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ if TYPE_CHECKING:
 _LONGEST_DETAIL = 2_000
 
 
-class _Shown(NamedTuple):
-    """A descriptor as it is written; kept from turn to turn, since decks seldom change."""
+class _EncodedDescriptor(NamedTuple):
+    """A descriptor with its text; kept from turn to turn, since decks seldom change."""
 
     descriptor: ToolDescriptor
     text: str
@@ -49,7 +48,7 @@ class _Shown(NamedTuple):
 
 
 class Journal:
-    """Writes one run into a store. It keeps what an enrolment tells it."""
+    """Writes one run into a store; the event sink of an enrolment."""
 
     def __init__(
         self,
@@ -61,29 +60,29 @@ class Journal:
     ) -> None:
         self.store = store
         self.run = run or new_ulid()
-        """The name of this run; later runs have greater names."""
+        """The id of this run, a ULID: later runs sort later."""
         self.turns = 0
-        """How many turns were written down."""
+        """How many turns were recorded."""
         self._now = now
         self._redaction = Redaction()
         self._configs: dict[str, ServerConfig] = {}
         self._identities: dict[str, str] = {}
-        self._shown: dict[int, _Shown] = {}
+        self._encoded: dict[int, _EncodedDescriptor] = {}
         self._listed: dict[str, tuple[Sequence[str], Sequence[DisabledTool]]] = {}
         self.add_servers(servers)
         self._append("run", {"servers": [*self._identities]})
 
     def add_servers(self, servers: Iterable[ServerConfig]) -> None:
-        """Get to know servers: what they are, and which values of theirs are secret."""
+        """Add servers with their identities and the secrets of their configurations."""
         for config in servers:
             self._redaction.learn((config,))
             self._configs[config.id] = config
             self._identities[config.id] = server_identity(config)
-            # Which tools it had belongs to what it was.
+            # The former listing belongs to the former configuration.
             self._listed.pop(config.id, None)
 
     def remove_servers(self, servers: Iterable[str]) -> None:
-        """Know no longer what servers were that are gone; their secrets stay secret."""
+        """Remove servers; their secrets stay redacted."""
         for server in servers:
             for known in (self._configs, self._identities, self._listed):
                 known.pop(server, None)
@@ -91,29 +90,29 @@ class Journal:
     def set_known_listings(
         self, listings: Mapping[str, Sequence[str]], disabled: Mapping[str, Sequence[DisabledTool]] | None = None
     ) -> None:
-        """Take for known which tools servers had when they were seen last."""
+        """Set the listings that the store has already: only a different one is recorded."""
         for server, names in listings.items():
             self._listed[server] = tuple(names), tuple((disabled or {}).get(server, ()))
 
-    # -- told by an enrolment ---------------------------------------------------------------
+    # -- from an enrolment ------------------------------------------------------------------
 
     def record_entries(self, entries: Sequence[BridgeEntry]) -> None:
-        """Write down events of the ledger."""
-        self.store.append(partial(self._entries, tuple(entries)))
+        """Record events of the ledger."""
+        self.store.append(partial(self._build_entries, tuple(entries)))
 
     def record_event(self, op: JournalOp, server: str, subject: str, detail: str) -> None:
-        """Write down something else that happened at a server."""
+        """Record another event of a server."""
         clean = self._redaction.clean
         facts: JsonObject = {"server": server, "subject": clean(subject), "detail": clean(detail)[:_LONGEST_DETAIL]}
         identity = self._identities.get(server)
-        # What decides how long the next start may take: it was up, or it took too long.
+        # These decide how long the next start may take: the server was up, or it timed out.
         if identity is not None and (op == "ready" or (op == "fault" and subject == "timeout")):
             self._append(op, {**facts, "identity": identity}, build_subject(identity, server))
         else:
             self._append(op, facts)
 
     def record_listing(self, server: str, tools: Sequence[RemoteTool], disabled: Sequence[DisabledTool]) -> None:
-        """Write down which tools of a server are in the deck, or disabled, unless that is known."""
+        """Record which tools of a server are enrolled or disabled, if that has changed."""
         names = tuple(tool.ref.name for tool in tools)
         identity = self._identities.get(server)
         listing = names, tuple(disabled)
@@ -128,104 +127,102 @@ class Journal:
         }
         if disabled:
             facts["disabled"] = [
-                {"tool": one.ref.name, "name": one.name, "grade": str(one.grade), "fields": [*one.fields]}
-                for one in disabled
+                {"tool": tool.ref.name, "name": tool.name, "grade": str(tool.grade), "fields": [*tool.fields]}
+                for tool in disabled
             ]
         self._append("list", facts, build_subject(identity, server))
 
     def record_pin(
         self, server: str, tool: str, pin: str, raw: JsonObject, canonical: str | None = None, *, further: bool = False
     ) -> None:
-        """Write down a definition of a tool that holds from now on; a `further` one is added."""
+        """Record an approved definition of a tool; a `further` one is added to those approved before."""
         identity = self._identities.get(server)
         if identity is not None:
-            at = self._now()
             names = (identity, server, tool)
             subject = build_subject(*names, pin) if further else build_subject(*names)
             facts: JsonObject = {"identity": identity, "server": server, "tool": tool, "pin": pin}
             if canonical is not None:
                 facts["canonical"] = canonical
-            self.store.append(partial(self._pin, at, subject, facts, raw))
+            self.store.append(partial(self._build_pin, self._now(), subject, facts, raw))
 
-    # -- told by a session ------------------------------------------------------------------
+    # -- from a session ---------------------------------------------------------------------
 
     def record_turn(self, descriptors: Sequence[ToolDescriptor]) -> str:
-        """Write down what a model is shown at the turn that begins; give the digest of it.
+        """Record what a model is shown at the turn that begins, and return the digest of it.
 
         Raises:
-            NotJson: A schema holds what JSON cannot carry.
+            NotJson: A schema holds a value that JSON cannot carry.
         """
-        shown = [self._written(descriptor) for descriptor in descriptors]
-        self._shown = {id(one.descriptor): one for one in shown}
+        shown = [self._encode(descriptor) for descriptor in descriptors]
+        self._encoded = {id(encoded.descriptor): encoded for encoded in shown}
         self.turns += 1
-        digest = content_address(join_json_array(one.text for one in shown))
-        self.store.append(partial(self._turn, self._now(), self.turns, digest, shown))
+        digest = content_address(join_json_array(encoded.text for encoded in shown))
+        self.store.append(partial(self._build_turn, self._now(), self.turns, digest, shown))
         return digest
 
-    def _written(self, descriptor: ToolDescriptor) -> _Shown:
-        known = self._shown.get(id(descriptor))
+    def _encode(self, descriptor: ToolDescriptor) -> _EncodedDescriptor:
+        known = self._encoded.get(id(descriptor))
         if known is not None and known.descriptor is descriptor:
             return known
         text = descriptor_text(descriptor)
-        return _Shown(descriptor, text, content_address(text))
-
-    # -- in the thread of the store ---------------------------------------------------------
+        return _EncodedDescriptor(descriptor, text, content_address(text))
 
     def _append(self, op: RowOp, facts: JsonObject, subject: str = "") -> None:
         batch = Batch((Event(self.run, self._now(), op, facts, subject),))
         self.store.append(lambda: batch)
 
-    def _entries(self, entries: Sequence[BridgeEntry]) -> Batch:
-        documents = _DocumentBatch(self._redaction)
+    # -- in the thread of the store ---------------------------------------------------------
+
+    def _build_entries(self, entries: Sequence[BridgeEntry]) -> Batch:
+        documents = DocumentBatch(self._redaction)
         events = [Event(self.run, entry.at, entry.op.value, _entry_facts(entry, documents)) for entry in entries]
-        return Batch(events, documents.kept)
+        return Batch(events, documents.stored)
 
-    def _pin(self, at: str, subject: str, facts: JsonObject, raw: JsonObject) -> Batch:
-        documents = _DocumentBatch(self._redaction)
-        written: JsonObject = {**facts, "definition": documents.take(compact_json(raw))}
-        documents.record_withheld(written)
-        return Batch((Event(self.run, at, "pin", written, subject),), documents.kept)
+    def _build_pin(self, at: str, subject: str, facts: JsonObject, raw: JsonObject) -> Batch:
+        documents = DocumentBatch(self._redaction)
+        with_definition: JsonObject = {**facts, "definition": documents.add(compact_json(raw))}
+        documents.record_withheld(with_definition)
+        return Batch((Event(self.run, at, "pin", with_definition, subject),), documents.stored)
 
-    def _turn(self, at: str, number: int, digest: str, shown: Sequence[_Shown]) -> Batch:
-        documents = _DocumentBatch(self._redaction)
-        manifest = compact_json([documents.take(one.text, one.address) for one in shown])
-        facts: JsonObject = {"turn": number, "deck": digest, "manifest": documents.take(manifest)}
+    def _build_turn(self, at: str, number: int, digest: str, shown: Sequence[_EncodedDescriptor]) -> Batch:
+        documents = DocumentBatch(self._redaction)
+        manifest = compact_json([documents.add(encoded.text, encoded.address) for encoded in shown])
+        facts: JsonObject = {"turn": number, "deck": digest, "manifest": documents.add(manifest)}
         documents.record_withheld(facts)
-        return Batch((Event(self.run, at, "turn", facts),), documents.kept)
+        return Batch((Event(self.run, at, "turn", facts),), documents.stored)
 
 
 def build_tool_filter(config: ServerConfig) -> JsonObject:
-    """Give which of its tools a server is to show: a list that was made under another is none."""
+    """Describe which tools of a server are used: a listing made with another filter is not comparable."""
     include = config.include_tools
     return {"include": None if include is None else [*include], "exclude": [*config.exclude_tools]}
 
 
-class _DocumentBatch:
-    """Collects the documents of a batch, other than those with a secret in them."""
+class DocumentBatch:
+    """Collects the documents of a batch and withholds those that hold a secret."""
 
     def __init__(self, redaction: Redaction) -> None:
-        self.kept: dict[str, str] = {}
+        self.stored: dict[str, str] = {}
         self._redaction = redaction
         self._withheld: list[JsonValue] = []
 
-    def take(self, text: str, address: str | None = None) -> str:
-        """Keep a document if that is safe, and give its address in any case."""
-        where = address or content_address(text)
-        if where in self.kept:
-            return where
-        if self._redaction.holds_secret(text):
-            self._withheld.append(where)
-        else:
-            self.kept[where] = text
-        return where
+    def add(self, text: str, address: str | None = None) -> str:
+        """Add a document unless it holds a secret, and return its address in any case."""
+        address = address or content_address(text)
+        if address not in self.stored:
+            if self._redaction.holds_secret(text):
+                self._withheld.append(address)
+            else:
+                self.stored[address] = text
+        return address
 
     def record_withheld(self, facts: JsonObject) -> None:
-        """Have a row say which of its documents are not kept."""
+        """Name the withheld documents in the facts of a row."""
         if self._withheld:
             facts["withheld"], self._withheld = self._withheld, []
 
 
-def _entry_facts(entry: BridgeEntry, documents: _DocumentBatch) -> JsonObject:
+def _entry_facts(entry: BridgeEntry, documents: DocumentBatch) -> JsonObject:
     facts: JsonObject = {"entry": entry.seq, "key": entry.key, "server": entry.server}
     capability = entry.capability
     if capability is None:
@@ -234,8 +231,8 @@ def _entry_facts(entry: BridgeEntry, documents: _DocumentBatch) -> JsonObject:
     facts["name"] = capability.name
     facts["supersedes"] = entry.supersedes
     try:
-        facts["definition"] = documents.take(compact_json(capability.raw))
-        facts["descriptor"] = documents.take(descriptor_text(capability.descriptor))
+        facts["definition"] = documents.add(compact_json(capability.raw))
+        facts["descriptor"] = documents.add(descriptor_text(capability.descriptor))
     except NotJson as exc:
         facts["unwritable"] = str(exc)
     documents.record_withheld(facts)

@@ -1,19 +1,18 @@
-"""Pins that outlive the session: which definitions of a tool were seen first, or approved since.
+"""Pins that outlive the session: the approved definitions of every tool.
 
-A tool has a set of approved forms: one that alternates among them is stable. They belong to what
-the server is, and not to its name alone: another command under the same id starts without any. All
-are read once, when they are opened: they are compared with every tool of every listing, in the
-event loop.
+A tool has a set of approved forms, and may alternate among them. They belong to the server's identity (command,
+arguments, variable names, or address), not to its id alone: another command under the same id starts without any. All
+forms are read when the pins are opened, since the event loop compares them with every tool of every listing.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
 from indusagi.core.json import compact_json, is_json_object
+from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.client.tools import model_name
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from induscode.deck.mcp.canonical import canonical_digest
@@ -33,19 +32,19 @@ if TYPE_CHECKING:
     from induscode.deck.mcp.store.journal import Journal
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ApprovedForm:
     """One definition of a tool that was seen first, or approved since."""
 
     pin: str
-    """The digest of the definition as it came."""
+    """The digest of the definition as the server sent it."""
     canonical: str | None
-    """The digest of its canonical form; None in rows of a ledger that is older than this form."""
+    """The digest of its canonical form; None in rows of ledgers older than this form."""
     text: str | None
-    """The definition; None where it was not kept, or is damaged."""
+    """The definition; None if it was withheld or is damaged."""
 
     def matches(self, pin: str, canonical: Callable[[], str]) -> bool:
-        """Tell whether a definition with these digests differs from this form in order at most."""
+        """Tell whether a definition with these digests equals this form, order aside."""
         if self.pin == pin:
             return True
         own = self.canonical
@@ -56,8 +55,8 @@ class ApprovedForm:
 
     @property
     def definition(self) -> JsonObject | None:
-        """The definition, read from its text."""
-        return _definition(self.text)
+        """The definition, parsed from its text."""
+        return _parse_definition(self.text)
 
 
 class StorePins:
@@ -71,14 +70,14 @@ class StorePins:
         documents: Mapping[str, str] | None = None,
     ) -> None:
         self._journal = journal
-        """None: nothing is written down, and a first definition is not pinned."""
+        """None: nothing is recorded, and a first definition is not pinned."""
         self._forms: dict[tuple[str, str], list[ApprovedForm]] = {}
         self._locked: Mapping[RemoteToolRef, JsonObject] = {}
         self.learn(identities, rows, documents or {})
 
     def learn(self, identities: Mapping[str, str], rows: Iterable[Row], documents: Mapping[str, str]) -> None:
-        """Take the forms of servers from rows of the store, in place of those that they had."""
-        self._forms = {key: kept for key, kept in self._forms.items() if key[0] not in identities}
+        """Replace the forms of servers by those in rows of the store."""
+        self._forms = {key: forms for key, forms in self._forms.items() if key[0] not in identities}
         for row in rows:
             facts = row.facts
             server, tool, pin = facts.get("server"), facts.get("tool"), facts.get("pin")
@@ -94,45 +93,44 @@ class StorePins:
                 self._forms.setdefault((server, tool), []).append(form)
 
     def lock(self, definitions: Mapping[RemoteToolRef, JsonObject]) -> None:
-        """Compare first definitions of these servers' tools with those of the project's lock."""
+        """Compare first definitions with those of the project's lock file."""
         self._locked = definitions
 
     def check(self, ref: RemoteToolRef, raw: JsonObject) -> Drift | None:
-        """Compare a definition with the approved forms; a first one becomes one of them.
+        """Compare a definition with the approved forms; a first one becomes one of them. None: approved.
 
-        None: it is approved, whatever the order of its parts. Of a server that the project's lock
-        names, a first definition must be the one of the lock.
+        A first definition of a server that the lock file names must match the lock file.
 
         Raises:
-            NotJson: It holds what JSON cannot carry.
+            NotJson: It holds a value that JSON cannot carry.
         """
         pin = definition_pin(raw)
         forms = self._forms.get((ref.server, ref.name))
         if forms is None:
             drift = self._compare_with_lock(ref, raw)
             if self._journal is not None and (drift is None or not drift.disables):
-                self._keep(ref, pin, raw)
+                self._add_form(ref, pin, raw)
             return drift
         canonical = cache(lambda: canonical_digest(raw))
         if any(form.matches(pin, canonical) for form in reversed(forms)):
             return None
-        known = [one for form in forms if (one := form.definition) is not None]
-        return closest_drift(ref, known, raw)
+        definitions = [definition for form in forms if (definition := form.definition) is not None]
+        return closest_drift(ref, definitions, raw)
 
     def _compare_with_lock(self, ref: RemoteToolRef, raw: JsonObject) -> Drift | None:
         locked = self._locked.get(ref)
         if locked is None:
-            named = any(one.server == ref.server for one in self._locked)
-            return Drift(ref, DriftGrade.ROUTING, None, raw) if named else None
+            is_named = any(other.server == ref.server for other in self._locked)
+            return Drift(ref, DriftGrade.ROUTING, None, raw) if is_named else None
         if canonical_digest(locked) == canonical_digest(raw):
             return None
         return closest_drift(ref, [locked], raw)
 
     def approve(self, ref: RemoteToolRef, raw: JsonObject) -> None:
-        """Approve this definition too; those that were approved earlier stay approved."""
-        self._keep(ref, definition_pin(raw), raw)
+        """Approve this definition too; those approved earlier stay approved."""
+        self._add_form(ref, definition_pin(raw), raw)
 
-    def _keep(self, ref: RemoteToolRef, pin: str, raw: JsonObject) -> None:
+    def _add_form(self, ref: RemoteToolRef, pin: str, raw: JsonObject) -> None:
         forms = self._forms.setdefault((ref.server, ref.name), [])
         canonical = canonical_digest(raw)
         if self._journal is not None:
@@ -148,73 +146,75 @@ async def open_pins(journal: Journal, servers: Iterable[ServerConfig]) -> StoreP
 
 
 async def read_pins(store: LedgerStore, servers: Iterable[ServerConfig]) -> StorePins:
-    """Read the approved forms of servers' tools, to compare with and not to change."""
+    """Read the approved forms of servers' tools, for comparison only."""
     pins = StorePins(None, {})
     await load_pins(pins, store, servers)
     return pins
 
 
 async def load_pins(pins: StorePins, store: LedgerStore, servers: Iterable[ServerConfig]) -> None:
-    """Read the approved forms of these servers' tools anew."""
+    """Read the approved forms of these servers' tools into `pins`."""
     identities = build_identities(servers)
-    rows = [row for row in await store.latest("pin") if _server(row, identities) is not None]
-    documents = await store.documents(
-        address for row in rows if isinstance(address := row.facts.get("definition"), str)
-    )
-    pins.learn(identities, rows, documents)
+    rows = [row for row in await store.latest("pin") if _find_server(row, identities) is not None]
+    addresses = [address for row in rows if isinstance(address := row.facts.get("definition"), str)]
+    pins.learn(identities, rows, await store.documents(addresses))
 
 
 def build_identities(servers: Iterable[ServerConfig]) -> Mapping[str, str]:
-    """Tell by id what servers are."""
+    """Map the ids of servers to their identities."""
     return {config.id: server_identity(config) for config in servers}
 
 
 async def read_definitions(store: LedgerStore, servers: Iterable[ServerConfig]) -> Mapping[str, Sequence[JsonObject]]:
-    """Read, for each server that was seen before, the definitions its deck had then.
+    """Read, for each server seen before, the definitions of its last listing: the pinned ones, in its order.
 
-    They are the pinned ones, in the server's order. A server of which one is missing or damaged is
-    left out: a part of a deck would look like all of it.
+    A server with a missing or damaged definition is left out: an incomplete listing would look complete.
     """
     configs = {config.id: config for config in servers}
-    identities = {server: server_identity(config) for server, config in configs.items()}
+    identities = build_identities(configs.values())
     listings = {
-        server: filter_texts(row.facts.get("tools"))
-        for row in await store.latest("list")
-        if (server := _server(row, identities)) is not None
-        and row.facts.get("filter") == build_tool_filter(configs[server])
+        server: filter_texts(row.facts.get("tools")) for server, row in await _read_listings(store, configs, identities)
     }
     pins = {
         (server, str(row.facts.get("tool"))): str(row.facts.get("definition"))
         for row in await store.latest("pin")
-        if (server := _server(row, identities)) is not None
+        if (server := _find_server(row, identities)) is not None
     }
     documents = await store.documents(pins.values())
-    found: dict[str, Sequence[JsonObject]] = {}
+    definitions: dict[str, Sequence[JsonObject]] = {}
     for server, tools in listings.items():
-        texts = [documents.get(pins.get((server, tool), "")) for tool in tools]
-        definitions = [_definition(text) for text in texts]
-        if tools and None not in definitions:
-            found[server] = [one for one in definitions if one is not None]
-    return found
+        parsed = [_parse_definition(documents.get(pins.get((server, tool), ""))) for tool in tools]
+        if tools and None not in parsed:
+            definitions[server] = [definition for definition in parsed if definition is not None]
+    return definitions
 
 
 async def read_disabled_tools(
     store: LedgerStore, servers: Iterable[ServerConfig]
 ) -> Mapping[str, Sequence[DisabledTool]]:
-    """Read, for each server that was seen before, which of its tools were disabled then."""
+    """Read, for each server seen before, which of its tools were disabled then."""
     configs = {config.id: config for config in servers}
-    identities = {server: server_identity(config) for server, config in configs.items()}
-    found: dict[str, Sequence[DisabledTool]] = {}
-    for row in await store.latest("list"):
-        server, rows = _server(row, identities), row.facts.get("disabled")
-        if server is None or row.facts.get("filter") != build_tool_filter(configs[server]):
-            continue
-        listed = rows if isinstance(rows, list) else []
-        found[server] = [one for each in listed if (one := _disabled(server, each)) is not None]
-    return found
+    disabled: dict[str, Sequence[DisabledTool]] = {}
+    for server, row in await _read_listings(store, configs, build_identities(configs.values())):
+        tools = row.facts.get("disabled")
+        parsed = [_parse_disabled(server, facts) for facts in tools] if isinstance(tools, list) else []
+        disabled[server] = [tool for tool in parsed if tool is not None]
+    return disabled
 
 
-def _disabled(server: str, facts: JsonValue) -> DisabledTool | None:
+async def _read_listings(
+    store: LedgerStore, configs: Mapping[str, ServerConfig], identities: Mapping[str, str]
+) -> list[tuple[str, Row]]:
+    """Read the last listing of each server that was made with its present configuration and filter."""
+    return [
+        (server, row)
+        for row in await store.latest("list")
+        if (server := _find_server(row, identities)) is not None
+        and row.facts.get("filter") == build_tool_filter(configs[server])
+    ]
+
+
+def _parse_disabled(server: str, facts: JsonValue) -> DisabledTool | None:
     tool = facts.get("tool") if is_json_object(facts) else None
     if not is_json_object(facts) or not isinstance(tool, str):
         return None
@@ -222,20 +222,21 @@ def _disabled(server: str, facts: JsonValue) -> DisabledTool | None:
     grades = {str(grade): grade for grade in DriftGrade}
     grade = grades.get(str(facts.get("grade")), DriftGrade.BREAKING)
     name = facts.get("name")
-    shown = name if isinstance(name, str) else model_name(ref)
-    return DisabledTool(ref, shown, grade, tuple(filter_texts(facts.get("fields"))))
+    return DisabledTool(
+        ref, name if isinstance(name, str) else model_name(ref), grade, tuple(filter_texts(facts.get("fields")))
+    )
 
 
-def _server(row: Row, identities: Mapping[str, str]) -> str | None:
+def _find_server(row: Row, identities: Mapping[str, str]) -> str | None:
     server = row.facts.get("server")
     if not isinstance(server, str) or identities.get(server) != row.facts.get("identity"):
         return None
     return server
 
 
-def _definition(text: str | None) -> JsonObject | None:
+def _parse_definition(text: str | None) -> JsonObject | None:
     try:
-        found: JsonValue = None if text is None else json.loads(text)
+        definition: JsonValue = None if text is None else json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return found if is_json_object(found) else None
+    return definition if is_json_object(definition) else None
