@@ -1,11 +1,10 @@
-"""Keeps a ledger in step with a fleet: what its servers list is enrolled, what they drop retired.
+"""Enrolment: a ledger that follows a fleet. Listed tools are enrolled, tools no longer listed are retired.
 
-A server that dies keeps its tools enrolled, since it comes back under the same names; calls say
-meanwhile that it is not there. A tool whose definition is not an approved one is disabled until
-somebody approves it, unless the change is cosmetic.
+A server that fails keeps its tools enrolled, since it comes back under the same names; calls return its fault
+meanwhile. A tool whose definition is not approved is disabled until it is approved, unless the change is cosmetic.
 
-A server may change its tools for as long as it runs, and every change is an event. Once these are
-many more than the tools, whoever keeps them elsewhere can have the ledger go on without them.
+A server may change its tools for as long as it runs, and every change is an event. When the events are many more than
+the tools, an owner that has stored them can compact the ledger.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ from induscode.deck.mcp.ledger import BridgeEntry, BridgeKey, BridgeLedger, Enro
 
 JournalOp: TypeAlias = Literal["connect", "ready", "fault", "drift", "approve"]
 MOST_SWITCHES = 3
-"""So often a definition may switch in one run. After that a tool that was disabled stays so, and
-harmless changes are not followed: a server that alternates must not make the list alternate."""
+"""How often a definition may switch in one run. After that a disabled tool stays disabled and harmless changes are
+ignored: a server that alternates must not make the list alternate."""
 LONGEST_LOG = 200
-"""So many events a ledger has before anybody is told that it is long; or two for each live tool."""
+"""The number of events above which a ledger counts as long, if it is also more than two for each live tool."""
 
 
 class PinChecker(Protocol):
-    """Remembers the definitions that were seen first, or approved since."""
+    """Compares definitions with those seen first, or approved since."""
 
     def check(self, ref: RemoteToolRef, raw: JsonObject) -> Drift | None:
-        """Compare a definition with those approved; a first one becomes one. None: approved."""
+        """Compare a definition with the approved ones; a first one becomes approved. None: approved."""
         ...
 
     def approve(self, ref: RemoteToolRef, raw: JsonObject) -> None:
@@ -50,18 +49,18 @@ class PinChecker(Protocol):
 
 
 class EventSink(Protocol):
-    """Keeps what happens, for later."""
+    """Records events."""
 
     def record_entries(self, entries: Sequence[BridgeEntry]) -> None:
-        """Keep events of the ledger."""
+        """Record events of the ledger."""
         ...
 
     def record_event(self, op: JournalOp, server: str, subject: str, detail: str) -> None:
-        """Keep something else that happened at a server."""
+        """Record another event of a server."""
         ...
 
     def record_listing(self, server: str, tools: Sequence[RemoteTool], disabled: Sequence[DisabledTool]) -> None:
-        """Keep which tools of a server may be called, in its order; told after every listing."""
+        """Record which tools of a server may be called, in its order; called after every listing."""
         ...
 
 
@@ -74,7 +73,7 @@ def mounted_capability(mounted: MountedTool, *, shares_name: bool = False) -> Br
 
 
 def iso_now() -> str:
-    """Give the present moment as the ledger writes it down."""
+    """Return the present time in ISO 8601 and UTC, as the ledger stores it."""
     return iso_utc(now_ms())
 
 
@@ -91,7 +90,7 @@ class Enrolment:
         now: Callable[[], str] = iso_now,
         servers: Sequence[str] = (),
     ) -> None:
-        """Follow a fleet; `servers` are the ids of all that are configured, in their order."""
+        """Follow a fleet; `servers` are the ids of all configured servers, in order."""
         self.fleet = fleet
         self._servers = tuple(servers)
         self._ledger = ledger
@@ -102,61 +101,64 @@ class Enrolment:
         self._drifts: dict[RemoteToolRef, Drift] = {}
         self._disabled: dict[RemoteToolRef, DisabledTool] = {}
         self._switches: Counter[RemoteToolRef] = Counter()
-        self._told: set[tuple[RemoteToolRef, DriftGrade]] = set()
-        self._left_places: dict[RemoteToolRef, BridgeKey] = {}
+        self._recorded_drifts: set[tuple[RemoteToolRef, DriftGrade]] = set()
+        self._former_keys: dict[RemoteToolRef, BridgeKey] = {}
         self._listed: dict[str, Sequence[RemoteTool]] = {}
-        self._unfit: dict[RemoteToolRef, str] = {}
+        self._invalid: dict[RemoteToolRef, str] = {}
         self._mounted: set[RemoteToolRef] = set()
-        """What this fleet runs. The ledger may hold tools of a fleet that was torn down."""
-        self._holding = True
+        """The tools that this fleet runs; the ledger may hold tools of a fleet that was torn down."""
+        self._is_held = True
         self._long = asyncio.Event()
-        self._leave = fleet.follow(self._heard)
+        self._unfollow = fleet.follow(self._handle_event)
 
     @property
     def ledger(self) -> BridgeLedger:
-        """What is enrolled at this moment."""
+        """The ledger as it is now."""
         return self._ledger
 
     @property
     def quarantined(self) -> Sequence[RemoteTool]:
-        """The tools whose definition changed and waits for approval."""
+        """The tools whose changed definitions wait for approval."""
         return tuple(self._drifted.values())
 
     @property
     def disabled(self) -> Sequence[DisabledTool]:
         """The tools that may not be called until they are approved.
 
-        Of a server that has not listed its tools in this run, those of the run before.
+        For a server that has not listed its tools in this run, those of the run before.
         """
         return tuple(self._disabled.values())
 
     @property
     def drifts(self) -> Sequence[Drift]:
-        """Every listed definition that is not an approved one, also those of cosmetic changes."""
+        """Every listed definition that is not approved, including cosmetic changes."""
         return tuple(self._drifts.values())
 
     def find_disabled(self, name: str) -> DisabledTool | None:
         """Find a disabled tool by the name that a model would call it by."""
-        return next((one for one in self._disabled.values() if one.name == name), None)
+        return next((tool for tool in self._disabled.values() if tool.name == name), None)
 
     @property
     def notes(self) -> Sequence[Note]:
-        """What is kept out of the deck, and how it gets in."""
-        disabled = [one.note for one in self._disabled.values()]
-        unfit = [Note(_owner(ref), f"left out: {why}") for ref, why in self._unfit.items()]
-        return (*disabled, *unfit)
+        """The tools that are left out of the deck, with reasons and remedies."""
+        disabled = [tool.note for tool in self._disabled.values()]
+        invalid = [
+            Note(f"server {ref.server!r}, tool {ref.name!r}", f"left out: {reason}")
+            for ref, reason in self._invalid.items()
+        ]
+        return (*disabled, *invalid)
 
     def status(self) -> FleetStatus:
-        """Tell how every server is, with a note for each tool of it that is disabled."""
+        """Return the status of every server, with a note for each disabled tool."""
         status = dict(self.fleet.status())
-        for one in self._disabled.values():
-            if (known := status.get(one.ref.server)) is not None:
-                status[one.ref.server] = replace(known, notes=(*known.notes, one.note))
+        for tool in self._disabled.values():
+            if (known := status.get(tool.ref.server)) is not None:
+                status[tool.ref.server] = replace(known, notes=(*known.notes, tool.note))
         return status
 
     def close(self) -> None:
-        """Follow the fleet no longer; the ledger stays as it is."""
-        self._leave()
+        """Stop following the fleet; the ledger stays as it is."""
+        self._unfollow()
 
     # -- following --------------------------------------------------------------------------
 
@@ -167,12 +169,12 @@ class Enrolment:
     ) -> None:
         """Enrol what the servers have listed already, or are known to list once they start.
 
-        Until then listings are only heard: the order is that of the configuration, and not that in
-        which servers happen to come up.
+        Earlier listings are held back until then: tools are enrolled in the order of the configuration, and not in the
+        order in which servers come up.
         """
-        self._holding = False
+        self._is_held = False
         for endpoint in self.fleet.endpoints():
-            # The tools of one server are enrolled in one go; between servers others get a turn.
+            # The tools of one server are enrolled without a pause; between servers other tasks run.
             await asyncio.sleep(0)
             server = endpoint.config.id
             if known is not None and server in known:
@@ -180,22 +182,22 @@ class Enrolment:
             else:
                 self.sync_server(server)
 
-    def _heard(self, told: FleetEvent) -> None:
-        if told.event == "tools":
-            if not self._holding:
-                self.sync_server(told.server)
-        elif self._sink is not None and told.event == "phase":
-            phase, fault = told.status.phase, told.status.fault
-            # While it comes up again, its fault is still that of the attempt before.
+    def _handle_event(self, event: FleetEvent) -> None:
+        if event.event == "tools":
+            if not self._is_held:
+                self.sync_server(event.server)
+        elif self._sink is not None and event.event == "phase":
+            phase, fault = event.status.phase, event.status.fault
+            # While it connects, its fault is that of the attempt before.
             if phase == "connecting":
-                self._sink.record_event("connect", told.server, "", "")
+                self._sink.record_event("connect", event.server, "", "")
             elif fault is not None:
-                self._sink.record_event("fault", told.server, fault.kind, str(fault))
+                self._sink.record_event("fault", event.server, fault.kind, str(fault))
             elif phase == "ready":
-                self._sink.record_event("ready", told.server, "", "")
+                self._sink.record_event("ready", event.server, "", "")
 
     def sync_server(self, server: str) -> None:
-        """Bring the ledger in step with what a server lists."""
+        """Bring the ledger in step with what a server has listed."""
         endpoint = self.fleet.endpoint(server)
         listed = None if endpoint is None else endpoint.known_tools
         if listed is not None:
@@ -204,39 +206,39 @@ class Enrolment:
     def sync_tools(self, server: str, listed: Sequence[RemoteTool], disabled: Sequence[DisabledTool] = ()) -> None:
         """Bring the ledger in step with a list of a server's tools.
 
-        Tools that are `disabled` are not in the list: they are remembered from the run before.
+        `disabled` are tools outside the list that the store remembers from the run before.
         """
         before = self._ledger
         refs = {remote.ref for remote in listed}
-        self._unfit = {ref: why for ref, why in self._unfit.items() if ref.server != server}
+        self._invalid = {ref: reason for ref, reason in self._invalid.items() if ref.server != server}
         for ref in [ref for ref in self._disabled if ref.server == server and ref not in refs]:
             del self._disabled[ref]
-        self._disabled.update((one.ref, one) for one in disabled if one.ref not in refs)
+        self._disabled.update((tool.ref, tool) for tool in disabled if tool.ref not in refs)
         for capability in before.live_capabilities_for_server(server):
             if capability.ref not in refs:
                 self._retire(capability.ref, server)
         for remote in listed:
             try:
-                self._take_one(server, remote)
-            except NotJson as exc:  # a number beyond all bounds, say: it has no digest
-                self._unfit[remote.ref] = str(exc)
+                self._sync_tool(server, remote)
+            except NotJson as exc:  # an infinite number, for example: it has no digest
+                self._invalid[remote.ref] = str(exc)
                 self._forget_drift(remote.ref)
                 self._retire(remote.ref, server)
-        for known in (self._drifted, self._drifts, self._left_places):
+        for known in (self._drifted, self._drifts, self._former_keys):
             for ref in [ref for ref in known if ref.server == server and ref not in refs]:
                 del known[ref]
-        self._keep_since(before)
+        self._record_since(before)
         self._listed[server] = listed
-        self._tell_listed(server)
+        self._record_listing(server)
 
-    def _tell_listed(self, server: str) -> None:
+    def _record_listing(self, server: str) -> None:
         if self._sink is not None:
-            kept_out = self._drifted.keys() | self._unfit.keys()
-            usable = [one for one in self._listed[server] if one.ref not in kept_out]
-            disabled = [one for one in self._disabled.values() if one.ref.server == server]
+            left_out = self._drifted.keys() | self._invalid.keys()
+            usable = [tool for tool in self._listed[server] if tool.ref not in left_out]
+            disabled = [tool for tool in self._disabled.values() if tool.ref.server == server]
             self._sink.record_listing(server, usable, disabled)
 
-    def _take_one(self, server: str, remote: RemoteTool) -> None:
+    def _sync_tool(self, server: str, remote: RemoteTool) -> None:
         ref = remote.ref
         drift = None if self._pins is None else self._pins.check(ref, remote.raw)
         if drift is not None and drift.disables:
@@ -248,29 +250,29 @@ class Enrolment:
         self._forget_drift(ref)
         if drift is not None:
             self._drifts[ref] = drift
-            self._tell_drift(drift)
-        found = self._ledger.find(ref)
-        if found is not None and not self._is_named_right(found[1], remote):
+            self._record_drift(drift)
+        live = self._ledger.find(ref)
+        if live is not None and not self._has_current_name(live[1], remote):
             self._enroll(server, remote, None)
             return
-        if found is not None and ref in self._mounted:
-            if self._shows(ref, found[1].raw, remote.raw):
+        if live is not None and ref in self._mounted:
+            if self._represents(ref, live[1].raw, remote.raw):
                 return
             switched = True
         if switched:
             self._switches[ref] += 1
-        self._enroll(server, remote, self._left_places.pop(ref, None))
+        self._enroll(server, remote, self._former_keys.pop(ref, None))
 
     def _stays_disabled(self, ref: RemoteToolRef) -> bool:
-        """Tell whether a tool that is back in an approved form has switched too often for that."""
+        """Tell whether a tool that is back in an approved form has switched too often to be enabled."""
         other = self._drifted.get(ref)
         if other is None or self._pins is None or self._switches[ref] < MOST_SWITCHES:
             return False
         drift = self._pins.check(ref, other.raw)
         return drift is not None and drift.disables
 
-    def _shows(self, ref: RemoteToolRef, enrolled: JsonObject, raw: JsonObject) -> bool:
-        """Tell whether the enrolled definition still stands for what a server lists."""
+    def _represents(self, ref: RemoteToolRef, enrolled: JsonObject, raw: JsonObject) -> bool:
+        """Tell whether the enrolled definition still represents what a server lists."""
         if enrolled == raw or differ_in_order_alone(enrolled, raw):
             return True
         if self._pins is None or self._switches[ref] < MOST_SWITCHES:
@@ -279,38 +281,38 @@ class Enrolment:
 
     def _disable(self, server: str, remote: RemoteTool, drift: Drift) -> None:
         ref = remote.ref
-        found = self._ledger.find(ref)
+        live = self._ledger.find(ref)
         if ref not in self._drifted:
             self._switches[ref] += 1
-        if found is not None:
-            self._left_places[ref] = found[0]
+        if live is not None:
+            self._former_keys[ref] = live[0]
             self._retire(ref, server)
-        name = self._name_tool(remote).descriptor.name if found is None else found[1].name
+        name = self._name_tool(remote).descriptor.name if live is None else live[1].name
         unsettled = self._switches[ref] >= MOST_SWITCHES
         self._drifted[ref], self._drifts[ref] = remote, drift
         self._disabled[ref] = DisabledTool(ref, name, drift.grade, drift.fields, unsettled)
-        self._tell_drift(drift)
+        self._record_drift(drift)
 
     def _forget_drift(self, ref: RemoteToolRef) -> None:
         for known in (self._drifted, self._drifts, self._disabled):
             known.pop(ref, None)
 
-    def _tell_drift(self, drift: Drift) -> None:
-        """Write a change down, once in a run for each grade: what alternates is told once."""
+    def _record_drift(self, drift: Drift) -> None:
+        """Record a change, once in a run for each grade."""
         key = drift.ref, drift.grade
-        if self._sink is not None and key not in self._told:
-            self._told.add(key)
+        if self._sink is not None and key not in self._recorded_drifts:
+            self._recorded_drifts.add(key)
             detail = f"{drift.grade}: {', '.join(drift.fields)}"
             self._sink.record_event("drift", drift.ref.server, drift.ref.name, detail)
 
     def _retire(self, ref: RemoteToolRef, server: str) -> None:
-        found = self._ledger.find(ref)
-        if found is not None:
-            self._ledger = self._ledger.retire(found[0], server, self._now())
+        live = self._ledger.find(ref)
+        if live is not None:
+            self._ledger = self._ledger.retire(live[0], server, self._now())
 
     def _enroll(self, server: str, remote: RemoteTool, place: BridgeKey | None) -> None:
         named = self._name_tool(remote)
-        shares = spells_longer_server(remote.ref, self._known_servers())
+        shares = spells_longer_server(remote.ref, self._list_servers())
         mounted = mounted_capability(mount_tool(self.fleet, named), shares_name=shares)
         capability = self._guarded(mounted)
         request = EnrollRequest(capability, server, supersedes=place)
@@ -347,34 +349,34 @@ class Enrolment:
             )
         return None
 
-    def _is_named_right(self, enrolled: BridgeCapability, remote: RemoteTool) -> bool:
-        """Tell whether a tool has the name that it has with the servers that are configured now."""
-        shares = spells_longer_server(remote.ref, self._known_servers())
+    def _has_current_name(self, enrolled: BridgeCapability, remote: RemoteTool) -> bool:
+        """Tell whether a tool is enrolled under the name that the present configuration gives it."""
+        shares = spells_longer_server(remote.ref, self._list_servers())
         name = self._name_tool(remote).descriptor.name
         return (enrolled.name, enrolled.shares_name) == (name, shares)
 
     def set_configured_servers(self, servers: Iterable[str]) -> None:
-        """Take the ids of the servers that are configured now; tools are renamed where needed."""
+        """Set the ids of the configured servers; tools are renamed where needed."""
         self._servers = tuple(servers)
         for server, listed in [*self._listed.items()]:
-            disabled = [one for one in self._disabled.values() if one.ref.server == server]
+            disabled = [tool for tool in self._disabled.values() if tool.ref.server == server]
             self.sync_tools(server, listed, disabled)
 
-    def _known_servers(self) -> Sequence[str]:
-        running = [one.config.id for one in self.fleet.endpoints()]
+    def _list_servers(self) -> Sequence[str]:
+        running = [endpoint.config.id for endpoint in self.fleet.endpoints()]
         return tuple(dict.fromkeys((*self._servers, *running)))
 
     def _name_tool(self, remote: RemoteTool) -> RemoteTool:
-        """Give the tool a name that no other tool of the ledger has."""
-        name = model_name(remote.ref, _Taken(self._ledger, remote.ref), self._known_servers())
+        """Return the tool under a name that no other tool of the ledger has."""
+        name = model_name(remote.ref, _NamesInUse(self._ledger, remote.ref), self._list_servers())
         if name == remote.descriptor.name:
             return remote
         return replace(remote, descriptor=replace(remote.descriptor, name=name))
 
-    # -- by hand ----------------------------------------------------------------------------
+    # -- on request -------------------------------------------------------------------------
 
     def approve(self, ref: RemoteToolRef) -> bool:
-        """Approve the present definition of a disabled tool, and enrol it in the place it had."""
+        """Approve the present definition of a disabled tool, and enrol it in its former place."""
         remote = self._drifted.get(ref)
         if remote is None:
             return False
@@ -383,59 +385,59 @@ class Enrolment:
             self._pins.approve(ref, remote.raw)
         self._forget_drift(ref)
         del self._switches[ref]
-        self._told = {key for key in self._told if key[0] != ref}
-        present = next((one for one in self._listed[ref.server] if one.ref == ref), remote)
-        self._enroll(ref.server, present, self._left_places.pop(ref, None))
+        self._recorded_drifts = {key for key in self._recorded_drifts if key[0] != ref}
+        present = next((tool for tool in self._listed[ref.server] if tool.ref == ref), remote)
+        self._enroll(ref.server, present, self._former_keys.pop(ref, None))
         if self._sink is not None:
             self._sink.record_event("approve", ref.server, ref.name, "")
-        self._keep_since(before)
-        self._tell_listed(ref.server)
+        self._record_since(before)
+        self._record_listing(ref.server)
         return True
 
     def withdraw(self, server: str) -> None:
-        """Retire all that a server has enrolled."""
+        """Retire all tools of a server."""
         before = self._ledger
         self._ledger = before.withdraw_server(server, self._now())
-        self._keep_since(before)
+        self._record_since(before)
 
     def remove_server(self, server: str) -> None:
-        """Retire all that a server has enrolled, and know nothing of it: another may follow it."""
+        """Retire all tools of a server and drop its state: another server may take its id."""
         self.withdraw(server)
         self._listed.pop(server, None)
-        self._told = {key for key in self._told if key[0].server != server}
+        self._recorded_drifts = {key for key in self._recorded_drifts if key[0].server != server}
         for known in (
-            self._drifted, self._drifts, self._disabled, self._switches, self._left_places,
-            self._unfit,
+            self._drifted, self._drifts, self._disabled, self._switches, self._former_keys,
+            self._invalid,
         ):  # fmt: skip
             for ref in [ref for ref in known if ref.server == server]:
                 del known[ref]
 
-    # -- keeping it short -------------------------------------------------------------------
+    # -- compaction -------------------------------------------------------------------------
 
     async def wait_until_long(self) -> None:
-        """Wait until the ledger has many more events than tools, and somebody was told them."""
+        """Wait until the ledger has many more events than tools, and the sink has them."""
         await self._long.wait()
 
     def compact(self, before: int) -> None:
-        """Have a ledger without the events before a number; for whoever has kept these."""
-        places = self._left_places.values()
+        """Drop the events before a number, which the caller has stored."""
+        places = self._former_keys.values()
         self._ledger = self._ledger.compact(before, places_of=places)
         self._long.clear()
-        self._look_at_length()
+        self._check_length()
 
-    def _keep_since(self, before: BridgeLedger) -> None:
+    def _record_since(self, before: BridgeLedger) -> None:
         if self._sink is not None and self._ledger is not before:
             self._sink.record_entries(self._ledger.since(before.next_seq))
-            self._look_at_length()
+            self._check_length()
 
-    def _look_at_length(self) -> None:
+    def _check_length(self) -> None:
         events = self._ledger.events
         if events > LONGEST_LOG and events > 2 * len(self._ledger.snapshot.live):
             self._long.set()
 
 
 def refuse_disabled(tool: DisabledTool) -> ToolResult:
-    """Answer a call of a disabled tool: why it may not be called, and what a person can do."""
+    """Build the result of a call of a disabled tool: the reason, and what a person can do."""
     ref = tool.ref
     return ToolResult.error(
         f"tool {ref.name!r} of server {ref.server!r} is {tool.reason}. A person can {tool.remedy}",
@@ -447,11 +449,7 @@ def refuse_disabled(tool: DisabledTool) -> ToolResult:
     )
 
 
-def _owner(ref: RemoteToolRef) -> str:
-    return f"server {ref.server!r}, tool {ref.name!r}"
-
-
-class _Taken:
+class _NamesInUse:
     """The names that other tools of a ledger have."""
 
     def __init__(self, ledger: BridgeLedger, ref: RemoteToolRef) -> None:

@@ -296,7 +296,7 @@ async def test_a_tool_that_drifted_and_is_listed_no_more_leaves_no_place(tmp_pat
         drifted = replace(listed[0], raw={**listed[0].raw, "description": "Something else."})
         enrolment.sync_tools("h", [drifted, *listed[1:]])
         enrolment.sync_tools("h", listed[1:])
-        assert (enrolment.notes, enrolment.quarantined, enrolment._left_places) == ((), (), {})
+        assert (enrolment.notes, enrolment.quarantined, enrolment._former_keys) == ((), (), {})
         enrolment.sync_tools("h", listed)
         assert enrolment.ledger.live_capabilities()[-1].ref == listed[0].ref
 
