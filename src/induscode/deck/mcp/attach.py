@@ -1,4 +1,4 @@
-"""Servers in, cards out: mount and enrol, withdraw, and what is told about it."""
+"""Attaching and detaching servers: connect, enrol their tools, report status and counts."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ _SUMMARY_CHARS = 100
 
 @dataclass(frozen=True, slots=True)
 class AttachResult:
-    """What came of attaching servers."""
+    """The result of attaching servers."""
 
     ledger: BridgeLedger
-    """With the tools of those that came up."""
+    """With the tools of the servers that came up."""
     fleet: ServerFleetImpl | None
-    """The caller's to tear down; None if there was nothing to attach."""
+    """The caller tears it down; None if there was nothing to attach."""
     status: FleetStatus | None
     enrolled: int
     fault: DeckFault | None = None
-    """What of the configuration cannot be used; a server's own fault is in the status."""
+    """The invalid part of the configuration; faults of servers are in the status."""
     enrolment: Enrolment | None = field(default=None, compare=False, kw_only=True)
-    """Follows the fleet from here on: its ledger is the one to read later."""
+    """Follows the fleet from here on: its ledger is the current one."""
     notes: Sequence[Note] = field(default=(), kw_only=True)
 
 
 def bridge_config(servers: Iterable[ServerConfig]) -> BridgeConfig:
-    """Make a configuration of servers."""
+    """Build the configuration of a bridge."""
     return BridgeConfig(tuple(servers))
 
 
@@ -86,7 +86,7 @@ async def attach_bridge_capabilities(
 
 
 def _check_config(config: BridgeConfig) -> tuple[BridgeConfig, BridgeFault | None]:
-    """Leave out what is not the description of a server, and say so in a fault."""
+    """Split off invalid server configurations, which the fault names."""
     servers: object = getattr(config, "servers", None)
     if not isinstance(servers, tuple):
         return BridgeConfig(), BridgeFault(f"{type(config).__name__} is not a configuration")
@@ -111,27 +111,26 @@ class StoppableFleet(Protocol):
         """Close a server and leave it closed.
 
         Raises:
-            ProtocolFault: There is no server of this id.
+            ProtocolFault: The id is unknown.
         """
         ...
 
 
 async def detach_bridge(ledger: BridgeLedger, fleet: ServerFleet, servers: Sequence[str] | None = None) -> BridgeLedger:
-    """Retire the tools of servers and close these; all of them if none are named.
+    """Retire the tools of servers and close the servers; all of them if none are named.
 
-    Servers that are not named go on; a name that no server has changes nothing. Closing is done as
-    well as the fleet can: the tools are retired whatever it does.
+    Other servers go on, and an unknown name changes nothing. The tools are retired even if closing fails.
     """
-    at = iso_now()
+    now = iso_now()
     for server in fleet.status() if servers is None else servers:
-        ledger = ledger.withdraw_server(server, at)
+        ledger = ledger.withdraw_server(server, now)
     try:
         if servers is None:
             await fleet.tear_down()
         else:
             for server in servers:
                 await _close_server(fleet, server)
-    except Exception as exc:  # noqa: BLE001 — boundary: a fleet that is not ours
+    except Exception as exc:  # noqa: BLE001 — boundary: the fleet may be code of another party
         _log.warning("a fleet could not be closed: %s", describe_error(exc))
     return ledger
 
@@ -143,11 +142,11 @@ async def _close_server(fleet: ServerFleet, server: str) -> None:
         elif (endpoint := fleet.endpoint(server)) is not None:
             await endpoint.close()
     except ProtocolFault:
-        return  # there is none of this name: its tools are retired all the same
+        return  # an unknown server: its tools are retired all the same
 
 
 def bridge_capability_card(capability: BridgeCapability) -> CapabilityCard:
-    """Give a remote tool as a row of the catalog. It is in no profile, and is built already."""
+    """Build the catalog row of a remote tool, which belongs to no profile."""
 
     def build(_: DeckContext) -> Capability:
         return capability
@@ -158,15 +157,15 @@ def bridge_capability_card(capability: BridgeCapability) -> CapabilityCard:
 
 
 def bridge_status(fleet: ServerFleet) -> FleetStatus:
-    """Tell how every server is."""
+    """Return the status of every server."""
     return fleet.status()
 
 
 def bridge_tool_names(ledger: BridgeLedger) -> Sequence[str]:
-    """List the names of the tools that are enrolled."""
+    """List the names of the enrolled tools."""
     return tuple(capability.name for capability in ledger.live_capabilities())
 
 
 def bridge_tool_counts(ledger: BridgeLedger) -> Mapping[str, int]:
-    """Tell how many tools each server has enrolled."""
+    """Count the enrolled tools of each server."""
     return ledger.snapshot.by_server

@@ -1,4 +1,4 @@
-"""A remote tool as a card of the deck."""
+"""A remote tool as a card of the deck, the key it is enrolled under, and its pin."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KEY = re.compile(r"bk_(?:[0-9a-f]{32}|[0-9A-HJKMNP-TV-Z]{26})")
 
 
 class BridgeKey(str):
-    """What makes an enrolment the same one as before: checked text. See the functions below."""
+    """The identity of an enrolment: `bk_` and a digest or a ULID. See the functions below."""
 
     __slots__ = ()
 
@@ -30,7 +30,7 @@ class BridgeKey(str):
         """Check the form of the key.
 
         Raises:
-            BridgeFault: It is not `bk_` and a digest or a ULID.
+            BridgeFault: The form is another one.
         """
         if not isinstance(key, str) or _KEY.fullmatch(key) is None:
             makers = "bridge_content_key or bridge_ulid_key"
@@ -39,26 +39,25 @@ class BridgeKey(str):
 
 
 def bridge_content_key(server: str, tool: str, parameters: JsonLike = None) -> BridgeKey:
-    """Make the key of a tool from what it is: its qualified name and its schema.
+    """Build the key of a tool from its qualified name and its schema.
 
-    The order of the keys in a schema makes no difference, that of its arrays does; no schema is
-    not the same as an empty one.
+    The order of object keys in a schema makes no difference, that of arrays does; no schema and an empty one differ.
     """
     identity: dict[str, JsonLike] = {"name": qualify_bridge_name(server, tool), "schema": parameters}
     return BridgeKey(f"bk_{content_hash(identity, sort_keys=True)}")
 
 
 def bridge_identity_key(server: str, tool: str, parameters: JsonLike = None) -> BridgeKey:
-    """Make the key of a tool from both parts of its identity, where `bridge_content_key` cannot.
+    """Build the key of a tool from both parts of its identity.
 
-    That one joins the two names, and tools of two servers can join to one name.
+    For tools of two servers whose names join to the same qualified name, where `bridge_content_key` is ambiguous.
     """
     identity: dict[str, JsonLike] = {"server": server, "tool": tool, "schema": parameters}
     return BridgeKey(f"bk_{content_hash(identity, sort_keys=True)}")
 
 
 def bridge_ulid_key() -> BridgeKey:
-    """Make a key that no other enrolment has; keys made later sort later."""
+    """Build a unique key; later keys sort later."""
     return BridgeKey(f"bk_{new_ulid()}")
 
 
@@ -68,13 +67,12 @@ def qualify_bridge_name(server: str, tool: str) -> str:
 
 
 def server_of_qualified(name: str) -> str:
-    """Give what stands before the first qualifier; nothing if there is none, or it leads."""
-    at = name.find(QUALIFIER)
-    return name[:at] if at > 0 else ""
+    """Return the part before the first qualifier; empty if there is none, or the name begins with it."""
+    return name[: max(0, name.find(QUALIFIER))]
 
 
 def unqualified_tool(name: str) -> str:
-    """Give what stands after the first qualifier; the name itself if it has no server."""
+    """Return the part after the first qualifier; the name itself if it has no server."""
     server = server_of_qualified(name)
     return name[len(server) + len(QUALIFIER) :] if server else name
 
@@ -84,17 +82,17 @@ RunRemote: TypeAlias = Callable[[JsonValue, ToolContext], Awaitable[ToolResult]]
 
 @dataclass(frozen=True, slots=True, init=False)
 class BridgeCapability:
-    """A tool of an MCP server. Two are equal when they are the same tool, whoever runs them."""
+    """A tool of an MCP server. Two are equal if they are the same tool, whatever their runners."""
 
     descriptor: ToolDescriptor
     ref: RemoteToolRef
-    """Which tool of which server it is: carried from the listing, never read off the name."""
+    """The server's id and the tool's own name, from the listing; never parsed from the qualified name."""
     raw: JsonObject = field(repr=False)
-    """The definition as the server gave it."""
+    """The definition as the server sent it."""
     shares_name: bool = field(compare=False, repr=False)
-    """Whether its joined name can be read as that of a tool of a server with a longer id."""
+    """Whether its qualified name can also be read as a tool of a server with a longer id."""
     runner: ToolRunner | RunRemote | None = field(compare=False, repr=False)
-    """None for one that was read from the store and whose server is not there yet."""
+    """None for a tool that was read from the store, without a server."""
 
     def __init__(
         self,
@@ -105,13 +103,12 @@ class BridgeCapability:
         *,
         ref: RemoteToolRef | None = None,
     ) -> None:
-        """Make the card of a tool of which no more is known than a box says of it.
+        """Build a card from a name, a description and a schema; the runner is called under the qualified name.
 
-        The runner is called under the qualified name. Without a `ref` the server and the tool are
-        read off that name.
+        Without a `ref` the server and the tool are parsed from that name.
 
         Raises:
-            BuildFailed: One of the arguments cannot be used.
+            BuildFailed: An argument is invalid.
         """
         _check(name, description, parameters, runner)
         known = ref or RemoteToolRef(server_of_qualified(name), unqualified_tool(name))
@@ -132,49 +129,51 @@ class BridgeCapability:
         *,
         shares_name: bool = False,
     ) -> BridgeCapability:
-        """Make the card of a tool with everything its server says of it."""
-        made = cls.__new__(cls)
-        _fill(made, descriptor, ref, {} if raw is None else raw, runner)
-        object.__setattr__(made, "shares_name", shares_name)
-        return made
+        """Build a card from the complete definition of a tool."""
+        card = cls.__new__(cls)
+        _fill(card, descriptor, ref, {} if raw is None else raw, runner, shares_name)
+        return card
 
     @property
     def name(self) -> str:
-        """The name a model calls it by."""
+        """The name a model calls."""
         return self.descriptor.name
 
     @property
     def label(self) -> str:
-        """The same name: what people see is what the model calls."""
+        """The same name: people see what the model calls."""
         return self.descriptor.name
 
     @property
     def description(self) -> str:
-        """What a model is told about it."""
+        """The description a model is shown."""
         return self.descriptor.description
 
     @property
     def parameters(self) -> JsonSchema:
-        """The schema of its arguments, as a model is shown it."""
+        """The schema of the arguments, as a model is shown it."""
         return self.descriptor.parameters
 
     @property
     def read_only(self) -> bool:
-        """Never: what a server says of its tools gives them no rights."""
+        """Always False: annotations of a server are untrusted and grant no rights.
+
+        https://modelcontextprotocol.io/specification/2025-06-18/server/tools#tool
+        """
         return False
 
     @property
     def foreign(self) -> bool:
-        """Always: a stranger wrote what it answers."""
+        """Always True: the server writes the results."""
         return True
 
     @property
     def pin(self) -> str:
-        """The digest of everything the server says about the tool."""
+        """The digest of the definition."""
         return definition_pin(self.raw)
 
     def with_runner(self, runner: ToolRunner | RunRemote | None) -> BridgeCapability:
-        """Give the same tool with another runner."""
+        """Return the same tool with another runner."""
         return BridgeCapability.from_definition(
             self.descriptor, self.ref, self.raw, runner, shares_name=self.shares_name
         )
@@ -184,24 +183,19 @@ class BridgeCapability:
         if self.runner is None:
             message = f"server {self.ref.server!r} is not connected, so {self.name} cannot run"
             return ToolResult.error(message, code="not_connected", server=self.ref.server)
-        run = getattr(self.runner, "run", None)
-        if run is None:
+        if not hasattr(self.runner, "run"):
             return await cast("RunRemote", self.runner)(arguments, ctx)
-        return await _run_call(cast("ToolRunner", self.runner), self.name, arguments, ctx)
-
-
-async def _run_call(runner: ToolRunner, name: str, arguments: JsonValue, ctx: ToolContext) -> ToolResult:
-    call = ToolCall(f"bridge_{name}", name, arguments)
-    outcome = await runner.run(call, ctx.cancel, on_progress=ctx.on_progress)
-    # One of ours keeps its content blocks; of another kind only the flat value is known.
-    result: object = getattr(outcome, "result", None)
-    if isinstance(result, ToolResult):
-        return result
-    return project_outcome(outcome.output, is_error=outcome.is_error)
+        call = ToolCall(f"bridge_{self.name}", self.name, arguments)
+        outcome = await cast("ToolRunner", self.runner).run(call, ctx.cancel, on_progress=ctx.on_progress)
+        # Our own runners return content blocks; of others only the flat value is known.
+        result: object = getattr(outcome, "result", None)
+        if isinstance(result, ToolResult):
+            return result
+        return project_outcome(outcome.output, is_error=outcome.is_error)
 
 
 def project_outcome(output: JsonValue, is_error: bool = False) -> ToolResult:
-    """Make a result of a flat value: a string as it is, null as nothing, the rest as JSON text."""
+    """Build a result from a flat value: a string as it is, null as no content, anything else as JSON text."""
     if output is None:
         return ToolResult((), is_error)
     text = output if isinstance(output, str) else json.dumps(output, indent=2, ensure_ascii=False)
@@ -209,21 +203,16 @@ def project_outcome(output: JsonValue, is_error: bool = False) -> ToolResult:
 
 
 def _fill(
-    made: BridgeCapability,
+    card: BridgeCapability,
     descriptor: ToolDescriptor,
     ref: RemoteToolRef,
     raw: JsonObject,
     runner: ToolRunner | RunRemote | None,
+    shares_name: bool = False,
 ) -> None:
-    fields: dict[str, object] = {
-        "descriptor": descriptor,
-        "ref": ref,
-        "raw": raw,
-        "runner": runner,
-        "shares_name": False,
-    }
-    for name, value in fields.items():
-        object.__setattr__(made, name, value)
+    values = {"descriptor": descriptor, "ref": ref, "raw": raw, "runner": runner, "shares_name": shares_name}
+    for name, value in values.items():
+        object.__setattr__(card, name, value)
 
 
 def _check(name: object, description: object, parameters: object, runner: object) -> None:
@@ -240,19 +229,15 @@ def _check(name: object, description: object, parameters: object, runner: object
 
 
 def definition_pin(raw: JsonObject) -> str:
-    """Digest a whole definition; the order of its keys makes no difference."""
+    """Digest a definition; the order of object keys makes no difference."""
     text = compact_json(raw, sort_keys=True)
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
 def bridge_box_to_capabilities(box: ToolBox) -> Sequence[BridgeCapability]:
-    """Make a card of every tool in a box of which nothing else is known.
-
-    Only here is the server read off the name, since a bare box says nothing else of it.
-    """
-    return tuple(_boxed(box, descriptor) for descriptor in box.descriptors())
-
-
-def _boxed(box: ToolBox, descriptor: ToolDescriptor) -> BridgeCapability:
-    known = BridgeCapability(descriptor.name, descriptor.description, descriptor.parameters, box.runner)
-    return BridgeCapability.from_definition(descriptor, known.ref, known.raw, box.runner)
+    """Build a card for every tool of a toolbox; only here the server is parsed from the name."""
+    cards: list[BridgeCapability] = []
+    for descriptor in box.descriptors():
+        card = BridgeCapability(descriptor.name, descriptor.description, descriptor.parameters, box.runner)
+        cards.append(BridgeCapability.from_definition(descriptor, card.ref, card.raw, box.runner))
+    return tuple(cards)

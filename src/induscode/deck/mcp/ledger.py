@@ -1,10 +1,9 @@
-"""Which remote tools are enrolled: an append-only log of events, and the deck it folds into.
+"""The ledger: an append-only log of enrolments, and the deck it folds into.
 
-Pure: no clock, no file, no server. A ledger is a value; every change gives a new one and leaves the
-old one as it was. The log is the truth, the snapshot is what it comes to. A chain of ledgers shares
-one list of events, so that n enrolments one by one cost n steps in all; only a second branch that
-grows out of an older value copies. Whoever has kept the events elsewhere may have a ledger without
-them: `compact` gives the same deck, which goes on in the same way.
+Pure: no clock, no file, no server. A ledger is a value; every change returns a new one and leaves the old one as it
+was. The log is the source of truth, the snapshot is its fold. Successive ledgers share one list of events, so n
+enrolments cost n steps in all; only a second branch from an older value copies. An owner that has stored the events
+elsewhere can drop them: `compact` returns the same deck, which goes on in the same way.
 """
 
 from __future__ import annotations
@@ -45,59 +44,59 @@ class BridgeEntry:
     key: BridgeKey
     server: str
     capability: BridgeCapability | None
-    """There on an enrolment, and only there."""
+    """Present on an enrolment only."""
     seq: int
     at: str
-    """When, in ISO 8601 and UTC: written down, never read."""
+    """The time in ISO 8601 and UTC: stored, never interpreted."""
     supersedes: BridgeKey | None = None
-    """On an enrolment: the key of a former definition of the tool, whose place it takes."""
+    """On an enrolment: the key of a former definition of the tool, whose place in the order it takes."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "op", parse_member(BridgeOp, self.op))
         if type(self.key) is not BridgeKey:
             object.__setattr__(self, "key", BridgeKey(self.key))
         if (self.op is BridgeOp.ENROLL) != (self.capability is not None):
-            raise ValueError(f"an event that is to {self.op} has the wrong capability")
+            raise ValueError(f"an event to {self.op} has the wrong capability")
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerSnapshot:
-    """What is enrolled."""
+    """The enrolled tools."""
 
     live: Mapping[BridgeKey, BridgeCapability] = field(
         default_factory=lambda: MappingProxyType(dict[BridgeKey, BridgeCapability]())
     )
     by_server: Mapping[str, int] = field(default_factory=lambda: MappingProxyType(dict[str, int]()))
     high_water: int = 0
-    """The highest sequence number that was folded in."""
+    """The highest sequence number of the fold."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnrollRequest:
-    """What is needed to enrol a tool; the ledger adds the rest."""
+    """A tool to enrol; the ledger adds the rest."""
 
     capability: BridgeCapability
     server: str
     key: BridgeKey | None = None
-    """None: made from what the tool is, so that enrolling it twice changes nothing."""
+    """None: derived from the tool, so that enrolling it twice changes nothing."""
     supersedes: BridgeKey | None = None
-    """The key of a former definition that is retired already, to take its place."""
+    """The key of a retired former definition whose place in the order the tool takes."""
 
 
 def reduce_ledger(entries: Iterable[BridgeEntry]) -> LedgerSnapshot:
-    """Fold events into what is enrolled, in the order of their numbers, however they come."""
+    """Fold events into a snapshot, in the order of their sequence numbers."""
     return _fold(entries).snapshot()
 
 
 class _Fold:
-    """The state that events are applied to, one after the other."""
+    """The state that events are applied to, in order."""
 
     def __init__(self) -> None:
         self.live: dict[BridgeKey, tuple[BridgeCapability, str]] = {}
         self.by_ref: dict[RemoteToolRef, BridgeKey] = {}
         self.by_name: dict[str, BridgeKey] = {}
         self.high_water = 0
-        # Of keys that were live, too: a tool that is approved again gets its place back.
+        # Also of retired keys: a tool that is approved again gets its place back.
         self._places: dict[BridgeKey, int] = {}
 
     def __eq__(self, other: object) -> bool:
@@ -108,14 +107,14 @@ class _Fold:
     __hash__ = None  # type: ignore[assignment]
 
     def copy(self) -> _Fold:
-        """Give one that can go another way."""
+        """Return an independent copy."""
         fold = _Fold()
         fold.live, fold.by_ref, fold.by_name = {**self.live}, {**self.by_ref}, {**self.by_name}
         fold._places, fold.high_water = {**self._places}, self.high_water
         return fold
 
     def forget_places(self, but: Iterable[BridgeKey]) -> None:
-        """Forget where retired definitions stood, other than some of them."""
+        """Drop the places of retired definitions, other than those in `but`."""
         kept = {*self.live, *but}
         self._places = {key: place for key, place in self._places.items() if key in kept}
 
@@ -170,18 +169,18 @@ def _fold(entries: Iterable[BridgeEntry], base: _Fold | None = None) -> _Fold:
 
 
 class _Chain:
-    """The events that a line of ledgers shares, and what all of them come to."""
+    """The events that successive ledgers share, and the fold of all of them."""
 
     def __init__(self, entries: Iterable[BridgeEntry], base: _Fold) -> None:
         self.base = base
-        """What the events before these came to; never changed."""
+        """The fold of the events before these; never changed."""
         self.entries = list(entries)
         self.fold = _fold(self.entries, base)
         self.lock = threading.Lock()
 
 
 class BridgeLedger:
-    """The log, what it folds into, and the number of the next event. Make one with `empty`."""
+    """The log, its fold, and the number of the next event. Start with `empty`."""
 
     __slots__ = ("_chain", "_length", "_next_seq", "_snapshot")
 
@@ -193,12 +192,12 @@ class BridgeLedger:
 
     @classmethod
     def empty(cls) -> BridgeLedger:
-        """Give a ledger without events; the first one will have the number 1."""
+        """Return a ledger without events; the first event has the number 1."""
         return cls(_Chain((), _Fold()), 0, 1)
 
     @classmethod
     def from_log(cls, log: Iterable[BridgeEntry]) -> BridgeLedger:
-        """Take up a log where it ended."""
+        """Continue a log."""
         chain = _Chain(log, _Fold())
         return cls(chain, len(chain.entries), chain.fold.high_water + 1)
 
@@ -214,17 +213,17 @@ class BridgeLedger:
 
     @property
     def next_seq(self) -> int:
-        """The number that the next event will have."""
+        """The sequence number of the next event."""
         return self._next_seq
 
     @property
     def log(self) -> Sequence[BridgeEntry]:
-        """The events, in the order they were appended; those that were folded in are not."""
+        """The events in the order they were appended, without compacted ones."""
         return tuple(self._chain.entries[: self._length])
 
     @property
     def folded(self) -> int:
-        """The number of the last event that is not in the log any more; 0 if the log is whole."""
+        """The number of the last compacted event; 0 if the log is complete."""
         return self._chain.base.high_water
 
     @property
@@ -234,14 +233,14 @@ class BridgeLedger:
 
     @property
     def snapshot(self) -> LedgerSnapshot:
-        """What the log comes to."""
+        """The fold of the log."""
         if self._snapshot is None:
             with self._chain.lock:
                 self._snapshot = self._state().snapshot()
         return self._snapshot
 
     def _state(self) -> _Fold:
-        """Give the fold of this ledger's own events; the chain's if nobody went on from here."""
+        """Return the fold of this ledger's events: the shared one if this is the newest ledger."""
         if self._length == len(self._chain.entries):
             return self._chain.fold
         return _fold(self._chain.entries[: self._length], self._chain.base)
@@ -251,8 +250,8 @@ class BridgeLedger:
     def enroll(self, request: EnrollRequest, at: str) -> BridgeLedger:
         """Enrol a tool.
 
-        Under a key that is live it takes the place of what is there. A tool that is live under
-        another key, because its schema was another, is retired by the same step.
+        A live key is replaced. A tool that is live under another key, because its schema differed, is retired by the
+        same step.
 
         Raises:
             BridgeFault: Another tool has its name.
@@ -263,14 +262,14 @@ class BridgeLedger:
         """Enrol several tools in order, as one change.
 
         Raises:
-            BridgeFault: A tool has the name of another; nothing is enrolled then.
+            BridgeFault: Another tool has the name of one of them; nothing is enrolled then.
         """
         ledger = self
         for request in requests:
-            ledger = ledger._enrolled(request, at)
+            ledger = ledger._enroll(request, at)
         return ledger
 
-    def _enrolled(self, request: EnrollRequest, at: str) -> BridgeLedger:
+    def _enroll(self, request: EnrollRequest, at: str) -> BridgeLedger:
         capability = request.capability
         key = request.key or content_key_of(capability)
         with self._chain.lock:
@@ -292,27 +291,27 @@ class BridgeLedger:
             entries.append(BridgeEntry(BridgeOp.RETIRE, former, owner, None, seq, at))
             supersedes, seq = former, seq + 1
         entries.append(BridgeEntry(BridgeOp.ENROLL, key, request.server, capability, seq, at, supersedes))
-        return self._extended(entries)
+        return self._extend(entries)
 
     def retire(self, key: BridgeKey, server: str, at: str) -> BridgeLedger:
-        """Retire a tool; a key that is not live is recorded all the same."""
-        return self._extended([BridgeEntry(BridgeOp.RETIRE, key, server, None, self.next_seq, at)])
+        """Retire a tool; an unknown key is recorded all the same."""
+        return self._extend([BridgeEntry(BridgeOp.RETIRE, key, server, None, self.next_seq, at)])
 
     def withdraw_server(self, server: str, at: str) -> BridgeLedger:
-        """Retire all that a server has enrolled; the ledger itself if that is nothing."""
+        """Retire all tools of a server; returns the same ledger if it has none."""
         with self._chain.lock:
             keys = self._state().keys_of(server)
         if not keys:
             return self
-        return self._extended(
+        return self._extend(
             [BridgeEntry(BridgeOp.RETIRE, key, server, None, seq, at) for seq, key in enumerate(keys, self.next_seq)]
         )
 
-    def _extended(self, entries: Sequence[BridgeEntry]) -> BridgeLedger:
+    def _extend(self, entries: Sequence[BridgeEntry]) -> BridgeLedger:
         with self._chain.lock:
             if self._length == len(self._chain.entries):
                 chain = self._chain
-            else:  # another ledger went on from here: this one needs a list of its own
+            else:  # a newer ledger exists: this one needs a list of its own
                 chain = _Chain(self._chain.entries[: self._length], self._chain.base)
             chain.entries.extend(entries)
             for entry in entries:
@@ -320,11 +319,10 @@ class BridgeLedger:
         return BridgeLedger(chain, self._length + len(entries), self.next_seq + len(entries))
 
     def compact(self, before: int | None = None, *, places_of: Iterable[BridgeKey] = ()) -> BridgeLedger:
-        """Give the same deck without its past: events before a number are folded in.
+        """Return the same deck without the events before a sequence number, or without any event.
 
-        For whoever has kept these events, or all events if no number is given. What is live, its
-        order, the next number and what further changes lead to stay the same; only, of definitions
-        that are retired, those in `places_of` alone can still be superseded in their place.
+        For an owner that has stored these events. Live tools, their order, the next number and the effect of further
+        changes stay the same; of retired definitions, only those in `places_of` can still be superseded in their place.
         """
         end = self.next_seq if before is None else before
         entries = self._chain.entries[: self._length]
@@ -338,43 +336,41 @@ class BridgeLedger:
         return BridgeLedger(_Chain(rest, base), len(rest), self.next_seq)
 
     def since(self, seq: int) -> Sequence[BridgeEntry]:
-        """List the events from a number on, for whoever keeps them.
+        """List the events from a sequence number on.
 
         Raises:
-            BridgeFault: Some of them were folded in.
+            BridgeFault: Some of them were compacted.
         """
         if max(seq, 1) <= self.folded:
-            raise BridgeFault(
-                f"the events {seq} to {self.folded} of the ledger were folded in: whoever had this done has them"
-            )
-        # Numbers rise with the place in the log, but a log that was taken up may have gaps.
+            raise BridgeFault(f"the events {seq} to {self.folded} of the ledger were compacted: they are in the store")
+        # Numbers rise in the log, but a log that was continued may have gaps.
         entries = self._chain.entries
-        at = self._length
-        while at and entries[at - 1].seq >= seq:
-            at -= 1
-        return tuple(entries[at : self._length])
+        start = self._length
+        while start and entries[start - 1].seq >= seq:
+            start -= 1
+        return tuple(entries[start : self._length])
 
     # -- what is enrolled -------------------------------------------------------------------
 
     def live_capabilities(self) -> Sequence[BridgeCapability]:
-        """List what is enrolled, in the order of enrolment."""
+        """List the enrolled tools in the order of enrolment."""
         return tuple(self.snapshot.live.values())
 
     def live_capabilities_for_server(self, server: str) -> Sequence[BridgeCapability]:
-        """List what one server has enrolled."""
+        """List the enrolled tools of one server."""
         with self._chain.lock:
             state = self._state()
             return tuple(state.live[key][0] for key in state.keys_of(server))
 
     def find(self, ref: RemoteToolRef) -> tuple[BridgeKey, BridgeCapability] | None:
-        """Find a live tool by what it is."""
+        """Find a live tool by server and name."""
         with self._chain.lock:
             state = self._state()
             key = state.by_ref.get(ref)
             return None if key is None else (key, state.live[key][0])
 
     def holder_of(self, name: str) -> RemoteToolRef | None:
-        """Find out which live tool has a name."""
+        """Find the live tool that has a qualified name."""
         with self._chain.lock:
             state = self._state()
             key = state.by_name.get(name)
@@ -391,10 +387,9 @@ def _identity_key_of(capability: BridgeCapability) -> BridgeKey:
 
 
 def content_key_of(capability: BridgeCapability) -> BridgeKey:
-    """Make the key of a tool from what it is.
+    """Derive the key of a tool from its content.
 
-    A tool that could not have its joined name, because it is another tool's, has a key that is made
-    from both parts of its identity.
+    A tool whose qualified name another tool has gets a key from both parts of its identity.
     """
     name = qualify_tool_name(capability.ref)
     if capability.name != name and is_accepted_name(name):
