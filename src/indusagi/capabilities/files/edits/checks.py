@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from indusagi.core.text import common_end, common_start
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 _LEADERS = r"//++|/\*++|\{/\*|\*++|<!--|#++|--|;++|%++|\(\*|'|rem\b|\"{3}"
 _PROSE_LEADERS = r"<!--|//++|/\*++"
@@ -63,36 +63,27 @@ def find_elisions(text: str, former: str, path: str) -> list[tuple[int, str]]:
     leaders = _PROSE_LEADERS if path.lower().endswith(_PROSE) else _LEADERS
     # The possessive `++` keeps the search linear on a line that is one long row of signs.
     comment = re.compile(rf"^[ \t]*+(?:{leaders})[ \t]*+(?P<words>[^\n]{{3,{_LONGEST_ELISION}}})$", re.I | re.M)
-    elisions = [
-        match
-        for start, end in _iter_changed_parts(text, former)
-        for match in comment.finditer(text, start, end)
-        if _is_elision(match["words"].rstrip())
-    ]
-    kept = {line.strip() for line in former.split("\n")} if elisions else set[str]()
-    return [
-        (text.count("\n", 0, match.start()) + 1, match.group().strip())
-        for match in elisions
-        if match.group().strip() not in kept
-    ]
-
-
-def _iter_changed_parts(text: str, former: str) -> Iterator[tuple[int, int]]:
-    """Yield the part between the common start and end of both texts, in pieces of whole lines."""
+    elisions: list[re.Match[str]] = []
+    # Only the part between the common start and end of both texts is searched, in pieces of whole lines.
     start = common_start(text, former)
     end = len(text) - common_end(text, former, start)
     start = text.rfind("\n", 0, start) + 1
     while start <= end and start < len(text):
         stop = text.find("\n", min(start + _SEARCH_CHARACTERS, end))
         stop = stop if stop >= 0 else len(text)
-        yield start, stop
+        for match in comment.finditer(text, start, stop):
+            # Only the usual words, with dots or with a word such as `unchanged`.
+            words = match["words"].rstrip()
+            placeholder = _PLACEHOLDER.fullmatch(_DOTS.sub(" ", words).strip(_FRAME))
+            if placeholder is not None and (_DOTS.search(words) or placeholder["kept"]):
+                elisions.append(match)
         start = stop + 1
-
-
-def _is_elision(words: str) -> bool:
-    """Recognise an elision: only the usual words, with dots or with a word such as `unchanged`."""
-    match = _PLACEHOLDER.fullmatch(_DOTS.sub(" ", words).strip(_FRAME))
-    return match is not None and bool(_DOTS.search(words) or match["kept"])
+    kept = {line.strip() for line in former.split("\n")} if elisions else set[str]()
+    return [
+        (text.count("\n", 0, match.start()) + 1, match.group().strip())
+        for match in elisions
+        if match.group().strip() not in kept
+    ]
 
 
 # -- syntax -------------------------------------------------------------------------------------
@@ -171,7 +162,17 @@ def _parse_json(text: str) -> str | None:
 
 
 def _parse_toml(text: str) -> str | None:
-    if len(text) > _MAX_CHARACTERS or _estimate_toml_steps(text) > _MAX_TOML_STEPS:
+    if len(text) > _MAX_CHARACTERS:
+        return None
+    # An estimate of the tables that the parser walks through, rather too high than too low.
+    steps = deepest = 0
+    for line in text.split("\n"):
+        key = line.partition("=")[0]
+        parts = 1 + (line if '"' in key or "'" in key else key).count(".")
+        if line.lstrip().startswith("["):
+            deepest = max(deepest, parts)
+        steps += parts * (deepest + parts)
+    if steps > _MAX_TOML_STEPS:
         return None
     import tomllib  # noqa: PLC0415 — only after an edit of TOML
 
@@ -182,18 +183,6 @@ def _parse_toml(text: str) -> str | None:
     except (ValueError, RecursionError):
         return None
     return None
-
-
-def _estimate_toml_steps(text: str) -> int:
-    """Estimate how many tables the parser walks through; rather too many than too few."""
-    steps = deepest = 0
-    for line in text.split("\n"):
-        key = line.partition("=")[0]
-        parts = 1 + (line if '"' in key or "'" in key else key).count(".")
-        if line.lstrip().startswith("["):
-            deepest = max(deepest, parts)
-        steps += parts * (deepest + parts)
-    return steps
 
 
 def _parse_xml(text: str) -> str | None:

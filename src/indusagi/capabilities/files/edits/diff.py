@@ -131,8 +131,14 @@ def _find_blocks(old: Sequence[bytes], new: Sequence[bytes]) -> Iterator[LineBlo
         if cost == 0 or cost > left:
             yield block
         else:
+            from difflib import SequenceMatcher  # noqa: PLC0415 — only for lines that anchors do not settle
+
             left -= cost
-            yield from _search_block(old, new, block)
+            first, new_first = block.old_start, block.new_start
+            matcher = SequenceMatcher(None, old[first : block.old_end], new[new_first : block.new_end], autojunk=False)
+            for tag, here, end, there, new_end in matcher.get_opcodes():
+                if tag != "equal":
+                    yield LineBlock(first + here, first + end, new_first + there, new_first + new_end)
 
 
 def _trim(old: Sequence[bytes], new: Sequence[bytes], block: LineBlock) -> LineBlock | None:
@@ -170,18 +176,6 @@ def _find_anchors(old: Sequence[bytes], new: Sequence[bytes], block: LineBlock) 
 def _find_unique(lines: Sequence[bytes], start: int, end: int) -> dict[bytes, int]:
     counts = Counter(lines[start:end])
     return {lines[index]: index for index in range(start, end) if counts[lines[index]] == 1}
-
-
-def _search_block(old: Sequence[bytes], new: Sequence[bytes], block: LineBlock) -> Iterator[LineBlock]:
-    from difflib import SequenceMatcher  # noqa: PLC0415 — only for lines that anchors do not settle
-
-    old_lines, new_lines = old[block.old_start : block.old_end], new[block.new_start : block.new_end]
-    for tag, start, end, new_start, new_end in SequenceMatcher(
-        None, old_lines, new_lines, autojunk=False
-    ).get_opcodes():
-        if tag != "equal":
-            offset, new_offset = block.old_start, block.new_start
-            yield LineBlock(offset + start, offset + end, new_offset + new_start, new_offset + new_end)
 
 
 # -- patch --------------------------------------------------------------------------------------

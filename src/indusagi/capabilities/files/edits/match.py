@@ -84,9 +84,13 @@ def find_match(text: str, old: str, new: str, *, every: bool = False) -> TextMat
         new: The text to put there, whose lines may have to be indented.
         every: All places are replaced, and so must not overlap.
     """
-    spans = _find_exact(text, old, new, every=every)
-    if spans:
-        return TextMatch(MatchStrategy.EXACT, spans)
+    starts = _find_all(text, old, len(old) if every else 1, every=every)
+    # A match never begins or ends inside of CRLF.
+    splits_ending = (old.startswith("\n") and any(text[start - 1 : start] == "\r" for start in starts)) or (
+        drops_return(old, new) and any(text.startswith("\n", start + len(old)) for start in starts)
+    )
+    if starts and not splits_ending:
+        return TextMatch(MatchStrategy.EXACT, tuple(Span(start, start + len(old)) for start in starts))
     query = _Query(normalize_endings(old), normalize_endings(new), every)
     spans, strategy, near = _find_ignoring_whitespace(text, query)
     if spans:
@@ -112,16 +116,6 @@ def _find_ignoring_whitespace(text: str, query: _Query) -> tuple[tuple[Span, ...
         return spans, MatchStrategy.TRAILING, ()
     spans, near = _find_indented(lines, query)
     return spans, MatchStrategy.INDENT, near
-
-
-def _find_exact(text: str, old: str, new: str, *, every: bool) -> tuple[Span, ...]:
-    starts = _find_all(text, old, len(old) if every else 1, every=every)
-    # A match never begins or ends inside of CRLF.
-    if old.startswith("\n") and any(text[start - 1 : start] == "\r" for start in starts):
-        return ()
-    if drops_return(old, new) and any(text.startswith("\n", start + len(old)) for start in starts):
-        return ()
-    return tuple(Span(start, start + len(old)) for start in starts)
 
 
 def drops_return(old: str, new: str) -> bool:

@@ -222,6 +222,11 @@ def _fit(text: str, span: Span, strategy: MatchStrategy, old: str, new: str) -> 
         # Only line endings change, so they are used as given.
         return new if strategy is MatchStrategy.EXACT else present
     contents, endings = _ENDING.split(present), _ENDING.findall(present)
+    if not endings:
+        # New lines end like the line that the place lies in, or else like the line before it.
+        before = max(0, text.rfind("\n", 0, span.start) - 1)
+        ending = _ENDING.search(text, span.end) or _ENDING.search(text, before, span.start)
+        endings = [ending.group() if ending else "\n"]
     old_lines, new_lines = old.split("\n"), plain.split("\n")
     fitted = list(span.lines or new_lines)
     if len(old_lines) > len(contents):
@@ -230,68 +235,39 @@ def _fit(text: str, span: Span, strategy: MatchStrategy, old: str, new: str) -> 
         if not new_lines[-1]:
             new_lines.pop()
             fitted.pop()
-    return _PlaceLines(contents, endings, old_lines, new_lines).join(fitted, _find_ending(text, span))
+    return _merge_lines(contents, endings, old_lines, new_lines, fitted)
 
 
-class _PlaceLines:
-    """The lines of one place in a file, and which of them stay."""
-
-    def __init__(
-        self, contents: Sequence[str], endings: Sequence[str], old_lines: Sequence[str], new_lines: Sequence[str]
-    ) -> None:
-        self._contents = contents
-        self._endings = endings
-        self._old = old_lines
-        self._new = new_lines
-        shorter = min(len(old_lines), len(new_lines))
-        self._head = _count_common(old_lines, new_lines, shorter)
-        self._tail = _count_common(old_lines[::-1], new_lines[::-1], shorter - self._head)
-
-    def join(self, fitted: Sequence[str], ending: str) -> str:
-        """Join the new lines; `ending` is for a line without a counterpart in the file."""
-        parts: list[str] = []
-        for index, line in enumerate(fitted):
-            parts.append(self._content(index, line))
-            if index + 1 < len(fitted):
-                parts.append(self._ending(index) or ending)
-        return "".join(parts)
-
-    def _content(self, index: int, fitted: str) -> str:
-        from_end = len(self._new) - index
-        if index < self._head:
-            return self._contents[index]
-        if from_end <= self._tail:
-            return self._contents[-from_end]
-        if len(self._old) == len(self._new) and len(self._contents[index]) == len(self._old[index]):
+def _merge_lines(
+    contents: Sequence[str],
+    endings: Sequence[str],
+    old_lines: Sequence[str],
+    new_lines: Sequence[str],
+    fitted: Sequence[str],
+) -> str:
+    """Join the new lines; lines at the start and the end that the old text has too are copied from the file."""
+    shorter = min(len(old_lines), len(new_lines))
+    head = next((index for index in range(shorter) if old_lines[index] != new_lines[index]), shorter)
+    tail = 0
+    while tail < shorter - head and old_lines[-tail - 1] == new_lines[-tail - 1]:
+        tail += 1
+    parts: list[str] = []
+    for index, line in enumerate(fitted):
+        following = len(new_lines) - index - 1
+        if index < head:
+            parts.append(contents[index])
+        elif following < tail:
+            parts.append(contents[-following - 1])
+        elif len(old_lines) == len(new_lines) and len(contents[index]) == len(old_lines[index]):
             # Only the characters that differ between the old and the new line change.
-            content, old = self._contents[index], self._old[index]
-            head = common_start(old, fitted)
-            tail = common_end(old, fitted, head)
-            return content[:head] + fitted[head : len(fitted) - tail] + content[len(content) - tail :]
-        return fitted
-
-    def _ending(self, index: int) -> str:
-        """Return the ending of the line that this one replaces; empty if there is none."""
-        if not self._endings:
-            return ""
-        from_end = len(self._new) - index - 1
-        if from_end <= self._tail and from_end <= len(self._endings):
-            return self._endings[-from_end]
-        return self._endings[min(index, len(self._endings) - 1)]
-
-
-def _count_common(lines: Sequence[str], others: Sequence[str], limit: int) -> int:
-    """Count the lines that two sequences have in common from their start."""
-    for index in range(limit):
-        if lines[index] != others[index]:
-            return index
-    return limit
-
-
-def _find_ending(text: str, span: Span) -> str:
-    """Find the ending of the line that a place lies in, or else of the line before it."""
-    after = _ENDING.search(text, span.end)
-    if after:
-        return after.group()
-    before = _ENDING.search(text, max(0, text.rfind("\n", 0, span.start) - 1), span.start)
-    return before.group() if before else "\n"
+            content, old = contents[index], old_lines[index]
+            start = common_start(old, line)
+            end = common_end(old, line, start)
+            parts.append(content[:start] + line[start : len(line) - end] + content[len(content) - end :])
+        else:
+            parts.append(line)
+        if following and following <= tail and following <= len(endings):
+            parts.append(endings[-following])
+        elif following:
+            parts.append(endings[min(index, len(endings) - 1)])
+    return "".join(parts)

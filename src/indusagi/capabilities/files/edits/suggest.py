@@ -42,6 +42,8 @@ class ClosestMatch:
 
 def find_closest_match(text: str, wanted: str) -> ClosestMatch | None:
     """Find the block of `text` that is most similar to `wanted`; None if nothing is similar."""
+    from difflib import SequenceMatcher  # noqa: PLC0415 — only after an edit without a match
+
     from rapidfuzz import fuzz  # noqa: PLC0415 — only after an edit without a match
 
     lines = text.split("\n")
@@ -58,8 +60,17 @@ def find_closest_match(text: str, wanted: str) -> ClosestMatch | None:
     similarity, start = best[0], -best[1]
     if similarity < _MIN_SIMILARITY:
         return None
-    view = _format_comparison(wanted_lines, lines[start : start + len(wanted_lines)])
-    return ClosestMatch(start + 1, view, int(similarity))
+    # Equal lines are shown once, others as wanted (-) and as they are in the file (+).
+    present = lines[start : start + len(wanted_lines)][:MAX_SHOWN_LINES]
+    wanted_lines = wanted_lines[:MAX_SHOWN_LINES]
+    view: list[str] = []
+    matcher = SequenceMatcher(None, wanted_lines, present, autojunk=False)
+    for tag, first, end, new_first, new_end in matcher.get_opcodes():
+        mark = " " if tag == "equal" else "-"
+        view.extend(f"{mark} {format_visible(line)}" for line in wanted_lines[first:end])
+        if tag != "equal":
+            view.extend(f"+ {format_visible(line)}" for line in present[new_first:new_end])
+    return ClosestMatch(start + 1, "\n".join(view), int(similarity))
 
 
 def _find_starts(keys: Sequence[str], wanted: Sequence[str]) -> list[int]:
@@ -98,17 +109,3 @@ def _find_similar_lines(keys: Sequence[str], anchor: str) -> list[int]:
         best = process.extract(anchor, batch, scorer=fuzz.ratio, limit=_CANDIDATES, score_cutoff=_MIN_SIMILARITY)
         similar.extend((-score, first[key]) for key, score, _ in best)
     return [index for _, index in sorted(similar)[:_CANDIDATES]]
-
-
-def _format_comparison(wanted: Sequence[str], present: Sequence[str]) -> str:
-    """Format both blocks: equal lines once, others as wanted (-) and as they are in the file (+)."""
-    from difflib import SequenceMatcher  # noqa: PLC0415 — only after an edit without a match
-
-    wanted, present = wanted[:MAX_SHOWN_LINES], present[:MAX_SHOWN_LINES]
-    shown: list[str] = []
-    for tag, start, end, new_start, new_end in SequenceMatcher(None, wanted, present, autojunk=False).get_opcodes():
-        mark = " " if tag == "equal" else "-"
-        shown.extend(f"{mark} {format_visible(line)}" for line in wanted[start:end])
-        if tag != "equal":
-            shown.extend(f"+ {format_visible(line)}" for line in present[new_start:new_end])
-    return "\n".join(shown)

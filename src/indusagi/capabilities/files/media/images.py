@@ -66,7 +66,8 @@ def fit_image_sync(data: bytes, mime: str) -> EncodedImage | ReadFailure:
     """Scale an image down until a model can take it; takes up to a second."""
     size = read_image_size(data)
     unchanged: EncodedImage | None = None
-    if size is not None and mime in _COMMON_TYPES and _is_small(data, size):
+    is_small = size is not None and len(data) <= MAX_BYTES and min(size) > 0 and max(size) <= LONGEST_SIDE
+    if size is not None and mime in _COMMON_TYPES and is_small:
         unchanged = EncodedImage(data, mime, *size, original_size=size)
     elif size is not None and math.prod(size) > MAX_PIXELS:
         return _refuse_size(size)
@@ -139,10 +140,6 @@ def _read_webp_size(data: bytes) -> tuple[int, int] | None:
         width, height = struct.unpack("<HH", data[26:30])
         return width & 0x3FFF, height & 0x3FFF
     return None
-
-
-def _is_small(data: bytes, size: tuple[int, int]) -> bool:
-    return len(data) <= MAX_BYTES and min(size) > 0 and max(size) <= LONGEST_SIDE
 
 
 def _refuse_size(size: tuple[int, int]) -> ReadFailure:

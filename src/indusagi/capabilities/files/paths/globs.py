@@ -66,24 +66,21 @@ def _split_at_stars(glob: str) -> Iterator[tuple[str, str]]:
     while position < len(glob):
         if glob[position] == "*":
             yield star, text
-            star, position = _translate_star(glob, position)
-            text = ""
+            end = position
+            while glob[end : end + 1] == "*":
+                end += 1
+            is_whole = end - position > 1 and (position == 0 or glob[position - 1] == "/")
+            if is_whole and end == len(glob):
+                star = _ANYTHING
+            elif is_whole and glob[end] == "/":
+                star, end = _DIRECTORIES, end + 1
+            else:
+                star = _STAR
+            position, text = end, ""
         else:
             piece, position = _translate_character(glob, position)
             text += piece
     yield star, text
-
-
-def _translate_star(glob: str, position: int) -> tuple[str, int]:
-    end = position
-    while glob[end : end + 1] == "*":
-        end += 1
-    is_whole = end - position > 1 and (position == 0 or glob[position - 1 : position] == "/")
-    if is_whole and end == len(glob):
-        return _ANYTHING, end
-    if is_whole and glob[end : end + 1] == "/":
-        return _DIRECTORIES, end + 1
-    return _STAR, end
 
 
 def _translate_character(glob: str, position: int) -> tuple[str, int]:

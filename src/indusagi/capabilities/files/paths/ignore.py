@@ -163,18 +163,13 @@ def _split_ascii(text: bytes) -> list[str]:
 
 
 def _iter_patterns(data: bytes) -> Iterator[bytes]:
-    """Yield the patterns of a rule file without comments, line endings and trailing spaces."""
+    """Yield the patterns of a rule file without comments, line endings and unescaped trailing spaces."""
     for raw in data.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
         line = raw.removesuffix(b"\r")
         if line and not line.startswith(b"#") and len(line) <= _LONGEST_PATTERN:
-            yield _strip_spaces(line)
-
-
-def _strip_spaces(line: bytes) -> bytes:
-    """Remove trailing spaces, except one that a backslash escapes."""
-    text = line.rstrip(b" ")
-    held = len(text) < len(line) and (len(text) - len(text.rstrip(b"\\"))) % 2 == 1
-    return line[: len(text) + held]
+            text = line.rstrip(b" ")
+            is_escaped = len(text) < len(line) and (len(text) - len(text.rstrip(b"\\"))) % 2 == 1
+            yield line[: len(text) + is_escaped]
 
 
 # -- the rules of a directory -------------------------------------------------------------------

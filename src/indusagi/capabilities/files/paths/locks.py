@@ -69,7 +69,12 @@ async def file_lock(path: str, *, wait_s: float = LOCK_WAIT_S) -> AsyncGenerator
     except TimeoutError:
         raise _build_timeout(path, wait_s, "another call") from None
     try:
-        lock_file = await _lock_among_processes(path, deadline, wait_s)
+        pause = _FIRST_PAUSE_S
+        while (lock_file := await run_shielded(to_thread.run_sync(_try_lock, path), "lock a file", _release)) is None:
+            if current_time() >= deadline:
+                raise _build_timeout(path, wait_s, "another process")
+            await sleep(min(pause, max(deadline - current_time(), 0)))
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
         try:
             await checkpoint_if_cancelled()
             yield HeldLock(path, lock_file.failure)
@@ -102,18 +107,6 @@ class LockFile:
         fcntl.flock(self.handle, fcntl.LOCK_UN)
         os.close(self.handle)
         self.handle = -1
-
-
-async def _lock_among_processes(path: str, deadline: float, wait_s: float) -> LockFile:
-    pause = _FIRST_PAUSE_S
-    while True:
-        lock_file = await run_shielded(to_thread.run_sync(_try_lock, path), "lock a file", _release)
-        if lock_file is not None:
-            return lock_file
-        if current_time() >= deadline:
-            raise _build_timeout(path, wait_s, "another process")
-        await sleep(min(pause, max(deadline - current_time(), 0)))
-        pause = min(2 * pause, _LONGEST_PAUSE_S)
 
 
 async def _release(lock_file: LockFile | None) -> None:

@@ -191,10 +191,6 @@ class PathRequest:
 Permits: TypeAlias = Callable[[PathRequest], bool]
 
 
-def _permit_nothing(_request: PathRequest) -> bool:
-    return False
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathPolicy:
     """The directories in which tools work; all paths are absolute."""
@@ -205,7 +201,7 @@ class PathPolicy:
     """May be read."""
     protected: ProtectedPaths = field(default_factory=ProtectedPaths)
     """May not be written; credentials may not be read either."""
-    permits: Permits = _permit_nothing
+    permits: Permits = lambda _request: False
     """Permits a path that would be refused as outside or protected. It is called in a thread, for every operation, and
     decides from what is known: it must not wait."""
 

@@ -158,7 +158,11 @@ def guess_encoding(sample: bytes, valid_before: int = 0) -> str:
     western = "cp1252" if has_c1_controls else "latin-1"
     guess = chardet.detect(shorten_words(sample))
     name = guess["encoding"]
-    if name is None or guess["confidence"] < _MIN_CONFIDENCE or not _contains_ascii(name):
+    try:
+        is_usable = name is not None and _ASCII.decode(name) == _ASCII.decode("ascii")
+    except (LookupError, UnicodeDecodeError):
+        is_usable = False
+    if name is None or guess["confidence"] < _MIN_CONFIDENCE or not is_usable:
         return western
     # German is easily taken for Turkish: where both give the same text, the common encoding is named.
     is_same = sample.decode(name, "replace") == sample.decode(western, "replace")
@@ -182,13 +186,6 @@ def name_line_ending(crlf: int, lf: int) -> LineEnding:
     if crlf and lf:
         return "mixed"
     return "crlf" if crlf else "lf" if lf else "none"
-
-
-def _contains_ascii(encoding: str) -> bool:
-    try:
-        return _ASCII.decode(encoding) == _ASCII.decode("ascii")
-    except (LookupError, UnicodeDecodeError):
-        return False
 
 
 def _error_handler(encoding: str) -> str:

@@ -330,12 +330,8 @@ class TextStats:
         self._lf += data.count(b"\n")
         self.crlf += data.count(b"\r\n") + (self._last == b"\r" and data.startswith(b"\n"))
         self._last = data[-1:]
-        if self.encoding == "utf-8" and self._invalid_at is None:
-            self._check_utf_8(data)
-
-    def _check_utf_8(self, data: bytes) -> None:
         pending = len(self._utf_8.getstate()[0])
-        if data.isascii() and not pending:
+        if self.encoding != "utf-8" or self._invalid_at is not None or (data.isascii() and not pending):
             return
         try:
             self._utf_8.decode(data)

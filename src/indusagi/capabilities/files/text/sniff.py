@@ -100,7 +100,13 @@ def sniff(head: bytes) -> FileType | None:
     for signature in _SIGNATURES:
         if signature.matches(head):
             return signature.type
-    return _detect_utf_16(head) or _UNKNOWN
+    # Latin text in UTF-16 without a mark: every other byte is zero, and no other byte is.
+    halves = (head[0::2], head[1::2])
+    for high, low in ((0, 1), (1, 0)):
+        zeros = halves[high].count(0)
+        if zeros > max(_MIN_ZEROS, len(halves[high]) // 2) and 0 not in halves[low]:
+            return _other(f"{_UTF_16[high]} without a byte order mark", "text/plain")
+    return _UNKNOWN
 
 
 def is_binary(head: bytes) -> bool:
@@ -118,13 +124,3 @@ def is_binary(head: bytes) -> bool:
 def format_hex(head: bytes) -> str:
     """Format the first 64 bytes of a file as hexadecimal digits."""
     return head[:_HEX_BYTES].hex(" ")
-
-
-def _detect_utf_16(head: bytes) -> FileType | None:
-    """Recognise Latin text in UTF-16 without a mark: every other byte is zero, and no other byte is."""
-    halves = (head[0::2], head[1::2])
-    for high, low in ((0, 1), (1, 0)):
-        zeros = halves[high].count(0)
-        if zeros > max(_MIN_ZEROS, len(halves[high]) // 2) and 0 not in halves[low]:
-            return _other(f"{_UTF_16[high]} without a byte order mark", "text/plain")
-    return None
