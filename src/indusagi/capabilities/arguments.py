@@ -46,9 +46,9 @@ _SHOWN_CHARACTERS = 80
 
 
 class ArgumentChecker:
-    """Checks arguments against one schema; without a schema any JSON object is accepted."""
+    """Checks arguments against one schema."""
 
-    def __init__(self, schema: JsonSchema | None) -> None:
+    def __init__(self, schema: JsonSchema) -> None:
         self.schema = schema
         self._validator: Draft202012Validator | None = None
 
@@ -61,7 +61,7 @@ class ArgumentChecker:
         """
         light, weight = _lighten(arguments)
         size = weight + len(compact_json(light))
-        if self.schema is not None:
+        if "jsonschema.validators" not in sys.modules:
             await load_validator()
         if size <= _QUICK_BYTES:
             return self.problems(arguments)
@@ -75,8 +75,6 @@ class ArgumentChecker:
         """
         if not is_json_object(arguments):
             return [f"the arguments must be an object, got {_clip_json(arguments)}"]
-        if self.schema is None:
-            return []
         if self._validator is None:
             from jsonschema import Draft202012Validator  # noqa: PLC0415 — see load_validator
             from referencing import Registry  # noqa: PLC0415 — see load_validator
@@ -84,7 +82,10 @@ class ArgumentChecker:
             # The default registry would fetch a remote $ref over the network.
             self._validator = Draft202012Validator(self.schema, registry=Registry())
         found = cast("Iterator[ValidationError]", self._validator.iter_errors(arguments))  # pyright: ignore[reportUnknownMemberType] — its stub is half typed
-        errors = sorted(_distinct(found), key=lambda error: [str(step) for step in error.absolute_path])
+        first = [*islice(found, _EXAMINED_ERRORS)]
+        if not first:
+            return []
+        errors = sorted(_distinct(first), key=lambda error: [str(step) for step in error.absolute_path])
         sentences = list(dict.fromkeys(s for error in errors for s in _sentences(error)))
         if len(sentences) > _SHOWN_PROBLEMS:
             more = len(sentences) - _SHOWN_PROBLEMS
@@ -92,10 +93,10 @@ class ArgumentChecker:
         return sentences
 
 
-def _distinct(found: Iterator[ValidationError]) -> Iterator[ValidationError]:
+def _distinct(errors: Iterable[ValidationError]) -> Iterator[ValidationError]:
     """Yield the missing keys of each object once; the validator repeats them for every key."""
     reported: set[tuple[str | int, ...]] = set()
-    for error in islice(found, _EXAMINED_ERRORS):
+    for error in errors:
         if error.validator == "required":
             path = tuple(error.absolute_path)
             if path in reported:

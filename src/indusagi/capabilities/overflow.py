@@ -114,7 +114,13 @@ async def fit_result(result: ToolResult, budget: OutputBudget, session: SessionD
 
     Images and audio are neither counted nor cut.
     """
-    text = "\n".join([_as_text(block) for block in result.content if not _is_media(block)])
+    text = "\n".join(
+        [
+            block.text if isinstance(block, TextContentBlock) else compact_json(block.value)
+            for block in result.content
+            if not _is_media(block)
+        ]
+    )
     if budget.admits(text):
         return result
     from anyio import to_thread  # noqa: PLC0415 — loaded wherever a tool runs, slow elsewhere
@@ -156,7 +162,3 @@ def _is_media(block: ToolContentBlock) -> bool:
     kind, resource = block.value.get("type"), block.value.get("resource")
     is_blob = isinstance(resource, dict) and "blob" in resource
     return (isinstance(kind, str) and kind in _MEDIA) or is_blob
-
-
-def _as_text(block: ToolContentBlock) -> str:
-    return block.text if isinstance(block, TextContentBlock) else compact_json(block.value)

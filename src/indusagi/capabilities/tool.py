@@ -153,7 +153,7 @@ class DefinedTool:
             output_schema=spec.output_schema,
             definition=spec.definition,
         )
-        self._arguments = ArgumentChecker(spec.parameters if spec.check_arguments else None)
+        self._arguments = ArgumentChecker(spec.parameters) if spec.check_arguments else None
 
     def __repr__(self) -> str:
         return f"DefinedTool({self.name!r})"
@@ -223,15 +223,24 @@ class DefinedTool:
 
 
 async def prepare_call(
-    name: str, arguments: JsonValue, checker: ArgumentChecker, coerce: Callable[[JsonValue], JsonValue] | None = None
+    name: str,
+    arguments: JsonValue,
+    checker: ArgumentChecker | None = None,
+    coerce: Callable[[JsonValue], JsonValue] | None = None,
 ) -> JsonObject | ToolResult:
-    """Copy, coerce and check the arguments of the tool `name`; return them, or an error result."""
+    """Copy, coerce and check the arguments of the tool `name`; return them, or an error result.
+
+    Without a `checker` any JSON object is accepted.
+    """
     try:
         # A copy: neither the tool nor the caller can change the arguments of the other. Some models send null for none.
         given: JsonValue = {} if arguments is None else copy.deepcopy(arguments)
         if coerce is not None:
             given = coerce(given)
-        problems = await checker.check(given)
+        if checker is None and is_json_object(given):
+            compact_json(given)
+            return given
+        problems = ["the arguments must be an object"] if checker is None else await checker.check(given)
     except (NotJson, RecursionError) as exc:
         given, problems = None, [f"the arguments are {exc}"]
     except Exception as exc:  # noqa: BLE001 — boundary: a schema that the validator fails on
@@ -239,7 +248,7 @@ async def prepare_call(
     if problems:
         listed = "".join(f"\n- {problem}" for problem in problems)
         return ToolResult.error(f"{name} was not run, the arguments do not fit:{listed}", code="invalid_arguments")
-    return CheckedArguments(cast("JsonObject", given), checker.schema)
+    return CheckedArguments(cast("JsonObject", given), None if checker is None else checker.schema)
 
 
 def make_result(name: str, answer: object) -> ToolResult:

@@ -22,6 +22,8 @@ def clean_json(value: JsonValue, clean: CleanText = clean_text) -> tuple[JsonVal
 
     The argument is left alone, and returned itself when nothing changes.
     """
+    if not value:
+        return value, 0
     if isinstance(value, str):
         return clean(value)
     count = sum(clean(text)[1] for text in iter_strings(value))

@@ -120,7 +120,7 @@ async def prepare_arguments(card: Capability, arguments: JsonValue) -> JsonObjec
     The arguments of a remote tool are checked by its server.
     """
     if is_foreign(card):
-        return await prepare_call(card.name, arguments, ArgumentChecker(None))
+        return await prepare_call(card.name, arguments)
     inner = [*iter_layers(card)][-1]
     if not isinstance(inner, DefinedTool):
         if inner.name not in builtin_ids():
