@@ -39,7 +39,7 @@ def answers(body: dict[str, Any]) -> list[Any]:
 
 @requirement("session/first", "session/fault-reported", "session/nothing-left")
 @DIALECTS
-def test_a_model_calls_a_servers_tool_and_gets_all_of_its_answer(tmp_path: Path, dialect: Dialect) -> None:
+def test_model_calls_a_remote_tool_and_receives_its_complete_result(tmp_path: Path, dialect: Dialect) -> None:
     log = tmp_path / "log"
     with model_server(calls("srv__echo", text=LINES), calls("srv__media"), says("All ", "done.")) as server:
         desk = Desk(tmp_path, server, dialect)
@@ -67,7 +67,7 @@ def test_a_model_calls_a_servers_tool_and_gets_all_of_its_answer(tmp_path: Path,
     ("dialect", "number"), [("openai", signal.SIGINT), ("anthropic", signal.SIGTERM), ("openai", signal.SIGHUP)]
 )
 @pytest.mark.anyio
-async def test_r17_a_signal_during_a_call_reaches_the_server_and_ends_everything(
+async def test_r17_signal_during_a_call_reaches_the_server_and_ends_everything(
     tmp_path: Path, dialect: Dialect, number: signal.Signals
 ) -> None:
     log = tmp_path / "log"
@@ -88,7 +88,7 @@ async def test_r17_a_signal_during_a_call_reaches_the_server_and_ends_everything
 @requirement("session/cancel-stream")
 @DIALECTS
 @pytest.mark.anyio
-async def test_ctrl_c_in_the_middle_of_a_sentence_ends_the_request(tmp_path: Path, dialect: Dialect) -> None:
+async def test_sigint_during_an_answer_ends_the_request(tmp_path: Path, dialect: Dialect) -> None:
     with model_server(Reply(text=("Once upon ", "a time"), stalls=True)) as server:
         desk = Desk(tmp_path, server, dialect)
         process = desk.start()
@@ -105,7 +105,7 @@ async def test_ctrl_c_in_the_middle_of_a_sentence_ends_the_request(tmp_path: Pat
 
 
 @requirement("session/required")
-def test_a_server_that_must_be_there_and_is_not_ends_the_run_before_any_request(
+def test_missing_required_server_ends_the_run_before_any_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with model_server(says("never")) as server:
@@ -120,7 +120,7 @@ def test_a_server_that_must_be_there_and_is_not_ends_the_run_before_any_request(
 
 @requirement("session/continue")
 @DIALECTS
-def test_a_conversation_is_continued(
+def test_conversation_is_continued(
     tmp_path: Path, dialect: Dialect, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with model_server(calls("ls"), says("answer 1"), says("answer 2"), says("answer 3")) as server:
@@ -140,7 +140,7 @@ def test_a_conversation_is_continued(
 
 @requirement("session/stdin")
 @pytest.mark.anyio
-async def test_what_is_piped_in_reaches_the_model_and_nothing_but_the_answer_comes_out(tmp_path: Path) -> None:
+async def test_piped_input_reaches_the_model_and_only_the_answer_is_printed(tmp_path: Path) -> None:
     with model_server(says("\x1b[31mred\x1b[0m")) as server:
         desk = Desk(tmp_path, server, environ={"NO_COLOR": "1"})
         process = desk.start("why?", stdin=-1)
@@ -151,7 +151,7 @@ async def test_what_is_piped_in_reaches_the_model_and_nothing_but_the_answer_com
 
 @requirement("session/pipe")
 @pytest.mark.anyio
-async def test_a_reader_who_leaves_ends_the_run_quietly(tmp_path: Path) -> None:
+async def test_closed_pipe_ends_the_run_quietly(tmp_path: Path) -> None:
     log = tmp_path / "log"
     said = Reply(text=("first",), calls=(("srv__slow", {"seconds": 0.3}),))
     with model_server(said, says("second")) as server:
@@ -170,7 +170,7 @@ async def test_a_reader_who_leaves_ends_the_run_quietly(tmp_path: Path) -> None:
 
 
 @requirement("session/secrets")
-def test_r39_no_secret_of_ours_reaches_a_server_a_command_or_a_file(
+def test_r39_secrets_reach_no_server_command_or_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     both = Reply(calls=(("srv__env", {}), ("bash", {"command": "env; cat /proc/$PPID/cmdline"})))
@@ -191,7 +191,7 @@ def test_r39_no_secret_of_ours_reaches_a_server_a_command_or_a_file(
 
 
 @requirement("session/untrusted-project")
-def test_c28_nothing_that_a_checkout_brings_is_run(
+def test_c28_nothing_from_a_checkout_is_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with model_server(says("done")) as server:
@@ -211,7 +211,7 @@ def test_c28_nothing_that_a_checkout_brings_is_run(
 
 
 @requirement("session/prompt-is-no-flag")
-def test_c21_a_prompt_that_looks_like_a_flag_is_a_prompt(tmp_path: Path) -> None:
+def test_c21_prompt_that_looks_like_a_flag_is_a_prompt(tmp_path: Path) -> None:
     with model_server(says("done")) as server:
         desk = Desk(tmp_path, server)
         assert desk.done("--mcp=/tmp/evil.json").code == 0

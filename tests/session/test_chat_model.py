@@ -140,7 +140,7 @@ def stream(*chunks: str, end: str = "data: [DONE]\n\n") -> Answer:
 # -- requests -------------------------------------------------------------------------------------
 
 
-async def test_a_request_holds_the_conversation_the_tools_and_nothing_else() -> None:
+async def test_request_contains_conversation_and_tools_only() -> None:
     schema = {"type": "object", "properties": {"x": {"type": "string", "default": "é"}}}
     tool = ToolDefinition(name="t", description="T.", parameters_json_schema=schema, strict=False)
     request = ModelRequest(parts=[UserPromptPart("hi \ud800")], instructions="be brief")
@@ -160,7 +160,7 @@ async def test_a_request_holds_the_conversation_the_tools_and_nothing_else() -> 
 
 
 @pytest.mark.parametrize("dialect", ["openai", "compatible"])
-async def test_a_key_is_sent_if_there_is_one_and_the_account_to_openai_alone(
+async def test_key_is_sent_if_set_and_account_headers_to_openai_only(
     monkeypatch: pytest.MonkeyPatch, dialect: str
 ) -> None:
     monkeypatch.setenv("OPENAI_ORG_ID", "org")
@@ -176,7 +176,7 @@ async def test_a_key_is_sent_if_there_is_one_and_the_account_to_openai_alone(
     assert first.get("openai-project") == ("proj" if ours else None)
 
 
-def test_a_conversation_is_written_in_the_words_of_the_api() -> None:
+def test_conversation_is_written_in_the_format_of_the_api() -> None:
     png = BinaryContent(b"p", media_type="image/png")
     files = [
         "look",
@@ -234,7 +234,7 @@ def test_a_conversation_is_written_in_the_words_of_the_api() -> None:
 # -- answers --------------------------------------------------------------------------------------
 
 
-async def test_text_thoughts_and_calls_come_in_their_order() -> None:
+async def test_text_reasoning_and_calls_keep_their_order() -> None:
     usage = {
         "prompt_tokens": 10,
         "completion_tokens": 4,
@@ -278,7 +278,7 @@ async def test_text_thoughts_and_calls_come_in_their_order() -> None:
 
 
 @pytest.mark.parametrize("index", [0, None, {}])
-async def test_calls_without_an_index_of_their_own_are_told_apart_by_their_ids(index: Any) -> None:
+async def test_calls_without_an_index_are_distinguished_by_id(index: Any) -> None:
     found = await answer_to(
         stream(
             chunk(call('{"a":1}', index=index, id="c1", name="one")),
@@ -295,7 +295,7 @@ async def test_calls_without_an_index_of_their_own_are_told_apart_by_their_ids(i
     ]
 
 
-async def test_thoughts_in_tags_are_no_text() -> None:
+async def test_reasoning_in_tags_is_not_text() -> None:
     pieces = ("<think>", "hm", "</think>", "yes")
     streamed = await answer_to(stream(*(chunk({"content": one}) for one in pieces)))
     message = {"role": "assistant", "content": "<think>hm</think>\n\nyes"}
@@ -307,7 +307,7 @@ async def test_thoughts_in_tags_are_no_text() -> None:
 
 
 @pytest.mark.parametrize("kind", [JSON, "application/json; charset=utf-8"])
-async def test_a_server_that_does_not_stream_is_understood(kind: str) -> None:
+async def test_answer_without_streaming_is_read(kind: str) -> None:
     calls = [
         {"id": "c1", "function": {"name": "one", "arguments": "{}"}},
         {"id": "c2", "function": {"name": "two", "arguments": {"b": 2}}},
@@ -321,7 +321,7 @@ async def test_a_server_that_does_not_stream_is_understood(kind: str) -> None:
     assert [one.tool_call_id for one in found.parts if isinstance(one, ToolCallPart)] == ["c1", "c2"]
 
 
-async def test_a_refusal_is_shown_and_a_stream_of_another_type_is_read() -> None:
+async def test_refusal_and_stream_with_another_content_type_are_read() -> None:
     body = chunk({"refusal": "I may not"}) + chunk(finish="stop")
     found = await answer_to(Answer(body, kind="text/plain"))
     assert [part.content for part in found.parts if isinstance(part, TextPart)] == ["I may not"]
@@ -339,7 +339,7 @@ async def test_a_refusal_is_shown_and_a_stream_of_another_type_is_read() -> None
         "data: \n\n",
     ],
 )
-async def test_chunks_without_anything_in_them_are_passed_over(odd: str) -> None:
+async def test_empty_chunks_are_ignored(odd: str) -> None:
     found = await answer_to(stream(odd, chunk({"content": "yes"}), odd))
     assert [part.content for part in found.parts if isinstance(part, TextPart)] == ["yes"]
 
@@ -396,7 +396,7 @@ def broken(said: str) -> Answer:
         (Answer('{"error": "no"}', kind=JSON), "server"),
     ],
 )
-async def test_an_error_keeps_its_kind_and_its_words(answer: Answer, kind: str) -> None:
+async def test_error_keeps_its_kind_and_message(answer: Answer, kind: str) -> None:
     found, said = await fault_from(answer)
     assert found == kind
     assert "no" in said or "context" in said
@@ -415,14 +415,14 @@ async def test_an_error_keeps_its_kind_and_its_words(answer: Answer, kind: str) 
         (Answer("", 308, JSON, {"location": "http://127.0.0.1:9/v2"}), "127.0.0.1:9/v2"),
     ],
 )
-async def test_what_is_no_answer_is_told_in_one_line(answer: Answer, said: str) -> None:
+async def test_invalid_answer_is_reported_in_one_line(answer: Answer, said: str) -> None:
     _, told = await fault_from(answer)
     assert said in told
     assert "\n" not in told
     assert len(told) < 700
 
 
-async def test_a_key_is_never_taken_to_another_address() -> None:
+async def test_key_is_not_sent_to_a_redirect() -> None:
     with serve() as other:
         moved = Answer("", 307, JSON, {"location": other.url + "/chat/completions"})
         kind, said = await fault_from(moved)
@@ -430,14 +430,14 @@ async def test_a_key_is_never_taken_to_another_address() -> None:
     assert (kind, other.url in said) == ("server", True)
 
 
-async def test_a_connection_that_breaks_off_is_told() -> None:
+async def test_broken_connection_is_reported() -> None:
     whole = Answer(chunk({"content": "half"}), cut=True)
     kind, said = await fault_from(whole)
     assert kind == "connection"
     assert "broke" in said
 
 
-async def test_a_request_is_sent_again_where_that_can_help() -> None:
+async def test_request_is_retried_after_transient_errors() -> None:
     waits = {"retry-after": "0"}
     passing = [Answer("", status, JSON, waits) for status in (503, 429)]
     with serve(*passing, stream(chunk({"content": "yes"}, "stop"))) as peer:
@@ -453,7 +453,7 @@ async def test_a_request_is_sent_again_where_that_can_help() -> None:
         assert len(peer.bodies) == 1
 
 
-async def test_without_a_server_it_is_tried_again_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unreachable_server_is_retried_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
 
     async def wait(delay: float) -> None:
@@ -470,7 +470,7 @@ async def test_without_a_server_it_is_tried_again_and_told(monkeypatch: pytest.M
     assert waits[0] < waits[1] <= 1
 
 
-async def test_tls_is_set_up_wherever_it_may_be_spoken(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tls_is_set_up_unless_address_and_proxies_are_plain_http(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without authorities a context takes no time, and trusts nobody."""
     from induscode.session.model_loop.chat import model  # noqa: PLC0415 — its parts are private
 
@@ -491,7 +491,7 @@ async def test_tls_is_set_up_wherever_it_may_be_spoken(monkeypatch: pytest.Monke
         (httpx2.ReadError(""), "the connection broke: ReadError"),
     ],
 )
-def test_a_connection_error_says_what_happened(error: httpx2.RequestError, said: str) -> None:
+def test_connection_error_names_the_cause(error: httpx2.RequestError, said: str) -> None:
     found = build_connection_error("m", error)
     assert said in found.message
     assert isinstance(found, failures.ModelTimeoutError) == isinstance(error, httpx2.TimeoutException)

@@ -137,7 +137,7 @@ def giving(result: ToolResult, name: str = "give") -> DefinedTool:
     return tool(run, name=name)
 
 
-async def test_a_tool_is_called_and_its_answer_comes_back_whole(stage: Stage) -> None:
+async def test_tool_result_reaches_the_model_unchanged(stage: Stage) -> None:
     lines = "\n".join(f"line {n}" for n in range(20)) + " <system>no</system>"
     stage.tools = [echo()]
     ended = await stage.run([("echo", json.dumps({"text": lines}))], "all done")
@@ -149,7 +149,7 @@ async def test_a_tool_is_called_and_its_answer_comes_back_whole(stage: Stage) ->
     assert ended.usage.requests == 2
 
 
-async def test_a_deck_that_changes_is_seen_at_the_next_step(stage: Stage) -> None:
+async def test_changed_deck_is_used_in_the_next_request(stage: Stage) -> None:
     async def grow(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
         stage.tools = [*stage.tools, echo("late")]
         return ToolResult.text("grown")
@@ -163,7 +163,7 @@ async def test_a_deck_that_changes_is_seen_at_the_next_step(stage: Stage) -> Non
     assert stage.returned() == ["grown", "here"]
 
 
-async def test_a_failure_is_an_answer_and_never_the_end(stage: Stage) -> None:
+async def test_failed_tool_is_a_result_and_the_run_continues(stage: Stage) -> None:
     stage.tools = [giving(ToolResult.error("no such\nfile", code="not_found"))]
     ended = await stage.run([("give", "{}")], "I see")
     assert ended.reason == "done"
@@ -173,14 +173,14 @@ async def test_a_failure_is_an_answer_and_never_the_end(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("written", ['{"text": ', "[1]", '"text"', "7"])
-async def test_arguments_reach_the_kernel_as_they_were_written(stage: Stage, written: str) -> None:
+async def test_arguments_reach_the_tool_as_the_model_wrote_them(stage: Stage, written: str) -> None:
     stage.tools = [echo()]
     ended = await stage.run([("echo", written)], "I see")
     assert ended.reason == "done"
     assert "the arguments must be an object" in str(stage.returned()[0])
 
 
-async def test_a_tool_that_is_not_there_is_told_and_is_no_end(stage: Stage) -> None:
+async def test_unknown_tool_is_reported_and_the_run_continues(stage: Stage) -> None:
     stage.tools = [echo()]
     ended = await stage.run([("ecko", "{}")], [("ecko", "{}")], "I see")
     assert ended.reason == "done"
@@ -188,12 +188,12 @@ async def test_a_tool_that_is_not_there_is_told_and_is_no_end(stage: Stage) -> N
     assert codes == ["unknown_tool", "unknown_tool"]
 
 
-async def test_the_same_wrong_tool_again_and_again_ends_the_run(stage: Stage) -> None:
+async def test_repeated_unknown_tool_ends_the_run(stage: Stage) -> None:
     ended = await stage.run(*([[("ecko", "{}")]] * 10), "never")
     assert ended.reason == "repeat"
 
 
-async def test_pictures_come_beside_the_text(stage: Stage) -> None:
+async def test_images_follow_the_text(stage: Stage) -> None:
     image: JsonObject = {"type": "image", "data": PNG, "mimeType": "image/png"}
     result = ToolResult([TextContentBlock("look"), JsonContentBlock(image)])
     stage.tools = [giving(result), echo()]
@@ -206,7 +206,7 @@ async def test_pictures_come_beside_the_text(stage: Stage) -> None:
     assert "image/png" in str(last.parts[2])
 
 
-async def test_a_picture_in_a_failure_is_named(stage: Stage) -> None:
+async def test_image_in_a_failed_result_is_named(stage: Stage) -> None:
     image: JsonObject = {"type": "image", "data": PNG, "mimeType": "image/png"}
     broken = ToolResult([TextContentBlock("bad"), JsonContentBlock(image)], is_error=True)
     stage.tools = [giving(broken)]
@@ -234,7 +234,7 @@ class Meter:
         return tool(run, name=name, read_only=read_only)
 
 
-async def test_calls_that_only_look_run_together_and_others_alone(stage: Stage) -> None:
+async def test_read_only_calls_run_concurrently_and_others_alone(stage: Stage) -> None:
     looking, changing = Meter(), Meter()
     stage.tools = [looking.tool("look", read_only=True), changing.tool("change", read_only=False)]
     await stage.run([("look", "{}"), ("look", "{}"), ("look", "{}")], "done")
@@ -243,7 +243,7 @@ async def test_calls_that_only_look_run_together_and_others_alone(stage: Stage) 
     assert changing.most == 1
 
 
-async def test_progress_is_told_while_the_call_runs(stage: Stage) -> None:
+async def test_progress_is_reported_during_the_call(stage: Stage) -> None:
     heard = anyio.Event()
 
     async def slow(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
@@ -264,7 +264,7 @@ async def test_progress_is_told_while_the_call_runs(stage: Stage) -> None:
     assert stage.of(ToolAdvanced)[0] == ToolAdvanced("c0", "slow", 1, 2, "half")
 
 
-async def test_the_limit_of_requests_ends_the_run(stage: Stage) -> None:
+async def test_request_limit_ends_the_run(stage: Stage) -> None:
     stage.tools = [echo()]
     script = [[("echo", json.dumps({"text": n}))] for n in range(9)]
     ended = await stage.run(*script, limit=3)
@@ -272,7 +272,7 @@ async def test_the_limit_of_requests_ends_the_run(stage: Stage) -> None:
     assert "3 requests" in ended.message
 
 
-async def test_a_circle_is_told_to_the_model_and_then_ends_the_run(stage: Stage) -> None:
+async def test_repetition_is_warned_then_ends_the_run(stage: Stage) -> None:
     stage.tools = [echo()]
     ended = await stage.run(*([[("echo", '{"text": "x"}')]] * 20), limit=50)
     assert ended.reason == "repeat"
@@ -282,7 +282,7 @@ async def test_a_circle_is_told_to_the_model_and_then_ends_the_run(stage: Stage)
     assert len(stage.seen) < 10
 
 
-async def test_cancelling_reaches_the_tool_and_keeps_what_was_said(stage: Stage) -> None:
+async def test_cancellation_reaches_the_tool_and_keeps_the_text(stage: Stage) -> None:
     ended_with: list[str | None] = []
 
     async def slow(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
@@ -305,7 +305,7 @@ async def test_cancelling_reaches_the_tool_and_keeps_what_was_said(stage: Stage)
     assert [message["kind"] for message in stage.kept][:2] == ["request", "response"]
 
 
-async def test_cancelling_in_the_middle_of_a_sentence_keeps_the_first_half(stage: Stage) -> None:
+async def test_cancellation_during_an_answer_keeps_the_first_part(stage: Stage) -> None:
     def hear(event: RunEvent) -> None:
         if isinstance(event, TextDelta):
             stage.cancel.cancel("SIGTERM")
@@ -318,27 +318,27 @@ async def test_cancelling_in_the_middle_of_a_sentence_keeps_the_first_half(stage
     assert "hang" in str(again.seen[0])
 
 
-async def test_a_conversation_goes_on_after_a_cancelled_call(stage: Stage) -> None:
-    await test_cancelling_reaches_the_tool_and_keeps_what_was_said(stage)
+async def test_conversation_continues_after_a_cancelled_call(stage: Stage) -> None:
+    await test_cancellation_reaches_the_tool_and_keeps_the_text(stage)
     again = Stage(stage.folder, tools=[echo()])
     assert (await again.run("fine", history=stage.kept)).reason == "done"
     prompts = [part.content for message in again.seen[0] for part in message.parts if isinstance(part, UserPromptPart)]
     assert prompts == ["the prompt", "the prompt"]
 
 
-async def test_a_run_that_was_cancelled_before_asks_nothing(stage: Stage) -> None:
+async def test_cancelled_run_makes_no_request(stage: Stage) -> None:
     stage.cancel.cancel("early")
     assert (await stage.run("never")).reason == "cancelled"
     assert stage.seen == []
 
 
-async def test_the_time_of_a_run_is_bounded(stage: Stage) -> None:
+async def test_run_has_a_time_limit(stage: Stage) -> None:
     with anyio.fail_after(10):
         ended = await stage.run("hang", time_s=0.05)
     assert ended.reason == "time"
 
 
-async def test_a_reader_who_leaves_ends_the_run(stage: Stage) -> None:
+async def test_closed_output_ends_the_run(stage: Stage) -> None:
     def hear(event: RunEvent) -> None:
         raise BrokenPipeError
 
@@ -346,7 +346,7 @@ async def test_a_reader_who_leaves_ends_the_run(stage: Stage) -> None:
         await stage.run("some words", hear=hear)
 
 
-async def test_a_reader_who_leaves_during_a_call_ends_the_call(stage: Stage) -> None:
+async def test_closed_output_during_a_call_ends_the_call(stage: Stage) -> None:
     async def slow(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
         ctx.report(ToolProgress(1))
         await anyio.sleep_forever()
@@ -361,7 +361,7 @@ async def test_a_reader_who_leaves_during_a_call_ends_the_call(stage: Stage) -> 
         await stage.run([("slow", "{}")], "never", hear=hear)
 
 
-async def test_every_message_is_handed_on_once_and_leads_to_the_same_history(stage: Stage) -> None:
+async def test_every_message_is_saved_once_in_order(stage: Stage) -> None:
     stage.tools = [echo()]
     await stage.run([("echo", '{"text": "x"}')], "fine")
     assert [message["kind"] for message in stage.kept] == [
@@ -390,18 +390,18 @@ async def test_every_message_is_handed_on_once_and_leads_to_the_same_history(sta
         (failures.UnexpectedModelBehavior("empty"), "server", "not answer as it should: empty"),
     ],
 )
-def test_a_fault_is_one_line_with_a_remedy(error: failures.AgentRunError, kind: str, words: str) -> None:
+def test_model_fault_is_one_line_with_a_remedy(error: failures.AgentRunError, kind: str, words: str) -> None:
     fault = to_model_fault(error)
     assert fault.kind == kind
     assert words in str(fault)
 
 
-async def test_a_history_that_is_none_is_told(stage: Stage) -> None:
+async def test_invalid_history_is_an_error(stage: Stage) -> None:
     with pytest.raises(ConversationError, match="cannot be read"):
         await stage.run("never", history=[{"kind": "nonsense"}])
 
 
-async def test_the_answers_of_the_last_calls_are_kept_at_a_limit(stage: Stage) -> None:
+async def test_results_of_the_last_calls_are_saved_at_a_limit(stage: Stage) -> None:
     stage.tools = [echo()]
     await stage.run([("echo", '{"text": "precious"}')], limit=1)
     assert "precious" in json.dumps(stage.kept[-1])
@@ -410,7 +410,7 @@ async def test_the_answers_of_the_last_calls_are_kept_at_a_limit(stage: Stage) -
     assert again.returned() == ["precious"]
 
 
-async def test_a_misuse_of_the_library_is_a_failure_and_no_crash(stage: Stage) -> None:
+async def test_usage_error_of_the_library_is_a_failed_run(stage: Stage) -> None:
     def hear(event: RunEvent) -> None:
         if isinstance(event, TextDelta):
             raise failures.UserError("misused")

@@ -48,7 +48,7 @@ def asked(model: str | None = None, base_url: str | None = None) -> Invocation:
         (None, None, {K: "k"}, ModelChoice("openai", OPENAI_DEFAULT, None, "k")),
     ],
 )
-async def test_the_model_that_was_asked_for_or_that_there_is_a_key_for(
+async def test_model_is_chosen_by_flag_then_by_key(
     model: str | None, url: str | None, environ: Mapping[str, str], choice: ModelChoice
 ) -> None:
     """A provider's key never goes to an address from a flag."""
@@ -68,7 +68,7 @@ async def test_the_model_that_was_asked_for_or_that_there_is_a_key_for(
         (None, "https://127.0.0.1:9/v1", {}, "name one with --model"),
     ],
 )
-async def test_without_a_model_the_error_says_how_to_get_one(
+async def test_error_without_a_model_names_the_remedy(
     model: str | None, url: str | None, environ: Mapping[str, str], said: str
 ) -> None:
     with pytest.raises(NoModelError, match=said):
@@ -88,19 +88,19 @@ async def test_without_a_model_the_error_says_how_to_get_one(
         "http://a\n/v1",
     ],
 )
-async def test_an_address_that_is_none_is_refused_before_anything_is_sent(address: str) -> None:
+async def test_invalid_address_is_refused_before_any_request(address: str) -> None:
     with pytest.raises(InvalidAddressError, match="no address of a server"):
         await choose_model(asked("x", address), {})
     with pytest.raises(InvalidAddressError):
         await choose_model(asked("anthropic:x"), {A: "a", "ANTHROPIC_BASE_URL": address})
 
 
-async def test_a_key_is_in_no_text() -> None:
+async def test_key_is_absent_from_representations() -> None:
     choice = await choose_model(asked("openai:x"), {K: "sk-canary"})
     assert "sk-canary" not in f"{choice!r} {choice} {choice.label}"
 
 
-async def test_without_a_key_a_server_of_this_machine_is_found() -> None:
+async def test_without_a_key_a_local_server_is_found() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent, model_server() as server:
         ports = (silent.getsockname()[1], 9, int(server.url.rpartition(":")[2]))
         choice = await choose_model(asked(), {}, ports)
@@ -110,7 +110,7 @@ async def test_without_a_key_a_server_of_this_machine_is_found() -> None:
     assert choice.label == "local-model"
 
 
-async def test_a_server_at_a_given_address_names_its_model() -> None:
+async def test_model_is_read_from_the_server_at_base_url() -> None:
     with model_server() as server:
         choice = await choose_model(asked(None, f"{server.url}/v1"), {})
         assert choice.name == "local-model"
@@ -131,7 +131,7 @@ async def test_a_server_at_a_given_address_names_its_model() -> None:
         ({}, None),
     ],
 )
-async def test_finding_c9_a_server_is_asked_how_much_its_model_reads(facts: dict[str, Any], window: int | None) -> None:
+async def test_finding_c9_context_window_is_read_from_the_server(facts: dict[str, Any], window: int | None) -> None:
     with model_server() as server:
         server.facts.update(facts)
         url, port = f"{server.url}/v1", int(server.url.rpartition(":")[2])
@@ -144,7 +144,7 @@ async def test_finding_c9_a_server_is_asked_how_much_its_model_reads(facts: dict
     assert (other.context_window, told.context_window) == (None, 7)
 
 
-async def test_without_anything_one_message_tells_three_ways_on() -> None:
+async def test_message_without_any_model_names_three_remedies() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         with pytest.raises(NoModelError) as raised:
             await choose_model(asked(), {}, (silent.getsockname()[1], 9))

@@ -55,7 +55,7 @@ def plans() -> list[str]:
     return found
 
 
-def test_in_plan_mode_nothing_is_changed_although_everything_is_allowed(
+def test_plan_mode_denies_changes_with_approval_all(
     server: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entered, refused, command, listed, approved, written = ran(
@@ -84,7 +84,7 @@ def test_in_plan_mode_nothing_is_changed_although_everything_is_allowed(
     assert not list(tmp_path.rglob("made"))
 
 
-def test_without_anybody_to_approve_it_a_plan_is_kept_and_the_mode_stays(
+def test_unapproved_plan_is_stored_and_plan_mode_stays_on(
     server: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, presented, refused = ran(
@@ -104,7 +104,7 @@ def test_without_anybody_to_approve_it_a_plan_is_kept_and_the_mode_stays(
     assert not list(tmp_path.rglob("note.txt"))
 
 
-def test_a_plan_outside_of_plan_mode_changes_nothing(
+def test_plan_outside_plan_mode_changes_nothing(
     server: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     empty, presented = ran(
@@ -132,13 +132,13 @@ class Stranger:
         return ToolResult.text("x", enterPlanMode=True)
 
 
-async def test_a_strangers_mark_is_not_acted_upon(tmp_path: Path) -> None:
+async def test_mark_of_a_foreign_card_is_ignored(tmp_path: Path) -> None:
     mode = PlanMode(approves=True)
     card = Stranger()
     assert mode.wrap(card) is card
 
 
-async def test_a_plan_that_cannot_be_kept_is_approved_all_the_same(tmp_path: Path) -> None:
+async def test_plan_that_cannot_be_stored_is_approved(tmp_path: Path) -> None:
     mode = PlanMode(approves=True)
     (tmp_path / "file").touch()
     context = DeckContext(str(tmp_path))

@@ -12,6 +12,7 @@ from indusagi.core.ids import new_ulid
 from induscode.session.transcript import (
     KEEP,
     ConversationError,
+    ConversationReadState,
     Transcript,
     conversations_dir,
     find_last_conversation,
@@ -28,7 +29,7 @@ def held(cwd: str, *said: str) -> str:
     return transcript.id
 
 
-def test_a_conversation_is_gone_on_with_where_it_was_held() -> None:
+def test_conversation_is_continued_in_its_working_directory() -> None:
     first, second, other = held("/a", "one"), held("/a", "two"), held("/b", "three")
     for wanted, open_it in (
         (second, lambda: open_transcript("/a", last=True)),
@@ -40,7 +41,7 @@ def test_a_conversation_is_gone_on_with_where_it_was_held() -> None:
         transcript.close()
 
 
-def test_messages_come_back_in_their_order_and_other_rows_are_none_of_them() -> None:
+def test_messages_are_restored_in_order_without_other_rows() -> None:
     identity = held("/a", "one", "two")
     transcript = open_transcript("/a", resume=identity)
     transcript.mark("turn", deck="d", turn=1)
@@ -49,7 +50,7 @@ def test_messages_come_back_in_their_order_and_other_rows_are_none_of_them() -> 
     transcript.close()
 
 
-def test_a_conversation_is_nobody_elses_to_read() -> None:
+def test_conversation_is_private() -> None:
     transcript = open_transcript("/a")
     log = Path(transcript.directory) / "transcript.log"
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
@@ -57,21 +58,21 @@ def test_a_conversation_is_nobody_elses_to_read() -> None:
     transcript.close()
 
 
-def test_the_one_written_to_last_is_the_last() -> None:
+def test_last_conversation_is_the_one_written_last() -> None:
     old, new = held("/a", "one"), held("/a", "two")
     os.utime(os.path.join(conversations_dir(), new, "transcript.log"), ns=(1, 1))
     assert find_last_conversation("/a", conversations_dir()) == old
 
 
 @pytest.mark.parametrize("identity", ["", "../../etc", "nonsense", "01ARZ3NDEKTSV4RRFFQ69G5FAV"])
-def test_a_conversation_that_is_not_there_is_an_error(identity: str) -> None:
+def test_unknown_conversation_is_an_error(identity: str) -> None:
     with pytest.raises(ConversationError, match="no conversation"):
         open_transcript("/a", resume=identity)
     with pytest.raises(ConversationError, match="in /a"):
         open_transcript("/a", last=True)
 
 
-def test_two_processes_never_write_one_conversation() -> None:
+def test_conversation_is_open_in_one_process_only() -> None:
     transcript = open_transcript("/a")
     with pytest.raises(ConversationError, match="another process"):
         open_transcript("/a", resume=transcript.id)
@@ -80,7 +81,7 @@ def test_two_processes_never_write_one_conversation() -> None:
     again.close()
 
 
-def test_a_crash_in_the_middle_of_a_message_loses_only_that_one() -> None:
+def test_crash_during_a_message_loses_only_that_message() -> None:
     identity = held("/a", "one", "two")
     log = Path(conversations_dir()) / identity / "transcript.log"
     log.write_bytes(log.read_bytes()[:-3])
@@ -89,7 +90,7 @@ def test_a_crash_in_the_middle_of_a_message_loses_only_that_one() -> None:
     transcript.close()
 
 
-def test_old_conversations_and_too_many_are_removed_but_none_in_use() -> None:
+def test_old_and_surplus_conversations_are_removed_unless_in_use() -> None:
     root = conversations_dir()
     aged, used = held("/a", "old"), open_transcript("/a")
     os.utime(os.path.join(root, aged, "transcript.log"), ns=(1, 1))
@@ -107,13 +108,56 @@ def test_old_conversations_and_too_many_are_removed_but_none_in_use() -> None:
     assert (Path(root) / "not-ours").exists()
 
 
-def test_without_any_conversation_there_is_nothing_to_sweep(tmp_path: Path) -> None:
+def test_removal_without_conversations_does_nothing(tmp_path: Path) -> None:
     remove_old_conversations(str(tmp_path / "none"))
     assert find_last_conversation("/a", str(tmp_path / "none")) is None
 
 
-def test_a_log_that_cannot_be_read_is_no_conversation_of_here(tmp_path: Path) -> None:
+def test_unreadable_log_is_ignored(tmp_path: Path) -> None:
     folder = tmp_path / new_ulid()
     (folder / "transcript.log").mkdir(parents=True)
     assert find_last_conversation("/a", str(tmp_path)) is None
     remove_old_conversations(str(tmp_path))
+
+
+# -- read state ---------------------------------------------------------------------------------
+
+
+def reopened(folder: Path) -> tuple[Transcript, ConversationReadState]:
+    transcript = Transcript(str(folder), "/w")
+    return transcript, ConversationReadState(transcript)
+
+
+def test_finding_c5_digests_lines_and_forgotten_paths_are_restored(tmp_path: Path) -> None:
+    transcript, reads = reopened(tmp_path / "c")
+    reads.record("/w/a", "d1", (1, 10))
+    reads.record("/w/a", "d1", (11, 20))
+    reads.record("/w/b", "d2")
+    reads.record("/w/gone", "d3")
+    reads.forget("/w/gone")
+    reads.save_message({"said": "hello"})
+    transcript.close()
+    transcript, again = reopened(tmp_path / "c")
+    assert [again.digest(f"/w/{name}") for name in ("a", "b", "gone")] == ["d1", "d2", None]
+    assert (again.list_shown_lines("/w/a"), again.list_shown_lines("/w/b")) == (((1, 20),), ())
+    assert transcript.messages() == ({"said": "hello"},)
+    transcript.close()
+
+
+def test_reads_are_stored_after_their_message(tmp_path: Path) -> None:
+    transcript, reads = reopened(tmp_path / "c")
+    reads.record("/w/a", "d1")
+    transcript.close()  # before any message: the model was never told
+    transcript, again = reopened(tmp_path / "c")
+    assert again.digest("/w/a") is None
+    transcript.close()
+
+
+@pytest.mark.parametrize("row", [{}, {"path": 5}, {"digest": "d"}, {"path": "/w/a", "first": 1}])
+def test_invalid_read_row_is_ignored(tmp_path: Path, row: dict[str, str | int]) -> None:
+    transcript, _ = reopened(tmp_path / "c")
+    transcript.mark("read", **row)
+    transcript.close()
+    transcript, reads = reopened(tmp_path / "c")
+    assert reads.digest("/w/a") is None
+    transcript.close()

@@ -127,7 +127,7 @@ BEYOND: tuple[str, ...] = (
 
 
 @pytest.mark.parametrize("command", BEYOND)
-def test_finding_d3_a_rule_for_a_program_does_not_cover_what_runs_or_writes_more(command: str) -> None:
+def test_finding_d3_rule_for_a_program_does_not_cover_arguments_that_run_or_write(command: str) -> None:
     names = {one.words[0].shown for one in parse_command(command).commands}
     given = rules(allow="; ".join(f"bash({name} *)" for name in names if name))
     assert decide(command, given) is Effect.ASK
@@ -218,7 +218,7 @@ def test_finding_d3_usual_commands_are_allowed_by_a_rule_for_their_program(comma
         ("*", "sort -o out f", Effect.ASK),
     ],
 )
-def test_finding_d3_an_option_that_the_rule_names_is_allowed(pattern: str, command: str, effect: Effect) -> None:
+def test_finding_d3_option_named_by_the_rule_is_allowed(pattern: str, command: str, effect: Effect) -> None:
     assert decide(command, rules(allow=f"bash({pattern})")) is effect
 
 
@@ -252,7 +252,7 @@ HIDING = (
 
 
 @pytest.mark.parametrize("command", HIDING)
-def test_finding_d3_a_denied_command_in_another_spelling_does_not_pass_under_approval_all(command: str) -> None:
+def test_finding_d3_denied_command_in_another_spelling_is_stopped_with_approval_all(command: str) -> None:
     assert decide(command, rules(deny="bash(rm *)"), ApprovalMode.ALL) is not Effect.ALLOW
     assert decide(command, [], ApprovalMode.ALL) is Effect.ALLOW
 
@@ -269,7 +269,7 @@ PLAIN = (
 
 
 @pytest.mark.parametrize("command", PLAIN)
-def test_finding_d3_what_cannot_be_a_denied_command_passes_under_approval_all(command: str) -> None:
+def test_finding_d3_command_that_cannot_be_a_denied_one_runs_with_approval_all(command: str) -> None:
     assert decide(command, rules(deny="bash(rm *)"), ApprovalMode.ALL) is Effect.ALLOW
 
 
@@ -286,12 +286,12 @@ def test_finding_d3_what_cannot_be_a_denied_command_passes_under_approval_all(co
         ("git clean *", "alias g=git; g clean"),
     ],
 )  # fmt: skip
-def test_finding_d3_what_may_be_meant_by_a_rule_that_denies_is_asked_about(denied: str, command: str) -> None:
+def test_finding_d3_command_that_a_deny_rule_may_mean_is_asked_about(denied: str, command: str) -> None:
     assert decide(command, rules(deny=f"bash({denied})"), ApprovalMode.ALL) is Effect.ASK
 
 
 @pytest.mark.parametrize("command", ["echo x > $f", "cat < $f", "echo x > $(cat f)"])
-def test_finding_d3_a_file_that_only_the_shell_knows_may_be_a_denied_one(command: str) -> None:
+def test_finding_d3_file_that_only_the_shell_knows_may_be_a_denied_one(command: str) -> None:
     given = rules(deny="write(secrets/**); read(secrets/**)")
     assert decide(command, given, ApprovalMode.ALL) is Effect.ASK
     assert decide("echo x", given, ApprovalMode.ALL) is Effect.ALLOW
@@ -304,7 +304,7 @@ def test_finding_d3_a_file_that_only_the_shell_knows_may_be_a_denied_one(command
      "{}",
      "{a,b}{c,d}", "{{a,b},c}", "{a..}", "x{1..2}{a,b}"],
 )  # fmt: skip
-def test_finding_d3_braces_are_expanded_as_bash_does(word: str) -> None:
+def test_finding_d3_braces_are_expanded_like_bash(word: str) -> None:
     done = subprocess.run(["/bin/bash", "-c", f"x=1; printf '<%s>' {word}"], capture_output=True, text=True, check=True)
     again = subprocess.run(
         ["/bin/bash", "+B", "-c", f"x=1; printf '<%s>' {expand_braces(word)}"],
@@ -316,7 +316,7 @@ def test_finding_d3_braces_are_expanded_as_bash_does(word: str) -> None:
 
 
 @pytest.mark.parametrize("word", ["{1..1000000000}", "{a,b}" * 20, "{r..r}m{1..300}"])
-def test_finding_d3_braces_that_stand_for_too_many_words_are_asked_about(word: str) -> None:
+def test_finding_d3_braces_for_too_many_words_are_asked_about(word: str) -> None:
     assert expand_braces(word) is None
     assert decide(f"echo {word}", rules(deny="bash(rm *)"), ApprovalMode.ALL) is Effect.ASK
 
@@ -338,7 +338,7 @@ def test_finding_d3_values_of_options_are_read_in_every_spelling(command: str, e
     assert decide(command, given) is effect
 
 
-def test_finding_d3_an_option_with_a_value_that_a_rule_names_takes_its_value_along() -> None:
+def test_finding_d3_option_named_by_a_rule_covers_its_value() -> None:
     given = rules(allow="bash(sort --key *); bash(find -name *)")
     assert decide("sort --key 2 f", given) is Effect.ALLOW
     assert decide("find -name x", given) is Effect.ALLOW
@@ -350,7 +350,7 @@ def test_finding_d3_an_option_with_a_value_that_a_rule_names_takes_its_value_alo
 
 
 @pytest.mark.parametrize("program", ["$x", '"$SHELL"', "$(cat f)", "unknown-shell", "sh", "python3"])
-def test_finding_e1_what_is_piped_into_an_unknown_program_keeps_its_suspect(program: str) -> None:
+def test_finding_e1_text_piped_into_an_unknown_program_stays_suspect(program: str) -> None:
     command = f"printf 'rm -rf x' | {program}"
     script = parse_command(command)
     texts = [one.shown for one in (*script.suspects, *script.possible)]
@@ -365,7 +365,7 @@ def test_finding_e1_what_is_piped_into_an_unknown_program_keeps_its_suspect(prog
     ["export A=1", "declare -x A=1", "unset A", "typeset A=1", "readonly A=1", "local A=1",
     "unset -f f"],
 )  # fmt: skip
-def test_finding_e1_builtins_that_declare_count_as_commands(command: str) -> None:
+def test_finding_e1_declaration_builtins_count_as_commands(command: str) -> None:
     name = command.split()[0]
     assert [one.words[0].text for one in parse_command(f"ls; {command}").commands] == ["ls", name]
     given = rules(deny=f"bash({name} *)")
@@ -378,7 +378,7 @@ def test_finding_e1_builtins_that_declare_count_as_commands(command: str) -> Non
 
 
 @pytest.mark.process
-def test_finding_d3_what_runs_of_an_allowed_command_is_within_its_rule(tmp_path: Path) -> None:
+def test_finding_d3_allowed_command_runs_nothing_outside_its_rule(tmp_path: Path) -> None:
     allowed, overruns = find_overruns(Playground(tmp_path), seed=13, count=300)
     assert allowed > 50
     assert overruns == []
@@ -395,9 +395,7 @@ def test_finding_d3_no_spelling_that_runs_a_denied_program_passes(tmp_path: Path
 
 
 @pytest.mark.anyio
-async def test_finding_d3_a_hidden_command_is_asked_about_under_all_and_refused_without_a_person(
-    tmp_path: Path,
-) -> None:
+async def test_finding_d3_hidden_command_is_asked_about_and_denied_without_a_person(tmp_path: Path) -> None:
     given = rules(deny="bash(rm *)")
     person = Person()
     asked = Permissions(given, approver=person, approval=ApprovalMode.ALL)
@@ -414,14 +412,14 @@ async def test_finding_d3_a_hidden_command_is_asked_about_under_all_and_refused_
 
 
 @pytest.mark.anyio
-async def test_finding_d3_the_reason_says_why_a_rule_does_not_cover_a_command(tmp_path: Path) -> None:
+async def test_finding_d3_reason_says_why_a_rule_does_not_cover_a_command(tmp_path: Path) -> None:
     found = await verdict(Permissions(rules(allow="bash(sort *)")), "bash", tmp_path, command="sort *")
     assert "rule bash(sort *) does not cover it" in found.reason
     assert "write ./*, or -- before it" in found.reason
 
 
 @pytest.mark.anyio
-async def test_finding_d3_always_for_an_unknown_option_is_a_rule_that_names_it(tmp_path: Path) -> None:
+async def test_finding_d3_rule_for_an_unknown_option_names_it(tmp_path: Path) -> None:
     person = Person([ApprovalScope.SESSION])
     gate = Permissions(approver=person)
     assert (await verdict(gate, "bash", tmp_path, command="mytool --fast x")).allowed

@@ -221,7 +221,7 @@ async def test_every_nested_command_is_found(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", HIDDEN)
-async def test_r50_a_denied_command_stays_denied(name: str, tmp_path: Path) -> None:
+async def test_r50_denied_command_stays_denied(name: str, tmp_path: Path) -> None:
     command = HIDDEN[name]
     assert "clean" in run_in_bash(command, tmp_path)
     effect = await effect_of(tmp_path, command, rules(allow=WIDE, deny=DENIED))
@@ -427,12 +427,12 @@ FINE = (
 
 
 @pytest.mark.parametrize("command", WRITING)
-async def test_r50_what_writes_or_is_not_understood_is_never_allowed_by_rules(command: str, tmp_path: Path) -> None:
+async def test_r50_writing_or_unparsed_commands_are_never_allowed_by_rules(command: str, tmp_path: Path) -> None:
     assert await effect_of(tmp_path, command, rules(allow=MODEST)) is Effect.ASK
 
 
 @pytest.mark.parametrize("command", FINE)
-async def test_what_is_understood_and_allowed_runs_unasked(command: str, tmp_path: Path) -> None:
+async def test_parsed_and_allowed_command_needs_no_question(command: str, tmp_path: Path) -> None:
     assert bash_parses(command)
     assert await effect_of(tmp_path, command, rules(allow=MODEST)) is Effect.ALLOW
 
@@ -450,13 +450,13 @@ async def test_what_is_understood_and_allowed_runs_unasked(command: str, tmp_pat
         ("a\\*b", "a*b"),
     ],
 )
-def test_quotes_come_off_as_in_the_shell(text: str, read: str) -> None:
+def test_quotes_are_removed_like_the_shell_does(text: str, read: str) -> None:
     word = parse_command(f"echo {text}").commands[0].words[1]
     assert word.guesses[0] == read
     assert word.text in {None, read}
 
 
-async def test_c16_a_denied_command_behind_another_is_denied(tmp_path: Path) -> None:
+async def test_c16_denied_command_behind_another_is_denied(tmp_path: Path) -> None:
     given = rules(allow="bash(git fetch *); bash(git clean *)", deny="bash(git clean)")
     assert await effect_of(tmp_path, "git fetch && git clean -fd", given) is Effect.DENY
 
@@ -468,19 +468,19 @@ async def test_c17_many_commands_do_not_hide_a_denied_one(count: int, tmp_path: 
     assert await effect_of(tmp_path, command, given) is Effect.DENY
 
 
-async def test_c17_what_is_too_long_is_denied_where_something_is_denied(tmp_path: Path) -> None:
+async def test_c17_too_long_command_is_denied_if_there_is_a_deny_rule(tmp_path: Path) -> None:
     command = f"echo {'x' * LONGEST_TEXT}; git clean -fd"
     assert await effect_of(tmp_path, command, rules(allow=WIDE, deny=DENIED)) is Effect.DENY
     assert await effect_of(tmp_path, command, rules(allow=WIDE)) is Effect.ASK
 
 
-async def test_c17_here_documents_without_end_are_denied_where_something_is_denied(tmp_path: Path) -> None:
+async def test_c17_too_many_here_documents_are_denied_if_there_is_a_deny_rule(tmp_path: Path) -> None:
     command = "cat " + "<<a " * 5_000
     assert await effect_of(tmp_path, command, rules(allow=WIDE, deny=DENIED)) is Effect.DENY
     assert await effect_of(tmp_path, command, rules(allow=WIDE)) is Effect.ASK
 
 
-async def test_c17_text_in_text_without_end_is_denied_where_something_is_denied(tmp_path: Path) -> None:
+async def test_c17_deeply_nested_text_is_denied_if_there_is_a_deny_rule(tmp_path: Path) -> None:
     command = "git clean -fd"
     for _ in range(9):
         command = "eval " + "'" + command.replace("'", "'\\''") + "'"
@@ -497,7 +497,7 @@ async def test_c17_text_in_text_without_end_is_denied_where_something_is_denied(
         ("cat < /etc/shadow", Effect.ASK),
     ],
 )
-async def test_c18_an_allowed_command_does_not_take_a_redirection_along(
+async def test_c18_rule_for_a_command_does_not_cover_its_redirection(
     command: str, expected: Effect, tmp_path: Path
 ) -> None:
     given = rules(allow=f"{WIDE}; bash; write; read")
@@ -508,13 +508,13 @@ SPACES = ["\r", "\xa0", "\u2003", "\u3000", "\u200b", "\u202e", "\v", "\f", "\x8
 
 
 @pytest.mark.parametrize("space", SPACES)
-async def test_c19_odd_white_space_is_never_allowed(space: str, tmp_path: Path) -> None:
+async def test_c19_unusual_white_space_is_never_allowed(space: str, tmp_path: Path) -> None:
     for command in (f"ls{space}-la", f"ls -la{space}", f"{space}ls", f"ls '{space}'"):
         assert await effect_of(tmp_path, command, rules(allow=f"{WIDE}; bash")) is Effect.ASK
 
 
 @pytest.mark.parametrize("space", SPACES)
-async def test_c19_odd_white_space_does_not_hide_a_denied_command(space: str, tmp_path: Path) -> None:
+async def test_c19_unusual_white_space_does_not_hide_a_denied_command(space: str, tmp_path: Path) -> None:
     given = rules(allow=f"{WIDE}; bash", deny=DENIED)
     for command in (f"git{space}clean -fd", f"g{space}it clean", f"ls #{space}git clean -fd"):
         effect = await effect_of(tmp_path, command, given)
@@ -531,7 +531,7 @@ BETWEEN = st.sampled_from(["; ", " && ", " || ", " | ", "\n", " & ", " ;\t", " \
 
 
 @given(st.lists(st.tuples(st.one_of(ALLOWED_PARTS, DENIED_PARTS), BETWEEN), min_size=1, max_size=8))
-async def test_r50_any_chain_is_as_strict_as_its_strictest_part(
+async def test_r50_chain_is_as_strict_as_its_strictest_part(
     tmp_path_factory: pytest.TempPathFactory, chain: list[tuple[str, str]]
 ) -> None:
     parts = [part for part, _ in chain]
@@ -542,7 +542,7 @@ async def test_r50_any_chain_is_as_strict_as_its_strictest_part(
 
 
 @given(st.text(alphabet="gitclean -fd\"'\\$(){};&|<>`\n#*?[]=!~ \t", max_size=40))
-def test_no_text_breaks_the_reader_and_what_it_allows_bash_can_parse(text: str) -> None:
+def test_parser_accepts_any_text_and_bash_parses_what_is_allowed(text: str) -> None:
     script = parse_command(text)
     assert script.text == text
     if not script.flaws and script.commands:
@@ -566,7 +566,7 @@ PIECES = st.sampled_from(
 @example("! -x 2>&1 a ")
 @example("env ''\\a ")
 @settings(max_examples=800)
-def test_what_bash_runs_of_an_understood_text_was_found_in_it(
+def test_every_command_that_bash_runs_was_found_by_the_parser(
     tmp_path_factory: pytest.TempPathFactory, text: str
 ) -> None:
     script = parse_command(text)

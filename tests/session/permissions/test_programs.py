@@ -70,7 +70,7 @@ def described(text: str) -> Iterator[tuple[set[str], str]]:
 
 
 @pytest.mark.parametrize("name", HELP)
-def test_finding_d3_every_harmless_option_of_the_table_is_one_of_the_program(name: str) -> None:
+def test_finding_d3_harmless_options_exist_in_the_program(name: str) -> None:
     text = help_of(name)
     if text is None:
         pytest.skip(f"{name} is not installed")
@@ -94,7 +94,7 @@ _OF_OTHER_VERSIONS: dict[str, set[str]] = {
 
 
 @pytest.mark.parametrize("name", HELP)
-def test_finding_d3_no_option_that_says_it_runs_or_writes_is_called_harmless(name: str) -> None:
+def test_finding_d3_options_whose_help_says_run_or_write_are_not_harmless(name: str) -> None:
     text = help_of(name)
     if text is None:
         pytest.skip(f"{name} is not installed")
@@ -108,7 +108,7 @@ READERS = sorted(name for name, program in PROGRAMS.items() if program.any_optio
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_finding_d3_a_program_without_harmful_options_says_so_itself(name: str) -> None:
+def test_finding_d3_help_of_read_only_programs_names_no_harmful_option(name: str) -> None:
     path = shutil.which(name, path="/usr/bin:/bin")
     if path is None or name == "yes":
         pytest.skip(f"{name} is no program here")
@@ -140,7 +140,7 @@ def test_finding_d3_no_option_is_both_harmless_and_acting() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(name for name, one in PROGRAMS.items() if one.acts))
-def test_finding_d3_every_acting_option_is_a_problem_unless_the_rule_names_it(name: str) -> None:
+def test_finding_d3_acting_option_is_a_problem_unless_the_rule_names_it(name: str) -> None:
     for option in PROGRAMS[name].acts.split():
         if not option.startswith("-"):
             continue

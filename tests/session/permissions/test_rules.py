@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import os
-import stat
-import subprocess
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.session.permissions.support import Person, context, rule, rules, verdict
+from tests.session.permissions.support import rule, rules
 
 from indusagi.capabilities.ports import SandboxState
-from indusagi.core.app_dirs import state_dir
 from indusagi.core.notes import Note
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from induscode.session.permissions.call_facts import CallFacts, CallKind, PathFact
-from induscode.session.permissions.check import Permissions
 from induscode.session.permissions.confirm import build_command_pattern
 from induscode.session.permissions.patterns import PatternMatch, is_path, match_command, may_be_command, may_be_path
 from induscode.session.permissions.policy import ApprovalMode, PolicyContext, decide_call
 from induscode.session.permissions.rules import Effect, Rule, RuleOrigin, parse_rule, parse_rules, parse_settings
 from induscode.session.permissions.shell.parse import parse_command
-from induscode.session.permissions.store import RuleStore
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from random import Random
 
     from indusagi.capabilities.ports import Refusal
@@ -46,7 +37,7 @@ if TYPE_CHECKING:
         "github__*", "webfetch(domain:example.org)", "write(/etc/x (copy).txt)", " ls ",
     ],
 )  # fmt: skip
-def test_a_rule_reads_as_it_is_written(text: str) -> None:
+def test_rule_is_formatted_as_it_was_written(text: str) -> None:
     found = parse_rule(text, Effect.ALLOW)
     assert isinstance(found, Rule)
     assert str(found) == text.strip()
@@ -72,7 +63,7 @@ def test_a_rule_reads_as_it_is_written(text: str) -> None:
         ("x" * 5000, "is no rule"),
     ],
 )
-def test_a_rule_that_cannot_be_read_is_told_with_its_text_and_file(text: str, why: str) -> None:
+def test_invalid_rule_gives_a_note_with_its_text_and_file(text: str, why: str) -> None:
     found = parse_rule(text, Effect.DENY, RuleOrigin.PROJECT, "rules.json")
     assert isinstance(found, Note)
     assert why in str(found)
@@ -80,7 +71,7 @@ def test_a_rule_that_cannot_be_read_is_told_with_its_text_and_file(text: str, wh
     assert found.remedy
 
 
-def test_a_broken_rule_that_was_to_deny_asks_about_everything() -> None:
+def test_invalid_deny_rule_asks_about_everything() -> None:
     for effect in (Effect.DENY, Effect.ASK):
         found, notes = parse_rules(["bash(ls", "read"], effect, RuleOrigin.USER)
         assert [(one.effect, str(one)) for one in found] == [(Effect.ASK, "*"), (effect, "read")]
@@ -88,7 +79,7 @@ def test_a_broken_rule_that_was_to_deny_asks_about_everything() -> None:
     assert parse_rules(["bash(ls"], Effect.ALLOW, RuleOrigin.FLAG)[0] == []
 
 
-def test_a_project_may_deny_and_ask_and_never_allow() -> None:
+def test_project_settings_may_deny_and_ask_but_not_allow() -> None:
     settings: JsonValue = {"allow": ["bash"], "ask": ["read"], "deny": ["bash(rm *)"]}
     found, notes = parse_settings(settings, "p.json", RuleOrigin.PROJECT)
     assert {(one.effect, str(one)) for one in found} == {(Effect.ASK, "read"), (Effect.DENY, "bash(rm *)")}
@@ -100,14 +91,14 @@ def test_a_project_may_deny_and_ask_and_never_allow() -> None:
 
 
 @pytest.mark.parametrize("settings", [[], "x", {"deny": "bash"}, {"ask": [1]}, {"deny": ["bash("]}])
-def test_settings_that_cannot_be_read_ask_about_everything(settings: JsonValue) -> None:
+def test_invalid_settings_ask_about_everything(settings: JsonValue) -> None:
     found, notes = parse_settings(settings, "p.json", RuleOrigin.PROJECT)
     assert [(one.effect, str(one)) for one in found] == [(Effect.ASK, "*")]
     assert notes
     assert all("p.json" in str(note) for note in notes)
 
 
-def test_settings_that_allow_wrongly_or_say_more_are_told() -> None:
+def test_invalid_allow_list_and_unknown_keys_give_notes() -> None:
     found, notes = parse_settings({"allow": "bash", "mode": 1}, "u.json", RuleOrigin.USER)
     assert found == []
     assert len(notes) == 2
@@ -153,7 +144,7 @@ def test_settings_that_allow_wrongly_or_say_more_are_told() -> None:
         ("find -delete", "find . -name x -delete", False, PatternMatch.YES),
     ],
 )
-def test_a_pattern_allows_exactly_and_denies_generously(
+def test_command_pattern_allows_exactly_and_denies_generously(
     pattern: str, command: str, allowed: bool, denied: PatternMatch
 ) -> None:
     found = parse_command(command).commands[0]
@@ -185,7 +176,7 @@ def test_a_pattern_allows_exactly_and_denies_generously(
         ("[a]", "/w/a", False, False),
     ],
 )
-def test_a_path_pattern_allows_exactly_and_denies_generously(
+def test_path_pattern_allows_exactly_and_denies_generously(
     pattern: str, path: str, allowed: bool, denied: bool
 ) -> None:
     assert is_path(pattern, path, "/w") is allowed
@@ -226,7 +217,7 @@ def test_a_path_pattern_allows_exactly_and_denies_generously(
         ("find . -name x", None),
     ],
 )
-def test_always_saves_as_many_words_as_say_what_is_done(command: str, saved: str | None) -> None:
+def test_rule_for_always_has_the_words_that_say_what_is_done(command: str, saved: str | None) -> None:
     found = parse_command(command).commands[0]
     assert build_command_pattern(found) == saved
     if saved is not None:
@@ -287,7 +278,7 @@ STRICTNESS = {Effect.ALLOW: 0, Effect.ASK: 1, Effect.DENY: 2}
 
 
 @given(CALLS, RULES, STANCES, TEXTS)
-def test_a_rule_that_denies_or_asks_never_makes_anything_less_strict(
+def test_deny_or_ask_rule_never_makes_a_decision_less_strict(
     call: CallFacts, some: list[Rule], stance: PolicyContext, text: str
 ) -> None:
     before = decide_call(call, some, stance).effect
@@ -297,7 +288,7 @@ def test_a_rule_that_denies_or_asks_never_makes_anything_less_strict(
 
 
 @given(CALLS, RULES, STANCES, st.randoms(use_true_random=False))
-def test_the_order_of_rules_never_matters(
+def test_decision_does_not_depend_on_the_order_of_rules(
     call: CallFacts, some: list[Rule], stance: PolicyContext, random: Random
 ) -> None:
     mixed = list(some)
@@ -306,120 +297,9 @@ def test_the_order_of_rules_never_matters(
 
 
 @given(CALLS, RULES, STANCES)
-def test_an_allow_rule_never_overrules_a_denial_or_plan_mode(
+def test_allow_rule_never_overrules_a_denial_or_plan_mode(
     call: CallFacts, some: list[Rule], stance: PolicyContext
 ) -> None:
     if decide_call(call, some, stance).effect is Effect.DENY:
         wide = rules(allow="*; bash(*); write(/**); read(/**); webfetch(domain:*)")
         assert decide_call(call, [*wide, *some], stance).effect is Effect.DENY
-
-
-# -- the store --------------------------------------------------------------------------------
-
-
-def test_the_store_is_private_and_outside_of_every_project(tmp_path: Path) -> None:
-    store = RuleStore()
-    assert store.load() == ((), ())
-    kept = rule("bash(git commit *)", Effect.ALLOW, workspace=str(tmp_path))
-    store.add([kept, kept, rule("read", Effect.DENY)])
-    store.add([kept])
-    found, notes = store.load()
-    assert [str(one) for one in found] == ["bash(git commit *)", "read"]
-    assert found[0].workspace == str(tmp_path)
-    assert found[0].file == store.path
-    assert not notes
-    assert store.path.startswith(state_dir())
-    assert stat.S_IMODE(os.stat(store.path).st_mode) == 0o600
-    assert stat.S_IMODE(os.stat(os.path.dirname(store.path)).st_mode) == 0o700
-    assert store.remove("bash(git commit *)", str(tmp_path)) == 1
-    assert store.remove("bash(git commit *)", str(tmp_path)) == 0
-    assert len(store.load()[0]) == 1
-
-
-@pytest.mark.parametrize(
-    "content", ["", "{", "[]", "{}", '{"rules": {}}', '{"rules": [1]}', '{"rules": [], "unsandboxed": 1}']
-)
-def test_a_damaged_store_asks_about_everything_and_is_set_aside(content: str) -> None:
-    store = RuleStore()
-    store.add([rule("bash", Effect.ALLOW)])
-    with open(store.path, "w", encoding="utf-8") as file:
-        file.write(content)
-    found, notes = store.load()
-    assert [(one.effect, str(one)) for one in found] == [(Effect.ASK, "*")]
-    assert "cannot be read" in str(notes[0])
-    store.add([rule("read", Effect.DENY)])
-    assert [str(one) for one in store.load()[0]] == ["read"]
-    aside = [name for name in os.listdir(os.path.dirname(store.path)) if ".corrupt-" in name]
-    assert len(aside) == 1
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"rule": "bash(", "effect": "deny"},
-        {"rule": 1, "effect": "deny"},
-        {"rule": "bash", "effect": "maybe"},
-        {"rule": "bash", "effect": "allow", "workspace": 1},
-    ],
-)
-def test_a_row_that_is_no_rule_asks_about_everything(row: dict[str, JsonValue]) -> None:
-    store = RuleStore()
-    store.add([])
-    with open(store.path, "w", encoding="utf-8") as file:
-        json.dump({"rules": [row]}, file)
-    found, notes = store.load()
-    assert [(one.effect, str(one)) for one in found] == [(Effect.ASK, "*")]
-    assert len(notes) == 1
-
-
-def test_a_link_in_the_place_of_the_store_is_not_followed(tmp_path: Path) -> None:
-    store = RuleStore()
-    store.add([])
-    planted = tmp_path / "planted.json"
-    planted.write_text('{"rules": [{"rule": "bash", "effect": "allow"}]}', encoding="utf-8")
-    os.unlink(store.path)
-    os.symlink(planted, store.path)
-    assert [one.effect for one in store.load()[0]] == [Effect.ASK]
-
-
-def test_a_write_that_fails_leaves_the_store_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = RuleStore()
-    store.add([rule("read", Effect.DENY)])
-
-    def full(handle: int) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="disk full"):
-        store.add([rule("bash", Effect.ALLOW)])
-    assert [str(one) for one in store.load()[0]] == ["read"]
-    assert [name for name in os.listdir(os.path.dirname(store.path)) if "tmp" in name] == []
-
-
-def test_several_processes_lose_no_rule() -> None:
-    code = (
-        "import sys; from induscode.session.permissions.store import RuleStore;"
-        "from induscode.session.permissions.rules import Rule, Effect;"
-        "add = RuleStore().add; name = sys.argv[1];"
-        "[add([Rule(effect=Effect.DENY, tool=f't{name}_{n}')]) for n in range(5)]"
-    )
-    running = [subprocess.Popen([sys.executable, "-c", code, str(n)]) for n in range(4)]
-    assert [one.wait(30) for one in running] == [0] * 4
-    assert len(RuleStore().load()[0]) == 20
-
-
-def test_without_a_home_there_are_no_rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "nowhere")
-    assert RuleStore().load() == ((), ())
-    assert not RuleStore().allows_unsandboxed("/w")
-
-
-@pytest.mark.anyio
-async def test_a_damaged_store_makes_the_gate_ask(tmp_path: Path) -> None:
-    store = RuleStore(str(tmp_path / "rules.json"))
-    (tmp_path / "rules.json").write_text("{", encoding="utf-8")
-    person = Person()
-    gate = Permissions(store.load()[0], approver=person, store=store)
-    assert not (await verdict(gate, "read", tmp_path, path="a")).allowed
-    assert person.questions
-    assert context(tmp_path).cwd == str(tmp_path)

@@ -90,7 +90,7 @@ class Ran:
     ],
 )
 @pytest.mark.parametrize("dialect", ["openai", "anthropic"])
-def test_finding_d4_nothing_that_cannot_be_seen_reaches_a_model(ran: Ran, dialect: Any, hide: str, shown: str) -> None:
+def test_finding_d4_invisible_characters_do_not_reach_a_model(ran: Ran, dialect: Any, hide: str, shown: str) -> None:
     ran.desk.dialect = dialect
     ran.desk.mount(hidden(hide))
     paint = calls("h__paint", colour="red", size="small", kind="oil")
@@ -117,7 +117,7 @@ def test_finding_c9_the_native_tools_take_3000_tokens_of_a_request_at_most(ran: 
 
 
 @pytest.mark.parametrize(("window", "is_small"), [(4_096, True), (16_384, True), (16_385, False), (None, False)])
-def test_finding_c9_a_model_that_reads_little_is_shown_fewer_tools_and_told(
+def test_finding_c9_model_with_a_small_context_window_has_fewer_tools(
     ran: Ran, window: int | None, is_small: bool
 ) -> None:
     assert ran(says("hello"), context_window=window)["code"] == 0
@@ -141,7 +141,7 @@ def answer_of(ran: Ran) -> str:
 
 
 @pytest.mark.parametrize("how", ["continue_last", "resume"])
-def test_finding_c5_a_file_read_before_is_still_read_when_a_conversation_goes_on(ran: Ran, how: str) -> None:
+def test_finding_c5_read_state_is_restored_with_a_conversation(ran: Ran, how: str) -> None:
     ran.desk.cwd.mkdir()
     path = ran.desk.cwd / "a.txt"
     path.write_text(LONG, encoding="utf-8")
@@ -156,7 +156,7 @@ def test_finding_c5_a_file_read_before_is_still_read_when_a_conversation_goes_on
     assert path.read_text(encoding="utf-8") == "short\n"
 
 
-def test_finding_c5_a_file_that_has_changed_meanwhile_counts_as_changed(ran: Ran) -> None:
+def test_finding_c5_file_changed_between_two_runs_counts_as_changed(ran: Ran) -> None:
     ran.desk.cwd.mkdir()
     path = ran.desk.cwd / "a.txt"
     path.write_text(LONG, encoding="utf-8")
@@ -174,13 +174,13 @@ def test_finding_c5_a_file_that_has_changed_meanwhile_counts_as_changed(ran: Ran
 # -- limits and faults -----------------------------------------------------------------------------
 
 
-def test_the_limit_of_requests_is_an_exit_code_of_its_own(ran: Ran) -> None:
+def test_request_limit_has_its_own_exit_code(ran: Ran) -> None:
     done = ran(*(calls("ls", path=f"./{'./' * n}") for n in range(5)), max_requests=2)
     assert (done["code"], done["reason"], done["turns"]) == (5, "limit", 2)
     assert "2 requests" in done["error"]
 
 
-def test_what_a_run_that_crashed_has_left_running_is_told(ran: Ran) -> None:
+def test_jobs_of_a_crashed_run_are_reported(ran: Ran) -> None:
     mark, env = new_ulid(), {**unmeasured(), "PATH": os.environ["PATH"]}
     with subprocess.Popen(["sleep", "600"], env={**env, MARK: mark}) as left:
         try:
@@ -197,7 +197,7 @@ def test_what_a_run_that_crashed_has_left_running_is_told(ran: Ran) -> None:
     assert "crashed" not in ran.err
 
 
-def test_a_model_that_turns_in_circles_is_stopped_with_the_reason(ran: Ran) -> None:
+def test_repeated_calls_end_the_run_with_a_reason(ran: Ran) -> None:
     done = ran(*[calls("ls")] * 20)
     assert (done["code"], done["reason"]) == (5, "repeat")
     assert len(ran.server.requests) < 10
@@ -213,7 +213,7 @@ def test_a_model_that_turns_in_circles_is_stopped_with_the_reason(ran: Ran) -> N
     ],
 )
 @pytest.mark.parametrize("dialect", ["openai", "anthropic"])
-def test_a_model_that_refuses_is_one_line_and_exit_code_4(
+def test_refusal_of_a_model_is_one_line_and_exit_code_4(
     ran: Ran, dialect: Any, reply: Reply, kind: str, said: str
 ) -> None:
     ran.desk.dialect = dialect
@@ -222,7 +222,7 @@ def test_a_model_that_refuses_is_one_line_and_exit_code_4(
     assert said in done["error"]
 
 
-def test_a_context_that_is_full_is_told_as_that(ran: Ran) -> None:
+def test_full_context_window_is_reported(ran: Ran) -> None:
     message = "prompt is too long: 250000 tokens > 200000 maximum"
     ran.desk.dialect = "anthropic"
     done = ran(Reply(status=400, error=message))
@@ -238,7 +238,7 @@ def test_a_context_that_is_full_is_told_as_that(ran: Ran) -> None:
         ("openai", None, "may be cut off"),
     ],
 )
-def test_an_answer_that_is_not_whole_is_told_as_that(ran: Ran, dialect: Any, finish: str | None, said: str) -> None:
+def test_incomplete_answer_is_reported(ran: Ran, dialect: Any, finish: str | None, said: str) -> None:
     ran.desk.dialect = dialect
     done = ran(Reply(text=("half an ans",), finish=finish))
     assert (done["code"], done["result"]) == (0, "half an ans")
@@ -247,14 +247,14 @@ def test_an_answer_that_is_not_whole_is_told_as_that(ran: Ran, dialect: Any, fin
     assert said in ran.err
 
 
-def test_a_server_that_is_not_there_is_told_as_that(ran: Ran) -> None:
+def test_unreachable_model_server_is_reported(ran: Ran) -> None:
     ran.desk.environ["OPENAI_BASE_URL"] = "http://127.0.0.1:9/v1"
     done = ran()
     assert (done["code"], done["fault"]["kind"]) == (4, "connection")
     assert "http://127.0.0.1:9/v1" in done["error"]
 
 
-def test_without_a_model_one_line_tells_three_ways_on(
+def test_without_a_model_one_line_names_three_remedies(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "OPENAI_BASE_URL"):
@@ -274,14 +274,14 @@ def test_without_a_model_one_line_tells_three_ways_on(
         ({"base_url": "localhost"}, "no address of a server"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(ran: Ran, flags: dict[str, Any], said: str) -> None:
+def test_invalid_input_is_one_line_and_exit_code_2(ran: Ran, flags: dict[str, Any], said: str) -> None:
     prompt = flags.pop("prompt", "hi")
     done = ran(says("never"), prompt=prompt, **flags)
     assert (done["code"], ran.err.count("\n"), ran.server.requests) == (2, 1, [])
     assert said in ran.err
 
 
-def test_a_state_that_cannot_be_written_is_told_and_is_no_end(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_state_directory_is_reported_and_the_run_goes_on(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "/proc/nowhere")
     done = ran(calls("ls"), says("hello"))
     assert (done["code"], done["result"]) == (0, "hello")
@@ -290,7 +290,7 @@ def test_a_state_that_cannot_be_written_is_told_and_is_no_end(ran: Ran, monkeypa
     assert ran(says("never"), continue_last=True)["code"] == 2
 
 
-def test_a_disk_that_is_full_is_told_and_is_no_end(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_reported_and_the_run_continues(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -301,7 +301,7 @@ def test_a_disk_that_is_full_is_told_and_is_no_end(ran: Ran, monkeypatch: pytest
 
 
 @pytest.mark.anyio
-async def test_ctrl_c_is_heard_while_nobody_pipes_anything_in(tmp_path: Path) -> None:
+async def test_sigint_ends_a_run_that_waits_for_piped_input(tmp_path: Path) -> None:
     with model_server(says("never")) as server:
         desk = Desk(tmp_path, server, environ={"PYTHONFAULTHANDLER": "1"})
         process = desk.start("", stdin=subprocess.PIPE)
@@ -322,14 +322,14 @@ def _catches(pid: int, number: signal.Signals) -> bool:
 # -- what the model is shown -----------------------------------------------------------------------
 
 
-def test_without_tools_nothing_is_attached_and_nothing_is_offered(ran: Ran) -> None:
+def test_no_tools_flag_starts_no_server_and_sends_no_tools(ran: Ran) -> None:
     ran.desk.mount(honest(id="srv"))
     done = ran(says("hello"), no_tools=True)
     assert (done["code"], done["result"]) == (0, "hello")
     assert not ran.server.requests[0].get("tools")
 
 
-def test_every_turn_and_its_deck_are_written_down(ran: Ran) -> None:
+def test_every_turn_and_its_deck_are_recorded(ran: Ran) -> None:
     ran.desk.mount(honest(id="srv"))
     ran(calls("srv__mutate", kind="add"), calls("srv__extra", text="late"), says("done"))
     sent = [[tool["function"]["name"] for tool in body["tools"]] for body in ran.server.requests]
@@ -353,7 +353,7 @@ def test_every_turn_and_its_deck_are_written_down(ran: Ran) -> None:
     assert anyio.run(turns) == 3
 
 
-def test_a_failure_is_marked_as_one_where_the_dialect_has_a_mark(ran: Ran) -> None:
+def test_failed_call_is_marked_if_the_api_has_an_error_mark(ran: Ran) -> None:
     ran.desk.dialect = "anthropic"
     ran.desk.mount(honest(id="srv"))
     ran(calls("srv__fail"), says("I see"))
@@ -362,14 +362,14 @@ def test_a_failure_is_marked_as_one_where_the_dialect_has_a_mark(ran: Ran) -> No
     assert answer["content"][0]["text"] == "it did not work"
 
 
-def test_the_briefing_is_the_same_bytes_from_request_to_request(ran: Ran) -> None:
+def test_system_prompt_is_identical_in_every_request(ran: Ran) -> None:
     ran(calls("ls"), calls("todo_read"), says("done"))
     briefings = {body["messages"][0]["content"] for body in ran.server.requests}
     tools = {json.dumps(body["tools"]) for body in ran.server.requests}
     assert (len(briefings), len(tools)) == (1, 1)
 
 
-def test_schemas_go_out_as_the_deck_shows_them(ran: Ran) -> None:
+def test_schemas_are_sent_unchanged(ran: Ran) -> None:
     for dialect in ("openai", "anthropic"):
         ran.desk.dialect = dialect
         ran(says("done"))
@@ -387,14 +387,14 @@ def test_schemas_go_out_as_the_deck_shows_them(ran: Ran) -> None:
         }
 
 
-def test_finding_a5_a_session_shows_no_card_that_can_do_nothing(ran: Ran) -> None:
+def test_finding_a5_session_has_no_card_without_a_backend(ran: Ran) -> None:
     ran(says("done"))
     sent = {tool["function"]["name"] for tool in ran.server.requests[-1]["tools"]}
     assert {"task", "memory", "enter_plan_mode", "exit_plan_mode"} <= sent
     assert not {"saas-action", "websearch"} & sent
 
 
-def test_a_model_that_takes_no_pictures_is_told_of_them_in_words(ran: Ran) -> None:
+def test_model_without_images_receives_descriptions(ran: Ran) -> None:
     ran.desk.mount(honest(id="srv"))
     refusal = Reply(status=500, error="image input is not supported by this model")
     done = ran(
@@ -413,7 +413,7 @@ def test_a_model_that_takes_no_pictures_is_told_of_them_in_words(ran: Ran) -> No
         assert "[image/png, 70 bytes: left out, this model does not take it]" in body
 
 
-def test_a_refusal_for_another_reason_is_final(ran: Ran) -> None:
+def test_refusal_for_another_reason_is_final(ran: Ran) -> None:
     done = ran(Reply(status=500, error="no image, no vision, nothing"), says("never"))
     assert (done["code"], len(ran.server.requests)) == (4, 1)
 
@@ -421,13 +421,13 @@ def test_a_refusal_for_another_reason_is_final(ran: Ran) -> None:
 # -- handles ---------------------------------------------------------------------------------------
 
 
-def test_notes_are_kept_in_a_file_of_the_project(ran: Ran) -> None:
+def test_memory_is_a_file_of_the_project(ran: Ran) -> None:
     ran(calls("memory", action="append", content="use tabs"), says("done"))
     path = ran.desk.cwd / ".indusvx" / "memory.md"
     assert path.read_text(encoding="utf-8").strip() == "use tabs"
 
 
-def test_what_a_turn_has_changed_can_be_put_back(ran: Ran) -> None:
+def test_changes_of_a_turn_can_be_restored(ran: Ran) -> None:
     ran.desk.cwd.mkdir()
     (ran.desk.cwd / "a.txt").write_text("before", encoding="utf-8")
     done = ran(calls("read", path="a.txt"), calls("write", path="a.txt", content="after"), says("done"))
@@ -444,7 +444,7 @@ def test_what_a_turn_has_changed_can_be_put_back(ran: Ran) -> None:
     assert (ran.desk.cwd / "a.txt").read_text(encoding="utf-8") == "before"
 
 
-def test_a_sub_session_works_on_the_same_servers_without_task(ran: Ran, tmp_path: Path) -> None:
+def test_sub_session_uses_the_same_servers_without_task(ran: Ran, tmp_path: Path) -> None:
     log = tmp_path / "log"
     ran.desk.mount(honest("--log", log, id="srv"))
     done = ran(
@@ -469,7 +469,7 @@ def test_a_sub_session_works_on_the_same_servers_without_task(ran: Ran, tmp_path
     transcript.close()
 
 
-def test_finding_a18_a_sub_session_reports_the_files_it_changed(ran: Ran) -> None:
+def test_finding_a18_sub_session_reports_the_files_it_changed(ran: Ran) -> None:
     whole = str(ran.desk.cwd / "b.txt")
     ran(
         calls("task", objective="write"),
@@ -485,7 +485,7 @@ def test_finding_a18_a_sub_session_reports_the_files_it_changed(ran: Ran) -> Non
     assert '"files":["a.txt","b.txt"]' in texts(ran.server.requests[-1])
 
 
-def test_a_sub_session_at_its_limit_reports_what_it_has_and_can_be_resumed(ran: Ran) -> None:
+def test_sub_session_at_its_limit_reports_and_can_be_resumed(ran: Ran) -> None:
     half = Reply(text=("found a bit",), calls=(("ls", {}),))
     done = ran(calls("task", objective="dig", maxTurns=1), half, says("I see"))
     assert done["code"] == 0
@@ -500,24 +500,24 @@ def test_a_sub_session_at_its_limit_reports_what_it_has_and_can_be_resumed(ran: 
     assert "found all" in texts(ran.server.requests[-1])
 
 
-def test_a_sub_session_that_only_looks_has_only_such_tools(ran: Ran) -> None:
+def test_explore_sub_session_has_read_only_tools(ran: Ran) -> None:
     ran(calls("task", objective="look", agent="explore"), says("seen"), says("done"))
     names = {tool["function"]["name"] for tool in ran.server.requests[1]["tools"]}
     assert "read" in names
     assert not names & {"write", "edit", "bash", "task"}
 
 
-def test_a_sub_session_without_requests_left_reports_that(ran: Ran) -> None:
+def test_sub_session_without_budget_reports_it(ran: Ran) -> None:
     done = ran(calls("task", objective="dig"), says("never"), max_requests=1)
     assert (done["code"], done["reason"], len(ran.server.requests)) == (5, "limit", 1)
 
 
-def test_a_long_report_is_cut(ran: Ran) -> None:
+def test_long_report_is_truncated(ran: Ran) -> None:
     ran(calls("task", objective="tell"), says("x" * 60_000), says("long"))
     assert "[the report went on]" in texts(ran.server.requests[-1])
 
 
-def test_a_task_whose_history_is_damaged_is_told(ran: Ran) -> None:
+def test_task_with_a_damaged_history_is_reported(ran: Ran) -> None:
     done = ran(calls("task", objective="dig"), says("found"), says("fine"))
     tasks = os.path.join(conversations_dir(), done["session_id"], "tasks")
     (identity,) = os.listdir(tasks)
@@ -530,14 +530,14 @@ def test_a_task_whose_history_is_damaged_is_told(ran: Ran) -> None:
 
 
 @pytest.mark.anyio
-async def test_work_is_handed_on_only_once_the_session_is_open(tmp_path: Path) -> None:
+async def test_task_before_the_session_is_open_is_an_error(tmp_path: Path) -> None:
     nobody = SubSessions(str(tmp_path), str(tmp_path))
     context = make_local_context(str(tmp_path))
     report = await nobody.run(DelegateRequest(objective="x"), context)
     assert (report.ok, report.reason) == (False, "error")
 
 
-def test_a_task_that_is_not_there_cannot_be_resumed(ran: Ran) -> None:
+def test_unknown_task_cannot_be_resumed(ran: Ran) -> None:
     ran(calls("task", objective="x", resume="../../etc"), says("hm"))
     assert "There is no task '../../etc'" in texts(ran.server.requests[-1])
 
@@ -545,7 +545,7 @@ def test_a_task_that_is_not_there_cannot_be_resumed(ran: Ran) -> None:
 # -- the gate --------------------------------------------------------------------------------------
 
 
-def test_without_a_person_only_what_a_rule_allows_is_done(ran: Ran) -> None:
+def test_headless_run_executes_only_what_a_rule_allows(ran: Ran) -> None:
     ran.desk.mount(honest(id="srv"))
     script = (calls("bash", command="touch made"), calls("srv__echo", text="x"), calls("ls"), says("done"))
     done = ran(*script, approval="ask", allow=("srv__echo",))
@@ -555,7 +555,7 @@ def test_without_a_person_only_what_a_rule_allows_is_done(ran: Ran) -> None:
     assert "Allowed: srv__echo." in texts(ran.server.requests[0])
 
 
-def test_a_rule_that_is_none_is_one_line_and_exit_code_2(ran: Ran) -> None:
+def test_invalid_rule_is_one_line_and_exit_code_2(ran: Ran) -> None:
     assert ran(says("never"), allow=("bash(",))["code"] == 2
     assert (ran.err.count("\n"), ran.server.requests) == (1, [])
     assert "--allow" in ran.err
@@ -587,7 +587,7 @@ def guarded(ran: Ran, monkeypatch: pytest.MonkeyPatch, *script: Reply) -> int:
     return run_headless(asked, PermissionSetup(wrap=wrap, posture="No commands are allowed here."))
 
 
-def test_a_call_that_is_not_allowed_is_listed_and_the_model_goes_on(
+def test_denied_call_is_listed_and_the_run_continues(
     ran: Ran, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert guarded(ran, monkeypatch, calls("bash", command="rm -rf x"), says("I may not")) == 0
@@ -598,7 +598,7 @@ def test_a_call_that_is_not_allowed_is_listed_and_the_model_goes_on(
     assert "No commands are allowed here." in texts(ran.server.requests[0])
 
 
-def test_a_sub_session_may_not_do_what_its_parent_may_not(
+def test_sub_session_has_the_permissions_of_its_parent(
     ran: Ran, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     script = (calls("task", objective="x"), calls("bash", command="ls"), says("no"), says("well"))
@@ -612,7 +612,7 @@ def test_a_sub_session_may_not_do_what_its_parent_may_not(
 
 
 @pytest.mark.anyio
-async def test_r17_a_signal_while_servers_start_ends_everything(tmp_path: Path) -> None:
+async def test_r17_signal_during_server_start_ends_everything(tmp_path: Path) -> None:
     with model_server(says("never")) as server:
         desk = Desk(tmp_path, server)
         log = tmp_path / "log"
@@ -626,7 +626,7 @@ async def test_r17_a_signal_while_servers_start_ends_everything(tmp_path: Path) 
 
 
 @pytest.mark.anyio
-async def test_r17_a_second_interrupt_ends_at_once(tmp_path: Path) -> None:
+async def test_r17_second_interrupt_ends_at_once(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with model_server(Reply(text=("Once",), stalls=True)) as server:
         desk = Desk(tmp_path, server)
@@ -645,7 +645,7 @@ async def test_r17_a_second_interrupt_ends_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_r17_a_reader_who_does_not_read_is_no_reason_to_stay(tmp_path: Path) -> None:
+async def test_r17_blocked_standard_output_does_not_delay_the_end(tmp_path: Path) -> None:
     with model_server(Reply(text=("x" * 200_000,), stalls=True)) as server:
         desk = Desk(tmp_path, server)
         process = desk.start()
@@ -666,7 +666,7 @@ async def test_r17_a_reader_who_does_not_read_is_no_reason_to_stay(tmp_path: Pat
 @pytest.mark.parametrize(
     ("shape", "gone", "code"), [("text", True, 141), ("stream-json", True, 141), ("json", False, 1), ("text", False, 1)]
 )
-async def test_output_that_cannot_be_written_ends_the_run(
+async def test_unwritable_standard_output_ends_the_run(
     ran: Ran, monkeypatch: pytest.MonkeyPatch, shape: Any, gone: bool, code: int
 ) -> None:
     """A reader who left is told apart from a disk that is full."""
@@ -687,7 +687,7 @@ async def test_output_that_cannot_be_written_ends_the_run(
     assert len(ran.server.requests) <= 1
 
 
-def test_nothing_heavy_is_loaded_before_there_is_something_to_ask() -> None:
+def test_heavy_modules_are_loaded_after_the_prompt() -> None:
     heavy = ("pydantic", "pydantic_ai", "mcp", "openai", "anthropic", "httpx2", "jsonschema")
     code = f"import sys, induscode.session.run as h; print(set({heavy}) & set(sys.modules))"
     command = [sys.executable, "-c", code]
@@ -704,7 +704,7 @@ sys.exit(code)
 """
 
 
-def test_finding_b13_a_question_is_answered_without_the_sdk_of_a_provider(ran: Ran) -> None:
+def test_finding_b13_run_does_not_import_a_provider_sdk(ran: Ran) -> None:
     """The SDK of OpenAI alone takes nearly as long to import as the whole model loop."""
     ran.server.script[:] = [says("hello")]
     told = [f"--{key}={ran.desk.asked()[key]}" for key in ("cwd", "prompt", "model")]
@@ -732,7 +732,7 @@ def test_finding_b13_garbage_is_collected_once_everything_is_imported(ran: Ran) 
 
 
 @pytest.mark.parametrize("dialect", ["openai", "anthropic"])
-def test_finding_b12_a_library_prints_nothing_on_the_terminal(
+def test_finding_b12_library_prints_nothing_on_the_terminal(
     ran: Ran, dialect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """pydantic-ai keeps quiet in tests and in CI by itself, and on a terminal if it is told to."""
@@ -748,7 +748,7 @@ def test_finding_b12_a_library_prints_nothing_on_the_terminal(
     assert told == "hello\n"
 
 
-def test_finding_b12_what_is_done_to_a_definition_is_said_when_it_is_new(ran: Ran) -> None:
+def test_finding_b12_change_of_a_definition_is_reported_once(ran: Ran) -> None:
     ran.desk.mount(hidden("\\u2066"))
     first, second = ran(says("one")), ran(says("two"))
     assert any("invisible characters were removed" in note for note in first["notes"])
@@ -794,7 +794,7 @@ def require_permission(ran: Ran) -> Path:
     return folder
 
 
-def test_finding_b13_a_question_does_not_wait_for_a_server_that_is_known(ran: Ran, require_permission: Path) -> None:
+def test_finding_b13_run_does_not_wait_for_a_known_server(ran: Ran, require_permission: Path) -> None:
     """Its tools are shown from the ledger, and a call of one waits until it is up."""
     os.mkfifo(require_permission / "gate")
     asked = len(ran.server.requests)
@@ -818,7 +818,7 @@ def test_finding_b13_a_question_does_not_wait_for_a_server_that_is_known(ran: Ra
     assert "it is up" in texts(second)
 
 
-def test_finding_b13_a_known_server_that_is_required_is_waited_for(ran: Ran, require_permission: Path) -> None:
+def test_finding_b13_run_waits_for_a_required_server(ran: Ran, require_permission: Path) -> None:
     os.mkfifo(require_permission / "gate")
     ran.desk.rows["s"] |= {"required": True, "startupTimeoutSec": 0.3}
     asked = len(ran.server.requests)
@@ -826,7 +826,7 @@ def test_finding_b13_a_known_server_that_is_required_is_waited_for(ran: Ran, req
     assert len(ran.server.requests) == asked
 
 
-def test_finding_b13_a_known_server_that_fails_meanwhile_is_told_of(ran: Ran, require_permission: Path) -> None:
+def test_finding_b13_failure_of_a_known_server_is_reported(ran: Ran, require_permission: Path) -> None:
     (require_permission / "dead").touch()
     done = ran(calls("s__say"), says("done"))
     assert done["code"] == 0

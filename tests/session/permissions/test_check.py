@@ -66,7 +66,7 @@ def text_of(result: ToolResult) -> str:
         ("process", {"action": "list"}),
     ],
 )
-async def test_what_looks_inside_the_workspace_runs_unasked(name: str, arguments: JsonObject, work: Path) -> None:
+async def test_reading_inside_the_workspace_needs_no_question(name: str, arguments: JsonObject, work: Path) -> None:
     assert (await verdict(Permissions(), name, work, **arguments)).allowed
 
 
@@ -88,7 +88,7 @@ async def test_what_looks_inside_the_workspace_runs_unasked(name: str, arguments
         ("read", {"path": "~/x"}, "--allow"),
     ],
 )
-async def test_without_a_person_what_would_be_asked_is_denied_with_a_way_on(
+async def test_without_an_approver_the_denial_names_the_flags(
     name: str, arguments: JsonObject, remedy: str, work: Path
 ) -> None:
     found = await verdict(Permissions(), name, work, **arguments)
@@ -98,7 +98,7 @@ async def test_without_a_person_what_would_be_asked_is_denied_with_a_way_on(
     assert unquoted in found.reason.replace("'", "")
 
 
-async def test_the_rule_that_the_reason_names_allows_the_call(work: Path) -> None:
+async def test_rule_named_in_the_denial_allows_the_call(work: Path) -> None:
     for name, arguments in (
         ("write", {"path": "b.txt", "content": "x"}),
         ("bash", {"command": "git status -s && npm run test -- -v"}),
@@ -113,7 +113,7 @@ async def test_the_rule_that_the_reason_names_allows_the_call(work: Path) -> Non
         assert (await verdict(Permissions(given), name, work, **arguments)).allowed
 
 
-async def test_arguments_that_do_not_fit_are_told_and_nobody_is_asked(work: Path) -> None:
+async def test_invalid_arguments_are_reported_without_a_question(work: Path) -> None:
     person = Person([ApprovalScope.ONCE])
     gate = Permissions(approver=person)
     found = await verdict(gate, "bash", work, comand="ls")
@@ -129,7 +129,7 @@ async def test_arguments_that_do_not_fit_are_told_and_nobody_is_asked(work: Path
     assert not person.questions
 
 
-async def test_a_schema_that_cannot_be_used_denies(work: Path) -> None:
+async def test_invalid_schema_denies_the_call(work: Path) -> None:
     async def run(arguments: JsonObject, ctx: ToolContext) -> str:
         return "ran"
 
@@ -158,7 +158,7 @@ async def test_a_schema_that_cannot_be_used_denies(work: Path) -> None:
         ("ask", "write", {"path": "b.txt", "content": "x"}, False),
     ],
 )
-async def test_approval_says_what_becomes_of_calls_that_would_be_asked_about(
+async def test_approval_mode_decides_about_calls_that_would_be_asked_about(
     approval: str, name: str, arguments: JsonObject, allowed: bool, work: Path
 ) -> None:
     gate = Permissions(approval=ApprovalMode(approval))
@@ -168,14 +168,14 @@ async def test_approval_says_what_becomes_of_calls_that_would_be_asked_about(
         assert found.by == "--approval all"
 
 
-async def test_approval_of_all_denies_what_a_rule_denies(work: Path) -> None:
+async def test_approval_all_keeps_deny_rules(work: Path) -> None:
     gate = Permissions(rules(deny="bash(git clean); webfetch"), approval=ApprovalMode.ALL)
     assert not (await verdict(gate, "bash", work, command="ls; git clean")).allowed
     assert not (await verdict(gate, "webfetch", work, url="https://example.org")).allowed
     assert (await verdict(gate, "bash", work, command="ls")).allowed
 
 
-async def test_plan_mode_lets_look_and_write_plans_only(work: Path) -> None:
+async def test_plan_mode_allows_reading_and_plan_files_only(work: Path) -> None:
     plans = work / "plans"
     everything = rules(allow="*; write(**); bash(*); github__*")
     gate = Permissions(everything, plan=lambda: True, plans_dir=str(plans), approval=ApprovalMode.ALL)
@@ -194,7 +194,7 @@ async def test_plan_mode_lets_look_and_write_plans_only(work: Path) -> None:
     assert not (await verdict(gate, "write", work, path="plans/x", content="x")).allowed
 
 
-async def test_plan_mode_writes_plans_unasked_without_any_rule(work: Path) -> None:
+async def test_plan_mode_writes_plan_files_without_a_rule(work: Path) -> None:
     gate = Permissions(plan=lambda: True, plans_dir=str(work / "plans"))
     assert (await verdict(gate, "write", work, path="plans/one.md", content="x")).allowed
 
@@ -202,7 +202,7 @@ async def test_plan_mode_writes_plans_unasked_without_any_rule(work: Path) -> No
 # -- sandbox ----------------------------------------------------------------------------------
 
 
-async def test_without_a_sandbox_rules_do_not_allow_commands_unless_the_store_says_so(work: Path) -> None:
+async def test_without_a_sandbox_rules_allow_commands_only_if_the_store_says_so(work: Path) -> None:
     none = SandboxState(kind="none", detail="no bubblewrap")
     store = RuleStore()
     gate = Permissions(rules(allow="bash(ls *)"), store=store)
@@ -217,7 +217,7 @@ async def test_without_a_sandbox_rules_do_not_allow_commands_unless_the_store_sa
     assert (await gate.check(card("bash", work), call, context(work, none))).allowed
 
 
-async def test_a_shell_of_which_nobody_knows_what_holds_it_counts_as_none(work: Path) -> None:
+async def test_shell_without_sandbox_state_counts_as_unsandboxed(work: Path) -> None:
     class Silent:
         pass
 
@@ -229,7 +229,7 @@ async def test_a_shell_of_which_nobody_knows_what_holds_it_counts_as_none(work: 
 # -- tools of servers -------------------------------------------------------------------------
 
 
-async def test_a_tool_of_a_server_is_asked_about_whatever_it_says_of_itself(work: Path) -> None:
+async def test_remote_tool_is_asked_about_whatever_its_annotations_say(work: Path) -> None:
     assert not (await Permissions().check(remote(), {}, context(work))).allowed
     for text, allowed in (
         ("github__*", True),
@@ -246,7 +246,7 @@ async def test_a_tool_of_a_server_is_asked_about_whatever_it_says_of_itself(work
     assert not (await gate.check(remote(), {}, context(work))).allowed
 
 
-async def test_always_for_a_tool_ends_when_its_definition_changes(work: Path) -> None:
+async def test_rule_for_a_remote_tool_ends_when_its_definition_changes(work: Path) -> None:
     person = Person([ApprovalScope.ALWAYS_TOOL])
     gate = Permissions(approver=person, store=RuleStore())
     assert (await gate.check(remote(), {}, context(work))).allowed
@@ -256,7 +256,7 @@ async def test_always_for_a_tool_ends_when_its_definition_changes(work: Path) ->
     assert len(person.questions) == 2
 
 
-async def test_always_for_a_server_holds_for_its_tools_in_this_workspace_only(work: Path, tmp_path: Path) -> None:
+async def test_rule_for_a_server_holds_for_its_tools_in_this_workspace_only(work: Path, tmp_path: Path) -> None:
     person = Person([ApprovalScope.ALWAYS_SERVER])
     gate = Permissions(approver=person, store=RuleStore())
     assert (await gate.check(remote(), {}, context(work))).allowed
@@ -273,14 +273,14 @@ async def test_always_for_a_server_holds_for_its_tools_in_this_workspace_only(wo
 # -- decisions --------------------------------------------------------------------------------
 
 
-async def test_once_is_once(work: Path) -> None:
+async def test_answer_once_holds_for_one_call(work: Path) -> None:
     person = Person([ApprovalScope.ONCE])
     gate = Permissions(approver=person)
     assert (await verdict(gate, "bash", work, command="ls")).allowed
     assert not (await verdict(gate, "bash", work, command="ls")).allowed
 
 
-async def test_session_holds_for_the_prefix_and_is_not_kept(work: Path) -> None:
+async def test_answer_for_the_session_holds_for_the_prefix_and_is_not_stored(work: Path) -> None:
     person = Person([ApprovalScope.SESSION])
     store = RuleStore()
     gate = Permissions(approver=person, store=store)
@@ -291,7 +291,7 @@ async def test_session_holds_for_the_prefix_and_is_not_kept(work: Path) -> None:
     assert await anyio.to_thread.run_sync(store.load) == ((), ())
 
 
-async def test_always_is_kept_outside_the_project(work: Path) -> None:
+async def test_answer_for_always_is_stored_outside_the_project(work: Path) -> None:
     gate = Permissions(approver=Person([ApprovalScope.ALWAYS_TOOL]), store=RuleStore())
     assert (await verdict(gate, "bash", work, command="npm run test -- -v")).allowed
     loaded, _ = await anyio.to_thread.run_sync(RuleStore().load)
@@ -300,7 +300,7 @@ async def test_always_is_kept_outside_the_project(work: Path) -> None:
     assert (await verdict(Permissions(loaded), "bash", work, command="npm run test")).allowed
 
 
-async def test_always_that_cannot_be_kept_holds_for_the_session(work: Path, tmp_path: Path) -> None:
+async def test_answer_for_always_without_a_store_holds_for_the_session(work: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     gate = Permissions(
         approver=Person([ApprovalScope.ALWAYS_TOOL]), store=RuleStore(str(tmp_path / "file" / "rules.json"))
@@ -317,7 +317,7 @@ async def test_always_that_cannot_be_kept_holds_for_the_session(work: Path, tmp_
         "node -e x", "npx -c x", "uvx --from x y", "python3.12 -c x", "find . -delete", "$x",
     ],
 )  # fmt: skip
-async def test_c20_always_is_not_offered_for_what_runs_anything(command: str, work: Path) -> None:
+async def test_c20_always_is_not_offered_for_runners(command: str, work: Path) -> None:
     person = Person([ApprovalScope.ALWAYS_TOOL])
     gate = Permissions(approver=person)
     allowed = (await verdict(gate, "bash", work, command=command)).allowed
@@ -329,7 +329,7 @@ async def test_c20_always_is_not_offered_for_what_runs_anything(command: str, wo
     assert gate.rules == ()
 
 
-async def test_a_no_tells_the_model_what_the_person_said(work: Path) -> None:
+async def test_denial_contains_the_comment_of_the_person(work: Path) -> None:
     class Sayer:
         async def ask(self, question: PermissionRequest) -> PermissionAnswer:
             return PermissionAnswer(None, "not on\x1b[31m Fridays")
@@ -338,7 +338,7 @@ async def test_a_no_tells_the_model_what_the_person_said(work: Path) -> None:
     assert "the user said no: not on<U+001B>[31m Fridays" in found.reason
 
 
-async def test_an_asker_that_breaks_is_a_no(work: Path) -> None:
+async def test_failing_approver_denies_the_call(work: Path) -> None:
     class Broken:
         async def ask(self, question: PermissionRequest) -> PermissionAnswer:
             raise RuntimeError("no terminal")
@@ -347,7 +347,7 @@ async def test_an_asker_that_breaks_is_a_no(work: Path) -> None:
     assert "no terminal" in found.reason
 
 
-async def test_other_arguments_and_another_sandbox_are_another_call(work: Path) -> None:
+async def test_other_arguments_or_another_sandbox_give_other_facts(work: Path) -> None:
     ctx = context(work)
     facts = await gather_facts(card("bash", work), {"command": "ls"}, ctx)
     other = await gather_facts(card("bash", work), {"command": "ls "}, ctx)
@@ -355,14 +355,14 @@ async def test_other_arguments_and_another_sandbox_are_another_call(work: Path) 
     assert facts not in (other, unheld)
 
 
-async def test_the_order_of_arguments_makes_no_other_call(work: Path) -> None:
+async def test_order_of_arguments_gives_the_same_facts(work: Path) -> None:
     ctx = context(work)
     one = await gather_facts(card("bash", work), {"command": "ls", "cwd": "src"}, ctx)
     two = await gather_facts(card("bash", work), {"cwd": "src", "command": "ls"}, ctx)
     assert one == two
 
 
-async def test_two_calls_at_once_ask_one_after_the_other_and_the_first_answer_counts(work: Path) -> None:
+async def test_concurrent_calls_ask_in_turn_and_the_first_answer_counts(work: Path) -> None:
     person = Person([ApprovalScope.SESSION])
     gate = Permissions(approver=person)
     found: list[bool] = []
@@ -380,7 +380,7 @@ async def test_two_calls_at_once_ask_one_after_the_other_and_the_first_answer_co
 # -- what is shown is what runs ---------------------------------------------------------------
 
 
-async def test_c5_the_question_shows_where_a_link_leads(work: Path, tmp_path: Path) -> None:
+async def test_c5_request_shows_the_target_of_a_link(work: Path, tmp_path: Path) -> None:
     (work / "docs").mkdir()
     (work / ".indusvx").mkdir()
     os.symlink(work / ".indusvx" / "mcp.json", work / "docs" / "x")
@@ -391,7 +391,7 @@ async def test_c5_the_question_shows_where_a_link_leads(work: Path, tmp_path: Pa
     assert f'writes to: "{work}/.indusvx/mcp.json" (protected), given as "docs/x"' in shown
 
 
-async def test_c5_our_own_records_are_not_written_by_a_rule_with_a_star(work: Path) -> None:
+async def test_c5_protected_files_need_a_rule_without_wildcards(work: Path) -> None:
     store = os.path.join(state_dir(), "trust.json")
     for path in (store, "~/.bashrc", "~/.ssh/authorized_keys", ".git/config"):
         gate = Permissions(rules(allow="write; write(/**); write(~/**); write(**)"))
@@ -401,7 +401,7 @@ async def test_c5_our_own_records_are_not_written_by_a_rule_with_a_star(work: Pa
     assert (await verdict(Permissions(rules(allow="write(.git/x)")), "write", work, path=".git/x", content="")).allowed
 
 
-async def test_c5_a_redirection_shows_where_it_leads(work: Path, tmp_path: Path) -> None:
+async def test_c5_request_shows_the_target_of_a_redirection(work: Path, tmp_path: Path) -> None:
     os.symlink(tmp_path / "outside.txt", work / "link")
     person = Person()
     gate = Permissions(rules(allow="bash(echo *); write(**)"), approver=person)
@@ -409,7 +409,7 @@ async def test_c5_a_redirection_shows_where_it_leads(work: Path, tmp_path: Path)
     assert f'writes to: "{tmp_path}/outside.txt" (outside)' in "\n".join(person.questions[0].lines)
 
 
-async def test_the_whole_command_is_shown_with_nothing_hidden(work: Path) -> None:
+async def test_request_shows_the_complete_command_escaped(work: Path) -> None:
     command = "ls " + "x" * 5000 + "\u202e\x1b[2K\n\xa0rm \u0430"
     person = Person()
     await verdict(Permissions(approver=person), "bash", work, command=command)
@@ -419,7 +419,7 @@ async def test_the_whole_command_is_shown_with_nothing_hidden(work: Path) -> Non
     assert 'command: "\\u00a0rm \\u0430"' in shown
 
 
-async def test_every_argument_of_a_servers_tool_is_shown(work: Path) -> None:
+async def test_request_shows_every_argument_of_a_remote_tool(work: Path) -> None:
     person = Person()
     await Permissions(approver=person).check(remote(), {"title": "a\nb", "n": [1, {"x": None}]}, context(work))
     lines = person.questions[0].lines
@@ -428,7 +428,7 @@ async def test_every_argument_of_a_servers_tool_is_shown(work: Path) -> None:
     assert 'server: "github"' in lines
 
 
-async def test_c5_a_link_that_moves_while_the_person_thinks_is_asked_about_again(work: Path, tmp_path: Path) -> None:
+async def test_c5_link_that_changes_during_the_question_is_asked_about_again(work: Path, tmp_path: Path) -> None:
     link = work / "link"
     os.symlink(work / "a.txt", link)
 
@@ -444,7 +444,7 @@ async def test_c5_a_link_that_moves_while_the_person_thinks_is_asked_about_again
     assert "outside.txt" in "\n".join(person.questions[1].lines)
 
 
-async def test_c5_a_link_that_never_rests_is_denied(work: Path) -> None:
+async def test_c5_link_that_keeps_changing_is_denied(work: Path) -> None:
     link = work / "link"
     os.symlink(work / "a.txt", link)
 
@@ -477,7 +477,7 @@ async def test_arguments_changed_after_the_check_do_not_reach_the_card(work: Pat
 # -- the door of a call -----------------------------------------------------------------------
 
 
-async def test_a_path_outside_opens_for_the_call_that_was_allowed_and_for_no_other(work: Path, tmp_path: Path) -> None:
+async def test_path_grant_outside_the_workspace_holds_for_one_call(work: Path, tmp_path: Path) -> None:
     ctx = context(work)
     gate = Permissions(approver=Person([ApprovalScope.ONCE]))
     read = card("read", work)
@@ -488,7 +488,7 @@ async def test_a_path_outside_opens_for_the_call_that_was_allowed_and_for_no_oth
     assert (await read.run({"path": "../outside.txt"}, ctx)).is_error
 
 
-async def test_a_new_file_outside_is_made_with_its_directory(work: Path, tmp_path: Path) -> None:
+async def test_path_grant_for_a_new_file_includes_its_directory(work: Path, tmp_path: Path) -> None:
     gate = Permissions(rules(allow=f"write({tmp_path}/**)"))
     target = str(tmp_path / "deep" / "er" / "x.txt")
     result = await gate.run(card("write", work), {"path": target, "content": "x\n"}, context(work))
@@ -496,7 +496,7 @@ async def test_a_new_file_outside_is_made_with_its_directory(work: Path, tmp_pat
     assert (tmp_path / "deep" / "er" / "x.txt").read_text(encoding="utf-8") == "x\n"
 
 
-async def test_a_tree_outside_is_searched_when_somebody_says_so(work: Path, tmp_path: Path) -> None:
+async def test_allowed_directory_outside_is_searched(work: Path, tmp_path: Path) -> None:
     beside = tmp_path / "beside"
     (beside / "in").mkdir(parents=True)
     (beside / "in" / "f.txt").write_text("needle\n", encoding="utf-8")
@@ -513,14 +513,14 @@ async def test_a_tree_outside_is_searched_when_somebody_says_so(work: Path, tmp_
         assert "f.txt" in text_of(result), text_of(result)
 
 
-async def test_bash_starts_outside_when_somebody_says_so(work: Path, tmp_path: Path) -> None:
+async def test_bash_starts_in_an_allowed_directory_outside(work: Path, tmp_path: Path) -> None:
     gate = Permissions(approval=ApprovalMode.ALL)
     async with context(work) as ctx:
         result = await gate.run(card("bash", work), {"command": "cat outside.txt", "cwd": str(tmp_path)}, ctx)
     assert "outside" in text_of(result)
 
 
-async def test_a_call_writes_to_nothing_but_what_was_looked_at(work: Path) -> None:
+async def test_call_writes_only_to_checked_paths(work: Path) -> None:
     (work / "b.txt").write_text("b\n", encoding="utf-8")
 
     class Elsewhere:
@@ -545,7 +545,7 @@ async def test_a_call_writes_to_nothing_but_what_was_looked_at(work: Path) -> No
     assert (work / "b.txt").read_text(encoding="utf-8") == "new"
 
 
-async def test_what_a_rule_denies_stays_shut_wherever_a_link_leads_by_then(work: Path) -> None:
+async def test_denied_path_stays_denied_behind_a_changed_link(work: Path) -> None:
     (work / ".env").write_text("KEY=1\n", encoding="utf-8")
 
     class Wanders:
@@ -560,7 +560,7 @@ async def test_what_a_rule_denies_stays_shut_wherever_a_link_leads_by_then(work:
         await gate.run(Wanders(), {"path": "a.txt"}, context(work))
 
 
-async def test_a_door_without_a_policy_stays_as_it_is(work: Path) -> None:
+async def test_file_system_without_a_policy_is_unchanged(work: Path) -> None:
     door = LocalFs(str(work))
     assert door.under(lambda policy: policy) is door
     ctx = replace(context(work), fs=door)
@@ -568,7 +568,7 @@ async def test_a_door_without_a_policy_stays_as_it_is(work: Path) -> None:
     assert "inside" in text_of(result)
 
 
-async def test_a_door_under_another_policy_keeps_its_workspace(work: Path) -> None:
+async def test_file_system_with_another_policy_keeps_its_workspace(work: Path) -> None:
     def anything(request: PathRequest) -> bool:
         return request.resolved.endswith(".txt")
 
@@ -583,7 +583,7 @@ async def test_a_door_under_another_policy_keeps_its_workspace(work: Path) -> No
             await ctx.fs.read_text("../outside.txt")
 
 
-async def test_a_door_of_another_kind_is_left_alone(work: Path) -> None:
+async def test_file_system_of_another_type_is_unchanged(work: Path) -> None:
     inner = LocalFs(str(work))
 
     class Other:
@@ -624,13 +624,13 @@ async def test_a_door_of_another_kind_is_left_alone(work: Path) -> None:
         ("read(/**/secret/**)", "src/secret/x"),
     ],
 )
-async def test_a_denied_path_is_denied_under_every_name(deny: str, path: str, work: Path) -> None:
+async def test_denied_path_is_denied_under_every_name(deny: str, path: str, work: Path) -> None:
     os.symlink("src", work / "link")
     gate = Permissions(rules(allow="read(**)", deny=deny), approval=ApprovalMode.ALL)
     assert not (await verdict(gate, "read", work, path=path)).allowed
 
 
-async def test_a_redirection_is_a_write_and_a_read(work: Path) -> None:
+async def test_redirections_count_as_write_and_read(work: Path) -> None:
     given = rules(allow="bash(cat *); write(out/**)", deny="read(secret); write(out/no)")
     gate = Permissions(given)
     assert (await verdict(gate, "bash", work, command="cat a.txt > out/yes")).allowed
@@ -638,7 +638,7 @@ async def test_a_redirection_is_a_write_and_a_read(work: Path) -> None:
         assert not (await verdict(gate, "bash", work, command=command)).allowed
 
 
-async def test_a_relative_redirection_counts_from_where_bash_stands(work: Path, tmp_path: Path) -> None:
+async def test_relative_redirection_is_resolved_from_the_directory_of_the_shell(work: Path, tmp_path: Path) -> None:
     os.symlink(tmp_path, work / "src" / "out")
     gate = Permissions(rules(allow="bash(*); write(**)"))
     bash = card("bash", work)
@@ -652,7 +652,7 @@ async def test_a_relative_redirection_counts_from_where_bash_stands(work: Path, 
         assert not (await gate.check(bash, given, ctx)).allowed
 
 
-async def test_a_search_through_what_is_denied_is_asked_about(work: Path) -> None:
+async def test_search_above_a_denied_path_is_asked_about(work: Path) -> None:
     person = Person()
     gate = Permissions(rules(deny="grep(src/secret/**)"), approver=person)
     assert (await verdict(gate, "grep", work, pattern="x", path="a.txt")).allowed
@@ -662,7 +662,7 @@ async def test_a_search_through_what_is_denied_is_asked_about(work: Path) -> Non
     assert len(person.questions) == 1
 
 
-async def test_a_path_that_leads_nowhere_is_asked_about(work: Path) -> None:
+async def test_unresolvable_path_is_asked_about(work: Path) -> None:
     os.symlink("loop", work / "loop")
     found = await verdict(Permissions(), "read", work, path="a\0b")
     assert not found.allowed
@@ -686,18 +686,18 @@ async def test_a_path_that_leads_nowhere_is_asked_about(work: Path) -> None:
         ("websearch", "https://anything.net/", False),
     ],
 )
-async def test_a_domain_is_compared_as_the_address_is_read(texts: str, url: str, allowed: bool, work: Path) -> None:
+async def test_domain_is_compared_with_the_parsed_url(texts: str, url: str, allowed: bool, work: Path) -> None:
     assert (await verdict(Permissions(rules(allow=texts)), "webfetch", work, url=url)).allowed is allowed
 
 
-async def test_a_path_that_a_rule_cannot_name_is_allowed_once_only(work: Path) -> None:
+async def test_path_that_a_rule_cannot_name_is_allowed_once_only(work: Path) -> None:
     for path in ("a*b", "a\u202eb", "a\nb"):
         person = Person()
         await verdict(Permissions(approver=person), "write", work, path=path, content="x")
         assert person.questions[0].scopes == (ApprovalScope.ONCE,)
 
 
-async def test_a_card_that_changed_its_schema_is_checked_by_the_one_it_has(work: Path) -> None:
+async def test_changed_schema_of_a_card_is_used_for_the_check(work: Path) -> None:
     async def run(arguments: JsonObject, ctx: ToolContext) -> str:
         return "ran"
 
@@ -707,7 +707,7 @@ async def test_a_card_that_changed_its_schema_is_checked_by_the_one_it_has(work:
     assert (await gate.check(tool(run, read_only=True), {"a": 1}, context(work))).allowed
 
 
-async def test_a_denied_domain_covers_what_is_below_it_and_what_cannot_be_read(work: Path) -> None:
+async def test_denied_domain_covers_subdomains_and_invalid_urls(work: Path) -> None:
     gate = Permissions(rules(allow="webfetch", deny="webfetch(domain:evil.net)"))
     for url in ("https://evil.net", "https://a.EVIL.net.", "http://[::1"):
         assert not (await verdict(gate, "webfetch", work, url=url)).allowed
@@ -717,7 +717,7 @@ async def test_a_denied_domain_covers_what_is_below_it_and_what_cannot_be_read(w
 # -- cards behind the gate --------------------------------------------------------------------
 
 
-async def test_every_card_of_a_deck_passes_the_gate(work: Path) -> None:
+async def test_every_card_of_a_deck_is_checked(work: Path) -> None:
     deck = provision_deck(Profile.ALL, DeckContext(str(work))).graft([remote()])
     gate = Permissions()
     box = deck.map_capabilities(lambda one: require_permission(one, gate)).into_tool_box()
@@ -747,7 +747,7 @@ async def test_every_card_of_a_deck_passes_the_gate(work: Path) -> None:
     await deck.context.aclose()
 
 
-async def test_a_gated_card_is_told_like_the_card_inside(work: Path) -> None:
+async def test_checked_card_describes_itself_like_the_inner_card(work: Path) -> None:
     gate = Permissions()
     for inner in (card("bash", work), remote()):
         outer = require_permission(inner, gate)
@@ -763,7 +763,7 @@ async def test_a_gated_card_is_told_like_the_card_inside(work: Path) -> None:
     assert deck.into_tool_box().descriptors()[0].annotations == {"readOnlyHint": True}
 
 
-async def test_a_card_behind_two_gates_runs_when_both_say_yes(work: Path) -> None:
+async def test_card_with_two_permissions_runs_if_both_allow_it(work: Path) -> None:
     above = Permissions(rules(allow="write(**)", deny="write(no)"))
     below = Permissions(rules(allow="write(/**)"))
     both = require_permission(require_permission(card("write", work), above), below)
@@ -781,7 +781,7 @@ async def test_a_card_behind_two_gates_runs_when_both_say_yes(work: Path) -> Non
     )
 
 
-async def test_a_strangers_card_is_known_through_whatever_is_wrapped_around_it(work: Path) -> None:
+async def test_foreign_card_is_recognised_through_wrappers(work: Path) -> None:
     class Around:
         label, description, read_only = "", "", True
         parameters = ANYTHING
@@ -797,7 +797,7 @@ async def test_a_strangers_card_is_known_through_whatever_is_wrapped_around_it(w
     assert (facts.server, facts.pin) == ("github", remote().pin)
 
 
-async def test_a_foreign_card_without_an_address_is_asked_about_all_the_same(work: Path) -> None:
+async def test_foreign_card_without_a_reference_is_asked_about(work: Path) -> None:
     class Stranger:
         name, label, description, read_only, foreign = "read", "", "", True, True
         parameters = ANYTHING
@@ -811,7 +811,7 @@ async def test_a_foreign_card_without_an_address_is_asked_about_all_the_same(wor
     assert refused.details["code"] == "invalid_arguments"
 
 
-async def test_a_card_of_somebody_else_changes_something_unless_it_says_otherwise(work: Path) -> None:
+async def test_unknown_native_card_counts_as_a_change_unless_read_only(work: Path) -> None:
     async def run(arguments: JsonObject, ctx: ToolContext) -> str:
         return "ran"
 
@@ -821,7 +821,7 @@ async def test_a_card_of_somebody_else_changes_something_unless_it_says_otherwis
     assert not (await ask.check(tool(run, read_only=True), {}, context(work))).allowed
 
 
-async def test_rules_of_another_workspace_do_not_hold_here(work: Path) -> None:
+async def test_rules_of_another_workspace_do_not_apply(work: Path) -> None:
     elsewhere = rule("bash(ls *)", Effect.ALLOW, workspace="/elsewhere")
     here = rule("bash(ls *)", Effect.ALLOW, workspace=str(work))
     assert not (await verdict(Permissions([elsewhere]), "bash", work, command="ls")).allowed
@@ -830,5 +830,5 @@ async def test_rules_of_another_workspace_do_not_hold_here(work: Path) -> None:
     assert (await verdict(Permissions([here, foreign]), "bash", work, command="ls")).allowed
 
 
-def test_a_told_shell_says_what_it_was_told(tmp_path: Path) -> None:
+def test_stub_shell_reports_the_given_sandbox(tmp_path: Path) -> None:
     assert ToldShell(str(tmp_path), HELD).state is HELD
