@@ -150,7 +150,7 @@ async def test_what_was_left_out_or_changed_is_noted() -> None:
     async with mounted(fault("tools", "list-schema"), honest(id="x"), honest(id="x")) as bridge:
         said = [str(note) for note in bridge.notes]
         assert any("configured more than once" in note for note in said)
-        assert any("its inputSchema is no object, and it was left out" in note for note in said)
+        assert any("its inputSchema is not an object, and it was left out" in note for note in said)
 
 
 def test_the_descriptors_are_the_same_bytes_in_every_run() -> None:

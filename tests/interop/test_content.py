@@ -14,7 +14,7 @@ from indusagi.core.notes import Note
 from indusagi.interop.protocol_bridge.content import (
     BLOCK_TYPES,
     from_block,
-    read_result,
+    parse_call_result,
     to_block,
     to_blocks,
     to_tool_result,
@@ -102,7 +102,7 @@ def test_an_answer_is_read_with_all_it_has() -> None:
         "_meta": {"k": "v"},
         "resultType": "complete",
     }
-    result = read_result(answer, OWNER)
+    result = parse_call_result(answer, OWNER)
     assert result.content == ({"type": "text", "text": "a"}, {"type": "hologram"})
     assert (result.is_error, result.structured, result.meta) == (True, {"n": [None]}, {"k": "v"})
     assert result.notes == ()
@@ -118,7 +118,7 @@ def test_an_answer_is_read_with_all_it_has() -> None:
     ],
 )
 def test_an_answer_without_a_list_of_blocks_is_noted(answer: JsonObject, found: str) -> None:
-    result = read_result({**answer, "structuredContent": 5}, OWNER)
+    result = parse_call_result({**answer, "structuredContent": 5}, OWNER)
     assert result.content == ()
     assert result.structured == 5
     assert result.notes == (Note(OWNER, f"the answer has {found} instead of a list of blocks"),)
@@ -126,16 +126,16 @@ def test_an_answer_without_a_list_of_blocks_is_noted(answer: JsonObject, found: 
 
 @pytest.mark.parametrize("flag", ["yes", 1, None, {}])
 def test_only_true_says_that_it_failed(flag: JsonValue) -> None:
-    assert not read_result({"content": [], "isError": flag, "_meta": flag}, OWNER).is_error
+    assert not parse_call_result({"content": [], "isError": flag, "_meta": flag}, OWNER).is_error
 
 
 def test_meta_that_is_no_object_is_none() -> None:
-    assert read_result({"content": [], "_meta": 5}, OWNER).meta is None
+    assert parse_call_result({"content": [], "_meta": 5}, OWNER).meta is None
 
 
 @given(objects)
 def test_no_answer_is_too_odd_to_be_read(answer: JsonObject) -> None:
-    result = read_result({"content": [], **answer}, OWNER)
+    result = parse_call_result({"content": [], **answer}, OWNER)
     assert to_tool_result(result).content == ()
 
 

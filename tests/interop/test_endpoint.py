@@ -292,8 +292,8 @@ async def test_a_listing_that_fails_later_keeps_the_old_tools_and_says_so(tmp_pa
     limits = ServerLimits(relist_gap_s=0.02, list_s=0.2)
     async with opened(honest(limits=limits)) as endpoint:
         before = await endpoint.list_tools()
-        assert endpoint._peer is not None
-        endpoint._peer.pages = _failing
+        assert endpoint._session is not None
+        endpoint._session.read_pages = _failing
         await endpoint.invoke("mutate", {"kind": "add"})
         await until(lambda: endpoint.status().fault is not None)
         assert (await endpoint.list_tools()) == before
@@ -307,8 +307,8 @@ async def _failing(method: str, key: str) -> Sequence[JsonValue]:
 async def test_an_owner_that_is_cancelled_by_others_is_a_fault() -> None:
     endpoint = create_server_endpoint(honest())
     await endpoint.open()
-    endpoint._owner.cancel()
-    await endpoint.ended()
+    endpoint._task.cancel()
+    await endpoint.wait_closed()
     assert endpoint.phase is EndpointPhase.FAULTED
     failure = endpoint.status().fault
     assert failure is not None

@@ -45,7 +45,7 @@ async def test_servers_are_connected_at_once_and_told_in_the_order_of_the_config
     slow = [fault("slow-start", 0.4, id=f"s{n}") for n in range(4)]
     heard: list[str] = []
     fleet = ServerFleetImpl(supervision=QUICK)
-    fleet.follow(lambda told: heard.append(f"{told.server} {told.status.phase}"))
+    fleet.subscribe(lambda told: heard.append(f"{told.server} {told.status.phase}"))
     await fleet.start(BridgeConfig(slow))
     assert heard[:4] == [f"s{n} connecting" for n in range(4)]
     assert list(fleet.status()) == ["s0", "s1", "s2", "s3"]
@@ -114,7 +114,7 @@ async def test_a_server_that_fails_at_first_is_brought_up_later(tmp_path: Path) 
 
 async def test_a_server_that_cannot_be_found_is_not_tried_again() -> None:
     async with fleet_of(StdioServerConfig("bad", "no-such-command")) as fleet:
-        await until_task_ends("keeper bad")
+        await until_task_ends("supervisor bad")
         status = fleet.status()["bad"]
         assert (status.restarts, status.next_try_s) == (0, None)
 
@@ -134,7 +134,7 @@ async def test_a_listener_hears_of_changes_until_it_leaves() -> None:
         def broken(told: FleetEvent) -> None:
             raise ValueError("listener")
 
-        leave = [fleet.follow(broken), fleet.follow(heard.append)]
+        leave = [fleet.subscribe(broken), fleet.subscribe(heard.append)]
         endpoint = fleet.endpoint("honest")
         assert endpoint is not None
         await endpoint.invoke("mutate", {"kind": "add"})
@@ -213,7 +213,7 @@ async def test_a_server_that_is_started_again_still_says_why_it_is_not_up() -> N
     dies = StdioServerConfig("gone", sys.executable, ("-c", "import sys; sys.exit('no disk')"))
     fleet = ServerFleetImpl(supervision=replace(QUICK, first_s=0.01, jitter=0.0))
     told: list[FleetEvent] = []
-    fleet.follow(told.append)
+    fleet.subscribe(told.append)
     await fleet.start(BridgeConfig((dies,)))
     try:
         await until(lambda: fleet.status()["gone"].restarts > 1)
@@ -227,7 +227,7 @@ async def test_a_server_that_is_started_again_still_says_why_it_is_not_up() -> N
 def supervisors() -> set[str]:
     """Name the supervisors that run: each is a task of its own."""
     named = {task.get_name() for task in asyncio.all_tasks()}
-    return {name for name in named if name.startswith("keeper ")}
+    return {name for name in named if name.startswith("supervisor ")}
 
 
 async def test_finding_e4_the_supervisor_stops_after_its_endpoint_was_closed() -> None:
@@ -235,9 +235,9 @@ async def test_finding_e4_the_supervisor_stops_after_its_endpoint_was_closed() -
     async with fleet_of(honest(id="a"), honest(id="b"), supervision=rules) as fleet:
         endpoint = fleet.endpoint("a")
         assert endpoint is not None
-        assert supervisors() == {"keeper a", "keeper b"}
+        assert supervisors() == {"supervisor a", "supervisor b"}
         await endpoint.close()
-        await until(lambda: supervisors() == {"keeper b"})
+        await until(lambda: supervisors() == {"supervisor b"})
         status = fleet.status()["a"]
         assert (status.phase, status.restarts) == (EndpointPhase.CLOSED, 0)
         assert status.next_try_s is None
@@ -249,7 +249,7 @@ async def test_finding_e4_the_supervisor_stops_after_a_fault_without_hope() -> N
     hopeless = StdioServerConfig("a", "no-such-command")
     passing = fault("exits", 1, id="b")
     async with fleet_of(hopeless, passing, supervision=rules) as fleet:
-        await until(lambda: supervisors() == {"keeper b"})
+        await until(lambda: supervisors() == {"supervisor b"})
         await until(lambda: fleet.status()["b"].next_try_s is not None)
         status = fleet.status()
         assert (status["a"].phase, status["a"].restarts) == (EndpointPhase.FAULTED, 0)

@@ -11,7 +11,7 @@ from tests.support.servers import diary, honest
 
 from indusagi.capabilities.local import make_local_context
 from indusagi.interop import BridgeConfig, EndpointPhase, ProtocolFault, StdioServerConfig
-from indusagi.interop.protocol_bridge.bridge import mount_tool
+from indusagi.interop.protocol_bridge.bridge import MountedTool
 from indusagi.interop.protocol_bridge.contract import RemoteTool, RemoteToolRef
 from indusagi.interop.protocol_bridge.fleet import start_server_fleet
 from indusagi.runtime.contract import ToolDescriptor
@@ -46,7 +46,7 @@ async def test_a_call_wakes_the_server_and_callers_share_one_start(tmp_path: Pat
     log = tmp_path / "log"
     config = BridgeConfig((honest("--log", log, id="a"),))
     fleet = await start_server_fleet(config, supervision=QUICK, waiting={"a": "asleep"})
-    tool = mount_tool(fleet, echo_of("a")).tool
+    tool = MountedTool(fleet, echo_of("a")).tool
     ctx = make_local_context(tmp_path)
     answers: list[bool] = []
 
@@ -70,7 +70,7 @@ async def test_a_server_nobody_has_consented_to_is_never_started(tmp_path: Path)
     try:
         assert (fleet.status()["a"].trust, fleet.status()["a"].phase) == ("untrusted", "idle")
         await fleet.wake("a")
-        outcome = await mount_tool(fleet, echo_of("a")).tool.run({}, make_local_context(tmp_path))
+        outcome = await MountedTool(fleet, echo_of("a")).tool.run({}, make_local_context(tmp_path))
         assert outcome.details["code"] == "not_connected"
         with pytest.raises(ProtocolFault) as caught:
             await fleet.restart("a")

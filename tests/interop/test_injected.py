@@ -92,7 +92,7 @@ async def test_a_host_that_goes_away_faults_the_endpoint_at_the_other_end() -> N
 
 async def test_what_is_no_transport_is_refused_with_what_would_be_one() -> None:
     endpoint = create_server_endpoint(CONFIG, lambda: _held("text"))
-    with pytest.raises(ProtocolFault, match=r"yields str; it must yield .*link"):
+    with pytest.raises(ProtocolFault, match=r"yields str; it must yield .*transport"):
         await endpoint.open()
 
 
@@ -103,7 +103,7 @@ async def test_finding_a6_the_facade_serves_and_calls_over_a_pair() -> None:
     async with MCPClient(CONFIG, ours) as client:
         assert client.connected
         assert client.endpoint.facts is not None
-        assert "greeter" in str(client.endpoint.facts.answer)
+        assert "greeter" in str(client.endpoint.facts.result)
         assert [tool.ref.name for tool in await client.list_tools()] == ["greet"]
         answer = await client.call_tool("greet", {"name": "Bob"})
         assert answer.content == ({"type": "text", "text": "hello Bob"},)

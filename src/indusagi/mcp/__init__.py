@@ -1,7 +1,7 @@
-"""The short way to MCP: a client for one server, and a server for a box of tools.
+"""Facade for MCP: a client for one server, and a server for a tool box.
 
-`MCPClient` holds one endpoint of `indusagi.interop` per connection; `MCPServer` is a provider host.
-Both add nothing but their vocabulary: whatever they do not offer is there in `interop`.
+`MCPClient` holds one endpoint of `indusagi.interop` per connection; `MCPServer` is a provider host. `indusagi.interop`
+has everything else.
 """
 
 from indusagi.mcp.client import MCPClient as MCPClient

@@ -1,4 +1,4 @@
-"""A client of one MCP server."""
+"""Client of one MCP server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from indusagi.runtime.contract import ProgressSink
 
 
 class MCPClient:
-    """A connection to one server, which can be made again after it has ended.
+    """A client of one server, which can connect again after its connection has ended.
 
     Use it in an `async with` block, or call `connect` and `disconnect`.
     """
@@ -30,7 +30,7 @@ class MCPClient:
     def __init__(
         self, config: ServerConfig, transport: InjectedTransport | None = None, *, handlers: Handlers | None = None
     ) -> None:
-        """Describe the server; with a `transport` that is used instead of the description's own."""
+        """Take the configuration of the server; a `transport` replaces that of the configuration."""
         self._config = config
         self._transport = transport
         self._handlers = handlers
@@ -41,7 +41,7 @@ class MCPClient:
 
     @property
     def endpoint(self) -> ServerEndpointImpl:
-        """The endpoint behind the present connection."""
+        """The endpoint of the present connection."""
         return self._endpoint
 
     @property
@@ -50,11 +50,11 @@ class MCPClient:
         return is_usable_phase(self._endpoint.phase)
 
     def status(self) -> EndpointStatus:
-        """Tell how the connection is."""
+        """Return the state of the connection."""
         return self._endpoint.status()
 
     async def connect(self) -> None:
-        """Connect; again, if the last connection has ended.
+        """Connect, also after the last connection has ended.
 
         Raises:
             ProtocolFault: The server cannot be reached.
@@ -79,7 +79,7 @@ class MCPClient:
         cancel: CancelToken | None = None,
         on_progress: ProgressSink | None = None,
     ) -> RemoteCallResult:
-        """Call a tool by the name the server has for it.
+        """Call a tool by the server's own name for it.
 
         Raises:
             ProtocolFault: Not connected, refused, timed out, cancelled, or the connection was lost.

@@ -1,4 +1,4 @@
-"""A server over a box of tools."""
+"""MCP server over a tool box."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class MCPServer:
         version: str = _DEFAULT.version,
         context: ToolContext | None = None,
     ) -> None:
-        """Serve a box, a function that gives the present one, or tools that are not in a box yet.
+        """Serve a tool box, a function that returns the present one, or tools.
 
-        Such tools run in `context`. Without one they have no files and no commands of this machine:
+        Tools run in `context`. Without one they have no files and no commands of this machine:
         `make_local_context(directory)` gives them those of a directory.
         """
         if callable(tools) or hasattr(tools, "descriptors"):
@@ -52,15 +52,15 @@ class MCPServer:
         return self._host
 
     async def connect(self, transport: HostTransport) -> RunningProviderHost:
-        """Serve one client over a transport; returns when it is being served.
+        """Serve one client over a transport; returns once serving has begun.
 
         Raises:
-            ProtocolFault: It is not a transport (kind `transport`).
+            ProtocolFault: The value is not a transport (kind `transport`).
         """
         return await self._host.connect(transport)
 
     async def serve_stdio(self, stop: CancelToken | None = None) -> None:
-        """Serve the client that started this process, until it is gone or `stop` is cancelled.
+        """Serve the client that started this process, until it disconnects or `stop` is cancelled.
 
         Raises:
             ProtocolFault: Standard input or output cannot be used (kind `transport`).
@@ -68,11 +68,11 @@ class MCPServer:
         await self._host.serve_stdio(stop)
 
     def serve_http(self, settings: HttpSettings | None = None) -> AbstractAsyncContextManager[HttpHost]:
-        """Serve clients over HTTP while the block that this opens is running."""
+        """Serve clients over HTTP while the block runs."""
         return self._host.serve_http(settings)
 
     def notify_changed(self) -> bool:
-        """Look at the box again, and tell every client if its tools have changed."""
+        """Read the tool box again, and notify every client if its tools have changed."""
         return self._host.refresh_tools()
 
 

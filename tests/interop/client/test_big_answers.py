@@ -150,7 +150,7 @@ async def test_r12_of_a_flood_without_newlines_no_more_than_the_cap_is_held(cap:
         with peak_memory() as peak:
             failure = await fault_of_call(endpoint)
             assert f"more than {cap * MIB:,} bytes" in str(failure)
-            await endpoint.ended()
+            await endpoint.wait_closed()
     assert peak.bytes < cap * MIB + SLACK
     assert not is_alive(int(diary(log, "start")[0]))
 

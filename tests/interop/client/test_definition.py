@@ -23,7 +23,7 @@ from indusagi.interop.protocol_bridge.client.tools import (
     clean_definition,
     read_tools,
 )
-from indusagi.interop.protocol_bridge.content import read_result, to_tool_result
+from indusagi.interop.protocol_bridge.content import parse_call_result, to_tool_result
 from indusagi.interop.protocol_bridge.host.catalog import build_listing
 from indusagi.runtime.content import TextContentBlock
 from indusagi.runtime.contract import ToolCall
@@ -92,7 +92,7 @@ answers = st.fixed_dictionaries(
 
 def run_foreign(answer: JsonObject) -> ToolOutcome:
     async def run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
-        return to_tool_result(read_result(answer, "server 's'"))
+        return to_tool_result(parse_call_result(answer, "server 's'"))
 
     registry = ToolRegistry()
     registry.register(define_tool(ToolSpec("t", "d", {"type": "object"}, run, foreign=True)))

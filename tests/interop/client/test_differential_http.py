@@ -217,7 +217,7 @@ async def test_both_clients_come_to_the_same_version_and_hear_the_same_about_the
         assert facts is not None
         assert facts.version == theirs.protocol_version == WAYS[way]
         assert facts.capabilities == plain(theirs.server_capabilities)
-        assert facts.answer["instructions"] == theirs.instructions == "Ask for anything."
+        assert facts.result["instructions"] == theirs.instructions == "Ask for anything."
 
 
 @pytest.mark.parametrize("way", list(WAYS))

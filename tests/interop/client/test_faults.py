@@ -13,14 +13,14 @@ from indusagi.interop.protocol_bridge.contract import (
     StdioServerConfig,
     StreamableHttpServerConfig,
 )
-from indusagi.interop.protocol_bridge.rpc.connection import (
+from indusagi.interop.protocol_bridge.rpc.errors import (
     ConnectionClosedError,
     InvalidResponseError,
     RequestTimeoutError,
     RpcError,
-    TransportEnd,
+    VersionMismatchError,
 )
-from indusagi.interop.protocol_bridge.rpc.errors import VersionMismatchError
+from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd
 
 if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.contract import FaultKind, FaultReason, ServerConfig

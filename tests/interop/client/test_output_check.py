@@ -88,7 +88,7 @@ async def test_a_schema_that_cannot_be_used_is_told() -> None:
 
 @pytest.mark.parametrize("value", [[], False, "x", 5])
 async def test_an_answer_that_is_no_object_is_told_where_one_was_promised(value: JsonValue) -> None:
-    assert await find_output_mismatch(SUM, value) == "its structured content is no object, as it promised"
+    assert await find_output_mismatch(SUM, value) == "its structured content is not an object, as it promised"
     assert await find_output_mismatch({"type": ["array", "object"]}, value) is None
 
 

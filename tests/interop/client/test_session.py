@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, cast
 
 import anyio
 import pytest
-from tests.support.links import LoopTime, MemoryLink, ScriptedLink, one_after_the_other, outcome_of, settled
+from tests.support.transports import (
+    FakeTransport,
+    LoopTime,
+    ScriptedTransport,
+    one_after_the_other,
+    outcome_of,
+    settled,
+)
 
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
 from indusagi.interop.protocol_bridge.client.session import (
@@ -19,22 +26,24 @@ from indusagi.interop.protocol_bridge.client.session import (
     ServerFacts,
 )
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ServerLimits
-from indusagi.interop.protocol_bridge.rpc.connection import (
+from indusagi.interop.protocol_bridge.rpc.connection import RequestOptions
+from indusagi.interop.protocol_bridge.rpc.errors import (
+    UNSUPPORTED_VERSION,
     ConnectionClosedError,
     InvalidResponseError,
     RequestTimeoutError,
     RpcError,
+    VersionMismatchError,
 )
-from indusagi.interop.protocol_bridge.rpc.errors import UNSUPPORTED_VERSION, VersionMismatchError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.support.links import Reply, Script
+    from tests.support.transports import Reply, Script
 
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.client.session import Era
-    from indusagi.interop.protocol_bridge.rpc.connection import Transport
+    from indusagi.interop.protocol_bridge.rpc.transport import Transport
 
 pytestmark = pytest.mark.anyio
 
@@ -62,12 +71,18 @@ def peer_on(link: Transport, limits: ServerLimits = LIMITS, **handlers: object) 
 
 async def met(
     script: dict[str, Script], era: Era = "modern", *, limits: ServerLimits = LIMITS, **handlers: object
-) -> tuple[ScriptedLink, ClientSession]:
+) -> tuple[ScriptedTransport, ClientSession]:
     """Meet a server of that era, which does what the script says besides."""
-    link = ScriptedLink({"server/discover": MODERN, "initialize": LEGACY, **script})
+    link = ScriptedTransport({"server/discover": MODERN, "initialize": LEGACY, **script})
     peer = peer_on(link, limits, **handlers)
     await peer.connect(era)
     return link, peer
+
+
+async def call_tool(
+    session: ClientSession, arguments: JsonObject, on_progress: Callable[[JsonObject], None] | None = None
+) -> JsonObject:
+    return await session.call("tools/call", {"name": "t", "arguments": arguments}, on_progress)
 
 
 def params_of(frame: JsonObject) -> JsonObject:
@@ -104,7 +119,7 @@ def meta_of(frame: JsonObject) -> JsonObject:
 async def test_a_server_is_met_in_the_way_it_speaks(
     monkeypatch: pytest.MonkeyPatch, discover: Script, initialize: Script, era: Era, version: str
 ) -> None:
-    link, time = (ScriptedLink({"server/discover": discover, "initialize": initialize}), LoopTime(monkeypatch))
+    link, time = (ScriptedTransport({"server/discover": discover, "initialize": initialize}), LoopTime(monkeypatch))
     peer = peer_on(link)
     async with asyncio.TaskGroup() as tasks:
         meeting = tasks.create_task(peer.connect())
@@ -112,7 +127,7 @@ async def test_a_server_is_met_in_the_way_it_speaks(
         facts = await meeting
     assert peer.facts is facts
     assert (facts.era, facts.version) == (era, version)
-    assert facts.answer == (MODERN if era == "modern" else LEGACY)
+    assert facts.result == (MODERN if era == "modern" else LEGACY)
     told = link.heard("notifications/initialized")
     assert len(told) == (1 if era == "legacy" else 0)
     assert link.heard("notifications/cancelled") == []
@@ -120,7 +135,7 @@ async def test_a_server_is_met_in_the_way_it_speaks(
 
 @pytest.mark.parametrize("version", LEGACY_VERSIONS)
 async def test_every_old_version_is_spoken(version: str) -> None:
-    link = ScriptedLink({"initialize": {"protocolVersion": version}})
+    link = ScriptedTransport({"initialize": {"protocolVersion": version}})
     facts = await peer_on(link).connect("legacy")
     assert (facts.era, facts.version) == ("legacy", version)
     assert [frame["method"] for frame in link.sent] == ["initialize", "notifications/initialized"]
@@ -128,7 +143,7 @@ async def test_every_old_version_is_spoken(version: str) -> None:
 
 
 async def test_a_modern_answer_needs_no_second_question() -> None:
-    link = ScriptedLink({"server/discover": MODERN, "initialize": LEGACY})
+    link = ScriptedTransport({"server/discover": MODERN, "initialize": LEGACY})
     await peer_on(link).connect()
     assert [frame["method"] for frame in link.sent] == ["server/discover"]
 
@@ -136,7 +151,7 @@ async def test_a_modern_answer_needs_no_second_question() -> None:
 async def test_a_modern_server_that_is_slow_is_waited_for_though_it_refuses_the_old_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    link, time = ScriptedLink({"server/discover": None}), LoopTime(monkeypatch)
+    link, time = ScriptedTransport({"server/discover": None}), LoopTime(monkeypatch)
     peer = peer_on(link)
     async with asyncio.TaskGroup() as tasks:
         meeting = tasks.create_task(peer.connect())
@@ -151,7 +166,7 @@ async def test_a_modern_server_that_is_slow_is_waited_for_though_it_refuses_the_
 
 
 async def test_the_first_good_answer_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    link, time = MemoryLink(), LoopTime(monkeypatch)
+    link, time = FakeTransport(), LoopTime(monkeypatch)
     peer = peer_on(link)
     async with asyncio.TaskGroup() as tasks:
         meeting = tasks.create_task(peer.connect())
@@ -169,7 +184,7 @@ async def test_the_first_good_answer_decides(monkeypatch: pytest.MonkeyPatch) ->
 async def test_of_two_good_answers_at_once_the_modern_one_decides(
     monkeypatch: pytest.MonkeyPatch, attempt: int
 ) -> None:
-    link, time = MemoryLink(), LoopTime(monkeypatch)
+    link, time = FakeTransport(), LoopTime(monkeypatch)
     peer = peer_on(link)
     async with asyncio.TaskGroup() as tasks:
         meeting = tasks.create_task(peer.connect())
@@ -200,7 +215,7 @@ async def test_of_two_good_answers_at_once_the_modern_one_decides(
 async def test_r23_a_server_that_cannot_be_met_says_most_usefully_why(
     discover: Reply, initialize: Reply, kind: type[Exception], said: str
 ) -> None:
-    link = ScriptedLink({"server/discover": discover, "initialize": initialize})
+    link = ScriptedTransport({"server/discover": discover, "initialize": initialize})
     peer = peer_on(link)
     with anyio.fail_after(10), pytest.raises(kind) as caught:
         await peer.connect()
@@ -210,7 +225,7 @@ async def test_r23_a_server_that_cannot_be_met_says_most_usefully_why(
 
 
 async def test_a_refusal_that_means_every_question_is_not_asked_twice() -> None:
-    link = ScriptedLink({"server/discover": RpcError(-1, "log in first"), "initialize": LEGACY})
+    link = ScriptedTransport({"server/discover": RpcError(-1, "log in first"), "initialize": LEGACY})
     link.details[1] = FaultDetail(reason="auth", http_status=401)
     with pytest.raises(RpcError, match="log in first"):
         await peer_on(link).connect()
@@ -219,7 +234,7 @@ async def test_a_refusal_that_means_every_question_is_not_asked_twice() -> None:
 
 @pytest.mark.parametrize("when", ["server/discover", "initialize"])
 async def test_a_server_that_goes_while_it_is_met_is_gone(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
-    link, time = MemoryLink(), LoopTime(monkeypatch)
+    link, time = FakeTransport(), LoopTime(monkeypatch)
     peer = peer_on(link)
     async with asyncio.TaskGroup() as tasks:
 
@@ -232,11 +247,11 @@ async def test_a_server_that_goes_while_it_is_met_is_gone(monkeypatch: pytest.Mo
             await time.passes(LIMITS.probe_s)
         await link.hears(when)
         link.end()
-    assert str(peer.end_error()) == "went away"
+    assert peer.connection.ended.result().message == "went away"
 
 
 async def test_who_gives_up_meeting_leaves_nothing_behind_and_cancels_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    link, time = MemoryLink(), LoopTime(monkeypatch)
+    link, time = FakeTransport(), LoopTime(monkeypatch)
     peer = peer_on(link)
     async with asyncio.TaskGroup() as tasks:
         meeting = tasks.create_task(peer.connect())
@@ -256,9 +271,9 @@ async def test_every_modern_request_is_stamped() -> None:
         return {}
 
     link, peer = await met({"a": {}, "b": {}, "c": {}}, elicit=answer, roots=answer)
-    await peer.request("a", idle_s=9)
-    await peer.request("b", {"x": 1, "_meta": {"k": "v"}}, idle_s=9, hard_s=9)
-    await peer.request("c", {"_meta": 5}, idle_s=9, request_id="own")
+    await peer.request("a", None, RequestOptions(9))
+    await peer.request("b", {"x": 1, "_meta": {"k": "v"}}, RequestOptions(9, 9))
+    await peer.request("c", {"_meta": 5}, RequestOptions(9, request_id="own"))
     stamp: JsonObject = {
         "io.modelcontextprotocol/protocolVersion": NEWEST,
         "io.modelcontextprotocol/clientInfo": INFO,
@@ -278,15 +293,15 @@ async def test_every_modern_request_is_stamped() -> None:
 
 async def test_no_old_request_is_stamped() -> None:
     link, peer = await met({"a": {}, "b": {}}, "legacy")
-    await peer.request("a", idle_s=9)
-    await peer.request("b", {"x": 1}, idle_s=9)
+    await peer.request("a", None, RequestOptions(9))
+    await peer.request("b", {"x": 1}, RequestOptions(9))
     assert "params" not in link.heard("a")[0]
     assert params_of(link.heard("b")[0]) == {"x": 1}
 
 
 async def test_before_the_era_is_known_nothing_is_stamped() -> None:
-    link = ScriptedLink({"a": {"b": 1}})
-    assert await peer_on(link).request("a", {"x": 1}, idle_s=9) == {"b": 1}
+    link = ScriptedTransport({"a": {"b": 1}})
+    assert await peer_on(link).request("a", {"x": 1}, RequestOptions(9)) == {"b": 1}
     assert params_of(link.sent[0]) == {"x": 1}
 
 
@@ -327,7 +342,7 @@ def page(*rows: JsonValue, cursor: JsonValue = None) -> JsonObject:
 async def test_a_list_is_read_page_by_page() -> None:
     answers = one_after_the_other(page(1, 2, cursor="x"), page(cursor="y"), page(None))
     link, peer = await met({"tools/list": answers}, "legacy")
-    assert await peer.pages("tools/list", "tools") == [1, 2, None]
+    assert await peer.read_pages("tools/list", "tools") == [1, 2, None]
     asked = [params_of(frame) for frame in link.heard("tools/list")]
     assert asked == [{}, {"cursor": "x"}, {"cursor": "y"}]
     assert peer.notes == []
@@ -336,14 +351,14 @@ async def test_a_list_is_read_page_by_page() -> None:
 @pytest.mark.parametrize("cursor", [None, "", 5, [], {}])
 async def test_a_cursor_that_is_none_ends_the_list(cursor: JsonValue) -> None:
     _, peer = await met({"tools/list": page(1, cursor=cursor)})
-    assert await peer.pages("tools/list", "tools") == [1]
+    assert await peer.read_pages("tools/list", "tools") == [1]
     assert peer.notes == []
 
 
 async def test_r21_pages_that_repeat_are_read_once_and_noted() -> None:
     answers = one_after_the_other(page(1, cursor="x"), page(2, cursor="y"), page(3, cursor="x"), page(4))
     _, peer = await met({"tools/list": answers})
-    assert await peer.pages("tools/list", "tools") == [1, 2, 3]
+    assert await peer.read_pages("tools/list", "tools") == [1, 2, 3]
     assert peer.notes == ["tools/list repeats its pages; the rest was left out"]
 
 
@@ -355,7 +370,7 @@ async def test_r21_a_list_without_end_is_capped_and_noted() -> None:
         return page(len(asked), cursor=str(len(asked)))
 
     _, peer = await met({"tools/list": endless}, limits=ServerLimits(pages=3))
-    assert await peer.pages("tools/list", "tools") == [1, 2, 3]
+    assert await peer.read_pages("tools/list", "tools") == [1, 2, 3]
     assert peer.notes == ["tools/list has more than 3 pages; the rest was left out"]
 
 
@@ -369,8 +384,8 @@ async def test_of_a_server_that_is_odd_without_end_the_first_hundred_things_are_
 
 async def test_r21_a_list_that_is_read_again_is_noted_once() -> None:
     _, peer = await met({"tools/list": page(1, cursor="x")})
-    await peer.pages("tools/list", "tools")
-    await peer.pages("tools/list", "tools")
+    await peer.read_pages("tools/list", "tools")
+    await peer.read_pages("tools/list", "tools")
     assert peer.notes == ["tools/list repeats its pages; the rest was left out"]
 
 
@@ -378,7 +393,7 @@ async def test_r21_a_list_that_is_read_again_is_noted_once() -> None:
 async def test_r20_a_page_that_is_no_list_is_a_bad_answer(rows: JsonValue) -> None:
     _, peer = await met({"tools/list": {"tools": rows}})
     with pytest.raises(InvalidResponseError, match="tools/list answered without a list of tools"):
-        await peer.pages("tools/list", "tools")
+        await peer.read_pages("tools/list", "tools")
 
 
 async def test_all_pages_together_have_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,7 +402,7 @@ async def test_all_pages_together_have_one_deadline(monkeypatch: pytest.MonkeyPa
     async with asyncio.TaskGroup() as tasks:
 
         async def read() -> JsonObject:
-            return {"rows": list(await peer.pages("tools/list", "tools"))}
+            return {"rows": list(await peer.read_pages("tools/list", "tools"))}
 
         reading = tasks.create_task(outcome_of(read()))
         for n in range(2):
@@ -421,7 +436,7 @@ def question(method: str, **params: JsonValue) -> JsonObject:
 @pytest.mark.parametrize("answer", [DONE, {"content": []}, {"content": [], "resultType": None}])
 async def test_a_call_is_one_request_and_its_answer(answer: JsonObject) -> None:
     link, peer = await met({"tools/call": answer}, "legacy")
-    assert await peer.call_tool("t", {"a": None}) is answer
+    assert await call_tool(peer, {"a": None}) is answer
     (sent,) = link.heard("tools/call")
     assert params_of(sent) == {"name": "t", "arguments": {"a": None}, "_meta": {"progressToken": sent["id"]}}
 
@@ -430,13 +445,13 @@ async def test_the_progress_of_a_call_is_heard() -> None:
     heard: list[JsonObject] = []
     link, peer = await met({"tools/call": None})
     async with asyncio.TaskGroup() as tasks:
-        current_caller = tasks.create_task(peer.call_tool("t", {}, on_progress=heard.append))
+        call = tasks.create_task(call_tool(peer, {}, heard.append))
         (sent,) = await link.hears("tools/call")
         token = meta_of(sent)["progressToken"]
         notice: JsonObject = {"progressToken": token, "progress": 1}
         link.say({"method": "notifications/progress", "params": notice})
         link.answer(sent["id"], DONE)
-        assert await current_caller == DONE
+        assert await call == DONE
     assert heard == [{"progressToken": token, "progress": 1}]
 
 
@@ -459,7 +474,7 @@ async def test_questions_are_answered_and_the_state_goes_back_untouched() -> Non
     link, peer = await met(
         {"tools/call": rounds}, elicit=answering("elicit"), sample=answering("sample"), roots=answering("roots")
     )
-    assert await peer.call_tool("t", {"a": 1}) == DONE
+    assert await call_tool(peer, {"a": 1}) == DONE
     assert asked == [("elicit", {"message": "?"}), ("sample", {}), ("roots", {})]
     first, second, third = [params_of(frame) for frame in link.heard("tools/call")]
     assert "inputResponses" not in first
@@ -476,7 +491,7 @@ async def test_questions_are_answered_and_the_state_goes_back_untouched() -> Non
 async def test_a_question_nobody_answers_ends_the_call(asked: JsonValue) -> None:
     link, peer = await met({"tools/call": asking(q=asked)})
     with pytest.raises(RpcError, match="is not allowed here") as caught:
-        await peer.call_tool("t", {})
+        await call_tool(peer, {})
     assert caught.value.code == -32601
     assert len(link.heard("tools/call")) == 1
 
@@ -485,7 +500,7 @@ async def test_a_question_nobody_answers_ends_the_call(asked: JsonValue) -> None
 async def test_a_round_without_questions_is_a_pause(questions: JsonValue) -> None:
     empty: JsonObject = {"resultType": "input_required", "inputRequests": questions}
     link, peer = await met({"tools/call": one_after_the_other({**empty, "requestState": 1}, DONE)})
-    assert await peer.call_tool("t", {}) == DONE
+    assert await call_tool(peer, {}) == DONE
     again = params_of(link.heard("tools/call")[1])
     assert (again["inputResponses"], again["requestState"]) == ({}, 1)
 
@@ -496,7 +511,7 @@ async def test_who_asks_for_ever_is_cut_off() -> None:
 
     link, peer = await met({"tools/call": asking(q=question("roots/list"))}, roots=answer)
     with pytest.raises(InvalidResponseError, match=f"asked for input more than {INPUT_ROUNDS} times"):
-        await peer.call_tool("t", {})
+        await call_tool(peer, {})
     assert len(link.heard("tools/call")) == INPUT_ROUNDS + 1
 
 
@@ -509,14 +524,14 @@ async def test_a_question_whose_answer_nobody_wants_is_not_asked() -> None:
 
     _, peer = await met({"tools/call": asking(q=question("roots/list"))}, roots=answer)
     with pytest.raises(InvalidResponseError):
-        await peer.call_tool("t", {})
+        await call_tool(peer, {})
     assert len(asked) == INPUT_ROUNDS
 
 
 async def test_a_result_of_an_unknown_type_is_a_bad_answer() -> None:
     _, peer = await met({"tools/call": {"resultType": "vendor/odd"}})
     with pytest.raises(InvalidResponseError, match="tools/call answered with a result of type 'vendor/odd'"):
-        await peer.call_tool("t", {})
+        await call_tool(peer, {})
 
 
 async def test_all_rounds_together_have_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -527,10 +542,10 @@ async def test_all_rounds_together_have_one_deadline(monkeypatch: pytest.MonkeyP
     link, peer = await met({"tools/call": asking(q=question("roots/list"))}, roots=answer)
     time = LoopTime(monkeypatch)
     async with asyncio.TaskGroup() as tasks:
-        current_caller = tasks.create_task(outcome_of(peer.call_tool("t", {})))
+        call = tasks.create_task(outcome_of(call_tool(peer, {})))
         await link.hears("tools/call")
         await time.passes(LIMITS.call_hard_s)
-        failure = await current_caller
+        failure = await call
     assert isinstance(failure, RequestTimeoutError)
     assert str(failure) == "tools/call was not answered within 600 s in all"
 
@@ -577,7 +592,7 @@ async def test_a_change_of_the_tools_is_told_and_so_is_every_other_notice() -> N
 async def test_without_a_listener_other_notices_are_nothing() -> None:
     link, peer = await met({})
     link.say({"method": "notifications/message"})
-    assert peer.wire.noise == 0
+    assert peer.connection.invalid_frames == 0
 
 
 async def test_an_old_server_may_push_what_somebody_answers() -> None:
@@ -592,7 +607,7 @@ async def test_an_old_server_may_push_what_somebody_answers() -> None:
     assert first["result"] == {"roots": [], "seen": {"x": 1}}
     refusal: JsonValue = {"code": -32601, "message": "sampling/createMessage is not allowed here"}
     assert second["error"] == refusal
-    await peer.close()
+    await peer.connection.close()
 
 
 async def test_a_server_is_told_what_it_may_ask() -> None:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 from tests.servers.malformed import ANSWERS, LISTS, READABLE, TOOLS
-from tests.support.links import settled
 from tests.support.opened import attempt, fault_of_call, fault_of_opening, fleet_of, mounted, opened
 from tests.support.scripts import ROOT
 from tests.support.servers import FAST, SOON, diary, fault, honest
+from tests.support.transports import settled
 from tests.support.waiting import is_alive, until
 
 from indusagi.core.cancel import CancelToken
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonValue
     from indusagi.interop import ServerEndpointImpl
-    from indusagi.interop.protocol_bridge.rpc.connection import TransportEnd
+    from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd
     from indusagi.runtime.contract import ToolProgress
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
@@ -218,7 +218,7 @@ async def test_r18_a_server_that_closes_its_output_is_lost_and_ended(tmp_path: P
         failure = await fault_of_call(endpoint)
         assert (failure.kind, failure.detail.reason) == ("transport", "outcome_unknown")
         assert "closed its output" in str(failure)
-        await endpoint.ended()
+        await endpoint.wait_closed()
         assert endpoint.phase is EndpointPhase.FAULTED
     assert not is_alive(int(diary(log, "start")[0]))
 

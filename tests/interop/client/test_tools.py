@@ -136,7 +136,7 @@ def test_the_last_of_several_definitions_stands_in_the_place_of_the_first() -> N
 def test_a_last_definition_that_is_unusable_leaves_the_one_before() -> None:
     tools, notes = read_tools([row("a"), row("a", inputSchema=5)], CONFIG)
     assert [tool.descriptor.description for tool in tools] == ["A tool."]
-    assert messages(notes) == ["server 'srv', tool 'a': its inputSchema is no object, and it was left out"]
+    assert messages(notes) == ["server 'srv', tool 'a': its inputSchema is not an object, and it was left out"]
 
 
 def test_a_row_without_a_name_is_told_by_its_number() -> None:

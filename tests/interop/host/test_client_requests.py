@@ -30,9 +30,15 @@ from indusagi.interop import (
     create_server_endpoint,
     mount_protocol_bridge,
 )
-from indusagi.interop.protocol_bridge.client.handlers import HOPS, PendingCalls, current_caller, forwarding_handlers
+from indusagi.interop.protocol_bridge.client.handlers import (
+    HOPS,
+    PendingCall,
+    PendingCalls,
+    current_caller,
+    forwarding_handlers,
+)
 from indusagi.interop.protocol_bridge.host.client_requests import MAX_HOPS, SuspendedCall, SuspendedCalls
-from indusagi.interop.protocol_bridge.rpc.connection import RpcError
+from indusagi.interop.protocol_bridge.rpc.errors import RpcError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -246,43 +252,22 @@ async def test_an_older_client_is_asked_although_a_call_of_its_own_was_cancelled
             assert '"Ada"' in str((await client.call_tool("s__ask")).content)
 
 
-async def left(calls: PendingCalls, identity: int, caller: Any) -> None:
-    """Have a call of somebody's cancelled."""
-    current_caller.set(caller)
-    with anyio.CancelScope() as scope, calls.call() as place:
-        place.identity = identity
-        scope.cancel()
-        await anyio.sleep_forever()
+async def test_an_abandoned_call_is_forgotten_after_its_time() -> None:
+    calls, call = PendingCalls(abandoned_s=0.0), PendingCall(parked(), 2)
+    calls.abandon(PendingCall(None, 1))
+    calls.add(call)
+    assert calls.find_caller() is call.caller
 
 
-async def test_a_doubt_passes_with_time() -> None:
-    calls = PendingCalls(doubt_s=0.0)
-    await left(calls, 1, None)
-    current_caller.set(parked())
-    with calls.call() as place:
-        assert calls.attributed() is place.caller
-
-
-async def test_doubts_without_number_are_one_great_doubt() -> None:
+async def test_too_many_abandoned_calls_make_every_caller_ambiguous() -> None:
     calls = PendingCalls()
     for identity in range(1_001):
-        await left(calls, identity, None)
+        calls.abandon(PendingCall(None, identity))
     for identity in range(1_001):
-        calls.stray(identity, "answer")
-    calls.stray(None, "answer")
-    current_caller.set(parked())
-    with calls.call():
-        assert calls.attributed() is None
-
-
-async def test_a_call_that_was_never_sent_leaves_no_doubt() -> None:
-    calls = PendingCalls()
-    with anyio.CancelScope() as scope, calls.call():
-        scope.cancel()
-        await anyio.sleep_forever()
-    current_caller.set(parked())
-    with calls.call() as place:
-        assert calls.attributed() is place.caller
+        calls.on_unmatched(identity, "response")
+    calls.on_unmatched(None, "response")
+    calls.add(PendingCall(parked(), "new"))
+    assert calls.find_caller() is None
 
 
 async def test_several_calls_of_one_older_client_share_its_ear() -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.host_tools import Bench
-from tests.support.links import settled
+from tests.support.transports import settled
 from tests.support.waiting import LIMIT_S, until
 
 from indusagi.interop import (
@@ -551,12 +551,12 @@ async def test_our_own_client_speaks_to_our_own_host_without_the_sdk() -> None:
     peer = ClientSession(ours, ServerLimits(), Handlers(), {"name": "own", "version": "1"})
     facts = await peer.connect()
     assert facts.era == "modern"
-    assert len(await peer.pages("tools/list", "tools")) == 10
+    assert len(await peer.read_pages("tools/list", "tools")) == 10
     told: list[JsonObject] = []
-    answer = await peer.call_tool("steps", {}, on_progress=told.append)
+    answer = await peer.call("tools/call", {"name": "steps", "arguments": {}}, told.append)
     assert answer["content"] == [{"type": "text", "text": "walked"}]
     assert len(told) == 3
-    await peer.close()
+    await peer.connection.close()
     ours.finish()
     await running.waiting()
 

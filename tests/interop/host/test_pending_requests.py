@@ -18,13 +18,13 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 from mcp.shared.memory import create_client_server_memory_streams
 from tests.support.asking import FORM, AskingClient, asking_http
-from tests.support.links import settled
 from tests.support.scripts import ROOT
+from tests.support.transports import settled
 from tests.support.waiting import LIMIT_S, until
 
 from indusagi.interop import HostLimits, HttpSettings, linked_pair
 from indusagi.interop.protocol_bridge.host.server import RunningProviderHost
-from indusagi.interop.protocol_bridge.rpc.connection import (
+from indusagi.interop.protocol_bridge.rpc.errors import (
     ConnectionClosedError,
     InvalidResponseError,
     RequestTimeoutError,

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.support.links import LoopTime, MemoryLink, settled
 from tests.support.relays import HELLO, HttpFront, front_of, http_fronts, stamped
+from tests.support.transports import FakeTransport, LoopTime, settled
 from tests.support.waiting import until
 
 from indusagi.interop import HostLimits, StdioServerConfig, create_relay_host
@@ -30,16 +30,16 @@ class Behind:
     """The servers that a relay has started: links on which the test plays the server."""
 
     def __init__(self) -> None:
-        self.links: list[MemoryLink] = []
+        self.links: list[FakeTransport] = []
         self.closed = 0
 
     @property
-    def link(self) -> MemoryLink:
+    def link(self) -> FakeTransport:
         return self.links[-1]
 
     @asynccontextmanager
-    async def open(self, *_: object) -> AsyncGenerator[MemoryLink]:
-        self.links.append(MemoryLink())
+    async def open(self, *_: object) -> AsyncGenerator[FakeTransport]:
+        self.links.append(FakeTransport())
         try:
             yield self.links[-1]
         finally:
@@ -627,10 +627,10 @@ async def test_what_a_server_does_not_read_is_bounded(behind: Behind, caplog: py
 
 
 async def test_what_is_told_before_a_connection_stands_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    late, link = asyncio.Event(), MemoryLink()
+    late, link = asyncio.Event(), FakeTransport()
 
     @asynccontextmanager
-    async def slow(*_: object) -> AsyncGenerator[MemoryLink]:
+    async def slow(*_: object) -> AsyncGenerator[FakeTransport]:
         await late.wait()
         yield link
 

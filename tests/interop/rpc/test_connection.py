@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, cast
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.links import LoopTime, MemoryLink, outcome_of, settled
+from tests.support.transports import FakeTransport, LoopTime, outcome_of, settled
 
 from indusagi.interop.protocol_bridge.contract import FaultDetail
-from indusagi.interop.protocol_bridge.rpc.connection import (
+from indusagi.interop.protocol_bridge.rpc.connection import JsonRpcConnection, RequestOptions
+from indusagi.interop.protocol_bridge.rpc.errors import (
     ConnectionClosedError,
     InvalidResponseError,
-    JsonRpcConnection,
     RequestTimeoutError,
     RpcError,
+    is_final,
 )
-from indusagi.interop.protocol_bridge.rpc.errors import is_final
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
@@ -34,9 +34,11 @@ Answering = asyncio.Task["JsonObject | Exception"]
 
 
 def ask(tasks: asyncio.TaskGroup, wire: JsonRpcConnection, method: str = "m", **options: object) -> Answering:
-    """Ask in a task of its own; its result is the answer, or what was raised."""
-    given = cast("dict[str, float]", {"idle_s": LONG_S, **options})
-    return tasks.create_task(outcome_of(wire.request(method, **given)))  # pyright: ignore[reportArgumentType]
+    """Send a request in a task of its own; its result is the response, or what was raised."""
+    params = cast("JsonObject | None", options.pop("params", None))
+    values = cast("dict[str, float]", {"idle_s": LONG_S, **options})
+    request_options = RequestOptions(**values)  # pyright: ignore[reportArgumentType]
+    return tasks.create_task(outcome_of(wire.request(method, params, request_options)))
 
 
 def request(identity: JsonValue, method: str = "roots/list", **params: JsonValue) -> JsonObject:
@@ -59,7 +61,7 @@ async def nothing(method: str, params: JsonObject) -> JsonObject:
 
 
 async def test_a_request_is_one_frame_and_its_answer_comes_as_it_was_sent() -> None:
-    link = MemoryLink()
+    link = FakeTransport()
     wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
         asked = ask(tasks, wire, "m", params={"a": None})
@@ -88,7 +90,7 @@ async def test_everyone_gets_the_answer_to_their_own_question(data: st.DataObjec
         frames.append({"id": shape(identity), "result": {"n": identity}})
     frames.extend({"id": stranger, "result": {"n": "nobody"}} for stranger in strangers)
     cut = data.draw(st.integers(0, len(frames)))
-    link = MemoryLink()
+    link = FakeTransport()
     wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
         asked = [ask(tasks, wire) for _ in range(count)]
@@ -109,7 +111,7 @@ async def test_everyone_gets_the_answer_to_their_own_question(data: st.DataObjec
     ],
 )
 async def test_an_answer_is_understood_where_there_is_no_doubt(frame: bytes | JsonValue) -> None:
-    link = MemoryLink()
+    link = FakeTransport()
     wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
         asked = ask(tasks, wire)
@@ -120,7 +122,7 @@ async def test_an_answer_is_understood_where_there_is_no_doubt(frame: bytes | Js
 
 @pytest.mark.parametrize("identity", [True, None, [], {}, 1.5, math.inf, "", "x", "²", "٣", "1" * 5_000, 2, -1, "-1"])
 async def test_an_answer_to_nobody_is_passed_over(identity: JsonValue) -> None:
-    link = MemoryLink()
+    link = FakeTransport()
     wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
         asked = ask(tasks, wire)
@@ -133,7 +135,7 @@ async def test_an_answer_to_nobody_is_passed_over(identity: JsonValue) -> None:
 
 
 async def test_only_the_first_of_two_answers_counts() -> None:
-    link = MemoryLink()
+    link = FakeTransport()
     wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
         asked = ask(tasks, wire)
@@ -154,7 +156,7 @@ async def test_only_the_first_of_two_answers_counts() -> None:
     ],
 )
 async def test_a_result_that_is_no_object_is_told_at_once(result: JsonValue, said: str) -> None:
-    link = MemoryLink()
+    link = FakeTransport()
     wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
         asked = ask(tasks, wire)
@@ -175,7 +177,7 @@ async def test_a_result_that_is_no_object_is_told_at_once(result: JsonValue, sai
     ],
 )
 async def test_an_error_of_any_shape_is_an_error(error: JsonObject, code: int, message: str, data: JsonValue) -> None:
-    link = MemoryLink()
+    link = FakeTransport()
     wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
         asked = ask(tasks, wire)
@@ -190,7 +192,7 @@ async def test_an_error_of_any_shape_is_an_error(error: JsonObject, code: int, m
 
 @pytest.mark.parametrize("error", ["bare", None, [], 5])
 async def test_an_error_that_is_no_object_is_a_bad_answer(error: JsonValue) -> None:
-    link = MemoryLink()
+    link = FakeTransport()
     wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
         asked = ask(tasks, wire)
@@ -200,7 +202,7 @@ async def test_an_error_that_is_no_object_is_a_bad_answer(error: JsonValue) -> N
 
 
 async def test_an_error_carries_what_the_link_knows_about_it() -> None:
-    link = MemoryLink()
+    link = FakeTransport()
     wire = JsonRpcConnection(link)
     detail = link.details[1] = FaultDetail(reason="auth", http_status=401)
     async with asyncio.TaskGroup() as tasks:
@@ -227,7 +229,7 @@ async def test_an_error_carries_what_the_link_knows_about_it() -> None:
     ],
 )
 async def test_an_answer_that_cannot_be_read_is_told_to_who_waits_for_it(line: bytes) -> None:
-    link = MemoryLink()
+    link = FakeTransport()
     wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
         asked = ask(tasks, wire)
@@ -236,7 +238,7 @@ async def test_an_answer_that_cannot_be_read_is_told_to_who_waits_for_it(line: b
         failure = await asked
     assert isinstance(failure, InvalidResponseError)
     assert "the answer cannot be read" in str(failure)
-    assert wire.noise == 1
+    assert wire.invalid_frames == 1
 
 
 @pytest.mark.parametrize(
@@ -259,16 +261,16 @@ async def test_an_answer_that_cannot_be_read_is_told_to_who_waits_for_it(line: b
     ],
 )
 async def test_noise_is_counted_and_disturbs_nobody(line: bytes) -> None:
-    link = MemoryLink()
+    link = FakeTransport()
     wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
         asked = ask(tasks, wire)
         await link.hears("m")
         link.say(line)
-        assert wire.noise == 1
+        assert wire.invalid_frames == 1
         link.answer(1, GOOD)
         assert await asked == GOOD
-    assert wire.noise == 1
+    assert wire.invalid_frames == 1
 
 
 @pytest.mark.parametrize(
@@ -281,7 +283,7 @@ async def test_noise_is_counted_and_disturbs_nobody(line: bytes) -> None:
     ],
 )
 async def test_what_cannot_be_read_is_never_told_to_somebody_else(line: bytes) -> None:
-    link = MemoryLink()
+    link = FakeTransport()
     wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
         asked = ask(tasks, wire)
@@ -292,7 +294,7 @@ async def test_what_cannot_be_read_is_never_told_to_somebody_else(line: bytes) -
 
 
 async def test_an_error_that_cannot_be_read_is_told_to_who_waits_for_it() -> None:
-    link = MemoryLink()
+    link = FakeTransport()
     wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
         asked = ask(tasks, wire)
@@ -304,7 +306,7 @@ async def test_an_error_that_cannot_be_read_is_told_to_who_waits_for_it() -> Non
 
 @given(st.binary(max_size=60) | st.text(st.sampled_from('{}[]":,id1resultmethod ')).map(str.encode))
 async def test_no_line_stops_the_reading(line: bytes) -> None:
-    link = MemoryLink()
+    link = FakeTransport()
     wire = JsonRpcConnection(link, on_request=nothing, on_notify=lambda method, params: None)
     link.say(line)
     async with asyncio.TaskGroup() as tasks:
@@ -319,7 +321,7 @@ async def test_no_line_stops_the_reading(line: bytes) -> None:
 
 
 async def test_a_request_without_an_answer_times_out_and_the_server_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    link, time = MemoryLink(), LoopTime(monkeypatch)
+    link, time = FakeTransport(), LoopTime(monkeypatch)
     wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
         first = ask(tasks, wire, "n", idle_s=2 * LONG_S)
@@ -339,7 +341,7 @@ async def test_a_request_without_an_answer_times_out_and_the_server_is_told(monk
 
 
 async def test_progress_starts_the_idle_deadline_anew_and_the_hard_one_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    link, time = MemoryLink(), LoopTime(monkeypatch)
+    link, time = FakeTransport(), LoopTime(monkeypatch)
     wire = JsonRpcConnection(link)
     heard: list[JsonObject] = []
     async with asyncio.TaskGroup() as tasks:
@@ -359,7 +361,7 @@ async def test_progress_starts_the_idle_deadline_anew_and_the_hard_one_holds(mon
 
 
 async def test_without_progress_the_idle_deadline_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    link, time = MemoryLink(), LoopTime(monkeypatch)
+    link, time = FakeTransport(), LoopTime(monkeypatch)
     wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
         asked = ask(tasks, wire, idle_s=60.0, hard_s=200.0)
@@ -370,7 +372,7 @@ async def test_without_progress_the_idle_deadline_comes_first(monkeypatch: pytes
 
 
 async def test_a_peer_that_waits_for_us_is_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    link, time = MemoryLink(), LoopTime(monkeypatch)
+    link, time = FakeTransport(), LoopTime(monkeypatch)
     thought = asyncio.Event()
 
     async def think(method: str, params: JsonObject) -> JsonObject:
@@ -394,7 +396,7 @@ async def test_a_peer_that_waits_for_us_is_not_late(monkeypatch: pytest.MonkeyPa
 
 
 async def test_the_hard_deadline_holds_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    link, time = MemoryLink(), LoopTime(monkeypatch)
+    link, time = FakeTransport(), LoopTime(monkeypatch)
     wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
         asked = ask(tasks, wire, idle_s=60.0, hard_s=20.0)
@@ -404,7 +406,7 @@ async def test_the_hard_deadline_holds_from_the_start(monkeypatch: pytest.Monkey
 
 
 async def test_without_a_deadline_one_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    link, time = MemoryLink(), LoopTime(monkeypatch)
+    link, time = FakeTransport(), LoopTime(monkeypatch)
     wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
         asked = ask(tasks, wire, idle_s=math.inf)
@@ -416,7 +418,7 @@ async def test_without_a_deadline_one_waits_for_ever(monkeypatch: pytest.MonkeyP
 
 
 async def test_waiting_for_a_free_slot_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    link, time = MemoryLink(), LoopTime(monkeypatch)
+    link, time = FakeTransport(), LoopTime(monkeypatch)
     wire = JsonRpcConnection(link, in_flight=1)
     async with asyncio.TaskGroup() as tasks:
         first = ask(tasks, wire, "first", idle_s=math.inf)
@@ -434,7 +436,7 @@ async def test_waiting_for_a_free_slot_counts(monkeypatch: pytest.MonkeyPatch) -
 
 
 async def test_a_link_that_takes_nothing_cannot_outlast_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    link, time = MemoryLink(), LoopTime(monkeypatch)
+    link, time = FakeTransport(), LoopTime(monkeypatch)
     wire = JsonRpcConnection(link)
     link.writable.clear()
     async with asyncio.TaskGroup() as tasks:
@@ -450,7 +452,7 @@ async def test_a_link_that_takes_nothing_cannot_outlast_the_deadline(monkeypatch
 
 
 async def test_what_was_never_sent_is_not_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    link, time = MemoryLink(), LoopTime(monkeypatch)
+    link, time = FakeTransport(), LoopTime(monkeypatch)
     wire = JsonRpcConnection(link)
     link.writable.clear()
     async with asyncio.TaskGroup() as tasks:
@@ -465,7 +467,7 @@ async def test_what_was_never_sent_is_not_cancelled(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("cancellable", [True, False])
 async def test_who_is_cancelled_has_the_server_told_unless_that_is_forbidden(cancellable: bool) -> None:
-    link = MemoryLink()
+    link = FakeTransport()
     wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
         asked = ask(tasks, wire, request_id="own-id", cancellable=cancellable)
@@ -479,7 +481,7 @@ async def test_who_is_cancelled_has_the_server_told_unless_that_is_forbidden(can
 
 
 async def test_a_timeout_of_what_may_not_be_cancelled_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    link, time = MemoryLink(), LoopTime(monkeypatch)
+    link, time = FakeTransport(), LoopTime(monkeypatch)
     wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
         asked = ask(tasks, wire, cancellable=False)
@@ -490,7 +492,7 @@ async def test_a_timeout_of_what_may_not_be_cancelled_says_nothing(monkeypatch: 
 
 
 async def test_an_error_in_the_moment_of_a_cancellation_is_nobodys() -> None:
-    link = MemoryLink()
+    link = FakeTransport()
     wire = JsonRpcConnection(link)
     async with asyncio.TaskGroup() as tasks:
         asked = ask(tasks, wire)
@@ -504,7 +506,7 @@ async def test_an_error_in_the_moment_of_a_cancellation_is_nobodys() -> None:
 
 
 async def test_when_the_link_ends_everybody_learns_it_and_so_does_who_comes_later() -> None:
-    link = MemoryLink()
+    link = FakeTransport()
     wire = JsonRpcConnection(link, in_flight=2)
     async with asyncio.TaskGroup() as tasks:
         answered, *asked = [ask(tasks, wire) for _ in range(4)]
@@ -523,7 +525,7 @@ async def test_when_the_link_ends_everybody_learns_it_and_so_does_who_comes_late
 
 
 async def test_who_waits_for_the_link_to_take_more_learns_of_its_end_too() -> None:
-    link = MemoryLink()
+    link = FakeTransport()
     wire = JsonRpcConnection(link)
     link.writable.clear()
     async with asyncio.TaskGroup() as tasks:
@@ -535,7 +537,7 @@ async def test_who_waits_for_the_link_to_take_more_learns_of_its_end_too() -> No
 
 
 async def test_the_end_of_the_link_ends_what_the_server_asked() -> None:
-    link = MemoryLink()
+    link = FakeTransport()
     ended: list[str] = []
 
     async def answer(method: str, params: JsonObject) -> JsonObject:
@@ -556,7 +558,7 @@ async def test_the_end_of_the_link_ends_what_the_server_asked() -> None:
 
 
 async def test_closing_stops_answering() -> None:
-    link = MemoryLink()
+    link = FakeTransport()
     started: list[str] = []
 
     async def answer(method: str, params: JsonObject) -> JsonObject:
@@ -580,14 +582,14 @@ async def test_closing_stops_answering() -> None:
 @pytest.mark.parametrize("on_request", [None, nothing])
 @pytest.mark.parametrize("identity", [0, 7, "seven", ""])
 async def test_a_ping_is_answered(identity: int | str, on_request: None) -> None:
-    link = MemoryLink()
+    link = FakeTransport()
     JsonRpcConnection(link, on_request=on_request, inbound=0)
     link.say(request(identity, "ping"))
     assert link.sent == [{"jsonrpc": "2.0", "id": identity, "result": {}}]
 
 
 async def test_what_nobody_answers_is_refused() -> None:
-    link = MemoryLink()
+    link = FakeTransport()
     JsonRpcConnection(link)
     link.say(request("a"))
     error: JsonValue = {"code": -32601, "message": "roots/list is not supported"}
@@ -595,7 +597,7 @@ async def test_what_nobody_answers_is_refused() -> None:
 
 
 async def test_a_request_is_answered_by_its_handler() -> None:
-    link = MemoryLink()
+    link = FakeTransport()
 
     async def answer(method: str, params: JsonObject) -> JsonObject:
         return {"method": method, "params": params}
@@ -610,7 +612,7 @@ async def test_a_request_is_answered_by_its_handler() -> None:
 
 
 async def test_requests_are_bounded_and_the_same_one_is_answered_once() -> None:
-    link = MemoryLink()
+    link = FakeTransport()
     gate = asyncio.Event()
 
     async def answer(method: str, params: JsonObject) -> JsonObject:
@@ -631,7 +633,7 @@ async def test_requests_are_bounded_and_the_same_one_is_answered_once() -> None:
 
 
 async def test_a_server_may_take_a_request_back() -> None:
-    link = MemoryLink()
+    link = FakeTransport()
 
     async def answer(method: str, params: JsonObject) -> JsonObject:
         await asyncio.sleep(LONG_S)
@@ -655,7 +657,7 @@ async def test_a_server_may_take_a_request_back() -> None:
 
 
 async def test_a_request_taken_back_before_it_was_begun_is_never_begun() -> None:
-    link = MemoryLink()
+    link = FakeTransport()
     begun: list[str] = []
 
     async def answer(method: str, params: JsonObject) -> JsonObject:
@@ -670,7 +672,7 @@ async def test_a_request_taken_back_before_it_was_begun_is_never_begun() -> None
 
 
 async def test_the_defect_of_a_handler_is_an_error_that_tells_nothing() -> None:
-    link = MemoryLink()
+    link = FakeTransport()
 
     async def answer(method: str, params: JsonObject) -> JsonObject:
         raise ValueError("the password is 1234")
@@ -680,7 +682,7 @@ async def test_the_defect_of_a_handler_is_an_error_that_tells_nothing() -> None:
 
     JsonRpcConnection(link, on_request=answer)
     link.say(request(1))
-    other = MemoryLink()
+    other = FakeTransport()
     JsonRpcConnection(other, on_request=refuse)
     other.say(request(1))
     await settled()
@@ -689,7 +691,7 @@ async def test_the_defect_of_a_handler_is_an_error_that_tells_nothing() -> None:
 
 
 async def test_a_handler_may_refuse_in_the_terms_of_the_protocol() -> None:
-    link = MemoryLink()
+    link = FakeTransport()
 
     async def answer(method: str, params: JsonObject) -> JsonObject:
         raise RpcError(-1, "not today", {"kept": "here"})
@@ -703,7 +705,7 @@ async def test_a_handler_may_refuse_in_the_terms_of_the_protocol() -> None:
 
 @pytest.mark.parametrize("identity", [1.5, [], {}])
 async def test_a_request_whose_id_cannot_be_given_back_is_passed_over(identity: JsonValue) -> None:
-    link = MemoryLink()
+    link = FakeTransport()
     JsonRpcConnection(link, on_request=nothing)
     link.say(request(identity), request(identity, "ping"))
     await settled()
@@ -714,7 +716,7 @@ async def test_a_request_whose_id_cannot_be_given_back_is_passed_over(identity: 
 
 
 async def test_notices_are_handed_on_but_for_those_that_belong_to_a_request() -> None:
-    link = MemoryLink()
+    link = FakeTransport()
     heard: list[tuple[str, JsonObject]] = []
     wire = JsonRpcConnection(link, on_notify=lambda method, params: heard.append((method, params)))
     link.say(
@@ -732,19 +734,19 @@ async def test_notices_are_handed_on_but_for_those_that_belong_to_a_request() ->
         {"jsonrpc": "2.0", "method": "notifications/x", "params": {"a": 1}},
     ]
     link.say(notice("notifications/message"))
-    assert wire.noise == 0
+    assert wire.invalid_frames == 0
 
 
 async def test_without_a_listener_a_notice_is_nothing() -> None:
-    link = MemoryLink()
+    link = FakeTransport()
     wire = JsonRpcConnection(link)
     link.say(notice("notifications/message"))
-    assert wire.noise == 0
+    assert wire.invalid_frames == 0
     assert link.sent == []
 
 
 async def test_the_defect_of_a_listener_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    link = MemoryLink()
+    link = FakeTransport()
 
     def listen(*heard: object) -> None:
         raise ValueError("a defect")
@@ -759,7 +761,7 @@ async def test_the_defect_of_a_listener_stops_nothing(caplog: pytest.LogCaptureF
 
 
 async def test_progress_is_asked_for_beside_what_the_request_says_already() -> None:
-    link = MemoryLink()
+    link = FakeTransport()
     wire = JsonRpcConnection(link)
     params: JsonObject = {"name": "x", "_meta": {"k": "v"}}
     async with asyncio.TaskGroup() as tasks:
@@ -807,7 +809,7 @@ def test_some_refusals_mean_every_question(exc: BaseException | None, final: boo
 
 async def test_finding_e7_close_waits_until_running_handlers_have_cleaned_up() -> None:
     """Whoever closes the wire closes the link next: a handler must not be half way then."""
-    link = MemoryLink()
+    link = FakeTransport()
     began, cleaned = asyncio.Event(), asyncio.Event()
 
     async def handle(method: str, params: JsonObject) -> JsonObject:

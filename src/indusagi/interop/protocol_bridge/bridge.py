@@ -1,22 +1,23 @@
-"""A fleet becomes tools of the kernel: the join between the two halves of the bridge.
+"""Mounted bridge: the tools of a server fleet as tools of the kernel.
 
-A mounted tool carries its reference. At every call it asks the fleet for the endpoint that stands
-behind that server then, so it works again after the server was brought back.
+A mounted tool carries its reference (server, tool). Each call looks up the endpoint that the fleet has for that server
+at the moment, so the tool works again after its server was restarted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import BinaryIO, NoReturn
+from functools import cached_property
+from typing import NoReturn, TypeAlias, cast
 
 from indusagi.capabilities.budget import UNLIMITED
 from indusagi.capabilities.context import ToolContext
-from indusagi.capabilities.ports import DirEntry, FileStat, Folder, ShellProcess, ShellResult, WorkT
+from indusagi.capabilities.ports import Fs, Shell
 from indusagi.capabilities.registry import ToolRegistry
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
 from indusagi.core.cancel import CancelToken
-from indusagi.core.json import JsonObject, is_json_object
+from indusagi.core.json import JsonValue, is_json_object
 from indusagi.core.notes import Note
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
 from indusagi.interop.protocol_bridge.client.supervision import Supervision
@@ -24,114 +25,105 @@ from indusagi.interop.protocol_bridge.client.tools import ArgumentSpelling, find
 from indusagi.interop.protocol_bridge.content import to_tool_result
 from indusagi.interop.protocol_bridge.contract import (
     BridgeConfig,
-    EndpointPhase,
     MountedBridge,
     ProtocolFault,
-    RemoteCallResult,
     RemoteTool,
     RemoteToolRef,
     is_usable_phase,
 )
 from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl, start_server_fleet
-from indusagi.runtime.contract import JsonSchema, ToolBox, ToolResult
+from indusagi.runtime.contract import ToolBox, ToolResult
 
-
-def make_inert_context() -> ToolContext:
-    """Make the context for remote tools: no doors, and no budget but that of the consumer."""
-    return ToolContext(cwd="/", fs=UnavailableFs(), shell=UnavailableShell(), cancel=CancelToken(), budget=UNLIMITED)
-
-
-def _unavailable() -> NoReturn:
-    raise OSError("a remote tool has no files or commands of this machine")
+CallCheck: TypeAlias = Callable[[RemoteToolRef], ToolResult | None]
+"""Runs before each call, when its server is up; a result that it returns replaces the call."""
 
 
 class UnavailableFs:
-    """Files that are not there."""
+    """A file system port whose methods raise `OSError`."""
 
-    async def resolve(self, path: str, *, writing: bool = False) -> str:
-        """Refuse."""
-        _unavailable()
-
-    async def reading(self, path: str, work: Callable[[BinaryIO], WorkT]) -> WorkT:
-        """Refuse."""
-        _unavailable()
-
-    async def folder(self, path: str) -> Folder:
-        """Refuse."""
-        _unavailable()
-
-    async def stat(self, path: str, *, follow: bool = True) -> FileStat:
-        """Refuse."""
-        _unavailable()
-
-    async def exists(self, path: str) -> bool:
-        """Refuse."""
-        _unavailable()
-
-    async def read_bytes(self, path: str, *, offset: int = 0, limit: int | None = None) -> bytes:
-        """Refuse."""
-        _unavailable()
-
-    async def read_text(self, path: str) -> str:
-        """Refuse."""
-        _unavailable()
-
-    async def write_file(self, path: str, data: bytes | str) -> None:
-        """Refuse."""
-        _unavailable()
-
-    async def mkdir(self, path: str) -> None:
-        """Refuse."""
-        _unavailable()
-
-    async def readdir(self, path: str) -> tuple[DirEntry, ...]:
-        """Refuse."""
-        _unavailable()
-
-    async def rm(self, path: str) -> None:
-        """Refuse."""
-        _unavailable()
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return _refuse
 
 
-class UnavailableShell:
-    """Commands that cannot be run."""
-
-    async def exec(
-        self,
-        command: str,
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        timeout_ms: int | None = None,
-        cancel: CancelToken | None = None,
-    ) -> ShellResult:
-        """Refuse."""
-        _unavailable()
-
-    async def spawn(
-        self,
-        command: str,
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        output_path: str | None = None,
-        with_input: bool = False,
-    ) -> ShellProcess:
-        """Refuse."""
-        _unavailable()
+class UnavailableShell(UnavailableFs):
+    """A shell port whose methods raise `OSError`."""
 
 
-@dataclass(frozen=True, slots=True)
+async def _refuse(*arguments: object, **options: object) -> NoReturn:
+    raise OSError("a remote tool has no files or commands of this machine")
+
+
+def make_inert_context() -> ToolContext:
+    """Make the context of remote tools: no files, no commands, and no output budget but the consumer's."""
+    fs, shell = cast("Fs", UnavailableFs()), cast("Shell", UnavailableShell())
+    return ToolContext(cwd="/", fs=fs, shell=shell, cancel=CancelToken(), budget=UNLIMITED)
+
+
 class MountedTool:
     """A remote tool that can be called like any other."""
 
-    remote: RemoteTool
-    tool: DefinedTool
+    def __init__(self, fleet: ServerFleetImpl, remote: RemoteTool, check: CallCheck | None = None) -> None:
+        self.remote = remote
+        self._fleet = fleet
+        self._check = check
+        # A definition that models see as it came has no other spelling.
+        is_verbatim = remote.descriptor.definition is remote.raw
+        self._spelling = ArgumentSpelling(None if is_verbatim else remote.raw.get("inputSchema"))
 
     @property
     def ref(self) -> RemoteToolRef:
-        """Which tool of which server it is."""
+        """The server's id and the tool's own name."""
         return self.remote.ref
+
+    @cached_property
+    def tool(self) -> DefinedTool:
+        """The tool for a registry."""
+        descriptor = self.remote.descriptor
+        spec = ToolSpec(
+            descriptor.name,
+            descriptor.description,
+            descriptor.parameters,
+            self.run,
+            title=descriptor.title,
+            annotations=descriptor.annotations or {},
+            output_schema=descriptor.output_schema,
+            # The server checks them against its own schema; the model has seen a wider view.
+            check_arguments=False,
+            foreign=True,
+            definition=descriptor.definition,
+        )
+        return define_tool(spec)
+
+    async def run(self, arguments: JsonValue, ctx: ToolContext) -> ToolResult:
+        """Call the tool on its server, which is started first if it is asleep; a failure is an error result."""
+        prepared = arguments if is_json_object(arguments) else await self.tool.prepare_call(arguments)
+        if isinstance(prepared, ToolResult):
+            return prepared
+        ref, fleet = self.remote.ref, self._fleet
+        with ctx.cancel.guard():
+            try:
+                endpoint = fleet.endpoint(ref.server)
+                if endpoint is not None and endpoint.known_tools is None:
+                    # The one place that starts a sleeping server for a call, or waits while it starts.
+                    await fleet.wake(ref.server)
+                    endpoint = fleet.endpoint(ref.server)
+                if endpoint is None:
+                    return ToolResult.error(f"server {ref.server!r} is not there any more", code="not_connected")
+                if self._check is not None and (refusal := self._check(ref)) is not None:
+                    return refusal
+                result = await endpoint.invoke(ref.name, self._spelling.restore(prepared), on_progress=ctx.on_progress)
+            except ProtocolFault as fault:
+                return _to_error_result(fault)
+            schema = self.remote.raw.get("outputSchema")
+            if is_json_object(schema) and not result.is_error:
+                problem = await find_output_mismatch(schema, result.structured)
+                if problem is not None:
+                    note = Note(f"server {ref.server!r}, tool {ref.name!r}", problem)
+                    result = replace(result, notes=(*result.notes, note))
+            return to_tool_result(result)
+        return ToolResult.error(f"{self.remote.descriptor.name} was stopped: {ctx.cancel.reason}", code="cancelled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +137,7 @@ class MountedProtocolBridge:
     """What was left out, replaced or renamed, of the configuration and of the tools."""
 
     def to_mounted_bridge(self) -> MountedBridge:
-        """Give the mount in the contract's own shape: fleet, box, and the number of tools."""
+        """Return the type of the contract: fleet, tool box, and the number of tools."""
         return MountedBridge(self.fleet, self.box, len(self.tools))
 
 
@@ -154,109 +146,48 @@ async def mount_protocol_bridge(
 ) -> MountedProtocolBridge:
     """Connect to the servers of a configuration and make their tools callable.
 
-    Returns when every server has come up, failed, or met its deadline; one that failed contributes
-    no tools and says why in `fleet.status()`. Nothing a server does makes this raise.
+    Returns when every server is up, has failed, or has passed its deadline; a failed server contributes no tools, and
+    `fleet.status()` has its fault. No behaviour of a server makes this raise.
     """
     fleet = await start_server_fleet(config, supervision=supervision, handlers=handlers)
     try:
-        remotes, notes = await _remote_tools(fleet)
+        remotes, notes = await _list_remote_tools(fleet)
     except BaseException:
         await fleet.tear_down()
         raise
-    tools = tuple(mount_tool(fleet, remote) for remote in remotes)
+    tools = tuple(MountedTool(fleet, remote) for remote in remotes)
     registry = ToolRegistry()
     registry.register_all(mounted.tool for mounted in tools)
     box = registry.to_tool_box(make_inert_context())
     return MountedProtocolBridge(box, fleet, tools, (*fleet.notes, *notes))
 
 
-async def _remote_tools(fleet: ServerFleetImpl) -> tuple[list[RemoteTool], list[Note]]:
-    """Collect the tools in the order of the configuration, each under a name of its own."""
+async def _list_remote_tools(fleet: ServerFleetImpl) -> tuple[list[RemoteTool], list[Note]]:
+    """List the tools in the order of the configuration, each under a unique name."""
     remotes: list[RemoteTool] = []
     notes: list[Note] = []
-    taken: set[str] = set()
+    names: set[str] = set()
     for endpoint in fleet.endpoints():
         if not is_usable_phase(endpoint.phase):
             continue
         try:
             listed = await endpoint.list_tools()
         except ProtocolFault:
-            continue  # the fault stands in the status
-        for remote in listed:
-            named = _named(remote, taken, notes)
-            taken.add(named.descriptor.name)
-            remotes.append(named)
+            continue  # the status has the fault
+        for tool in listed:
+            remote, name = tool, tool.descriptor.name
+            if name in names:
+                name = model_name(tool.ref, names)
+                owner = f"server {tool.ref.server!r}, tool {tool.ref.name!r}"
+                notes.append(Note(owner, f"another tool has its name; it is called {name!r}"))
+                remote = replace(tool, descriptor=replace(tool.descriptor, name=name))
+            names.add(name)
+            remotes.append(remote)
         notes.extend(endpoint.status().notes)
     return remotes, notes
 
 
-def _named(remote: RemoteTool, taken: set[str], notes: list[Note]) -> RemoteTool:
-    name = remote.descriptor.name
-    if name in taken:
-        name = model_name(remote.ref, taken)
-        owner = f"server {remote.ref.server!r}, tool {remote.ref.name!r}"
-        notes.append(Note(owner, f"another tool has its name; it is called {name!r}"))
-        return replace(remote, descriptor=replace(remote.descriptor, name=name))
-    return remote
-
-
-def mount_tool(fleet: ServerFleetImpl, remote: RemoteTool) -> MountedTool:
-    """Make one remote tool callable through a fleet."""
-    # A definition that was shown as it came has no other spelling.
-    is_shown_whole = remote.descriptor.definition is remote.raw
-    spelling = ArgumentSpelling(None if is_shown_whole else remote.raw.get("inputSchema"))
-
-    def run(arguments: JsonObject, ctx: ToolContext) -> Awaitable[ToolResult]:
-        return _call(fleet, remote, spelling.restore(arguments), ctx)
-
-    descriptor = remote.descriptor
-    spec = ToolSpec(
-        descriptor.name,
-        descriptor.description,
-        descriptor.parameters,
-        run,
-        title=descriptor.title,
-        annotations=descriptor.annotations or {},
-        output_schema=descriptor.output_schema,
-        # The server checks them against the schema it really has; the model saw a wider view.
-        check_arguments=False,
-        foreign=True,
-        definition=descriptor.definition,
-    )
-    return MountedTool(remote, define_tool(spec))
-
-
-async def _call(fleet: ServerFleetImpl, remote: RemoteTool, arguments: JsonObject, ctx: ToolContext) -> ToolResult:
-    ref = remote.ref
-    endpoint = fleet.endpoint(ref.server)
-    if endpoint is not None and endpoint.phase is EndpointPhase.IDLE:
-        await fleet.wake(ref.server)
-        endpoint = fleet.endpoint(ref.server)
-    if endpoint is None:
-        return ToolResult.error(f"server {ref.server!r} is not there any more", code="not_connected")
-    try:
-        # Cancellation needs no token here: the tool runs in the scope of the call's token.
-        answer = await endpoint.invoke(ref.name, arguments, on_progress=ctx.on_progress)
-    except ProtocolFault as fault:
-        return _failure(fault)
-    promised = remote.raw.get("outputSchema")
-    if is_json_object(promised):
-        answer = await _checked(answer, remote, promised)
-    return to_tool_result(answer)
-
-
-async def _checked(answer: RemoteCallResult, remote: RemoteTool, schema: JsonSchema) -> RemoteCallResult:
-    """Note a structured answer that is not what the tool promised; it is passed on all the same."""
-    if answer.is_error:
-        return answer
-    problem = await find_output_mismatch(schema, answer.structured)
-    if problem is None:
-        return answer
-    owner = f"server {remote.ref.server!r}, tool {remote.ref.name!r}"
-    return replace(answer, notes=(*answer.notes, Note(owner, problem)))
-
-
-def _failure(fault: ProtocolFault) -> ToolResult:
+def _to_error_result(fault: ProtocolFault) -> ToolResult:
     detail = fault.detail
     return ToolResult.error(
         str(fault),

@@ -1,7 +1,8 @@
-"""Blocks of the MCP protocol ↔ blocks of the kernel. The only translator, and it loses nothing.
+"""Conversion between content blocks of MCP and content blocks of the kernel; nothing is lost.
 
-Text becomes a text block that keeps whatever else the block carried. Everything else, also a type
-nobody has heard of, becomes a JSON block that holds the object it arrived as.
+https://modelcontextprotocol.io/specification/2025-06-18/server/tools#tool-result. A text block becomes a text block
+that keeps the other keys of the object. Every other block, of a known or unknown type, becomes a JSON block with the
+object as it came.
 """
 
 from __future__ import annotations
@@ -17,26 +18,26 @@ from indusagi.runtime.contract import ToolResult
 BLOCK_TYPES = frozenset({"text", "image", "audio", "resource", "resource_link"})
 
 
-def read_result(answer: JsonObject, owner: str) -> RemoteCallResult:
-    """Read the answer to a call; what is odd about it is noted, and nothing is thrown away."""
-    content = answer.get("content")
+def parse_call_result(result: JsonObject, owner: str) -> RemoteCallResult:
+    """Parse the result of `tools/call`; `owner` names the tool in notes about what is odd."""
+    content = result.get("content")
     notes: list[Note] = []
     if not isinstance(content, list):
-        found = "no content" if content is None else f"content of type {type(content).__name__}"
-        notes.append(Note(owner, f"the answer has {found} instead of a list of blocks"))
+        shown = "no content" if content is None else f"content of type {type(content).__name__}"
+        notes.append(Note(owner, f"the answer has {shown} instead of a list of blocks"))
         content = []
-    meta = answer.get("_meta")
+    meta = result.get("_meta")
     return RemoteCallResult(
         content,
-        answer.get("isError") is True,
-        structured=answer.get("structuredContent"),
+        result.get("isError") is True,
+        structured=result.get("structuredContent"),
         meta=meta if isinstance(meta, dict) else None,
         notes=tuple(notes),
     )
 
 
 def to_tool_result(result: RemoteCallResult) -> ToolResult:
-    """Turn a server's answer into a tool's answer."""
+    """Convert the result of a remote call into a tool result."""
     details: dict[str, JsonValue] = {}
     if result.meta is not None:
         details["_meta"] = result.meta
@@ -47,11 +48,11 @@ def to_tool_result(result: RemoteCallResult) -> ToolResult:
 
 
 def from_block(block: JsonValue) -> ToolContentBlock:
-    """Turn one block of the protocol into one of the kernel."""
+    """Convert one block of MCP into one of the kernel."""
     if isinstance(block, dict) and block.get("type") == "text":
         text = block.get("text")
         if isinstance(text, str):
-            if len(block) == 2:  # these two
+            if len(block) == 2:  # `type` and `text`
                 return TextContentBlock(text)
             extra = {key: value for key, value in block.items() if key not in {"type", "text"}}
             return TextContentBlock(text, extra)
@@ -59,12 +60,12 @@ def from_block(block: JsonValue) -> ToolContentBlock:
 
 
 def to_blocks(content: Sequence[ToolContentBlock]) -> list[JsonObject]:
-    """Turn blocks of the kernel into blocks of the protocol."""
+    """Convert blocks of the kernel into blocks of MCP."""
     return [to_block(block) for block in content]
 
 
 def to_block(block: ToolContentBlock) -> JsonObject:
-    """Turn one block into one of the protocol; JSON that is none travels as text."""
+    """Convert one block of the kernel into one of MCP; JSON that is not a block becomes text."""
     if isinstance(block, TextContentBlock):
         return {"type": "text", "text": block.text, **(block.extra or {})}
     if isinstance(block.value, dict):

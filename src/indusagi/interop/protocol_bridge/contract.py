@@ -1,6 +1,6 @@
-"""The vocabulary of the bridge to MCP servers. Shapes, and the few questions one may ask of them.
+"""Types of the bridge to MCP servers: configurations, limits, faults, phases, tools, results, protocols.
 
-Every module of the bridge takes its nouns from here. Nothing in this file connects to anything.
+Every module of the bridge imports them from here. Nothing in this module does I/O.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ FaultReason: TypeAlias = Literal[
     "upstream",
     "version",
 ]
-"""The finer cause of a fault. The set is closed; a new cause is added here or not at all."""
+"""The finer cause of a fault: a closed set."""
 LATER_START_S = 10.0
-"""How long a server may take to start that was up before, or that is reached over a network."""
+"""The start limit of a server that was up before, or that is reached over a network."""
 TransportKind: TypeAlias = Literal["stdio", "sse", "streamable_http"]
 TrustState: TypeAlias = Literal["trusted", "untrusted"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultDetail:
-    """What is known about a fault besides its kind; each fact may be missing."""
+    """What is known about a fault besides its kind; every field may be absent."""
 
     server: str | None = None
     reason: FaultReason | None = None
@@ -57,7 +57,7 @@ class FaultDetail:
     exit_code: int | None = None
     signal: int | None = None
     stderr: tuple[str, ...] = ()
-    """The last lines the process wrote to its standard error."""
+    """The last lines of the process's standard error."""
     stdout: tuple[str, ...] = ()
     """Lines of its standard output that were not protocol messages."""
 
@@ -66,7 +66,7 @@ FaultCause: TypeAlias = BaseException
 
 
 class ProtocolFault(CoreError):
-    """Anything that goes wrong between us and a server. Branch on `kind`."""
+    """An error between client and server. Branch on `kind`."""
 
     def __init__(
         self, kind: FaultKind, message: str, cause: FaultCause | None = None, *, detail: FaultDetail | None = None
@@ -83,24 +83,24 @@ class ProtocolFault(CoreError):
         self.__cause__ = cause
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _remade, (self.kind, self.message, self.__cause__, self.detail)
+        return _restore_fault, (self.kind, self.message, self.__cause__, self.detail)
 
     @property
     def cause(self) -> BaseException | None:
-        """What triggered it; the same as `__cause__`."""
+        """The exception that caused it; the same as `__cause__`."""
         return self.__cause__
 
     def __repr__(self) -> str:
         return f"ProtocolFault({self.kind!r}, {self.message!r})"
 
 
-def _remade(kind: FaultKind, message: str, cause: FaultCause | None, detail: FaultDetail) -> ProtocolFault:
-    """Make a fault again that was copied or came out of a pickle."""
+def _restore_fault(kind: FaultKind, message: str, cause: FaultCause | None, detail: FaultDetail) -> ProtocolFault:
+    """Build a fault that was copied or pickled."""
     return ProtocolFault(kind, message, cause, detail=detail)
 
 
 def protocol_fault(kind: FaultKind, message: str, cause: FaultCause | None = None) -> ProtocolFault:
-    """Make a fault in few words.
+    """Make a fault without a detail.
 
     Raises:
         ValueError: The kind is not one of `FAULT_KINDS`.
@@ -109,12 +109,12 @@ def protocol_fault(kind: FaultKind, message: str, cause: FaultCause | None = Non
 
 
 def is_protocol_fault(value: object) -> TypeGuard[ProtocolFault]:
-    """Tell whether a value is a `ProtocolFault`."""
+    """Return whether a value is a `ProtocolFault`."""
     return isinstance(value, ProtocolFault)
 
 
 class EndpointPhase(StrEnum):
-    """Where a connection stands: idle → connecting → ready → closing → closed, or faulted."""
+    """The state of an endpoint: idle → connecting → ready → closing → closed, or faulted."""
 
     IDLE = "idle"
     CONNECTING = "connecting"
@@ -125,57 +125,57 @@ class EndpointPhase(StrEnum):
 
 
 def is_usable_phase(phase: EndpointPhase | str) -> bool:
-    """Tell whether tools can be called in this phase, given as a member or by its value.
+    """Return whether tools can be called in a phase, given as a member or by its value.
 
     Raises:
-        ValueError: There is no such phase.
+        ValueError: The phase is unknown.
     """
     return EndpointPhase(phase) is EndpointPhase.READY
 
 
 def is_terminal_phase(phase: EndpointPhase | str) -> bool:
-    """Tell whether this phase is the last one of its endpoint.
+    """Return whether a phase is the last one of its endpoint.
 
     Raises:
-        ValueError: There is no such phase.
+        ValueError: The phase is unknown.
     """
     return EndpointPhase(phase) in {EndpointPhase.CLOSED, EndpointPhase.FAULTED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLimits:
-    """Every deadline and cap that holds for one server."""
+    """The deadlines and limits of one server."""
 
     connect_s: float | None = None
-    """From the start of the process, or the first request, to the end of the handshake. None: as
-    `StartPolicy` decides, which gives a first start more time."""
+    """From the start of the process, or the first request, to the end of the handshake. `None`: `StartPolicy` decides,
+    and gives a first start more time."""
     probe_s: float = 2.0
-    """How long the question for the modern protocol may stay unanswered before the old one."""
+    """How long `server/discover` may stay unanswered before `initialize` is sent too."""
     list_s: float = 10.0
     call_idle_s: float = 60.0
-    """Progress starts this one anew."""
+    """Longest silence during a call; progress restarts it."""
     call_hard_s: float = 600.0
     close_s: float = 2.0
-    """For each of: leave by itself, obey SIGTERM."""
+    """For each of: exit at the end of its input, exit at SIGTERM."""
     frame_bytes: int = 16 * 1024 * 1024
     in_flight: int = 64
     inbound: int = 8
     pages: int = 50
     tools: int = 1_000
     description_chars: int = 2_048
-    """Of a description, as a model is shown it; 0: all of it."""
+    """The limit of a description in the model view; 0: none."""
     stderr_lines: int = 200
     stderr_line_bytes: int = 500
     relist_gap_s: float = 1.0
-    """The least time between two listings that the server asks for."""
+    """The shortest time between two listings that the server requests."""
 
     @property
     def start_s(self) -> float:
-        """The limit of a start that is not the first one."""
+        """The limit of a start that is not the first."""
         return LATER_START_S if self.connect_s is None else self.connect_s
 
 
-def _frozen(mapping: Mapping[str, str]) -> Mapping[str, str]:
+def _freeze(mapping: Mapping[str, str]) -> Mapping[str, str]:
     return MappingProxyType(dict(mapping))
 
 
@@ -187,23 +187,23 @@ def _freeze_filters(config: StdioServerConfig | _RemoteServerConfig) -> None:
 
 @dataclass(frozen=True, slots=True)
 class StdioServerConfig:
-    """A server that is a process of ours, spoken to through its standard input and output."""
+    """A server that runs as a child process, connected by its standard input and output."""
 
     kind: ClassVar[Literal["stdio"]] = "stdio"
     id: str
     command: str
     args: Sequence[str] = ()
     env: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
-    """Added to a small set of harmless variables; nothing else of ours reaches the process."""
+    """Added to the variables that every server inherits (see `client.start.environment`)."""
     cwd: str | None = field(default=None, kw_only=True)
     limits: ServerLimits = field(default_factory=ServerLimits, kw_only=True)
     include_tools: Sequence[str] | None = field(default=None, kw_only=True)
-    """None: all of them."""
+    """`None`: all."""
     exclude_tools: Sequence[str] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "args", tuple(self.args))
-        object.__setattr__(self, "env", _frozen(self.env))
+        object.__setattr__(self, "env", _freeze(self.env))
         _freeze_filters(self)
 
 
@@ -213,27 +213,27 @@ class _RemoteServerConfig:
     url: str
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     proxy: str | None = field(default=None, kw_only=True, repr=False)
-    """Its address; empty: none; None: the one that `HTTPS_PROXY` and the like name, if any."""
+    """Its URL; empty: none; `None`: the one of `HTTPS_PROXY` and the like, if any."""
     limits: ServerLimits = field(default_factory=ServerLimits, kw_only=True)
     include_tools: Sequence[str] | None = field(default=None, kw_only=True)
-    """None: all of them."""
+    """`None`: all."""
     exclude_tools: Sequence[str] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "headers", _frozen(self.headers))
+        object.__setattr__(self, "headers", _freeze(self.headers))
         _freeze_filters(self)
 
 
 @dataclass(frozen=True, slots=True)
 class SseServerConfig(_RemoteServerConfig):
-    """A server behind the old HTTP transport with a standing event stream."""
+    """A server of the HTTP+SSE transport, which the protocol has deprecated."""
 
     kind: ClassVar[Literal["sse"]] = "sse"
 
 
 @dataclass(frozen=True, slots=True)
 class StreamableHttpServerConfig(_RemoteServerConfig):
-    """A server behind the present HTTP transport."""
+    """A server of the Streamable HTTP transport."""
 
     kind: ClassVar[Literal["streamable_http"]] = "streamable_http"
 
@@ -242,13 +242,13 @@ ServerConfig: TypeAlias = StdioServerConfig | SseServerConfig | StreamableHttpSe
 
 
 def find_config_problem(server: object) -> str | None:
-    """Say why a value cannot be connected to as the description of a server; None if it can."""
+    """Return why a value is not a usable server configuration; `None` if it is."""
     if not isinstance(server, (StdioServerConfig, SseServerConfig, StreamableHttpServerConfig)):
         return f"{type(server).__name__} is not the description of a server"
-    if not _is_filled(server.id):
+    if not _is_nonempty(server.id):
         return f"its id must be text that is not empty, not {server.id!r}"
     if isinstance(server, StdioServerConfig):
-        if not _is_filled(server.command) or not all(map(_is_text, server.args)):
+        if not _is_nonempty(server.command) or not all(map(_is_text, server.args)):
             return "its command must be text that is not empty, and its arguments text"
     elif not _is_text(server.url) or not server.url.lower().startswith(("http://", "https://")):
         return f"its url must begin with http:// or https://, not {server.url!r}"
@@ -259,7 +259,7 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-def _is_filled(value: object) -> bool:
+def _is_nonempty(value: object) -> bool:
     return isinstance(value, str) and value != ""
 
 
@@ -275,30 +275,30 @@ class BridgeConfig:
 
 @dataclass(frozen=True, slots=True)
 class RemoteToolRef:
-    """One tool of one server, as the configuration and the server name them."""
+    """One tool of one server: the configured id, and the server's own name for the tool."""
 
     server: str
     name: str
 
 
 def qualify_tool_name(ref: RemoteToolRef) -> str:
-    """Join server and tool. The result is to be read, never to be taken apart again."""
+    """Join server and tool into a name, which is never split again."""
     return f"{ref.server}{QUALIFIER}{ref.name}"
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteTool:
-    """A tool of a server, and what a model is told about it."""
+    """A tool of a server, with its descriptor for models."""
 
     ref: RemoteToolRef
     descriptor: ToolDescriptor
     raw: JsonObject = field(default_factory=dict[str, "JsonValue"], kw_only=True)
-    """The definition as the server gave it, key order, nulls and vendor keys included."""
+    """The definition as the server sent it: key order, nulls and vendor keys included."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteCallResult:
-    """What a server answered to a call: its blocks, untouched."""
+    """The result of a remote call, with its content blocks as they came."""
 
     content: Sequence[JsonValue]
     is_error: bool = False
@@ -312,17 +312,17 @@ class RemoteCallResult:
 
 @dataclass(frozen=True, slots=True)
 class SlowStart:
-    """Why the start of a server takes long, as far as its configuration tells."""
+    """Why the start of a server takes long, as far as its configuration shows."""
 
     first: bool
-    """It was never seen up with this configuration."""
+    """It was never up with this configuration."""
     package_manager: str | None = None
-    """The command that may be downloading what it runs."""
+    """The command that may be downloading its program."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointStatus:
-    """How a server is at this moment."""
+    """The state of one server."""
 
     server: str
     phase: EndpointPhase
@@ -330,11 +330,11 @@ class EndpointStatus:
     fault: ProtocolFault | None = None
     restarts: int = field(default=0, kw_only=True)
     next_try_s: float | None = field(default=None, kw_only=True)
-    """Seconds until the next attempt to start it; None when none is planned."""
+    """Seconds until the next start; `None` if none is planned."""
     trust: TrustState = field(default="trusted", kw_only=True)
     notes: Sequence[Note] = field(default=(), kw_only=True)
     slow_start: SlowStart | None = field(default=None, kw_only=True)
-    """Set while it starts and has taken longer than a second."""
+    """Set while it starts, after one second."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "phase", EndpointPhase(self.phase))
@@ -344,20 +344,20 @@ FleetStatus: TypeAlias = Mapping[str, EndpointStatus]
 
 
 class ServerEndpoint(Protocol):
-    """A connection to one server. It is opened once; after its end another one is needed."""
+    """A connection to one server. It is opened once; another try needs another endpoint."""
 
     @property
     def config(self) -> ServerConfig:
-        """What it was made from."""
+        """The configuration of the server."""
         ...
 
     @property
     def phase(self) -> EndpointPhase:
-        """Where it stands."""
+        """The present phase."""
         ...
 
     async def open(self) -> None:
-        """Connect; those who call at the same time share one attempt.
+        """Connect; concurrent callers share one attempt.
 
         Raises:
             ProtocolFault: It could not be opened, or was closed before.
@@ -365,7 +365,7 @@ class ServerEndpoint(Protocol):
         ...
 
     async def list_tools(self) -> Sequence[RemoteTool]:
-        """List the tools; what was listed once is remembered.
+        """List the tools; the list is kept until the server reports a change.
 
         Raises:
             ProtocolFault: Not ready, or the listing failed.
@@ -375,7 +375,7 @@ class ServerEndpoint(Protocol):
     async def invoke(
         self, name: str, args: JsonValue, *, cancel: CancelToken | None = None, on_progress: ProgressSink | None = None
     ) -> RemoteCallResult:
-        """Call a tool by the name the server has for it.
+        """Call a tool by the server's own name for it.
 
         Raises:
             ProtocolFault: Not ready, refused, timed out, cancelled, or the connection was lost.
@@ -383,7 +383,7 @@ class ServerEndpoint(Protocol):
         ...
 
     def status(self) -> EndpointStatus:
-        """Tell how it is."""
+        """Return the present state."""
         ...
 
     async def close(self) -> None:
@@ -392,13 +392,13 @@ class ServerEndpoint(Protocol):
 
 
 class ServerFleet(Protocol):
-    """Several endpoints by id, in the order of the configuration, each failing alone."""
+    """Endpoints by server id, in the order of the configuration; each fails alone."""
 
     async def spin_up(self) -> None:
-        """Start the last configuration anew.
+        """Start the last configuration again.
 
         Raises:
-            ProtocolFault: There was none yet.
+            ProtocolFault: The fleet was never started.
         """
         ...
 
@@ -407,21 +407,21 @@ class ServerFleet(Protocol):
         ...
 
     def endpoint(self, server: str) -> ServerEndpoint | None:
-        """Find an endpoint by the id of its server."""
+        """Return the endpoint of a server."""
         ...
 
     def endpoints(self) -> Sequence[ServerEndpoint]:
-        """List the endpoints there are now."""
+        """List the present endpoints."""
         ...
 
     def status(self) -> FleetStatus:
-        """Tell how every server is."""
+        """Return the state of every server."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class MountedBridge:
-    """A fleet, the box of its tools, and how many there are."""
+    """A fleet, its tool box, and the number of tools."""
 
     fleet: ServerFleet
     tool_box: ToolBox
@@ -429,4 +429,4 @@ class MountedBridge:
 
 
 MountedProtocolBridge: TypeAlias = MountedBridge
-"""The contract's name for the outcome of a mount; `bridge` has a richer type of this name."""
+"""The contract's name for the result of a mount; `bridge` has a richer type of this name."""

@@ -1,9 +1,8 @@
-"""Several servers at once: connected together, each failing alone, and brought back when they die.
+"""Server fleet: several servers started together, each failing alone, and restarted when they fail.
 
-Every endpoint is registered before any of them connects, so a server that never comes up is still
-there to be asked about. Behind each id stands a keeper with a task of its own: it opens an
-endpoint, lists its tools, waits for its end, and opens the next one when the rules of supervision
-say so. The endpoint under an id therefore changes; ask for it when you need it.
+Every endpoint is registered before the first one connects, so the status covers servers that never come up. Behind each
+id a supervisor runs in a background task: it opens an endpoint, lists its tools, waits for its end, and opens the next
+one when the rules of `Supervision` say so. The endpoint under an id therefore changes: look it up for each use.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ from indusagi.interop.protocol_bridge.endpoint import EndpointEvent, ServerEndpo
 _log = logging.getLogger(__name__)
 
 Waiting: TypeAlias = Literal["asleep", "untrusted"]
-"""Why a server is not started: it starts when it is needed, or nobody has consented to it."""
+"""Why a server is not started: it starts at its first call, or it needs consent."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetEvent:
-    """Something changed at a server: its phase, its tools, or that its start takes long."""
+    """A change of one server: its phase, its tools, or that its start takes long."""
 
     server: str
     event: EndpointEvent
@@ -59,20 +58,20 @@ async def start_server_fleet(
     history: StartHistory | None = None,
     on_event: Callable[[FleetEvent], None] | None = None,
 ) -> ServerFleetImpl:
-    """Connect to every server of a configuration, and return when each has come up or failed.
+    """Connect to every server of a configuration, and return when each is up or has failed.
 
-    Those that are `waiting` are there, but not started. The `policy` says how long a start may
-    take, and the `history` which starts are first ones; `on_event` hears what happens meanwhile.
+    Servers in `waiting` are registered and not started. The `policy` says how long a start may take, the `history`
+    which starts are first ones; `on_event` receives the events meanwhile.
     """
     fleet = ServerFleetImpl(supervision=supervision, handlers=handlers, policy=policy, history=history)
     if on_event is not None:
-        fleet.follow(on_event)
+        fleet.subscribe(on_event)
     await fleet.start(config, waiting=waiting)
     return fleet
 
 
 class ServerFleetImpl:
-    """The one kind of fleet there is; it starts empty."""
+    """The implementation of `ServerFleet`; it starts empty."""
 
     def __init__(
         self,
@@ -84,14 +83,14 @@ class ServerFleetImpl:
         pacer: StartPacer | None = None,
     ) -> None:
         self.history = PROCESS_HISTORY if history is None else history
-        """Which configurations were seen up: their starts have a short limit."""
+        """Which configurations were up before: their starts have a short limit."""
         self._policy = policy or StartPolicy()
         self._pacer = pacer or StartPacer()
         self._supervision = supervision or Supervision()
         self._handlers = handlers
         self._config: BridgeConfig | None = None
         self._waiting: dict[str, Waiting] = {}
-        self._keepers: dict[str, _Keeper] = {}
+        self._supervisors: dict[str, _ServerSupervisor] = {}
         self._notes: tuple[Note, ...] = ()
         self._listeners: list[Callable[[FleetEvent], None]] = []
 
@@ -101,171 +100,170 @@ class ServerFleetImpl:
         return self._notes
 
     async def start(self, config: BridgeConfig, *, waiting: Mapping[str, Waiting] | None = None) -> None:
-        """Connect to the servers of a configuration, in place of those there were.
+        """Connect to the servers of a configuration, in place of the present ones.
 
-        Those that are `waiting` are registered and not started.
+        Servers in `waiting` are registered and not started.
         """
         await self.tear_down()
         self._config, self._waiting = config, dict(waiting or {})
         usable, unusable = _split_servers(config)
-        wanted = {server.id: server for server in usable}
-        self._notes = (*unusable, *_duplicates(usable))
-        self._keepers = {
-            identity: self._keeper(server, self._waiting.get(identity)) for identity, server in wanted.items()
+        by_id = {server.id: server for server in usable}
+        self._notes = (*unusable, *_note_duplicates(usable))
+        self._supervisors = {
+            identity: self._make_supervisor(server, self._waiting.get(identity)) for identity, server in by_id.items()
         }
-        started = [keeper for keeper in self._keepers.values() if keeper.waiting is None]
-        for keeper in started:
-            keeper.start()
+        started = [supervisor for supervisor in self._supervisors.values() if supervisor.waiting is None]
+        for supervisor in started:
+            supervisor.start()
         try:
-            for keeper in started:
-                await keeper.settled.wait()
+            for supervisor in started:
+                await supervisor.settled.wait()
         except asyncio.CancelledError:
             await self.tear_down()
             raise
 
-    def _keeper(self, server: ServerConfig, waiting: Waiting | None) -> _Keeper:
-        fresh = partial(
+    def _make_supervisor(self, server: ServerConfig, waiting: Waiting | None) -> _ServerSupervisor:
+        make_endpoint = partial(
             ServerEndpointImpl,
             server,
             handlers=self._handlers,
-            on_event=lambda event: self._tell(server.id, event),
+            on_event=lambda event: self._report(server.id, event),
             policy=self._policy,
             history=self.history,
         )
-        return _Keeper(server, self._supervision, fresh, self._pacer, waiting)
+        return _ServerSupervisor(server, self._supervision, make_endpoint, self._pacer, waiting)
 
     async def wake(self, server: str, *, urgent: bool = True) -> None:
-        """Start a server that is asleep, and wait until it has come up or failed.
+        """Start a sleeping server, and wait until it is up or has failed.
 
-        One that is started already is waited for only while it comes up. One that nobody has
-        consented to stays as it is. One that is not `urgent` starts when the machine has a core
-        for it.
+        A server that is already starting is waited for; an untrusted one stays as it is. Unless it is `urgent`, the
+        start waits for a free core.
 
         Raises:
-            ProtocolFault: There is no server of this id.
+            ProtocolFault: The id is unknown.
         """
-        keeper = self._require(server)
+        supervisor = self._require(server)
         if urgent:
-            keeper.urgent.set()
-        if keeper.waiting == "asleep":
-            keeper.start()
-        if keeper.waiting is None:
-            await keeper.settled.wait()
+            supervisor.urgent.set()
+        if supervisor.waiting == "asleep":
+            supervisor.start()
+        if supervisor.waiting is None:
+            await supervisor.settled.wait()
 
     async def add(self, server: ServerConfig, *, waiting: Waiting | None = None) -> None:
-        """Take in another server, in place of one of the same id, and wait as `start` does."""
-        former = self._keepers.get(server.id)
-        if former is not None:
-            await former.close()
-        keeper = self._keepers[server.id] = self._keeper(server, waiting)
+        """Add a server, in place of one with the same id, and wait as `start` does."""
+        predecessor = self._supervisors.get(server.id)
+        if predecessor is not None:
+            await predecessor.close()
+        supervisor = self._supervisors[server.id] = self._make_supervisor(server, waiting)
         if waiting is None:
-            keeper.start()
-            await keeper.settled.wait()
+            supervisor.start()
+            await supervisor.settled.wait()
 
     async def remove(self, server: str) -> None:
-        """Close a server and forget it; the others go on.
+        """Close a server and forget it.
 
         Raises:
-            ProtocolFault: There is no server of this id.
+            ProtocolFault: The id is unknown.
         """
         await self._require(server).close()
-        self._keepers.pop(server, None)
+        self._supervisors.pop(server, None)
 
     async def spin_up(self) -> None:
-        """Start the last configuration anew.
+        """Start the last configuration again.
 
         Raises:
-            ProtocolFault: There was none yet.
+            ProtocolFault: The fleet was never started.
         """
         if self._config is None:
             raise ProtocolFault("not_connected", "the fleet was never started")
         await self.start(self._config, waiting=self._waiting)
 
     async def tear_down(self) -> None:
-        """Close every server, all at once; never raises, and keeps to the limits of each."""
+        """Close all servers concurrently, within the limits of each; never raises."""
         closer = BackgroundTask("fleet tear-down")
-        closer.start(_close_all(list(self._keepers.values())))
+        closer.start(_close_all(list(self._supervisors.values())))
         await closer.join()
 
     def endpoint(self, server: str) -> ServerEndpointImpl | None:
-        """Find the present endpoint of a server."""
-        keeper = self._keepers.get(server)
-        return None if keeper is None else keeper.endpoint
+        """Return the present endpoint of a server."""
+        supervisor = self._supervisors.get(server)
+        return None if supervisor is None else supervisor.endpoint
 
     def endpoints(self) -> Sequence[ServerEndpointImpl]:
-        """List the endpoints there are now, in the order of the configuration."""
-        return tuple(keeper.endpoint for keeper in self._keepers.values())
+        """List the present endpoints, in the order of the configuration."""
+        return tuple(supervisor.endpoint for supervisor in self._supervisors.values())
 
     def status(self) -> FleetStatus:
-        """Tell how every server is, in the order of the configuration."""
-        statuses = {identity: keeper.status() for identity, keeper in self._keepers.items()}
+        """Return the state of every server, in the order of the configuration."""
+        statuses = {identity: supervisor.status() for identity, supervisor in self._supervisors.items()}
         return MappingProxyType(statuses)
 
     async def restart(self, server: str) -> None:
-        """Start a server anew, whatever the rules say, and wait until it has come up or failed.
+        """Restart a server at once, whatever the rules of supervision say, and wait until it is up or has failed.
 
         Raises:
-            ProtocolFault: There is no server of this id, or nobody has consented to it.
+            ProtocolFault: The id is unknown, or the server needs consent.
         """
-        keeper = self._require(server)
-        if keeper.waiting == "untrusted":
+        supervisor = self._require(server)
+        if supervisor.waiting == "untrusted":
             detail = FaultDetail(server=server, reason="untrusted")
             message = f"server {server!r} is not started: nobody has consented to it"
             raise ProtocolFault("not_connected", message, detail=detail)
-        await keeper.close()
-        fresh = self._keeper(keeper.config, None)
-        fresh.restarts = keeper.restarts + 1
-        fresh.urgent.set()
-        self._keepers[server] = fresh
-        fresh.start()
-        await fresh.settled.wait()
+        await supervisor.close()
+        successor = self._make_supervisor(supervisor.config, None)
+        successor.restarts = supervisor.restarts + 1
+        successor.urgent.set()
+        self._supervisors[server] = successor
+        successor.start()
+        await successor.settled.wait()
 
     async def stop(self, server: str) -> None:
-        """Close one server and leave it closed; the others go on.
+        """Close one server and leave it closed.
 
         Raises:
-            ProtocolFault: There is no server of this id.
+            ProtocolFault: The id is unknown.
         """
         await self._require(server).close()
 
-    def follow(self, listener: Callable[[FleetEvent], None]) -> Callable[[], None]:
-        """Tell a listener of every change, in the event loop; returns the way out."""
+    def subscribe(self, listener: Callable[[FleetEvent], None]) -> Callable[[], None]:
+        """Call a listener at every change, in the event loop; returns a function that unsubscribes it."""
         self._listeners.append(listener)
 
-        def leave() -> None:
+        def unsubscribe() -> None:
             if listener in self._listeners:
                 self._listeners.remove(listener)
 
-        return leave
+        return unsubscribe
 
-    def _tell(self, server: str, event: EndpointEvent) -> None:
+    def _report(self, server: str, event: EndpointEvent) -> None:
         if not self._listeners:
             return
-        told = FleetEvent(server, event, self._keepers[server].status())
+        fleet_event = FleetEvent(server, event, self._supervisors[server].status())
         for listener in tuple(self._listeners):
             try:
-                listener(told)
+                listener(fleet_event)
             except Exception:  # noqa: BLE001 — boundary: a listener's defect is not the server's
                 _log.exception("a listener of the fleet failed")
 
-    def _require(self, server: str) -> _Keeper:
-        keeper = self._keepers.get(server)
-        if keeper is None:
+    def _require(self, server: str) -> _ServerSupervisor:
+        supervisor = self._supervisors.get(server)
+        if supervisor is None:
             detail = FaultDetail(server=server, reason="not_found")
-            known = ", ".join(self._keepers) or "none"
+            known = ", ".join(self._supervisors) or "none"
             message = f"there is no server {server!r}; there are: {known}"
             raise ProtocolFault("not_connected", message, detail=detail)
-        return keeper
+        return supervisor
 
 
-class _Keeper:
-    """Keeps one server up."""
+class _ServerSupervisor:
+    """Keeps one server running."""
 
     def __init__(
         self,
         config: ServerConfig,
         supervision: Supervision,
-        fresh: Callable[[], ServerEndpointImpl],
+        make_endpoint: Callable[[], ServerEndpointImpl],
         pacer: StartPacer,
         waiting: Waiting | None = None,
     ) -> None:
@@ -273,23 +271,23 @@ class _Keeper:
         self.waiting = waiting
         self.settled = asyncio.Event()
         self.urgent = asyncio.Event()
-        """Set when a caller waits for it: it starts out of its turn."""
+        """Set when a caller waits for the server: it starts out of turn."""
         self.restarts = 0
-        self._fresh = fresh
+        self._make_endpoint = make_endpoint
         self._pacer = pacer
         self._record = RestartRecord(supervision)
         self._next_try_at: float | None = None
         self._last_fault: ProtocolFault | None = None
-        self._owner = BackgroundTask(f"keeper {config.id}")
-        self.endpoint = self._fresh()
+        self._task = BackgroundTask(f"supervisor {config.id}")
+        self.endpoint = self._make_endpoint()
 
     def start(self) -> None:
         self.waiting = None
-        self._owner.start(self._keep())
+        self._task.start(self._run())
 
     async def close(self) -> None:
-        self._owner.cancel()
-        await self._owner.join()
+        self._task.cancel()
+        await self._task.join()
         await self.endpoint.close()
 
     def status(self) -> EndpointStatus:
@@ -297,26 +295,26 @@ class _Keeper:
         if self._next_try_at is not None:
             next_try_s = max(0.0, self._next_try_at - asyncio.get_running_loop().time())
         status = self.endpoint.status()
-        coming_up = status.phase in {EndpointPhase.IDLE, EndpointPhase.CONNECTING}
+        is_starting = status.phase in {EndpointPhase.IDLE, EndpointPhase.CONNECTING}
         return replace(
             status,
-            # Why it is not up: what the last attempt met, until another one has ended.
-            fault=status.fault or (self._last_fault if coming_up else None),
+            # While it is not up: the fault of the last attempt.
+            fault=status.fault or (self._last_fault if is_starting else None),
             restarts=self.restarts,
             next_try_s=next_try_s,
             trust="untrusted" if self.waiting == "untrusted" else "trusted",
         )
 
-    async def _keep(self) -> None:
-        """Bring the server up again and again, until it is closed or there is no hope."""
+    async def _run(self) -> None:
+        """Start the server again and again, until it is closed or its fault is permanent."""
         loop = asyncio.get_running_loop()
         try:
             while True:
-                begun = loop.time()
-                await self._bring_up()
+                started_at = loop.time()
+                await self._open()
                 self.settled.set()
-                await self.endpoint.ended()
-                status, up_s = self.endpoint.status(), loop.time() - begun
+                await self.endpoint.wait_closed()
+                status, up_s = self.endpoint.status(), loop.time() - started_at
                 self._last_fault = status.fault
                 wait_s = self._record.delay(status.fault, up_s, loop.time())
                 if status.phase is EndpointPhase.CLOSED or wait_s is None:
@@ -325,14 +323,14 @@ class _Keeper:
                 await asyncio.sleep(wait_s)
                 self._next_try_at = None
                 self.restarts += 1
-                self.endpoint = self._fresh()
+                self.endpoint = self._make_endpoint()
         finally:
             self._next_try_at = None
             self.settled.set()
             await self.endpoint.close()
 
-    async def _bring_up(self) -> None:
-        """Open the endpoint and list its tools; a failed listing is tried again while it lives."""
+    async def _open(self) -> None:
+        """Open the endpoint and list its tools; a failed listing is repeated while the endpoint is ready."""
         rules = self._record.rules
         wait_s = rules.first_s
         try:
@@ -354,14 +352,14 @@ class _Keeper:
                 return
 
 
-async def _close_all(keepers: Sequence[_Keeper]) -> None:
+async def _close_all(supervisors: Sequence[_ServerSupervisor]) -> None:
     async with asyncio.TaskGroup() as tasks:
-        for keeper in keepers:
-            tasks.create_task(keeper.close())
+        for supervisor in supervisors:
+            tasks.create_task(supervisor.close())
 
 
 def _split_servers(config: BridgeConfig) -> tuple[Sequence[ServerConfig], Sequence[Note]]:
-    """Part the servers that can be connected to from those that cannot; a note names the latter."""
+    """Split off the servers whose configuration is invalid; a note names each."""
     usable: list[ServerConfig] = []
     notes: list[Note] = []
     for number, server in enumerate(config.servers, start=1):
@@ -373,11 +371,11 @@ def _split_servers(config: BridgeConfig) -> tuple[Sequence[ServerConfig], Sequen
     return usable, notes
 
 
-def _duplicates(servers: Sequence[ServerConfig]) -> tuple[Note, ...]:
+def _note_duplicates(servers: Sequence[ServerConfig]) -> tuple[Note, ...]:
     last = {server.id: server for server in servers}
-    said = "configured more than once; the last configuration is used"
+    message = "configured more than once; the last configuration is used"
     return tuple(
-        Note(f"server {server.id!r}", said, "give one another id")
+        Note(f"server {server.id!r}", message, "give one another id")
         for server in servers
         if last[server.id] is not server
     )

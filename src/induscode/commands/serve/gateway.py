@@ -200,7 +200,7 @@ class Gateway:
     async def follow(self, host: ProviderHost, signals: SignalState) -> None:
         """Announce changes of the servers' tools to the clients, and apply changes of the files to the servers."""
         async with anyio.create_task_group() as tasks:
-            unfollow = self._fleet.follow(lambda event: self._handle_event(event, tasks))
+            unsubscribe = self._fleet.subscribe(lambda event: self._handle_event(event, tasks))
             try:
                 for server in self._fleet.status():
                     self._close_if_ourselves(server, tasks)
@@ -211,7 +211,7 @@ class Gateway:
                     await self._reload_on_change(self._context.watch, signals, tasks)
                 await anyio.sleep_forever()
             finally:
-                unfollow()
+                unsubscribe()
 
     async def _start_known(self) -> None:
         """Start the known servers after the first `tools/list`, which is answered without them."""

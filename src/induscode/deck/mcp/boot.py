@@ -156,7 +156,7 @@ class BootedBridge:
             supervision=self.options.supervision, handlers=self.options.handlers, history=StartHistory()
         )
         if self.options.on_event is not None:
-            self.fleet.follow(self.options.on_event)
+            self.fleet.subscribe(self.options.on_event)
         self._pins = StorePins(journal, {})
         self._configs: dict[str, tuple[ServerConfig, bool]] = {}
         """The configuration of each server, and whether it is trusted."""

@@ -15,11 +15,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, Protocol, TypeAlias
 
-from indusagi.capabilities.context import ToolContext
 from indusagi.core.clock import iso_utc, now_ms
-from indusagi.core.json import JsonObject, JsonValue, NotJson
+from indusagi.core.json import JsonObject, NotJson
 from indusagi.core.notes import Note
-from indusagi.interop.protocol_bridge.bridge import MountedTool, mount_tool
+from indusagi.interop.protocol_bridge.bridge import MountedTool
 from indusagi.interop.protocol_bridge.client.tools import model_name, spells_longer_server
 from indusagi.interop.protocol_bridge.contract import FleetStatus, RemoteTool, RemoteToolRef, is_usable_phase
 from indusagi.interop.protocol_bridge.fleet import FleetEvent, ServerFleetImpl
@@ -68,7 +67,7 @@ def mounted_capability(mounted: MountedTool, *, shares_name: bool = False) -> Br
     """Make the card of a tool that was mounted; it reaches its server at every call anew."""
     remote = mounted.remote
     return BridgeCapability.from_definition(
-        remote.descriptor, remote.ref, remote.raw, mounted.tool.run, shares_name=shares_name
+        remote.descriptor, remote.ref, remote.raw, mounted.run, shares_name=shares_name
     )
 
 
@@ -109,7 +108,7 @@ class Enrolment:
         """The tools that this fleet runs; the ledger may hold tools of a fleet that was torn down."""
         self._is_held = True
         self._long = asyncio.Event()
-        self._unfollow = fleet.follow(self._handle_event)
+        self._unsubscribe = fleet.subscribe(self._handle_event)
 
     @property
     def ledger(self) -> BridgeLedger:
@@ -158,7 +157,7 @@ class Enrolment:
 
     def close(self) -> None:
         """Stop following the fleet; the ledger stays as it is."""
-        self._unfollow()
+        self._unsubscribe()
 
     # -- following --------------------------------------------------------------------------
 
@@ -313,29 +312,12 @@ class Enrolment:
     def _enroll(self, server: str, remote: RemoteTool, place: BridgeKey | None) -> None:
         named = self._name_tool(remote)
         shares = spells_longer_server(remote.ref, self._list_servers())
-        mounted = mounted_capability(mount_tool(self.fleet, named), shares_name=shares)
-        capability = self._guarded(mounted)
+        # Its server may start because of a call, or have come back with other tools: each call checks that first.
+        mounted = MountedTool(self.fleet, named, None if self._pins is None else self._refusal)
+        capability = mounted_capability(mounted, shares_name=shares)
         request = EnrollRequest(capability, server, supersedes=place)
         self._ledger = self._ledger.enroll(request, self._now())
         self._mounted.add(remote.ref)
-
-    def _guarded(self, capability: BridgeCapability) -> BridgeCapability:
-        """Have a call look first whether the tool is still the one that was enrolled.
-
-        Its server may start because of this very call, or have come back with other tools.
-        """
-        if self._pins is None or capability.runner is None:
-            return capability
-        ref = capability.ref
-
-        async def guarded(arguments: JsonValue, ctx: ToolContext) -> ToolResult:
-            endpoint = self.fleet.endpoint(ref.server)
-            # A tool that is known before its server is up may be called before it is, too.
-            if endpoint is not None and endpoint.known_tools is None:
-                await self.fleet.wake(ref.server)
-            return self._refusal(ref) or await capability.run(arguments, ctx)
-
-        return capability.with_runner(guarded)
 
     def _refusal(self, ref: RemoteToolRef) -> ToolResult | None:
         if ref in self._drifted:

@@ -37,7 +37,7 @@ from tests.support.waiting import until, until_task_ends
 from indusagi.core.cancel import CancelToken
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
 from indusagi.interop.protocol_bridge.client.http import guard as _http
-from indusagi.interop.protocol_bridge.client.http import guard as _journey
+from indusagi.interop.protocol_bridge.client.http import guard as guard_module
 from indusagi.interop.protocol_bridge.client.supervision import Supervision
 from indusagi.interop.protocol_bridge.contract import (
     BridgeConfig,
@@ -168,7 +168,7 @@ async def test_r24_refused_credentials_are_told_once_and_not_tried_again(code: i
             assert (fault.kind, fault.detail.reason) == ("transport", "auth")
             assert fault.detail.http_status == code
             assert "wants Bearer" in str(fault)
-            await until_task_ends("keeper remote")
+            await until_task_ends("supervisor remote")
             assert fleet.status()["remote"].restarts == 0
         assert len(server.requests) == 1
 
@@ -246,7 +246,7 @@ async def test_r27_a_redirect_from_https_to_http_is_not_followed(
     tls, certificate = await asyncio.to_thread(self_signed, tmp_path)
     trusting = await asyncio.to_thread(httpx2.create_ssl_context)
     trusting.load_verify_locations(certificate)
-    monkeypatch.setattr(_http, "_shared_tls", lambda: trusting)
+    monkeypatch.setattr(_http, "_get_tls", lambda: trusting)
     async with http_server(Modern()) as plain:
         async with http_server(redirect(plain.url), tls=tls) as server:
             fault = await refusal(remote(server, headers={"authorization": SECRET}))
@@ -264,7 +264,7 @@ async def test_a_server_behind_tls_is_reached_and_a_stranger_is_not(
         assert "CERTIFICATE_VERIFY_FAILED" in str(fault)
         trusting = await asyncio.to_thread(httpx2.create_ssl_context)
         trusting.load_verify_locations(certificate)
-        monkeypatch.setattr(_http, "_shared_tls", lambda: trusting)
+        monkeypatch.setattr(_http, "_get_tls", lambda: trusting)
         async with opened(remote(server)) as endpoint:
             assert await works(endpoint)
 
@@ -417,8 +417,8 @@ async def test_an_event_of_some_mib_passes(mib: int) -> None:
 async def test_a_standing_stream_that_closes_at_once_is_not_asked_for_at_full_speed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_journey, "_PAUSE_FACTOR", 1e6)
-    monkeypatch.setattr(_journey, "_FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(guard_module, "_PAUSE_FACTOR", 1e6)
+    monkeypatch.setattr(guard_module, "_FIRST_PAUSE_S", 0.01)
     async with http_server(Legacy(stream="closes")) as server:
         async with opened(remote(server)) as endpoint:
             await until(lambda: len(server.heard("GET")) >= 2)
@@ -430,7 +430,7 @@ async def test_a_standing_stream_that_closes_at_once_is_not_asked_for_at_full_sp
 
 async def test_a_call_that_was_given_up_is_not_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_FIRST_PAUSE_S", "_LONGEST_PAUSE_S"):
-        monkeypatch.setattr(_journey, name, 0.001)
+        monkeypatch.setattr(guard_module, name, 0.001)
     behaviour = events_cut(event_id="e1", retry_ms=0)
 
     def count_resumptions() -> int:
@@ -579,8 +579,8 @@ async def test_what_befell_many_calls_is_not_remembered_for_ever() -> None:
     guard = _http.HttpGuard(httpx2.MockTransport(lambda _: httpx2.Response(200)), httpx2.URL(), FAST)
     for number in range(1000):
         guard.note(number, _http.build_failure("failed", "upstream"))
-    assert guard.known(0) is None
-    assert guard.known(999) is not None
+    assert guard.find_failure(0) is None
+    assert guard.find_failure(999) is not None
 
 
 @pytest.mark.parametrize("body", [{"error": "no"}, {"jsonrpc": "2.0", "error": {"code": "x"}}])

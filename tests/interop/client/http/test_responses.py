@@ -175,4 +175,4 @@ def test_finding_d9_a_stream_loses_foreign_answers_and_nothing_else(data: st.Dat
     kept = [event for event, i in zip(events, ids, strict=True) if i in {1, "1", None}]
     # Of a line end that is cut in two a half may be left: an empty line, which means nothing.
     assert got.split() == b"".join(kept).split()
-    assert (stream.foreign is None) == all(i in {1, "1", None} for i in ids)
+    assert (stream.foreign_id is None) == all(i in {1, "1", None} for i in ids)

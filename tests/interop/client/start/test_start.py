@@ -208,7 +208,7 @@ async def test_finding_c3_starts_that_compute_take_turns(monkeypatch: pytest.Mon
         most = max(most, len(starting))
 
     fleet = ServerFleetImpl(pacer=StartPacer(2))
-    fleet.follow(heard)
+    fleet.subscribe(heard)
     try:
         await fleet.start(BridgeConfig([honest(id=f"s{n}", limits=FAST) for n in range(6)]))
         phases = {one.phase for one in fleet.status().values()}

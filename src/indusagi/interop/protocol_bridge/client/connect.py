@@ -1,4 +1,4 @@
-"""From a configuration to a connected peer, and back to nothing when the block is left."""
+"""Connections from a configuration: a client session or a bare transport, closed when the block is left."""
 
 from __future__ import annotations
 
@@ -16,25 +16,22 @@ from indusagi.interop.protocol_bridge.client.start.policy import start_digest
 from indusagi.interop.protocol_bridge.client.start.watch import StartWatch
 from indusagi.interop.protocol_bridge.client.stdio import start_server_process
 from indusagi.interop.protocol_bridge.contract import ServerConfig, StdioServerConfig
-from indusagi.interop.protocol_bridge.rpc.connection import ConnectionClosedError, Transport
+from indusagi.interop.protocol_bridge.rpc.errors import ConnectionClosedError
+from indusagi.interop.protocol_bridge.rpc.transport import Transport
 
 SessionFactory: TypeAlias = Callable[[], AbstractAsyncContextManager[object]]
-"""Yields what to speak through: an SDK `ClientSession` that is connected, a `(read, write)` pair of
-streams, a low-level `Server`, or one end of a `linked_pair`."""
+"""Yields what carries the session: a connected SDK `ClientSession`, a `(read, write)` pair of streams, a low-level
+`Server`, or one end of a `linked_pair`."""
 # Any: the streams belong to a package that is not loaded for their names.
 InjectedTransport: TypeAlias = SessionFactory | Transport | tuple[Any, Any]
-"""A session factory; or what one would yield, where that is a link or a pair of streams."""
+"""A session factory; or what one would yield, if that is a transport or a pair of streams."""
 
 CLIENT_NAME = "indus-protocol-bridge"
 CLIENT_VERSION = "0.1.0"
+_CLIENT_INFO: JsonObject = {"name": CLIENT_NAME, "version": CLIENT_VERSION}
 
 _eras: dict[str, Era] = {}
-"""What each configuration's server was found to speak, so that it is asked right the next time."""
-
-
-def client_info() -> JsonObject:
-    """Say who we are, as servers see it."""
-    return {"name": CLIENT_NAME, "version": CLIENT_VERSION}
+"""The era of each stdio configuration's server, so that its next start begins with the right request."""
 
 
 @asynccontextmanager
@@ -43,84 +40,85 @@ async def open_client_session(
 ) -> AsyncGenerator[ClientSession]:
     """Connect to the server of a configuration, and disconnect when the block is left.
 
-    The process of the server, if there is one, is shown to the `watch`.
+    A server process is shown to `watch`.
     """
     if injected is not None and is_transport(injected):
-        opening = transport_session(injected, config, handlers, client_info())
+        opening = transport_session(injected, config, handlers, _CLIENT_INFO)
     elif injected is not None:
         factory = injected if callable(injected) else partial(nullcontext, injected)
-        sdk = await asyncio.to_thread(_loaded_sdk)
-        opening = sdk.injected_session(config, handlers, client_info(), factory)
+        sdk = await asyncio.to_thread(_load_sdk_transports)
+        opening = sdk.injected_session(config, handlers, _CLIENT_INFO, factory)
     elif config.kind == "stdio":
-        opening = _stdio_peer(config, handlers, watch)
+        opening = _stdio_session(config, handlers, watch)
     else:
-        sdk = await asyncio.to_thread(_loaded_sdk)
-        opening = sdk.remote_session(config, handlers, client_info())
-    async with opening as peer:
-        yield peer
+        sdk = await asyncio.to_thread(_load_sdk_transports)
+        opening = sdk.remote_session(config, handlers, _CLIENT_INFO)
+    async with opening as session:
+        yield session
 
 
 @asynccontextmanager
 async def open_transport(config: ServerConfig, version: Callable[[], str | None]) -> AsyncGenerator[Transport]:
-    """Reach the server of a configuration without a word to it, and let it go at the end.
+    """Open a transport to the server of a configuration without a handshake, and close it when the block is left.
 
-    `version` gives what a handshake has agreed on, once there was one.
+    `version` returns the protocol version that a handshake has agreed on, once there was one.
     """
     if config.kind == "stdio":
-        link = await start_server_process(config)
+        transport = await start_server_process(config)
         try:
-            yield link
+            yield transport
         finally:
-            await link.close()
+            await transport.close()
     else:
-        remote = await asyncio.to_thread(_loaded_relay)
-        async with remote.remote_transport(config, version) as link:
-            yield link
+        raw = await asyncio.to_thread(_load_sdk_raw)
+        async with raw.remote_transport(config, version) as transport:
+            yield transport
 
 
-def _loaded_relay():
-    from indusagi.interop.protocol_bridge.client.sdk import raw as _relay_http  # noqa: PLC0415 — as below
+def _load_sdk_transports():
+    # In a thread and late: loading the SDK takes longer than starting most servers.
+    from indusagi.interop.protocol_bridge.client.sdk import transports  # noqa: PLC0415
 
-    return _relay_http
+    return transports
 
 
-def _loaded_sdk():
-    # The SDK takes longer to load than most servers to start: only those who need it pay.
-    from indusagi.interop.protocol_bridge.client.sdk import transports as _sdk  # noqa: PLC0415
+def _load_sdk_raw():
+    from indusagi.interop.protocol_bridge.client.sdk import raw  # noqa: PLC0415 — it loads the SDK too
 
-    return _sdk
+    return raw
 
 
 @asynccontextmanager
-async def _stdio_peer(
+async def _stdio_session(
     config: StdioServerConfig, handlers: Handlers, watch: StartWatch
 ) -> AsyncGenerator[ClientSession]:
     digest = start_digest(config)
-    known = _eras.get(digest)
+    era = _eras.get(digest)
     async with AsyncExitStack() as stack:
         try:
-            peer = await stack.enter_async_context(_spawned(config, handlers, known or "modern", watch))
+            session = await stack.enter_async_context(_process_session(config, handlers, era or "modern", watch))
         except ConnectionClosedError:
-            if known is not None:
+            if era is not None:
                 raise
-            # Some exit at a method they do not know: once more, in the old way from the start.
-            peer = await stack.enter_async_context(_spawned(config, handlers, "legacy", watch))
-        if peer.facts is not None:
-            _eras[digest] = peer.facts.era
-        yield peer
+            # Some servers exit at a method they do not know: start again with the legacy handshake.
+            session = await stack.enter_async_context(_process_session(config, handlers, "legacy", watch))
+        if session.facts is not None:
+            _eras[digest] = session.facts.era
+        yield session
 
 
 @asynccontextmanager
-async def _spawned(
+async def _process_session(
     config: StdioServerConfig, handlers: Handlers, first: Era, watch: StartWatch
 ) -> AsyncGenerator[ClientSession]:
-    link = watch.process = await start_server_process(config)
+    transport = watch.process = await start_server_process(config)
     try:
-        peer = ClientSession(link, config.limits, handlers, client_info(), on_invalid_frame=link.keep_invalid_line)
-        await peer.connect(first)
+        on_invalid = transport.keep_invalid_line
+        session = ClientSession(transport, config.limits, handlers, _CLIENT_INFO, on_invalid_frame=on_invalid)
+        await session.connect(first)
         try:
-            yield peer
+            yield session
         finally:
-            await peer.close()
+            await session.connection.close()
     finally:
-        await link.close()
+        await transport.close()

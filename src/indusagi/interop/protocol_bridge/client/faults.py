@@ -1,4 +1,4 @@
-"""What went wrong, told by where it happened: any exception → one `ProtocolFault`."""
+"""Faults: any exception becomes one `ProtocolFault`, with a message for the place where it happened."""
 
 from __future__ import annotations
 
@@ -11,27 +11,25 @@ from indusagi.core.text import clean_text, cut_text
 from indusagi.interop.protocol_bridge.client.start.causes import find_cause
 from indusagi.interop.protocol_bridge.client.start.watch import StartedProcess, StartTimeout
 from indusagi.interop.protocol_bridge.contract import FaultDetail, FaultKind, ProtocolFault, ServerConfig
-from indusagi.interop.protocol_bridge.rpc.connection import (
+from indusagi.interop.protocol_bridge.rpc.errors import (
     ConnectionClosedError,
     InvalidResponseError,
     RequestTimeoutError,
     RpcError,
+    VersionMismatchError,
 )
-from indusagi.interop.protocol_bridge.rpc.errors import VersionMismatchError
 
 _SHOWN_CHARACTERS = 2_000
-"""How much of a server's own words a message repeats."""
-
-
-_SHOWN_NOISE = 200
+"""How much of a server's own text a message quotes."""
+_SHOWN_LINE = 200
 
 
 class FaultSite(Enum):
-    """Where something went wrong."""
+    """Where an exception was raised."""
 
     CONNECT = "connect"
     HELD = "held"
-    """Ready, and nobody was asking for anything."""
+    """Ready, between two requests."""
     LIST = "list"
     CALL = "call"
 
@@ -44,11 +42,12 @@ def to_protocol_fault(
     subject: str = "",
     process: StartedProcess | None = None,
 ) -> ProtocolFault:
-    """Make a fault of an exception; one that is a fault already stays what it is.
+    """Turn an exception into a fault; a `ProtocolFault` is returned as it is.
 
-    What the `process` of the server has written is added where the exception does not tell.
+    The output of the server `process` is added where the exception has none. `subject` names the tool or method.
     """
-    exc = _innermost(exc)
+    while isinstance(exc, BaseExceptionGroup):
+        exc = cast("BaseExceptionGroup[BaseException]", exc).exceptions[0]
     if isinstance(exc, ProtocolFault):
         return exc
     detail = replace(_detail(exc), server=config.id)
@@ -57,28 +56,22 @@ def to_protocol_fault(
     if process is not None:
         stderr = detail.stderr or tuple(process.read_stderr())
         detail = replace(detail, stderr=stderr, stdout=tuple(process.read_invalid_lines()))
-    message = f"server {config.id!r}: {_said(exc, config, site, subject)}"
-    message += _in_doubt(detail) + _quote_stderr(detail)
+    message = f"server {config.id!r}: {_format_error(exc, config, site, subject)}"
+    message += _format_doubt(detail) + _quote_stderr(detail)
     if site in {FaultSite.CONNECT, FaultSite.LIST} and not _is_refusal(exc):
-        message += _quote_noise(detail)
+        message += _quote_stdout(detail)
     return ProtocolFault(_kind(exc, config, site), message, exc, detail=detail)
-
-
-def _innermost(exc: BaseException) -> BaseException:
-    while isinstance(exc, BaseExceptionGroup):
-        exc = cast("BaseExceptionGroup[BaseException]", exc).exceptions[0]
-    return exc
 
 
 def _kind(exc: BaseException, config: ServerConfig, site: FaultSite) -> FaultKind:
     if isinstance(exc, (TimeoutError, RequestTimeoutError)):
         return "timeout"
-    made_by_link = exc.detail.reason if isinstance(exc, RpcError) and exc.detail else None
-    if isinstance(exc, (VersionMismatchError, InvalidResponseError)) or made_by_link == "malformed":
+    transport_reason = exc.detail.reason if isinstance(exc, RpcError) and exc.detail else None
+    if isinstance(exc, (VersionMismatchError, InvalidResponseError)) or transport_reason == "malformed":
         return "protocol"
     if site is FaultSite.CONNECT:
         return "spawn_failed" if config.kind == "stdio" else "transport"
-    if isinstance(exc, RpcError) and made_by_link is None:
+    if isinstance(exc, RpcError) and transport_reason is None:
         return "protocol" if site is FaultSite.LIST else "tool_error"
     return "transport"
 
@@ -91,13 +84,13 @@ def _detail(exc: BaseException) -> FaultDetail:
     if isinstance(exc, InvalidResponseError):
         return FaultDetail(reason="malformed")
     if isinstance(exc, RpcError):
-        # With a reason it was the link that failed the request, and the code says nothing.
-        known = exc.detail or FaultDetail()
-        return known if known.reason else replace(known, rpc_code=exc.code)
+        # With a reason, the transport has failed the request, and the code means nothing.
+        detail = exc.detail or FaultDetail()
+        return detail if detail.reason else replace(detail, rpc_code=exc.code)
     return FaultDetail()
 
 
-def _said(exc: BaseException, config: ServerConfig, site: FaultSite, subject: str) -> str:
+def _format_error(exc: BaseException, config: ServerConfig, site: FaultSite, subject: str) -> str:
     what = {
         FaultSite.CONNECT: "the connection could not be made",
         FaultSite.HELD: "the connection was lost",
@@ -105,20 +98,20 @@ def _said(exc: BaseException, config: ServerConfig, site: FaultSite, subject: st
         FaultSite.CALL: f"the call of {subject!r} failed",
     }[site]
     if isinstance(exc, ConnectionClosedError):
-        return f"{what}: it {_end_of(exc)}"
+        return f"{what}: it {_format_end(exc)}"
     if isinstance(exc, TimeoutError) and not isinstance(exc, StartTimeout):
         return f"{what}: no answer within {config.limits.start_s:g} s"
     if _is_refusal(exc) and site in {FaultSite.CONNECT, FaultSite.LIST}:
         return f"{what}: {_quote_refusal(exc)}"
     if isinstance(exc, RpcError) and not exc.message.strip():
         return f"{what}: it answered with the error {exc.code} and no message"
-    said = clean_text(describe_error(exc))[0].strip()
-    # What is left of a message of unseen characters alone is nothing.
-    return f"{what}: {cut_text(said or type(exc).__name__, _SHOWN_CHARACTERS)}"
+    # A message of invisible characters is empty once it is cleaned.
+    text = clean_text(describe_error(exc))[0].strip() or type(exc).__name__
+    return f"{what}: {cut_text(text, _SHOWN_CHARACTERS)}"
 
 
-def _end_of(exc: ConnectionClosedError) -> str:
-    """Say why a connection ended; a link may know no more than a status or a reason."""
+def _format_end(exc: ConnectionClosedError) -> str:
+    """Say why a connection ended; some transports know only a status or a reason."""
     message, detail = exc.end.message.strip(), exc.end.detail
     if message:
         return message
@@ -127,42 +120,42 @@ def _end_of(exc: ConnectionClosedError) -> str:
     return "closed the connection" + (f" ({detail.reason})" if detail.reason else "")
 
 
-def _in_doubt(detail: FaultDetail) -> str:
+def _format_doubt(detail: FaultDetail) -> str:
     unknown = detail.reason == "outcome_unknown"
     return "; whether the call took effect is unknown" if unknown else ""
 
 
 def _is_refusal(exc: BaseException) -> TypeGuard[RpcError]:
-    """Tell whether the server itself answered with an error, and not the link for it."""
+    """Return whether the server itself responded with an error, and not the transport in its place."""
     return isinstance(exc, RpcError) and (exc.detail is None or exc.detail.reason is None)
 
 
 def _quote_refusal(exc: RpcError) -> str:
-    """Repeat the error of a server: its message, its code, and what it adds in words.
+    """Quote the error of a server: its message, its code, and the text in `data`.
 
-    JSON-RPC 2.0, section 5.1: `data` is additional information, of any type.
+    `data` has additional information of any type: https://www.jsonrpc.org/specification#error_object.
     """
-    said = clean_text(exc.message)[0].strip() or "an error without a message"
+    text = clean_text(exc.message)[0].strip() or "an error without a message"
     data = exc.data
     if isinstance(data, dict):
         data = data.get("message") or data.get("details") or data.get("error")
     more = clean_text(data)[0].strip() if isinstance(data, str) else ""
-    if more and more not in said:
-        said = f"{said}: {more}"
-    return f"it answered with an error: {cut_text(said, _SHOWN_CHARACTERS)} (code {exc.code})"
+    if more and more not in text:
+        text = f"{text}: {more}"
+    return f"it answered with an error: {cut_text(text, _SHOWN_CHARACTERS)} (code {exc.code})"
 
 
 def _quote_stderr(detail: FaultDetail) -> str:
-    """Repeat the line of its standard error that tells why."""
+    """Quote the line of its standard error that shows the cause."""
     cause = find_cause(detail.stderr)
     return f" (its stderr: {cause})" if cause else ""
 
 
-def _quote_noise(detail: FaultDetail) -> str:
-    """Show what it wrote to its standard output instead of protocol messages."""
+def _quote_stdout(detail: FaultDetail) -> str:
+    """Quote what it wrote to its standard output instead of protocol messages."""
     lines = [clean_text(line)[0].strip() for line in detail.stdout]
-    said = next((line for line in lines if line), None)
-    if said is None:
+    first = next((line for line in lines if line), None)
+    if first is None:
         return ""
-    shown = cut_text(said, _SHOWN_NOISE)
+    shown = cut_text(first, _SHOWN_LINE)
     return f"; its standard output is not MCP: it wrote {shown!r}, which belongs on standard error"

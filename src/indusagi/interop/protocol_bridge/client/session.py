@@ -1,8 +1,9 @@
-"""MCP on a wire: both eras, lists, calls, rounds of input, change notices.
+"""MCP client session over a JSON-RPC connection: handshake, lists, calls, input requests, change notifications.
 
-The older protocol shakes hands (`initialize`) and lets a server push requests; the newer one has no
-handshake, stamps every request, and answers "input required" instead of pushing. A `ClientSession` finds out
-which of the two its server speaks and hides the difference. Results are plain dicts, as they came.
+The legacy protocol has a handshake (`initialize`) and lets a server send requests; the modern one (2026-07-28) has no
+handshake, repeats version and capabilities in the `_meta` of every request, and returns `input_required` instead of
+sending requests. A `ClientSession` finds out which of the two its server speaks and hides the difference. Results are
+plain dicts, as they came.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import math
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Literal, TypeAlias
 
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
@@ -27,51 +27,43 @@ from indusagi.interop.protocol_bridge.client.handlers import (
 )
 from indusagi.interop.protocol_bridge.contract import ServerLimits
 from indusagi.interop.protocol_bridge.rpc.codec import EncodeError
-from indusagi.interop.protocol_bridge.rpc.connection import (
+from indusagi.interop.protocol_bridge.rpc.connection import JsonRpcConnection, OnProgress, RequestOptions
+from indusagi.interop.protocol_bridge.rpc.errors import (
     INVALID_PARAMS,
     METHOD_NOT_FOUND,
-    ConnectionClosedError,
+    UNSUPPORTED_VERSION,
     InvalidResponseError,
-    JsonRpcConnection,
-    OnProgress,
-    RequestId,
     RequestTimeoutError,
     RpcError,
-    Transport,
-)
-from indusagi.interop.protocol_bridge.rpc.errors import (
-    UNSUPPORTED_VERSION,
     VersionMismatchError,
+    find_supported_versions,
     is_final,
-    names_versions,
     requires_modern,
-    supported,
 )
+from indusagi.interop.protocol_bridge.rpc.transport import Transport
 
 Era: TypeAlias = Literal["modern", "legacy"]
-Asking: TypeAlias = Coroutine[object, object, JsonObject]
-"""A question on its way; handed on as it is, since every coroutine around it would cost time."""
 
 MODERN_VERSIONS = ("2026-07-28",)
 LEGACY_VERSIONS = ("2024-10-07", "2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 INPUT_ROUNDS = 10
-"""How often one call may come back with a question."""
+"""How often one call may return `input_required`."""
 _EMPTY_ROUND_PAUSE_S = 0.1
-"""A server that asks for nothing and wants to be asked again is not asked at full speed."""
-_MOST_NOTES = 100
+"""Pause after a round that requests no input, so that the server is not polled at full speed."""
+_NOTES = 100
 _MORE_NOTES = "there is more of this kind, which is not listed"
-_STAMP = "io.modelcontextprotocol/"
+_META = "io.modelcontextprotocol/"
 _listen_ids = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """What a server said about itself when it was met."""
+    """What a server said about itself in the handshake."""
 
     era: Era
     version: str
-    answer: JsonObject = field(default_factory=dict[str, "JsonValue"])
-    """Its `initialize` or `server/discover` result, verbatim."""
+    result: JsonObject = field(default_factory=dict[str, "JsonValue"])
+    """The result of `initialize` or `server/discover`, verbatim."""
 
     @property
     def server_info(self) -> JsonObject | None:
@@ -79,31 +71,31 @@ class ServerFacts:
 
         Revision 2026-07-28 moved it to `_meta["io.modelcontextprotocol/serverInfo"]`.
         """
-        meta = self.answer.get("_meta")
-        modern = meta.get(f"{_STAMP}serverInfo") if is_json_object(meta) else None
-        info = self.answer.get("serverInfo", modern)
+        meta = self.result.get("_meta")
+        modern = meta.get(f"{_META}serverInfo") if is_json_object(meta) else None
+        info = self.result.get("serverInfo", modern)
         return info if is_json_object(info) else None
 
     @property
     def capabilities(self) -> JsonObject:
-        """What it offers."""
-        found = self.answer.get("capabilities")
-        return found if isinstance(found, dict) else {}
+        """The declared server capabilities."""
+        capabilities = self.result.get("capabilities")
+        return capabilities if isinstance(capabilities, dict) else {}
 
     def offers(self, subject: str, feature: str | None = None) -> bool:
-        """Tell whether it offers `tools`, or `tools` with `listChanged`."""
-        found = self.capabilities.get(subject)
+        """Return whether the server declares a capability such as `tools`, or `tools` with `listChanged`."""
+        capability = self.capabilities.get(subject)
         if feature is None:
-            return isinstance(found, dict)
-        return isinstance(found, dict) and found.get(feature) is True
+            return isinstance(capability, dict)
+        return isinstance(capability, dict) and capability.get(feature) is True
 
 
 class ClientSession:
-    """A server at the other end of a link."""
+    """The client's side of one MCP session."""
 
     def __init__(
         self,
-        link: Transport,
+        transport: Transport,
         limits: ServerLimits,
         handlers: Handlers,
         client_info: JsonObject,
@@ -111,40 +103,40 @@ class ClientSession:
         on_invalid_frame: Callable[[bytes], None] | None = None,
     ) -> None:
         self.facts: ServerFacts | None = None
-        self.on_tools_changed: Callable[[], None] = _nothing
+        self.on_tools_changed: Callable[[], None] = lambda: None
         self.notes: list[str] = []
         self._limits = limits
         self._handlers = handlers
-        self._answers = handlers.by_method()
-        self._info = client_info
-        # So long a call may be silent: a server that goes on with one may be as late as that.
-        self._in_flight = PendingCalls(max(ABANDONED_S, limits.call_idle_s))
-        self.wire = JsonRpcConnection(
-            link,
-            on_request=self._pushed if self._answers else None,
-            on_notify=self._notified,
-            on_unmatched=self._in_flight.stray,
+        self._handlers_by_method = handlers.by_method()
+        self._client_info = client_info
+        # A server may go on with an abandoned call for as long as a call may be silent.
+        self._calls = PendingCalls(max(ABANDONED_S, limits.call_idle_s))
+        self.connection = JsonRpcConnection(
+            transport,
+            on_request=self._handle_server_request if self._handlers_by_method else None,
+            on_notify=self._handle_notification,
+            on_unmatched=self._calls.on_unmatched,
             in_flight=limits.in_flight,
             inbound=limits.inbound,
             on_invalid_frame=on_invalid_frame,
         )
 
-    # -- meeting ----------------------------------------------------------------------------
+    # -- handshake --------------------------------------------------------------------------
 
     async def connect(self, first: Era = "modern") -> ServerFacts:
         """Find out what the server speaks; the caller sets the deadline.
 
-        Asked in the modern way first, a server that stays silent is asked in the old way too, and
-        the first good answer decides.
+        With `first="modern"`, `server/discover` is sent first, `initialize` too if the server stays silent or refuses,
+        and the first good response decides.
 
         Raises:
-            RpcError: It refused.
-            VersionMismatchError: It speaks another version.
-            ConnectionClosedError: It went away.
+            RpcError: The server refused.
+            VersionMismatchError: It speaks no version that we speak.
+            ConnectionClosedError: The transport ended.
         """
         self.facts = await (self._initialize() if first == "legacy" else self._negotiate())
         if self.facts.era == "legacy":
-            self.wire.notify("notifications/initialized")
+            self.connection.notify("notifications/initialized")
         return self.facts
 
     async def _negotiate(self) -> ServerFacts:
@@ -157,234 +149,211 @@ class ClientSession:
             if discover.done() and is_final(discover.exception()):
                 return discover.result()
             initialize = loop.create_task(self._initialize())
-            return await self._first_good(discover, initialize)
+            return await self._take_first_good(discover, initialize)
         finally:
             tasks = [task for task in (discover, initialize) if task is not None]
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
 
-    async def _first_good(
+    async def _take_first_good(
         self, discover: asyncio.Task[ServerFacts], initialize: asyncio.Task[ServerFacts]
     ) -> ServerFacts:
         waiting = {discover, initialize}
         while waiting:
             done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for task in (discover, initialize):  # of two good answers the modern one
+            for task in (discover, initialize):  # of two good responses the modern one
                 if task in done and task.exception() is None:
                     return task.result()
             if initialize in done and requires_modern(initialize.exception()):
-                # Our first question made it choose the modern protocol: ask again in that way.
+                # `server/discover` made the server choose the modern protocol: send it again.
                 return await self._discover()
-        # The refusal of the old handshake tells more than that of a method it may not know.
-        raise (discover.exception() if names_versions(discover.exception()) else initialize.exception())  # type: ignore[misc]
+        # The refusal of `initialize` says more than that of a method the server may not know.
+        refusal = discover.exception()
+        names_versions = isinstance(refusal, VersionMismatchError) or requires_modern(refusal)
+        raise (refusal if names_versions else initialize.exception())  # type: ignore[misc]
 
     async def _discover(self) -> ServerFacts:
         try:
-            answer = await self._ask_for_versions(MODERN_VERSIONS[-1])
+            result = await self._request_versions(MODERN_VERSIONS[-1])
         except RpcError as exc:
-            theirs = supported(exc)
-            common = [v for v in MODERN_VERSIONS if v in theirs]
+            common = [version for version in MODERN_VERSIONS if version in find_supported_versions(exc)]
             if exc.code != UNSUPPORTED_VERSION or not common:
                 raise
-            answer = await self._ask_for_versions(common[-1])
-        offered = answer.get("supportedVersions")
-        theirs = offered if isinstance(offered, list) else []
-        common = [v for v in MODERN_VERSIONS if v in theirs]
+            result = await self._request_versions(common[-1])
+        value = result.get("supportedVersions")
+        offered = value if isinstance(value, list) else []
+        common = [version for version in MODERN_VERSIONS if version in offered]
         if not common:
-            raise VersionMismatchError(_mismatch(theirs))
-        return ServerFacts("modern", common[-1], answer)
+            raise VersionMismatchError(_format_mismatch(offered))
+        return ServerFacts("modern", common[-1], result)
 
-    async def _ask_for_versions(self, version: str) -> JsonObject:
-        params: JsonObject = {"_meta": self._stamp(version)}
-        return await self._wait_for("server/discover", params)
+    def _request_versions(self, version: str) -> Coroutine[object, object, JsonObject]:
+        return self._request_first("server/discover", {"_meta": self._build_meta(version)})
 
     async def _initialize(self) -> ServerFacts:
+        # https://modelcontextprotocol.io/specification/2025-06-18/basic/lifecycle#initialization
         params: JsonObject = {
             "protocolVersion": LEGACY_VERSIONS[-1],
             "capabilities": self._handlers.capabilities(),
-            "clientInfo": self._info,
+            "clientInfo": self._client_info,
         }
-        answer = await self._wait_for("initialize", params)
-        version = answer.get("protocolVersion")
+        result = await self._request_first("initialize", params)
+        version = result.get("protocolVersion")
         if version not in LEGACY_VERSIONS:
-            raise VersionMismatchError(_mismatch([version]))
-        return ServerFacts("legacy", str(version), answer)
+            raise VersionMismatchError(_format_mismatch([version]))
+        return ServerFacts("legacy", str(version), result)
 
-    async def _wait_for(self, method: str, params: JsonObject) -> JsonObject:
-        # No cancel notice: both protocols forbid to cancel the first request.
-        return await self.wire.request(method, params, idle_s=math.inf, cancellable=False)
+    async def _request_first(self, method: str, params: JsonObject) -> JsonObject:
+        # The first request must not be cancelled:
+        # https://modelcontextprotocol.io/specification/2025-06-18/basic/utilities/cancellation#behavior-requirements
+        return await self.connection.request(method, params, RequestOptions(math.inf, cancellable=False))
 
-    # -- asking -----------------------------------------------------------------------------
+    # -- requests ---------------------------------------------------------------------------
 
-    def request(
-        self,
-        method: str,
-        params: JsonObject | None = None,
-        *,
-        idle_s: float,
-        hard_s: float | None = None,
-        on_progress: OnProgress | None = None,
-        request_id: RequestId | None = None,
-    ) -> Asking:
-        """Ask anything of the server, stamped as its era wants it."""
-        return self.wire.request(
-            method, self._stamped(params), idle_s=idle_s, hard_s=hard_s, on_progress=on_progress, request_id=request_id
-        )
+    async def request(self, method: str, params: JsonObject | None, options: RequestOptions) -> JsonObject:
+        """Send a request with the `_meta` that the server's era requires; raises as `JsonRpcConnection.request`."""
+        return await self.connection.request(method, self._add_meta(params), options)
 
-    async def pages(self, method: str, key: str) -> Sequence[JsonValue]:
-        """Read a list page by page, within the limits; what was left out is noted.
+    async def read_pages(self, method: str, key: str) -> Sequence[JsonValue]:
+        """Read a list page by page, within the limits; a note says what was left out.
+
+        https://modelcontextprotocol.io/specification/2025-06-18/server/utilities/pagination
 
         Raises:
-            InvalidResponseError: A page is no list.
+            InvalidResponseError: A page has no list under `key`.
         """
         rows: list[JsonValue] = []
         cursor: JsonValue = None
-        seen: set[str] = set()
-        async with _within(self._limits.list_s, method):
+        cursors: set[str] = set()
+        async with _deadline(self._limits.list_s, method):
             for _ in range(self._limits.pages):
                 params: JsonObject = {} if cursor is None else {"cursor": cursor}
-                answer = await self.request(method, params, idle_s=self._limits.list_s)
-                page = answer.get(key)
+                result = await self.request(method, params, RequestOptions(self._limits.list_s))
+                page = result.get(key)
                 if not isinstance(page, list):
                     raise InvalidResponseError(f"{method} answered without a list of {key}")
                 rows.extend(page)
-                cursor = answer.get("nextCursor")
+                cursor = result.get("nextCursor")
                 if not isinstance(cursor, str) or not cursor:
                     return rows
-                if cursor in seen:
+                if cursor in cursors:
                     self.note(f"{method} repeats its pages; the rest was left out")
                     return rows
-                seen.add(cursor)
+                cursors.add(cursor)
         self.note(f"{method} has more than {self._limits.pages} pages; the rest was left out")
         return rows
 
     def note(self, note: str) -> None:
-        """Note what is odd about the server, each thing once; of very many, the first."""
-        said = note if len(self.notes) < _MOST_NOTES else _MORE_NOTES
-        if note not in self.notes and said not in self.notes:
-            self.notes.append(said)
+        """Note what is odd about the server; each note once, and at most the first hundred."""
+        text = note if len(self.notes) < _NOTES else _MORE_NOTES
+        if note not in self.notes and text not in self.notes:
+            self.notes.append(text)
 
-    def call_tool(self, name: str, arguments: JsonObject, *, on_progress: OnProgress | None = None) -> Asking:
-        """Call a tool, and answer what it asks on the way if somebody is there to do so.
+    async def call(self, method: str, params: JsonObject, on_progress: OnProgress | None = None) -> JsonObject:
+        """Send a request that the server may answer with `input_required`, and provide the input it wants.
 
         Raises:
-            RpcError: It refused, or asked for what is not allowed here.
-            InvalidResponseError: It asked too often.
+            RpcError: The server refused, or requested an input that has no handler.
+            InvalidResponseError: It requested input too often, or its result has an unknown type.
         """
-        call: JsonObject = {"name": name, "arguments": arguments}
-        return self.with_input("tools/call", call, on_progress=on_progress)
-
-    async def with_input(self, method: str, params: JsonObject, *, on_progress: OnProgress | None = None) -> JsonObject:
-        """Ask something that may come back with questions, and go on until it is answered."""
-        with self._in_flight.call() as place:
-            if place.caller is not None:
-                modern = self.facts is not None and self.facts.era == "modern"
-                able = self._handlers.capabilities() if modern else None
-                params = add_caller_meta(place.caller, params, able)
-            ask = partial(self._ask, place, method, on_progress)
-            try:
-                answer = await ask(params)
-            except EncodeError as exc:
-                raise RpcError(INVALID_PARAMS, f"it cannot be sent: {exc}") from exc
-            if answer.get("resultType") == "input_required":
-                async with _within(self._limits.call_hard_s, method):
-                    answer = await self._with_answers(ask, params, answer)
-        kind = answer.get("resultType") or "complete"
+        limits, call = self._limits, PendingCall(current_caller.get(), next(self.connection.ids))
+        if call.caller is not None:
+            is_modern = self.facts is not None and self.facts.era == "modern"
+            params = add_caller_meta(call.caller, params, self._handlers.capabilities() if is_modern else None)
+        options = RequestOptions(limits.call_idle_s, limits.call_hard_s, on_progress, call.request_id)
+        self._calls.add(call)
+        try:
+            result = await self.connection.request(method, self._add_meta(params), options)
+            if result.get("resultType") == "input_required":
+                result = await self._provide_input(method, params, result, call, options)
+        except EncodeError as exc:
+            raise RpcError(INVALID_PARAMS, f"it cannot be sent: {exc}") from exc
+        except (asyncio.CancelledError, RequestTimeoutError):
+            self._calls.abandon(call)
+            raise
+        finally:
+            self._calls.remove(call)
+        kind = result.get("resultType") or "complete"
         if kind != "complete":
             raise InvalidResponseError(f"{method} answered with a result of type {kind!r}")
-        return answer
+        return result
 
-    def _ask(self, place: PendingCall, method: str, on_progress: OnProgress | None, params: JsonObject) -> Asking:
-        limits = self._limits
-        place.identity = next(self.wire.ids)
-        return self.request(
-            method,
-            params,
-            idle_s=limits.call_idle_s,
-            hard_s=limits.call_hard_s,
-            on_progress=on_progress,
-            request_id=place.identity,
-        )
-
-    async def _with_answers(
-        self, ask: Callable[[JsonObject], Asking], params: JsonObject, answer: JsonObject
+    async def _provide_input(
+        self, method: str, params: JsonObject, result: JsonObject, call: PendingCall, options: RequestOptions
     ) -> JsonObject:
-        """Answer what is asked, round by round."""
-        for _ in range(INPUT_ROUNDS):
-            asked: JsonObject = {**params, "inputResponses": await self._input(answer)}
-            if "requestState" in answer:
-                asked["requestState"] = answer["requestState"]
-            answer = await ask(asked)
-            if answer.get("resultType") != "input_required":
-                return answer
+        """Repeat a request with the requested input, round by round, until its result is complete."""
+        async with _deadline(self._limits.call_hard_s, method):
+            for _ in range(INPUT_ROUNDS):
+                repeated: JsonObject = {**params, "inputResponses": await self._collect_input(result)}
+                if "requestState" in result:
+                    repeated["requestState"] = result["requestState"]
+                options.request_id = call.request_id = next(self.connection.ids)
+                result = await self.connection.request(method, self._add_meta(repeated), options)
+                if result.get("resultType") != "input_required":
+                    return result
         raise InvalidResponseError(f"it asked for input more than {INPUT_ROUNDS} times")
 
-    async def _input(self, answer: JsonObject) -> JsonObject:
-        questions = answer.get("inputRequests")
-        if not isinstance(questions, dict) or not questions:
+    async def _collect_input(self, result: JsonObject) -> JsonObject:
+        requests = result.get("inputRequests")
+        if not isinstance(requests, dict) or not requests:
             await asyncio.sleep(_EMPTY_ROUND_PAUSE_S)
             return {}
-        answers: JsonObject = {}
-        for key, question in questions.items():
-            asked = question if isinstance(question, dict) else {}
-            params = asked.get("params")
-            answers[key] = await self._requested(str(asked.get("method")), params if isinstance(params, dict) else {})
-        return answers
+        responses: JsonObject = {}
+        for key, value in requests.items():
+            request = value if isinstance(value, dict) else {}
+            params = request.get("params")
+            responses[key] = await self._run_handler(
+                str(request.get("method")), params if isinstance(params, dict) else {}
+            )
+        return responses
 
-    async def listen(self, **notices: JsonValue) -> None:
-        """Hear of changes until the server or the link ends it; legacy servers tell unasked."""
-        params: JsonObject = {"notifications": dict(notices)}
-        identity = f"listen-{next(_listen_ids)}"
-        await self.request("subscriptions/listen", params, idle_s=math.inf, request_id=identity)
+    async def listen(self, **notifications: JsonValue) -> None:
+        """Subscribe to notifications of a modern server; returns when the server ends the subscription."""
+        params: JsonObject = {"notifications": dict(notifications)}
+        options = RequestOptions(math.inf, request_id=f"listen-{next(_listen_ids)}")
+        await self.request("subscriptions/listen", params, options)
 
-    def end_error(self) -> ConnectionClosedError:
-        """Say why the link ended; only after it has."""
-        return ConnectionClosedError(self.wire.ended.result())
+    # -- requests and notifications of the server -------------------------------------------
 
-    async def close(self) -> None:
-        """Stop answering the server."""
-        await self.wire.close()
+    async def _handle_server_request(self, method: str, params: JsonObject) -> JsonObject:
+        # The connection runs this in a task of its own, which inherits a caller that has nothing to do with the
+        # request.
+        current_caller.set(self._calls.find_caller())
+        return await self._run_handler(method, params)
 
-    # -- being asked ------------------------------------------------------------------------
-
-    async def _pushed(self, method: str, params: JsonObject) -> JsonObject:
-        # A task of the wire's own: whoever it would inherit has nothing to do with the question.
-        current_caller.set(self._in_flight.attributed())
-        return await self._requested(method, params)
-
-    async def _requested(self, method: str, params: JsonObject) -> JsonObject:
-        handler = self._answers.get(method)
+    async def _run_handler(self, method: str, params: JsonObject) -> JsonObject:
+        handler = self._handlers_by_method.get(method)
         if handler is None:
             raise RpcError(METHOD_NOT_FOUND, f"{method} is not allowed here")
         return await handler(params)
 
-    def _notified(self, method: str, params: JsonObject) -> None:
+    def _handle_notification(self, method: str, params: JsonObject) -> None:
         if method == "notifications/tools/list_changed":
             self.on_tools_changed()
         if self._handlers.on_notification is not None:
             self._handlers.on_notification(method, params)
 
-    # -- stamps -----------------------------------------------------------------------------
+    # -- metadata ---------------------------------------------------------------------------
 
-    def _stamp(self, version: str) -> JsonObject:
+    def _build_meta(self, version: str) -> JsonObject:
         return {
-            f"{_STAMP}protocolVersion": version,
-            f"{_STAMP}clientInfo": self._info,
-            f"{_STAMP}clientCapabilities": self._handlers.capabilities(),
+            f"{_META}protocolVersion": version,
+            f"{_META}clientInfo": self._client_info,
+            f"{_META}clientCapabilities": self._handlers.capabilities(),
         }
 
-    def _stamped(self, params: JsonObject | None) -> JsonObject | None:
+    def _add_meta(self, params: JsonObject | None) -> JsonObject | None:
         if self.facts is None or self.facts.era == "legacy":
             return params
         meta = (params or {}).get("_meta")
         own = meta if isinstance(meta, dict) else {}
-        return {**(params or {}), "_meta": {**self._stamp(self.facts.version), **own}}
+        return {**(params or {}), "_meta": {**self._build_meta(self.facts.version), **own}}
 
 
 @asynccontextmanager
-async def _within(limit_s: float, method: str) -> AsyncGenerator[None]:
-    """Bound several requests together."""
+async def _deadline(limit_s: float, method: str) -> AsyncGenerator[None]:
+    """Bound several requests of one method together."""
     try:
         async with asyncio.timeout(limit_s):
             yield
@@ -392,11 +361,7 @@ async def _within(limit_s: float, method: str) -> AsyncGenerator[None]:
         raise RequestTimeoutError(f"{method} was not answered within {limit_s:g} s in all") from None
 
 
-def _mismatch(theirs: Sequence[JsonValue]) -> str:
-    spoken = ", ".join(str(version) for version in theirs) or "no version at all"
+def _format_mismatch(versions: Sequence[JsonValue]) -> str:
+    theirs = ", ".join(str(version) for version in versions) or "no version at all"
     ours = ", ".join((*LEGACY_VERSIONS, *MODERN_VERSIONS))
-    return f"it speaks {spoken}; we speak {ours}"
-
-
-def _nothing() -> None:
-    """Stand for a listener that nobody has set."""
+    return f"it speaks {theirs}; we speak {ours}"

@@ -1,13 +1,12 @@
-"""The name a model calls a remote tool by.
+"""Tools of a server as models see them: names, cleaned definitions, argument spelling, output checks.
 
-Identity is the server's id and the tool's own name, and it is carried, never read back from here.
-The model's name is `<server>__<tool>` when every provider accepts that and it is free; otherwise it
-is cleaned, cut, and told apart by a digest of the identity, so that it is the same in every run.
+The identity of a tool is the server's id and the tool's own name; it is carried along, never parsed from the model's
+name. That is `<server>__<tool>` where every provider accepts it and it is free; otherwise it is cleaned, cut and made
+unique by a digest of the identity, so that it is the same in every run.
 
-Two identities can join to one name: tool `b__c` of server `a`, and tool `c` of server `a__b`. The
-name belongs to the server that is configured first among those it can be read as a tool of; tools
-of the others that join to it are named with a digest. This depends on the ids of the servers and
-their order alone, not on which of them run or what they list.
+Two identities can join to one name: tool `b__c` of server `a`, and tool `c` of server `a__b`. The name belongs to the
+server that is configured first; tools of the others are named with a digest. This depends on the ids and the order of
+the servers alone, not on which of them run or what they list.
 """
 
 from __future__ import annotations
@@ -40,13 +39,13 @@ _DIGEST_LENGTH = 8
 
 
 def model_name(ref: RemoteToolRef, taken: Container[str] = (), servers: Sequence[str] = ()) -> str:
-    """Name a tool for a model: accepted by every provider, and none of those taken.
+    """Return a name for models that every provider accepts and that is not in `taken`.
 
-    `servers` are the ids of all servers that are configured, in their order, running or not.
+    `servers` are the ids of all configured servers in their order, running or not.
     """
     qualified = qualify_tool_name(ref)
-    free = qualified not in taken and not _belongs_to_earlier(ref, servers)
-    if free and is_accepted_name(qualified):
+    is_free = qualified not in taken and not _belongs_to_earlier(ref, servers)
+    if is_free and is_accepted_name(qualified):
         return qualified
     digest = content_hash([ref.server, ref.name])
     length = _DIGEST_LENGTH
@@ -59,19 +58,19 @@ def model_name(ref: RemoteToolRef, taken: Container[str] = (), servers: Sequence
 
 
 def is_accepted_name(name: str) -> bool:
-    """Tell whether every provider accepts a name as it is."""
+    """Return whether every provider accepts a name as it is."""
     return _ACCEPTED.fullmatch(name) is not None
 
 
 def _belongs_to_earlier(ref: RemoteToolRef, servers: Sequence[str]) -> bool:
-    """Tell whether the joined name of a tool is also one of a server before its own."""
+    """Return whether the joined name can also be read as a tool of an earlier server."""
     qualified = qualify_tool_name(ref)
     before = servers[: servers.index(ref.server)] if ref.server in servers else servers
     return any(qualified.startswith(server + QUALIFIER) for server in before)
 
 
 def spells_longer_server(ref: RemoteToolRef, servers: Iterable[str]) -> bool:
-    """Tell whether the joined name of a tool is also one of a server with a longer id."""
+    """Return whether the joined name can also be read as a tool of a server with a longer id."""
     qualified = qualify_tool_name(ref)
     return any(len(server) > len(ref.server) and qualified.startswith(server + QUALIFIER) for server in servers)
 
@@ -81,28 +80,28 @@ _SHOWN_CHARACTERS = 120
 
 
 class AmbiguousDefinitionError(CoreError):
-    """Two names or values of a definition are equal once their invisible characters are removed."""
+    """Two names or values of a definition become equal without their invisible characters."""
 
 
 def clean_definition(row: JsonObject) -> tuple[JsonObject, int]:
     r"""Remove the invisible characters of a definition, and count them.
 
-    Regular expressions keep their meaning: there each such character becomes its escape (`\u200b`,
-    ECMA-262 22.2.1), since JSON Schema takes ECMA-262 patterns.
+    Regular expressions keep their meaning: in them each such character becomes its escape (`\u200b`), since patterns of
+    JSON Schema are those of ECMA-262: https://json-schema.org/understanding-json-schema/reference/regular_expressions.
 
     Raises:
         AmbiguousDefinitionError: Names or enum values would become equal.
     """
-    found = clean_json(row)[1]
-    if not found:
+    count = clean_json(row)[1]
+    if not count:
         return row, 0
-    for level in _objects_of(row):
+    for level in _iterate_objects(row):
         _refuse_equal(level)
         enum = level.get("enum")
         if isinstance(enum, list):
             _refuse_equal([value for value in enum if isinstance(value, str)])
     escaped = _escape_patterns(row)
-    return cast("JsonObject", clean_json(escaped)[0]), found
+    return cast("JsonObject", clean_json(escaped)[0]), count
 
 
 def _refuse_equal(names: Iterable[str]) -> None:
@@ -111,13 +110,13 @@ def _refuse_equal(names: Iterable[str]) -> None:
         shown = clean_text(name)[0]
         other = seen.setdefault(shown, name)
         if other != name or (name and not shown):
-            said = cut_text(escape_invisible(name)[0], _SHOWN_CHARACTERS)
+            text = cut_text(escape_invisible(name)[0], _SHOWN_CHARACTERS)
             raise AmbiguousDefinitionError(
-                f"{said!r} cannot be told from another name or value, or from nothing, without its invisible characters"
+                f"{text!r} cannot be told from another name or value, or from nothing, without its invisible characters"
             )
 
 
-def _objects_of(value: JsonValue) -> Iterator[JsonObject]:
+def _iterate_objects(value: JsonValue) -> Iterator[JsonObject]:
     pending = [value]
     while pending:
         inner = pending.pop()
@@ -129,9 +128,9 @@ def _objects_of(value: JsonValue) -> Iterator[JsonObject]:
 
 
 def _escape_patterns(row: JsonObject) -> JsonObject:
-    """Copy a definition with the regular expressions in it written in visible characters."""
+    """Copy a definition with its regular expressions in visible characters."""
     copy = cast("JsonObject", clean_json(row, lambda text: (text, 1))[0])
-    for level in _objects_of(copy):
+    for level in _iterate_objects(copy):
         pattern, patterns = level.get("pattern"), level.get("patternProperties")
         if isinstance(pattern, str):
             level["pattern"] = _escape_unseen(pattern)
@@ -151,28 +150,28 @@ def _escape_unseen(pattern: str) -> str:
 
 
 class ArgumentSpelling:
-    """How a server spells what a call names: its properties and the values of its enums."""
+    """The server's own spelling of names and enum values, with their invisible characters."""
 
     def __init__(self, schema: JsonValue) -> None:
         is_dirty = clean_json(schema)[1] > 0
-        # References are inlined in the view, and its depth is bounded.
+        # The view inlines references, and its depth is bounded.
         self._view = model_view(schema).schema if is_dirty else None
 
     def restore(self, arguments: JsonObject) -> JsonObject:
-        """Spell arguments as the server does; what it does not name stays as it is."""
+        """Spell arguments as the server does; unknown names stay as they are."""
         if self._view is None:
             return arguments
         return cast("JsonObject", _restore([self._view], arguments))
 
 
 def _restore(schemas: Sequence[JsonObject], value: JsonValue) -> JsonValue:
-    if not schemas:  # beyond what the server describes
+    if not schemas:  # not described by the server
         return value
     levels = _with_branches(schemas)
     if isinstance(value, str):
         return _restore_text(levels, value)
     if isinstance(value, list):
-        return [_restore(_levels_at(levels, at), inner) for at, inner in enumerate(value)]
+        return [_restore(_find_item_levels(levels, index), inner) for index, inner in enumerate(value)]
     if isinstance(value, dict):
         return _restore_object(levels, value)
     return value
@@ -187,7 +186,7 @@ def _restore_object(levels: Sequence[JsonObject], value: JsonObject) -> JsonObje
     restored: JsonObject = {}
     for name, inner in value.items():
         own = spelled.get(name, name)
-        restored[own] = _restore(_levels_of(levels, own), inner)
+        restored[own] = _restore(_find_property_levels(levels, own), inner)
     return restored
 
 
@@ -212,26 +211,26 @@ def _with_branches(schemas: Sequence[JsonObject]) -> list[JsonObject]:
     return levels
 
 
-def _levels_of(levels: Sequence[JsonObject], name: str) -> list[JsonObject]:
-    """Give the schemas that hold for a property."""
-    found: list[JsonValue] = []
+def _find_property_levels(levels: Sequence[JsonObject], name: str) -> list[JsonObject]:
+    """Return the schemas of a property."""
+    schemas: list[JsonValue] = []
     for level in levels:
         properties = level.get("properties")
         if isinstance(properties, dict) and name in properties:
-            found.append(properties[name])
+            schemas.append(properties[name])
         else:
-            found.append(level.get("additionalProperties"))
-    return [one for one in found if isinstance(one, dict)]
+            schemas.append(level.get("additionalProperties"))
+    return [schema for schema in schemas if isinstance(schema, dict)]
 
 
-def _levels_at(levels: Sequence[JsonObject], at: int) -> list[JsonObject]:
-    """Give the schemas that hold for an element of a list."""
-    found: list[JsonValue] = []
+def _find_item_levels(levels: Sequence[JsonObject], index: int) -> list[JsonObject]:
+    """Return the schemas of an array element."""
+    schemas: list[JsonValue] = []
     for level in levels:
-        first = level.get("prefixItems")
-        inside = isinstance(first, list) and at < len(first)
-        found.append(cast("list[JsonValue]", first)[at] if inside else level.get("items"))
-    return [one for one in found if isinstance(one, dict)]
+        prefix = level.get("prefixItems")
+        is_prefix = isinstance(prefix, list) and index < len(prefix)
+        schemas.append(cast("list[JsonValue]", prefix)[index] if is_prefix else level.get("items"))
+    return [schema for schema in schemas if isinstance(schema, dict)]
 
 
 _TITLE_CHARS = 128
@@ -240,28 +239,28 @@ _SHOWN_NAME = 80
 
 @dataclass(frozen=True, slots=True)
 class DefinitionNote(Note):
-    """What was done to the definition of a tool; the same at every listing of that definition."""
+    """A change of a tool's definition; the same at every listing of that definition."""
 
     tool: RemoteToolRef = field(kw_only=True)
 
 
 class ViewNote(DefinitionNote):
-    """Where what a model is shown says less than the definition, which clients may get whole."""
+    """A place where the model view has less than the definition, which clients may get complete."""
 
 
 def read_tools(rows: Sequence[JsonValue], config: ServerConfig) -> tuple[tuple[RemoteTool, ...], tuple[Note, ...]]:
-    """Turn the rows of a listing into tools, and say what was left out or changed."""
-    reader = _Reader(config)
+    """Turn the rows of a `tools/list` result into tools; the notes say what was left out or changed."""
+    reader = _ToolReader(config)
     for number, row in enumerate(rows, start=1):
         if len(reader.tools) >= config.limits.tools:
-            left = len(rows) - number + 1
-            reader.note("its tools", f"more than {config.limits.tools:,}; {left:,} were left out")
+            rest = len(rows) - number + 1
+            reader.note("its tools", f"more than {config.limits.tools:,}; {rest:,} were left out")
             break
         reader.read(row, number)
     return tuple(reader.tools.values()), tuple(reader.notes)
 
 
-class _Reader:
+class _ToolReader:
     def __init__(self, config: ServerConfig) -> None:
         self.tools: dict[str, RemoteTool] = {}
         self.notes: list[Note] = []
@@ -282,7 +281,8 @@ class _Reader:
             self.note(f"row {number} of its tools", "it has no name, and was left out")
             return
         subject = f"tool {cut_text(clean_text(name)[0], _SHOWN_NAME)!r}"
-        if not self._wanted(name):
+        included = self._config.include_tools
+        if name in self._config.exclude_tools or (included is not None and name not in included):
             return
         try:
             shown, removed = clean_definition(row)
@@ -291,25 +291,21 @@ class _Reader:
             return
         schema = shown.get("inputSchema")
         if schema is not None and not is_json_object(schema):
-            self.note(subject, "its inputSchema is no object, and it was left out")
+            self.note(subject, "its inputSchema is not an object, and it was left out")
             return
         if removed:
-            said = f"{removed:,} invisible characters were removed from its definition"
-            self.note_definition(name, subject, said)
+            message = f"{removed:,} invisible characters were removed from its definition"
+            self.note_definition(name, subject, message)
         if name in self.tools:
             self.note(subject, "listed more than once; the last definition is used")
         descriptor = self._describe(name, subject, shown, schema)
         self.tools[name] = RemoteTool(RemoteToolRef(self._config.id, name), descriptor, raw=row)
 
-    def _wanted(self, name: str) -> bool:
-        included = self._config.include_tools
-        return name not in self._config.exclude_tools and (included is None or name in included)
-
     def _describe(self, name: str, subject: str, shown: JsonObject, schema: JsonObject | None) -> ToolDescriptor:
         view = model_view({"type": "object"} if schema is None else schema)
         for place in view.widened:
-            said = f"its parameters are shown wider than they are: {place}"
-            self.note_definition(name, subject, said, ViewNote)
+            message = f"its parameters are shown wider than they are: {place}"
+            self.note_definition(name, subject, message, ViewNote)
         annotations, output = shown.get("annotations"), shown.get("outputSchema")
         limit = self._config.limits.description_chars
         return ToolDescriptor(
@@ -323,33 +319,36 @@ class _Reader:
         )
 
     def _cut(self, name: str, subject: str, key: str, shown: JsonObject, limit: int) -> str | None:
-        """Give a text of a definition, cut to a limit; 0 is none."""
+        """Return a text of a definition, cut to a limit; 0 means no limit."""
         text = shown.get(key)
         if not isinstance(text, str) or not limit:
             return text if isinstance(text, str) else None
         if len(text) > limit:
-            said = f"its {key} was cut to {limit:,} characters"
-            self.note_definition(name, subject, said, ViewNote)
+            message = f"its {key} was cut to {limit:,} characters"
+            self.note_definition(name, subject, message, ViewNote)
         return cut_text(text, limit)
 
 
 CHECKED_COST = 4_000_000
-"""Bytes of the schema times bytes of the answer: beyond, it takes longer than it is worth."""
-_SHOWN_CHARACTERS_output_check = 200
-_DEAR = frozenset({"pattern", "patternProperties", "uniqueItems"})
-"""Regular expressions may take for ever, and comparing each item with each other almost so."""
+"""Limit of bytes of the schema times bytes of the result: beyond it a check takes too long."""
+_SHOWN_PROBLEM = 200
+_EXPENSIVE = frozenset({"pattern", "patternProperties", "uniqueItems"})
+"""Regular expressions may backtrack without end, and comparing all pairs of items is quadratic."""
 
 
 async def find_output_mismatch(schema: JsonSchema, value: JsonValue) -> str | None:
-    """Say how a value does not fit its schema; None when it does, or cannot be checked."""
+    """Return how a structured result differs from its output schema; `None` if it fits or cannot be checked.
+
+    https://modelcontextprotocol.io/specification/2025-06-18/server/tools#output-schema
+    """
     if value is None:
         return "it declares an output schema and gave no structured content"
     if not isinstance(value, dict):
         is_wrong = schema.get("type") == "object"
-        return "its structured content is no object, as it promised" if is_wrong else None
-    # References are inlined in the view, within bounds, and it blames nobody who fits the schema.
+        return "its structured content is not an object, as it promised" if is_wrong else None
+    # The view inlines references within bounds, and accepts every value that fits the schema.
     view = model_view(schema).schema
-    if _is_dear(view) or not _is_cheap(view, value):
+    if _is_expensive(view) or not _is_cheap(view, value):
         return None
     await load_validator()
     return _first_problem(view, value)
@@ -358,7 +357,7 @@ async def find_output_mismatch(schema: JsonSchema, value: JsonValue) -> str | No
 def _is_cheap(view: JsonObject, value: JsonValue) -> bool:
     try:
         return len(compact_json(view)) * len(compact_json(value)) <= CHECKED_COST
-    except NotJson:  # a number beyond what a float holds, say
+    except NotJson:  # such as a number beyond the range of a float
         return False
 
 
@@ -369,21 +368,21 @@ def _first_problem(schema: JsonObject, value: JsonValue) -> str | None:
     try:
         checker = Draft202012Validator(schema, registry=Registry())
         problem = next(iter(checker.iter_errors(value)), None)  # pyright: ignore[reportUnknownMemberType] — its stub is half typed
-    except Exception as exc:  # noqa: BLE001 — boundary: a schema that the validator chokes on
+    except Exception as exc:  # noqa: BLE001 — boundary: a schema that the validator cannot use
         return f"its output schema cannot be used: {type(exc).__name__}"
     if problem is None:
         return None
-    said = cut_text(clean_text(str(problem.message))[0], _SHOWN_CHARACTERS_output_check)
-    return f"its structured content does not fit its output schema: {said}"
+    text = cut_text(clean_text(str(problem.message))[0], _SHOWN_PROBLEM)
+    return f"its structured content does not fit its output schema: {text}"
 
 
-def _is_dear(view: JsonObject) -> bool:
-    """Tell whether a schema may hold such keywords anywhere; a property's name counts too."""
+def _is_expensive(view: JsonObject) -> bool:
+    """Return whether a schema has expensive keywords anywhere; the name of a property counts too."""
     pending: list[JsonValue] = [view]
     while pending:
         level = pending.pop()
         if isinstance(level, dict):
-            if not _DEAR.isdisjoint(level):
+            if not _EXPENSIVE.isdisjoint(level):
                 return True
             pending.extend(level.values())
         elif isinstance(level, list):

@@ -16,7 +16,7 @@ from indusagi.core.faults import describe_error
 from indusagi.core.tasks import BackgroundTask
 from indusagi.interop.protocol_bridge.client.handlers import HOPS, UNKNOWN_CALLER
 from indusagi.interop.protocol_bridge.host.dispatcher import BUSY
-from indusagi.interop.protocol_bridge.rpc.connection import (
+from indusagi.interop.protocol_bridge.rpc.errors import (
     INVALID_PARAMS,
     ConnectionClosedError,
     InvalidResponseError,

@@ -18,17 +18,15 @@ from indusagi.core.cancel import CancelToken
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.interop.protocol_bridge.contract import FaultDetail
 from indusagi.interop.protocol_bridge.rpc.codec import EncodedObject, decode_frame
-from indusagi.interop.protocol_bridge.rpc.connection import (
+from indusagi.interop.protocol_bridge.rpc.errors import (
     INTERNAL_ERROR,
     PARSE_ERROR,
     ConnectionClosedError,
     InvalidResponseError,
-    RequestId,
     RequestTimeoutError,
     RpcError,
-    TransportEnd,
 )
-from indusagi.interop.protocol_bridge.rpc.limits import Slots, before
+from indusagi.interop.protocol_bridge.rpc.transport import RequestId, TransportEnd
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -140,7 +138,8 @@ class OutgoingRequests:
         frame: JsonObject = {"jsonrpc": "2.0", "id": request_id, "method": method}
         try:
             channel.send(frame if params is None else {**frame, "params": params})
-            await before(loop.time() + within_s, response)
+            async with asyncio.timeout(within_s):
+                await response
         except (TimeoutError, asyncio.CancelledError) as exc:
             cancelled: JsonObject = {"requestId": request_id, "reason": "no longer wanted"}
             channel.send({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": cancelled})
@@ -314,7 +313,7 @@ class RequestDispatcher:
         self._on_response = on_response
         self._read = read
         self._limits = limits or HostLimits()
-        self._slots = Slots(self._limits.calls)
+        self._slots = asyncio.Semaphore(self._limits.calls)
         self._outgoing = OutgoingRequests(self._limits.asks)
         self._open: dict[RequestId, HostRequest] = {}
         self._tasks: dict[HostRequest, asyncio.Task[None]] = {}
@@ -436,11 +435,13 @@ class RequestDispatcher:
 
     async def _run(self, request: HostRequest, result: PendingResult) -> None:
         takes_slot = not request.is_subscription and not request.is_forwarded
-        if takes_slot and not self._slots.take():
+        if takes_slot and self._slots.locked():
             with request.cancel.guard() as waiting:
-                await self._slots.wait()
+                await self._slots.acquire()
             if waiting.cancelled_caught:
                 return
+        elif takes_slot:
+            await self._slots.acquire()
         try:
             if takes_slot and request.cancel.cancelled:
                 return
@@ -453,7 +454,7 @@ class RequestDispatcher:
             frame = _failure_frame(request, exc)
         finally:
             if takes_slot:
-                self._slots.give()
+                self._slots.release()
         self._remove(request)
         request.respond(frame)
 

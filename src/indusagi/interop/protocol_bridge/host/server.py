@@ -18,7 +18,7 @@ from indusagi.interop.protocol_bridge.client.memory import MemoryTransport
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
 from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits, ServerSession
 from indusagi.interop.protocol_bridge.host.stdio import StdioHostTransport, standard_streams
-from indusagi.interop.protocol_bridge.rpc.connection import TransportEnd
+from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd
 
 
 class ServerTransport(Protocol):

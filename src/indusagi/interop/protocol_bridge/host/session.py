@@ -18,8 +18,7 @@ from indusagi.interop.protocol_bridge.content import to_blocks
 from indusagi.interop.protocol_bridge.host.catalog import SERVER_INFO, EncodedObject
 from indusagi.interop.protocol_bridge.host.client_requests import LegacyCaller, SuspendedCall, SuspendedCalls, read_hops
 from indusagi.interop.protocol_bridge.host.dispatcher import RequestDispatcher
-from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, METHOD_NOT_FOUND, RpcError
-from indusagi.interop.protocol_bridge.rpc.errors import UNSUPPORTED_VERSION
+from indusagi.interop.protocol_bridge.rpc.errors import INVALID_PARAMS, METHOD_NOT_FOUND, UNSUPPORTED_VERSION, RpcError
 from indusagi.runtime.contract import ToolCall, ToolResult
 
 if TYPE_CHECKING:

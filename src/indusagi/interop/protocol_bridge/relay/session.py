@@ -18,7 +18,7 @@ from indusagi.interop.protocol_bridge.host.dispatcher import NO_PARAMS, RequestD
 from indusagi.interop.protocol_bridge.relay.shared import VERSION
 from indusagi.interop.protocol_bridge.relay.upstream import CANCELLED, PROGRESS, UNAVAILABLE, RequestForwarder
 from indusagi.interop.protocol_bridge.rpc.codec import decode_frame_verbatim, estimate_size
-from indusagi.interop.protocol_bridge.rpc.connection import RpcError
+from indusagi.interop.protocol_bridge.rpc.errors import RpcError
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         ToolSchemas,
         UpstreamPool,
     )
-    from indusagi.interop.protocol_bridge.rpc.connection import RequestId
+    from indusagi.interop.protocol_bridge.rpc.transport import RequestId
 
 _log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from indusagi.interop.protocol_bridge.client.start.causes import find_cause
 from indusagi.interop.protocol_bridge.client.supervision import RestartRecord, Supervision
 from indusagi.interop.protocol_bridge.host.dispatcher import NO_PARAMS, ForwardedError
 from indusagi.interop.protocol_bridge.rpc.codec import decode_frame_verbatim, estimate_size, find_response_id
-from indusagi.interop.protocol_bridge.rpc.connection import INTERNAL_ERROR, ConnectionClosedError, RpcError
+from indusagi.interop.protocol_bridge.rpc.errors import INTERNAL_ERROR, ConnectionClosedError, RpcError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.contract import ProtocolFault, ServerConfig
     from indusagi.interop.protocol_bridge.host.dispatcher import HostRequest
-    from indusagi.interop.protocol_bridge.rpc.connection import RequestId, Transport, TransportEnd
+    from indusagi.interop.protocol_bridge.rpc.transport import RequestId, Transport, TransportEnd
 
 _log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""A frame as bytes: how one is read, and how one is written."""
+"""Encoding and decoding of JSON-RPC frames as bytes."""
 
 from __future__ import annotations
 
@@ -12,52 +12,48 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
 
 _BOM = b"\xef\xbb\xbf"
-_WHITE = " \t\r\n"
-_BLANKS = frozenset(_WHITE)
-_CARRIED = ("result", "params", "error")
-_AROUND = 256
-"""What a frame takes besides what it carries."""
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-_HALF = re.compile("[\ud800-\udfff]")
-_ANSWER = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d{1,15})\s*,\s*"(?:result|error)"')
-"""How an answer begins, as everybody writes it: its id is known even if the rest cannot be read."""
-
-
-_OBJECT = re.compile(r'\{\s*"(?:jsonrpc|id|result|error)"\s*:')
+_WHITESPACE = " \t\r\n"
+_WHITESPACE_SET = frozenset(_WHITESPACE)
+_PAYLOAD_KEYS = ("result", "params", "error")
+_ENVELOPE_BYTES = 256
+"""About how many bytes a frame has besides its payload."""
+_SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_RESPONSE_HEAD = re.compile(
+    rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d{1,15})\s*,\s*"(?:result|error)"'
+)
+"""The usual beginning of a response: it shows the id even if the rest is invalid."""
+_OBJECT_HEAD = re.compile(r'\{\s*"(?:jsonrpc|id|result|error)"\s*:')
 """Where a message may begin in the middle of a line."""
-_MOST_TRIES = 16
+_RESPONSE_TRIES = 16
 
 
 class EncodeError(ValueError):
-    """A frame holds a number that JSON has no way to write."""
+    """A frame contains a number that JSON cannot represent."""
 
 
 def decode_frame(line: bytes) -> JsonValue:
-    """Read what a peer has written in one line.
+    """Decode one line.
 
-    Half of a surrogate pair becomes U+FFFD, as bytes that are not UTF-8 do: Python reads the escape
-    (RFC 8259 section 8.2 leaves it open), but no text with it can be encoded again.
+    An unpaired surrogate becomes U+FFFD, as invalid UTF-8 does: Python decodes its escape, which RFC 8259 §8.2 leaves
+    open, but the text could not be encoded again.
 
     Raises:
-        ValueError: It is no JSON.
+        ValueError: Invalid JSON.
         RecursionError: It is nested too deeply.
     """
-    text = line.removeprefix(_BOM).decode("utf-8", "replace").strip(_WHITE)
-    # Not `decode`: that looks for white space in a way that takes as long as all of the reading.
+    text = line.removeprefix(_BOM).decode("utf-8", "replace").strip(_WHITESPACE)
+    # `raw_decode`: `decode` searches for white space in a way that takes as long as the parsing.
     value, end = _DECODER.raw_decode(text)
     if end != len(text):
         raise ValueError(f"more follows at character {end:,}")
-    if _SURROGATE.search(text):
-        value, _ = clean_json(cast("JsonValue", value), _replace_surrogates)
+    if _SURROGATE_ESCAPE.search(text):
+        value, _ = clean_json(cast("JsonValue", value), lambda part: _SURROGATE.subn("\ufffd", part))
     return cast("JsonValue", value)
 
 
-def _replace_surrogates(text: str) -> tuple[str, int]:
-    return _HALF.subn("\ufffd", text)
-
-
 class EncodedObject(dict[str, "JsonValue"]):
-    """An object whose bytes are known; not to be changed afterwards."""
+    """An object with its encoded bytes; it must not be changed."""
 
     __slots__ = ("encoded",)
 
@@ -67,134 +63,134 @@ class EncodedObject(dict[str, "JsonValue"]):
 
 
 def decode_frame_verbatim(line: bytes) -> JsonValue:
-    """Read a frame, and keep the very bytes of what it carries: to be handed on as they are.
+    """Decode a frame and keep the bytes of its payload, so that it can be passed on unchanged.
 
     Raises:
-        ValueError: It is no JSON, or cannot be written again.
+        ValueError: Invalid JSON, or a value that could not be encoded again.
         RecursionError: It is nested too deeply.
     """
-    text = line.removeprefix(_BOM).decode("utf-8", "replace").strip(_WHITE)
+    text = line.removeprefix(_BOM).decode("utf-8", "replace").strip(_WHITESPACE)
     if not text.startswith("{"):
-        return _writable(decode_frame(line))
+        return _check_encodable(decode_frame(line))
     frame: JsonObject = {}
-    at = _after_white(text, 1)
-    more = not text.startswith("}", at)
-    while more:
-        if not text.startswith('"', at):
-            raise ValueError(f"a name is expected at character {at:,}")
-        key, at = _DECODER.raw_decode(text, at)
-        start = _after(text, at, ":")
-        value, at = _DECODER.raw_decode(text, start)
-        frame[key] = _kept(value, text[start:at]) if key in _CARRIED else _writable(value)
-        at = _after_white(text, at)
-        more = text.startswith(",", at)
-        at = _after_white(text, at + 1) if more else at
-    if _after(text, at, "}") != len(text):
-        raise ValueError(f"more follows at character {at:,}")
+    index = _skip_whitespace(text, 1)
+    has_more = not text.startswith("}", index)
+    while has_more:
+        if not text.startswith('"', index):
+            raise ValueError(f"a name is expected at character {index:,}")
+        key, index = _DECODER.raw_decode(text, index)
+        start = _skip_sign(text, index, ":")
+        value, index = _DECODER.raw_decode(text, start)
+        if key in _PAYLOAD_KEYS and isinstance(value, dict):
+            # Strings contain no line ends; between them a line end means nothing, and would end our line.
+            payload = text[start:index].replace("\r", " ").replace("\n", " ")
+            frame[key] = EncodedObject(cast("JsonObject", value), payload.encode("utf-8", "backslashreplace"))
+        else:
+            frame[key] = _check_encodable(value)
+        index = _skip_whitespace(text, index)
+        has_more = text.startswith(",", index)
+        index = _skip_whitespace(text, index + 1) if has_more else index
+    if _skip_sign(text, index, "}") != len(text):
+        raise ValueError(f"more follows at character {index:,}")
     return frame
 
 
-def encode_object(value: JsonObject) -> EncodedObject:
-    """Write an object once, for good.
-
-    Raises:
-        EncodeError: It holds a number that JSON has no way to write.
-    """
-    return EncodedObject(value, _written(value))
+def _skip_sign(text: str, index: int, sign: str) -> int:
+    index = _skip_whitespace(text, index)
+    if not text.startswith(sign, index):
+        raise ValueError(f"{sign!r} is expected at character {index:,}")
+    return _skip_whitespace(text, index + 1)
 
 
-def _kept(value: JsonValue, text: str) -> JsonValue:
-    if not isinstance(value, dict):
-        return _writable(value)
-    # Outside of texts, where none can be, the end of a line means nothing, and would end ours.
-    whole = text.replace("\r", " ").replace("\n", " ")
-    return EncodedObject(value, whole.encode("utf-8", "backslashreplace"))
-
-
-def _after(text: str, at: int, sign: str) -> int:
-    at = _after_white(text, at)
-    if not text.startswith(sign, at):
-        raise ValueError(f"{sign!r} is expected at character {at:,}")
-    return _after_white(text, at + 1)
-
-
-def _after_white(text: str, at: int) -> int:
-    while text[at : at + 1] in _BLANKS:
-        at += 1
-    return at
+def _skip_whitespace(text: str, index: int) -> int:
+    while text[index : index + 1] in _WHITESPACE_SET:
+        index += 1
+    return index
 
 
 def estimate_size(frame: JsonObject) -> int:
-    """Say about how many bytes a frame takes that was read and is handed on."""
-    carried = (frame.get(key) for key in _CARRIED)
-    return _AROUND + sum(len(value.encoded) for value in carried if type(value) is EncodedObject)
+    """Estimate the bytes of a frame that was decoded verbatim."""
+    payloads = (frame.get(key) for key in _PAYLOAD_KEYS)
+    return _ENVELOPE_BYTES + sum(len(value.encoded) for value in payloads if type(value) is EncodedObject)
 
 
 def find_response_id(line: bytes) -> int | None:
-    """Tell which request a line was meant to answer that cannot be read."""
-    found = _ANSWER.match(line.removeprefix(_BOM))
-    return int(found[1]) if found else None
+    """Return the id of an invalid line that begins like a response."""
+    match = _RESPONSE_HEAD.match(line.removeprefix(_BOM))
+    return int(match[1]) if match else None
 
 
 def find_responses(line: bytes) -> list[JsonObject]:
-    """Find answers in a line that has other text before, between or after them."""
+    """Find responses in a line that has other text before, between or after them."""
     text = line.decode("utf-8", "replace")
-    found: list[JsonObject] = []
-    at = 0
-    for _ in range(_MOST_TRIES):
-        start = _OBJECT.search(text, at)
-        if start is None:
+    responses: list[JsonObject] = []
+    index = 0
+    for _ in range(_RESPONSE_TRIES):
+        head = _OBJECT_HEAD.search(text, index)
+        if head is None:
             break
         try:
-            value, at = _DECODER.raw_decode(text, start.start())
+            value, index = _DECODER.raw_decode(text, head.start())
         except (ValueError, RecursionError):
-            at = start.end()
+            index = head.end()
             continue
         if value.get("jsonrpc") == "2.0" and ("result" in value or "error" in value):
-            found.append(value)
-    return found
+            responses.append(value)
+    return responses
 
 
 def encode_frame(frame: JsonObject) -> bytes:
-    """Write a frame as one line, without its end; what is prepared in it is not written anew.
+    """Encode a frame as one line without its end; an `EncodedObject` in it is not encoded again.
 
     Raises:
-        EncodeError: It holds a number that JSON has no way to write.
+        EncodeError: It contains a number that JSON cannot represent.
     """
-    for key in _CARRIED:
+    for key in _PAYLOAD_KEYS:
         value = frame.get(key)
         if type(value) is EncodedObject:
-            around = _written({name: other for name, other in frame.items() if name != key})
-            return b'%b,"%b":%b}' % (around[:-1], key.encode(), value.encoded)
-    return _written(frame)
+            envelope = _encode({name: other for name, other in frame.items() if name != key})
+            return b'%b,"%b":%b}' % (envelope[:-1], key.encode(), value.encoded)
+    return _encode(frame)
+
+
+def encode_object(value: JsonObject) -> EncodedObject:
+    """Encode an object once, for several frames.
+
+    Raises:
+        EncodeError: It contains a number that JSON cannot represent.
+    """
+    return EncodedObject(value, _encode(value))
 
 
 def add_progress_token(params: JsonObject | None, identity: int | str) -> JsonObject:
-    """Ask whoever is given a request to tell how far it has come."""
-    given = params or {}
-    meta = given.get("_meta")
+    """Add a progress token to the parameters of a request.
+
+    https://modelcontextprotocol.io/specification/2025-06-18/basic/utilities/progress
+    """
+    params = params or {}
+    meta = params.get("_meta")
     own = meta if isinstance(meta, dict) else {}
-    return {**given, "_meta": {**own, "progressToken": identity}}
+    return {**params, "_meta": {**own, "progressToken": identity}}
 
 
-def _written(value: JsonValue) -> bytes:
+def _encode(value: JsonValue) -> bytes:
     try:
         text = _ENCODER.encode(value)
-    except ValueError as exc:  # an infinity (also `1e999`, once read), or too many digits
+    except ValueError as exc:  # an infinity (also a decoded `1e999`), or too many digits
         raise EncodeError(f"it holds a number that cannot be written: {exc}") from exc
     return text.encode("utf-8", "backslashreplace")
 
 
-def _writable(value: JsonValue) -> JsonValue:
-    # Most are texts and whole numbers, of which nothing needs to be found out.
+def _check_encodable(value: JsonValue) -> JsonValue:
+    # Strings and integers always are.
     if isinstance(value, (float, list, dict)):
-        _written(value)
+        _encode(value)
     return value
 
 
-def _no_such_number(name: str) -> None:
+def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
 
-_DECODER = json.JSONDecoder(parse_constant=_no_such_number)
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False, allow_nan=False)

@@ -1,9 +1,9 @@
-"""JSON-RPC over a link, on plain dicts: ids, deadlines, progress, cancellation, inbound requests.
+"""JSON-RPC 2.0 connection over a transport: request ids, deadlines, progress, cancellation, inbound requests.
 
-It knows nothing of MCP but the two notifications that belong to a request (progress, cancelled) and
-`ping`. A frame is read once and handed on as it came. A frame that is odd but can be understood
-(a batch, an id sent back as text, a missing version) is understood; one that cannot is counted, and
-if it was meant as an answer, the one who waits for it is told at once instead of at the deadline.
+Of MCP it knows `notifications/progress`, `notifications/cancelled` and `ping`. A frame is parsed once and passed on as
+it came. Odd frames that can be understood (a batch, an id sent back as text, a missing version) are understood. Frames
+that cannot be are counted; if such a frame was meant as a response, its request fails at once instead of at its
+deadline.
 """
 
 from __future__ import annotations
@@ -15,388 +15,340 @@ import math
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 from indusagi.core.json import JsonObject, JsonValue
-from indusagi.interop.protocol_bridge.contract import FaultDetail
 from indusagi.interop.protocol_bridge.rpc.codec import (
     add_progress_token,
     decode_frame,
     find_response_id,
     find_responses,
 )
-from indusagi.interop.protocol_bridge.rpc.limits import Alarm, Slots, before
+from indusagi.interop.protocol_bridge.rpc.errors import (
+    INTERNAL_ERROR,
+    METHOD_NOT_FOUND,
+    ConnectionClosedError,
+    InvalidResponseError,
+    RequestTimeoutError,
+    RpcError,
+)
+from indusagi.interop.protocol_bridge.rpc.transport import RequestId, Transport, TransportEnd
 
 _log = logging.getLogger(__name__)
 
-RequestId: TypeAlias = int | str
 OnProgress: TypeAlias = Callable[[JsonObject], None]
 OnRequest: TypeAlias = Callable[[str, JsonObject], Awaitable[JsonObject]]
 OnNotify: TypeAlias = Callable[[str, JsonObject], None]
-OnUnmatched: TypeAlias = Callable[[JsonValue, Literal["answer", "progress"]], None]
-"""Hears what the peer says of a request that nobody waits for."""
+OnUnmatched: TypeAlias = Callable[[JsonValue, Literal["response", "progress"]], None]
+"""Receives the id of a response or progress notification that belongs to no pending request."""
 
-METHOD_NOT_FOUND = -32601
-INVALID_PARAMS = -32602
-INTERNAL_ERROR = -32603
-PARSE_ERROR = -32700
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,14}")
 
 
-class RpcError(Exception):
-    """The peer answered with an error."""
+@dataclass(slots=True)
+class RequestOptions:
+    """Deadlines and callbacks of one request."""
 
-    def __init__(self, code: int, message: str, data: JsonValue = None) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-        self.data = data
-        self.detail: FaultDetail | None = None
-        """What the link knows about it, such as the status of an HTTP response."""
-
-
-class InvalidResponseError(Exception):
-    """The peer answered with something that is no answer."""
-
-
-class RequestTimeoutError(Exception):
-    """No answer within the deadline; the peer was told that nobody waits any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class TransportEnd:
-    """Why a link carries nothing any more."""
-
-    message: str
-    detail: FaultDetail
-
-
-class ConnectionClosedError(Exception):
-    """The link ended before the answer came."""
-
-    def __init__(self, end: TransportEnd) -> None:
-        super().__init__(end.message)
-        self.end = end
-
-
-class Transport(Protocol):
-    """Carries frames to one peer and back."""
-
-    def attach(self, on_frame: Callable[[bytes | JsonValue], None], on_end: Callable[[TransportEnd], None]) -> None:
-        """Deliver what comes, also what came before; `on_end` is called once."""
-        ...
-
-    def send(self, frame: JsonObject) -> None:
-        """Put a frame on its way; nothing happens on a link that has ended."""
-        ...
-
-    @property
-    def writable(self) -> asyncio.Event:
-        """Set while the link can take more."""
-        ...
-
-    def detail(self, request_id: RequestId) -> FaultDetail | None:
-        """Tell what is known about a request that failed on the way, and forget it."""
-        ...
+    idle_s: float
+    """Longest silence; with `hard_s`, every progress notification restarts it."""
+    hard_s: float | None = None
+    """Deadline in total. The peer is asked for progress notifications."""
+    on_progress: OnProgress | None = None
+    request_id: RequestId | None = None
+    cancellable: bool = True
+    """Whether `notifications/cancelled` is sent when the wait ends before the response comes."""
 
 
 @dataclass(slots=True)
-class _Waiting:
-    answer: asyncio.Future[JsonObject]
+class PendingRequest:
+    """A request that has been sent and has no response yet."""
+
+    response: asyncio.Future[JsonObject]
+    options: RequestOptions
     due: float
-    """When it is too late, by the clock of the loop."""
-    idle_s: float
+    """Deadline by the clock of the event loop."""
     hard_at: float
-    follows: bool
-    """Whether the peer was asked to tell how far it has come."""
-    on_progress: OnProgress | None
+
+    def postpone(self, now: float) -> None:
+        """Restart the idle deadline, within the deadline in total."""
+        if self.options.hard_s is not None:
+            self.due = min(self.hard_at, now + self.options.idle_s)
 
 
 class JsonRpcConnection:
-    """One conversation over a link."""
+    """One JSON-RPC connection over a transport.
+
+    Args:
+        transport: Carries the frames; its owner closes it.
+        on_request: Answers requests of the peer; `None`: every method but `ping` is unknown.
+        on_notify: Receives notifications of the peer.
+        on_unmatched: Receives responses and progress of requests that are no longer pending.
+        in_flight: How many requests may be pending at once; further ones wait.
+        inbound: How many requests of the peer may run at once; further ones are refused.
+        on_invalid_frame: Receives lines that are not JSON-RPC messages.
+    """
 
     def __init__(
         self,
-        link: Transport,
+        transport: Transport,
         *,
         on_request: OnRequest | None = None,
         on_notify: OnNotify | None = None,
-        on_unmatched: OnUnmatched = lambda _, said: None,
+        on_unmatched: OnUnmatched = lambda _, kind: None,
         in_flight: int = 64,
         inbound: int = 8,
         on_invalid_frame: Callable[[bytes], None] | None = None,
     ) -> None:
-        self.noise = 0
-        """Frames that could not be understood."""
-        self.heard = 0
-        """Frames that came, understood or not."""
-        # Set before the link is attached, which delivers lines that have already come.
-        self._on_noise = on_invalid_frame
-        self.ended: asyncio.Future[TransportEnd] = asyncio.get_running_loop().create_future()
         self._loop = asyncio.get_running_loop()
-        self._alarm = Alarm(self._expire)
-        self._link = link
+        self.invalid_frames = 0
+        """Frames that could not be understood."""
+        self.frames_received = 0
+        """All frames that came, understood or not."""
+        self.ended: asyncio.Future[TransportEnd] = self._loop.create_future()
+        self.ids = itertools.count(1)
+        self._transport = transport
         self._on_request = on_request
         self._on_notify = on_notify
-        self._on_stray = on_unmatched
-        self._slots = Slots(in_flight)
+        self._on_unmatched = on_unmatched
+        self._on_invalid_frame = on_invalid_frame
+        self._slots = asyncio.Semaphore(in_flight)
         self._inbound_limit = inbound
-        self.ids = itertools.count(1)
-        self._waiting: dict[RequestId, _Waiting] = {}
+        self._pending: dict[RequestId, PendingRequest] = {}
         self._inbound: dict[RequestId, asyncio.Task[None]] = {}
-        link.attach(self._received, self._end)
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
+        # Last: it delivers frames that have already come.
+        transport.attach(self._receive, self.end)
 
     # -- outbound ---------------------------------------------------------------------------
 
-    async def request(
-        self,
-        method: str,
-        params: JsonObject | None = None,
-        *,
-        idle_s: float,
-        hard_s: float | None = None,
-        on_progress: OnProgress | None = None,
-        request_id: RequestId | None = None,
-        cancellable: bool = True,
-    ) -> JsonObject:
-        """Ask and wait for the answer; progress starts the idle deadline anew.
+    async def request(self, method: str, params: JsonObject | None, options: RequestOptions) -> JsonObject:
+        """Send a request and wait for its response.
 
-        Whoever stops waiting, by deadline or by cancellation, has the peer told so.
+        When the wait ends without a response, by deadline or by cancellation, the peer is told so with
+        `notifications/cancelled` unless the request is not `cancellable`.
 
         Raises:
-            RpcError: The peer answered with an error.
-            InvalidResponseError: It answered with something else.
-            RequestTimeoutError: It did not answer in time; waiting for a free slot counts.
-            ConnectionClosedError: The link ended.
+            RpcError: The peer responded with an error.
+            InvalidResponseError: It responded with something else.
+            RequestTimeoutError: It did not respond in time; waiting for a free slot counts.
+            ConnectionClosedError: The transport ended.
         """
-        now = self._loop.time()
+        loop, idle_s, hard_s = self._loop, options.idle_s, options.hard_s
+        now = loop.time()
         hard_at = now + (idle_s if hard_s is None else hard_s)
-        due = min(hard_at, now + idle_s)
-        identity = next(self.ids) if request_id is None else request_id
-        answer: asyncio.Future[JsonObject] = self._loop.create_future()
-        waiting = _Waiting(answer, due, idle_s, hard_at, hard_s is not None, on_progress)
+        pending = PendingRequest(loop.create_future(), options, min(hard_at, now + idle_s), hard_at)
         try:
-            if not self._slots.take():
-                await before(due, self._slots.wait())
+            if self._slots.locked():
+                async with _deadline(pending.due):
+                    await self._slots.acquire()
+            else:
+                await self._slots.acquire()
             try:
-                return await self._ask(identity, method, params, waiting, cancellable)
+                return await self._send(method, params, pending)
             finally:
-                self._slots.give()
+                self._slots.release()
         except TimeoutError:
-            late = hard_s and self._loop.time() >= hard_at
-            limit = f"{hard_s:g} s in all" if late else f"{idle_s:g} s"
+            is_total = hard_s is not None and loop.time() >= hard_at
+            limit = f"{hard_s:g} s in all" if is_total else f"{idle_s:g} s"
             raise RequestTimeoutError(f"{method} was not answered within {limit}") from None
 
-    async def _ask(
-        self, identity: RequestId, method: str, params: JsonObject | None, waiting: _Waiting, cancellable: bool
-    ) -> JsonObject:
+    async def _send(self, method: str, params: JsonObject | None, pending: PendingRequest) -> JsonObject:
         if self.ended.done():
             raise ConnectionClosedError(self.ended.result())
+        options, response = pending.options, pending.response
+        identity = next(self.ids) if options.request_id is None else options.request_id
         frame: JsonObject = {"jsonrpc": "2.0", "id": identity, "method": method}
-        if waiting.follows:
+        if options.hard_s is not None:
             frame["params"] = add_progress_token(params, identity)
         elif params is not None:
             frame["params"] = params
-        answer = waiting.answer
-        self._waiting[identity] = waiting
+        self._pending[identity] = pending
         try:
-            room = self._link.writable
-            if not room.is_set():
-                await before(waiting.due, room.wait())
-            self._link.send(frame)
-            self._alarm.by(waiting.due)
+            if not self._transport.writable.is_set():
+                async with _deadline(pending.due):
+                    await self._transport.writable.wait()
+            self._transport.send(frame)
+            if pending.due < self._timer_at:
+                self._set_timer(pending.due)
             try:
-                return await answer
+                return await response
             except (asyncio.CancelledError, TimeoutError):
-                if cancellable:
-                    notice: JsonObject = {"requestId": identity, "reason": "no longer wanted"}
-                    self.notify("notifications/cancelled", notice)
+                if options.cancellable:
+                    self.notify("notifications/cancelled", {"requestId": identity, "reason": "no longer wanted"})
                 raise
         finally:
-            self._waiting.pop(identity, None)
-            # An error that arrives in the moment of a cancellation has no reader, and is no defect.
-            if answer.done() and not answer.cancelled():
-                answer.exception()
+            self._pending.pop(identity, None)
+            # An error that comes at the moment of a cancellation has no reader: mark it as retrieved.
+            if response.done() and not response.cancelled():
+                response.exception()
 
-    def _expire(self, now: float) -> float:
-        """Tell those whose deadline has passed, and give the next one."""
-        if self._inbound:
-            self._postpone()
-        pending = [waiting for waiting in self._waiting.values() if not waiting.answer.done()]
-        for waiting in pending:
-            if waiting.due <= now:
-                waiting.answer.set_exception(TimeoutError())
-        return min((waiting.due for waiting in pending if waiting.due > now), default=math.inf)
+    def _set_timer(self, due: float) -> None:
+        """Set the one timer of the connection: a timer for each request costs a tenth of the whole request."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = due
+        self._timer = None if due == math.inf else self._loop.call_at(due, self._expire)
 
-    def _postpone(self) -> None:
-        """Start idle deadlines anew: the peer waited for us, not we for it."""
-        now = self._loop.time()
-        for waiting in self._waiting.values():
-            if waiting.follows:
-                waiting.due = min(waiting.hard_at, now + waiting.idle_s)
+    def _expire(self) -> None:
+        now, next_due = self._loop.time(), math.inf
+        for pending in self._pending.values():
+            if self._inbound:
+                # The peer waits for our response: its silence does not count.
+                pending.postpone(now)
+            if pending.due > now:
+                next_due = min(next_due, pending.due)
+            elif not pending.response.done():
+                pending.response.set_exception(TimeoutError())
+        self._set_timer(next_due)
 
     def notify(self, method: str, params: JsonObject | None = None) -> None:
-        """Tell the peer something that needs no answer."""
+        """Send a notification."""
         frame: JsonObject = {"jsonrpc": "2.0", "method": method}
         if params is not None:
             frame["params"] = params
-        self._link.send(frame)
-
-    def give_up(self, end: TransportEnd) -> None:
-        """Take the link for ended although it is open: whoever waits is told why."""
-        self._end(end)
+        self._transport.send(frame)
 
     async def close(self) -> None:
-        """Stop answering; the link is closed by whoever opened it."""
+        """Cancel the requests of the peer that are still running; the transport stays open."""
         tasks = list(self._inbound.values())
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
 
-    # -- inbound ----------------------------------------------------------------------------
-
-    def _end(self, end: TransportEnd) -> None:
+    def end(self, end: TransportEnd) -> None:
+        """Treat the transport as ended, also while it is open: every pending request fails."""
         if self.ended.done():
             return
         self.ended.set_result(end)
-        self._alarm.stop()
-        for waiting in self._waiting.values():
-            if not waiting.answer.done():
-                waiting.answer.set_exception(ConnectionClosedError(end))
+        self._set_timer(math.inf)
+        for pending in self._pending.values():
+            if not pending.response.done():
+                pending.response.set_exception(ConnectionClosedError(end))
         for task in self._inbound.values():
             task.cancel()
 
-    def _received(self, data: bytes | JsonValue) -> None:
-        self.heard += 1
-        noise = self.noise
-        frame = self._parsed(data) if isinstance(data, bytes) else data
-        for one in frame if isinstance(frame, list) and frame else (frame,):
-            self._frame(one)
-        if self._on_noise is not None and self.noise > noise and isinstance(data, bytes):
-            self._on_noise(data)
+    # -- inbound ----------------------------------------------------------------------------
 
-    def _parsed(self, line: bytes) -> JsonValue:
+    def _receive(self, data: bytes | JsonValue) -> None:
+        self.frames_received += 1
+        invalid = self.invalid_frames
+        frame = self._decode(data) if isinstance(data, bytes) else data
+        for message in frame if isinstance(frame, list) and frame else (frame,):
+            self._dispatch(message)
+        if self._on_invalid_frame is not None and self.invalid_frames > invalid and isinstance(data, bytes):
+            self._on_invalid_frame(data)
+
+    def _decode(self, line: bytes) -> JsonValue:
         try:
             return decode_frame(line)
         except (ValueError, RecursionError) as exc:
             identity = find_response_id(line)
             if identity is not None:
-                self._resolve(identity, InvalidResponseError(f"the answer cannot be read: {exc}"))
+                self._settle(identity, InvalidResponseError(f"the answer cannot be read: {exc}"))
                 return None
-            # A banner without an end of line stands before the first answer.
-            return self._find_answers(line)
+            # A banner without a line end may stand before the first response. Only responses to pending requests are
+            # taken: a log line may quote any message.
+            responses = [message for message in find_responses(line) if self._find(message.get("id")) is not None]
+            if not responses:
+                return None
+            self.invalid_frames += 1
+            return [*responses]
 
-    def _find_answers(self, line: bytes) -> JsonValue:
-        """Find answers to requests of ours in a line that has other text around them.
-
-        Only answers that are waited for are taken: a log line may quote any message.
-        """
-        answers = [one for one in find_responses(line) if self._find(one.get("id")) is not None]
-        if not answers:
-            return None
-        self.noise += 1
-        return [*answers]
-
-    def _frame(self, frame: JsonValue) -> None:
+    def _dispatch(self, frame: JsonValue) -> None:
         if not isinstance(frame, dict):
-            self.noise += 1
+            self.invalid_frames += 1
             return
         method, identity = frame.get("method"), frame.get("id")
         if isinstance(method, str):
-            params = frame.get("params")
-            given = params if isinstance(params, dict) else {}
+            value = frame.get("params")
+            params = value if isinstance(value, dict) else {}
             if identity is None:
-                self._notified(method, given)
+                self._handle_notification(method, params)
             elif isinstance(identity, (int, str)):
-                self._requested(identity, method, given)
+                self._handle_request(identity, method, params)
         elif "result" in frame:
-            self._answered(identity, frame["result"])
+            result = frame["result"]
+            if not isinstance(result, dict):
+                kind = type(result).__name__ if result is not None else "null"
+                result = InvalidResponseError(f"the result is {kind}, not an object")
+            self._settle(identity, result)
         elif "error" in frame:
-            self._resolve(identity, _rpc_error(frame["error"]))
+            self._settle(identity, _parse_error(frame["error"]))
         else:
-            self.noise += 1
+            self.invalid_frames += 1
 
-    def _answered(self, identity: JsonValue, result: JsonValue) -> None:
-        if isinstance(result, dict):
-            self._resolve(identity, result)
-        else:
-            shown = type(result).__name__ if result is not None else "null"
-            self._resolve(identity, InvalidResponseError(f"the result is {shown}, not an object"))
+    def _settle(self, identity: JsonValue, outcome: JsonObject | Exception) -> None:
+        pending = self._find(identity)
+        if pending is None:
+            self._on_unmatched(identity, "response")
+        elif not pending.response.done():
+            if not isinstance(outcome, Exception):
+                pending.response.set_result(outcome)
+                return
+            if isinstance(outcome, RpcError) and isinstance(identity, (int, str)):
+                outcome.detail = self._transport.detail(identity)
+            pending.response.set_exception(outcome)
 
-    def _resolve(self, identity: JsonValue, outcome: JsonObject | Exception) -> None:
-        waiting = self._find(identity)
-        if waiting is None:
-            self._on_stray(identity, "answer")
-        if waiting is None or waiting.answer.done():
-            return
-        if not isinstance(outcome, Exception):
-            waiting.answer.set_result(outcome)
-            return
-        if isinstance(outcome, RpcError) and isinstance(identity, (int, str)):
-            outcome.detail = self._link.detail(identity)
-        waiting.answer.set_exception(outcome)
-
-    def _find(self, identity: JsonValue) -> _Waiting | None:
-        """Find who waits, also where a number comes back as `1.0` or `"1"`."""
+    def _find(self, identity: JsonValue) -> PendingRequest | None:
+        """Find a pending request, also if its numeric id comes back as `1.0` or `"1"`."""
         if isinstance(identity, float) and identity.is_integer():
             identity = int(identity)
         if not isinstance(identity, (int, str)) or isinstance(identity, bool):
             return None
-        found = self._waiting.get(identity)
-        if found is None and isinstance(identity, str) and _NUMBER.fullmatch(identity):
-            found = self._waiting.get(int(identity))
-        return found
+        pending = self._pending.get(identity)
+        if pending is None and isinstance(identity, str) and _NUMBER.fullmatch(identity):
+            pending = self._pending.get(int(identity))
+        return pending
 
-    def _notified(self, method: str, params: JsonObject) -> None:
-        if method == "notifications/progress":
-            waiting = self._find(params.get("progressToken"))
-            if waiting is None:
-                self._on_stray(params.get("progressToken"), "progress")
-            elif waiting.follows:
-                waiting.due = min(waiting.hard_at, self._loop.time() + waiting.idle_s)
-                if waiting.on_progress is not None:
-                    self._tell(waiting.on_progress, params)
-            return
-        if method == "notifications/cancelled":
-            identity = params.get("requestId")
-            task = self._inbound.get(identity) if isinstance(identity, (int, str)) else None
-            if task is not None:
-                task.cancel()
-            return
-        if self._on_notify is not None:
-            self._tell(partial(self._on_notify, method), params)
-
-    def _tell(self, listener: Callable[[JsonObject], None], params: JsonObject) -> None:
+    def _handle_notification(self, method: str, params: JsonObject) -> None:
         try:
-            listener(params)
+            if method == "notifications/progress":
+                # https://modelcontextprotocol.io/specification/2025-06-18/basic/utilities/progress
+                pending = self._find(params.get("progressToken"))
+                if pending is None:
+                    self._on_unmatched(params.get("progressToken"), "progress")
+                elif pending.options.hard_s is not None:
+                    pending.postpone(self._loop.time())
+                    if pending.options.on_progress is not None:
+                        pending.options.on_progress(params)
+            elif method == "notifications/cancelled":
+                identity = params.get("requestId")
+                task = self._inbound.get(identity) if isinstance(identity, (int, str)) else None
+                if task is not None:
+                    task.cancel()
+            elif self._on_notify is not None:
+                self._on_notify(method, params)
         except Exception:  # noqa: BLE001 — boundary: a listener's defect must not stop the reading
             _log.exception("a listener failed")
 
-    def _requested(self, identity: RequestId, method: str, params: JsonObject) -> None:
+    def _handle_request(self, identity: RequestId, method: str, params: JsonObject) -> None:
         if method == "ping":
-            self._link.send({"jsonrpc": "2.0", "id": identity, "result": {}})
+            self._transport.send({"jsonrpc": "2.0", "id": identity, "result": {}})
         elif self._on_request is None or identity in self._inbound:
             self._refuse(identity, METHOD_NOT_FOUND, f"{method} is not supported")
         elif len(self._inbound) >= self._inbound_limit:
             self._refuse(identity, INTERNAL_ERROR, "too many requests at once")
         else:
-            # Owned by this wire: kept until it is done, ended by close() and by the link's end.
+            # Owned by this connection: kept until it is done, ended by `close` and by the end of the transport.
             task = asyncio.create_task(  # noqa: TID251
-                self._answer(identity, self._on_request, method, params)
+                self._respond(identity, self._on_request, method, params)
             )
             self._inbound[identity] = task
-            task.add_done_callback(lambda _: self._dealt_with(identity))
+            # A callback, since a task that is cancelled before it starts runs no code of its own.
+            task.add_done_callback(lambda _: self._finish_inbound(identity))
 
-    def _dealt_with(self, identity: RequestId) -> None:
+    def _finish_inbound(self, identity: RequestId) -> None:
         self._inbound.pop(identity, None)
-        self._postpone()
+        now = self._loop.time()
+        for pending in self._pending.values():
+            pending.postpone(now)
 
-    async def _answer(self, identity: RequestId, on_request: OnRequest, method: str, params: JsonObject) -> None:
+    async def _respond(self, identity: RequestId, on_request: OnRequest, method: str, params: JsonObject) -> None:
         try:
             result = await on_request(method, params)
-            self._link.send({"jsonrpc": "2.0", "id": identity, "result": result})
+            self._transport.send({"jsonrpc": "2.0", "id": identity, "result": result})
         except RpcError as exc:
             self._refuse(identity, exc.code, exc.message)
         except Exception:  # noqa: BLE001 — boundary: the handler is the user's; the peer learns no more
@@ -404,10 +356,14 @@ class JsonRpcConnection:
 
     def _refuse(self, identity: RequestId, code: int, message: str) -> None:
         error: JsonObject = {"code": code, "message": message}
-        self._link.send({"jsonrpc": "2.0", "id": identity, "error": error})
+        self._transport.send({"jsonrpc": "2.0", "id": identity, "error": error})
 
 
-def _rpc_error(error: JsonValue) -> Exception:
+def _deadline(due: float) -> asyncio.Timeout:
+    return asyncio.timeout_at(None if due == math.inf else due)
+
+
+def _parse_error(error: JsonValue) -> Exception:
     if not isinstance(error, dict):
         return InvalidResponseError("the error is no object")
     code, message = error.get("code"), error.get("message")

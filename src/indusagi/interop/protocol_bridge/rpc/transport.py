@@ -1,100 +1,159 @@
-"""What the links that need a carrier have in common: frames wait in line, answers are handed on.
+"""Transports: carriers of JSON-RPC frames between a client and a server.
 
-A wire sends without waiting; the transports of the SDK want to be awaited. In between stands a
-line: `send` puts a frame at its end, a task of the link's owner takes the next one from its head.
+`Transport` is what a connection needs of one. `BaseTransport` implements delivery and the end for every transport of
+ours. `QueuedTransport` adds a queue for carriers that must be awaited, such as the streams of the MCP SDK: `send` puts
+a frame into the queue, and a task of the transport's owner takes the next one with `next_frame`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import collections
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from indusagi.core.json import is_json_object
-from indusagi.interop.protocol_bridge.rpc.connection import TransportEnd
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.contract import FaultDetail
-    from indusagi.interop.protocol_bridge.rpc.connection import RequestId
 
-_LINE = 64
-"""So many frames may wait; whoever asks more of the server waits until some have left."""
-_NOT_CARRIED = -32000
+RequestId: TypeAlias = int | str
+
+_QUEUE_FRAMES = 64
+"""Frames in the queue from which on `writable` is cleared."""
+_NOT_SENT = -32000
 
 
-class QueuedTransport:
-    """A link without a carrier; those who derive from it take the frames from `following`."""
+@dataclass(frozen=True, slots=True)
+class TransportEnd:
+    """Why a transport ended."""
 
-    def __init__(self) -> None:
-        self._line: collections.deque[JsonObject] = collections.deque()
-        self._stirred = asyncio.Event()
-        self.writable = asyncio.Event()
-        self.writable.set()
+    message: str
+    detail: FaultDetail
+
+
+class Transport(Protocol):
+    """Carrier of frames to one peer and back."""
+
+    def attach(self, on_frame: Callable[[bytes | JsonValue], None], on_end: Callable[[TransportEnd], None]) -> None:
+        """Start delivery, with the frames that came before; `on_end` is called once."""
+        ...
+
+    def send(self, frame: JsonObject) -> None:
+        """Send a frame; does nothing after the end."""
+        ...
+
+    @property
+    def writable(self) -> asyncio.Event:
+        """Set while the transport accepts more frames without growing its buffer past its limit."""
+        ...
+
+    def detail(self, request_id: RequestId) -> FaultDetail | None:
+        """Return and forget what is known about a request that failed in transit."""
+        ...
+
+
+class BaseTransport:
+    """Delivery of frames and of the end. Frames that come before `attach` are kept for it."""
+
+    def __init__(self, writable: asyncio.Event | None = None) -> None:
+        self.writable = writable or asyncio.Event()
+        if writable is None:
+            self.writable.set()
+        self._early: list[bytes | JsonValue] = []
         self._on_frame: Callable[[bytes | JsonValue], None] | None = None
         self._on_end: Callable[[TransportEnd], None] | None = None
         self._end: TransportEnd | None = None
 
-    # -- for the wire -----------------------------------------------------------------------
+    @property
+    def accepts_notifications(self) -> bool:
+        """Whether the transport has not ended."""
+        return self._end is None
 
     def attach(self, on_frame: Callable[[bytes | JsonValue], None], on_end: Callable[[TransportEnd], None]) -> None:
-        """Deliver what comes; the carriers start only after this."""
+        """Start delivery, with the frames that came before; `on_end` is called once."""
         self._on_frame, self._on_end = on_frame, on_end
+        early, self._early = self._early, []
+        for frame in early:
+            on_frame(frame)
         if self._end is not None:
             on_end(self._end)
 
-    def send(self, frame: JsonObject) -> None:
-        """Put a frame in line; nothing happens on a link that has ended."""
-        if self._end is not None:
-            return
-        self._line.append(frame)
-        self._stirred.set()
-        if len(self._line) >= _LINE:
-            self.writable.clear()
-
-    # -- for the carrier --------------------------------------------------------------------
-
-    async def following(self) -> JsonObject:
-        """Take the next frame, as soon as there is one."""
-        while not self._line:
-            self._stirred.clear()
-            await self._stirred.wait()
-        frame = self._line.popleft()
-        if len(self._line) < _LINE:
-            self.writable.set()
-        return frame
+    def detail(self, request_id: RequestId) -> FaultDetail | None:
+        """Return `None`: single requests do not fail on this transport."""
+        return None
 
     def deliver(self, frame: bytes | JsonValue) -> None:
-        """Hand on what came; after the end nobody hears it."""
-        if self._end is None and self._on_frame is not None:
+        """Pass a frame on; frames after the end are dropped."""
+        if self._end is not None:
+            return
+        if self._on_frame is None:
+            self._early.append(frame)
+        else:
             self._on_frame(frame)
 
-    def fail(self, request_id: RequestId, message: str, code: int = _NOT_CARRIED) -> None:
-        """Tell whoever waits for an answer that none will come."""
-        error: JsonObject = {"code": code, "message": message}
-        self.deliver({"jsonrpc": "2.0", "id": request_id, "error": error})
-
     def finish(self, message: str, detail: FaultDetail) -> TransportEnd:
-        """Declare the end, and give it; the first one stands."""
+        """Declare the end and return it; the first declaration counts."""
         if self._end is None:
             self._end = TransportEnd(message, detail)
-            self._line.clear()
             self.writable.set()
             if self._on_end is not None:
                 self._on_end(self._end)
         return self._end
 
 
+class QueuedTransport(BaseTransport):
+    """A transport whose frames wait in a queue until its carrier takes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._queue: collections.deque[JsonObject] = collections.deque()
+        self._queued = asyncio.Event()
+
+    def send(self, frame: JsonObject) -> None:
+        """Put a frame into the queue; does nothing after the end."""
+        if self._end is not None:
+            return
+        self._queue.append(frame)
+        self._queued.set()
+        if len(self._queue) >= _QUEUE_FRAMES:
+            self.writable.clear()
+
+    async def next_frame(self) -> JsonObject:
+        """Wait for the next frame and take it from the queue."""
+        while not self._queue:
+            self._queued.clear()
+            await self._queued.wait()
+        frame = self._queue.popleft()
+        if len(self._queue) < _QUEUE_FRAMES:
+            self.writable.set()
+        return frame
+
+    def fail(self, request_id: RequestId, message: str, code: int = _NOT_SENT) -> None:
+        """Deliver an error response to a request that was not sent."""
+        error: JsonObject = {"code": code, "message": message}
+        self.deliver({"jsonrpc": "2.0", "id": request_id, "error": error})
+
+    def finish(self, message: str, detail: FaultDetail) -> TransportEnd:
+        """Declare the end, and drop the queue."""
+        self._queue.clear()
+        return super().finish(message, detail)
+
+
 def find_request_id(frame: JsonObject) -> RequestId | None:
-    """Give the id of a frame that asks for an answer."""
+    """Return the id of a request; `None` for every other frame."""
     identity = frame.get("id")
     return identity if "method" in frame and isinstance(identity, (int, str)) else None
 
 
 def find_cancelled_id(frame: JsonObject) -> RequestId | None:
-    """Give the id of the request that a frame says nobody waits for."""
+    """Return the id of the request that a `notifications/cancelled` frame names.
+
+    https://modelcontextprotocol.io/specification/2025-06-18/basic/utilities/cancellation
+    """
     if frame.get("method") != "notifications/cancelled":
         return None
     params = frame.get("params")

@@ -1,4 +1,4 @@
-"""What can befall an HTTP request on its way, in words and as the detail of a fault."""
+"""Failures of HTTP requests, as messages and as details of a fault."""
 
 from __future__ import annotations
 
@@ -18,83 +18,85 @@ from indusagi.interop.protocol_bridge.contract import FaultDetail
 if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.contract import FaultReason
 
-_LONGEST_WISH_S = 3_600.0
-"""Whatever a server says, nobody waits longer than that for it."""
+_RETRY_AFTER_CAP_S = 3_600.0
 _NOT_REACHED = "could not be reached: the proxy"
-_ANSWERS = {"application/json", "text/event-stream"}
+_RESPONSE_TYPES = {"application/json", "text/event-stream"}
 
 
 @dataclass(frozen=True, slots=True)
 class TransportFailure:
-    """What befell a request on its way."""
+    """Why a request failed in transit."""
 
-    said: str
-    """Goes on after "it"; empty where the server's own words are better."""
+    message: str
+    """Continues a sentence that begins with "it"; empty where the server's own message is better."""
     detail: FaultDetail
 
 
 def build_failure(
-    said: str, reason: FaultReason | None, http_status: int | None = None, retry_after_s: float | None = None
+    message: str, reason: FaultReason | None, http_status: int | None = None, retry_after_s: float | None = None
 ) -> TransportFailure:
-    """Make a build_failure in few words."""
+    """Build a failure with its detail."""
     detail = FaultDetail(reason=reason, http_status=http_status, retry_after_s=retry_after_s)
-    return TransportFailure(said, detail)
+    return TransportFailure(message, detail)
 
 
 def get_origin(url: httpx2.URL) -> tuple[str, str, int | None]:
-    """Give what two addresses of one origin have in common."""
+    """Return scheme, host and port, which two URLs of one origin share (RFC 6454 §4)."""
     return url.scheme, url.host, url.port
 
 
 def format_origin(url: httpx2.URL) -> str:
-    """Give the part of an address that holds no secret."""
+    """Format the part of a URL that contains no secret."""
     return f"{url.scheme}://{url.host}" + ("" if url.port is None else f":{url.port}")
 
 
-def elsewhere(target: httpx2.URL) -> TransportFailure:
-    """Say that a server wants us to go where we do not go."""
-    said = f"redirects to {format_origin(target)}, which is not followed: if that is right, use it"
-    return build_failure(said, "redirect")
+def build_redirect_failure(target: httpx2.URL, http_status: int | None = None) -> TransportFailure:
+    """Build the failure of a request that would leave the configured origin."""
+    message = f"redirects to {format_origin(target)}, which is not followed: if that is right, use it"
+    return build_failure(message, "redirect", http_status)
 
 
-def suspicion(request: httpx2.Request, response: httpx2.Response, *, asks: bool) -> TransportFailure | None:
-    """Say what will be wrong if this response turns out to be no answer."""
+def check_response(
+    request: httpx2.Request, response: httpx2.Response, *, is_rpc_request: bool
+) -> TransportFailure | None:
+    """Return what is wrong with a response if it turns out to contain no JSON-RPC response."""
     status = response.status_code
     if response.has_redirect_location:
         target = request.url.join(response.headers["location"])
         if get_origin(target) != get_origin(request.url):
-            return build_failure(elsewhere(target).said, "redirect", status)
+            return build_redirect_failure(target, status)
         return build_failure(f"redirects without end (HTTP {status})", "redirect", status)
-    wanted = {"text/event-stream"} if request.method == "GET" else _ANSWERS
-    if not asks or content_type(response) in wanted:
+    expected = {"text/event-stream"} if request.method == "GET" else _RESPONSE_TYPES
+    content_type = get_content_type(response)
+    if not is_rpc_request or content_type in expected:
         return None
-    given = content_type(response)[:80] or "nothing"
-    said = f"answered with {given}, not with {' or '.join(sorted(wanted))} (HTTP {status})"
-    return build_failure(said, "malformed", status)
+    shown = content_type[:80] or "nothing"
+    message = f"answered with {shown}, not with {' or '.join(sorted(expected))} (HTTP {status})"
+    return build_failure(message, "malformed", status)
 
 
-def content_type(response: httpx2.Response) -> str:
-    """Give the type of a body, without its parameters."""
+def get_content_type(response: httpx2.Response) -> str:
+    """Return the media type of a body, without parameters."""
     return response.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def by_error(exc: httpx2.TransportError, via: str | None = None) -> TransportFailure:
-    """Say what an error of the network means, on the way through a proxy if there is one."""
+def classify_network_error(exc: httpx2.TransportError, via: str | None = None) -> TransportFailure:
+    """Turn an error of the network into a failure; `via` is the origin of the proxy, if there is one."""
     if isinstance(exc, httpx2.ProxyError):
-        return _by_proxy(str(exc), via)
+        return _classify_proxy_status(str(exc), via)
     if isinstance(exc, (httpx2.ConnectError, httpx2.ConnectTimeout)):
         why = str(exc) or "the connection was not made in time"
         through = "" if via is None else f" through the proxy {via}"
         return build_failure(f"could not be reached{through}: {why}", "refused")
     if isinstance(exc, (httpx2.LocalProtocolError, httpx2.UnsupportedProtocol)):
-        # Its text repeats the header that is wrong, and headers are nobody's business.
+        # The text of the error repeats the invalid header, which may be a secret.
         return build_failure("cannot be asked: a header or the url is no valid HTTP", "malformed")
     return build_failure("closed the connection before it answered", "closed")
 
 
-def _by_proxy(said: str, via: str | None) -> TransportFailure:
-    """Say what a proxy means that does not connect us; its status is not one of the server."""
-    status = said.partition(" ")[0]
+def _classify_proxy_status(text: str, via: str | None) -> TransportFailure:
+    """Turn the refusal of a proxy into a failure; its status is not the server's."""
+    status = text.partition(" ")[0]
     shown = f"HTTP {status}" if re.fullmatch(r"[1-9]\d\d", status) else "nothing that makes sense"
     if status == str(int(HTTPStatus.PROXY_AUTHENTICATION_REQUIRED)):
         return build_failure(f"{_NOT_REACHED} {via} did not accept our credentials ({shown})", "auth")
@@ -102,21 +104,20 @@ def _by_proxy(said: str, via: str | None) -> TransportFailure:
     return build_failure(f"{_NOT_REACHED} {via} answered {shown}", reason)
 
 
-def by_status(response: httpx2.Response, via: str | None = None) -> TransportFailure:
-    """Say what a status of 400 and above means."""
+def classify_status(response: httpx2.Response, via: str | None = None) -> TransportFailure:
+    """Turn a status of 400 and above into a failure (RFC 9110 §15.5, §15.6)."""
     status = response.status_code
     shown = f"HTTP {status}"
     if status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED and via is not None:
-        return _by_proxy(str(status), via)
+        return _classify_proxy_status(str(status), via)
     if status in {401, 403, 407}:
         scheme = response.headers.get("www-authenticate", "").partition(" ")[0]
         wants = f", it wants {scheme}" if re.fullmatch(r"[A-Za-z0-9-]{1,20}", scheme) else ""
         return build_failure(f"did not accept our credentials ({shown}{wants})", "auth", status)
-    retry_after_s = _retry_after(response.headers.get("retry-after", ""))
+    retry_after_s = _parse_retry_after(response.headers.get("retry-after", ""))
     if status == HTTPStatus.TOO_MANY_REQUESTS:
         later = "" if retry_after_s is None else f"; again in {retry_after_s:g} s"
-        said = f"is asked too often ({shown}{later})"
-        return build_failure(said, "rate_limited", status, retry_after_s)
+        return build_failure(f"is asked too often ({shown}{later})", "rate_limited", status, retry_after_s)
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return build_failure(f"failed ({shown})", "upstream", status, retry_after_s)
     if status in {HTTPStatus.NOT_FOUND, HTTPStatus.GONE}:
@@ -124,25 +125,25 @@ def by_status(response: httpx2.Response, via: str | None = None) -> TransportFai
     return build_failure(f"refused the request ({shown})", "refused", status, retry_after_s)
 
 
-def _retry_after(text: str) -> float | None:
-    """Read a Retry-After: seconds, or a date."""
+def _parse_retry_after(text: str) -> float | None:
+    """Parse a `Retry-After` header: seconds, or a date (RFC 9110 §10.2.3)."""
     text = text.strip()
     if text.isascii() and text.isdecimal():
-        return min(float(text[:9]), _LONGEST_WISH_S)
+        return min(float(text[:9]), _RETRY_AFTER_CAP_S)
     try:
         at_s = parsedate_to_datetime(text).timestamp()
     except (ValueError, OverflowError):
         return None
-    return min(max(0.0, at_s - SystemClock().now_ms() / 1000), _LONGEST_WISH_S)
+    return min(max(0.0, at_s - SystemClock().now_ms() / 1000), _RETRY_AFTER_CAP_S)
 
 
 def is_rpc_error(body: bytes) -> bool:
-    """Tell whether a server explains itself in the terms of the protocol."""
+    """Return whether a body is a JSON-RPC error response."""
     try:
-        found: object = json.loads(body)
+        message: object = json.loads(body)
     except (ValueError, RecursionError):
         return False
-    if not is_json_object(found) or not is_json_object(error := found.get("error")):
+    if not is_json_object(message) or not is_json_object(error := message.get("error")):
         return False
-    code, message = error.get("code"), error.get("message")
-    return found.get("jsonrpc") == "2.0" and isinstance(code, int) and isinstance(message, str)
+    code, text = error.get("code"), error.get("message")
+    return message.get("jsonrpc") == "2.0" and isinstance(code, int) and isinstance(text, str)

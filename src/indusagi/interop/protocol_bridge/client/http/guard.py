@@ -1,10 +1,9 @@
-"""HTTP with a guard: whatever goes wrong with one request stays with that request.
+"""Guarded HTTP client: a failure of one request stays with that request.
 
-The SDK's transport treats a lost connection as the end of the session, forgets the status of what
-it was refused with, reads bodies of any size and unpacks them too. The guard stands between it and
-the network. It turns failures into answers, remembers for each JSON-RPC request what befell it,
-asks for plain bodies and counts their bytes, paces what reconnects, and lets nothing leave the
-origin of the configured address. It sets no deadline for answers: those belong to the wire.
+The SDK's transport treats a lost connection as the end of the session, forgets the status of a refusal, and reads and
+decompresses bodies of any size. The guard stands between it and the network. It turns failures into responses, keeps
+for each JSON-RPC request why it failed, asks for uncompressed bodies and counts their bytes, delays reconnections, and
+lets no request leave the origin of the configured URL. Deadlines of responses belong to the JSON-RPC connection.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import asyncio
 import collections
 import functools
 import json
-import os
 import re
 import ssl
 import threading
@@ -28,187 +26,236 @@ from indusagi.core.json import is_json_object
 from indusagi.interop.protocol_bridge.client.http.failures import (
     TransportFailure,
     build_failure,
-    by_error,
-    by_status,
-    content_type,
-    elsewhere,
+    build_redirect_failure,
+    check_response,
+    classify_network_error,
+    classify_status,
     format_origin,
+    get_content_type,
     get_origin,
     is_rpc_error,
-    suspicion,
 )
-from indusagi.interop.protocol_bridge.client.http.proxy import proxy_for
+from indusagi.interop.protocol_bridge.client.http.proxy import find_proxy
 from indusagi.interop.protocol_bridge.client.http.responses import EventFilter, add_response_id, classify_message
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
-from indusagi.interop.protocol_bridge.rpc.connection import PARSE_ERROR
+from indusagi.interop.protocol_bridge.rpc.errors import PARSE_ERROR
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 
     from indusagi.interop.protocol_bridge.contract import ServerLimits, SseServerConfig, StreamableHttpServerConfig
-    from indusagi.interop.protocol_bridge.rpc.connection import RequestId
+    from indusagi.interop.protocol_bridge.rpc.transport import RequestId
 
+T = TypeVar("T")
 
 REQUEST = "indusagi.request"
-"""The extension of an HTTP request that holds the id of the JSON-RPC request in it."""
+"""The extension of an HTTP request that holds the id of its JSON-RPC request."""
 REDIRECTS = 3
 _SESSION = "mcp-session-id"
-_REMEMBERED = 256
+_KEPT_FAILURES = 256
 _ERROR_BODY = 64 * 1024
 _EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
-_making_tls = threading.Lock()
-_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_VALUE = re.compile(r"[\x20-\x7e\t]*")
+_tls_lock = threading.Lock()
+# RFC 9110 §5.1 (field names are tokens), §5.5 (field values)
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HEADER_VALUE = re.compile(r"[\x20-\x7e\t]*")
+_FIRST_PAUSE_S = 0.5
+_PAUSE_FACTOR = 1.6
+_LONGEST_PAUSE_S = 60.0
+
+
+class ResumableRequest:
+    """A JSON-RPC request with the GETs by which the SDK continues its event stream; all run in one task."""
+
+    def __init__(self, request_id: RequestId | None) -> None:
+        self.request_id = request_id
+        self._ends_at: float | None = None
+        self._timeout: asyncio.Timeout | None = None
+        self._next_get_at: float | None = None
+        self._pause_s = _FIRST_PAUSE_S
+
+    async def wait(self, awaitable: Awaitable[T], within_s: float | None = None) -> T:
+        """Wait for the network, until the request is given up."""
+        ends_at = self._ends_at
+        if within_s is not None:
+            ends_at = asyncio.get_running_loop().time() + within_s
+        async with asyncio.timeout_at(ends_at) as timeout:
+            self._timeout = timeout
+            try:
+                return await awaitable
+            finally:
+                self._timeout = None
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether the request was cancelled."""
+        return self._ends_at is not None
+
+    def give_up(self, at: float) -> None:
+        """Let it go on until `at`, by the clock of the event loop."""
+        self._ends_at = at
+        if self._timeout is not None:
+            self._timeout.reschedule(at)
+
+    async def pace(self, *, resumes: bool) -> None:
+        """Delay a GET; the first one of a standing stream passes at once, each further one waits longer."""
+        loop = asyncio.get_running_loop()
+        if self._next_get_at is None and resumes:
+            self._next_get_at = loop.time() + self._pause_s
+        if self._next_get_at is not None:
+            if loop.time() - self._next_get_at > _LONGEST_PAUSE_S:
+                self._pause_s = _FIRST_PAUSE_S
+            await asyncio.sleep(max(0.0, self._next_get_at - loop.time()))
+            self._pause_s = min(self._pause_s * _PAUSE_FACTOR, _LONGEST_PAUSE_S)
+        self._next_get_at = loop.time() + self._pause_s
 
 
 class HttpGuard(httpx2.AsyncBaseTransport):
-    """Stands between an HTTP client and the network, for one server."""
+    """HTTP transport between an HTTP client and the network, for one server."""
 
     def __init__(
-        self, inner: httpx2.AsyncBaseTransport, address: httpx2.URL, limits: ServerLimits, via: str | None = None
+        self, network: httpx2.AsyncBaseTransport, address: httpx2.URL, limits: ServerLimits, via: str | None = None
     ) -> None:
         self.via = via
-        """The origin of the proxy between us and the server."""
-        self.on_session_lost: Callable[[], None] = _nothing
-        self.on_foreign_answer: Callable[[str], None] = _ignore
-        """Told, in a sentence about the server, that it has answered another request."""
-        self._session_lost = False
-        self._inner = inner
+        """The origin of the proxy between client and server."""
+        self.on_session_lost: Callable[[], None] = lambda: None
+        self.on_foreign_response: Callable[[str], None] = lambda note: None
+        """Receives a sentence about the server when it has answered another request."""
+        self._is_session_lost = False
+        self._network = network
         self._origin = get_origin(address)
         self._limits = limits
-        self._mishaps: collections.OrderedDict[RequestId, TransportFailure] = collections.OrderedDict()
+        self._failures: collections.OrderedDict[RequestId, TransportFailure] = collections.OrderedDict()
         self._by_task: weakref.WeakKeyDictionary[asyncio.Task[Any], ResumableRequest] = weakref.WeakKeyDictionary()
         self._by_id: weakref.WeakValueDictionary[RequestId, ResumableRequest] = weakref.WeakValueDictionary()
 
-    # -- what is known of a request ---------------------------------------------------------
+    # -- failures by request ----------------------------------------------------------------
 
-    def note(self, identity: RequestId | None, what: TransportFailure | None) -> None:
-        """Remember what befell a request, in place of what was known; None: nothing did."""
-        if identity is None:
+    def note(self, request_id: RequestId | None, failure: TransportFailure | None) -> None:
+        """Keep why a request failed, in place of what was kept; `None`: it did not fail."""
+        if request_id is None:
             return
-        self._mishaps.pop(identity, None)
-        if what is not None:
-            self._mishaps[identity] = what
-            while len(self._mishaps) > _REMEMBERED:
-                self._mishaps.popitem(last=False)
+        self._failures.pop(request_id, None)
+        if failure is not None:
+            self._failures[request_id] = failure
+            while len(self._failures) > _KEPT_FAILURES:
+                self._failures.popitem(last=False)
 
-    def known(self, identity: RequestId) -> TransportFailure | None:
-        """Tell what befell a request."""
-        return self._mishaps.get(identity)
+    def find_failure(self, request_id: RequestId) -> TransportFailure | None:
+        """Return why a request failed."""
+        return self._failures.get(request_id)
 
-    def take_detail(self, identity: RequestId) -> FaultDetail | None:
-        """Tell what befell a request, and forget it."""
-        found = self._mishaps.pop(identity, None)
-        return None if found is None else found.detail
+    def take_detail(self, request_id: RequestId) -> FaultDetail | None:
+        """Return and forget why a request failed."""
+        failure = self._failures.pop(request_id, None)
+        return None if failure is None else failure.detail
 
-    def give_up(self, identity: RequestId) -> None:
-        """Let go of a request that nobody waits for, once its server had time to end it."""
-        journey = self._by_id.get(identity)
-        if journey is not None:
-            journey.give_up(asyncio.get_running_loop().time() + self._limits.close_s)
+    def give_up(self, request_id: RequestId) -> None:
+        """End a cancelled request, once its server had time to end it."""
+        resumable = self._by_id.get(request_id)
+        if resumable is not None:
+            resumable.give_up(asyncio.get_running_loop().time() + self._limits.close_s)
 
     # -- requests ---------------------------------------------------------------------------
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Send a request; failures of the network come back as responses."""
+        """Send a request; failures of the network are returned as responses."""
         request.headers["accept-encoding"] = "identity"
-        journey = self._journey(request)
+        resumable = self._find_resumable(request)
         if get_origin(request.url) != self._origin:
-            return self._refusal(journey, elsewhere(request.url))
+            return self._fail(resumable, build_redirect_failure(request.url))
         if request.method == "DELETE":
-            return await self._farewell(request)
+            return await self._end_session(request)
         if request.method == "GET":
-            await journey.pace(resumes="last-event-id" in request.headers)
-            if journey.given_up:
-                return self._refusal(journey, build_failure("was given up", "cancelled"))
-        # The SDK sends nothing else while a notification is on its way: it must not hang.
-        hurry = request.method == "POST" and journey.identity is None
+            await resumable.pace(resumes="last-event-id" in request.headers)
+            if resumable.is_given_up:
+                return self._fail(resumable, build_failure("was given up", "cancelled"))
+        # While a notification is being sent, the SDK sends nothing else: it has a deadline of its own.
+        is_notification = request.method == "POST" and resumable.request_id is None
         try:
-            answer = self._inner.handle_async_request(request)
-            response = await journey.bounded(answer, self._limits.start_s if hurry else None)
-            return await self._judged(request, response, journey)
+            sending = self._network.handle_async_request(request)
+            response = await resumable.wait(sending, self._limits.start_s if is_notification else None)
+            return await self._check(request, response, resumable)
         except TimeoutError:
-            return self._refusal(journey, build_failure("did not answer in time", "closed"))
+            return self._fail(resumable, build_failure("did not answer in time", "closed"))
         except httpx2.TransportError as exc:
-            return self._refusal(journey, by_error(exc, self.via))
+            return self._fail(resumable, classify_network_error(exc, self.via))
 
-    def _journey(self, request: httpx2.Request) -> ResumableRequest:
-        identity = cast("RequestId | None", request.extensions.get(REQUEST))
+    def _find_resumable(self, request: httpx2.Request) -> ResumableRequest:
+        request_id = cast("RequestId | None", request.extensions.get(REQUEST))
         task = cast("asyncio.Task[Any]", asyncio.current_task())
-        journey = self._by_task.get(task)
-        if journey is None or (identity is not None and journey.identity != identity):
-            journey = ResumableRequest(identity)
-            self._by_task[task] = journey
-            if identity is not None:
-                self._by_id[identity] = journey
-        return journey
+        resumable = self._by_task.get(task)
+        if resumable is None or (request_id is not None and resumable.request_id != request_id):
+            resumable = ResumableRequest(request_id)
+            self._by_task[task] = resumable
+            if request_id is not None:
+                self._by_id[request_id] = resumable
+        return resumable
 
-    async def _farewell(self, request: httpx2.Request) -> httpx2.Response:
-        """Say good-bye to a session, without insisting."""
-        if self._session_lost:
-            return httpx2.Response(HTTPStatus.NO_CONTENT)
-        try:
-            async with asyncio.timeout(self._limits.close_s):
-                response = await self._inner.handle_async_request(request)
-                await response.aclose()
-        except (TimeoutError, httpx2.TransportError):
-            # It ends by itself, some day.
-            pass
+    async def _end_session(self, request: httpx2.Request) -> httpx2.Response:
+        """Send the DELETE that ends a session; a server that does not respond ends it by itself."""
+        if not self._is_session_lost:
+            try:
+                async with asyncio.timeout(self._limits.close_s):
+                    response = await self._network.handle_async_request(request)
+                    await response.aclose()
+            except (TimeoutError, httpx2.TransportError):
+                pass
         return httpx2.Response(HTTPStatus.NO_CONTENT)
 
     # -- responses --------------------------------------------------------------------------
 
-    async def _judged(
-        self, request: httpx2.Request, response: httpx2.Response, journey: ResumableRequest
+    async def _check(
+        self, request: httpx2.Request, response: httpx2.Response, resumable: ResumableRequest
     ) -> httpx2.Response:
         coding = response.headers.get("content-encoding", "identity").strip().lower()
         length = response.headers.get("content-length", "")
         if coding not in {"", "identity"}:
             await response.aclose()
-            said = "answered with a compressed body, which was not asked for"
-            return self._refusal(journey, build_failure(said, "malformed", response.status_code))
+            message = "answered with a compressed body, which was not asked for"
+            return self._fail(resumable, build_failure(message, "malformed", response.status_code))
         if length.isdecimal() and int(length) > self._limits.frame_bytes:
             await response.aclose()
-            return self._refusal(journey, self._too_large())
+            return self._fail(resumable, self.build_size_failure())
         if response.status_code >= HTTPStatus.BAD_REQUEST:
-            return await self._rejected(request, response, journey)
-        self.note(journey.identity, suspicion(request, response, asks=journey.identity is not None))
-        kind = content_type(response)
-        watched = _Watched(response, self, journey, self._limits.frame_bytes, events=kind == "text/event-stream")
-        stream: httpx2.AsyncByteStream = watched
-        headers = response.headers
-        if journey.identity is not None and response.status_code == HTTPStatus.OK:
-            # A GET that resumes an answer belongs to the request of its journey; one that is marked
-            # itself is the stream of the old transport, on which all answers come.
+            return await self._check_refusal(request, response, resumable)
+        request_id, content_type, headers = resumable.request_id, get_content_type(response), response.headers
+        self.note(request_id, check_response(request, response, is_rpc_request=request_id is not None))
+        is_events = content_type == "text/event-stream"
+        counted = _CountedBody(response, self, resumable, self._limits.frame_bytes, is_events=is_events)
+        stream: httpx2.AsyncByteStream = counted
+        if request_id is not None and response.status_code == HTTPStatus.OK:
+            # A GET that resumes a response belongs to the request of its task; a GET with an id of its own is the
+            # stream of the HTTP+SSE transport, which carries all responses.
             is_shared = request.method == "GET" and REQUEST in request.extensions
-            if kind == "text/event-stream" and not is_shared:
-                stream = _OwnEvents(watched, self, journey.identity)
-            elif kind == "application/json" and request.method == "POST":
-                stream = _OwnAnswer(watched, self, journey.identity)
+            if is_events and not is_shared:
+                stream = _OwnEvents(counted, self, request_id)
+            elif content_type == "application/json" and request.method == "POST":
+                stream = _OwnResponse(counted, self, request_id)
                 headers = httpx2.Headers(headers)
-                # Another body may take its place.
-                headers.pop("content-length", None)
+                headers.pop("content-length", None)  # the body may be replaced
         return httpx2.Response(response.status_code, headers=headers, stream=stream, extensions=response.extensions)
 
-    async def _rejected(
-        self, request: httpx2.Request, response: httpx2.Response, journey: ResumableRequest
+    async def _check_refusal(
+        self, request: httpx2.Request, response: httpx2.Response, resumable: ResumableRequest
     ) -> httpx2.Response:
-        body = await self._error_body(response)
-        found = by_status(response, self.via)
-        known = response.status_code != HTTPStatus.NOT_FOUND or _SESSION not in request.headers
-        if not known and request.method == "POST":
-            self._session_lost = True
+        body = await self._read_error_body(response)
+        failure = classify_status(response, self.via)
+        # A server responds 404 to the id of a session that it no longer has:
+        # https://modelcontextprotocol.io/specification/2025-06-18/basic/transports#session-management
+        is_unknown_session = response.status_code == HTTPStatus.NOT_FOUND and _SESSION in request.headers
+        if is_unknown_session and request.method == "POST":
+            self._is_session_lost = True
             self.on_session_lost()
         if not is_rpc_error(body):
-            return self._refusal(journey, found, response.status_code)
-        if found.detail.reason not in {"auth", "rate_limited"}:
-            found = build_failure("", None, response.status_code)
-        self.note(journey.identity, found)
-        headers = {"content-type": "application/json"}
-        return httpx2.Response(response.status_code, headers=headers, content=body)
+            return self._fail(resumable, failure, response.status_code)
+        if failure.detail.reason not in {"auth", "rate_limited"}:
+            failure = build_failure("", None, response.status_code)
+        self.note(resumable.request_id, failure)
+        return httpx2.Response(response.status_code, headers={"content-type": "application/json"}, content=body)
 
-    async def _error_body(self, response: httpx2.Response) -> bytes:
-        """Read what comes with a refusal, unless it is long or slow."""
+    async def _read_error_body(self, response: httpx2.Response) -> bytes:
+        """Read the body of a refusal; empty if it is long or slow."""
         body = b""
         try:
             async with asyncio.timeout(self._limits.close_s):
@@ -222,139 +269,126 @@ class HttpGuard(httpx2.AsyncBaseTransport):
             await response.aclose()
         return body
 
-    def _refusal(
-        self, journey: ResumableRequest, what: TransportFailure, status: int = HTTPStatus.BAD_GATEWAY
+    def _fail(
+        self, resumable: ResumableRequest, failure: TransportFailure, status: int = HTTPStatus.BAD_GATEWAY
     ) -> httpx2.Response:
-        """Answer in the server's place; the SDK passes the error on to whoever asked."""
-        self.note(journey.identity, what)
-        error = {"code": -32000, "message": f"it {what.said}"}
-        body = {"jsonrpc": "2.0", "id": None, "error": error}
-        return httpx2.Response(status, json=body)
+        """Respond in the server's place; the SDK passes the error on as the response to the request."""
+        self.note(resumable.request_id, failure)
+        error = {"code": -32000, "message": f"it {failure.message}"}
+        return httpx2.Response(status, json={"jsonrpc": "2.0", "id": None, "error": error})
 
-    def _too_large(self) -> TransportFailure:
-        said = f"sent a message of more than {self._limits.frame_bytes:,} bytes"
-        return build_failure(said, "frame_too_large")
-
-    def too_large(self, journey: ResumableRequest) -> str:
-        """Note that a body went past the cap, and say so."""
-        what = self._too_large()
-        self.note(journey.identity, what)
-        return what.said
+    def build_size_failure(self) -> TransportFailure:
+        """Build the failure of a body past the size limit."""
+        return build_failure(f"sent a message of more than {self._limits.frame_bytes:,} bytes", "frame_too_large")
 
     async def aclose(self) -> None:
         """Close every connection."""
-        await self._inner.aclose()
+        await self._network.aclose()
 
 
-class _Watched(httpx2.AsyncByteStream):
-    """The body of a response, counted: as a whole, or event by event."""
+class _CountedBody(httpx2.AsyncByteStream):
+    """A response body whose bytes are counted: in total, or per event."""
 
     def __init__(
-        self, response: httpx2.Response, guard: HttpGuard, journey: ResumableRequest, cap: int, *, events: bool
+        self, response: httpx2.Response, guard: HttpGuard, resumable: ResumableRequest, cap: int, *, is_events: bool
     ) -> None:
         self._inner = cast("httpx2.AsyncByteStream", response.stream)
         self._guard = guard
-        self._journey = journey
+        self._resumable = resumable
         self._cap = cap
-        self._events = events
+        self._is_events = is_events
         self._size = 0
         self._tail = b""
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         pieces = aiter(self._inner)
-        while (piece := await self._next(pieces)) is not None:
-            self._count(piece)
+        while (piece := await self._read_piece(pieces)) is not None:
+            if self._is_events:
+                # An event may end in the middle of a piece, and its end may be split over two.
+                window = self._tail + piece
+                ends = [match.end() for match in _EVENT_END.finditer(window)]
+                self._size = len(window) - ends[-1] if ends else self._size + len(piece)
+                self._tail = window[-3:]
+            else:
+                self._size += len(piece)
             if self._size > self._cap:
-                said = self._guard.too_large(self._journey)
-                # After the one the SDK gives up, after the other it would ask for the rest.
-                raise httpx2.SSEError(said) if self._events else httpx2.StreamError(said)
+                failure = self._guard.build_size_failure()
+                self._guard.note(self._resumable.request_id, failure)
+                # After an `SSEError` the SDK gives up; after a `StreamError` it would request the rest.
+                raise httpx2.SSEError(failure.message) if self._is_events else httpx2.StreamError(failure.message)
             yield piece
 
-    async def _next(self, pieces: AsyncIterator[bytes]) -> bytes | None:
-        early = build_failure("ended its answer before it was complete", "closed")
+    async def _read_piece(self, pieces: AsyncIterator[bytes]) -> bytes | None:
+        failure = build_failure("ended its answer before it was complete", "closed")
         try:
-            return await self._journey.bounded(anext(pieces))
+            return await self._resumable.wait(anext(pieces))
         except StopAsyncIteration:
-            if self._events:
-                self._guard.note(self._journey.identity, early)
+            if self._is_events:
+                self._guard.note(self._resumable.request_id, failure)
             return None
         except TimeoutError:
             raise httpx2.SSEError("nobody waits for this answer any more") from None
         except httpx2.TransportError:
-            self._guard.note(self._journey.identity, early)
-            raise httpx2.StreamError(early.said) from None
-
-    def _count(self, piece: bytes) -> None:
-        if not self._events:
-            self._size += len(piece)
-            return
-        # An event may end in the middle of a piece, and its end may be cut in two.
-        seen = self._tail + piece
-        ends = [found.end() for found in _EVENT_END.finditer(seen)]
-        self._size = len(seen) - ends[-1] if ends else self._size + len(piece)
-        self._tail = seen[-3:]
+            self._guard.note(self._resumable.request_id, failure)
+            raise httpx2.StreamError(failure.message) from None
 
     async def aclose(self) -> None:
         await self._inner.aclose()
 
 
-class _OwnEvents(httpx2.AsyncByteStream):
-    """The events that answer one request, without answers to others."""
+class _OwnBody(httpx2.AsyncByteStream):
+    """A response body that may contain responses to other requests."""
 
-    def __init__(self, inner: _Watched, guard: HttpGuard, asked: RequestId) -> None:
+    def __init__(self, inner: _CountedBody, guard: HttpGuard, request_id: RequestId) -> None:
         self._inner = inner
         self._guard = guard
-        self._asked = asked
+        self._request_id = request_id
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+class _OwnEvents(_OwnBody):
+    """The events that belong to one request, without responses to others."""
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        filtered = EventFilter(self._asked)
+        events = EventFilter(self._request_id)
         async for piece in self._inner:
-            events = filtered.take(piece)
-            if filtered.foreign is not None:
-                self._guard.on_foreign_answer(f"it {_foreign(filtered.foreign)}, which was ignored")
-            if events:
-                yield events
-        if rest := filtered.finish():
+            passed = events.take(piece)
+            if events.foreign_id is not None:
+                self._guard.on_foreign_response(f"it {_format_foreign(events.foreign_id)}, which was ignored")
+            if passed:
+                yield passed
+        if rest := events.finish():
             yield rest
-        if filtered.foreign is not None:
-            # The request will now be told that the stream has ended: this is why.
-            self._guard.note(self._asked, build_failure(_foreign(filtered.foreign), "malformed"))
-
-    async def aclose(self) -> None:
-        await self._inner.aclose()
+        if events.foreign_id is not None:
+            # The request fails because its stream has ended: this is why.
+            self._guard.note(self._request_id, build_failure(_format_foreign(events.foreign_id), "malformed"))
 
 
-class _OwnAnswer(httpx2.AsyncByteStream):
+class _OwnResponse(_OwnBody):
     """The JSON body that answers one request; anything else becomes an error of that request."""
-
-    def __init__(self, inner: _Watched, guard: HttpGuard, asked: RequestId) -> None:
-        self._inner = inner
-        self._guard = guard
-        self._asked = asked
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         body = b"".join([piece async for piece in self._inner])
-        judged = classify_message(body, self._asked)
-        if judged.kind in {"own", "unnamed"}:
-            yield body if judged.kind == "own" else add_response_id(body, self._asked)
+        match = classify_message(body, self._request_id)
+        if match.kind in {"own", "unnamed"}:
+            yield body if match.kind == "own" else add_response_id(body, self._request_id)
             return
-        said = _foreign(judged.shown_id)
-        if judged.kind == "other":
-            said = "answered with a message that is not an answer"
-        self._guard.note(self._asked, build_failure(said, "malformed"))
-        error = {"code": PARSE_ERROR, "message": f"it {said}"}
-        yield json.dumps({"jsonrpc": "2.0", "id": self._asked, "error": error}).encode()
-
-    async def aclose(self) -> None:
-        await self._inner.aclose()
+        message = _format_foreign(match.shown_id)
+        if match.kind == "other":
+            message = "answered with a message that is not an answer"
+        self._guard.note(self._request_id, build_failure(message, "malformed"))
+        error = {"code": PARSE_ERROR, "message": f"it {message}"}
+        yield json.dumps({"jsonrpc": "2.0", "id": self._request_id, "error": error}).encode()
 
 
-def _foreign(shown_id: str) -> str:
+def _format_foreign(shown_id: str) -> str:
     return f"answered a request that was not asked (id {shown_id})"
 
 
 class GuardedClient(httpx2.AsyncClient):
-    """An HTTP client that tells its guard which JSON-RPC request it sends."""
+    """HTTP client that marks each request with the id of its JSON-RPC request, for the guard."""
 
     def build_request(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
@@ -365,7 +399,7 @@ class GuardedClient(httpx2.AsyncClient):
         extensions: dict[str, Any] | None = None,
         **rest: Any,
     ) -> httpx2.Request:
-        """Build a request, marked with the id of what it asks."""
+        """Build a request, marked with the id of its JSON-RPC request."""
         marked = dict(extensions or {})
         if is_json_object(json) and "method" in json and "id" in json:
             marked[REQUEST] = json["id"]
@@ -376,21 +410,21 @@ class GuardedClient(httpx2.AsyncClient):
 async def open_guarded_client(
     config: SseServerConfig | StreamableHttpServerConfig,
 ) -> AsyncGenerator[tuple[GuardedClient, HttpGuard]]:
-    """Make the HTTP client of a server, and close it when the block is left.
+    """Open the HTTP client of a server, and close it when the block is left.
 
     Raises:
-        ProtocolFault: The address, a header or the proxy cannot be used.
+        ProtocolFault: The URL, a header or the proxy cannot be used.
     """
-    address = _checked(config)
+    address = _parse_address(config)
     limits = config.limits
-    proxy = proxy_for(config, address, os.environ)
+    proxy = find_proxy(config, address)
     # In a thread: the first one loads half of the HTTP library, and the certificates.
-    inner = await asyncio.to_thread(_network, address.scheme == "https", limits.in_flight, proxy)
-    guard = HttpGuard(inner, address, limits, None if proxy is None else format_origin(proxy.url))
-    # Whoever waits for an answer has a deadline; here only what comes before is bounded.
+    network = await asyncio.to_thread(_open_network, address.scheme == "https", limits.in_flight, proxy)
+    guard = HttpGuard(network, address, limits, None if proxy is None else format_origin(proxy.url))
     client = GuardedClient(
         transport=guard,
         headers=dict(config.headers),
+        # Connecting is bounded here; waiting for a response has the deadline of its request.
         timeout=httpx2.Timeout(None, connect=limits.start_s),
         max_redirects=REDIRECTS,
         trust_env=False,
@@ -399,10 +433,10 @@ async def open_guarded_client(
         yield client, guard
 
 
-def _checked(config: SseServerConfig | StreamableHttpServerConfig) -> httpx2.URL:
+def _parse_address(config: SseServerConfig | StreamableHttpServerConfig) -> httpx2.URL:
     detail = FaultDetail(server=config.id, reason="malformed")
     for name, value in config.headers.items():
-        if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
+        if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
             message = f"server {config.id!r}: its header {name!r} cannot be sent: check its text"
             raise ProtocolFault("transport", message, detail=detail)
     try:
@@ -415,17 +449,17 @@ def _checked(config: SseServerConfig | StreamableHttpServerConfig) -> httpx2.URL
     return address
 
 
-def _network(secure: bool, kept: int, proxy: httpx2.Proxy | None) -> httpx2.AsyncHTTPTransport:
-    many = httpx2.Limits(max_connections=None, max_keepalive_connections=kept)
-    tls = _shared_tls() if secure else _no_tls()
+def _open_network(secure: bool, keepalive: int, proxy: httpx2.Proxy | None) -> httpx2.AsyncHTTPTransport:
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=keepalive)
     if proxy is not None and proxy.url.scheme == "https":
-        proxy.ssl_context = _shared_tls()
-    return httpx2.AsyncHTTPTransport(verify=tls, limits=many, proxy=proxy)
+        proxy.ssl_context = _get_tls()
+    tls = _get_tls() if secure else _make_empty_tls()
+    return httpx2.AsyncHTTPTransport(verify=tls, limits=limits, proxy=proxy)
 
 
-def _shared_tls() -> ssl.SSLContext:
-    """Give the one TLS context of the process."""
-    with _making_tls:
+def _get_tls() -> ssl.SSLContext:
+    """Return the one TLS context of the process, made by the first thread that needs it."""
+    with _tls_lock:
         return _make_tls()
 
 
@@ -435,67 +469,6 @@ def _make_tls() -> ssl.SSLContext:
 
 
 @functools.cache
-def _no_tls() -> ssl.SSLContext:
-    """Stand for TLS where it is not spoken: it trusts nobody."""
+def _make_empty_tls() -> ssl.SSLContext:
+    """Make a context for plain HTTP, which saves loading the certificates."""
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-
-
-def _ignore(said: str) -> None:
-    """Nobody wants to know."""
-
-
-def _nothing() -> None:
-    """Stand for a listener that nobody has set."""
-
-
-T = TypeVar("T")
-
-_FIRST_PAUSE_S = 0.5
-_PAUSE_FACTOR = 1.6
-_LONGEST_PAUSE_S = 60.0
-
-
-class ResumableRequest:
-    """A request of ours and the GETs by which the SDK goes on with it; all in one task."""
-
-    def __init__(self, identity: RequestId | None) -> None:
-        self.identity = identity
-        self._ends_at: float | None = None
-        self._timer: asyncio.Timeout | None = None
-        self._next_get_at: float | None = None
-        self._pause_s = _FIRST_PAUSE_S
-
-    async def bounded(self, waiting: Awaitable[T], within_s: float | None = None) -> T:
-        """Wait for the network, until the request is given up."""
-        ends_at = self._ends_at
-        if within_s is not None:
-            ends_at = asyncio.get_running_loop().time() + within_s
-        async with asyncio.timeout_at(ends_at) as timer:
-            self._timer = timer
-            try:
-                return await waiting
-            finally:
-                self._timer = None
-
-    @property
-    def given_up(self) -> bool:
-        """Whether nobody waits for it any more."""
-        return self._ends_at is not None
-
-    def give_up(self, at: float) -> None:
-        """Let it go on until then, and no longer."""
-        self._ends_at = at
-        if self._timer is not None:
-            self._timer.reschedule(at)
-
-    async def pace(self, *, resumes: bool) -> None:
-        """Let the first GET of a standing stream pass, and each other one wait longer."""
-        loop = asyncio.get_running_loop()
-        if self._next_get_at is None and resumes:
-            self._next_get_at = loop.time() + self._pause_s
-        if self._next_get_at is not None:
-            if loop.time() - self._next_get_at > _LONGEST_PAUSE_S:
-                self._pause_s = _FIRST_PAUSE_S
-            await asyncio.sleep(max(0.0, self._next_get_at - loop.time()))
-            self._pause_s = min(self._pause_s * _PAUSE_FACTOR, _LONGEST_PAUSE_S)
-        self._next_get_at = loop.time() + self._pause_s

@@ -1,7 +1,8 @@
-"""The old HTTP transport: one standing stream of events, and a POST for every message.
+"""HTTP+SSE client transport: one event stream for all messages of the server, and a POST for each of ours.
 
-Spoken here without the SDK, whose client for it refuses events over 1 MiB with no way to say
-otherwise, stops sending without a word after one failed POST, and sends one message at a time.
+https://modelcontextprotocol.io/specification/2024-11-05/basic/transports#http-with-sse. The SDK's client for it is not
+used: it refuses events over 1 MiB, stops sending after one failed POST without an error, and sends one message at a
+time.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from typing import TYPE_CHECKING
 import anyio
 import httpx2
 
-from indusagi.interop.protocol_bridge.client.http.failures import elsewhere, get_origin
+from indusagi.interop.protocol_bridge.client.http.failures import build_redirect_failure, get_origin
 from indusagi.interop.protocol_bridge.client.http.guard import REQUEST, open_guarded_client
 from indusagi.interop.protocol_bridge.contract import FaultDetail
-from indusagi.interop.protocol_bridge.rpc.connection import ConnectionClosedError
+from indusagi.interop.protocol_bridge.rpc.errors import ConnectionClosedError
 from indusagi.interop.protocol_bridge.rpc.transport import QueuedTransport, find_cancelled_id, find_request_id
 
 if TYPE_CHECKING:
@@ -28,62 +29,62 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.client.http.guard import GuardedClient, HttpGuard
     from indusagi.interop.protocol_bridge.contract import SseServerConfig, StreamableHttpServerConfig
-    from indusagi.interop.protocol_bridge.rpc.connection import RequestId
+    from indusagi.interop.protocol_bridge.rpc.transport import RequestId, TransportEnd
 
 _TURN_EVENTS = 16
-"""So many events of one server are handled in one turn of the event loop."""
+"""How many events of one server are handled in one iteration of the event loop."""
 _STREAM = "events"
-"""The id under which the guard remembers what befell the stream itself."""
+"""The id under which the guard keeps the failure of the event stream itself."""
 
 
 @asynccontextmanager
 async def sse_transport(config: SseServerConfig | StreamableHttpServerConfig) -> AsyncGenerator[SseTransport]:
-    """Open the stream of events of a server, and close it when the block is left."""
+    """Open the event stream of a server, and close it when the block is left."""
     async with open_guarded_client(config) as (client, guard), anyio.create_task_group() as tasks:
-        link = SseTransport(config.url, client, guard)
-        tasks.start_soon(link.read)
-        tasks.start_soon(link.write, tasks)
+        transport = SseTransport(config.url, client, guard)
+        tasks.start_soon(transport.read)
+        tasks.start_soon(transport.write, tasks)
         try:
-            yield link
+            yield transport
         finally:
-            link.finish("was let go", FaultDetail(reason="closed"))
+            transport.finish("was let go", FaultDetail(reason="closed"))
             tasks.cancel_scope.cancel()
 
 
 class SseTransport(QueuedTransport):
-    """A link over a stream of events."""
+    """Transport over an event stream and POST requests."""
 
     def __init__(self, url: str, client: GuardedClient, guard: HttpGuard) -> None:
         super().__init__()
         self.via = guard.via
-        """The origin of the proxy between us and the server."""
+        """The origin of the proxy between client and server."""
         self._url = url
         self._client = client
         self._guard = guard
-        self._post_to: asyncio.Future[httpx2.URL] = asyncio.get_running_loop().create_future()
+        self._post_url: asyncio.Future[httpx2.URL] = asyncio.get_running_loop().create_future()
 
-    async def opened(self) -> None:
-        """Wait until the server has said where to send messages.
+    async def wait_open(self) -> None:
+        """Wait for the `endpoint` event, which names the URL for messages.
 
         Raises:
-            ConnectionClosedError: It ended before.
+            ConnectionClosedError: The stream ended before.
         """
-        await self._post_to
+        await self._post_url
 
     def send(self, frame: JsonObject) -> None:
-        """Put a frame in line."""
-        if (unwanted := find_cancelled_id(frame)) is not None:
-            self._guard.give_up(unwanted)
+        """Put a frame into the queue; the POST of a cancelled request is given up."""
+        if (cancelled := find_cancelled_id(frame)) is not None:
+            self._guard.give_up(cancelled)
         super().send(frame)
 
     def detail(self, request_id: RequestId) -> FaultDetail | None:
-        """Tell how the POST of a request failed, and forget it."""
+        """Return and forget why the POST of a request failed."""
         return self._guard.take_detail(request_id)
 
-    # -- the stream -------------------------------------------------------------------------
+    # -- the event stream -------------------------------------------------------------------
 
     async def read(self) -> None:
-        """Hand on every message, until the stream ends."""
+        """Deliver every message, until the stream ends."""
         try:
             async with self._client.stream(
                 "GET",
@@ -93,48 +94,51 @@ class SseTransport(QueuedTransport):
                 follow_redirects=True,
             ) as response:
                 if response.is_success:
-                    taken = 0
+                    count = 0
                     async for event in httpx2.EventSource(response, max_event_size=None):
-                        self._happened(event, response.url)
-                        taken += 1
-                        if taken % _TURN_EVENTS == 0:
-                            # What has come at once may be hundreds: other servers have their turn.
+                        self._handle_event(event, response.url)
+                        count += 1
+                        if count % _TURN_EVENTS == 0:
+                            # Hundreds may have come at once: other servers get their turn.
                             await asyncio.sleep(0)
         except (httpx2.HTTPError, httpx2.StreamError):
-            # The guard knows what it was.
+            # The guard has noted the failure.
             pass
-        found = self._guard.known(_STREAM)
-        if found is None or found.detail.reason == "closed":
-            self._over("ended its stream of events", FaultDetail(reason="closed"))
+        failure = self._guard.find_failure(_STREAM)
+        if failure is None or failure.detail.reason == "closed":
+            self.finish("ended its stream of events", FaultDetail(reason="closed"))
         else:
-            self._over(found.said, found.detail)
+            self.finish(failure.message, failure.detail)
 
-    def _happened(self, event: httpx2.ServerSentEvent, url: httpx2.URL) -> None:
-        if event.event == "endpoint" and not self._post_to.done():
+    def _handle_event(self, event: httpx2.ServerSentEvent, url: httpx2.URL) -> None:
+        if event.event == "endpoint" and not self._post_url.done():
             target = url.join(event.data)
             if get_origin(target) == get_origin(url):
-                self._post_to.set_result(target)
+                self._post_url.set_result(target)
             else:
-                found = elsewhere(target)
-                self._over(found.said, found.detail)
+                failure = build_redirect_failure(target)
+                self.finish(failure.message, failure.detail)
         elif event.event == "message" and event.data:
             self.deliver(event.data.encode("utf-8", "surrogatepass"))
 
-    def _over(self, said: str, detail: FaultDetail) -> None:
-        end = self.finish(said, detail)
-        if not self._post_to.done():
-            self._post_to.set_exception(ConnectionClosedError(end))
+    def finish(self, message: str, detail: FaultDetail) -> TransportEnd:
+        """Declare the end, also to a caller of `wait_open`."""
+        end = super().finish(message, detail)
+        if not self._post_url.done():
+            self._post_url.set_exception(ConnectionClosedError(end))
+            self._post_url.exception()  # a caller may not wait for it: mark it as retrieved
+        return end
 
     # -- messages ---------------------------------------------------------------------------
 
     async def write(self, tasks: TaskGroup) -> None:
-        """Send what stands in line; requests do not wait for each other."""
-        await asyncio.wait({self._post_to})
-        if self._post_to.cancelled() or self._post_to.exception() is not None:
+        """Send the frames of the queue; requests do not wait for each other."""
+        await asyncio.wait({self._post_url})
+        if self._post_url.cancelled() or self._post_url.exception() is not None:
             return
-        target = self._post_to.result()
+        target = self._post_url.result()
         while True:
-            frame = await self.following()
+            frame = await self.next_frame()
             if find_request_id(frame) is None:
                 await self._post(target, frame)
             else:
@@ -161,5 +165,5 @@ class SseTransport(QueuedTransport):
             return
         if response.is_success:
             self._guard.note(identity, None)
-        elif (found := self._guard.known(identity)) is not None:
-            self.fail(identity, f"it {found.said}")
+        elif (failure := self._guard.find_failure(identity)) is not None:
+            self.fail(identity, f"it {failure.message}")

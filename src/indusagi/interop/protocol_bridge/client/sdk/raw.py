@@ -1,4 +1,4 @@
-"""The links of a relay to a server behind an address: raw frames over the SDK's transport."""
+"""Raw transports of a relay to a server behind a URL: frames pass the SDK's HTTP transport unchanged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from indusagi.interop.protocol_bridge.client.sdk.streams import McpHeaders, Stre
 from indusagi.interop.protocol_bridge.client.session import ServerFacts
 from indusagi.interop.protocol_bridge.contract import FaultDetail
 from indusagi.interop.protocol_bridge.rpc.codec import encode_object
-from indusagi.interop.protocol_bridge.rpc.connection import INTERNAL_ERROR
+from indusagi.interop.protocol_bridge.rpc.errors import INTERNAL_ERROR
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from mcp_types import JSONRPCError, JSONRPCMessage
 
     from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.protocol_bridge.client.session import ClientSession
     from indusagi.interop.protocol_bridge.contract import SseServerConfig, StreamableHttpServerConfig
-    from indusagi.interop.protocol_bridge.rpc.connection import Transport
+    from indusagi.interop.protocol_bridge.rpc.transport import Transport
 
 
 _log = logging.getLogger(__name__)
@@ -37,61 +36,60 @@ _log = logging.getLogger(__name__)
 async def remote_transport(
     config: SseServerConfig | StreamableHttpServerConfig, version: Callable[[], str | None]
 ) -> AsyncGenerator[Transport]:
-    """Reach a server behind an address, and let it go when the block is left."""
+    """Open a transport to a server behind a URL, and close it when the block is left."""
     if config.kind == "sse":
-        async with sse_transport(config) as link:
-            await link.opened()
-            yield link
+        async with sse_transport(config) as transport:
+            await transport.wait_open()
+            yield transport
         return
     async with (
         open_guarded_client(config) as (client, guard),
-        # The guard counts the bytes of each event; the SDK's own cap knows no configuration.
+        # The guard counts the bytes of each event; the SDK's own limit cannot be configured per server.
         streamable_http_client(config.url, http_client=client, max_sse_event_size=None) as streams,
         anyio.create_task_group() as tasks,
     ):
-        link = RawStreamTransport(streams, guard)
-        link.stamp = RawMcpHeaders(cast("ClientSession", _Met(version)))
-        tasks.start_soon(link.read)
-        tasks.start_soon(link.write)
+        transport = RawStreamTransport(streams, guard)
+        transport.headers = RawMcpHeaders(_AgreedVersion(version))
+        tasks.start_soon(transport.read)
+        tasks.start_soon(transport.write)
         try:
-            yield link
+            yield transport
         finally:
-            link.finish("was let go", FaultDetail(reason="closed"))
+            transport.finish("was let go", FaultDetail(reason="closed"))
             tasks.cancel_scope.cancel()
 
 
 class RawStreamTransport(StreamTransport):
-    """A link that adds nothing to what the server said."""
+    """A stream transport that delivers frames without the keys that the SDK's models add."""
 
-    def _frame(self, message: JSONRPCMessage) -> JsonObject:
-        frame = super()._frame(message)
+    def _to_frame(self, message: JSONRPCMessage) -> JsonObject:
+        frame = super()._to_frame(message)
         try:
-            return {key: _kept(value) for key, value in frame.items() if value is not None}
+            return {
+                key: encode_object(value) if isinstance(value, dict) else value
+                for key, value in frame.items()
+                if value is not None
+            }
         except ValueError:
-            said = "it sent a number that is too large to be passed on"
+            problem = "it sent a number that is too large to be passed on"
             if "method" in frame:
-                _log.warning("a server said %s: %s", frame["method"], said)
+                _log.warning("a server sent %s: %s", frame["method"], problem)
                 return {}
-            error: JsonObject = {"code": INTERNAL_ERROR, "message": said}
+            error: JsonObject = {"code": INTERNAL_ERROR, "message": problem}
             return {"jsonrpc": "2.0", "id": frame.get("id"), "error": error}
 
-    def _error(self, message: JSONRPCError) -> JsonObject:
-        frame = super()._error(message)
+    def _to_error_frame(self, message: JSONRPCError) -> JsonObject:
+        frame = super()._to_error_frame(message)
         error = cast("JsonObject", frame["error"])
         if error["data"] is None:
             del error["data"]
         return frame
 
 
-def _kept(value: JsonValue) -> JsonValue:
-    return encode_object(value) if isinstance(value, dict) else value
-
-
-class _Met:
-    """What a stamp wants to know of a server."""
+class _AgreedVersion:
+    """The version of a handshake that passed through the relay, as a source of headers."""
 
     def __init__(self, version: Callable[[], str | None]) -> None:
-        self.notes: list[str] = []
         self._version = version
 
     @property
@@ -99,11 +97,14 @@ class _Met:
         version = self._version()
         return None if version is None else ServerFacts("legacy", version)
 
+    def note(self, note: str, /) -> None:
+        """Drop a note: the client of the relay sees the server's own list."""
+
 
 class RawMcpHeaders(McpHeaders):
-    """Repeats in headers what has to be there, and leaves every list as it is."""
+    """The same headers, for frames whose `tools/list` results stay complete."""
 
-    def _admits(self, row: JsonValue) -> bool:
+    def _admit(self, row: JsonValue) -> bool:
         if is_json_object(row):
             schema = row.get("inputSchema")
             if find_invalid_x_mcp_header(schema) is None:

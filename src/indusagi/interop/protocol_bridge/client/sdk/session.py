@@ -1,9 +1,9 @@
-"""A session of the SDK that somebody else made, as a link.
+"""Transport over a session of the MCP SDK that the caller has opened.
 
-The session stamps and validates by itself, answers what an older server asks with the callbacks it
-was made with, and tells the change notices of such a server only to the handler it was made with.
-That handler cannot be exchanged later; a `Client` that is not yet entered can still be given one
-(`tap_notifications`). The end of a session shows only when something is asked of it.
+The SDK's session adds metadata and validates by itself, answers requests of a legacy server with the callbacks it was
+built with, and passes the notifications of such a server to the one message handler it was built with. That handler
+cannot be replaced later; a `Client` that is not yet entered can still be given one (`tap_notifications`). The end of a
+session shows only when a request is sent.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.client.session import Era
-    from indusagi.interop.protocol_bridge.rpc.connection import RequestId
+    from indusagi.interop.protocol_bridge.rpc.transport import RequestId
 
-# Any: the SDK wants a model here, and takes whatever an adapter makes.
+# Any: the SDK wants a model here, and accepts what an adapter returns.
 _raw: TypeAdapter[Any] = TypeAdapter(dict[str, Any])
 
 
-def session_facts(session: SdkSession) -> ServerFacts:
-    """Say what a session has found out about its server."""
+def read_session_facts(session: SdkSession) -> ServerFacts:
+    """Return what a session has found out about its server."""
     result = session.discover_result or session.initialize_result
     dumped = {} if result is None else result.model_dump(by_alias=True, exclude_none=True)
     version = session.protocol_version or ""
@@ -49,67 +49,64 @@ def session_facts(session: SdkSession) -> ServerFacts:
 
 
 class NotificationTap:
-    """Hears what a client of the SDK is told, before whoever was to hear it anyway."""
+    """Observer of the notifications that an SDK client receives; the client's own handler still gets them."""
 
-    def __init__(self, rightful: MessageHandlerFnT | None) -> None:
-        self.link: SdkSessionTransport | None = None
-        """Set once there is somebody to hand it on to."""
-        self._rightful = rightful
+    def __init__(self, handler: MessageHandlerFnT | None) -> None:
+        self.transport: SdkSessionTransport | None = None
+        """Where to deliver them, once there is a transport."""
+        self._handler = handler
 
     async def __call__(self, message: IncomingMessage) -> None:
-        """Hand on a message of the SDK's session."""
-        # Progress comes to the link by another way, under the id that the link has for the request.
-        if self.link is not None and not isinstance(message, (Exception, ProgressNotification)):
-            self.link.deliver(message.model_dump(by_alias=True, mode="json", exclude_none=True))
-        if self._rightful is not None:
-            await self._rightful(message)
+        """Deliver a message of the SDK's session."""
+        # Progress reaches the transport by a callback, under the id that the transport has for the request.
+        if self.transport is not None and not isinstance(message, (Exception, ProgressNotification)):
+            self.transport.deliver(message.model_dump(by_alias=True, mode="json", exclude_none=True))
+        if self._handler is not None:
+            await self._handler(message)
 
 
 @contextmanager
 def tap_notifications(client: Client) -> Generator[NotificationTap]:
-    """Listen in to a client that is about to be entered; its own handler hears all as before."""
-    rightful = client.message_handler
-    client.message_handler = ear = NotificationTap(rightful)
+    """Observe the notifications of a client that is about to be entered."""
+    handler = client.message_handler
+    client.message_handler = tap = NotificationTap(handler)
     try:
-        yield ear
+        yield tap
     finally:
-        client.message_handler = rightful
+        client.message_handler = handler
 
 
 class SdkSessionTransport(QueuedTransport):
-    """A link over a session; its own callbacks stay in force."""
+    """Transport over a session of the SDK; the session's own callbacks stay in force."""
 
     def __init__(self, session: SdkSession) -> None:
         super().__init__()
         self._session = session
-        self._asking: dict[RequestId, anyio.CancelScope] = {}
+        self._requests: dict[RequestId, anyio.CancelScope] = {}
         self._details: dict[RequestId, FaultDetail] = {}
 
     def detail(self, request_id: RequestId) -> FaultDetail | None:
-        """Tell what is known about a request that failed, and forget it."""
+        """Return and forget what is known about a failed request."""
         return self._details.pop(request_id, None)
 
     async def write(self, tasks: TaskGroup) -> None:
-        """Pass on what stands in line; each request in a task of its own."""
+        """Send the frames of the queue; each request in a task of its own."""
         while True:
-            frame = await self.following()
-            identity, unwanted = find_request_id(frame), find_cancelled_id(frame)
+            frame = await self.next_frame()
+            identity, cancelled = find_request_id(frame), find_cancelled_id(frame)
             if identity is not None:
-                self._asking[identity] = anyio.CancelScope()
-                tasks.start_soon(self._ask, identity, frame)
-            elif unwanted in self._asking:
-                self._asking[unwanted].cancel()
-            elif unwanted is None:
-                await self._tell(frame)
+                self._requests[identity] = anyio.CancelScope()
+                tasks.start_soon(self._request, identity, frame)
+            elif cancelled in self._requests:
+                self._requests[cancelled].cancel()
+            elif cancelled is None:
+                notification = Notification[Any, Any](method=frame.get("method"), params=frame.get("params"))
+                await self._session.send_notification(cast("ClientNotification", notification))
 
-    async def _tell(self, frame: JsonObject) -> None:
-        notice = Notification[Any, Any](method=frame.get("method"), params=frame.get("params"))
-        await self._session.send_notification(cast("ClientNotification", notice))
-
-    async def _ask(self, identity: RequestId, frame: JsonObject) -> None:
+    async def _request(self, identity: RequestId, frame: JsonObject) -> None:
         try:
-            with self._asking[identity]:
-                result = await self._answer(identity, frame)
+            with self._requests[identity]:
+                result = await self._send_request(identity, frame)
                 self.deliver({"jsonrpc": "2.0", "id": identity, "result": result})
         except MCPError as exc:
             if exc.code == CONNECTION_CLOSED and exc.message == "Connection closed":
@@ -122,31 +119,27 @@ class SdkSessionTransport(QueuedTransport):
         except SubscriptionLost as exc:
             self.fail(identity, str(exc))
         finally:
-            self._asking.pop(identity, None)
+            self._requests.pop(identity, None)
 
-    async def _answer(self, identity: RequestId, frame: JsonObject) -> JsonObject:
+    async def _send_request(self, identity: RequestId, frame: JsonObject) -> JsonObject:
         if frame["method"] == "subscriptions/listen":
-            return await self._listen()
+            async with listen(self._session, tools_list_changed=True) as changes:
+                async for _ in changes:
+                    self.deliver({"method": "notifications/tools/list_changed"})
+            return {}
 
-        async def progressed(progress: float, total: float | None, message: str | None) -> None:
-            notice: JsonObject = {"progressToken": identity, "progress": progress}
-            notice |= {} if total is None else {"total": total}
-            notice |= {} if message is None else {"message": message}
-            self.deliver({"method": "notifications/progress", "params": notice})
+        async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+            params: JsonObject = {"progressToken": identity, "progress": progress}
+            params |= {} if total is None else {"total": total}
+            params |= {} if message is None else {"message": message}
+            self.deliver({"method": "notifications/progress", "params": params})
 
-        asked = Request[Any, Any](method=frame["method"], params=frame.get("params"))
-        return await self._session.send_request(
-            asked, _raw, progress_callback=progressed if _wants_progress(frame) else None
-        )
-
-    async def _listen(self) -> JsonObject:
-        async with listen(self._session, tools_list_changed=True) as changes:
-            async for _ in changes:
-                self.deliver({"method": "notifications/tools/list_changed"})
-        return {}
+        request = Request[Any, Any](method=frame["method"], params=frame.get("params"))
+        callback = on_progress if _has_progress_token(frame) else None
+        return await self._session.send_request(request, _raw, progress_callback=callback)
 
 
-def _wants_progress(frame: JsonObject) -> bool:
+def _has_progress_token(frame: JsonObject) -> bool:
     params = frame.get("params")
     meta = params.get("_meta") if is_json_object(params) else None
     return is_json_object(meta) and "progressToken" in meta

@@ -1,15 +1,15 @@
-"""The one place where the MCP SDK is used: its HTTP transport, its streams, its sessions.
+"""Client sessions over the MCP SDK: its HTTP transport, its streams, its sessions.
 
-Loading it takes longer than starting most servers, so this module is imported when it is needed.
-The SDK carries frames; what they mean is ours to know. Every block here opens and closes in the
-task that entered it, and owns the tasks it starts.
+Loading the SDK takes longer than starting most servers, so this module is imported when it is needed. The SDK carries
+frames; the protocol is ours. Every block here opens and closes in the task that entered it, and owns the tasks it
+starts.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import anyio
@@ -22,11 +22,15 @@ from mcp.shared.memory import create_client_server_memory_streams
 from indusagi.interop.protocol_bridge.client.http.guard import open_guarded_client
 from indusagi.interop.protocol_bridge.client.http.sse import sse_transport
 from indusagi.interop.protocol_bridge.client.memory import is_transport, transport_session
-from indusagi.interop.protocol_bridge.client.sdk.session import SdkSessionTransport, session_facts, tap_notifications
+from indusagi.interop.protocol_bridge.client.sdk.session import (
+    SdkSessionTransport,
+    read_session_facts,
+    tap_notifications,
+)
 from indusagi.interop.protocol_bridge.client.sdk.streams import McpHeaders, StreamTransport
 from indusagi.interop.protocol_bridge.client.session import ClientSession
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
-from indusagi.interop.protocol_bridge.rpc.connection import ConnectionClosedError, RpcError
+from indusagi.interop.protocol_bridge.rpc.errors import ConnectionClosedError, RpcError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -42,163 +46,162 @@ if TYPE_CHECKING:
 RemoteConfig: TypeAlias = "SseServerConfig | StreamableHttpServerConfig"
 
 _log = logging.getLogger(__name__)
-# Without a handler of anybody's, the last resort of logging would write to the terminal.
+# Without any handler, the last resort of `logging` would write to the terminal.
 logging.getLogger("mcp").addHandler(logging.NullHandler())
-_OTHER_TRANSPORT = frozenset({404, 405})
-"""What a server that knows only the old HTTP transport answers to a POST at its address."""
-_NOT_THE_TRANSPORT = frozenset({401, 403, 407, 408, 429})
+_SSE_ONLY = frozenset({404, 405})
+"""Statuses with which a server of the HTTP+SSE transport refuses a POST at its URL."""
+_ANY_TRANSPORT = frozenset({401, 403, 407, 408, 429})
 """Refusals that another transport would meet as well."""
-_LET_GO = FaultDetail(reason="closed")
+_CLOSED = FaultDetail(reason="closed")
 
 
-# -- servers behind an address --------------------------------------------------------------
+# -- servers behind a URL -------------------------------------------------------------------
 
 
 @asynccontextmanager
 async def remote_session(
     config: RemoteConfig, handlers: Handlers, client_info: JsonObject
 ) -> AsyncGenerator[ClientSession]:
-    """Connect to a server behind an address; the caller sets the deadline.
+    """Connect to a server behind a URL; the caller sets the deadline.
 
-    A server that refuses the present transport outright is asked in the old one as well.
+    A server that refuses the configured HTTP transport is tried with the other one, as the specification describes:
+    https://modelcontextprotocol.io/specification/2025-06-18/basic/transports#backwards-compatibility
     """
     async with AsyncExitStack() as stack:
         if config.kind == "sse":
-            peer = await _old_or_present(config, handlers, client_info, stack)
+            session = await _open_sse_or_http(config, handlers, client_info, stack)
         else:
-            peer = await _either(config, handlers, client_info, stack)
-        yield peer
+            session = await _open_http_or_sse(config, handlers, client_info, stack)
+        yield session
 
 
-async def _either(
+async def _open_http_or_sse(
     config: StreamableHttpServerConfig, handlers: Handlers, client_info: JsonObject, stack: AsyncExitStack
 ) -> ClientSession:
     try:
-        return await stack.enter_async_context(_http_peer(config, handlers, client_info))
+        return await stack.enter_async_context(_http_session(config, handlers, client_info))
     except RpcError as exc:
-        if exc.detail is None or exc.detail.http_status not in _OTHER_TRANSPORT:
+        if exc.detail is None or exc.detail.http_status not in _SSE_ONLY:
             raise
-        refused = exc
+        refusal = exc
     try:
-        peer = await stack.enter_async_context(_sse_peer(config, handlers, client_info))
+        session = await stack.enter_async_context(_sse_session(config, handlers, client_info))
     except (RpcError, ConnectionClosedError):
-        raise refused from None
-    peer.notes.append("it speaks only the old HTTP transport (SSE)")
-    return peer
+        raise refusal from None
+    session.notes.append("it speaks only the old HTTP transport (SSE)")
+    return session
 
 
-async def _old_or_present(
+async def _open_sse_or_http(
     config: SseServerConfig, handlers: Handlers, client_info: JsonObject, stack: AsyncExitStack
 ) -> ClientSession:
-    """Connect by the old HTTP transport, or by the present one where the server has only that.
+    """Connect by HTTP+SSE, or by Streamable HTTP where the server has only that.
 
-    A server of the present transport refuses the GET that opens the old one (405, or 4xx for want
-    of a session), or opens a stream on which it never names an address to post to.
-    https://modelcontextprotocol.io/specification/2025-06-18/basic/transports
+    A server of Streamable HTTP refuses the GET that opens HTTP+SSE (405, or 4xx for want of a session), or opens a
+    stream on which it never sends the `endpoint` event.
     """
-    opening = _sse_peer(config, handlers, client_info, config.limits.probe_s)
+    opening = _sse_session(config, handlers, client_info, config.limits.probe_s)
     try:
         return await stack.enter_async_context(opening)
     except (RpcError, ConnectionClosedError, TimeoutError) as exc:
-        if not _may_be_present(exc):
+        if not _may_speak_streamable_http(exc):
             raise
-        refused = exc
+        refusal = exc
     try:
-        peer = await stack.enter_async_context(_http_peer(config, handlers, client_info))
+        session = await stack.enter_async_context(_http_session(config, handlers, client_info))
     except (RpcError, ConnectionClosedError):
-        if not isinstance(refused, TimeoutError):
-            raise refused from None
-        return await stack.enter_async_context(_sse_peer(config, handlers, client_info))
-    peer.notes.append("it is configured as SSE and speaks the present HTTP transport")
-    return peer
+        if not isinstance(refusal, TimeoutError):
+            raise refusal from None
+        return await stack.enter_async_context(_sse_session(config, handlers, client_info))
+    session.notes.append("it is configured as SSE and speaks the present HTTP transport")
+    return session
 
 
-def _may_be_present(exc: Exception) -> bool:
-    """Tell whether a server that refused the old HTTP transport may speak the present one."""
+def _may_speak_streamable_http(exc: Exception) -> bool:
     if not isinstance(exc, ConnectionClosedError):
         return isinstance(exc, TimeoutError)
     detail = exc.end.detail
     if detail.http_status is None:
-        return detail.reason == "closed"  # it answered, and ended the stream or sent another type
-    return 400 <= detail.http_status < 500 and detail.http_status not in _NOT_THE_TRANSPORT
+        return detail.reason == "closed"  # it responded, and ended the stream or sent another content type
+    return 400 <= detail.http_status < 500 and detail.http_status not in _ANY_TRANSPORT
 
 
 @asynccontextmanager
-async def _http_peer(
+async def _http_session(
     config: RemoteConfig, handlers: Handlers, client_info: JsonObject
 ) -> AsyncGenerator[ClientSession]:
     async with open_guarded_client(config) as (client, guard):
-        # The guard counts the bytes of each event; the SDK's own cap knows no configuration.
-        transport = streamable_http_client(config.url, http_client=client, max_sse_event_size=None)
-        async with _stream_peer(transport, config, handlers, client_info, guard) as peer:
-            _tell_of_proxy(peer, config, guard.via)
-            yield peer
+        # The guard counts the bytes of each event; the SDK's own limit cannot be configured per server.
+        streams = streamable_http_client(config.url, http_client=client, max_sse_event_size=None)
+        async with _stream_session(streams, config, handlers, client_info, guard) as session:
+            _note_proxy(session, config, guard.via)
+            yield session
 
 
 @asynccontextmanager
-async def _sse_peer(
-    config: RemoteConfig, handlers: Handlers, client_info: JsonObject, opened_s: float | None = None
+async def _sse_session(
+    config: RemoteConfig, handlers: Handlers, client_info: JsonObject, open_s: float | None = None
 ) -> AsyncGenerator[ClientSession]:
     failure: Exception | None = None
-    async with sse_transport(config) as link:
-        peer = ClientSession(link, config.limits, handlers, client_info)
+    async with sse_transport(config) as transport:
+        session = ClientSession(transport, config.limits, handlers, client_info)
         try:
-            async with asyncio.timeout(opened_s):
-                await link.opened()
-            # Whoever speaks this transport speaks the older protocol.
-            await peer.connect("legacy")
-        except Exception as exc:  # noqa: BLE001 — boundary: told to the caller, outside of the group
+            async with asyncio.timeout(open_s):
+                await transport.wait_open()
+            # Servers of this transport speak the legacy protocol.
+            await session.connect("legacy")
+        except Exception as exc:  # noqa: BLE001 — boundary: raised below, outside of the task group
             failure = exc
         else:
-            _tell_of_proxy(peer, config, link.via)
-            yield peer
+            _note_proxy(session, config, transport.via)
+            yield session
         finally:
-            await peer.close()
+            await session.connection.close()
     if failure is not None:
         raise failure
 
 
-def _tell_of_proxy(peer: ClientSession, config: RemoteConfig, via: str | None) -> None:
+def _note_proxy(session: ClientSession, config: RemoteConfig, via: str | None) -> None:
     if via is not None:
-        open_to_it = "" if config.url.lower().startswith("https:") else ", which can read all of it"
-        peer.notes.append(f"it is reached through the proxy {via}{open_to_it}")
+        warning = "" if config.url.lower().startswith("https:") else ", which can read all of it"
+        session.notes.append(f"it is reached through the proxy {via}{warning}")
 
 
 # -- streams of the SDK ---------------------------------------------------------------------
 
 
 @asynccontextmanager
-async def _stream_peer(
-    transport: AbstractAsyncContextManager[Streams],
+async def _stream_session(
+    opening: AbstractAsyncContextManager[Streams],
     config: ServerConfig,
     handlers: Handlers,
     client_info: JsonObject,
     guard: HttpGuard | None = None,
 ) -> AsyncGenerator[ClientSession]:
     failure: Exception | None = None
-    async with transport as streams, anyio.create_task_group() as tasks:
-        link = StreamTransport(streams, guard)
-        peer = ClientSession(link, config.limits, handlers, client_info)
+    async with opening as streams, anyio.create_task_group() as tasks:
+        transport = StreamTransport(streams, guard)
+        session = ClientSession(transport, config.limits, handlers, client_info)
         if guard is not None:
-            link.stamp = McpHeaders(peer)
-            guard.on_foreign_answer = peer.note
-        tasks.start_soon(link.read)
-        tasks.start_soon(link.write)
+            transport.headers = McpHeaders(session)
+            guard.on_foreign_response = session.note
+        tasks.start_soon(transport.read)
+        tasks.start_soon(transport.write)
         try:
-            await peer.connect()
-        except Exception as exc:  # noqa: BLE001 — boundary: told to the caller, outside of the group
+            await session.connect()
+        except Exception as exc:  # noqa: BLE001 — boundary: raised below, outside of the task group
             failure = exc
         else:
-            yield peer
+            yield session
         finally:
-            await peer.close()
-            link.finish("was let go", _LET_GO)
+            await session.connection.close()
+            transport.finish("was let go", _CLOSED)
             tasks.cancel_scope.cancel()
     if failure is not None:
         raise failure
 
 
-# -- what a caller brings along -------------------------------------------------------------
+# -- injected sessions, servers and streams -------------------------------------------------
 
 
 @asynccontextmanager
@@ -208,53 +211,47 @@ async def injected_session(
     client_info: JsonObject,
     session_factory: Callable[[], AbstractAsyncContextManager[object]],
 ) -> AsyncGenerator[ClientSession]:
-    """Speak through what a factory yields: a stream pair, a low-level server, or a session.
+    """Open a session over what a factory yields: a stream pair, a low-level server, a transport or an SDK session.
 
     Raises:
         ProtocolFault: It yields something else.
     """
     async with AsyncExitStack() as stack:
-        coming = session_factory()
-        # Once it is entered, nobody can be told any more what its server says unasked.
-        ear = stack.enter_context(tap_notifications(coming)) if isinstance(coming, Client) else None
-        given = await stack.enter_async_context(coming)
-        if isinstance(given, Client):
-            given = given.session
-        if isinstance(given, SdkSession):
-            opening = _session_peer(given, config, handlers, client_info, ear)
-        elif isinstance(given, Server):
-            transport = _served(cast("Server[Any]", given))
-            opening = _stream_peer(transport, config, handlers, client_info)
-        elif is_transport(given):
-            opening = transport_session(given, config, handlers, client_info)
+        manager = session_factory()
+        # Once the client is entered, its message handler cannot be replaced.
+        tap = stack.enter_context(tap_notifications(manager)) if isinstance(manager, Client) else None
+        value = await stack.enter_async_context(manager)
+        if isinstance(value, Client):
+            value = value.session
+        if isinstance(value, SdkSession):
+            opening = _sdk_session(value, config, handlers, client_info, tap)
+        elif isinstance(value, Server):
+            opening = _stream_session(_run_server(cast("Server[Any]", value)), config, handlers, client_info)
+        elif is_transport(value):
+            opening = transport_session(value, config, handlers, client_info)
         else:
-            transport = _lent(_stream_pair(given, config))
-            opening = _stream_peer(transport, config, handlers, client_info)
-        async with opening as peer:
-            yield peer
+            # The streams belong to the caller, who closes them.
+            streams = nullcontext(_check_stream_pair(value, config))
+            opening = _stream_session(streams, config, handlers, client_info)
+        async with opening as session:
+            yield session
 
 
-def _stream_pair(given: object, config: ServerConfig) -> Streams:
-    pair = [*cast("tuple[Any, ...]", given)] if isinstance(given, tuple) else []
+def _check_stream_pair(value: object, config: ServerConfig) -> Streams:
+    pair = [*cast("tuple[Any, ...]", value)] if isinstance(value, tuple) else []
     if len(pair) in {2, 3} and hasattr(pair[0], "receive") and hasattr(pair[1], "send"):
         return pair[0], pair[1]
-    kind = type(cast("object", given)).__name__
+    kind = type(cast("object", value)).__name__
     message = (
         f"server {config.id!r}: the session factory yields {kind}; "
-        "it must yield a ClientSession, a pair of streams, a low-level Server or a link"
+        "it must yield a ClientSession, a pair of streams, a low-level Server or a transport"
     )
     detail = FaultDetail(server=config.id, reason="malformed")
     raise ProtocolFault("protocol", message, detail=detail)
 
 
 @asynccontextmanager
-async def _lent(streams: Streams) -> AsyncGenerator[Streams]:
-    """Use streams that somebody else closes."""
-    yield streams
-
-
-@asynccontextmanager
-async def _served(server: Server[Any]) -> AsyncGenerator[Streams]:
+async def _run_server(server: Server[Any]) -> AsyncGenerator[Streams]:
     """Run a server in this process, in a task of this block."""
     async with create_client_server_memory_streams() as (ours, theirs), anyio.create_task_group() as tasks:
 
@@ -274,28 +271,29 @@ async def _served(server: Server[Any]) -> AsyncGenerator[Streams]:
             tasks.cancel_scope.cancel()
 
 
-# -- sessions of the SDK --------------------------------------------------------------------
-
-
 @asynccontextmanager
-async def _session_peer(
-    session: SdkSession, config: ServerConfig, handlers: Handlers, client_info: JsonObject, ear: NotificationTap | None
+async def _sdk_session(
+    sdk_session: SdkSession,
+    config: ServerConfig,
+    handlers: Handlers,
+    client_info: JsonObject,
+    tap: NotificationTap | None,
 ) -> AsyncGenerator[ClientSession]:
-    if session.protocol_version is None:
-        await session.initialize()
-    link = SdkSessionTransport(session)
-    peer = ClientSession(link, config.limits, handlers, client_info)
-    peer.facts = session_facts(session)
-    # A modern session subscribes to changes, and would be told twice.
-    if peer.facts.era == "legacy" and ear is not None:
-        ear.link = link
-    elif peer.facts.era == "legacy" and peer.facts.offers("tools", "listChanged"):
-        peer.notes.append("its session was made elsewhere: changes of its tools are not noticed")
+    if sdk_session.protocol_version is None:
+        await sdk_session.initialize()
+    transport = SdkSessionTransport(sdk_session)
+    session = ClientSession(transport, config.limits, handlers, client_info)
+    session.facts = read_session_facts(sdk_session)
+    # A modern session subscribes to changes, and would receive them twice.
+    if session.facts.era == "legacy" and tap is not None:
+        tap.transport = transport
+    elif session.facts.era == "legacy" and session.facts.offers("tools", "listChanged"):
+        session.notes.append("its session was made elsewhere: changes of its tools are not noticed")
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(link.write, tasks)
+        tasks.start_soon(transport.write, tasks)
         try:
-            yield peer
+            yield session
         finally:
-            await peer.close()
-            link.finish("was let go", _LET_GO)
+            await session.connection.close()
+            transport.finish("was let go", _CLOSED)
             tasks.cancel_scope.cancel()

@@ -1,8 +1,8 @@
-"""Which of the lines that a failed process wrote tell why it failed.
+"""Causes of failed starts, found in the output of the process.
 
-Runtimes print the cause first, last or in the middle, and much around it. `find_cause` knows how
-the common ones report an error and falls back to the last lines. `find_cache_damage` knows the
-errors of package managers whose cache is damaged, and the command that mends it.
+Runtimes print the cause first, last or in the middle, with much around it. `find_cause` knows how the common ones
+report an error and falls back to the last lines. `find_cache_damage` knows the errors of package managers whose cache
+is damaged, and the command that repairs it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NOISE = re.compile(
             r"note: run with.*|stack backtrace:.*|\s+\d+:\s+(0x)?\w.*|goroutine \d.*",
             r"\s*\S+\.go:\d+.*",
             r"(error: )?exit status \d+|\s*\.\.\. \d+ more",
-            # Usage texts, warnings, and what is said for information only.
+            # Usage texts, warnings and information.
             r"(for more information|try)\b.*--help.*|usage:.*|\s+\[?--?\w[\w-]*.*",
             r".*(deprecat|futurewarning|userwarning).*|(warning|info|debug)\b.*",
         )
@@ -47,7 +47,7 @@ _NOISE = re.compile(
     re.IGNORECASE,
 )
 _CROSS = "\u00d7"
-"""The sign before an error of uv."""
+"""The mark before an error of uv."""
 _HEADS: tuple[tuple[int, re.Pattern[str], bool], ...] = (
     # (weight, pattern, whether the last of several is the cause)
     (90, re.compile(r"(?i)npm (error|err!) code \S+"), False),
@@ -91,39 +91,38 @@ _AFTER_CODE = re.compile(r"(?i)npm (error|err!) (?!code|errno|syscall|path|dest)
 
 
 def find_cause(lines: Sequence[str]) -> str:
-    """Give in one line why a process failed, by what it wrote; empty if it wrote nothing."""
-    words = [one.rstrip() for line in lines for one in clean_text(line)[0].splitlines()]
-    if any(map(_GROUP_FRAME.fullmatch, words)):
-        # Python draws a margin around the members of a group, which tell more than its own line.
-        words = [_GROUP_MARGIN.sub("", line, count=1) for line in words]
-    words = [line for line in words if line.strip()]
-    found = _find_head(words)
-    if found is None:
-        telling = [line for line in words if not _NOISE.fullmatch(line)] or words
-        shown = telling[-_FALLBACK_LINES:]
+    """Return in one line why a process failed, by its output; empty if there is none."""
+    texts = [text.rstrip() for line in lines for text in clean_text(line)[0].splitlines()]
+    if any(map(_GROUP_FRAME.fullmatch, texts)):
+        # Python draws a margin around the members of an exception group, which show more than its own line.
+        texts = [_GROUP_MARGIN.sub("", text, count=1) for text in texts]
+    texts = [text for text in texts if text.strip()]
+    head = _find_head(texts)
+    if head is None:
+        shown = ([text for text in texts if not _NOISE.fullmatch(text)] or texts)[-_FALLBACK_LINES:]
     else:
-        shown = [words[found], *_rest_of(words, found)]
+        shown = [texts[head], *_find_rest(texts, head)]
     return cut_text(" / ".join(line.strip() for line in shown), _SHOWN_CHARACTERS)
 
 
-def _find_head(words: Sequence[str]) -> int | None:
-    """Find the line that weighs most."""
-    best, where = 0, None
-    for at, line in enumerate(words):
+def _find_head(lines: Sequence[str]) -> int | None:
+    """Return the index of the line with the highest weight."""
+    best, best_index = 0, None
+    for index, line in enumerate(lines):
         if _NOISE.fullmatch(line):
             continue
         for weight, pattern, last_wins in _HEADS:
             if pattern.fullmatch(line):
                 if weight > best or (weight == best and last_wins):
-                    best, where = weight, at
+                    best, best_index = weight, index
                 break
-    return where
+    return best_index
 
 
-def _rest_of(words: Sequence[str], at: int) -> list[str]:
-    """Give the lines that complete a cause which is told in several."""
-    head = words[at]
-    after = [line for line in words[at + 1 :] if not _NOISE.fullmatch(line)]
+def _find_rest(lines: Sequence[str], index: int) -> list[str]:
+    """Return the lines that complete a cause of several lines."""
+    head = lines[index]
+    after = [line for line in lines[index + 1 :] if not _NOISE.fullmatch(line)]
     if head.lower().startswith("npm "):
         return [line for line in after if _AFTER_CODE.fullmatch(line)][:1]
     # Rust since 1.73 writes the message of a panic on the next line; so does uv with `╰─▶`.
@@ -133,10 +132,10 @@ def _rest_of(words: Sequence[str], at: int) -> list[str]:
         return after[:1]
     # pydantic names the field and what is wrong with it on the next two lines.
     if _VALIDATION_HEAD.fullmatch(head):
-        return [*words[at + 1 : at + 3]]
+        return [*lines[index + 1 : index + 3]]
     # clap lists the arguments that are missing below its line.
     if head.endswith(":"):
-        return [*words[at + 1 : at + 2]]
+        return [*lines[index + 1 : index + 2]]
     return []
 
 
@@ -145,7 +144,7 @@ def _rest_of(words: Sequence[str], at: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class CacheDamage:
-    """What is wrong with the cache of a package manager, and the command that mends it."""
+    """The damage of a package manager's cache, and the command that repairs it."""
 
     cause: str
     command: str
@@ -193,15 +192,15 @@ _OTHERS = {
 
 
 def find_cache_damage(lines: Sequence[str], manager: str | None, package: str = "") -> CacheDamage | None:
-    """Recognise the damaged cache of a package manager by what it wrote."""
+    """Recognise the damaged cache of a package manager by its output."""
     text = "\n".join(clean_text(line)[0] for line in lines)
-    if manager in {"npx", "npm", None} and (found := _npx_damage(text, manager)) is not None:
-        return found
+    if manager in {"npx", "npm", None} and (damage := _find_npx_damage(text, manager)) is not None:
+        return damage
     if manager in {"uvx", "uv"} and (broken := _UV_BROKEN.search(text)) is not None:
-        cause = f"the cache of uv looks damaged ({_line_of(text, broken)})"
+        cause = f"the cache of uv looks damaged ({_get_line(text, broken)})"
         return CacheDamage(cause, f"uv cache clean {shlex.quote(package)}" if package else _UV_ALL)
     if manager in _OTHERS and (broken := _ARCHIVE_BROKEN.search(text)) is not None:
-        cause = f"the cache of {manager} looks damaged ({_line_of(text, broken)})"
+        cause = f"the cache of {manager} looks damaged ({_get_line(text, broken)})"
         return CacheDamage(cause, _OTHERS[manager].format(shlex.quote(package)).strip())
     return None
 
@@ -210,7 +209,7 @@ _UV_ALL = "uv cache clean"
 _NPX_ALL = 'rm -rf "$(npm config get cache)/_npx"'
 
 
-def _npx_damage(text: str, manager: str | None) -> CacheDamage | None:
+def _find_npx_damage(text: str, manager: str | None) -> CacheDamage | None:
     folder = _NPX_FOLDER.search(text)
     broken = _NPX_BROKEN.search(text)
     if folder is not None and broken is not None:
@@ -220,16 +219,16 @@ def _npx_damage(text: str, manager: str | None) -> CacheDamage | None:
         return None
     anywhere = _NPX_ANYWHERE.search(text) or _NPX_NO_PROGRAM.search(text)
     if anywhere is not None:
-        cause = f"a folder of npx is damaged ({_line_of(text, anywhere)})"
+        cause = f"a folder of npx is damaged ({_get_line(text, anywhere)})"
         return CacheDamage(cause, _NPX_ALL)
     broken = _NPM_BROKEN.search(text)
     if broken is not None:
-        cause = f"the cache of npm is damaged ({_line_of(text, broken)})"
+        cause = f"the cache of npm is damaged ({_get_line(text, broken)})"
         return CacheDamage(cause, f"npm cache clean --force && {_NPX_ALL}")
     return None
 
 
-def _line_of(text: str, found: re.Match[str]) -> str:
-    start = text.rfind("\n", 0, found.start()) + 1
-    end = text.find("\n", found.end())
+def _get_line(text: str, match: re.Match[str]) -> str:
+    start = text.rfind("\n", 0, match.start()) + 1
+    end = text.find("\n", match.end())
     return cut_text(text[start : None if end < 0 else end].strip(), 200)

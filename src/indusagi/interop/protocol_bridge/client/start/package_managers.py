@@ -1,8 +1,8 @@
-"""Commands that may download a program before they run it, such as `npx` and `docker run`.
+"""Package managers: commands that may download a program before they run it, such as `npx` and `docker run`.
 
-Such a command takes minutes when its cache is cold, and must not be killed while it unpacks: other
-programs share that cache. It is looked for behind shells, `env` and wrappers too. A wrong answer
-costs patience only, so an unknown option is read as what it most likely is.
+Such a command takes minutes when its cache is cold, and must not be killed while it unpacks: other programs share that
+cache. The search looks behind shells, `env` and wrappers too. A wrong result only changes a deadline, so unknown
+options are read as what they most likely are.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _WRAPPERS = frozenset(
         *("flatpak-spawn", "wsl", "systemd-run", "proxychains4", "firejail", "bwrap", "tini"),
     )
 )
-"""Programs that run the command they are given."""
+"""Programs that run the command in their arguments."""
 _EXTENSIONS = re.compile(r"\.(cmd|exe|bat|ps1|com)$", re.IGNORECASE)
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _SEPARATORS = frozenset({";", "&&", "||", "|", "&", "(", ")", "\n"})
@@ -63,16 +63,16 @@ _DEEPEST = 6
 
 @dataclass(frozen=True, slots=True)
 class PackageManager:
-    """A command that may download what it runs."""
+    """A command that may download its program first."""
 
     name: str
-    """As people call it: `npx`, `uvx`, `docker`."""
+    """Its common name: `npx`, `uvx`, `docker`."""
     outside: bool = False
-    """Another process downloads for it (a container engine), so its own tree may look idle."""
+    """Whether another process downloads for it (a container engine), so that its own tree may look idle."""
 
 
 def find_package_manager(command: str, args: Sequence[str] = ()) -> PackageManager | None:
-    """Find the package manager that a command line runs; None if it runs none."""
+    """Return the package manager that a command line runs; `None` if it runs none."""
     return _find([command, *args], _DEEPEST)
 
 
@@ -95,7 +95,7 @@ def _find(argv: Sequence[str], depth: int) -> PackageManager | None:
 
 
 def _find_behind(name: str, rest: Sequence[str], depth: int) -> PackageManager | None:
-    """Look behind a program that runs another one."""
+    """Look behind a program that runs another."""
     if name in _SHELLS:
         return _find_in_shell(rest, depth)
     if name in {"cmd", "powershell", "pwsh"}:
@@ -104,7 +104,7 @@ def _find_behind(name: str, rest: Sequence[str], depth: int) -> PackageManager |
     if _PYTHON.fullmatch(name):
         return _find(rest[rest.index("-m") + 1 :], depth - 1) if "-m" in rest else None
     if name in {"node", "nodejs"}:
-        script = next((at for at, word in enumerate(rest) if not word.startswith("-")), None)
+        script = next((index for index, word in enumerate(rest) if not word.startswith("-")), None)
         known = None if script is None else _NODE_SCRIPTS.get(_program(rest[script]))
         return None if known is None or script is None else _find([known, *rest[script + 1 :]], 1)
     if name in _WRAPPERS:
@@ -115,9 +115,9 @@ def _find_behind(name: str, rest: Sequence[str], depth: int) -> PackageManager |
 def _find_in_shell(rest: Sequence[str], depth: int) -> PackageManager | None:
     if rest and _program(rest[0]) in _SHELLS:  # busybox sh -c …
         return _find(rest, depth - 1)
-    for at, word in enumerate(rest):
-        if re.fullmatch(r"-[a-zA-Z]*c[a-zA-Z]*", word) and at + 1 < len(rest):
-            lines = (one for one in rest[at + 1 :] if not one.startswith("-"))
+    for index, word in enumerate(rest):
+        if re.fullmatch(r"-[a-zA-Z]*c[a-zA-Z]*", word) and index + 1 < len(rest):
+            lines = (argument for argument in rest[index + 1 :] if not argument.startswith("-"))
             return _find_in_line(next(lines, ""), depth)
     return None
 
@@ -125,9 +125,9 @@ def _find_in_shell(rest: Sequence[str], depth: int) -> PackageManager | None:
 def _find_in_line(line: str, depth: int) -> PackageManager | None:
     """Look at every simple command of a shell's command line."""
     for command in _simple_commands(line):
-        found = _find(command, depth - 1)
-        if found is not None:
-            return found
+        manager = _find(command, depth - 1)
+        if manager is not None:
+            return manager
     return None
 
 
@@ -136,7 +136,7 @@ def _simple_commands(line: str) -> Iterator[list[str]]:
         lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
         lexer.whitespace_split = True
         words = list(lexer)
-    except ValueError:  # an open quote: as well as can be
+    except ValueError:  # an open quote
         words = line.split()
     command: list[str] = []
     for word in words:
@@ -149,16 +149,16 @@ def _simple_commands(line: str) -> Iterator[list[str]]:
 
 
 def _find_behind_wrapper(rest: Sequence[str], depth: int) -> PackageManager | None:
-    for at, word in enumerate(rest):
-        if word in {"-S", "--split-string"} and at + 1 < len(rest):
-            return _find_in_line(" ".join(rest[at + 1 :]), depth)
-        found = _find(rest[at:], depth - 1) if not word.startswith("-") else None
-        if found is not None:
-            return found
+    for index, word in enumerate(rest):
+        if word in {"-S", "--split-string"} and index + 1 < len(rest):
+            return _find_in_line(" ".join(rest[index + 1 :]), depth)
+        manager = _find(rest[index:], depth - 1) if not word.startswith("-") else None
+        if manager is not None:
+            return manager
     return None
 
 
 def _program(word: str) -> str:
-    """Give the name of a program without its folder and extension, in lower case."""
+    """Return the name of a program without directory and extension, in lower case."""
     name = re.split(r"[\\/]", word.rstrip("\\/"))[-1] or os.path.basename(word)
     return _EXTENSIONS.sub("", name).lower()

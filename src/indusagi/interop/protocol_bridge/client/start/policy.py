@@ -1,8 +1,8 @@
-"""How long the start of a server may take: the one place that decides it.
+"""Start policy: how long the start of a server may take, and how many starts compute at once.
 
-A command that was never seen up under its configuration may have to download a program first: it
-has a minute, and more while its processes show that they work. One that was up before has ten
-seconds. A limit that the configuration states itself (`startup_timeout_sec`) always wins.
+A command that was never up under its configuration may have to download a program first: it has a minute, and more
+while its process tree shows activity. A command that was up before has ten seconds. A limit in the configuration
+(`startup_timeout_sec`) always wins.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ class StartAllowance:
 
     limit_s: float
     cap_s: float
-    """The limit is extended while the processes show life, up to this; equal: never."""
+    """How far the limit is extended while the process tree shows activity; equal to `limit_s`: not at all."""
     slow_s: float
-    """A start that takes longer is told."""
+    """A start that takes longer is reported."""
     first: bool = False
     package_manager: str | None = None
     patient_next: bool = False
-    """Whether a start after this one, if this one takes too long, is given more time."""
+    """Whether the next start has more time if this one takes too long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartPolicy:
-    """The times of starts. Pure: it is told whether a configuration was seen up."""
+    """The limits of starts. Pure: whether a configuration was up before is a parameter."""
 
     first_s: float = 60.0
     later_s: float = LATER_START_S
     cap_s: float = 120.0
-    """For a first start of any command that shows life."""
+    """For a first start of any command that shows activity."""
     package_manager_cap_s: float = 300.0
     slow_s: float = 1.0
 
     def allow(self, config: ServerConfig, *, seen_up: bool) -> StartAllowance:
-        """Say how long a start of this configuration may take."""
+        """Return how long a start of this configuration may take."""
         if not isinstance(config, StdioServerConfig):
             limit_s = config.limits.start_s
             return StartAllowance(limit_s, limit_s, self.slow_s)
@@ -60,51 +60,51 @@ class StartPolicy:
             patient_next = stated_s is None
             return StartAllowance(limit_s, limit_s, self.slow_s, not seen_up, name, patient_next)
         cap_s = self.cap_s if manager is None else self.package_manager_cap_s
-        # A container engine downloads in another process: nothing of it can be seen from here.
-        outside = manager is not None and manager.outside
-        limit_s = cap_s if outside else min(self.first_s, cap_s)
+        # A container engine downloads in a process outside of the tree.
+        is_outside = manager is not None and manager.outside
+        limit_s = cap_s if is_outside else min(self.first_s, cap_s)
         return StartAllowance(limit_s, cap_s, self.slow_s, first=True, package_manager=name)
 
 
 def start_digest(config: StdioServerConfig) -> str:
-    """Digest what a process is started with: what was learned of one start holds for this."""
+    """Digest what a process is started with: the key of everything learned from its starts."""
     return content_hash([config.command, [*config.args], {**config.env}, config.cwd])
 
 
 class StartHistory:
-    """Which configurations were seen up. In memory; a product fills it from what it has kept."""
+    """Which configurations were up before. In memory; a product fills it from its own store."""
 
     def __init__(self) -> None:
         self._up: set[str] = set()
 
     def was_up(self, config: ServerConfig) -> bool:
-        """Tell whether a server was seen up with this configuration."""
+        """Return whether a server was up with this configuration."""
         return not isinstance(config, StdioServerConfig) or start_digest(config) in self._up
 
     def record_up(self, config: ServerConfig) -> None:
-        """Remember that it came up: its next start is a later one."""
+        """Record that it came up: its next start has the short limit."""
         if isinstance(config, StdioServerConfig):
             self._up.add(start_digest(config))
 
     def record_timeout(self, config: ServerConfig) -> None:
-        """Forget that it was up: what it runs may have to be downloaded anew."""
+        """Forget that it was up: its program may have to be downloaded again."""
         if isinstance(config, StdioServerConfig):
             self._up.discard(start_digest(config))
 
 
 PROCESS_HISTORY = StartHistory()
-"""For all that is started without a history of its own, in this process."""
+"""The default history, shared by the whole process."""
 
 
-_LOOK_S = 0.2
+_SAMPLE_S = 0.2
 _BUSY = 0.25
-"""Less CPU time than this share of the clock: it waits for something else."""
-_UNSEEN_S = 2.0
-"""How long a turn lasts where CPU time cannot be seen."""
+"""A process that uses less than this share of a core waits for something else."""
+_UNKNOWN_CPU_S = 2.0
+"""How long a turn lasts where the CPU time is unknown."""
 
 
 def default_turns() -> int:
-    """Give how many starts may compute at once on this machine."""
+    """Return how many starts may compute at once on this machine."""
     try:
         cores = len(os.sched_getaffinity(0))
     except AttributeError:  # pragma: no cover — macOS
@@ -113,7 +113,7 @@ def default_turns() -> int:
 
 
 class StartPacer:
-    """Gives turns to starts, in the order in which they ask."""
+    """Limits how many starts compute at once; first come, first served."""
 
     def __init__(self, turns: int | None = None) -> None:
         self._turns = asyncio.Semaphore(turns or default_turns())
@@ -125,14 +125,14 @@ class StartPacer:
         """Run the block in its turn; at once if it is or becomes `urgent`.
 
         Args:
-            cpu_seconds: Tells how much CPU time the process has used; None if unknown.
-            urgent: Set when a caller waits for this very start.
+            cpu_seconds: Returns the CPU time of the process; `None` if unknown.
+            urgent: Set when a caller waits for this start.
         """
         if not await self._wait(urgent):
             yield
             return
         loop = asyncio.get_running_loop()
-        # Owned by this block: ended and awaited below.
+        # Owned by this block: cancelled and awaited below.
         turn = _Turn(self._turns)
         holder = loop.create_task(_hold_while_computing(turn, cpu_seconds))
         try:
@@ -140,10 +140,10 @@ class StartPacer:
         finally:
             holder.cancel()
             await asyncio.wait({holder})
-            turn.give_back()
+            turn.release()
 
     async def _wait(self, urgent: asyncio.Event) -> bool:
-        """Wait for a turn, or until none is needed; tell whether there is one to give back."""
+        """Wait for a turn, or until none is needed; return whether there is one to release."""
         if urgent.is_set():
             return False
         loop = asyncio.get_running_loop()
@@ -166,30 +166,30 @@ class StartPacer:
 
 
 class _Turn:
-    """A turn that was taken; it is given back once."""
+    """A turn that is released once."""
 
     def __init__(self, turns: asyncio.Semaphore) -> None:
         self._turns: asyncio.Semaphore | None = turns
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         turns, self._turns = self._turns, None
         if turns is not None:
             turns.release()
 
 
 async def _hold_while_computing(turn: _Turn, cpu_seconds: Callable[[], Awaitable[float | None]]) -> None:
-    """Give a turn back as soon as the process waits for something else than a core."""
+    """Release a turn as soon as the process waits for something other than a core."""
     now = asyncio.get_running_loop().time
-    begun, used = now(), 0.0
+    started_at, used = now(), 0.0
     while True:
-        at = now()
-        await asyncio.sleep(_LOOK_S)
+        sampled_at = now()
+        await asyncio.sleep(_SAMPLE_S)
         seconds = await cpu_seconds()
         if seconds is None:
-            if now() - begun >= _UNSEEN_S:
+            if now() - started_at >= _UNKNOWN_CPU_S:
                 break
             continue
-        if seconds - used < _BUSY * (now() - at):
+        if seconds - used < _BUSY * (now() - sampled_at):
             break
         used = seconds
-    turn.give_back()
+    turn.release()

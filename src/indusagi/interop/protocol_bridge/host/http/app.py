@@ -35,7 +35,7 @@ from indusagi.interop.protocol_bridge.host.http.request import (
     NoResponse,
 )
 from indusagi.interop.protocol_bridge.host.http.sessions import HttpSessions, Quota
-from indusagi.interop.protocol_bridge.rpc.connection import METHOD_NOT_FOUND, PARSE_ERROR
+from indusagi.interop.protocol_bridge.rpc.errors import METHOD_NOT_FOUND, PARSE_ERROR
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.host.http.request import HttpRequest
     from indusagi.interop.protocol_bridge.host.http.sessions import HttpSession
     from indusagi.interop.protocol_bridge.host.http.settings import FindSchema, HttpSettings, NewSession
-    from indusagi.interop.protocol_bridge.rpc.connection import RequestId
+    from indusagi.interop.protocol_bridge.rpc.transport import RequestId
 
 _log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import h11
 
     from indusagi.core.json import JsonObject
-    from indusagi.interop.protocol_bridge.rpc.connection import RequestId
+    from indusagi.interop.protocol_bridge.rpc.transport import RequestId
 
     Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
 

@@ -9,7 +9,8 @@ import anyio
 from tests.support.waiting import LIMIT_S
 
 from indusagi.interop.protocol_bridge.contract import FaultDetail
-from indusagi.interop.protocol_bridge.rpc.connection import METHOD_NOT_FOUND, RpcError, TransportEnd
+from indusagi.interop.protocol_bridge.rpc.errors import METHOD_NOT_FOUND, RpcError
+from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.contract import FaultReason
-    from indusagi.interop.protocol_bridge.rpc.connection import RequestId
+    from indusagi.interop.protocol_bridge.rpc.transport import RequestId
 
 Reply: TypeAlias = "JsonObject | RpcError | None"
 """A result, an error, or silence."""
@@ -26,7 +27,7 @@ Script: TypeAlias = "Reply | Callable[[JsonObject], Reply]"
 """What is replied, whatever is asked; or what is replied to these parameters."""
 
 
-class MemoryLink:
+class FakeTransport:
     """Keeps what was sent; what comes back is said by the test."""
 
     def __init__(self) -> None:
@@ -91,7 +92,7 @@ class MemoryLink:
         return found
 
 
-class ScriptedLink(MemoryLink):
+class ScriptedTransport(FakeTransport):
     """A server by a table: what it replies to which method; methods it does not list it refuses."""
 
     def __init__(self, script: Mapping[str, Script]) -> None:
