@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.links import MemoryLink, settled
 from tests.support.relays import ordered
+from tests.support.transports import FakeTransport, settled
 
 from indusagi.core.invisible import clean_json
 from indusagi.interop import StdioServerConfig, linked_pair
@@ -137,7 +137,7 @@ async def test_any_request_and_any_result_pass_equal_and_in_order(params: Any, r
     ours, theirs = linked_pair()
     heard: list[Any] = []
     ours.attach(heard.append, lambda end: None)
-    link = MemoryLink()
+    link = FakeTransport()
     pool = UpstreamPool(StdioServerConfig("behind", "none"), 1)
     client = RelaySession(pool, ReconnectBackoff(), HostLimits(), ToolSchemas())
     client._forwarder.connection = _Connection(client, link)  # type: ignore[assignment] — a connection without a process
@@ -159,7 +159,7 @@ class _Connection:
 
     is_writable = True
 
-    def __init__(self, client: RelaySession, link: MemoryLink) -> None:
+    def __init__(self, client: RelaySession, link: FakeTransport) -> None:
         self._link = link
         link.attach(lambda data: client._receive(decode_frame_verbatim(data)), lambda end: None)  # type: ignore[arg-type]
 
