@@ -1,4 +1,4 @@
-"""`read`, called through a box as a model calls it."""
+"""The tool `read`, called as a model calls it."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def image_of(outcome: ToolOutcome, at: int = 1) -> Image.Image:
 # -- lines ------------------------------------------------------------------------------------
 
 
-async def test_lines_are_numbered_and_the_end_of_the_file_is_told(tmp_path: Path) -> None:
+async def test_lines_are_numbered_and_the_end_of_the_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("one\n\ttwo\nthree\n")
     outcome = await read(context(tmp_path), "a.py")
     assert text_of(outcome) == ("     1\tone\n     2\t\ttwo\n     3\tthree\n[lines 1-3 of 3; end of file]")
@@ -110,7 +110,7 @@ async def test_a_page_names_the_offset_of_the_next_one(tmp_path: Path) -> None:
     assert text_of(await read(ctx, "a", offset=3, limit=1)).endswith("[line 3 of 4; next offset=4]")
 
 
-async def test_a_missing_last_newline_is_told(tmp_path: Path) -> None:
+async def test_a_missing_last_newline_is_reported(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("a\nb")
     assert text_of(await read(context(tmp_path), "a")).endswith(
         "[lines 1-2 of 2; end of file, without a newline there]"
@@ -130,7 +130,7 @@ async def test_an_offset_of_zero_is_the_start(tmp_path: Path) -> None:
     assert lines_of(await read(context(tmp_path), "a", offset=0, limit=1)) == [(1, "a")]
 
 
-async def test_an_offset_past_the_end_says_how_many_lines_there_are(tmp_path: Path) -> None:
+async def test_an_offset_past_the_end_names_the_number_of_lines(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("a\nb\n")
     (tmp_path / "one").write_text("a")
     outcome = await read(context(tmp_path), "a", offset=9)
@@ -140,7 +140,7 @@ async def test_an_offset_past_the_end_says_how_many_lines_there_are(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("data", "but"), [(b"", ""), (b"\xef\xbb\xbf", " but for a byte order mark")])
-async def test_an_empty_file_says_so(data: bytes, but: str, tmp_path: Path) -> None:
+async def test_an_empty_file_is_reported(data: bytes, but: str, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(data)
     outcome = await read(context(tmp_path), "a")
     assert text_of(outcome) == f"[a is empty{but}]"
@@ -155,7 +155,7 @@ TEXTS = st.lists(
 @pytest.mark.process
 @settings(max_examples=40)
 @given(text=TEXTS, ended=st.booleans(), first=st.integers(1, 22), count=st.integers(1, 22))
-async def test_sed_shows_the_same_lines(text: str, ended: bool, first: int, count: int, tmp_path: Path) -> None:
+async def test_sed_prints_the_same_lines(text: str, ended: bool, first: int, count: int, tmp_path: Path) -> None:
     data = (text + ("\n" if ended else "")).encode()
     (tmp_path / "a").write_bytes(data)
     sed = await anyio.run_process(["sed", "-n", f"{first},{first + count - 1}p", str(tmp_path / "a")])
@@ -189,7 +189,7 @@ async def test_a_page_with_its_frame_fits_the_budget(line: str, offset: int, tmp
     assert outcome.details["next"] == shown[-1][0] + 1
 
 
-async def test_pages_put_together_are_the_file(tmp_path: Path) -> None:
+async def test_all_pages_together_are_the_file(tmp_path: Path) -> None:
     text = "".join(f"line {n} {'x' * (n % 300)}\n" for n in range(7_000))
     (tmp_path / "a").write_text(text)
     ctx, offset, got = context(tmp_path), 1, list[str]()
@@ -201,20 +201,20 @@ async def test_pages_put_together_are_the_file(tmp_path: Path) -> None:
     assert "\n".join(got) + "\n" == text
 
 
-async def test_a_long_line_is_cut_with_the_number_of_characters_left_out(tmp_path: Path) -> None:
+async def test_a_long_line_is_cut_with_the_number_of_missing_characters(tmp_path: Path) -> None:
     (tmp_path / "min.js").write_text("é" * 5_000 + "\nnext\n")
     (_, long), (_, after) = lines_of(await read(context(tmp_path), "min.js"))
     assert long == "é" * 2_000 + "… [+3,000 characters]"
     assert after == "next"
 
 
-async def test_no_more_than_2000_lines_are_shown_whatever_is_asked_for(tmp_path: Path) -> None:
+async def test_at_most_2000_lines_are_shown(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("x\n" * 5_000)
     ctx = replace(context(tmp_path), budget=UNLIMITED)
     assert len(lines_of(await read(ctx, "a", limit=4_000))) == 2_000
 
 
-async def test_one_line_is_shown_however_small_the_budget(tmp_path: Path) -> None:
+async def test_a_small_budget_shows_one_line(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("x\ny\n")
     outcome = await read(context(tmp_path, OutputBudget(100, 1)), "a")
     assert "     1\tx" in text_of(outcome)
@@ -273,7 +273,7 @@ GREEK = "Ξεσκεπάζω την ψυχοφθόρα βδελυγμία\r\n日�
 
 @pytest.mark.process
 @pytest.mark.parametrize("encoding", ["UTF-16LE", "UTF-16BE", "UTF-32LE", "UTF-32BE"])
-async def test_probe_0_8_wide_text_is_read_as_text(encoding: str, tmp_path: Path) -> None:
+async def test_probe_0_8_utf_16_is_read_as_text(encoding: str, tmp_path: Path) -> None:
     made = await anyio.run_process(["iconv", "-f", "UTF-8", "-t", encoding], input=("\ufeff" + GREEK).encode())
     (tmp_path / "a").write_bytes(made.stdout)
     outcome = await read(context(tmp_path), "a")
@@ -299,7 +299,7 @@ async def test_probe_0_8_wide_text_is_read_as_text(encoding: str, tmp_path: Path
         ),
     ],
 )
-async def test_the_first_line_tells_what_the_text_does_not_show(
+async def test_the_first_line_describes_encoding_and_line_endings(
     data: bytes, head: str, shown: str, tmp_path: Path
 ) -> None:
     (tmp_path / "a").write_bytes(data)
@@ -308,7 +308,7 @@ async def test_the_first_line_tells_what_the_text_does_not_show(
     assert lines_of(outcome)[0] == (1, shown)
 
 
-async def test_r42_hidden_characters_are_flagged_and_left_as_they_are(tmp_path: Path) -> None:
+async def test_r42_invisible_characters_are_reported_and_kept(tmp_path: Path) -> None:
     text = "ok\nif admin\u202e:\n\x1b]52;c;aGk=\x07\nx\U000e0041\u200b\n"
     (tmp_path / "a").write_text(text)
     outcome = await read(context(tmp_path), "a")
@@ -320,7 +320,7 @@ async def test_r42_hidden_characters_are_flagged_and_left_as_they_are(tmp_path: 
     assert "\n".join(line for _, line in lines_of(outcome)) + "\n" == text
 
 
-async def test_only_the_lines_that_are_shown_are_flagged(tmp_path: Path) -> None:
+async def test_invisible_characters_of_other_lines_are_not_reported(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("ok\n\u202e\n")
     assert "hidden" not in text_of(await read(context(tmp_path), "a", limit=1))
 
@@ -336,7 +336,7 @@ async def test_only_the_lines_that_are_shown_are_flagged(tmp_path: Path) -> None
         (b"text\0more", "unknown type", "application/octet-stream"),
     ],
 )
-async def test_probe_0_8_a_binary_file_is_refused_with_what_it_is(
+async def test_probe_0_8_a_binary_file_is_refused_with_its_type(
     data: bytes, type: str, mime: str, tmp_path: Path
 ) -> None:
     (tmp_path / "a").write_bytes(data)
@@ -347,7 +347,7 @@ async def test_probe_0_8_a_binary_file_is_refused_with_what_it_is(
     assert data[:64].hex(" ") in text_of(outcome)
 
 
-async def test_wide_text_without_a_mark_is_refused_with_the_remedy(tmp_path: Path) -> None:
+async def test_utf_16_without_a_mark_is_refused_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes("hello world\n".encode("utf-16-le"))
     outcome = await read(context(tmp_path), "a")
     assert outcome.details["code"] == "binary"
@@ -355,7 +355,7 @@ async def test_wide_text_without_a_mark_is_refused_with_the_remedy(tmp_path: Pat
     assert "iconv" in text_of(outcome)
 
 
-async def test_a_line_with_nul_far_into_a_text_is_refused_and_others_are_shown(tmp_path: Path) -> None:
+async def test_only_a_line_with_nul_is_refused(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(b"line\n" * 5_000 + b"lost\0\0\0\n" + b"line\n" * 10)
     ctx = context(tmp_path)
     assert len(lines_of(await read(ctx, "log", limit=10))) == 10
@@ -365,7 +365,7 @@ async def test_a_line_with_nul_far_into_a_text_is_refused_and_others_are_shown(t
     assert "line 5001 of log holds NUL" in text_of(outcome)
 
 
-async def test_a_picture_is_shown_as_it_is(tmp_path: Path) -> None:
+async def test_a_small_image_is_shown_unchanged(tmp_path: Path) -> None:
     Image.new("RGB", (64, 32), "red").save(tmp_path / "a.png")
     outcome = await read(context(tmp_path), "a.png")
     size = (tmp_path / "a.png").stat().st_size
@@ -374,7 +374,7 @@ async def test_a_picture_is_shown_as_it_is(tmp_path: Path) -> None:
     assert outcome.details["type"] == "image/png"
 
 
-async def test_a_large_picture_is_shown_smaller_whatever_it_is_called(tmp_path: Path) -> None:
+async def test_a_large_image_is_scaled_down_under_any_name(tmp_path: Path) -> None:
     Image.new("RGB", (3_136, 100), "red").save(tmp_path / "picture.txt", "BMP")
     outcome = await read(context(tmp_path), "picture.txt")
     assert "3136 by 100 pixels" in text_of(outcome)
@@ -382,9 +382,7 @@ async def test_a_large_picture_is_shown_smaller_whatever_it_is_called(tmp_path: 
     assert image_of(outcome).size == (1_568, 50)
 
 
-async def test_a_damaged_picture_and_one_too_large_to_load_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_damaged_or_oversized_image_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\nrest")
     ctx = context(tmp_path)
     assert "damaged" in text_of(await read(ctx, "a.png"))
@@ -414,7 +412,7 @@ async def test_a_pdf_is_shown_as_text_per_page(tmp_path: Path) -> None:
         ("1-30", "too_large", "more than 20"),
     ],
 )
-async def test_pages_that_are_not_there_are_told(pages: str, code: str, said: str, tmp_path: Path) -> None:
+async def test_missing_pages_are_reported(pages: str, code: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "a.pdf").write_bytes(pdf("only"))
     outcome = await read(context(tmp_path), "a.pdf", pages=pages)
     assert outcome.details["code"] == code
@@ -422,7 +420,7 @@ async def test_pages_that_are_not_there_are_told(pages: str, code: str, said: st
 
 
 @pytest.mark.process
-async def test_a_pdf_without_text_and_a_damaged_one_say_so(tmp_path: Path) -> None:
+async def test_a_pdf_without_text_and_a_damaged_pdf_are_reported(tmp_path: Path) -> None:
     (tmp_path / "a.pdf").write_bytes(pdf(""))
     (tmp_path / "b.pdf").write_bytes(b"%PDF-1.7\nnonsense")
     (tmp_path / "c.pdf").write_bytes(pdf("\x07bell"))
@@ -446,7 +444,7 @@ def _cells() -> bytes:
     )
 
 
-async def test_a_notebook_is_shown_as_cells_with_its_pictures(tmp_path: Path) -> None:
+async def test_a_notebook_is_shown_as_cells_with_its_images(tmp_path: Path) -> None:
     (tmp_path / "a.ipynb").write_bytes(_cells())
     ctx = context(tmp_path)
     outcome = await read(ctx, "a.ipynb")
@@ -460,7 +458,7 @@ async def test_a_notebook_is_shown_as_cells_with_its_pictures(tmp_path: Path) ->
     assert outcome.details["cells"] == 2
 
 
-async def test_a_picture_of_a_notebook_is_what_it_is_whatever_it_is_called(tmp_path: Path) -> None:
+async def test_the_type_of_a_notebook_image_is_detected(tmp_path: Path) -> None:
     """A provider that is sent a picture under a wrong type refuses the whole conversation."""
     out = io.BytesIO()
     Image.new("RGB", (8, 8), "red").save(out, "WebP")
@@ -484,7 +482,7 @@ async def test_a_notebook_is_paged(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-async def test_a_notebook_of_any_size_is_paged_and_its_lines_are_cut(tmp_path: Path) -> None:
+async def test_a_large_notebook_is_paged_and_its_lines_are_cut(tmp_path: Path) -> None:
     cell: JsonObject = {"cell_type": "raw", "source": "long " * 60_000 + "\nend"}
     (tmp_path / "a.ipynb").write_bytes(notebook(cell))
     (tmp_path / "b.ipynb").write_bytes(b"not one\n" * 50_000)
@@ -501,14 +499,14 @@ async def test_a_notebook_of_any_size_is_paged_and_its_lines_are_cut(tmp_path: P
     assert lines_of(await read(ctx, "b.ipynb", offset=-1)) == [(50_000, "not one")]
 
 
-async def test_a_notebook_of_nothing_and_of_one_cell(tmp_path: Path) -> None:
+async def test_a_notebook_may_have_no_cell_or_one(tmp_path: Path) -> None:
     (tmp_path / "a.ipynb").write_bytes(notebook())
     (tmp_path / "b.ipynb").write_bytes(notebook({"cell_type": "raw", "source": "x"}))
     assert "a notebook without cells" in text_of(await read(context(tmp_path), "a.ipynb"))
     assert "a notebook of 1 cell" in text_of(await read(context(tmp_path), "b.ipynb"))
 
 
-async def test_a_broken_or_very_large_notebook_is_shown_as_the_text_it_is(
+async def test_an_invalid_or_very_large_notebook_is_shown_as_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a.ipynb").write_text('{"cells": [\n<<<<<<< HEAD\n')
@@ -523,9 +521,7 @@ async def test_a_broken_or_very_large_notebook_is_shown_as_the_text_it_is(
     assert text_of(large).startswith("[not shown as a notebook: it is too large for that]\n")
 
 
-async def test_a_notebook_that_could_not_be_read_as_one_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_notebook_shown_as_text_names_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_python(*_: object) -> list[str]:
         return ["/no/such/python"]
 
@@ -539,7 +535,7 @@ async def test_a_notebook_that_could_not_be_read_as_one_says_why(
 
 
 @pytest.mark.parametrize("names", [1, 2])
-async def test_a_file_is_read_while_somebody_changes_it(tmp_path: Path, names: int) -> None:
+async def test_a_locked_file_can_be_read(tmp_path: Path, names: int) -> None:
     """A whole file takes its place: before that, the former one is seen."""
     (tmp_path / "a").write_bytes(b"former")
     if names > 1:
@@ -570,7 +566,7 @@ async def test_a_directory_is_listed(tmp_path: Path) -> None:
     assert (outcome.is_error, outcome.details["kind"]) == (False, "directory")
 
 
-async def test_a_name_takes_one_line_whatever_it_holds(tmp_path: Path) -> None:
+async def test_every_name_is_shown_on_one_line(tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "data\n[9 more]").touch()
     (tmp_path / "src" / os.fsdecode(b"data\xff")).touch()
@@ -599,7 +595,7 @@ async def test_a_name_takes_one_line_whatever_it_holds(tmp_path: Path) -> None:
         ("file://\u2100/x", "\u2100/x"),
     ],
 )
-async def test_an_address_is_the_path_in_it(address: str, name: str, tmp_path: Path) -> None:
+async def test_a_file_url_is_read(address: str, name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     path.write_text("here\n", encoding="utf-8")
@@ -608,7 +604,7 @@ async def test_an_address_is_the_path_in_it(address: str, name: str, tmp_path: P
     assert lines_of(outcome) == [(1, "here")]
 
 
-async def test_of_a_large_directory_the_first_200_are_listed(tmp_path: Path) -> None:
+async def test_the_first_200_entries_of_a_directory_are_listed(tmp_path: Path) -> None:
     for number in range(250):
         (tmp_path / f"{number:03}").touch()
     listed = text_of(await read(context(tmp_path), ".")).split("\n")
@@ -627,7 +623,7 @@ async def test_of_a_large_directory_the_first_200_are_listed(tmp_path: Path) -> 
         ("src/zebra", []),
     ],
 )
-async def test_a_missing_file_is_answered_with_names_like_it(asked: str, near: list[str], tmp_path: Path) -> None:
+async def test_a_missing_file_is_reported_with_similar_names(asked: str, near: list[str], tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
     for name in ("README.md", "src/utils.py", "src/utils_test.py", "src/main.go"):
         (tmp_path / name).touch()
@@ -636,7 +632,7 @@ async def test_a_missing_file_is_answered_with_names_like_it(asked: str, near: l
     assert all(name in text_of(outcome) for name in near)
 
 
-async def test_a_missing_directory_and_a_dangling_link_are_told(tmp_path: Path) -> None:
+async def test_a_missing_directory_and_a_dangling_link_are_reported(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("nothing")
     (tmp_path / "file").touch()
     ctx = context(tmp_path)
@@ -647,7 +643,7 @@ async def test_a_missing_directory_and_a_dangling_link_are_told(tmp_path: Path) 
     assert "target does not exist" in text_of(dangling)
 
 
-async def test_a_file_that_is_missing_in_a_closed_directory_is_missing(
+async def test_a_missing_file_in_an_unreadable_directory_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ctx = context(tmp_path)
@@ -659,7 +655,7 @@ async def test_a_file_that_is_missing_in_a_closed_directory_is_missing(
     assert text_of(await read(ctx, "a.txt")) == "a.txt does not exist"
 
 
-async def test_a_path_that_no_system_has_is_an_answer(tmp_path: Path) -> None:
+async def test_an_invalid_path_is_reported(tmp_path: Path) -> None:
     outcome = await read(context(tmp_path), "a\0b")
     assert outcome.is_error
 
@@ -681,7 +677,7 @@ async def test_r44_a_device_is_refused(path: str, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 @pytest.mark.parametrize("path", ["/proc/self/mem", "/proc/kcore", "/proc/self/pagemap"])
-async def test_r44_files_of_the_kernel_end(path: str, tmp_path: Path) -> None:
+async def test_r44_files_in_proc_are_refused_or_end(path: str, tmp_path: Path) -> None:
     outcome = await read(context(tmp_path), path)
     assert outcome.is_error
 
@@ -698,7 +694,7 @@ async def test_r44_a_sparse_file_of_10_gb_is_capped(start: bytes, tmp_path: Path
 # -- what is remembered -----------------------------------------------------------------------
 
 
-async def test_what_was_shown_is_remembered_under_the_resolved_path(tmp_path: Path) -> None:
+async def test_shown_lines_are_recorded_under_the_resolved_path(tmp_path: Path) -> None:
     state = ReadState()
     ctx = context(tmp_path)
     ctx = replace(ctx, framework=replace(ctx.framework, read_state=state))
@@ -713,7 +709,7 @@ async def test_what_was_shown_is_remembered_under_the_resolved_path(tmp_path: Pa
     assert state.digest(await ctx.fs.resolve("p.png")) == digest_bytes((tmp_path / "p.png").read_bytes())
 
 
-async def test_what_was_not_shown_is_not_remembered(tmp_path: Path) -> None:
+async def test_lines_that_were_not_shown_are_not_recorded(tmp_path: Path) -> None:
     ctx = context(tmp_path)
     (tmp_path / "bin").write_bytes(b"a\0")
     (tmp_path / "short").write_bytes(b"a\n")
@@ -725,7 +721,7 @@ async def test_what_was_not_shown_is_not_remembered(tmp_path: Path) -> None:
         assert ctx.framework.read_state.digest(await ctx.fs.resolve(name)) is None
 
 
-async def test_without_a_memory_it_reads_all_the_same(tmp_path: Path) -> None:
+async def test_read_works_without_a_read_state(tmp_path: Path) -> None:
     ctx = context(tmp_path)
     ctx = replace(ctx, framework=replace(ctx.framework, read_state=None))
     (tmp_path / "a").write_text("a\n")
@@ -738,24 +734,24 @@ async def test_without_a_memory_it_reads_all_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments", [{"file_path": "a", "offset": "2", "limit": 1.0}, {"filePath": "a", "start_line": 2, "limit": "1"}]
 )
-async def test_arguments_as_other_agents_write_them_are_understood(arguments: JsonObject, tmp_path: Path) -> None:
+async def test_argument_names_of_other_agents_are_accepted(arguments: JsonObject, tmp_path: Path) -> None:
     (tmp_path / "a").write_text("a\nb\nc\n")
     outcome = await call(box_of(context(tmp_path), read_tool()), "read", arguments)
     assert lines_of(outcome) == [(2, "b")]
 
 
 @pytest.mark.parametrize("arguments", [{}, {"path": ""}, {"path": "a", "limit": 0}, {"path": "a", "x": 1}])
-async def test_arguments_that_do_not_fit_are_refused(arguments: JsonObject, tmp_path: Path) -> None:
+async def test_invalid_arguments_are_refused(arguments: JsonObject, tmp_path: Path) -> None:
     outcome = await call(box_of(context(tmp_path), read_tool()), "read", arguments)
     assert outcome.details["code"] == "invalid_arguments"
 
 
-def test_it_is_read_only() -> None:
+def test_read_is_read_only() -> None:
     assert read_tool().read_only
 
 
 @pytest.mark.process
-def test_loading_the_tool_loads_no_library_for_documents() -> None:
+def test_importing_read_loads_no_library_for_documents() -> None:
     script = "import sys, indusagi.capabilities.tools.read; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=20, env=unmeasured(), check=True
@@ -771,7 +767,7 @@ class BrokenFs(LocalFs):
         raise OSError(errno.EIO, os.strerror(errno.EIO), path)
 
 
-async def test_a_file_that_cannot_be_read_is_an_answer(tmp_path: Path) -> None:
+async def test_an_unreadable_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     outcome = await read(replace(context(tmp_path), fs=BrokenFs(str(tmp_path))), "a")
     assert text_of(outcome) == "a: Input/output error"
@@ -813,7 +809,7 @@ class Slow:
         return self._file.seek(at)
 
 
-async def test_a_call_that_is_cancelled_ends_at_once_and_its_thread_soon_after(tmp_path: Path) -> None:
+async def test_a_cancelled_read_ends_at_once_and_its_thread_soon_after(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("line\n" * 2_000_000)
     fs = SlowFs(str(tmp_path))
     box = box_of(replace(context(tmp_path), fs=fs), read_tool())

@@ -20,7 +20,7 @@ from tests.support.tools import box_of, call, context
 from indusagi.capabilities.context import Framework
 from indusagi.capabilities.files.edits import plan
 from indusagi.capabilities.files.edits.replace import MAX_FILE_BYTES
-from indusagi.capabilities.tools import change as _change
+from indusagi.capabilities.tools import change
 from indusagi.capabilities.tools.write import write_tool
 from indusagi.core.cancel import CancelToken
 from indusagi.runtime.contract import ToolCall
@@ -40,7 +40,7 @@ def ctx(tmp_path: Path) -> ToolContext:
     return context(tmp_path)
 
 
-def have_read(ctx: ToolContext, path: Path) -> None:
+def mark_as_read(ctx: ToolContext, path: Path) -> None:
     """Remember a file the way `read` does."""
     state = ctx.framework.read_state
     assert state is not None
@@ -51,7 +51,7 @@ async def write(ctx: ToolContext, path: str, content: str) -> ToolOutcome:
     return await call(box_of(ctx, write_tool()), "write", {"path": path, "content": content})
 
 
-def said(outcome: ToolOutcome) -> str:
+def text_of(outcome: ToolOutcome) -> str:
     assert isinstance(outcome.output, str)
     return outcome.output
 
@@ -61,10 +61,10 @@ def code(outcome: ToolOutcome) -> object:
     return outcome.details["code"]
 
 
-async def test_a_new_file_is_utf_8_with_the_directories_above_it(ctx: ToolContext, tmp_path: Path) -> None:
+async def test_a_new_file_is_utf_8_and_gets_its_parent_directories(ctx: ToolContext, tmp_path: Path) -> None:
     outcome = await write(ctx, "a/b/c.txt", "é\nx\n")
     assert (tmp_path / "a/b/c.txt").read_bytes() == b"\xc3\xa9\nx\n"
-    assert said(outcome) == f"created a/b/c.txt (+2 {MINUS}0, 5 bytes)"
+    assert text_of(outcome) == f"created a/b/c.txt (+2 {MINUS}0, 5 bytes)"
     assert outcome.details["created"] is True
     assert outcome.details["path"] == str(tmp_path / "a/b/c.txt")
     assert outcome.details["diff"] == (
@@ -79,10 +79,10 @@ async def test_a_new_file_gets_the_usual_mode(ctx: ToolContext, tmp_path: Path) 
     assert (tmp_path / "a").stat().st_mode == (tmp_path / "usual").stat().st_mode
 
 
-async def test_a_file_that_was_just_written_may_be_written_again(ctx: ToolContext, tmp_path: Path) -> None:
+async def test_a_written_file_counts_as_read(ctx: ToolContext, tmp_path: Path) -> None:
     await write(ctx, "a.txt", "one\n")
     outcome = await write(ctx, "a.txt", "one\ntwo\n")
-    assert said(outcome) == f"updated a.txt (+1 {MINUS}0, 8 bytes)\n     1\tone\n     2\ttwo"
+    assert text_of(outcome) == f"updated a.txt (+1 {MINUS}0, 8 bytes)\n     1\tone\n     2\ttwo"
     assert (tmp_path / "a.txt").read_text(encoding="utf-8") == "one\ntwo\n"
 
 
@@ -90,29 +90,29 @@ async def test_probe_0_7_a_file_that_was_never_read_is_not_overwritten(ctx: Tool
     (tmp_path / "a.txt").write_bytes(b"precious\nlines\n")
     outcome = await write(ctx, "a.txt", "other")
     assert code(outcome) == "not_read"
-    assert "15 bytes" in said(outcome)
-    assert "     1\tprecious" in said(outcome)
+    assert "15 bytes" in text_of(outcome)
+    assert "     1\tprecious" in text_of(outcome)
     assert (tmp_path / "a.txt").read_bytes() == b"precious\nlines\n"
 
 
-async def test_a_file_that_has_changed_since_it_was_read_is_not_overwritten(ctx: ToolContext, tmp_path: Path) -> None:
+async def test_a_file_changed_since_it_was_read_is_not_overwritten(ctx: ToolContext, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"old\n")
-    have_read(ctx, tmp_path / "a.txt")
+    mark_as_read(ctx, tmp_path / "a.txt")
     (tmp_path / "a.txt").write_bytes(b"theirs\n")
     outcome = await write(ctx, "a.txt", "ours\n")
     assert code(outcome) == "stale"
-    assert "     1\ttheirs" in said(outcome)
+    assert "     1\ttheirs" in text_of(outcome)
     assert (tmp_path / "a.txt").read_bytes() == b"theirs\n"
 
 
-async def test_a_file_that_was_touched_but_not_changed_is_written(ctx: ToolContext, tmp_path: Path) -> None:
+async def test_a_touched_file_is_written(ctx: ToolContext, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"old\n")
-    have_read(ctx, tmp_path / "a.txt")
+    mark_as_read(ctx, tmp_path / "a.txt")
     os.utime(tmp_path / "a.txt", (1, 1))
     assert not (await write(ctx, "a.txt", "new\n")).is_error
 
 
-async def test_without_a_memory_of_reading_nothing_must_have_been_read(ctx: ToolContext, tmp_path: Path) -> None:
+async def test_without_a_read_state_every_file_may_be_written(ctx: ToolContext, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"old\n")
     outcome = await write(replace(ctx, framework=Framework()), "a.txt", "new\n")
     assert not outcome.is_error
@@ -123,7 +123,7 @@ async def test_the_same_content_again_changes_nothing(ctx: ToolContext, tmp_path
     (tmp_path / "a.txt").write_bytes(b"same\r\n")
     before = (tmp_path / "a.txt").stat()
     outcome = await write(ctx, "a.txt", "same\n")
-    assert said(outcome) == "unchanged a.txt: it has this content already"
+    assert text_of(outcome) == "unchanged a.txt: it has this content already"
     assert outcome.details["changed"] is False
     after = (tmp_path / "a.txt").stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
@@ -144,32 +144,30 @@ async def test_the_same_content_again_changes_nothing(ctx: ToolContext, tmp_path
         (b"", "é\n", b"\xc3\xa9\n"),
     ],
 )
-async def test_the_form_of_the_file_stays(
+async def test_encoding_and_line_endings_are_kept(
     ctx: ToolContext, tmp_path: Path, old: bytes, content: str, new: bytes
 ) -> None:
     (tmp_path / "a.txt").write_bytes(old)
-    have_read(ctx, tmp_path / "a.txt")
+    mark_as_read(ctx, tmp_path / "a.txt")
     assert not (await write(ctx, "a.txt", content)).is_error
     assert (tmp_path / "a.txt").read_bytes() == new
 
 
-async def test_letters_that_the_encoding_lacks_are_refused(ctx: ToolContext, tmp_path: Path) -> None:
+async def test_characters_missing_in_the_encoding_are_refused(ctx: ToolContext, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes("déjà vu, café\n".encode("latin-1") * 9)
-    have_read(ctx, tmp_path / "a.txt")
+    mark_as_read(ctx, tmp_path / "a.txt")
     outcome = await write(ctx, "a.txt", "日本\n")
     assert code(outcome) == "encoding"
     assert code(await write(ctx, "b.txt", "\ud800")) == "encoding"
     assert not (tmp_path / "b.txt").exists()
 
 
-async def test_finding_d8_mode_and_links_stay_and_other_names_keep_their_content(
-    ctx: ToolContext, tmp_path: Path
-) -> None:
+async def test_finding_d8_mode_links_and_other_names_are_kept(ctx: ToolContext, tmp_path: Path) -> None:
     (tmp_path / "a.sh").write_bytes(b"old\n")
     (tmp_path / "a.sh").chmod(0o755)
     (tmp_path / "link").symlink_to("a.sh")
-    have_read(ctx, tmp_path / "a.sh")
-    assert said(await write(ctx, "link", "new\n")).startswith("updated a.sh ")
+    mark_as_read(ctx, tmp_path / "a.sh")
+    assert text_of(await write(ctx, "link", "new\n")).startswith("updated a.sh ")
     assert (tmp_path / "link").is_symlink()
     assert stat.S_IMODE((tmp_path / "a.sh").stat().st_mode) == 0o755
     os.link(tmp_path / "a.sh", tmp_path / "second")
@@ -185,48 +183,48 @@ async def test_finding_d8_a_hard_link_does_not_lead_out_of_the_workspace(tmp_pat
     outside.write_bytes(b"precious\n")
     os.link(outside, workspace / "inside")
     ctx = context(workspace)
-    have_read(ctx, workspace / "inside")
-    assert said(await write(ctx, "inside", "changed\n")).startswith("updated inside ")
+    mark_as_read(ctx, workspace / "inside")
+    assert text_of(await write(ctx, "inside", "changed\n")).startswith("updated inside ")
     assert (workspace / "inside").read_bytes() == b"changed\n"
     assert outside.read_bytes() == b"precious\n"
 
 
-async def test_a_link_that_leads_nowhere_yet_makes_its_target(ctx: ToolContext, tmp_path: Path) -> None:
+async def test_writing_a_dangling_link_creates_its_target(ctx: ToolContext, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("there/a")
     await write(ctx, "link", "x")
     assert (tmp_path / "there/a").read_bytes() == b"x"
 
 
-async def test_code_that_was_left_out_is_refused(ctx: ToolContext, tmp_path: Path) -> None:
+async def test_an_elision_is_refused(ctx: ToolContext, tmp_path: Path) -> None:
     outcome = await write(ctx, "a.py", "def f():\n    pass\n\n# ... rest of the code unchanged ...\n")
     assert code(outcome) == "omission"
-    assert "     4\t# ... rest of the code unchanged ..." in said(outcome)
+    assert "     4\t# ... rest of the code unchanged ..." in text_of(outcome)
     assert not (tmp_path / "a.py").exists()
 
 
-async def test_a_syntax_error_is_told_and_does_not_hold_up_the_write(ctx: ToolContext, tmp_path: Path) -> None:
+async def test_a_syntax_error_is_reported_after_the_write(ctx: ToolContext, tmp_path: Path) -> None:
     outcome = await write(ctx, "a.py", "def f(:\n")
     assert not outcome.is_error
-    assert "syntax error that was not there before: line 1" in said(outcome)
+    assert "syntax error that was not there before: line 1" in text_of(outcome)
     assert "line 1" in str(outcome.details["syntaxError"])
     assert (tmp_path / "a.py").read_bytes() == b"def f(:\n"
-    assert "syntax" not in said(await write(ctx, "a.py", "def f(:\n    x\n"))
+    assert "syntax" not in text_of(await write(ctx, "a.py", "def f(:\n    x\n"))
 
 
-async def test_hidden_characters_are_told(ctx: ToolContext) -> None:
+async def test_invisible_characters_are_reported(ctx: ToolContext) -> None:
     await write(ctx, "a", "x\n")
     outcome = await write(ctx, "a", "x\u202ey\u200b\n")
-    assert "hold 2 characters that cannot be seen" in said(outcome)
+    assert "hold 2 characters that cannot be seen" in text_of(outcome)
 
 
 @pytest.mark.parametrize("name", ["path", "file_path", "filePath"])
-async def test_other_names_for_the_arguments_are_understood(ctx: ToolContext, tmp_path: Path, name: str) -> None:
+async def test_argument_names_of_other_agents_are_accepted(ctx: ToolContext, tmp_path: Path, name: str) -> None:
     box = box_of(ctx, write_tool())
     assert not (await call(box, "write", {name: "a", "contents": "x"})).is_error
     assert (tmp_path / "a").read_bytes() == b"x"
 
 
-async def test_a_directory_a_pipe_and_a_place_below_a_file_are_refused(ctx: ToolContext, tmp_path: Path) -> None:
+async def test_a_directory_a_pipe_and_a_path_below_a_file_are_refused(ctx: ToolContext, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
     os.mkfifo(tmp_path / "pipe")
@@ -236,7 +234,7 @@ async def test_a_directory_a_pipe_and_a_place_below_a_file_are_refused(ctx: Tool
     assert code(await write(ctx, "file/below", "x")) == "not_found"
 
 
-async def test_what_is_too_large_is_refused(ctx: ToolContext, tmp_path: Path) -> None:
+async def test_a_large_file_or_content_is_refused(ctx: ToolContext, tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     os.truncate(tmp_path / "a", MAX_FILE_BYTES + 1)
     assert code(await write(ctx, "a", "x")) == "too_large"
@@ -254,16 +252,16 @@ async def test_a_file_that_grows_while_it_is_read_is_too_large(
         return replace(stat_now, size=1)
 
     monkeypatch.setattr(ctx.fs, "stat", small)
-    monkeypatch.setattr(_change, "MAX_FILE_BYTES", 3)
+    monkeypatch.setattr(change, "MAX_FILE_BYTES", 3)
     assert code(await write(ctx, "a", "x")) == "too_large"
 
 
-async def test_a_change_by_somebody_else_at_the_last_moment_is_not_lost(
+async def test_a_change_by_another_program_at_the_last_moment_is_kept(
     ctx: ToolContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"old\n")
-    have_read(ctx, path)
+    mark_as_read(ctx, path)
     really = plan.format_patch
 
     def meddling(*args: object, **more: object) -> tuple[bytes, bool]:
@@ -277,18 +275,18 @@ async def test_a_change_by_somebody_else_at_the_last_moment_is_not_lost(
     assert path.read_bytes() == b"theirs\n"
 
 
-async def test_the_patch_of_a_long_change_is_cut_after_a_line(ctx: ToolContext) -> None:
+async def test_a_long_patch_is_cut_at_the_end_of_a_line(ctx: ToolContext) -> None:
     outcome = await write(ctx, "a", "".join(f"line {n}\n" for n in range(10_000)))
     diff = cast("str", outcome.details["diff"])
     assert outcome.details["diffCut"] is True
     assert 16_000 < len(diff) <= 16 * 1024
     assert diff.endswith("\n")
-    assert len(said(outcome)) < 200
+    assert len(text_of(outcome)) < 200
 
 
-async def test_somebody_who_holds_the_file_too_long_is_told(ctx: ToolContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    really = _change.file_lock
-    monkeypatch.setattr(_change, "file_lock", partial(really, wait_s=0.05))
+async def test_a_lock_held_too_long_is_reported(ctx: ToolContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    really = change.file_lock
+    monkeypatch.setattr(change, "file_lock", partial(really, wait_s=0.05))
     outcomes: list[ToolOutcome] = []
 
     async def other() -> None:
@@ -298,7 +296,7 @@ async def test_somebody_who_holds_the_file_too_long_is_told(ctx: ToolContext, mo
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(other)
     assert code(outcomes[0]) == "timeout"
-    assert "changing it" in said(outcomes[0])
+    assert "changing it" in text_of(outcomes[0])
 
 
 async def test_a_cancelled_call_writes_nothing(ctx: ToolContext, tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ REQUESTS: Sequence[tuple[str, EditRequest, bytes | None]] = [
     ("changed since", request(Replacement("def g", "def h"), must_be_read=True, digest="0"), LF),
     ("changed too much", request(Replacement("return 1", "x"), must_be_read=True, digest="0"), LF),
     ("changed, no text", request(Replacement("a", "x"), must_be_read=True, digest="0"), b"\x00"),
-    ("written anew", request(content="other\n"), LF),
+    ("overwritten", request(content="other\n"), LF),
     ("written empty", request(content=""), LF),
     ("written alike", request(content=TEXT), LF),
     ("written unread", request(content="other\n", must_be_read=True), LF),

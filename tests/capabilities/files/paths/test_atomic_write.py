@@ -230,10 +230,10 @@ def test_finding_d8_a_file_with_other_names_is_never_written_in_place(
 def test_a_read_only_file_is_not_written_under_any_name(
     names: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def nobody_may(*_: object, **__: object) -> bool:
+    def refuse_access(*_: object, **__: object) -> bool:
         return False
 
-    monkeypatch.setattr(os, "access", nobody_may)  # root may write to anything
+    monkeypatch.setattr(os, "access", refuse_access)  # root may write to anything
     path = tmp_path / "a"
     path.write_bytes(b"old")
     path.chmod(0o444)
@@ -247,7 +247,7 @@ def test_a_read_only_file_is_not_written_under_any_name(
     assert path.read_bytes() == b"new"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.process
 def test_a_read_only_file_in_a_writable_directory_is_not_replaced() -> None:
     script = """

@@ -326,7 +326,7 @@ async def test_a_caller_cancelled_while_waiting_for_another_holder_ends(monkeypa
 
     async def take() -> None:
         async with file_lock("/a"):
-            pytest.fail("somebody else has it")
+            pytest.fail("another holder has it")
 
     plain = asyncio.create_task(take())  # noqa: TID251 — a caller that knows no scopes
     await anyio.to_thread.run_sync(taking.wait, 10)
